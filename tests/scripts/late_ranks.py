@@ -3,6 +3,10 @@
 A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only. On GPUs
 ``STRATEGY.device50`` lets another process use the late rank's GPU half of the time. ``CASE:100`` trains for 100 steps.
 torch is imported once; each rank trains in a process of its own, on a processor of its own where there are two.
+
+``--overlap`` lets the processes of the next case start while one trains, on the other half of the processors: they wait
+for a file before they do. ``--limit`` begins no case that would not end within so many seconds. The variable ``LATE``
+chooses the late rank. Trainings on GPUs are short: devices are probed more often than in those of hours.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ import signal
 import sys
 import time
 import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -24,7 +29,8 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-from perfscope.hooks import attach
+from perfscope.hooks import attach, late_writer
+from perfscope.hooks.timers import probes
 from perfscope.workloads.gpt import Gpt, GptConfig
 from perfscope.workloads.gpt_pipeline import Part, loss_of
 
@@ -32,7 +38,7 @@ STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
 CAUSES = ("clean", "garbage", "data", "contention", "faults", "work", "sleep", "network", "save")
 # Asking CUDA would start it, and a process that did so cannot fork.
 GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
-LATE = 1
+LATE = int(os.environ.get("LATE", "1"))
 ON_CPU = GptConfig(layers=2, hidden=128, heads=4, vocabulary=512, seq_len=129)
 ON_GPU = GptConfig(layers=8, hidden=1024, heads=16, vocabulary=8192, seq_len=513)
 CONFIG = ON_GPU if GPU else ON_CPU
@@ -43,6 +49,8 @@ MICROBATCHES = 4
 RARE = (9, 14, 15, 22, 28)
 DELAY_S = 0.03
 RARE_DELAY_S = 0.24
+#: A training that takes longer hangs.
+MOST_S = 40
 
 
 class Tokens(Dataset):
@@ -75,6 +83,7 @@ class Plan:
         gc.freeze()  # what the imports made is not looked through
         self.held = [[number] for number in range(400_000)] if self.causes("garbage") else []
         self.rival = None
+        self.gate = None
         self.device = torch.device("cpu")
 
     def causes(self, cause):
@@ -106,12 +115,13 @@ class Plan:
         if self.causes(self.cause) and self.cause.startswith("device"):
             self.rival = os.fork()
             if self.rival == 0:
-                use_gpu(int(self.cause.removeprefix("device")) / 100)
+                use_gpu(int(self.cause.removeprefix("device")) / 100, self.gate)
         if not self.causes("contention"):
             return
         self.rival = os.fork()
         if self.rival == 0:
             parent = os.getppid()
+            wait_for(self.gate)
             while os.getppid() == parent:
                 sum(range(10_000))
             os._exit(0)
@@ -139,10 +149,21 @@ class Plan:
         return work.get_future().then(lambda future: future.value()[0])
 
 
-def use_gpu(share):
+def wait_for(gate):
+    """Wait until the case before has ended; a process whose parent is gone ends."""
+    parent = os.getppid()
+    while gate is not None and not gate.exists():
+        if os.getppid() != parent:
+            os._exit(1)
+        time.sleep(0.005)
+
+
+def use_gpu(share, gate):
     """Multiply matrices on the late rank's GPU for a share of the time, until the rank ends."""
     parent = os.getppid()
+    torch.cuda.set_device(LATE)
     matrix = torch.ones(4096, 4096, dtype=torch.bfloat16, device=f"cuda:{LATE}")
+    wait_for(gate)
     while os.getppid() == parent:
         began = time.monotonic()
         while time.monotonic() - began < 0.02 * share:
@@ -214,21 +235,35 @@ def train_pipeline(plan):
         plan.end_step({})
 
 
-def run(name, out, rank, port, steps):
-    folder = out / name
-    plan = Plan(name, rank, out, steps)
-    sys.argv = ["late_ranks.py", name]
+def prepare(case, rank, plan):
+    """All that a process does before it trains and that another training does not notice."""
+    sys.argv = ["late_ranks.py", case.name]
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), MASTER_ADDR="127.0.0.1")
-    os.environ["MASTER_PORT"] = str(port)
+    os.environ["MASTER_PORT"] = str(case.port)
     torch.set_num_threads(1)
+    processors = sorted(os.sched_getaffinity(0))
+    if case.half is not None and len(processors) > 3:
+        processors = [processor for processor in processors if processor % 2 == case.half]
+        os.sched_setaffinity(0, processors)
     if not GPU or plan.cause == "contention":
-        processors = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {processors[rank % len(processors)]})
+    plan.gate = case.gate
     plan.start_rival()
-    attach(str(folder), steps="100000", nvml_hz=5.0 if GPU else 0)
     if GPU:
         plan.device = torch.device("cuda", rank)
         torch.cuda.set_device(plan.device)
+        torch.zeros(1, device=plan.device)
+        late_writer.PERIOD_S = 0.25
+        probes._FEWEST_STEPS, probes._LATER_TURNS = 8, 1
+    if plan.strategy == "deepspeed":
+        import deepspeed  # noqa: F401
+    wait_for(case.gate)
+
+
+def run(case, out, rank):
+    plan = Plan(case.name, rank, out, case.steps)
+    prepare(case, rank, plan)
+    attach(str(out / case.name), steps="100000", nvml_hz=5.0 if GPU else 0)
     plan.slow_network()
     if plan.strategy == "deepspeed":
         import deepspeed
@@ -244,16 +279,44 @@ def run(name, out, rank, port, steps):
     dist.destroy_process_group()
 
 
-def start(name, out, rank, port, steps):
+@dataclass
+class Case:
+    """One training: its gate is a file that lets its processes train, and its half that of the processors."""
+
+    name: str
+    steps: int
+    port: int
+    gate: Path | None = None
+    half: int | None = None
+    children: list[int] = field(default_factory=list)
+
+    def start(self, out):
+        self.children = [start(self, out, rank) for rank in (0, 1)]
+
+    def wait(self, began):
+        """Whether both processes succeeded; those that hang are killed."""
+        statuses = {}
+        while len(statuses) < len(self.children):
+            for child in set(self.children) - set(statuses):
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid:
+                    statuses[pid] = status
+                elif time.monotonic() - began > MOST_S * (1 if self.gate else 10):
+                    os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+        return not any(statuses.values())
+
+
+def start(case, out, rank):
     pid = os.fork()
     if pid:
         return pid
     code = 1
     try:
-        with (out / f"{name}.{rank}.log").open("w", buffering=1) as log:
+        with (out / f"{case.name}.{rank}.log").open("w", buffering=1) as log:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
-            run(name, out, rank, port, steps)
+            run(case, out, rank)
             code = 0
     except Exception:  # noqa: BLE001 - the parent process reports it
         traceback.print_exc()
@@ -266,15 +329,36 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--port", type=int, default=29640)
+    parser.add_argument("--overlap", action="store_true")
+    parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("cases", nargs="+")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    for number, case in enumerate(options.cases):
+    first = time.monotonic()
+    cases = []
+    for number, text in enumerate(options.cases):
+        name, _, steps = text.partition(":")
+        gate = options.out / f"{name}.gate" if options.overlap else None
+        half = number % 2 if options.overlap else None
+        cases.append(Case(name, int(steps or STEPS), options.port + number, gate, half))
+    longest = 0.0
+    for case, following in zip(cases, [*cases[1:], None], strict=True):
         began = time.monotonic()
-        name, _, steps = case.partition(":")
-        children = [start(name, options.out, rank, options.port + number, int(steps or STEPS)) for rank in (0, 1)]
-        statuses = [os.waitpid(child, 0)[1] for child in children]
-        print(f"{name}: {time.monotonic() - began:.1f} s{' FAILED' if any(statuses) else ''}", flush=True)
+        if began - first + longest > options.limit:
+            break
+        if not case.children:
+            case.start(options.out)
+        if case.gate is not None:
+            case.gate.touch()
+            if following is not None:
+                following.start(options.out)
+        is_done = case.wait(began)
+        took = time.monotonic() - began
+        longest = max(longest, took) if case is not cases[0] else 0.0
+        print(f"{case.name}: {took:.1f} s{'' if is_done else ' FAILED'}", flush=True)
+    for case in cases:
+        if case.gate is not None:
+            case.gate.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
