@@ -152,7 +152,7 @@ def _compressor(source: Path, folder: Path, traces: int) -> dict[str, Any]:
         for name, rounds in seconds.items():
             if name != "measure":
                 paths = _write(folder, text, traces)
-            tools = [Tool(name, words) for words in _commands(name, paths)]
+            tools = [Tool(name, words) for words in commands(name, paths)]
             for tool in tools:
                 tool.run()
             rounds.append(sum(best(tool.data(), "cpu_s") or 0.0 for tool in tools))
@@ -172,8 +172,8 @@ def _write(folder: Path, text: bytes, traces: int) -> list[Path]:
     return paths
 
 
-def _commands(name: str, paths: Sequence[Path]) -> list[list[str]]:
-    """The processes of a host."""
+def commands(name: str, paths: Sequence[Path], *, together: bool = False) -> list[list[str]]:
+    """The processes of a host: one for each trace, or one for all of them, as where a rank has several."""
     python = [sys.executable, "-I", "-S"]
     script = str(Path(compress.__file__).resolve())
     load = f"import os, runpy, sys; module = runpy.run_path({script!r}); "
@@ -181,7 +181,8 @@ def _commands(name: str, paths: Sequence[Path]) -> list[list[str]]:
     if name == "compress":
         code = load + f"os.environ['PERFSCOPE_MODULES'] = {os.pathsep.join(folders)!r}; "
         code += "module['main'].__globals__['start_measuring'] = lambda traces: None; module['main'](sys.argv[1:])"
-        return [[*python, "-c", code, str(path)] for path in paths]
+        words = [[str(path) for path in paths]] if together else [[str(path)] for path in paths]
+        return [[*python, "-c", code, *traces] for traces in words]
     if name == "before":
         code = load + f"module['compress'].__globals__['_LEVEL'] = {LEVEL_BEFORE}; module['compress'](sys.argv[1])"
         return [[*python, "-c", code, str(path)] for path in paths]
@@ -204,7 +205,7 @@ def _training(folder: Path) -> dict[str, Any]:
         for name in ("alone", "measured") if turn % 2 else ("measured", "alone"):
             behind = None
             if name == "measured":
-                behind = subprocess.Popen(_commands("measure", paths)[0], start_new_session=True)
+                behind = subprocess.Popen(commands("measure", paths)[0], start_new_session=True)
             spin = [sys.executable, "-c", SPIN.format(seconds=TURN_S)]
             spinning = [subprocess.Popen(spin, stdout=subprocess.PIPE, text=True) for _ in range(ranks)]
             steps[name].append(sum(int(process.communicate()[0].split()[1]) for process in spinning))
