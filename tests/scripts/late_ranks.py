@@ -64,7 +64,7 @@ class Tokens(Dataset):
         return 1 << 20
 
     def __getitem__(self, index):
-        if index % BATCH == 0 and self.plan.is_due("data"):
+        if index % self.plan.batch == 0 and self.plan.is_due("data"):
             time.sleep(self.plan.delay_s)
         length = CONFIG.seq_len if self.plan.is_due("work") else CONFIG.seq_len // 2
         return torch.randint(CONFIG.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
@@ -78,6 +78,8 @@ class Plan:
         self.strategy, self.cause, *rest = name.split(".")
         self.is_rare = bool(rest)
         self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
+        # Small steps take as long as their launches, and then more work takes no longer.
+        self.batch = BATCH * (4 if GPU and self.cause == "work" else 1)
         self.rank, self.folder = rank, folder
         self.step = 1
         gc.freeze()  # what the imports made is not looked through
@@ -159,16 +161,18 @@ def wait_for(gate):
 
 
 def use_gpu(share, gate):
-    """Multiply matrices on the late rank's GPU for a share of the time, until the rank ends."""
+    """Multiply matrices on the late rank's GPU for a share of the time, until the rank ends.
+
+    A burst is launched at once: a GPU leaves a process as soon as that has nothing more to do.
+    """
     parent = os.getppid()
     torch.cuda.set_device(LATE)
     matrix = torch.ones(4096, 4096, dtype=torch.bfloat16, device=f"cuda:{LATE}")
     wait_for(gate)
     while os.getppid() == parent:
-        began = time.monotonic()
-        while time.monotonic() - began < 0.02 * share:
+        for _ in range(round(90 * share)):  # 20 ms on an H200 for a share of 1
             matrix @ matrix
-            torch.cuda.synchronize()
+        torch.cuda.synchronize()
         time.sleep(0.02 * (1 - share))
     os._exit(0)
 
@@ -184,7 +188,7 @@ def train(plan):
             fully_shard(block)
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = iter(DataLoader(Tokens(plan), BATCH))
+    batches = iter(DataLoader(Tokens(plan), plan.batch))
     for _ in range(plan.steps):
         loss = model(next(batches).to(plan.device))
         loss.backward()
@@ -199,14 +203,14 @@ def train_deepspeed(plan):
 
     model = Gpt(CONFIG)
     config = {
-        "train_micro_batch_size_per_gpu": BATCH,
+        "train_micro_batch_size_per_gpu": plan.batch,
         "bf16": {"enabled": GPU},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": 1},
         "steps_per_print": 10**9,
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    batches = iter(DataLoader(Tokens(plan), BATCH))
+    batches = iter(DataLoader(Tokens(plan), plan.batch))
     for _ in range(plan.steps):
         loss = engine(next(batches).to(plan.device))
         engine.backward(loss)
@@ -219,7 +223,7 @@ def train_pipeline(plan):
     part = Part(CONFIG, plan.rank, 2).to(plan.device, DTYPE)
     schedule = Schedule1F1B(PipelineStage(part, plan.rank, 2, plan.device), MICROBATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
-    batches = iter(DataLoader(Tokens(plan), BATCH))
+    batches = iter(DataLoader(Tokens(plan), plan.batch))
     generator = torch.Generator().manual_seed(0)
     for _ in range(plan.steps):
         next(batches)  # each rank reads, as scripts do
