@@ -4,14 +4,18 @@ torch.profiler's own ``with_modules`` supports TorchScript modules only, and nam
 call of a module is wrapped while a window is open: torch's hooks for all modules take four times as long, and do not
 see modules that ``Module.compile`` compiled. Of torch's ways to open a range it takes the fastest that is written as an
 annotation: an operator's range is faster still, but readers would take it for work.
+
+A module is named by its path in the first module around it that was called. One that belongs to no such module, as one
+that a forward makes and throws away, is named below the module that calls it: ``layers.0.attention.Softmax``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable
-from types import ModuleType
+from types import CodeType, FrameType, ModuleType
 from typing import Protocol
 
 _PREFIX = "nn.Module: "
@@ -50,6 +54,8 @@ class ModuleRanges:
     def __init__(self) -> None:
         #: By ``id(module)``: a module itself may define equality or be unhashable.
         self._names: dict[int, str] = {}
+        #: The same modules: the number of one that is gone may become another's.
+        self._living: dict[int, weakref.ref[object]] = {}
         self._original: Callable[..., object] | None = None
         self._wrapper: Callable[..., object] | None = None
         self._is_open = False
@@ -72,6 +78,7 @@ class ModuleRanges:
             if module_type.__call__ is self._wrapper:
                 module_type.__call__ = self._original
         self._wrapper = self._original = None
+        self._living.clear()
         self._names.clear()
 
     def forget(self) -> None:
@@ -116,9 +123,35 @@ class ModuleRanges:
 
     def _add_names(self, root: Module) -> str:
         """Name a module that is not inside a named one, and every module inside it."""
+        around = self._find_around(sys._getframe(1).f_back)
+        own = f"{around}.{type(root).__name__}" if around else _PREFIX + type(root).__name__
         for path, inner in root.named_modules():
-            self._names.setdefault(id(inner), _PREFIX + (path or type(root).__name__))
-        return self._names.setdefault(id(root), _PREFIX + type(root).__name__)
+            if id(inner) not in self._names:
+                self._remember(inner, own if not path else f"{own}.{path}" if around else _PREFIX + path)
+        return self._names.get(id(root), own)
+
+    def _remember(self, module: object, name: str) -> None:
+        key, names, living = id(module), self._names, self._living
+
+        def forget(_gone: object) -> None:
+            names.pop(key, None)
+            living.pop(key, None)
+
+        names[key] = name
+        living[key] = weakref.ref(module, forget)
+
+    def _find_around(self, frame: FrameType | None) -> str | None:
+        """The name of the module in whose marked call a frame is."""
+        code = _code_of(self._wrapper)
+        while frame is not None:
+            if frame.f_code is code:
+                return self._names.get(id(frame.f_locals["self"]))
+            frame = frame.f_back
+        return None
+
+
+def _code_of(function: object) -> CodeType | None:
+    return getattr(function, "__code__", None)
 
 
 def _find_fast_ranges(torch: ModuleType) -> Callable[..., Range] | None:

@@ -120,6 +120,35 @@ def test_an_exception_in_a_forward_closes_its_marks_and_reaches_the_caller(tmp_p
     ]  # fmt: skip
 
 
+class Attention(nn.Module):
+    """Makes modules where it needs them, as Megatron's softmax does."""
+
+    def forward(self, states: Tensor) -> Tensor:
+        weights: Tensor = nn.Sequential(nn.Softmax(dim=-1), nn.Identity())(states)
+        output: Tensor = nn.Dropout(0.1)(weights)
+        return output
+
+
+@pytest.mark.parametrize("shapes", [False, True])
+def test_a_module_that_a_forward_makes_is_named_below_the_one_that_calls_it(tmp_path: Path, shapes: bool) -> None:
+    net, states = Net(Attention(), Attention()), torch.ones(2, 4)
+    ranges = ModuleRanges()
+
+    def run() -> None:
+        for _ in range(3):
+            nn.ReLU()(net(states))
+
+    ranges.start(records_shapes=shapes)
+    try:
+        found = [name for _, name in marks(tmp_path, run, shapes=shapes)]
+        assert len(ranges._names) == 4, "what is gone is forgotten: its number may become another module's"
+    finally:
+        ranges.stop()
+    inside = ["Sequential", "Sequential.0", "Sequential.1", "Dropout"]
+    layers = [name for layer in ("layers.0", "layers.1") for name in (layer, *(f"{layer}.{made}" for made in inside))]
+    assert found == ["Net", *layers, "ReLU"] * 3
+
+
 @pytest.mark.parametrize("shapes", [False, True])
 def test_recording_may_begin_inside_a_forward(tmp_path: Path, shapes: bool) -> None:
     """As where an optimizer steps inside of a module's forward: that ends a step, and the profiler goes on."""
@@ -140,7 +169,8 @@ def test_recording_may_begin_inside_a_forward(tmp_path: Path, shapes: bool) -> N
         ranges.stop()
     profiler.export_chrome_trace(str(tmp_path / "trace.json"))
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert sum(event.get("name") == "nn.Module: Layer" and event["cat"] == "user_annotation" for event in events) == 1
+    name = "nn.Module: Layer" if shapes else "nn.Module: Trainer.Layer"  # the fast ranges had not named what is around
+    assert sum(event.get("name") == name and event["cat"] == "user_annotation" for event in events) == 1
 
 
 def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() -> None:
