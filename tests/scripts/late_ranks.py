@@ -78,8 +78,9 @@ class Plan:
         self.strategy, self.cause, *rest = name.split(".")
         self.is_rare = bool(rest)
         self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
-        # Small steps take as long as their launches, and then more work takes no longer.
-        self.batch = BATCH * (4 if GPU and self.cause == "work" else 1)
+        # Small steps take as long as their launches: more work, or a slower GPU, then makes no rank late.
+        self.is_large = GPU and (self.cause == "work" or self.cause.startswith("device"))
+        self.batch = BATCH * (4 if self.is_large else 1)
         self.rank, self.folder = rank, folder
         self.step = 1
         gc.freeze()  # what the imports made is not looked through
@@ -87,6 +88,11 @@ class Plan:
         self.rival = None
         self.gate = None
         self.device = torch.device("cpu")
+
+    def load(self):
+        """Batches, pinned where they are large: the host does not wait for their copies."""
+        for batch in DataLoader(Tokens(self), self.batch, pin_memory=self.is_large):
+            yield batch.to(self.device, non_blocking=True)
 
     def causes(self, cause):
         return self.cause == cause and self.rank == LATE
@@ -188,9 +194,9 @@ def train(plan):
             fully_shard(block)
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    batches = iter(DataLoader(Tokens(plan), plan.batch))
+    batches = plan.load()
     for _ in range(plan.steps):
-        loss = model(next(batches).to(plan.device))
+        loss = model(next(batches))
         loss.backward()
         plan.disturb()
         optimizer.step()
@@ -210,9 +216,9 @@ def train_deepspeed(plan):
         "steps_per_print": 10**9,
     }
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
-    batches = iter(DataLoader(Tokens(plan), plan.batch))
+    batches = plan.load()
     for _ in range(plan.steps):
-        loss = engine(next(batches).to(plan.device))
+        loss = engine(next(batches))
         engine.backward(loss)
         plan.disturb()
         engine.step()
@@ -223,12 +229,12 @@ def train_pipeline(plan):
     part = Part(CONFIG, plan.rank, 2).to(plan.device, DTYPE)
     schedule = Schedule1F1B(PipelineStage(part, plan.rank, 2, plan.device), MICROBATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
-    batches = iter(DataLoader(Tokens(plan), plan.batch))
+    batches = plan.load()
     generator = torch.Generator().manual_seed(0)
     for _ in range(plan.steps):
         next(batches)  # each rank reads, as scripts do
-        tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES * BATCH // 4, CONFIG.seq_len), generator=generator)
-        tokens = tokens.to(plan.device)
+        tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES * plan.batch // 4, CONFIG.seq_len), generator=generator)
+        tokens = (tokens.pin_memory() if plan.is_large else tokens).to(plan.device, non_blocking=True)
         if plan.rank == 0:
             schedule.step(tokens[:, :-1].contiguous())
         else:
