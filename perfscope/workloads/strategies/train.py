@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfscope.workloads.strategies import STRATEGIES
-from perfscope.workloads.tasks.job import Job, Training, find_job
+from perfscope.workloads.tasks.job import Job, Training, find_job, set_rank_variables
 from perfscope.workloads.tasks.task import Task, make_task
 
 _KIB = 1024
@@ -47,17 +47,22 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, help="else that of the task")
     parser.add_argument("--result", type=Path)
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--gate", type=Path, help="wait until this file exists, with all imports done")
+    parser.add_argument("--gate", type=Path, help="wait until this file exists, ready to train")
     parser.add_argument("--describe", action="store_true")
     parser.add_argument("--local_rank", type=int, default=-1)
     return parser.parse_args(words)
 
 
-def train(job: Job, training: Training) -> list[float | None]:
+def make_batches(task: Task, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
+    """The batches of all steps, the same on every rank."""
+    torch.manual_seed(0)  # a file's own batch may draw from torch's generator
+    return [task.batch(step, options.batch) for step in range(options.steps)]
+
+
+def train(job: Job, training: Training, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float | None]:
     """Train, and return the loss of each step; None where this rank does not know it."""
     number, shares = training.share
     size = job.options.batch // shares
-    batches = [job.task.batch(step, job.options.batch) for step in range(job.options.steps)]
     losses = []
     for inputs, targets in batches:
         shared = slice(number * size, (number + 1) * size)
@@ -122,7 +127,7 @@ def measure_memory(job: Job) -> list[dict[str, object]]:
 
 
 def wait_at_gate(gate: Path | None) -> None:
-    """Say that all imports are done, and wait until the gate opens."""
+    """Say that all is ready to train, and wait until the gate opens."""
     if gate is not None:
         gate.with_name(f"{gate.name}.ready-{os.environ.get('RANK', '0')}").touch()
         while not gate.exists():
@@ -138,10 +143,12 @@ def main() -> None:
         return
     strategy = STRATEGIES[options.strategy]
     build = import_module(f"perfscope.workloads.strategies.{strategy.module}").build
+    batches = make_batches(task, options)
+    set_rank_variables()
     wait_at_gate(options.gate)
     job = find_job(task, options)
     training = build(job, **strategy.options)
-    losses = train(job, training)
+    losses = train(job, training, batches)
     memory, save_ns = measure_memory(job), save(job, training)
     if job.rank == 0:
         print(f"loss {losses[0]} to {losses[-1]}")

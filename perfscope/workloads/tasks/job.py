@@ -177,12 +177,17 @@ class _AutocastLayers(nn.Sequential):
         return outputs.to(torch.bfloat16)
 
 
-def find_job(task: Task, options: argparse.Namespace) -> Job:
-    """The place of this process, from the variables of torchrun, Slurm, Open MPI or MPICH; else it is alone."""
+def set_rank_variables() -> None:
+    """Name this process's place as torchrun does, where Slurm, Open MPI or MPICH started it."""
     for variable, substitutes in _RANK_VARIABLES.items():
         stated = next((os.environ[name] for name in substitutes if name in os.environ), None)
         if stated is not None:
             os.environ.setdefault(variable, stated)
+
+
+def find_job(task: Task, options: argparse.Namespace) -> Job:
+    """The place of this process, from the variables of its launcher; without any it is alone."""
+    set_rank_variables()
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
     if options.device == "cpu":
         devices = [torch.device("cpu")] * options.devices
