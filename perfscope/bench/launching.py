@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -67,16 +67,26 @@ class Place:
 
 @dataclass(slots=True)
 class Started:
-    """A training that runs, or waits for its gate to open."""
+    """A training that runs, or waits for its gate to open.
+
+    Attributes:
+        variant: The row.
+        place: Where it leaves its files.
+        process: The command that was started.
+        port: Of the rendezvous.
+        is_late: Whether it was ended because its time was over.
+        ranks: Processes below the command when it was asked to end.
+    """
 
     variant: Variant
     place: Place
     process: subprocess.Popen[bytes]
     port: int
+    is_late: bool = False
+    ranks: list[int] = field(default_factory=list)
 
-    def wait_until_ready(self, seconds: float) -> None:
-        """Wait until every process has made its imports, or the training has ended."""
-        end = time.monotonic() + seconds
+    def wait_until_ready(self, end: float) -> None:
+        """Wait until every process is ready to train, the training has ended, or the clock is at ``end``."""
         while time.monotonic() < end and self.process.poll() is None:
             ready = list(self.place.gate.parent.glob(f"{self.place.gate.name}.ready-*"))
             if len(ready) >= self.variant.processes:
@@ -84,32 +94,45 @@ class Started:
             time.sleep(_POLL_S)
 
     def train(self, seconds: float) -> None:
-        """Open the gate, and wait until every rank has trained and written its result, or until the time is over."""
+        """Open the gate, and wait until every rank has trained and written its result.
+
+        Where the time is over first, the training is ended, so that the next one has the devices for itself.
+        """
         self.place.gate.touch()
         end = time.monotonic() + seconds
-        while time.monotonic() < end and self.process.poll() is None:
+        while self.process.poll() is None:
             if len(list(self.place.result.glob("rank-*.json"))) >= self.variant.processes:
                 return
+            if time.monotonic() >= end:
+                self.is_late = True
+                self.stop()
             time.sleep(_POLL_S)
 
     def finish(self, seconds: float) -> int | None:
         """Wait for the end of the command; its exit code, None where it did not end in time."""
         try:
-            return self.process.wait(seconds)
+            code = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
             return None
+        else:
+            return None if self.is_late else code
         finally:
             self.stop()
 
+    def interrupt(self) -> None:
+        """Ask it to end, as Ctrl-C does."""
+        if self.process.poll() is None and not self.ranks:
+            self.ranks = _list_descendants(self.process.pid)  # torchrun's have process groups of their own
+            _send(os.killpg, self.process.pid, signal.SIGINT)
+
     def stop(self) -> None:
         """End what still runs of it, and remove what DeepSpeed leaves in the host's shared memory."""
-        ranks = _list_descendants(self.process.pid)  # torchrun's have process groups of their own
+        self.interrupt()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(_PATIENCE_S)
+        for process in self.ranks:
+            _send(os.kill, process, signal.SIGKILL)
         if self.process.poll() is None:
-            _send(os.killpg, self.process.pid, signal.SIGINT)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(_PATIENCE_S)
-            for process in ranks:
-                _send(os.kill, process, signal.SIGKILL)
             _send(os.killpg, self.process.pid, signal.SIGKILL)
             self.process.wait()
         for buffer in Path("/dev/shm").glob(f"deepspeed_allreduce_buffer_*_{self.port}_*"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -43,7 +44,7 @@ class Plan:
         repetitions: Trainings of each row.
         seconds: What one training may take.
         retries: Whether what failed earlier is trained again.
-        start_ahead: Trainings that make their imports together before they train one by one.
+        start_ahead: Trainings that make their imports and batches together before they train one by one.
         keeps_runs: Whether the runs of ``perfscope profile`` stay behind their analysis.
     """
 
@@ -145,8 +146,9 @@ def _run_together(
             place = Place.below(plan.folder, measurement.name)
             started.append((measurement, start(measurement.variant, plan.settings, place, waits=len(pending) > 1)))
         if len(pending) > 1:
+            end = time.monotonic() + min(_LONGEST_START_S, plan.seconds)
             for _, training in started:
-                training.wait_until_ready(_LONGEST_START_S)
+                training.wait_until_ready(end)
         with ThreadPoolExecutor(len(pending)) as analyses:  # where several are started, beside the next training
             ended = []
             try:
@@ -157,12 +159,18 @@ def _run_together(
                 for future in ended:
                     yield future.result()
             except BaseException:  # Ctrl-C, most often: what has trained is still measured
-                for _, training in started[len(ended) :]:
-                    training.stop()
+                _stop_all([training for _, training in started[len(ended) :]])
                 raise
     finally:
-        for _, training in started:
-            training.stop()
+        _stop_all([training for _, training in started])
+
+
+def _stop_all(trainings: Sequence[Started]) -> None:
+    """End what still runs; all are asked at once, because each may take seconds."""
+    for training in trainings:
+        training.interrupt()
+    for training in trainings:
+        training.stop()
 
 
 def _finish(plan: Plan, measurement: Measurement, training: Started, predict: Predict) -> Measurement:

@@ -59,8 +59,8 @@ def test_a_training_that_does_not_end_is_ended_with_all_its_processes(
     rank = int(process.stdout.readline())
     training = Started(variant(), place, process, port=1)
     training.train(0.1)
+    assert process.poll() is not None  # before the next one trains
     assert training.finish(0.1) is None
-    assert process.poll() is not None
     end = time.monotonic() + 60
     while is_running(rank) and time.monotonic() < end:
         time.sleep(0.02)
