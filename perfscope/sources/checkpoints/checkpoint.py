@@ -10,6 +10,7 @@ from pathlib import Path
 from perfscope.errors import SourceError
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.completeness import check_indexes, find_missing
+from perfscope.sources.checkpoints.collection import without_collection
 from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
@@ -99,7 +100,8 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     reading = _Reading(folder, list(selection.damage))
     for name in selection.sizes:
         if _is_metadata(name):
-            _read_dcp(reading, name, selection.sizes)
+            with without_collection():
+                _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
     damage = [*reading.damage, *find_missing(selection.sizes), *check_indexes(folder, files)]
     return Checkpoint(
@@ -120,7 +122,8 @@ def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
     if not size:
         return CheckpointFile(name, size, parsed.kind, parsed.ranks, None, 0, "is empty", ())
     try:
-        contents = _read_contents(reading, name, parsed.kind, size)
+        with without_collection():
+            contents = _read_contents(reading, name, parsed.kind, size)
     except TorchDamage as damage:
         contents = _Contents(unread=str(damage), dangerous_calls=find_dangerous_calls(damage.names))
         reading.damage.append(f"{name} {damage}")

@@ -11,6 +11,7 @@ from perfscope.sources.checkpoints.pickle_damage import PickleDamage
 DEEPEST_NESTING = 200
 _LONGEST_PATH = 12
 _LONGEST_KEY = 1000
+_FEW_KEYS = 8
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,8 @@ class InertDict:
 
     def get(self, key: str) -> object:
         """The value of a string key; None without the key. The dict must be complete."""
+        if len(self.items) <= _FEW_KEYS:
+            return next((value for name, value in reversed(self.items) if name == key), None)
         if self._by_name is None:  # a crafted pickle names one dict of a million keys a million times
             self._by_name = {name: value for name, value in self.items if isinstance(name, str)}
         return self._by_name.get(key)
@@ -75,11 +78,9 @@ def walk(value: object) -> Iterator[tuple[tuple[str, ...], Call]]:
             raise PickleDamage(f"is nested deeper than {DEEPEST_NESTING} levels: no checkpoint is")
         if isinstance(current, Call):
             yield path, current
-        todo.extend(
-            (depth + 1, _extend_path(path, key), child)
-            for key, child in _children(current)
-            if isinstance(child, _CONTAINERS)
-        )
+        for key, child in _children(current):
+            if isinstance(child, _CONTAINERS):
+                todo.append((depth + 1, path if key is None else _extend_path(path, key), child))
 
 
 _CONTAINERS = (InertDict, Call, list, tuple)
@@ -110,8 +111,10 @@ def parse_shape(value: object) -> tuple[int, ...] | None:
         value = value.arguments[0] if isinstance(value.arguments, tuple) and len(value.arguments) == 1 else None
     if not isinstance(value, tuple | list) or len(value) > _MOST_DIMENSIONS:
         return None
-    sizes = tuple(part for part in value if isinstance(part, int) and 0 <= part <= _LARGEST_SIZE)
-    return sizes if len(sizes) == len(value) else None
+    for part in value:
+        if not isinstance(part, int) or not 0 <= part <= _LARGEST_SIZE:
+            return None
+    return tuple(value)
 
 
 #: The limits of torch; beyond them a product of sizes takes minutes.

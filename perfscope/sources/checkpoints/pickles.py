@@ -23,7 +23,7 @@ _BATCH = 500_000
 _FEWEST_BYTES_OF_BATCH = 875_000
 _LONGEST_NAME = 1000
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
-_STOP = ord(".")
+_STOP, _MEMOIZE, _BINGET = b".\x94h"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Machine:
         self.names: set[str] = set()
 
     def run(self) -> None:
-        content, table = self.content, _TABLE
+        content, table, memo = self.content, _TABLE, self.memo
         for _ in range(LARGEST_OPCODE_COUNT // _BATCH):
             begin = self.position
             for _ in repeat(None, _BATCH):
@@ -81,9 +81,15 @@ class _Machine:
                     raise IndexError("cut off")
                 code = content[self.position]
                 self.position += 1
-                if code == _STOP:
+                if code == _MEMOIZE:  # these two are half of a pickle
+                    memo[len(memo)] = self.stack[-1]
+                elif code == _BINGET and self.position < len(content):
+                    self.stack.append(memo[content[self.position]])
+                    self.position += 1
+                elif code == _STOP:
                     return
-                table[code](self)
+                else:
+                    table[code](self)
             if self.position - begin < _FEWEST_BYTES_OF_BATCH:
                 raise PickleDamage(f"repeats opcodes of few bytes {_BATCH:,} times: no checkpoint does, it is not read")
         raise PickleDamage(f"has more than {LARGEST_OPCODE_COUNT:,} opcodes")
@@ -284,14 +290,16 @@ _WITH_ARGUMENT: dict[bytes, Callable[[_Machine, object], None]] = {
 def _with_argument(code: bytes) -> Callable[[_Machine], None]:
     read, handle = ARGUMENTS[code], _WITH_ARGUMENT.get(code)
 
+    def push_literal(machine: _Machine) -> None:
+        argument, machine.position = read(machine.content, machine.position)
+        machine.stack.append(argument)
+
     def handler(machine: _Machine) -> None:
         argument, machine.position = read(machine.content, machine.position)
-        if handle is None:  # a literal
-            machine.stack.append(argument)
-        else:
-            handle(machine, argument)
+        assert handle is not None
+        handle(machine, argument)
 
-    return handler
+    return handler if handle else push_literal
 
 
 def _refuse(code: int) -> Callable[[_Machine], None]:

@@ -53,17 +53,19 @@ def find_role(path: Sequence[str], dtype: str, kind: Kind, buffers: Set[str] = f
         kind: The kind of its file.
         buffers: The names of buffers, where the file states them.
     """
-    parts = {part for key in path for part in key.lower().split(".")}
+    name = ".".join(path)
+    lower = name.lower()
+    parts = set(lower.split("."))
     if parts & _LAYOUTS:
         return Role.OTHER
-    in_optimizer = kind in _OPTIMIZER_KINDS or _is_optimizer_state(path) or any(map(_names_optimizer, parts))
+    names_optimizer = "opt" in lower and any(map(_names_optimizer, parts))
+    in_optimizer = kind in _OPTIMIZER_KINDS or names_optimizer or _is_optimizer_state(path)
     if parts & _MOMENTS and (in_optimizer or kind is Kind.UNIVERSAL or "state" in parts):
         return Role.MOMENTS
     if parts & _MASTERS or (in_optimizer and parts & _MASTERS_IN_OPTIMIZER and dtype.startswith(_FLOATS)):
         return Role.MASTER
-    rng = any("rng" in part or "random" in part for part in parts)
+    rng = "rng" in lower or "random" in lower
     counts_steps = bool(path) and path[-1].rpartition(".")[2] == "step"
-    name = ".".join(path)
     is_weight = dtype.startswith(_FLOATS) or bool(_QUANTISED.fullmatch(name))
     is_state_of_trainer = bool(path) and path[0] in _TRAINER_STATES and not parts & _AVERAGES
     is_no_model = in_optimizer or is_state_of_trainer or counts_steps or rng or "lr_scheduler" in parts
