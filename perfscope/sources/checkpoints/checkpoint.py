@@ -9,8 +9,8 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import read_text
-from perfscope.sources.checkpoints.completeness import check_indexes, find_missing
 from perfscope.sources.checkpoints.collection import without_collection
+from perfscope.sources.checkpoints.completeness import check_indexes, find_missing
 from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name

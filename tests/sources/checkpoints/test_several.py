@@ -22,6 +22,7 @@ IDENTITIES = {
     "epoch=4-val_loss=0.53.ckpt": ("", None, 4, ""),
     "checkpoint-500": ("", 500, None, ""),
     "global_step10": ("", 10, None, ""),
+    "global_step10_universal": ("", 10, None, ""),
     "iter_0000100": ("", 100, None, ""),
     "model_epoch1.pt": ("", None, 1, ""),
     "optimizer_epoch1.pt": ("", None, 1, ""),
@@ -130,6 +131,24 @@ def test_lightnings_files_are_ordered_by_step_also_where_only_the_file_states_it
     save(tmp_path / "last.ckpt", 130)
     assert shown(tmp_path)[0] == "last.ckpt"
     assert [each.step for each in read_checkpoint(tmp_path).siblings] == [40, 80, 80, 120, 130]
+
+
+def test_a_universal_checkpoint_is_of_the_series_of_the_one_it_was_made_of_and_its_tracker_names_it(
+    tmp_path: Path,
+) -> None:
+    for step in (10, 20):
+        save(tmp_path / f"global_step{step}" / "mp_rank_00_model_states.pt", step)
+    for state in ("fp32", "exp_avg", "exp_avg_sq"):
+        save(tmp_path / "global_step10_universal" / "zero" / "w" / f"{state}.pt")
+    (tmp_path / "latest_universal").write_text("global_step10_universal")
+    tag, names = shown(tmp_path)
+    assert tag == "global_step10_universal"
+    assert sorted(names) == ["global_step10", "global_step10_universal", "global_step20"]
+    checkpoint = read_checkpoint(tmp_path)
+    assert [file.path for file in checkpoint.files] == [
+        f"zero/w/{state}.pt" for state in ("exp_avg", "exp_avg_sq", "fp32")
+    ]
+    assert not any("series" in note for note in checkpoint.notes)
 
 
 def test_without_steps_the_time_of_modification_decides(tmp_path: Path) -> None:
