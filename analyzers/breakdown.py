@@ -24,7 +24,7 @@ from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measu
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section, long_table
+from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
 
@@ -143,7 +143,7 @@ class Breakdown(Struct, frozen=True):
     def data(self) -> Json:
         """``results.breakdown``."""
         return {
-            "ranks": [rank.data() for rank in self.ranks],
+            "ranks": list_entries(self.ranks, RankParts.data),
             "all": self.total.data(),
             "all_marked": self.row.data() if all(rank.steps for rank in self.ranks) else None,
             "notes": list(self.notes),

@@ -21,7 +21,7 @@ from perfscope.analyzers.shared.host_activity import names_with, waits_for_devic
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, long_table
+from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
@@ -118,7 +118,7 @@ class Calls(Struct, frozen=True):
 
     def data(self) -> Json:
         """The value of ``results.calls``."""
-        return {"ranks": [rank.data() for rank in self.ranks]}
+        return {"ranks": list_entries(self.ranks, RankCalls.data)}
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank and caller."""

@@ -20,7 +20,7 @@ from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
 from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, long_table
+from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
@@ -49,6 +49,17 @@ class RankClock(Struct, frozen=True):
     operations: int
     drift: float | None
 
+    def data(self) -> Json:
+        """One entry of ``results.clock.ranks``."""
+        return {
+            "rank": self.rank,
+            "host": self.host or None,
+            "offset_us": None if self.offset_ns is None else self.offset_ns / NS_PER_US,
+            "residual_us": None if self.residual_ns is None else self.residual_ns / NS_PER_US,
+            "operations": self.operations,
+            "drift_us_per_s": None if self.drift is None else self.drift / NS_PER_US,
+        }
+
 
 class Clock(Struct, frozen=True):
     """Every rank's clock."""
@@ -67,17 +78,7 @@ class Clock(Struct, frozen=True):
         return {
             "reference_rank": self.reference,
             "one_host": self.is_one_host,
-            "ranks": [
-                {
-                    "rank": rank.rank,
-                    "host": rank.host or None,
-                    "offset_us": None if rank.offset_ns is None else rank.offset_ns / NS_PER_US,
-                    "residual_us": None if rank.residual_ns is None else rank.residual_ns / NS_PER_US,
-                    "operations": rank.operations,
-                    "drift_us_per_s": None if rank.drift is None else rank.drift / NS_PER_US,
-                }
-                for rank in self.ranks
-            ],
+            "ranks": list_entries(self.ranks, RankClock.data),
         }
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:

@@ -19,7 +19,7 @@ from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGa
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section, percent_of
+from perfscope.report import Column, Json, Section, list_entries, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
@@ -113,7 +113,7 @@ class Idle(Struct, frozen=True):
 
     def data(self) -> Json:
         """``results.idle``."""
-        return {"ranks": [rank.data() for rank in self.ranks]}
+        return {"ranks": list_entries(self.ranks, RankIdle.data)}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of causes, and the longest gaps."""

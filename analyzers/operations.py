@@ -15,7 +15,7 @@ from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.constants import GIGA, TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
-from perfscope.report import Column, Json, Section, in_unit, percent
+from perfscope.report import Column, Json, Section, in_unit, list_entries, percent
 from perfscope.tables.trace import Trace
 
 _MOST_LISTED = 8
@@ -29,39 +29,7 @@ class CountedOperations(Struct, frozen=True):
 
     def data(self) -> Json:
         """The value of ``results.operations``."""
-        return {
-            "ranks": [
-                {
-                    "rank": rank.rank,
-                    "steps": rank.steps,
-                    "flops_per_step": rank.flops_per_step,
-                    "tflops": rank.tflops,
-                    "attention_share": rank.attention_share if rank.flops_per_step else None,
-                    "recomputed": None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
-                    "attention_repeats": rank.repeats.attention,
-                    "mlp_repeats": rank.repeats.mlp,
-                    "forward_alone": rank.repeats.forward_alone,
-                    "without_shapes": rank.without_shapes,
-                    "covered": rank.covered,
-                    "not_counted": [
-                        {"operator": operator, "calls_per_step": calls, "share": share}
-                        for operator, calls, share in rank.not_counted
-                    ],
-                    "graphs": {
-                        "recorded_flops": rank.recorded_flops,
-                        "replayed_flops": rank.replayed_flops,
-                        "other_replays": rank.other_replays,
-                        "other_replays_share": rank.other_replays_share,
-                    },
-                    "precision": _precision_of(rank).data(),
-                    "operators": [
-                        {"operator": name, "calls_per_step": calls, "flops_per_step": flops}
-                        for name, (calls, flops) in rank.by_operator.items()
-                    ],
-                }
-                for rank in self.ranks
-            ]
-        }
+        return {"ranks": list_entries(self.ranks, _rank_data)}
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank."""
@@ -96,6 +64,38 @@ class CountedOperations(Struct, frozen=True):
         notes += _describe_coverage(self.ranks)
         notes += [_precision_of(rank).sentence() for rank in self.ranks[:1]]
         return (Section("Operations by shapes", columns, rows, tuple(notes)),)
+
+
+def _rank_data(rank: Operations) -> Json:
+    """One entry of ``results.operations.ranks``."""
+    return {
+        "rank": rank.rank,
+        "steps": rank.steps,
+        "flops_per_step": rank.flops_per_step,
+        "tflops": rank.tflops,
+        "attention_share": rank.attention_share if rank.flops_per_step else None,
+        "recomputed": None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
+        "attention_repeats": rank.repeats.attention,
+        "mlp_repeats": rank.repeats.mlp,
+        "forward_alone": rank.repeats.forward_alone,
+        "without_shapes": rank.without_shapes,
+        "covered": rank.covered,
+        "not_counted": [
+            {"operator": operator, "calls_per_step": calls, "share": share}
+            for operator, calls, share in rank.not_counted
+        ],
+        "graphs": {
+            "recorded_flops": rank.recorded_flops,
+            "replayed_flops": rank.replayed_flops,
+            "other_replays": rank.other_replays,
+            "other_replays_share": rank.other_replays_share,
+        },
+        "precision": _precision_of(rank).data(),
+        "operators": [
+            {"operator": name, "calls_per_step": calls, "flops_per_step": flops}
+            for name, (calls, flops) in rank.by_operator.items()
+        ],
+    }
 
 
 def _has_something(rank: Operations) -> bool:

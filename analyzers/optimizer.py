@@ -17,7 +17,7 @@ from msgspec import Struct
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section
+from perfscope.report import Column, Json, Section, list_entries
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
@@ -73,7 +73,7 @@ class OptimizerTime(Struct, frozen=True):
 
     def data(self) -> Json:
         """The value of ``results.optimizer``."""
-        return {"ranks": [rank.data() for rank in self.ranks]}
+        return {"ranks": list_entries(self.ranks, OptimizerStep.data)}
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank."""

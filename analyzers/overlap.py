@@ -24,7 +24,7 @@ from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, long_table, percent
+from perfscope.report import Cell, Column, Json, Section, list_entries, long_table, percent
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -126,7 +126,7 @@ class Overlap(Struct, frozen=True):
         """``results.overlap``."""
         return {
             "axes": [{"axis": axis.role or None, **axis.times()} for axis in self.axes],
-            "groups": [group.data() for group in self.groups],
+            "groups": list_entries(self.groups, GroupOverlap.data),
         }
 
     def sections(self) -> tuple[Section, ...]:

@@ -31,7 +31,7 @@ from perfscope.analyzers.communication.waits import GroupWait, Members, RankPace
 from perfscope.analyzers.shared.compute_pace import Comparison, Pace
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, long_table
+from perfscope.report import Cell, Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_bytes, format_ranges
@@ -70,22 +70,8 @@ class Stragglers(Struct, frozen=True):
             "straggler": self.straggler,
             "significant_us": self.significant / NS_PER_US,
             "compared": self.comparison.data() if self.comparison else None,
-            "groups": [group.data() for group in self.groups],
-            "ranks": [
-                {
-                    "rank": number_or_none(rank.rank),
-                    "caused_wait_us": rank.caused / NS_PER_US,
-                    "wait_us": rank.wait / NS_PER_US,
-                    "compute_us": rank.compute / NS_PER_US,
-                    "relative_compute": rank.pace.relative_compute if rank.pace else None,
-                    "relative_work": rank.pace.relative_work if rank.pace else None,
-                    "caused_wait_by_step": [
-                        {"step": None if step == ABSENT else step, "us": caused / NS_PER_US}
-                        for step, caused in sorted(rank.caused_in.items())
-                    ],
-                }
-                for rank in self.ranks
-            ],
+            "groups": list_entries(self.groups, GroupWait.data),
+            "ranks": list_entries(self.ranks, _rank_data),
         }
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
@@ -185,6 +171,22 @@ class Stragglers(Struct, frozen=True):
             f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in "
             f"{kinds}.{why}"
         )
+
+
+def _rank_data(rank: RankPace) -> Json:
+    """One entry of ``results.stragglers.ranks``."""
+    return {
+        "rank": number_or_none(rank.rank),
+        "caused_wait_us": rank.caused / NS_PER_US,
+        "wait_us": rank.wait / NS_PER_US,
+        "compute_us": rank.compute / NS_PER_US,
+        "relative_compute": rank.pace.relative_compute if rank.pace else None,
+        "relative_work": rank.pace.relative_work if rank.pace else None,
+        "caused_wait_by_step": [
+            {"step": None if step == ABSENT else step, "us": caused / NS_PER_US}
+            for step, caused in sorted(rank.caused_in.items())
+        ],
+    }
 
 
 def _pace_cells(pace: Pace | None) -> tuple[Cell, Cell]:

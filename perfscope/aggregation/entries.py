@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from perfscope.aggregation.spread import QUANTILES, Floats, choose_rows, nearest_rank
 from perfscope.constants import MANY_RANKS
-from perfscope.report import Json
+from perfscope.report import Entries, Json
 
 #: An object of JSON, and an entry as columns of a table.
 Entry: TypeAlias = Mapping[str, Json]
@@ -67,6 +67,8 @@ def _add_tables(tables: dict[str, list[Flat]], name: str, value: Json, carried: 
 
 
 def _is_list_of_entries(value: Json) -> TypeGuard[Sequence[Entry]]:
+    if isinstance(value, Entries):
+        return len(value) > 0
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     return is_list and all(isinstance(entry, Mapping) for entry in value)  # type: ignore[union-attr]
 

@@ -17,7 +17,7 @@ from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
 from perfscope.engine.registry import Result as AnalyzerResult
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
-from perfscope.report import Json, Report
+from perfscope.report import Json, Report, to_plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -215,7 +215,7 @@ def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> Result[
         charts: str = import_module(_SHOWN).draw_charts(name, analysis)
         return charts
 
-    data: Any = result.data()  # the schema has its type, which the tests hold
+    data: Any = to_plain(result.data())  # the schema has its type, which the tests hold
     module = import_module(_RESULTS)
     kind: type[Result[Any]] = module.Findings if name == FINDINGS else module.Result
     return kind(name, data, result.sections(), draw)

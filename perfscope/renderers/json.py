@@ -8,7 +8,7 @@ from functools import cache
 
 import msgspec
 
-from perfscope.report import Report
+from perfscope.report import Entries, Json, Report
 
 _INDENT = 2
 #: So deep stand the entries of ranks: what is below is written at once, what is above member by member, because the
@@ -36,7 +36,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             yield from _pieces(member, depth + 1)
             before = ","
         yield newline + "}"
-    elif depth < _MEMBERS_TO_DEPTH and isinstance(value, (list, tuple)) and value:
+    elif depth < _MEMBERS_TO_DEPTH and isinstance(value, (list, tuple, Entries)) and value:
         before = "["
         for member in value:
             yield f"{before}{newline}  "
@@ -44,7 +44,18 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             before = ","
         yield newline + "]"
     else:
-        yield _indented(json.dumps(value, allow_nan=False)).replace("\n", newline)
+        yield _indented(json.dumps(value, allow_nan=False, default=_listed)).replace("\n", newline)
+
+
+def _listed(value: object) -> list[Json]:
+    """A list whose entries are made as they are asked for, where it stands too deep to be written one by one.
+
+    Raises:
+        TypeError: It is another value, which JSON does not have.
+    """
+    if not isinstance(value, Entries):
+        raise TypeError(f"{type(value).__name__} is no JSON")
+    return list(value)
 
 
 def _indented(text: str) -> str:
