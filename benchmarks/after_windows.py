@@ -7,7 +7,8 @@ and left CUPTI detached. Kernels of the step before, which the device may still 
 apart: their number depends on how far the host is ahead. The cases are CUDA graphs, ``torch.compile`` with and without
 ``reduce-overhead``, NCCL, FSDP 2, DeepSpeed's ZeRO 1, a training that ends inside a window, a profiler of the script's
 own afterwards, and Megatron-LM's own script, unmodified, with tensor parallelism where there are two GPUs: the numbers
-are its losses and norms, to the last digit of its log.
+are its losses and norms, to the last digit of its log. Of Megatron's steps its log gives the times, too, ahead of all
+windows and behind them; its two processes run at the same time on the same GPUs.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import json
 import os
 import re
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -34,10 +37,14 @@ from torch.distributed.fsdp import fully_shard
 
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ABSENT, Work
+from perfscope.tables.trace import ABSENT, Trace, Work
 
 STEPS = 34
 WINDOWS = "5-6,14-15,23-24"
+#: Megatron trains more steps, ahead of the windows and behind them.
+MEGATRON_STEPS = 94
+_MEGATRON_WINDOWS = "25-26,34-35,43-44"
+_AHEAD, _BEHIND = range(6, 23), range(55, MEGATRON_STEPS + 1)
 _RECORDED = 6  # each is followed by a light window
 _WIDTH, _DEPTH, _ROWS = 256, 8, 64
 
@@ -190,17 +197,19 @@ CASES: dict[str, Callable[[], list[str]]] = {
 }
 _MEGATRON = "megatron"
 _LOGGED = re.compile(r"iteration +(\d+)/.*?lm loss: (\S+) .*?grad norm: (\S+) .*?params norm: (\S+) ")
+_ELAPSED = re.compile(r"iteration +(\d+)/.*?elapsed time per iteration \(ms\): (\S+)")
 
 
 def megatron_words(script: Path, ranks: int) -> list[str]:
-    """The command of Megatron's script: a small GPT on data that it makes up, with as many steps as the other cases."""
+    """The command of Megatron's script: a small GPT on data that it makes up, with the same numbers in each run."""
     options = f"""
         --mock-data --tokenizer-type NullTokenizer --vocab-size 1000 --split 100,0,0 --transformer-impl local
         --num-layers 4 --hidden-size 256 --num-attention-heads 8 --seq-length 128 --max-position-embeddings 128
-        --micro-batch-size 2 --global-batch-size 4 --train-iters {STEPS} --lr 1e-4 --bf16 --attention-backend unfused
-        --no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion
-        --no-rope-fusion --no-gradient-accumulation-fusion --eval-iters 0 --eval-interval 1000 --ckpt-format torch
-        --log-interval 1 --log-params-norm --deterministic-mode --tensor-model-parallel-size {ranks}
+        --micro-batch-size 2 --global-batch-size 4 --train-iters {MEGATRON_STEPS} --lr 1e-4 --bf16
+        --attention-backend unfused --no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion
+        --no-bias-dropout-fusion --no-rope-fusion --no-gradient-accumulation-fusion --eval-iters 0
+        --eval-interval 1000 --ckpt-format torch --log-interval 1 --log-params-norm --deterministic-mode
+        --tensor-model-parallel-size {ranks}
     """
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [*launcher, str(script), *options.split()]
@@ -215,12 +224,14 @@ class Verdict:
         problem: What is wrong; empty where it passed.
         kernels: Kernels of its own steps that each window of the first rank recorded.
         others: What else each of them recorded: kernels of the step before, which still ran when it opened.
+        steps_ms: Of Megatron the median step ahead of all windows and behind them, without perfscope and with it.
     """
 
     case: str
     problem: str
     kernels: tuple[int, ...]
     others: tuple[int, ...] = ()
+    steps_ms: dict[str, tuple[float, float]] | None = None
 
 
 def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Verdict:
@@ -230,7 +241,8 @@ def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Ver
         ranks = min(2, torch.cuda.device_count())
         child = megatron_words(script or Path("pretrain_gpt.py"), ranks)
     profile = [sys.executable, "-m", "perfscope", "profile", "--exec", "--run-dir", str(folder / case)]
-    words = [*profile, "--steps", WINDOWS, "--window", "both", "--", *child]
+    windows_of = _MEGATRON_WINDOWS if case == _MEGATRON else WINDOWS
+    words = [*profile, "--steps", windows_of, "--window", "both", "--", *child]
     try:
         with ThreadPoolExecutor(2) as pool:
             bare, ours = pool.map(lambda command: _run(command, timeout_s), (child, words))
@@ -244,10 +256,12 @@ def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Ver
     windows = sorted(read_run(folder / case).windows, key=lambda window: window.first_step)
     kernels: dict[int, list[int]] = {}
     others: dict[int, list[int]] = {}
+    named: dict[int, list[Counter[str]]] = {}
     for window in windows:
-        counts = count_kernels(folder / case / "traces", window.trace)
-        for total, count in zip((kernels, others), counts, strict=True):
+        trace = read_window(folder / case / "traces", window.trace)
+        for total, count in zip((kernels, others), count_kernels(trace), strict=True):
             total.setdefault(window.rank, []).append(count)
+        named.setdefault(window.rank, []).append(name_kernels(trace))
     expected = _RECORDED - (case == "ends-in-window")
     problems = [
         "no numbers" if not numbers(bare.stdout) else "",
@@ -255,12 +269,11 @@ def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Ver
         "other numbers" if numbers(ours.stdout) != numbers(bare.stdout) else "",
         "a window without kernels" if any(0 in counted for counted in kernels.values()) else "",
         "CUPTI stays attached" if not all(window.detached for window in windows) else "",
-        "windows differ"
-        if case != "ends-in-window" and any(len(set(counted)) > 1 for counted in kernels.values())
-        else "",
+        *(find_differences(windows_of_rank) for windows_of_rank in named.values() if case != "ends-in-window"),
     ]
     first, around = (tuple(next(iter(counts.values()), ())) for counts in (kernels, others))
-    return Verdict(case, ", ".join(filter(None, problems)), first, around)
+    of_steps = {"bare": step_times(bare.stdout), "captured": step_times(ours.stdout)} if case == _MEGATRON else None
+    return Verdict(case, ", ".join(filter(None, problems)), first, around, of_steps)
 
 
 def _run(words: list[str], timeout_s: float) -> subprocess.CompletedProcess[str]:
@@ -273,13 +286,43 @@ def numbers(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("result ")] + logged
 
 
-def count_kernels(folder: Path, name: str) -> tuple[int, int]:
-    """The kernels that the marked steps of a trace launched, and all others in it; it may be compressed by now."""
+def step_times(output: str) -> tuple[float, float]:
+    """The median step of Megatron's log in ms, ahead of all windows and behind them."""
+    times = {int(step): float(ms) for step, ms in _ELAPSED.findall(output)}
+    ahead, behind = (statistics.median(times[step] for step in steps) for steps in (_AHEAD, _BEHIND))
+    return ahead, behind
+
+
+def read_window(folder: Path, name: str) -> Trace:
+    """The trace of a window, which may be compressed by now."""
     plain, compressed = folder / name, folder / f"{name}.gz"
-    trace = read_trace(compressed if compressed.exists() else plain)
+    return read_trace(compressed if compressed.exists() else plain)
+
+
+def count_kernels(trace: Trace) -> tuple[int, int]:
+    """The kernels that the marked steps of a trace launched, and all others in it."""
     is_kernel = trace.device.work != Work.COPY
     of_steps = int((is_kernel & (trace.step != ABSENT)).sum())
     return of_steps, int(is_kernel.sum()) - of_steps
+
+
+def name_kernels(trace: Trace) -> Counter[str]:
+    """How often the marked steps of a trace launched each kernel."""
+    of_steps = (trace.device.work != Work.COPY) & (trace.step != ABSENT)
+    return Counter(trace.names[name] for name in trace.device.name[of_steps].tolist())
+
+
+def find_differences(windows: Sequence[Counter[str]]) -> str:
+    """Which windows have other kernels than most, and which; empty where all are equal."""
+    usual, _ = Counter(window.total() for window in windows).most_common(1)[0]
+    typical = next(window for window in windows if window.total() == usual)
+    said = []
+    for number, window in enumerate(windows, start=1):
+        changes = {name: window[name] - typical[name] for name in window | typical if window[name] != typical[name]}
+        if changes:
+            listed = ", ".join(f"{count:+} {name}" for name, count in changes.items())
+            said.append(f"window {number} differs: {listed}")
+    return "; ".join(said)
 
 
 def main() -> None:
@@ -305,6 +348,7 @@ def main() -> None:
     rows = [(verdict.case, verdict.problem or "passed", *verdict.kernels) for verdict in verdicts]
     headings = ("case", "result", *(f"kernels {number}" for number in range(1, _RECORDED + 1)))
     print(tabulate(rows, headings, tablefmt="pipe"))
+    print(*(verdict.steps_ms for verdict in verdicts if verdict.steps_ms))
     if options.json:
         options.json.write_text(json.dumps([vars(verdict) for verdict in verdicts], indent=2) + "\n")
     sys.exit(any(verdict.problem for verdict in verdicts))

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
-from benchmarks.after_windows import STEPS, count_kernels, megatron_words, numbers
+from benchmarks.after_windows import (
+    MEGATRON_STEPS,
+    count_kernels,
+    find_differences,
+    megatron_words,
+    name_kernels,
+    numbers,
+    read_window,
+    step_times,
+)
 from tests.conftest import ROOT
 
 #: A line of Megatron-core 0.19.2.
@@ -22,13 +32,29 @@ def test_times_of_megatrons_log_are_no_numbers_of_the_training_and_its_losses_an
     assert numbers(LINE.format(step=1, ms=9.1, loss="6.914733E+00")) != numbers(log)
 
 
+def test_steps_of_megatrons_log_are_timed_ahead_of_all_windows_and_behind_them() -> None:
+    times = [900.0, *(20.0 + step % 2 for step in range(23)), *(80.0 for _ in range(30)), *(22.0 for _ in range(40))]
+    log = "\n".join(LINE.format(step=step, ms=ms, loss="6.9E+00") for step, ms in enumerate(times, start=1))
+    assert len(times) == MEGATRON_STEPS
+    assert step_times(log) == (20.0, 22.0)
+
+
 def test_kernels_of_the_step_before_a_window_are_no_difference_between_windows() -> None:
     traces = ROOT / "fixtures" / "light" / "ddp_gpu_bound" / "traces"
     names = sorted(str(file.relative_to(traces)).removesuffix(".gz") for file in traces.rglob("*.json.gz"))
     # The host is ahead of the device, by more in one window than in the other.
-    counts = [count_kernels(traces, name) for name in names]
+    read = [read_window(traces, name) for name in names]
+    counts = [count_kernels(trace) for trace in read]
     assert [of_steps for of_steps, _ in counts] == [3 * 335] * 4
     assert [others for _, others in counts] == [155, 148, 187, 148]
+    kernels = [name_kernels(trace) for trace in read]
+    assert [sum(names.values()) for names in kernels] == [3 * 335] * 4
+    assert find_differences(kernels) == ""
+
+
+def test_a_window_with_other_kernels_says_which() -> None:
+    usual = Counter({"gemm": 4, "add": 2})
+    assert find_differences([usual, usual, Counter({"gemm": 4, "fill": 1})]) == "window 3 differs: +1 fill, -2 add"
 
 
 def test_what_a_child_prints_is_compared_to_the_last_bit() -> None:
@@ -38,5 +64,5 @@ def test_what_a_child_prints_is_compared_to_the_last_bit() -> None:
 def test_megatrons_script_runs_unmodified_for_all_steps_on_all_ranks() -> None:
     words = megatron_words(Path("m/pretrain_gpt.py"), 2)
     assert words[1:7] == ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "m/pretrain_gpt.py"]
-    assert words[words.index("--train-iters") + 1] == str(STEPS)
+    assert words[words.index("--train-iters") + 1] == str(MEGATRON_STEPS)
     assert words[words.index("--tensor-model-parallel-size") + 1] == "2"
