@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
+from typing import TypeAlias
 
 import numpy as np
 
@@ -19,12 +20,19 @@ from perfscope.tables.columns import Float64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
+#: Of each probe, a time on the device, and for how long of it the device may have waited for the host.
+_Times: TypeAlias = "Sequence[tuple[int | None, int | None]]"
+
 #: Fewer probes of a rank say nothing.
 _FEWEST_PROBES = 5
 #: A device that needs so much longer is slow.
 _SLOW = 1.05
 #: Stages of a pipeline update different tensors, and their times are compared by parameter.
 _SLOW_STAGE = 1.25
+#: A device that another process takes from time to time needs longer in some probes only: their mean is compared, ...
+_SLOW_AT_TIMES = 1.2
+#: ... without so many of the longest.
+_CHANCE = 1
 #: Times that spread by this share are steady,
 _STEADY = 0.02
 #: ... and launches that spread more by this ratio are not what they follow.
@@ -51,6 +59,7 @@ class DevicePace:
         clock_mhz: Clock of its multiprocessors; absent without samples.
         limit: From which ratio on it is slow.
         knows_launches: Whether it was recorded if the device waited for the host.
+        is_behind: Whether the device comes to the optimizer later than the host: work is what it spends its time with.
     """
 
     rank: int
@@ -63,6 +72,7 @@ class DevicePace:
     clock_mhz: int | None = None
     limit: float = _SLOW
     knows_launches: bool = False
+    is_behind: bool = False
 
     @property
     def ratio(self) -> float:
@@ -90,21 +100,21 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
         return ()
     clocks = _median_clocks(run)
     medians = {table.rank: _medians(table) for table in timed}
+    forwards = {table.rank: [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes] for table in timed}
+    updates = {table.rank: [(probe.update_ns, probe.update_launch_ns) for probe in table.probes] for table in timed}
     sizes = {model.rank: model.trainable for model in run.models} if has_stages else dict.fromkeys(medians, 1)
     limit = _SLOW_STAGE if has_stages else _SLOW
     paces = []
     for table in timed:
         rank = table.rank
         forward_ns, backward_ns, update_ns = medians[rank]
-        peers = {peer: values for peer, values in medians.items() if peer != rank}
+        peers = [peer for peer in medians if peer != rank]
         relative_forward, relative_update = None, None
         if _is_replica(run, rank, has_stages=has_stages):
-            times = [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes]
-            relative_forward = _relative(times, [values[0] for values in peers.values() if values[0]], limit)
+            relative_forward = _relative(forwards[rank], [(forwards[peer], 1.0) for peer in peers], limit)
         if all(sizes.get(peer) for peer in medians):
-            times = [(probe.update_ns, probe.update_launch_ns) for probe in table.probes]
-            peers_ns = [values[2] * sizes[rank] / sizes[peer] for peer, values in peers.items() if values[2]]
-            relative_update = _relative(times, peers_ns, limit)
+            scaled = [(updates[peer], sizes[rank] / sizes[peer]) for peer in peers]
+            relative_update = _relative(updates[rank], scaled, limit)
         paces.append(
             DevicePace(
                 rank=rank,
@@ -117,6 +127,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 clock_mhz=clocks.get(rank),
                 limit=limit,
                 knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
+                is_behind=_times_ahead(_present(updates[rank])) is not None and not has_stages,
             )
         )
     return tuple(paces)
@@ -132,26 +143,48 @@ def _is_replica(run: Run, rank: int, *, has_stages: bool) -> bool:
     return setup is not None and (setup.ddp is not None or (type(stage) is int and stage < _FIRST_SHARDED_STAGE))
 
 
-def _relative(times: Sequence[tuple[int | None, int | None]], peers: Sequence[float], limit: float) -> float | None:
+def _present(times: _Times) -> list[tuple[int, int]]:
+    return [(time_ns, launch_ns or 0) for time_ns, launch_ns in times if time_ns is not None]
+
+
+def _times_ahead(probed: Sequence[tuple[int, int]]) -> list[int] | None:
+    """The times for which the device cannot have waited for the host; None where they are too few to speak for it."""
+    ahead = [time_ns for time_ns, launch_ns in probed if not launch_ns]
+    return ahead if len(ahead) >= max(_FEWEST_PROBES, len(probed) / 2) else None
+
+
+def _relative(times: _Times, peers: Sequence[tuple[_Times, float]], limit: float) -> float | None:
     """A rank's median time over that of the others; absent where the host may be what took so long.
 
     Args:
         times: Of each probe, the time on the device, and for how long of it the device may have waited for the host.
-        peers: The medians of the other ranks.
+        peers: The times of the other ranks, and how much more work is this rank's.
         limit: What is less is not told from the launches.
     """
-    probed = [(time_ns, launch_ns or 0) for time_ns, launch_ns in times if time_ns is not None]
-    if len(probed) < _FEWEST_PROBES or not peers:
+    probed = _present(times)
+    compared = [(_present(peer), ratio) for peer, ratio in peers]
+    compared = [(peer, ratio) for peer, ratio in compared if len(peer) >= _FEWEST_PROBES]
+    if len(probed) < _FEWEST_PROBES or not compared:
         return None
-    ahead = [time_ns for time_ns, launch_ns in probed if not launch_ns]
-    usual_ns = median(peers)
-    if len(ahead) >= max(_FEWEST_PROBES, len(probed) / 2):
-        return median(ahead) / usual_ns
+    ahead = _times_ahead(probed)
+    usual_ns = median(median(time_ns for time_ns, _ in peer) * ratio for peer, ratio in compared)
+    if ahead is not None:
+        usually = median(ahead) / usual_ns
+        mean_ns = median(
+            _mean(_times_ahead(peer) or [time_ns for time_ns, _ in peer]) * ratio for peer, ratio in compared
+        )
+        at_times = _mean(ahead) / mean_ns
+        return at_times if usually < limit and at_times >= max(_SLOW_AT_TIMES, limit) else usually
     own_ns, launches_ns = np.array(probed, np.float64).T
     if _does_not_follow(own_ns, launches_ns):
         return float(np.median(own_ns)) / usual_ns
     least = float(np.median(own_ns - launches_ns)) / usual_ns
     return least if least >= limit else None
+
+
+def _mean(times_ns: Sequence[int]) -> float:
+    """The mean, without what a single event took."""
+    return fmean(sorted(times_ns)[:-_CHANCE])
 
 
 def _does_not_follow(own_ns: Float64, launches_ns: Float64) -> bool:
@@ -173,10 +206,13 @@ def find_slow_devices(
     slow = []
     for pace in paces:
         peers = [peer for peer in paces if peer.rank != pace.rank]
-        if not pace.is_slow or not peers or (pace.rank in late_hosts and not pace.knows_launches):
+        if not peers or (pace.rank in late_hosts and not pace.knows_launches):
+            continue
+        excess_ns = pace.excess_ns if pace.is_slow else _excess_of_work(pace, peers, work)
+        if not excess_ns:
             continue
         steps = next(table for table in tables if table.rank == pace.rank)
-        cost_ns = pace.excess_ns * len(steps)
+        cost_ns = excess_ns * len(steps)
         cause, detail = _explain(pace, peers, work)
         slow.append(
             Lateness(
@@ -192,6 +228,18 @@ def find_slow_devices(
             )
         )
     return slow
+
+
+def _excess_of_work(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping[int, float | None]) -> int:
+    """What more work costs in a step where passes hold exchanges, and take equally long on all ranks; 0 for none.
+
+    A device that waits for its host does not take longer for more work.
+    """
+    own, most = work[pace.rank], [value for peer in peers if (value := work[peer.rank]) is not None]
+    is_compared = any(timed.relative_forward is not None for timed in (pace, *peers))
+    if is_compared or not pace.is_behind or own is None or not most or own <= _SLOW * median(most):
+        return 0
+    return round(((pace.forward_ns or 0) + pace.backward_ns) * (1 - median(most) / own))
 
 
 def _explain(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping[int, float | None]) -> tuple[Cause, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -74,6 +75,33 @@ def test_times_that_are_steady_while_launches_are_not_are_those_of_the_device(
     )
     steps = (run.steps[0], dataclasses.replace(run.steps[1], probes=slow))
     assert answers(replace(run, steps=steps)) == expected
+
+
+@pytest.mark.parametrize(("longer", "expected"), [(1, []), (3, [(1, Cause.DEVICE)])])
+def test_a_device_that_another_process_takes_at_times_is_slow_in_some_probes(
+    longer: int, expected: list[tuple[int, Cause]]
+) -> None:
+    """A single longer update is chance."""
+    run = probed([{"forward": None}, {"forward": None}])
+    probes = tuple(probe(step, None, 3.2 if step < longer else 1) for step in range(10))
+    steps = (run.steps[0], dataclasses.replace(run.steps[1], probes=probes))
+    assert answers(replace(run, steps=steps)) == expected
+
+
+@pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.WORK)]), (1, [])])
+def test_more_work_is_named_where_passes_hold_exchanges_and_the_device_is_behind(
+    launch: float, expected: list[tuple[int, Cause]]
+) -> None:
+    """Twice the work is half of what passes take."""
+    ranks: list[dict[str, Any]] = [{"forward": None, "launch": launch} for _ in range(2)]
+    run = probed(ranks)
+    steps = tuple(
+        dataclasses.replace(table, tokens=np.ma.array(np.full(len(table), 512 << table.rank), np.int64))
+        for table in run.steps
+    )
+    run = replace(run, steps=steps)
+    assert answers(run) == expected
+    assert [late.cost_ns for late in analyze(run).lateness] == [5 * MS * len(steps[1])] * len(expected)
 
 
 def test_of_old_records_nothing_is_said_of_the_device_of_a_late_host() -> None:
