@@ -6,6 +6,7 @@ rounding to matter little, so that whole seconds say enough about short steps.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -92,6 +93,41 @@ class ElapsedClock:
             record.tokens_per_s = (tokens - begin.tokens) / (moved_ns / 1e9)
         self._begin, self._pending = reading, None
         series.add(record, label)
+
+    def add_each(
+        self,
+        log: JobLogBuilder,
+        readings: Sequence[tuple[int, int]],
+        resolution_ns: int,
+        record_of: Callable[[int], Record],
+    ) -> None:
+        """Add readings as ``add`` does; of those that only wait for the clock to move no record is made.
+
+        Args:
+            log: The log.
+            readings: The iteration and the clock of each.
+            resolution_ns: What the clock's last printed digit stands for.
+            record_of: Makes the record of a row.
+        """
+        waiting: int | None = None
+        step = clock_ns = begin_ns = 0
+        enough_ns = -1  # nothing waits before the clock has begun
+        for row, (number, elapsed_ns) in enumerate(readings):
+            if number > step and clock_ns <= elapsed_ns < enough_ns:
+                waiting, step, clock_ns = row, number, elapsed_ns
+                continue
+            self._wait(waiting, readings, record_of)
+            self.add(log, record_of(row), elapsed_ns, resolution_ns)
+            waiting = None
+            if self._begin is not None and self._last is not None:
+                step, clock_ns, begin_ns = self._last.step, self._last.elapsed_ns, self._begin.elapsed_ns
+                enough_ns = begin_ns + _PRECISE * resolution_ns
+        self._wait(waiting, readings, record_of)
+
+    def _wait(self, row: int | None, readings: Sequence[tuple[int, int]], record_of: Callable[[int], Record]) -> None:
+        """Keep the last of the readings that wait."""
+        if row is not None:
+            self._last, self._pending = _Reading(*readings[row], None), record_of(row)
 
     def add_many(self, log: JobLogBuilder, plain: PlainLines, resolution_ns: int | Int64) -> None:
         """Add many readings of the clock, which are the ``wall_ns`` of the lines."""

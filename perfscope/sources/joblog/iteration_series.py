@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.folded_times import FoldedTimes
+from perfscope.sources.joblog.gaps import Gaps
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
@@ -39,7 +40,7 @@ class _SuspectedRestart:
     attempt: int
     redone: int
     last: int
-    gaps: Counter[int]
+    gaps: Gaps
     counts: Counter[int]
 
 
@@ -74,7 +75,7 @@ class IterationSeries:
         self._suspected: _SuspectedRestart | None = None
         self._restarting = False
         self._disturbance = 0
-        self._gaps: Counter[int] = Counter()
+        self._gaps = Gaps()
         self._turns: dict[bytes | None, Turns] = {}
         self._unnumbered: dict[bytes, int] = {}
         self._compared_copies = 0
@@ -140,9 +141,9 @@ class IterationSeries:
         latest = zip(iterations[-_COMPARED_ROWS:], wall_ns[-_COMPARED_ROWS:].tolist(), strict=True)
         self._latest_folded.extend((int(number), time_ns if time_ns > 0 else None, None) for number, time_ns in latest)
         if self.last is not None:
-            self._gaps[int(iterations[0]) - self.last] += 1
+            self._gaps.add(int(iterations[0]) - self.last)
         if len(iterations) > 1:
-            self._gaps[int(iterations[1]) - int(iterations[0])] += len(iterations) - 1
+            self._gaps.add(int(iterations[1]) - int(iterations[0]), len(iterations) - 1)
         self.last = int(iterations[-1])
         numbers = self._numbers.get(label)
         processes = (numbers.processes if numbers else None) or 1  # their numbers grow one by one
@@ -181,22 +182,21 @@ class IterationSeries:
 
     def interval(self) -> int:
         """How many iterations lie between two records: what occurs most often, 1 without two records."""
-        return min(self._gaps, key=lambda gap: (-self._gaps[gap], gap)) if self._gaps else 1
+        return self._gaps.usual
 
     @property
     def iterations_per_record(self) -> int:
         """How many iterations a record is the mean of; a stated number that the records contradict is not believed."""
         if not self.stated_interval:
             return self.interval()
-        return min(self.stated_interval, self.interval()) if self._gaps else self.stated_interval
+        return min(self.stated_interval, self.interval()) if self._gaps.counts else self.stated_interval
 
     @property
     def irregular_gaps(self) -> int:
         """Places where more iterations lie between two records than elsewhere, and no record covers them."""
         if self.covers_gaps or self.expects_gaps:
             return 0
-        usual = self.interval()
-        return sum(count for gap, count in self._gaps.items() if gap > usual)
+        return self._gaps.count_above_usual()
 
     def median_ns(self) -> int | None:
         """Median time of the kept records; None without one."""
@@ -237,7 +237,7 @@ class IterationSeries:
             numbers = self._numbers[label]
         if number > numbers.last:
             numbers.last = number
-            if self._gaps:
+            if self._gaps.counts:
                 numbers.drop_old(self.interval())
         elif numbers.is_repeat(number):
             numbers.counts[number] += 1
@@ -298,7 +298,7 @@ class IterationSeries:
             if goes_back and number is not None and self.last is not None:
                 self.redone += self.last - number + 1
         elif number is not None and self.last is not None:
-            self._gaps[number - self.last] += 1
+            self._gaps.add(number - self.last)
         begins = is_first or self._restarting or goes_back
         self._restarting = False
         if number is not None:
@@ -315,4 +315,4 @@ class IterationSeries:
         if numbers is None or numbers.processes is not None or self.last is None:
             return None
         counts = Counter(dict.fromkeys(self._columns.iterations_from(-SKEW), 1))
-        return _SuspectedRestart(label, len(self), self.attempt, self.redone, self.last, Counter(self._gaps), counts)
+        return _SuspectedRestart(label, len(self), self.attempt, self.redone, self.last, self._gaps.copy(), counts)

@@ -14,12 +14,16 @@ from array import array
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 
-from perfscope.constants import NS_PER_S, S_PER_HOUR, S_PER_MINUTE
+import numpy as np
+
+from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_fields import LABEL
+from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clocks_s, parse_counts
 from perfscope.sources.joblog.record import Record
+from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
 
 #: A line that may be a bar, and all lines that follow it and may be bars.
@@ -33,11 +37,11 @@ _FRONT = (
     rb"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z?\]? (?:std(?:out|err) [FP] )?)?"
 )
 _BAR = re.compile(
-    rb"^(?!Epoch )"
+    rb"^(?!Epoch )(?:[ \t]*|"  # most bars have nothing in front
     + _FRONT
     + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1)
-    + rb"?[ \t]*\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
-    rb"(\d{1,12})/(\d{1,12}) \[(?:(\d{1,5}):)?(\d\d):(\d\d)<",
+    + rb"?[ \t]*)\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
+    rb"(\d{1,12})/(\d{1,12}) \[" + CLOCK + rb"<",
     re.MULTILINE,
 )
 _SKEW = 4
@@ -74,14 +78,23 @@ class ProgressBars:
 
     def add(self, text: bytes) -> None:
         """Add the bars of some lines."""
-        for step_text, total_text, hours, minutes, seconds in _BAR.findall(text):
-            step, total = int(step_text), int(total_text)
-            clock_s = int(hours or 0) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)
-            self._current = total
-            points = self._bars.get(total)
-            if points is None:
-                points = self._bars[total] = _Points()
-            elif step <= points.step[-1]:
+        for total_text, bars in groupby(_BAR.findall(text), key=itemgetter(1)):
+            step_texts, _, clock_texts = zip(*bars, strict=True)
+            self._current = int(total_text)
+            points = self._bars.setdefault(self._current, _Points())
+            self._add_states(points, parse_counts(step_texts), parse_clocks_s(clock_texts))
+
+    def _add_states(self, points: _Points, steps: Int64, clocks_s: Int64) -> None:
+        """Add states of a bar: at once where it goes on, else those that are no copies."""
+        before = points.step[-1] if points.step else -1
+        if (np.diff(steps, prepend=before) > 0).all():
+            points.step.frombytes(steps.tobytes())
+            points.clock_s.frombytes(clocks_s.tobytes())
+            points.disturbed.extend((self._disturbance, *[0] * (len(steps) - 1)))
+            self._disturbance = 0
+            return
+        for step, clock_s in zip(steps.tolist(), clocks_s.tolist(), strict=True):
+            if points.step and step <= points.step[-1]:
                 if not _begins_again(step, clock_s, points):
                     continue
                 points.starts.append(len(points.step))

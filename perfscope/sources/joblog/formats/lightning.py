@@ -11,12 +11,15 @@ of the epoch is left out.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
-from perfscope.constants import NS_PER_S, S_PER_HOUR, S_PER_MINUTE
+from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
@@ -25,7 +28,7 @@ SOURCE = "the clock of Lightning's bar"
 
 _EPOCH_BAR = (
     rb"Epoch (\d{1,6}): {1,4}\d{1,3}%(?:\|[^|\n]{0,400}\|)? {0,4}(\d{1,12})/(\d{1,12}) "
-    rb"\[(?:(\d{1,5}):)?(\d\d):(\d\d)<([^\]\n]{0,400})\]"
+    rb"\[" + CLOCK + rb"<([^\]\n]{0,400})\]"
 )
 #: Without a validation all that is looked for begins alike, which is faster.
 _BAR = re.compile(_EPOCH_BAR + rb"()")
@@ -45,22 +48,36 @@ class _State(FormatState):
 
 
 def _on_bars(state: _State, line: LineMatch) -> None:
-    bars = _BAR_OR_VALIDATION if b"Validati" in line[0] else _BAR
-    for epoch_text, step_text, total_text, hours, minutes, seconds, cells, validation in bars.findall(line[0]):
+    pattern = _BAR_OR_VALIDATION if b"Validati" in line[0] else _BAR
+    for (epoch_text, total_text, validation), group in groupby(pattern.findall(line[0]), key=itemgetter(0, 2, 5)):
         if validation:
             state.validated = True
             continue
-        epoch, step = int(epoch_text), int(step_text)
+        epoch = int(epoch_text)
         if epoch != state.epoch:
             state.clock.restart(state.log)
             state.epoch, state.validated = epoch, False
-        if state.validated or b"v_num=" not in cells or step == 0:
-            continue
-        clock_s = int(hours or 0) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)
-        number = state.epochs.add(epoch, step, int(total_text))
-        loss = _LOSS.search(cells)
-        record = Record(number, loss=parse_number(loss[1]) if loss else None)
-        state.clock.add(state.log, record, clock_s * NS_PER_S, NS_PER_S)
+        if not state.validated:
+            bars = [bar for bar in group if b"v_num=" in bar[4] and bar[1] != b"0"]
+            if bars:
+                _, steps, _, clocks, cells, _ = zip(*bars, strict=True)
+                _add_bars(state, int(total_text), steps, clocks, cells)
+
+
+def _add_bars(
+    state: _State, total: int, steps: Sequence[bytes], clocks: Sequence[bytes], cells: Sequence[bytes]
+) -> None:
+    """Add bars of one epoch: steps, clocks and figures."""
+    numbers = parse_counts(steps)
+    last = int(numbers.max())
+    numbers += state.epochs.add(state.epoch, last, total) - last
+    readings = list(zip(numbers.tolist(), (parse_clocks_s(clocks) * NS_PER_S).tolist(), strict=True))
+
+    def record_of(row: int) -> Record:
+        loss = _LOSS.search(cells[row])
+        return Record(readings[row][0], loss=parse_number(loss[1]) if loss else None)
+
+    state.clock.add_each(state.log, readings, NS_PER_S, record_of)
 
 
 def _close(state: _State) -> None:

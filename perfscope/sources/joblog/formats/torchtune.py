@@ -13,13 +13,17 @@ over the time since the step before and over the GPUs. Memory is in GiB. Older l
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
 
 import numpy as np
 
-from perfscope.constants import GIB, NS_PER_S, S_PER_HOUR, S_PER_MINUTE
+from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
@@ -33,7 +37,7 @@ SOURCE = "tokens_per_second_per_gpu"
 _CELL = re.compile(rb"(\w+):(\S+)")
 _BAR = re.compile(
     rb"(?<!\d)(\d{1,6})\|(\d{1,12})\|Loss: ([^:|\n]{1,40}): {1,4}\d{1,3}%\|[^|\n]{0,400}\| {0,4}"
-    rb"(\d{1,12})/(\d{1,12}) \[(?:(\d{1,5}):)?(\d\d):(\d\d)<"
+    rb"(\d{1,12})/(\d{1,12}) \[" + CLOCK + rb"<"
 )
 _BARS = re.compile(rb"[^\n]*+(?:\n++[^\n]{0,200}?\|Loss: [^\n]*+)*+")
 _REACH = 1 << 20
@@ -48,17 +52,24 @@ class _State(FormatState):
 
 
 def _on_bars(state: _State, line: LineMatch) -> None:
-    for epoch_text, number_text, loss, step_text, length_text, hours, minutes, seconds in _BAR.findall(line[0]):
-        epoch, number, step, length = (int(text) for text in (epoch_text, number_text, step_text, length_text))
+    for (epoch_text, length_text), group in groupby(_BAR.findall(line[0]), key=itemgetter(0, 4)):
         state.log.frameworks.add("torchtune")
-        if length == 0 or step == 0 or (number - step) % length:
-            continue  # its name is that of the step before
-        if epoch != state.epoch:
+        epoch, length = int(epoch_text), int(length_text)
+        before = (max(epoch, 1) - 1) * length
+        _, numbers, losses, steps, _, clocks = zip(*group, strict=True)
+        counted = parse_counts(steps)
+        is_named_right = (counted > 0) & ((parse_counts(numbers) - counted) % max(length, 1) == 0)
+        rows = np.flatnonzero(is_named_right).tolist() if length else []  # others have the name of the step before
+        if rows and epoch != state.epoch:
             state.clock.restart(state.log)
             state.epoch = epoch
-        clock_s = int(hours or 0) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)
-        record = Record((max(epoch, 1) - 1) * length + step, loss=parse_number(loss))
-        state.clock.add(state.log, record, clock_s * NS_PER_S, NS_PER_S)
+        clocks_ns = parse_clocks_s(clocks) * NS_PER_S
+        readings = list(zip((counted[rows] + before).tolist(), clocks_ns[rows].tolist(), strict=True))
+        state.clock.add_each(state.log, readings, NS_PER_S, partial(_record, readings, [losses[row] for row in rows]))
+
+
+def _record(readings: Sequence[tuple[int, int]], losses: Sequence[bytes], row: int) -> Record:
+    return Record(readings[row][0], loss=parse_number(losses[row]))
 
 
 def _on_step(state: _State, line: LineMatch) -> None:

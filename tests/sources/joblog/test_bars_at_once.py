@@ -1,0 +1,109 @@
+"""Bars that are read many at once give what the same bars give one by one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfscope.sources.joblog import read_log
+from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.formats import lightning, torchtune
+from perfscope.sources.joblog.gaps import Gaps
+from perfscope.sources.joblog.record import Record
+from tests.sources.joblog.test_record_lines import differences
+
+LOSSES = "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
+
+
+def draw_clock(seconds: int) -> str:
+    hours = f"{seconds // 3600}:" if seconds >= 3600 else ""
+    return f"{hours}{seconds // 60 % 60:02d}:{seconds % 60:02d}"
+
+
+def trainer_bar(_epoch: int, step: int, total: int, seconds: int) -> str:
+    return f"{100 * step // total:3d}%|##   | {step}/{total} [{draw_clock(seconds)}<00:50,  4.67s/it]"
+
+
+def lightning_bar(epoch: int, step: int, total: int, seconds: int) -> str:
+    cells = f"4.67s/it, v_num=0, loss={step / 7:.3f}"
+    return f"Epoch {epoch}: {100 * step // total:3d}%|##   | {step}/{total} [{draw_clock(seconds)}<00:50, {cells}]"
+
+
+def torchtune_bar(epoch: int, step: int, total: int, seconds: int) -> str:
+    number = epoch * total + step - (step % 11 == 0)  # now and then with the name of the step before
+    rest = f"{100 * step // total:3d}%|##   | {step}/{total} [{draw_clock(seconds)}<17:27, 13.96s/it]"
+    return f"{epoch + 1}|{number}|Loss: {step / 7:.3f}:  {rest}"
+
+
+def draw_bars(bar: Callable[[int, int, int, int], str], seed: int) -> list[str]:
+    """Three epochs in which steps are left out, drawn twice, gone back to, and in which clocks stand still or go back."""
+    draw = random.Random(seed)
+    lines = []
+    for epoch in range(3):
+        step, seconds, total = 0, draw.choice((0, 3590)), 400 if bar is trainer_bar else draw.choice((400, 500))
+        while step < total:
+            lines.append(bar(epoch, step, total, seconds))
+            step = max(step + draw.choice((1, 1, 1, 1, 1, 2, 5, 0, -1 if draw.random() < 0.1 else 1)), 0)
+            seconds = max(seconds + draw.choice((0, 0, 1, 1, 2, 7)), 0)
+            if draw.random() < 0.004:
+                step, seconds = step // 2, seconds // 3
+    return lines
+
+
+BARS = {"hf-trainer": trainer_bar, "lightning": lightning_bar, "torchtune": torchtune_bar}
+
+
+@pytest.mark.parametrize("framework", BARS)
+@pytest.mark.parametrize("seed", range(4))
+def test_bars_read_at_once_are_those_read_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str, seed: int
+) -> None:
+    path = tmp_path / "run.log"
+    lines = draw_bars(BARS[framework], seed)
+    if framework == "lightning":
+        lines.insert(len(lines) // 2, "Validating:  10%|##  | 1/10 [00:01<00:05]")
+    if framework == "hf-trainer":
+        lines.insert(len(lines) // 2, f"\n{LOSSES}")
+    path.write_text("\r".join(lines) + "\n", newline="")
+    at_once = read_log(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(lightning, "groupby", each)
+        patch.setattr(torchtune, "groupby", each)
+        patch.setattr("perfscope.sources.joblog.progress_bars.groupby", each)
+        patch.setattr(ElapsedClock, "add_each", add_one_by_one)
+        one_by_one = read_log(path)
+    assert at_once.framework == framework
+    assert at_once.iterations is not None
+    assert len(at_once.iterations.wall_ns) > 5
+    assert differences(at_once, one_by_one) == []
+
+
+def each(bars: list[tuple[bytes, ...]], key: Callable[[tuple[bytes, ...]], object]) -> list[tuple[object, object]]:
+    """Each bar as a group of its own."""
+    return [(key(bar), [bar]) for bar in bars]
+
+
+def add_one_by_one(
+    clock: ElapsedClock,
+    log: JobLogBuilder,
+    readings: list[tuple[int, int]],
+    resolution_ns: int,
+    record_of: Callable[[int], Record],
+) -> None:
+    for row, (_, elapsed_ns) in enumerate(readings):
+        clock.add(log, record_of(row), elapsed_ns, resolution_ns)
+
+
+def test_the_usual_gap_is_the_most_frequent_and_of_several_the_smallest() -> None:
+    draw = random.Random(3)
+    gaps, drawn = Gaps(), []
+    assert gaps.usual == 1
+    for _ in range(300):
+        drawn.append(draw.randrange(1, 9))
+        gaps.add(drawn[-1])
+        assert gaps.usual == min(set(drawn), key=lambda gap: (-drawn.count(gap), gap))
+    assert gaps.count_above_usual() == sum(gap > gaps.usual for gap in drawn)
