@@ -10,11 +10,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 from benchmarks.log_excerpts import EXCERPTS
-from perfscope.sources.joblog.line_shapes import STAMP, learn_shape
+from perfscope.sources.joblog.line_shapes import STAMP
 from perfscope.sources.joblog.record_lines import LinesOfRecords, ShapeSplitter
 from perfscope.sources.joblog.registry import FORMATS
 
@@ -87,23 +86,21 @@ def _fits(text: str, form: str) -> bool:
 def record_logs() -> Iterator[RecordLog]:
     """One for each excerpt whose format reads many records at once by the shape of their lines."""
     for path in sorted(EXCERPTS.glob("*.log")):
-        log = _log_of(path)
+        log = find_records(path.stem, path.read_bytes())
         if log is not None:
             yield log
 
 
-def _log_of(path: Path) -> RecordLog | None:
-    text = path.read_bytes()
+def find_records(name: str, text: bytes) -> RecordLog | None:
+    """The first record of a text that is read with many others; None without one."""
     for log_format in FORMATS:
         split = log_format.bulk.split if log_format.bulk else None
         for kind in split.kinds if isinstance(split, ShapeSplitter) else ():
             for line in filter(kind.is_record, kind.rule.find(text)):
-                if len(list(kind.rule.find(line.full_line))) > 1:
-                    continue
-                shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp, lines=kind.lines)
+                shape = kind.shape_of(line)
                 match = shape and shape.pattern.match((line.text + b"\n").decode("latin-1"), line.line)
                 if shape and match:
-                    return RecordLog(path.stem, str(log_format.framework), kind, tuple(_parts(match)), shape.columns)
+                    return RecordLog(name, str(log_format.framework), kind, tuple(_parts(match)), shape.columns)
     return None
 
 

@@ -148,25 +148,22 @@ class Column:
         return cell.span(1) if cell else (-1, -1)
 
 
-def learn_shape(line: LineMatch, columns: Mapping[str, Column], *, has_stamp: bool, lines: int = 1) -> Shape | None:
+def learn_shape(
+    line: LineMatch, columns: Mapping[str, Column], *, has_stamp: bool, end: int, behind: str = ""
+) -> Shape | None:
     """The shape of a record.
 
     Args:
         line: The match of the rule.
         columns: The figures that are needed.
         has_stamp: Its date is needed, too.
-        lines: How many lines it has.
+        end: Where it ends: at the end of a line.
+        behind: What must be true behind its last line, as a regular expression of text that matches nothing.
 
     Returns:
         None where the record is too long, lacks a figure, or has a number directly beside one.
     """
     text, begin = line.text, line.line
-    end = line.match.end() - 1
-    for _ in range(lines):
-        end = text.find(b"\n", end + 1)
-        if end < 0:
-            end = len(text)
-            break
     spans = sorted((*column.span(line, name, end), name) for name, column in columns.items())
     spans = [span for span in spans if span[0] >= 0 or not columns[span[2]].is_optional]
     if end - begin > _LONGEST or (spans and spans[0][0] < begin):
@@ -189,12 +186,12 @@ def learn_shape(line: LineMatch, columns: Mapping[str, Column], *, has_stamp: bo
         offset = stop
     if has_stamp and STAMP not in names:
         return None
-    return Shape(_compile("".join(parts)), tuple(names), label)
+    return Shape(_compile("".join(parts), behind), tuple(names), label)
 
 
 @lru_cache(maxsize=256)
-def _compile(line: str) -> re.Pattern[str]:
-    return re.compile(f"^({line})\n", re.MULTILINE | re.ASCII)
+def _compile(line: str, behind: str) -> re.Pattern[str]:
+    return re.compile(f"^({line})\n{behind}", re.MULTILINE | re.ASCII)
 
 
 def _generalise(text: str, *, wants_stamp: bool) -> Iterator[tuple[str, bool]]:

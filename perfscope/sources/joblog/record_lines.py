@@ -7,6 +7,7 @@ which the peak counts, and every line of another shape are read one by one, as a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -50,6 +51,19 @@ def is_record(_line: LineMatch) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Further:
+    """The lines behind the one of a rule that belong to the same record.
+
+    Attributes:
+        lines: Matches all of them, from the end of the line before on.
+        behind: What must be true behind the last one, so that there is no further one.
+    """
+
+    lines: re.Pattern[bytes]
+    behind: str
+
+
+@dataclass(frozen=True, slots=True)
 class LinesOfRecords(Generic[State]):
     """What a format says of its records.
 
@@ -61,7 +75,8 @@ class LinesOfRecords(Generic[State]):
         constants: The columns that are the same in all records of a job; others are read by the rule.
         has_stamp: The first date of a line is a column, too.
         is_record: Whether a match of the rule is a record.
-        lines: How many lines a record has.
+        lines: How many lines a record has, counted from the last one that the rule matches.
+        further: What matches the further lines of a record instead, where these are not always as many.
     """
 
     rule: Rule[State]
@@ -72,6 +87,22 @@ class LinesOfRecords(Generic[State]):
     has_stamp: bool = False
     is_record: Callable[[LineMatch], bool] = is_record
     lines: int = 1
+    further: Further | None = None
+
+    def shape_of(self, line: LineMatch) -> Shape | None:
+        """The shape of a record; None where it has none, or where it is glued to another one."""
+        text, end = line.text, line.match.end() - 1
+        for _ in range(self.lines):
+            end = text.find(b"\n", end + 1)
+            if end < 0:
+                end = len(text)
+                break
+        if self.further is not None and (further := self.further.lines.match(text, end)):
+            end = further.end()
+        if len(list(self.rule.find(text[line.line : end]))) != 1:
+            return None
+        behind = self.further.behind if self.further else ""
+        return learn_shape(line, self.columns, has_stamp=self.has_stamp, end=end, behind=behind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +130,9 @@ class ShapeSplitter(Generic[State]):
             for offset in (0, len(text) // 3, 2 * len(text) // 3):
                 begin = text.find(b"\n", offset) + 1 if offset else 0
                 line = next(filter(kind.is_record, kind.rule.find(text[begin:])), None)
-                if line is not None and len(list(kind.rule.find(line.full_line))) == 1:
-                    shape = learn_shape(line, kind.columns, has_stamp=kind.has_stamp, lines=kind.lines)
-                    if shape is not None:
-                        yield kind, shape
+                shape = kind.shape_of(line) if line is not None else None
+                if shape is not None:
+                    yield kind, shape
 
 
 def _split(kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int) -> SplitBlock:
@@ -112,7 +142,8 @@ def _split(kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: i
     measured = kind.measure(cells)
     is_plain = measured.wall_ns != 0
     for name in kind.constants:
-        is_plain &= cells.are_same(name)
+        if name in cells:
+            is_plain &= cells.are_same(name)
     for name in kind.peaks:
         if name in cells:
             is_plain[cells.rows_of_peak(name)] = False

@@ -7,12 +7,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.record_logs import RecordLog, record_logs
+from benchmarks.record_logs import RecordLog, find_records, record_logs
 from perfscope.sources.joblog import read_log, reading
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.tables.joblog import JobLog
 
-LOGS = list(record_logs())
+#: Records of which no excerpt has a whole one.
+WRITTEN = {
+    "composer": b"""[epoch=1/2][batch=366/48000]:
+         Train time/batch: 365
+         Train time/sample: 93440
+         Train memory/peak_allocated_mem: 44.6420
+         Train trainer/device_train_microbatch_size: 16
+         Train loss/train/total: 10.3750
+         Train throughput/samples_per_sec: 2.7330
+         Train time/train: 0.5249
+""",
+}
+LOGS = [*record_logs(), *filter(None, (find_records(name, text) for name, text in WRITTEN.items()))]
 KEPT = 24
 FIRST = 2001
 RECORDS = 400

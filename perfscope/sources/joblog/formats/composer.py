@@ -13,11 +13,24 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from perfscope.constants import GB, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import (
+    STEP,
+    Further,
+    LinesOfRecords,
+    Measured,
+    add_evenly,
+    number_over_epochs,
+    read_lines,
+)
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "batch / samples_per_sec, a moving mean"
@@ -57,7 +70,7 @@ class _State(FormatState):
 
 def _on_heading(state: _State, line: LineMatch) -> None:
     _close(state)
-    total = int(line["total"] or 0)
+    total = int(line["length"] or 0)
     step = state.epochs.add(int(line["epoch"] or 1), int(line["step"]), total)
     state.batch = _Batch(step, total)
 
@@ -113,17 +126,68 @@ def _bytes(gigabytes: float | None) -> float | None:
     return None if gigabytes is None else gigabytes * GB
 
 
+_HEADING = Rule(
+    b"[batch=",
+    re.compile(rb"(?:\[epoch=(?P<epoch>\d+)(?:/\d+)?\])?\[batch=(?P<step>\d+)(?:/(?P<length>\d+))?\]:"),
+    _on_heading,
+)
+
+
+def _figure(name: bytes, *, is_optional: bool = False) -> Column:
+    cell = re.compile(rb"\s Train " + name + rb": (\d{1,12}(?:\.\d{1,12})?)$", re.MULTILINE)
+    return Column(r"\d{1,12}(?:\.\d{1,12})?", cell, is_optional)
+
+
+_PEAKS = {
+    f"{kind}_peak": _figure(b"memory/peak_" + kind.encode() + b"_mem", is_optional=True)
+    for kind in ("reserved", "allocated")
+}
+_COLUMNS = {
+    "epoch": Column(INTEGER, is_optional=True),
+    "step": STEP,
+    "length": Column(INTEGER, is_optional=True),
+    "done": _figure(b"time/sample"),
+    "batches": _figure(b"time/batch"),
+    "speed": _figure(b"throughput/samples_per_sec"),
+    **_PEAKS,
+}
+_FURTHER = Further(re.compile(rb"(?:\n\s{1,40}Train [^\n]{1,200}(?=\n))+"), r"(?!\s{1,40}Train )")
+
+
+def _measure(cells: Cells) -> Measured:
+    """Where samples are no multiple of batches, the rule takes those of the batch before."""
+    done, batches, speeds = (cells.numbers(name) for name in ("done", "batches", "speed"))
+    samples = np.where(batches > 0, done, np.nan) / np.maximum(batches, 1)
+    samples[(samples != np.rint(samples)) | (samples <= 0)] = np.nan
+    seconds = samples / np.where(speeds > 0, speeds, np.nan)
+    steps = cells.integers("step")
+    columns = {
+        "epoch": cells.integers("epoch") if "epoch" in cells else np.ones_like(steps),
+        "length": cells.integers("length") if "length" in cells else np.zeros_like(steps),
+        "samples": np.nan_to_num(samples).astype(np.int64),
+    }
+    return Measured(steps, times_ns(seconds, NS_PER_S), columns)
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    if first < last:
+        _close(state)
+        rows = number_over_epochs(state.epochs, plain.rows(first, last))
+        add_evenly(state.log.series_of(SOURCE), rows, 0, last - first, rows.columns["samples"])
+
+
 FORMAT = Format(
     framework="composer",
     state=_State,
     rules=(
-        Rule(
-            b"[batch=",
-            re.compile(rb"(?:\[epoch=(?P<epoch>\d+)(?:/\d+)?\])?\[batch=(?P<step>\d+)(?:/(?P<total>\d+))?\]:"),
-            _on_heading,
-        ),
+        _HEADING,
         Rule(b" Train ", re.compile(rb"\s Train (?P<name>[\w/]+): (?P<value>\S+)"), _on_figure, identifies=False),
     ),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_HEADING, _COLUMNS, _measure, peaks=tuple(_PEAKS), constants=("length",), further=_FURTHER),
+        add=_add,
+    ),
 )

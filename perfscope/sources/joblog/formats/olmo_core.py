@@ -13,10 +13,14 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, Further, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "1 / OLMo-core's BPS"
@@ -58,19 +62,44 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
     state.log.add_memory(reserved=None if reserved is None else reserved * GIB)
 
 
+_RULE = Rule(
+    b"[step=",
+    re.compile(
+        rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
+        rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)"
+    ),
+    _on_step,
+    reach=_REACH,
+)
+_COLUMNS = {
+    "step": STEP,
+    "total": Column(r"\d{1,12}|\?\?\?"),
+    "speed": Column(
+        r"\d{1,9}\.\d{1,9}",
+        re.compile(rb"[ \t]throughput/device/(?:BPS|batches_per_second)=(\d{1,9}\.\d{1,9})[ \t]*$", re.MULTILINE),
+    ),
+    "reserved": Column(
+        r"[\d,.]+",
+        re.compile(rb"[ \t]gpu_memory/GPU reserved mem \(GiB\)=([\d,.]{1,20})[ \t]*$", re.MULTILINE),
+        is_optional=True,
+    ),
+}
+#: A record ends before a line that could be a figure.
+_FURTHER = Further(re.compile(b""), r"(?![^\n=]{0,60}[ \t]{2}[^\n=\[]{1,120}=)")
+
+
+def _measure(cells: Cells) -> Measured:
+    speeds = cells.numbers("speed")
+    return Measured(cells.integers("step"), times_ns(NS_PER_S / np.where(speeds > 0, speeds, np.nan), 1))
+
+
 FORMAT = Format(
     framework="olmo",
     state=FormatState,
-    rules=(
-        Rule(
-            b"[step=",
-            re.compile(
-                rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
-                rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)"
-            ),
-            _on_step,
-            reach=_REACH,
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("reserved",), constants=("total",), further=_FURTHER),
+    ),
 )

@@ -136,6 +136,10 @@ _SPEED_LINE = {
     "counted": Column(INTEGER, re.compile(rb"(?:global_step=|\b\d{1,9}/)(\d{1,15}), (?:RunningAvg)?SamplesPerSec=")),
     "now": Column(cell=re.compile(rb"CurrSamplesPerSec=([\d.eE+-]{1,30})")),
 }
+_MEAN_LINE = {
+    "counted": _SPEED_LINE["counted"],
+    "mean": Column(cell=re.compile(rb"SamplesPerSec=([\d.eE+-]{1,30})(?:,? *\n|$)")),
+}
 
 
 def _measure_steps(cells: Cells) -> Measured:
@@ -150,6 +154,12 @@ def _measure_speeds(cells: Cells) -> Measured:
     return Measured(steps, np.full_like(steps, -1), {"counted": steps})
 
 
+def _measure_means(cells: Cells) -> Measured:
+    """Of the running mean only counts that it is one."""
+    steps, means = cells.integers("counted"), cells.numbers("mean")
+    return Measured(steps, np.where(means > 0, -1, 0), {"counted": steps, "printed": steps})
+
+
 def add_plain_lines(state: DeepSpeedState, plain: PlainLines, first: int, last: int) -> None:
     """Add rows ``first`` to ``last`` of a block's plain lines: of steps, of throughput, or of both in turn."""
     rows = plain.rows(first, last)
@@ -157,16 +167,18 @@ def add_plain_lines(state: DeepSpeedState, plain: PlainLines, first: int, last: 
         return
     if "counted" in rows.columns:
         untimed = replace(rows, iteration=rows.columns["counted"], wall_ns=np.full(last - first, -1))
-        add_evenly(state.log.series_of(THROUGHPUT), untimed, 0, last - first)
+        for source in (THROUGHPUT, _AS_PRINTED) if "printed" in rows.columns else (THROUGHPUT,):
+            add_evenly(state.log.series_of(source), untimed, 0, last - first)
     if int(rows.wall_ns[0]) > 0:
         state.step_clock.add_many(state.log, rows)
 
 
 BULK = read_lines(
-    (STEPS, THROUGHPUT, PIPELINE),
+    (STEPS, THROUGHPUT, PIPELINE, _AS_PRINTED),
     LinesOfRecords(_STEP_RULE, {**_STEP_LINE, **_SPEED_LINE}, _measure_steps, has_stamp=True, lines=2),
     LinesOfRecords(_STEP_RULE, _STEP_LINE, _measure_steps, has_stamp=True),
     LinesOfRecords(_THROUGHPUT_RULE, _SPEED_LINE, _measure_speeds),
+    LinesOfRecords(_THROUGHPUT_RULE, _MEAN_LINE, _measure_means),
     add=add_plain_lines,
 )
 
