@@ -6,10 +6,12 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from perfscope.hooks.module_names import ModuleNames
 from perfscope.wire.memory import BEGIN, END, STEP
 
 if TYPE_CHECKING:
-    from perfscope.hooks.profiler.module_ranges import HookHandle, Module
+    from perfscope.hooks.module_names import Module
+    from perfscope.hooks.profiler.module_ranges import HookHandle
 
 #: A run of very many small modules is marked up to here only.
 _MOST_MARKS = 2_000_000
@@ -29,7 +31,8 @@ class ModuleMarks:
         self.signs: list[str] = []
         self.names: list[str] = []
         self._handles: list[HookHandle] = []
-        self._paths: dict[int, str] = {}
+        self._paths = ModuleNames()
+        self._open: list[str] = []
 
     def start(self, step: int, *, with_modules: bool = True) -> None:
         """Begin to mark modules, at the begin of a training step."""
@@ -47,6 +50,7 @@ class ModuleMarks:
             handle.remove()
         self._handles = []
         self._paths.clear()
+        self._open.clear()
 
     def add_step(self, step: int) -> None:
         """A training step begins."""
@@ -61,12 +65,13 @@ class ModuleMarks:
     def _on_forward(self, module: Module, _inputs: object) -> None:
         if sys.modules["torch"].compiler.is_compiling():
             return
-        if id(module) not in self._paths:
-            for path, inner in module.named_modules():
-                self._paths.setdefault(id(inner), path or type(module).__name__)
-        self._add(BEGIN, self._paths[id(module)])
+        path = self._paths.by_number.get(id(module)) or self._paths.add(module, self._open[-1] if self._open else None)
+        self._open.append(path)
+        self._add(BEGIN, path)
 
     def _on_forward_end(self, module: Module, _inputs: object, _output: object) -> None:
-        path = self._paths.get(id(module))
+        path = self._paths.by_number.get(id(module))
         if path is not None and not sys.modules["torch"].compiler.is_compiling():
+            if self._open:
+                self._open.pop()
             self._add(END, path)

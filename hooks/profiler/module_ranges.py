@@ -4,19 +4,17 @@ torch.profiler's own ``with_modules`` supports TorchScript modules only, and nam
 call of a module is wrapped while a window is open: torch's hooks for all modules take four times as long, and do not
 see modules that ``Module.compile`` compiled. Of torch's ways to open a range it takes the fastest that is written as an
 annotation: an operator's range is faster still, but readers would take it for work.
-
-A module is named by its path in the first module around it that was called. One that belongs to no such module, as one
-that a forward makes and throws away, is named below the module that calls it: ``layers.0.attention.Softmax``.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-import weakref
-from collections.abc import Callable, Iterable
-from types import CodeType, FrameType, ModuleType
+from collections.abc import Callable
+from types import FrameType, ModuleType
 from typing import Protocol
+
+from perfscope.hooks.module_names import Module, ModuleNames
 
 _PREFIX = "nn.Module: "
 #: The first torch whose fast range can be an annotation. It reads this option only where inputs are recorded.
@@ -29,13 +27,6 @@ class HookHandle(Protocol):
 
     def remove(self) -> None:
         """Take the hook away."""
-
-
-class Module(Protocol):
-    """The part of ``torch.nn.Module`` that is used here."""
-
-    def named_modules(self) -> Iterable[tuple[str, object]]:
-        """Every module below it, itself included, with its path."""
 
 
 class Range(Protocol):
@@ -52,10 +43,7 @@ class ModuleRanges:
     """A wrapper around ``nn.Module.__call__`` that exists only between ``start`` and ``stop``."""
 
     def __init__(self) -> None:
-        #: By ``id(module)``: a module itself may define equality or be unhashable.
-        self._names: dict[int, str] = {}
-        #: The same modules: the number of one that is gone may become another's.
-        self._living: dict[int, weakref.ref[object]] = {}
+        self._names = ModuleNames(_PREFIX)
         self._original: Callable[..., object] | None = None
         self._wrapper: Callable[..., object] | None = None
         self._is_open = False
@@ -78,7 +66,6 @@ class ModuleRanges:
             if module_type.__call__ is self._wrapper:
                 module_type.__call__ = self._original
         self._wrapper = self._original = None
-        self._living.clear()
         self._names.clear()
 
     def forget(self) -> None:
@@ -88,7 +75,7 @@ class ModuleRanges:
     def _wrap(self, call: Callable[..., object]) -> Callable[..., object]:
         """The call of a module inside a range with its name."""
         begin, end = _range_functions()
-        ranges, names, is_compiling = self, self._names, sys.modules["torch"].compiler.is_compiling
+        ranges, names, is_compiling = self, self._names.by_number, sys.modules["torch"].compiler.is_compiling
 
         # torch's recorder of stacks takes what is named ``self`` in the call of a module for that module.
         def call_marked(self: Module, *inputs: object, **options: object) -> object:
@@ -106,7 +93,7 @@ class ModuleRanges:
         """The same with a range that takes half the time; its code is inline, because each call would cost as much."""
         torch = sys.modules["torch"]
         call, no_inputs, annotation = torch.nn.Module.__call__, (), _ANNOTATION
-        ranges, names, is_compiling = self, self._names, torch.compiler.is_compiling
+        ranges, names, is_compiling = self, self._names.by_number, torch.compiler.is_compiling
         is_recording = torch.autograd._profiler_enabled  # such a range fails where recording began inside it
 
         def call_marked(self: Module, *inputs: object, **options: object) -> object:
@@ -123,35 +110,16 @@ class ModuleRanges:
 
     def _add_names(self, root: Module) -> str:
         """Name a module that is not inside a named one, and every module inside it."""
-        around = self._find_around(sys._getframe(1).f_back)
-        own = f"{around}.{type(root).__name__}" if around else _PREFIX + type(root).__name__
-        for path, inner in root.named_modules():
-            if id(inner) not in self._names:
-                self._remember(inner, own if not path else f"{own}.{path}" if around else _PREFIX + path)
-        return self._names.get(id(root), own)
-
-    def _remember(self, module: object, name: str) -> None:
-        key, names, living = id(module), self._names, self._living
-
-        def forget(_gone: object) -> None:
-            names.pop(key, None)
-            living.pop(key, None)
-
-        names[key] = name
-        living[key] = weakref.ref(module, forget)
+        return self._names.add(root, self._find_around(sys._getframe(1).f_back))
 
     def _find_around(self, frame: FrameType | None) -> str | None:
         """The name of the module in whose marked call a frame is."""
-        code = _code_of(self._wrapper)
+        code = getattr(self._wrapper, "__code__", None)
         while frame is not None:
             if frame.f_code is code:
-                return self._names.get(id(frame.f_locals["self"]))
+                return self._names.by_number.get(id(frame.f_locals["self"]))
             frame = frame.f_back
         return None
-
-
-def _code_of(function: object) -> CodeType | None:
-    return getattr(function, "__code__", None)
 
 
 def _find_fast_ranges(torch: ModuleType) -> Callable[..., Range] | None:

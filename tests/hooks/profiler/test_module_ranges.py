@@ -141,7 +141,7 @@ def test_a_module_that_a_forward_makes_is_named_below_the_one_that_calls_it(tmp_
     ranges.start(records_shapes=shapes)
     try:
         found = [name for _, name in marks(tmp_path, run, shapes=shapes)]
-        assert len(ranges._names) == 4, "what is gone is forgotten: its number may become another module's"
+        assert len(ranges._names.by_number) == 4, "what is gone is forgotten: its number may become another module's"
     finally:
         ranges.stop()
     inside = ["Sequential", "Sequential.0", "Sequential.1", "Dropout"]

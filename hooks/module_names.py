@@ -1,0 +1,78 @@
+"""The names of modules: paths in the module that was called around them.
+
+The first module that is called is named by its class, and those inside it by their paths alone: ``blocks.0.mlp``. Where
+another such module has a path of the same name, as the second network of a GAN or the next part of a pipeline, all of
+its own are named below it: ``Discriminator.blocks.0.mlp``, ``Net#2.blocks.0.mlp``. A module that belongs to none of
+them, as one that a forward makes and throws away, is named below the module that calls it: ``blocks.0.mlp.Softmax``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class Module(Protocol):
+    """The part of ``torch.nn.Module`` that is used here."""
+
+    def named_modules(self) -> Iterable[tuple[str, object]]:
+        """Every module below it, itself included, with its path."""
+
+
+class ModuleNames:
+    """The names of the modules that were called.
+
+    Attributes:
+        by_number: The names by ``id(module)``: a module itself may define equality or be unhashable. A module that is
+            gone is taken out, because its number may become another's.
+    """
+
+    def __init__(self, prefix: str = "") -> None:
+        self.by_number: dict[int, str] = {}
+        self._prefix = prefix
+        self._living: dict[int, weakref.ref[object]] = {}
+        self._taken: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._living.clear()
+        self.by_number.clear()
+        self._taken.clear()
+
+    def add(self, root: Module, around: str | None) -> str:
+        """Name a module without a name, and every module inside it; the name of the module in whose call it is."""
+        kind = type(root).__name__
+        inside = [(path, inner) for path, inner in root.named_modules() if id(inner) not in self.by_number]
+        if around:
+            own, before = f"{around}.{kind}", f"{around}.{kind}."
+        else:
+            own, before = self._choose(kind, [path for path, _ in inside], is_copy=hasattr(root, "_is_replica"))
+        for path, inner in inside:
+            self._remember(inner, before + path if path else own)
+        return self.by_number.get(id(root), own)
+
+    def _choose(self, kind: str, paths: list[str], *, is_copy: bool) -> tuple[str, str]:
+        """The name of a module that nothing is around, and what stands ahead of the paths inside it."""
+        plain = self._prefix + kind
+        if is_copy:  # DataParallel's replicas are one module
+            return plain, self._prefix
+        own, number = plain, 1
+        while self._taken[own]:
+            number += 1
+            own = f"{plain}#{number}"
+        collides = number > 1 or any(path and self._taken[self._prefix + path] for path in paths)
+        return own, f"{own}." if collides else self._prefix
+
+    def _remember(self, module: object, name: str) -> None:
+        number, names, living, taken = id(module), self.by_number, self._living, self._taken
+
+        def forget(gone: weakref.ref[object]) -> None:
+            if living.get(number) is gone:
+                del living[number], names[number]
+                taken[name] -= 1
+
+        names[number] = name
+        taken[name] += 1
+        living[number] = weakref.ref(module, forget)
