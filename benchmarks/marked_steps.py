@@ -151,16 +151,20 @@ class Training:
 
 def open_profiler() -> torch.profiler.profile:
     """A profiler with the options of a window."""
-    config = torch._C._profiler._ExperimentalConfig(trace_only=True)  # noqa: SLF001 - as the hooks do
-    profiler = torch.profiler.profile(record_shapes=True, with_modules=True, experimental_config=config)
+    profiler = torch.profiler.profile(record_shapes=True, with_modules=True)
     profiler.start()
     return profiler
+
+
+def close_profiler() -> None:
+    """Stop what records, and make no events of Python of it, which would take longer than all steps."""
+    torch.autograd._disable_profiler()  # noqa: SLF001 - as the hooks do
 
 
 def measure_window(training: Training, ranges: ModuleRanges, order: Sequence[bool]) -> dict[bool, list[Step]]:
     """The counted steps of one window, with marks and without."""
     steps: dict[bool, list[Step]] = {True: [], False: []}
-    profiler = open_profiler()
+    open_profiler()
     training.step()
     for is_marked in order:
         if is_marked:
@@ -168,7 +172,7 @@ def measure_window(training: Training, ranges: ModuleRanges, order: Sequence[boo
         steps[is_marked] += [training.step() for _ in range(BLOCK)][1:]
         if is_marked:
             ranges.stop()
-    profiler.stop()
+    close_profiler()
     return steps
 
 
