@@ -7,18 +7,19 @@ and left CUPTI detached. Kernels of the step before, which the device may still 
 apart: their number depends on how far the host is ahead. The cases are CUDA graphs, ``torch.compile`` with and without
 ``reduce-overhead``, NCCL, FSDP 2, DeepSpeed's ZeRO 1, a training that ends inside a window, a profiler of the script's
 own afterwards, and Megatron-LM's own script, unmodified, with tensor parallelism where there are two GPUs: the numbers
-are its losses and norms, to the last digit of its log. Of Megatron's steps its log gives the times, too, ahead of all
-windows and behind them; its two processes run at the same time on the same GPUs.
+are its losses and norms, to the last digit of its log. Of Megatron's steps its log gives the times, too: both trainings
+run at the same time on the same GPUs, so that blocks of ten steps, ahead of all windows and behind them, are compared
+with the same steps of the other.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from tabulate import tabulate
 from torch import distributed, nn
@@ -41,10 +43,11 @@ from perfscope.tables.trace import ABSENT, Trace, Work
 
 STEPS = 34
 WINDOWS = "5-6,14-15,23-24"
-#: Megatron trains more steps, ahead of the windows and behind them.
-MEGATRON_STEPS = 94
-_MEGATRON_WINDOWS = "25-26,34-35,43-44"
-_AHEAD, _BEHIND = range(6, 23), range(55, MEGATRON_STEPS + 1)
+#: Megatron trains more steps: blocks of ten ahead of the windows, and behind them.
+MEGATRON_STEPS = 330
+_MEGATRON_WINDOWS = "104-105,113-114,122-123"  # one opens a step ahead, and a light one follows
+_BLOCK = 10
+_AHEAD, _BEHIND = range(21, 101), range(131, MEGATRON_STEPS + 1)
 _RECORDED = 6  # each is followed by a light window
 _WIDTH, _DEPTH, _ROWS = 256, 8, 64
 
@@ -224,14 +227,14 @@ class Verdict:
         problem: What is wrong; empty where it passed.
         kernels: Kernels of its own steps that each window of the first rank recorded.
         others: What else each of them recorded: kernels of the step before, which still ran when it opened.
-        steps_ms: Of Megatron the median step ahead of all windows and behind them, without perfscope and with it.
+        steps: Of Megatron the medians of steps, and by how much steps behind windows take longer.
     """
 
     case: str
     problem: str
     kernels: tuple[int, ...]
     others: tuple[int, ...] = ()
-    steps_ms: dict[str, tuple[float, float]] | None = None
+    steps: dict[str, float] | None = None
 
 
 def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Verdict:
@@ -272,7 +275,7 @@ def judge(case: str, folder: Path, script: Path | None, timeout_s: float) -> Ver
         *(find_differences(windows_of_rank) for windows_of_rank in named.values() if case != "ends-in-window"),
     ]
     first, around = (tuple(next(iter(counts.values()), ())) for counts in (kernels, others))
-    of_steps = {"bare": step_times(bare.stdout), "captured": step_times(ours.stdout)} if case == _MEGATRON else None
+    of_steps = compare_steps(bare.stdout, ours.stdout) if case == _MEGATRON else None
     return Verdict(case, ", ".join(filter(None, problems)), first, around, of_steps)
 
 
@@ -286,11 +289,20 @@ def numbers(output: str) -> list[str]:
     return [line for line in output.splitlines() if line.startswith("result ")] + logged
 
 
-def step_times(output: str) -> tuple[float, float]:
-    """The median step of Megatron's log in ms, ahead of all windows and behind them."""
-    times = {int(step): float(ms) for step, ms in _ELAPSED.findall(output)}
-    ahead, behind = (statistics.median(times[step] for step in steps) for steps in (_AHEAD, _BEHIND))
-    return ahead, behind
+def compare_steps(bare: str, ours: str) -> dict[str, float]:
+    """Steps of two of Megatron's logs ahead of all windows and behind them; the change behind them, with its error."""
+    logs = [{int(step): float(ms) for step, ms in _ELAPSED.findall(log)} for log in (bare, ours)]
+    figures: dict[str, float] = {}
+    middles, errors = [], []
+    for part, steps in (("ahead", _AHEAD), ("behind", _BEHIND)):
+        times = np.array([[log[step] for step in steps] for log in logs]).reshape(2, -1, _BLOCK)
+        without, captured = np.median(times, axis=2)
+        ratios = captured / without
+        figures |= {f"bare_{part}_ms": float(np.median(without)), f"captured_{part}_ms": float(np.median(captured))}
+        middles.append(float(np.median(ratios)))
+        errors.append(1.2533 * float(ratios.std(ddof=1)) / math.sqrt(len(ratios)) / middles[-1])
+    change = 100 * (middles[1] / middles[0] - 1)
+    return {**figures, "change_percent": change, "error_percent": 100 * math.hypot(*errors)}
 
 
 def read_window(folder: Path, name: str) -> Trace:
@@ -348,7 +360,7 @@ def main() -> None:
     rows = [(verdict.case, verdict.problem or "passed", *verdict.kernels) for verdict in verdicts]
     headings = ("case", "result", *(f"kernels {number}" for number in range(1, _RECORDED + 1)))
     print(tabulate(rows, headings, tablefmt="pipe"))
-    print(*(verdict.steps_ms for verdict in verdicts if verdict.steps_ms))
+    print(*(verdict.steps for verdict in verdicts if verdict.steps))
     if options.json:
         options.json.write_text(json.dumps([vars(verdict) for verdict in verdicts], indent=2) + "\n")
     sys.exit(any(verdict.problem for verdict in verdicts))

@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from benchmarks.after_windows import (
     MEGATRON_STEPS,
+    compare_steps,
     count_kernels,
     find_differences,
     megatron_words,
     name_kernels,
     numbers,
     read_window,
-    step_times,
 )
 from tests.conftest import ROOT
 
@@ -32,11 +34,19 @@ def test_times_of_megatrons_log_are_no_numbers_of_the_training_and_its_losses_an
     assert numbers(LINE.format(step=1, ms=9.1, loss="6.914733E+00")) != numbers(log)
 
 
-def test_steps_of_megatrons_log_are_timed_ahead_of_all_windows_and_behind_them() -> None:
-    times = [900.0, *(20.0 + step % 2 for step in range(23)), *(80.0 for _ in range(30)), *(22.0 for _ in range(40))]
-    log = "\n".join(LINE.format(step=step, ms=ms, loss="6.9E+00") for step, ms in enumerate(times, start=1))
-    assert len(times) == MEGATRON_STEPS
-    assert step_times(log) == (20.0, 22.0)
+def test_steps_of_megatron_behind_windows_are_compared_with_those_of_the_other_training() -> None:
+    def log(ahead: float, behind: float) -> str:
+        times = [900.0, *(ahead + step % 2 for step in range(99)), *(80.0 for _ in range(30))]
+        times += [behind + step % 2 for step in range(MEGATRON_STEPS - len(times))]
+        return "\n".join(LINE.format(step=step, ms=ms, loss="6.9E+00") for step, ms in enumerate(times, start=1))
+
+    compared = compare_steps(log(19.5, 29.5), log(39.5, 65.5))
+    assert compared == pytest.approx(
+        {
+            "bare_ahead_ms": 20, "bare_behind_ms": 30, "captured_ahead_ms": 40, "captured_behind_ms": 66,
+            "change_percent": 10, "error_percent": 0,
+        }
+    )  # fmt: skip
 
 
 def test_kernels_of_the_step_before_a_window_are_no_difference_between_windows() -> None:
