@@ -1,10 +1,14 @@
-"""Writes the records of steps beside training: about half a second after each, in a thread of its own.
+"""Writes the records of steps beside training: up to two seconds after each, in a thread of its own.
 
 To make a record, to encode and to write it takes longer than all other hooks of a step together, because nothing of the
 code is in the processor's caches after a step's work. The thread does it for several records at once, while training
-waits for the device, and reads what else changes slowly. It lets one turn pass while a profiler window is open, so that
-it is not in the steps of a short one. A process that is killed loses the records of its last half second, or second in
-a window, and leaves whole lines.
+waits for the device, and reads what else changes slowly.
+
+A turn finds none of its code and objects in a cache, so that few turns with many records cost less than many turns with
+few: the first ones are half a second apart, so that a training that has begun shows soon, and later ones two seconds. A
+turn waits for another half second while a profiler window is open, so that it is not in the steps of a short one. A
+process that is killed loses the records of its last two seconds, or of two and a half in a window, and leaves whole
+lines.
 """
 
 from __future__ import annotations
@@ -26,11 +30,14 @@ if TYPE_CHECKING:
     QueuedRow: TypeAlias = tuple[int, Callable[..., bytes], tuple[Any, ...]]
 
 #: How long a record waits at most.
-PERIOD_S = 0.5
-#: So many periods longer where a profiler window is open.
+PERIOD_S = 2.0
+#: How long the records of the first so many turns wait, and those of an open window besides.
+FIRST_PERIOD_S = 0.5
+FIRST_TURNS = 10
+#: So many of the shorter periods longer where a profiler window is open.
 _MOST_RESTS = 1
-#: Records that are written without a pause, in which training may need the interpreter: a third of a millisecond.
-_MOST_AT_ONCE = 64
+#: Records that are written without a pause, in which training may need the interpreter: half a millisecond.
+_MOST_AT_ONCE = 128
 _PAUSE_S = 0.002
 
 
@@ -122,12 +129,13 @@ class LateWriter:
         self.flush(_MOST_AT_ONCE)
 
     def _run(self) -> None:
-        rests = 0
+        turns = rests = 0
         while self.error is None and not self._is_closed:
-            time.sleep(PERIOD_S)
-            rests = rests + 1 if OPEN_WINDOW.is_open else 0
-            if 0 < rests <= _MOST_RESTS:
+            time.sleep(FIRST_PERIOD_S if rests or turns < FIRST_TURNS else PERIOD_S)
+            rests = rests + 1 if OPEN_WINDOW.is_open and rests < _MOST_RESTS else 0
+            if rests:
                 continue
+            turns += 1
             if self._look_beside is not None:
                 call_safely(self._look_beside)
             if not self._rows:

@@ -20,6 +20,7 @@ from perfscope.hooks.guard import describe_failure
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.timers.exchanges import read_counters
+from perfscope.hooks.timers.host_counters import EACH_READ_MASK
 from perfscope.hooks.timers.probes import PROBES
 
 if TYPE_CHECKING:
@@ -263,25 +264,13 @@ def _make_step_end(capture: Any) -> Quick:
 
     def end_step(boundary: str, emitter: object, stated: Mapping[str, Any] | None, now_ns: int) -> bool:
         alone, running, facts, writer = source._alone, activities._step, capture._facts, quiet.writer
-        if (
-            capture.dead
-            or capture.steps >= quiet.steps
-            or not memory.is_read_beside
-            or writer.error is not None
-            or alone is None
-            or alone() is not emitter
-            or source.name != boundary
-            or _get_ident() != source._thread
-            or saves.is_in_use
-            or passes.is_in_use
-            or activities._evaluation is not None
-            or activities._depth
-            or running.spans
-            or running.no_grad_ns
-            or facts.reevaluates
-            or facts.passes
-            or facts.pipelined
-        ):
+        if capture.dead or capture.steps >= quiet.steps or not memory.is_read_beside or writer.error is not None:
+            return False
+        if alone is None or alone() is not emitter or source.name != boundary or _get_ident() != source._thread:
+            return False
+        if saves.is_in_use or passes.is_in_use or activities._evaluation is not None or activities._depth:
+            return False
+        if running.spans or running.no_grad_ns or facts.reevaluates or facts.passes or facts.pipelined:
             return False
         pending, sign_ns = activities._batch, running.first_sign_ns
         if pending is not None:
@@ -297,8 +286,15 @@ def _make_step_end(capture: Any) -> Quick:
         news = writer.take_news() if writer.has_news else _NO_NEWS
         times = capture._step_started_ns, sign_ns, capture.hook_ns + news[0]
         try:
-            used = (_cpu(), read_counters(counters.file), _usage(_THREAD)) if counters.file >= 0 else None
             waits = exchanges.take() if exchanges.is_in_use else None
+            used = None
+            if counters.file >= 0:
+                cpu_ns, usage, text = _cpu(), _usage(_THREAD), None
+                lost, is_long = usage.ru_nivcsw, now_ns - times[0] > counters.long_ns
+                # Where waits are timed, it is read around the backward pass, too.
+                if lost != counters.preempted or is_long or waits is not None or not step & EACH_READ_MASK:
+                    counters.preempted, text = lost, read_counters(counters.file)
+                used = cpu_ns, text, usage
             if PROBES.is_on:
                 PROBES.finish(step)
             elif news is not _NO_NEWS and step >= PROBES.next_step:

@@ -53,7 +53,7 @@ def make_line(
     gap_ns = None
     if sign_ns is not None and sign_ns > began_ns:
         gap_ns = (sign_ns if sign_ns < end_ns else end_ns) - began_ns
-    work = None if host is None else host[0].to_work(host[1])
+    work = None if host is None else host[0].to_work(host[1], end_ns - began_ns)
     waits = None if host is None or host[2] is None else to_waits(host[2])
     if not stated:  # one text, because this runs for every step in a thread that holds the interpreter
         return (

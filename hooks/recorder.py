@@ -62,7 +62,7 @@ class Recorder:
         self.late.add(self._answers, answer.to_line)
 
     def write_step(self, make_record: Callable[[], StepRecord]) -> None:
-        """Write one training step within half a second, or with ``close``.
+        """Write one training step within two seconds, or with ``close``.
 
         Raises:
             Exception: An earlier one could not be written, because the disk is full or gone.

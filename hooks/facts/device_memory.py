@@ -2,7 +2,7 @@
 
 Reading them took 17 to 60 us in a step on the host of an H100, and 100 us on that of an H200. The peaks only grow, so
 that they are read at the end of each of the first steps, in which an optimizer allocates its state, and from then on
-beside training: twice a second at first, and then every two seconds.
+beside training: twice a second at first, and then every eight seconds.
 """
 
 from __future__ import annotations

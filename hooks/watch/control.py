@@ -1,4 +1,4 @@
-"""The requests to this process in the folder ``RUN/control``, which is looked at twice a second beside training."""
+"""The requests to this process in the folder ``RUN/control``, which is looked at every two seconds beside training."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from perfscope.constants import NS_PER_S
 
 #: A file that came in the same tick of the file system's clock as the last look does not change the folder's time.
-_COARSEST_CLOCK_NS = 3 * NS_PER_S
+_COARSEST_CLOCK_NS = 5 * NS_PER_S
 _LARGEST_REQUEST_BYTES = 65536
 _LATELY_S = 120.0
 

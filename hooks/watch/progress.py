@@ -1,4 +1,4 @@
-"""Whether the steps of this process go on, and as fast as before: looked at twice a second, from beside training.
+"""Whether the steps of this process go on, and as fast as before: looked at every two seconds, from beside training.
 
 Nothing here runs in a step. A look sees how many steps are completed and when the last one ended; the mean time of the
 steps between two looks is one measurement.
@@ -11,8 +11,8 @@ from collections import deque
 from dataclasses import dataclass
 
 #: Measurements that the median is of: two minutes of short steps.
-_MOST_MEASUREMENTS = 240
-_FEWEST_TO_COMPARE = 20
+_MOST_MEASUREMENTS = 60
+_FEWEST_TO_COMPARE = 12
 #: A slowdown counts where so many measurements in a row show it: one slow step is a save, a validation, a collection.
 _SLOW_IN_A_ROW = 3
 #: Before the second step, compilation and the first batches may take so many times the shortest stall.

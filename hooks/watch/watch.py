@@ -1,6 +1,6 @@
 """Watches this process's training from the thread that writes records: stalls, requests for windows, slower steps.
 
-The thread looks twice a second. A step pays nothing for it: what is asked of training is left where it looks anyway.
+The thread looks every two seconds. A step pays nothing for it: what is asked of training is left where it looks anyway.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Watch:
         start_once_a_node("coroner", run_dir, os.path.join(run_dir, DEATHS_FOLDER), script, arguments)
 
     def look(self) -> None:
-        """Look at training and at requests; called twice a second, in the thread that writes records."""
+        """Look at training and at requests; called every two seconds, in the thread that writes records."""
         if self._rank is None or self._training.dead:
             return
         now_ns, steps = time.monotonic_ns(), self._training.steps

@@ -68,7 +68,7 @@ class RunningRank:
 
     @property
     def steps_by_now(self) -> int:
-        """Steps that it has probably completed: records are half a second old."""
+        """Steps that it has probably completed: records are up to two seconds old."""
         return self.steps + (int(self.age_ns / self.step_ns) if self.step_ns and self.age_ns > 0 else 0)
 
 

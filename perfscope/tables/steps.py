@@ -23,7 +23,8 @@ class HostTimes:
     """What the thread that trains did in each step: see ``perfscope.wire.host``; masked where it was not counted.
 
     Attributes:
-        cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``.
+        cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``; ``delay_ns`` is masked where it was not read.
+        delay_steps: For how many steps ``delay_ns`` counts, this one the last of them.
         collectives_ns, transfers_ns, group0_ns, group1_ns, group2_ns, group3_ns: See ``HostWaits``.
     """
 
@@ -32,6 +33,7 @@ class HostTimes:
     system_ns: MaskedInt64
     faults: MaskedInt64
     preempted: MaskedInt64
+    delay_steps: MaskedInt64
     collectives_ns: MaskedInt64
     transfers_ns: MaskedInt64
     group0_ns: MaskedInt64

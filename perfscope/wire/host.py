@@ -17,10 +17,13 @@ class HostWork(NamedTuple):
 
     Attributes:
         cpu_ns: How long a processor ran it.
-        delay_ns: How long it was ready to run and had no processor, because others had them.
+        delay_ns: How long it was ready to run and had no processor, because others had them, in the last
+            ``delay_steps`` steps. It is the dearest to read, and is read where the thread lost its processor, where a
+            step took longer than usual, and once in some steps.
         system_ns: How much of ``cpu_ns`` was spent in the kernel, as for page faults; to the kernel's clock tick.
         faults: Pages that it touched for the first time, or that were read from a disk.
         preempted: How often it lost its processor to another thread.
+        delay_steps: For how many steps ``delay_ns`` counts, this one the last of them; 0 where it was not read.
     """
 
     cpu_ns: int
@@ -28,6 +31,7 @@ class HostWork(NamedTuple):
     system_ns: int
     faults: int
     preempted: int
+    delay_steps: int = 1
 
 
 class HostWaits(NamedTuple):

@@ -1,7 +1,7 @@
 """Requests to the ranks of a running job, and their answers.
 
-A request is a file in ``RUN/control`` that appears with its whole content. Each rank looks at the folder twice a
-second, beside training::
+A request is a file in ``RUN/control`` that appears with its whole content. Each rank looks at the folder every
+two seconds, beside training::
 
     RUN/control/window-0001.json     WindowRequest: open a profiler window
     RUN/control/anomaly-DAY-1.json   the same, asked for by a rank whose steps have become slower
@@ -28,11 +28,10 @@ PLANNED = "planned"
 LATE = "late"
 REFUSED = "refused"
 
-#: A rank looks at the folder twice a second, and not in the first turn of a window.
-LOOK_PERIOD_S = 0.5
 _LONGEST_WINDOW = 1000
-#: A window begins so much later than it is asked for: every rank looks at least four times, also on a slow file system.
-_MARGIN_S = 4.0
+#: A window begins so much later than it is asked for: a look comes at most two and a half seconds after the one before,
+#: so that every rank looks at least three times, also on a slow file system.
+_MARGIN_S = 8.0
 _FEWEST_STEPS_AHEAD = 4
 _NS_PER_S = 10**9
 
@@ -139,7 +138,7 @@ def first_step(steps: int, step_ns: float | None) -> int:
         step_ns: The usual time of a step; None where no step was seen.
 
     >>> first_step(100, 0.1e9), first_step(100, 30e9)
-    (141, 105)
+    (181, 105)
     """
     ahead = math.ceil(_MARGIN_S * _NS_PER_S / step_ns) if step_ns else 0
     return steps + 1 + max(_FEWEST_STEPS_AHEAD, ahead)

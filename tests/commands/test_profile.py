@@ -21,7 +21,7 @@ def test_the_message_says_how_the_command_ended_and_where_the_run_is(tmp_path: P
     ended = profile(sys.executable, SCRIPTS / "ending.py", "SIGKILL", "9", cwd=tmp_path)
     assert ended.code == -signal.SIGKILL
     assert "the command was ended by SIGKILL" in ended.stderr
-    # The last half second may be lost, but no step of a finished window, which ends with step 6, nor one before it.
+    # The last two seconds may be lost, but no step of a finished window, which ends with step 6, nor one before it.
     assert re.search("[6-9] training steps on 1 rank", ended.stderr), ended.stderr
     assert "perfscope analyze RUN" in ended.stderr
 

@@ -38,7 +38,7 @@ def random_records(count: int, seed: int = 3) -> list[wire.StepRecord]:
             "save_ns": source.choice([None, None, 10**9]),
             "loss_scale": source.choice([None, 65536.0]),
             "iteration": step + 400,
-            "host": HostWork(*(source.randint(0, 10**7) for _ in range(5))) if step > 1 else None,
+            "host": HostWork(*(source.randint(0, 10**7) for _ in HostWork._fields)) if step > 1 else None,
             "waits": HostWaits(source.randint(0, 10**7), 0),
             "probe": source.choice([None, DeviceProbe(step, 1, None, 3, source.randint(1, 10**6))]),
             "spans": source.choice([None, (wire.Span(wire.GARBAGE, end_ns - 500, end_ns - 100),)]),

@@ -36,7 +36,7 @@ class Clock:
 
     @staticmethod
     def sleep(duration_s):
-        if duration_s < late_writer.PERIOD_S:
+        if duration_s < late_writer.FIRST_PERIOD_S:
             return sleep(duration_s)
         sys.setprofile(None)
         end.release()

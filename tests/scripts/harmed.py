@@ -84,7 +84,7 @@ for step in range(1, 61 if arguments.how == "full" else 10):
     if step == arguments.when and arguments.how != "none":
         if distributed.is_initialized():
             distributed.barrier()  # no rank ends before the first one has printed
-        time.sleep(1.5)  # records of steps are written half a second later, and a second later in a window
+        time.sleep(3)  # records of steps are written two seconds later, and half a second later still in a window
         harm()
     if arguments.how == "full" and step >= arguments.when and rank == 0:
         with contextlib.suppress(OSError):  # a process of perfscope's may have taken the last of it

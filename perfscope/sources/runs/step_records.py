@@ -62,8 +62,18 @@ def _flags(columns: StepColumns, name: str) -> Bool:
 def _to_host_times(columns: StepColumns) -> HostTimes | None:
     if "host.0" not in columns.numbers:
         return None
+    cpu_ns, delay_ns, system_ns, faults, preempted, delay_steps = (
+        columns.number(f"host.{index}") for index in range(len(HostWork._fields))
+    )
+    # Records of earlier versions state no number of steps: each has its own delay.
+    counts = np.where(present(delay_steps), np.ma.getdata(delay_steps), present(cpu_ns))
     return HostTimes(
-        *(columns.number(f"host.{index}") for index in range(len(HostWork._fields))),
+        cpu_ns,
+        np.ma.MaskedArray(np.ma.getdata(delay_ns), mask=counts == 0),
+        system_ns,
+        faults,
+        preempted,
+        np.ma.MaskedArray(counts, mask=counts == 0),
         *(columns.number(f"waits.{index}") for index in range(len(HostWaits._fields))),
     )
 

@@ -100,7 +100,7 @@ def test_of_many_ranks_that_become_slower_one_asks_and_at_most_so_often_a_day(tm
 
 
 @pytest.mark.parametrize("step_ns", [None, 1e6, 1e8, 1e9, 60e9])
-def test_a_window_is_far_enough_ahead_for_eight_looks(step_ns: float | None) -> None:
+def test_a_window_is_far_enough_ahead_for_three_looks(step_ns: float | None) -> None:
     ahead = first_step(1000, step_ns) - 1000
     assert ahead >= 5
-    assert step_ns is None or ahead * step_ns >= 4e9
+    assert step_ns is None or ahead * step_ns >= 8e9
