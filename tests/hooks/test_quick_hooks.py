@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import resource
 import subprocess
 import sys
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfscope.hooks import training_steps
+from perfscope.hooks import late_writer, training_steps
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.quick_hooks import quick_hooks
@@ -126,6 +127,29 @@ def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
         # The validation stands before the first sign of the step, and is no part of its time.
         assert 0 <= record.get("gap_ns", 0) <= record["wall_ns"] + validation_ns[record["step"]]
         assert record["hook_ns"] > 0
+
+
+def test_the_schedulers_counters_are_read_where_they_may_say_something(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)  # lines are made when the files are closed
+    training = Training(tmp_path, quick=True)
+    for _ in range(4):
+        training.step()
+    counters = training.capture._counters
+    if counters.file < 0:
+        pytest.skip("the kernel has no schedstat")
+    lost = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
+    for number in range(5, 41):
+        counters.long_ns = 0 if number == 20 else 10**12
+        if number == 23:
+            counters.preempted = -1  # as if the thread had lost its processor since
+        training.step()
+    steps = {record["step"]: record["host"][-1] for record in training.records() if "host" in record}
+    if resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw == lost:
+        assert {step: count for step, count in steps.items() if step > 4 and count} == {16: 12, 20: 4, 23: 3, 32: 9}
+    assert all(steps[step] for step in (20, 23, 32))
+    assert sum(count for step, count in steps.items() if step <= 32) == 30, "the first step has none, and begins them"
 
 
 def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
+from typing import Any
 
 from perfscope.hooks.timers.exchanges import read_counters, to_waits
 from perfscope.hooks.timers.host_counters import HostCounters
-from perfscope.wire.host import HostWaits
+from perfscope.wire.host import HostWaits, HostWork
 
 
 def test_a_step_has_the_work_since_the_step_before() -> None:
@@ -27,6 +29,48 @@ def test_a_step_has_the_work_since_the_step_before() -> None:
     touched = counters.to_work(counters.read())
     assert touched is not None
     assert touched.faults > 100
+
+
+def usage(preempted: int = 0, faults: int = 0) -> Any:
+    return SimpleNamespace(ru_stime=0.0, ru_minflt=faults, ru_majflt=0, ru_nivcsw=preempted)
+
+
+def test_a_delay_that_was_not_read_counts_in_the_next_step_that_reads_it() -> None:
+    counters = HostCounters()
+    raws: list[Any] = [
+        (100, b"0 1000 1\n", usage()),
+        (110, None, usage(faults=3)),
+        (120, None, usage(faults=3)),
+        (130, b"0 1450 9\n", usage(preempted=2, faults=3)),
+        (140, b"0 1450 9\n", usage(preempted=2, faults=3)),
+    ]
+    assert [counters.to_work(raw) for raw in raws] == [
+        None,
+        HostWork(10, 0, 0, 3, 0, delay_steps=0),
+        HostWork(10, 0, 0, 0, 0, delay_steps=0),
+        HostWork(10, 450, 0, 0, 2, delay_steps=3),
+        HostWork(10, 0, 0, 0, 0, delay_steps=1),
+    ]
+
+
+def test_steps_without_counters_end_what_is_counted_until_they_are_read_again() -> None:
+    counters = HostCounters()
+    raws: list[Any] = [
+        (100, b"0 1000 1\n", usage()), (110, b"", usage()), (120, None, usage()), (130, b"0 1300 1\n", usage()),
+        (140, None, usage()),
+    ]  # fmt: skip
+    assert [counters.to_work(raw) for raw in raws] == [None, None, None, None, HostWork(10, 0, 0, 0, 0, 0)]
+
+
+def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_step_changes_little() -> None:
+    counters = HostCounters()
+    counters.to_work(None, 1 << 20)
+    assert counters.long_ns == (1 << 20) * 9 // 8
+    counters.to_work(None, 1 << 40)
+    assert counters.long_ns == ((1 << 20) + (1 << 14)) * 9 // 8
+    for _ in range(400):
+        counters.to_work(None, 1 << 21)
+    assert abs(counters.long_ns - (1 << 21) * 9 // 8) < 1 << 8
 
 
 def test_a_sleep_is_no_work_and_no_delay() -> None:

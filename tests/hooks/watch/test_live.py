@@ -75,7 +75,7 @@ def test_without_a_watchdog_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_steps_that_become_slower_open_a_window_by_themselves_at_most_so_often_a_day(tmp_path: Path) -> None:
-    code = STALLS.replace("range(60)", "range(1100)").replace("CODE", "0")
+    code = STALLS.replace("range(60)", "range(1400)").replace("CODE", "0")
     (tmp_path / "train.py").write_text(code.replace("4 if step == 40 else 0.05", "0.02 if step < 600 else 0.04"))
     options = ["--steps", "100000", "--on-anomaly", "step>1.5x", "--anomalies-per-day", "1"]
     ended = profile(sys.executable, "train.py", cwd=tmp_path, run_dir="RUN", options=options)
