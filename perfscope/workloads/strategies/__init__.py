@@ -42,6 +42,7 @@ class Strategy:
         stages: Stages on each device; 0 where the model is not cut.
         needs_splits: It needs a model whose products it knows how to split.
         package: A package beside torch that it needs.
+        late_imports: Modules that the package imports only when it begins to train.
         options: Keyword arguments of its ``build``.
         equals: Strategies with the same name here train the same weights, but for rounding.
         layout: Its layout as ``perfscope plan`` takes it: the ZeRO stage, or what is split over all devices.
@@ -56,9 +57,14 @@ class Strategy:
     stages: int = 0
     needs_splits: bool = False
     package: str | None = None
+    late_imports: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     equals: str | None = None
     layout: Mapping[str, object] = field(default_factory=dict)
+
+
+#: What takes DeepSpeed's engine seconds to import at its start: an optimizer that is compiled, and so torch's compiler.
+_DEEPSPEED_IMPORTS = ("deepspeed.runtime.zero.muon.muon_optimizer",)
 
 
 def _pipeline(title: str, schedule: str, stages: int) -> Strategy:
@@ -80,6 +86,7 @@ def _deepspeed(title: str, stage: int | None, *, offload: bool = False) -> Strat
         title,
         "deepspeed_engine",
         package="deepspeed",
+        late_imports=_DEEPSPEED_IMPORTS,
         options={**options, "offload": True} if offload else options,
         equals="data",
         layout={"zero": stage or 0},
@@ -152,6 +159,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         fewest=2,
         stages=1,
         package="deepspeed",
+        late_imports=_DEEPSPEED_IMPORTS,
         layout={"pp": "all"},
     ),
     "megatron-tp": Strategy(
