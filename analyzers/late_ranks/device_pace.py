@@ -101,6 +101,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
     clocks = _median_clocks(run)
     medians = {table.rank: _medians(table) for table in timed}
     forwards = {table.rank: [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes] for table in timed}
+    units = {table.rank: [(probe.units_ns, probe.units_launch_ns) for probe in table.probes] for table in timed}
     updates = {table.rank: [(probe.update_ns, probe.update_launch_ns) for probe in table.probes] for table in timed}
     sizes = {model.rank: model.trainable for model in run.models} if has_stages else dict.fromkeys(medians, 1)
     limit = _SLOW_STAGE if has_stages else _SLOW
@@ -112,6 +113,8 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
         relative_forward, relative_update = None, None
         if _is_replica(run, rank, has_stages=has_stages):
             relative_forward = _relative(forwards[rank], [(forwards[peer], 1.0) for peer in peers], limit)
+        elif not has_stages:
+            relative_forward = _relative(units[rank], [(units[peer], 1.0) for peer in peers], limit)
         if all(sizes.get(peer) for peer in medians):
             scaled = [(updates[peer], sizes[rank] / sizes[peer]) for peer in peers]
             relative_update = _relative(updates[rank], scaled, limit)

@@ -52,7 +52,9 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
         part: over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
     }
     if not parts.times_exchange:
-        excess[Part.BLOCKED] = _without_backward(excess[Part.BLOCKED], parts.parts_ns[Part.BLOCKED])
+        blocked_ns = parts.parts_ns[Part.BLOCKED]
+        without = _with_idle if parts.idle_ns else _without_backward
+        excess[Part.BLOCKED] = without(excess[Part.BLOCKED], blocked_ns, parts.idle_ns)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
     if counts_compute and parts.times_exchange:
         over = over_others(parts.own_ns)
@@ -93,7 +95,19 @@ def over_others(values: Int64) -> Float64:
     return np.asarray(values - (lower + upper) / 2, np.float64)
 
 
-def _without_backward(excess: Float64, blocked_ns: Int64) -> Float64:
+def _with_idle(excess: Float64, blocked_ns: Int64, idle_ns: tuple[float, ...]) -> Float64:
+    """What a rank is blocked longer than usual, and in every step for as long as its whole process is idle.
+
+    The thread that trains waits while another launches the backward pass, or comes no further because the device is
+    far behind: that thread works or spins then.
+    """
+    usual = np.maximum(np.median(excess, axis=1), 0)
+    idle = np.clip(np.array(idle_ns), 0, np.median(blocked_ns, axis=1))
+    longer = np.maximum(over_others(np.rint(idle).astype(np.int64)[:, None]), 0)
+    return np.asarray(excess - usual[:, None] + longer, np.float64)
+
+
+def _without_backward(excess: Float64, blocked_ns: Int64, _idle_ns: tuple[float, ...]) -> Float64:
     """What a rank is blocked longer than the others, where that is more than backward passes differ.
 
     On GPUs another thread launches backward passes, and the one that trains waits for it: that is no sleep. Stages of a

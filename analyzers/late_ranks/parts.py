@@ -12,6 +12,8 @@ import numpy as np
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.tables.steps import HostTimes, Steps
 
+#: Fewer probes of a rank say nothing.
+_FEWEST_PROBES = 5
 #: Rows of a table.
 _Rows: TypeAlias = "Int64 | slice[int, int, None]"
 
@@ -56,6 +58,8 @@ class StepParts:
         work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
         work_unit: Which of these.
         times_exchange: Whether waits for other ranks were timed on all ranks.
+        idle_ns: Of each rank, for how long of a step its process had no processor, waits for data and saves left out;
+            empty where this was not recorded of all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -67,6 +71,7 @@ class StepParts:
     work: Int64
     work_unit: str
     times_exchange: bool
+    idle_ns: tuple[float, ...] = ()
 
     @property
     def own_ns(self) -> Int64:
@@ -100,9 +105,21 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
         work=work,
         work_unit=unit,
         times_exchange=all(bool(present(_host(table).collectives_ns).any()) for table in tables),
+        idle_ns=_idle(tables, parts_ns),
     )
     assert np.array_equal(sum(parts.parts_ns.values()), parts.total_ns), "the parts do not add up to the steps"
     return parts
+
+
+def _idle(tables: Sequence[Steps], parts_ns: Mapping[Part, Int64]) -> tuple[float, ...]:
+    probed = [[probe.idle_ns for probe in table.probes if probe.idle_ns is not None] for table in tables]
+    if any(len(idle_ns) < _FEWEST_PROBES for idle_ns in probed):
+        return ()
+    idle = []
+    for row, idle_ns in enumerate(probed):
+        explained = sum(float(np.median(parts_ns[part][row])) for part in (Part.SAVE, Part.DATA, Part.NO_PROCESSOR))
+        idle.append(max(0.0, float(np.median(idle_ns)) - explained))
+    return tuple(idle)
 
 
 def _host(table: Steps) -> HostTimes:

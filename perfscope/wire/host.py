@@ -65,6 +65,11 @@ class DeviceProbe(NamedTuple):
         update_ns: Of the optimizer, from its first part to its last one.
         forward_launch_ns, update_launch_ns: For how long of it the device may have waited for the host: until the host
             had launched all of it; 0 where that was before the device came to it. Absent where it was not recorded.
+        idle_ns: For how long of the step no thread of the process had a processor, at least: its wall time without the
+            processor time of all threads. Absent where it was not recorded.
+        units_ns: Of the forward passes of the first modules that FSDP 2 shards, each from when its weights are there;
+            absent without such modules. They hold no exchange.
+        units_launch_ns: As ``forward_launch_ns``.
     """
 
     step: int
@@ -74,6 +79,9 @@ class DeviceProbe(NamedTuple):
     update_ns: int
     forward_launch_ns: int | None = None
     update_launch_ns: int | None = None
+    idle_ns: int | None = None
+    units_ns: int | None = None
+    units_launch_ns: int | None = None
 
 
 def parse_delay(counters: bytes) -> int | None:

@@ -144,5 +144,33 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
     assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, Cause.BLOCKED)]
 
 
+@pytest.mark.parametrize(("idle", "expected"), [((0, 30), [(1, Cause.BLOCKED)]), ((9, 9), []), ((None, 30), [])])
+def test_a_thread_that_waits_for_one_that_launches_is_no_sleep_and_a_process_that_is_idle_is(
+    idle: tuple[float | None, float], expected: list[tuple[int, Cause]]
+) -> None:
+    """Both threads that train are blocked for 37 ms: the one in its backward pass, far ahead of its device."""
+    run = probed([{"forward": None, "host": {"sleep": 37}} for _ in idle])
+    steps = []
+    for table, idle_ms in zip(run.steps, idle, strict=True):
+        idle_ns = None if idle_ms is None else round(idle_ms * MS)
+        probes = tuple(each._replace(idle_ns=idle_ns) for each in table.probes)
+        steps.append(dataclasses.replace(table, probes=probes))
+    assert answers(replace(run, steps=tuple(steps))) == expected
+
+
+@pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.DEVICE)]), (10, [])])
+def test_sharded_modules_are_compared_from_when_their_weights_are_there(
+    launch: float, expected: list[tuple[int, Cause]]
+) -> None:
+    run = probed([{"forward": None}, {"forward": None}])
+    steps = []
+    for table, units_ms in zip(run.steps, (9, 14), strict=True):
+        probes = tuple(
+            each._replace(units_ns=units_ms * MS, units_launch_ns=round(launch * MS)) for each in table.probes
+        )
+        steps.append(dataclasses.replace(table, probes=probes))
+    assert answers(replace(run, steps=tuple(steps))) == expected
+
+
 def answers_of(ranks: list[dict[int, dict[str, Any]]], **always: Any) -> list[tuple[int | None, Cause]]:
     return answers(make_run(make_steps(ranks, waits=False, **always)))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from perfscope.hooks.timers import probes as module
 from perfscope.hooks.timers.probes import DeviceProbes
+from perfscope.hooks.timers.sharded_units import ShardedUnits
 from perfscope.wire.host import DeviceProbe
 
 
@@ -42,6 +45,7 @@ def device() -> Device:
 @pytest.fixture
 def probes(device: Device, monkeypatch: pytest.MonkeyPatch) -> DeviceProbes:
     monkeypatch.setattr(module, "_now_ns", lambda: round((device.now_ms - device.lag_ms) * 1_000_000))
+    monkeypatch.setattr(module, "_process_ns", lambda: round((device.now_ms - device.lag_ms) * 1_000_000))
     probes = DeviceProbes()
     probes._make_event = lambda: Event(device)  # type: ignore[assignment]
     probes._is_capturing = lambda: device.is_capturing
@@ -70,7 +74,7 @@ def test_the_parts_of_a_step_are_those_between_its_events(probes: DeviceProbes, 
     run_step(probes, device, 20)
     assert probes.read() == {}, "the device has not passed it"
     device.passed_ms = device.now_ms
-    assert probes.read() == {"probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0)}
+    assert probes.read() == {"probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0, 0)}
     assert probes.read() == {}
     assert not probes.is_on
     assert probes.next_step == 35
@@ -94,7 +98,7 @@ def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(probes
     probes.on_update_end()
     probes.finish(5)
     device.passed_ms = device.now_ms
-    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000, None, 0)}
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000, None, 0, 0)}
 
 
 def test_a_device_that_comes_to_work_before_all_of_it_was_launched_may_have_waited_for_the_host(
@@ -103,7 +107,7 @@ def test_a_device_that_comes_to_work_before_all_of_it_was_launched_may_have_wait
     device.passed_ms = 1000  # it is always there already
     run_step(probes, device, 20)
     assert probes.read() == {
-        "probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 6_000_000, 4_000_000)
+        "probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 6_000_000, 4_000_000, 0)
     }
 
 
@@ -118,7 +122,7 @@ def test_a_device_that_comes_to_work_when_half_of_it_was_launched_waited_for_the
     device.lag_ms = 2
     probes.on_update_end()  # the device is over with it at 33 ms, the host was at 31 ms
     probes.finish(5)
-    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 30_000_000, 3_000_000, None, 1_000_000)}
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 30_000_000, 3_000_000, None, 1_000_000, 0)}
 
 
 def test_a_stage_of_a_pipeline_has_its_optimizer_timed_without_forward_passes(
@@ -131,7 +135,7 @@ def test_a_stage_of_a_pipeline_has_its_optimizer_timed_without_forward_passes(
     probes.on_update_end()
     probes.finish(5)
     device.passed_ms = device.now_ms
-    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 9_000_000, 2_000_000, None, 0)}
+    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 9_000_000, 2_000_000, None, 0, 0)}
 
 
 def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: Device) -> None:
@@ -148,7 +152,9 @@ def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: 
         device.passed_ms = device.now_ms
         read.append(probes.read()["probe"])
     assert len(made) == 1 + 2 * 2 + 2  # the beginning, two forward passes and the optimizer
-    assert read == [DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0) for step in range(0, 100, 20)]
+    assert read == [
+        DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0, 0) for step in range(0, 100, 20)
+    ]
 
 
 def test_later_probes_come_once_in_four_turns(probes: DeviceProbes) -> None:
@@ -179,3 +185,60 @@ def test_a_device_that_hangs_does_not_fill_the_memory(probes: DeviceProbes, devi
     for step in range(100):
         run_step(probes, device, step)
     assert len(probes._pending) <= 8
+
+
+class Group:
+    """What holds the parameters of a module that FSDP 2 shards."""
+
+    calls: ClassVar[list[str]] = []
+
+    def pre_forward(self, name: str) -> str:
+        self.calls.append(f"{name} begins")
+        return name
+
+    def post_forward(self, name: str) -> str:
+        self.calls.append(f"{name} ends")
+        return name
+
+
+def test_the_first_sharded_modules_are_timed_without_those_that_hold_them(probes: DeviceProbes, device: Device) -> None:
+    methods = vars(Group)["pre_forward"], vars(Group)["post_forward"]
+    probes.sharded = ShardedUnits(Group)
+    root, inner = Group(), [Group() for _ in range(10)]
+
+    def forward() -> None:
+        assert root.pre_forward("root") == "root"
+        for group in inner:
+            device.now_ms += 1  # its weights are gathered
+            group.pre_forward("inner")
+            device.now_ms += 2
+            assert group.post_forward("inner") == "inner"
+        root.post_forward("root")
+
+    forward()
+    probes.start(4)
+    forward()
+    probes.on_update()
+    probes.on_update_end()
+    probes.finish(5)
+    forward()
+    assert methods == (vars(Group)["pre_forward"], vars(Group)["post_forward"])
+    assert len(Group.calls) == 3 * 22
+    device.passed_ms = device.now_ms
+    probe = probes.read()["probe"]
+    assert (probe.forward_ns, probe.units_ns, probe.units_launch_ns) == (None, 16_000_000, 0)
+
+
+def test_a_process_is_idle_while_none_of_its_threads_has_a_processor(
+    probes: DeviceProbes, device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processor_ms = [5.0]
+    monkeypatch.setattr(module, "_process_ns", lambda: round(processor_ms[0] * 1_000_000))
+    probes.start(4)
+    device.now_ms += 30
+    processor_ms[0] += 8
+    probes.on_update()
+    probes.on_update_end()
+    probes.finish(5)
+    device.passed_ms = device.now_ms
+    assert probes.read()["probe"].idle_ns == 22_000_000
