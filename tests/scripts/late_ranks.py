@@ -49,6 +49,8 @@ MICROBATCHES = 4
 RARE = (9, 14, 15, 22, 28)
 DELAY_S = 0.03
 RARE_DELAY_S = 0.24
+#: The step behind which another process uses a GPU: the start of a training is no part of the matter.
+WARM = 3
 #: A training that takes longer hangs.
 MOST_S = 40
 
@@ -114,6 +116,8 @@ class Plan:
             os.kill(self.rival, signal.SIGCONT if self.step + 1 in RARE else signal.SIGSTOP)
 
     def end_step(self, state):
+        if self.step == WARM and self.gate is not None:
+            self.gate.with_suffix(".warm").touch()
         if self.causes("save") and self.step % 6 == 0:
             torch.save([state, torch.zeros(1 << 24)], self.folder / "model.pt")
         self.step += 1
@@ -174,7 +178,7 @@ def use_gpu(share, gate):
     parent = os.getppid()
     torch.cuda.set_device(LATE)
     matrix = torch.ones(4096, 4096, dtype=torch.bfloat16, device=f"cuda:{LATE}")
-    wait_for(gate)
+    wait_for(None if gate is None else gate.with_suffix(".warm"))
     while os.getppid() == parent:
         for _ in range(round(90 * share)):  # 20 ms on an H200 for a share of 1
             matrix @ matrix
@@ -263,7 +267,7 @@ def prepare(case, rank, plan):
         plan.device = torch.device("cuda", rank)
         torch.cuda.set_device(plan.device)
         torch.zeros(1, device=plan.device)
-        late_writer.PERIOD_S = 0.25
+        late_writer.PERIOD_S = late_writer.FIRST_PERIOD_S = 0.25
         probes._FEWEST_STEPS, probes._LATER_TURNS = 8, 1
     if plan.strategy == "deepspeed":
         import deepspeed  # noqa: F401
@@ -286,6 +290,8 @@ def run(case, out, rank):
     dist.barrier()
     if plan.rival is not None:
         os.kill(plan.rival, signal.SIGKILL)
+    if case.gate is not None:
+        case.gate.with_suffix(f".done{rank}").touch()
     dist.destroy_process_group()
 
 
@@ -299,22 +305,25 @@ class Case:
     gate: Path | None = None
     half: int | None = None
     children: list[int] = field(default_factory=list)
+    has_failed: bool = False
 
     def start(self, out):
         self.children = [start(self, out, rank) for rank in (0, 1)]
 
-    def wait(self, began):
-        """Whether both processes succeeded; those that hang are killed."""
-        statuses = {}
-        while len(statuses) < len(self.children):
-            for child in set(self.children) - set(statuses):
+    def wait(self, began, *, to_the_end):
+        """Wait until both processes have trained, or have ended; those that hang are killed."""
+        while self.children and (to_the_end or not self.has_trained()):
+            for child in list(self.children):
                 pid, status = os.waitpid(child, os.WNOHANG)
                 if pid:
-                    statuses[pid] = status
+                    self.children.remove(child)
+                    self.has_failed |= bool(status)
                 elif time.monotonic() - began > MOST_S * (1 if self.gate else 10):
                     os.kill(child, signal.SIGKILL)
             time.sleep(0.01)
-        return not any(statuses.values())
+
+    def has_trained(self):
+        return self.gate is not None and all(self.gate.with_suffix(f".done{rank}").exists() for rank in (0, 1))
 
 
 def start(case, out, rank):
@@ -348,13 +357,12 @@ def main():
     cases = []
     for number, text in enumerate(options.cases):
         name, _, steps = text.partition(":")
-        gate = options.out / f"{name}.gate" if options.overlap else None
+        gate = options.out / f"{name.replace('.', '-')}.gate" if options.overlap else None
         half = number % 2 if options.overlap else None
         cases.append(Case(name, int(steps or STEPS), options.port + number, gate, half))
-    longest = 0.0
-    for case, following in zip(cases, [*cases[1:], None], strict=True):
+    for number, (case, following) in enumerate(zip(cases, [*cases[1:], None], strict=True)):
         began = time.monotonic()
-        if began - first + longest > options.limit:
+        if (began - first) * (number + 1.5) / max(number, 1) > options.limit:  # as long as the others took
             break
         if not case.children:
             case.start(options.out)
@@ -362,13 +370,14 @@ def main():
             case.gate.touch()
             if following is not None:
                 following.start(options.out)
-        is_done = case.wait(began)
-        took = time.monotonic() - began
-        longest = max(longest, took) if case is not cases[0] else 0.0
-        print(f"{case.name}: {took:.1f} s{'' if is_done else ' FAILED'}", flush=True)
+        case.wait(began, to_the_end=case.gate is None)
+        print(f"{case.name}: {time.monotonic() - began:.1f} s{' FAILED' if case.has_failed else ''}", flush=True)
     for case in cases:
-        if case.gate is not None:
-            case.gate.unlink(missing_ok=True)
+        if case.gate is not None and case.gate.exists():
+            case.wait(time.monotonic(), to_the_end=True)
+            print(f"{case.name} FAILED\n" if case.has_failed else "", end="", flush=True)
+            for suffix in (".gate", ".warm", ".done0", ".done1"):
+                case.gate.with_suffix(suffix).unlink(missing_ok=True)
 
 
 if __name__ == "__main__":
