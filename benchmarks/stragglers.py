@@ -47,7 +47,14 @@ CAUSES = {
     **{f"device{share}": Cause.DEVICE for share in SHARES},
 }
 RARE = ("garbage", "data", "sleep", "contention")
-GPU_RUNS = {"first": FIXTURES / "nccl-first", "second": FIXTURES / "nccl"}
+GPU_RUNS = {
+    "first": FIXTURES / "nccl-first",
+    "second": FIXTURES / "nccl",
+    "third": FIXTURES / "nccl-third",
+    "fourth": FIXTURES / "nccl-fourth",
+}
+#: The late rank, where it was another one.
+LATE_RANKS = {"fourth": 0}
 FAULTS = {
     "clean": "nothing",
     "garbage": "a full collection of garbage",
@@ -98,7 +105,7 @@ def all_cases() -> list[str]:
     return [case for case in cases if case != "pipeline.work"]
 
 
-def judge(case: str, run: Path) -> Answer:
+def judge(case: str, run: Path, late_rank: int = LATE) -> Answer:
     """Compare the first answer with what was put in."""
     expected = CAUSES[case.split(".")[1]]
     lateness = analyze(read_run(run)).lateness
@@ -107,13 +114,13 @@ def judge(case: str, run: Path) -> Answer:
     first = lateness[0] if lateness else None
     if expected is None or first is None:
         return Answer(case, first, expected is None and first is None)
-    rank = None if expected is Cause.NETWORK else LATE
+    rank = None if expected is Cause.NETWORK else late_rank
     return Answer(case, first, (first.cause, first.rank) == (expected, rank))
 
 
-def judge_folder(folder: Path) -> list[Answer]:
+def judge_folder(folder: Path, late_rank: int = LATE) -> list[Answer]:
     """The answers to all runs of a folder, whose names are those of cases."""
-    return [judge(run.name, run) for run in sorted(folder.iterdir()) if (run / "ranks").is_dir()]
+    return [judge(run.name, run, late_rank) for run in sorted(folder.iterdir()) if (run / "ranks").is_dir()]
 
 
 def to_table(answers: list[Answer]) -> list[str]:
@@ -156,6 +163,8 @@ def describe_gpus() -> list[str]:
         "tables, tests nothing.",
     ]
     for name, folder in GPU_RUNS.items():
+        if not folder.exists():
+            continue
         before = json.loads((folder / "before.json").read_text())
         injected = [row for row in before if ".clean" not in row["case"]]
         clean = [row for row in before if ".clean" in row["case"]]
@@ -174,7 +183,7 @@ def describe_gpus() -> list[str]:
             "",
             *_MENDED[name],
             "",
-            *to_table(judge_folder(folder)),
+            *to_table(judge_folder(folder, LATE_RANKS.get(name, LATE))),
         ]
     return lines
 
@@ -227,6 +236,27 @@ def keep_fixture(run: Path, target: Path) -> None:
     (target / "run.json").write_text('{"schema": "perfscope/run/1"}\n')
 
 
+def keep_gpu_runs(runs: Path, folder: Path, late_rank: int) -> None:
+    """Keep runs of GPUs, and what is said of them when they are first looked at."""
+    answers = judge_folder(runs, late_rank)
+    for answer in answers:
+        keep_fixture(runs / answer.case, folder / answer.case)
+    before = folder / "before.json"
+    if not before.exists():
+        rows = [
+            {
+                "case": answer.case,
+                "first": answer.first
+                and [str(answer.first.cause), answer.first.rank, answer.first.steps, answer.first.cost_ns],
+                "right": answer.is_right,
+                "steps": int(max(len(table) for table in read_run(runs / answer.case).steps)),
+            }
+            for answer in answers
+        ]
+        before.write_text(json.dumps(rows, indent=1) + "\n")
+    sys.stdout.write("\n".join(to_table(answers)) + "\n")
+
+
 def main() -> None:
     """Train, judge, and print the report."""
     parser = argparse.ArgumentParser()
@@ -235,10 +265,7 @@ def main() -> None:
     parser.add_argument("--gpu", choices=GPU_RUNS, help="the runs are of GPUs: keep them as fixtures, and judge them")
     options = parser.parse_args()
     if options.gpu is not None:
-        for run in sorted(options.runs.iterdir()):
-            if (run / "ranks").is_dir():
-                keep_fixture(run, GPU_RUNS[options.gpu] / run.name)
-        sys.stdout.write("\n".join(to_table(judge_folder(GPU_RUNS[options.gpu]))) + "\n")
+        keep_gpu_runs(options.runs, GPU_RUNS[options.gpu], LATE_RANKS.get(options.gpu, LATE))
         return
     cases = all_cases()
     with tempfile.TemporaryDirectory() as folder:
