@@ -103,9 +103,9 @@ class ModuleTree:
     def _rows(self, rank: RankModules) -> Iterator[Row]:
         steps, whole = max(1, rank.steps), rank.total_ns
         for root in sorted(fold(build_tree(rank.modules)), key=lambda node: -node.total_ns):
-            for depth, node in root.walk():
+            for depth, name, node in _walk_shown(root):
                 if depth < self.depth:
-                    yield _row(node, depth, steps, whole)
+                    yield _row(node, _INDENT * depth + name, steps, whole)
         for owner, (time, kernels) in sorted(rank.owners.items(), key=lambda item: -item[1][0]):
             cells: tuple[Cell, ...] = (_OWNER_TITLES[owner], None, time / steps / NS_PER_MS, percent_of(time, whole))
             yield (*cells, *(None,) * 6, kernels / steps, None, None, None)
@@ -129,9 +129,25 @@ class ModuleTree:
             steps = max(1, rank.steps)
             listed = ", ".join(f"{name} ({time / steps / NS_PER_MS:.3f} ms)" for name, time in rank.outside[:4])
             yield f"Outside of modules: {listed}."
-        deepest = max((depth for root in build_tree(rank.modules) for depth, _ in root.walk()), default=0) + 1
+        deepest = max((depth for root in build_tree(rank.modules) for depth, *_ in _walk_shown(root)), default=0) + 1
         if deepest > self.depth:
             yield f"{self.depth} of {deepest} levels are shown: --depth shows more, and --format json all."
+
+
+def _walk_shown(node: ModuleNode, depth: int = 0, outside: str = "") -> Iterator[tuple[int, str, ModuleNode]]:
+    """The modules that launched something, with their depths and titles; the most time first.
+
+    One that launches nothing by itself and has a single such module inside, as a wrapper around a model, takes no row.
+    """
+    children = [child for child in node.children if child.total_kernels()]
+    if len(children) == 1 and not sum(node.kernels):
+        yield from _walk_shown(children[0], depth, outside or node.path)
+        return
+    is_below = not outside or node.path.startswith(f"{outside}.")
+    if node.total_kernels():
+        yield depth, node.path if is_below else f"{outside}: {node.path}", node
+    for child in sorted(children, key=lambda child: -child.total_ns):
+        yield from _walk_shown(child, depth + 1)
 
 
 def _with_nodes(
@@ -160,7 +176,7 @@ def _module_data(node: ModuleNode, module: ModuleTimes, steps: int) -> Json:
     }
 
 
-def _row(node: ModuleNode, depth: int, steps: int, whole: int) -> Row:
+def _row(node: ModuleNode, title: str, steps: int, whole: int) -> Row:
     totals, flops, folded = node.totals_ns(), node.total_flops(), len(node.instances_ns)
     computing = sum(totals) - totals[Phase.COMMUNICATION] - totals[Phase.OPTIMIZER]
     spread = None
@@ -168,7 +184,7 @@ def _row(node: ModuleNode, depth: int, steps: int, whole: int) -> Row:
         times = [time / steps / NS_PER_MS for time in node.instances_ns]
         spread = f"{min(times):.3f} - {max(times):.3f}, median {median(times):.3f}"
     return (
-        _INDENT * depth + node.path,
+        title,
         f"x{folded}" if folded > 1 else None,
         node.total_ns / steps / NS_PER_MS,
         percent_of(node.total_ns, whole),
