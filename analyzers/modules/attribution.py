@@ -140,7 +140,11 @@ class ModuleMap:
         self._forward_thread[scope[is_new]] = details.forward_thread[functions[is_new]]
 
     def _link_nodes(self) -> None:
-        """For each node the scope of the operator that made it: the last one of its thread with its number."""
+        """For each node the scope of the operator that made it: the last one of its thread with its number.
+
+        An operator that makes several nodes, as one in place on a view does, has the number of the first: a node with a
+        number that no operator has is of the one before.
+        """
         self._link = np.full(len(self._name), ABSENT, np.int64)
         nodes = np.flatnonzero((self._kind == _NODE_KIND) & (self._sequence != ABSENT))
         if not len(nodes) or not len(self._forward):
@@ -155,8 +159,8 @@ class ModuleMap:
             order = rows[np.lexsort((self._forward.start_ns[rows], self._forward_sequence[rows]))]
             sequences = self._forward_sequence[order]
             last = np.searchsorted(sequences, self._sequence[mine], side="right") - 1
-            is_same = (last >= 0) & (sequences[np.maximum(last, 0)] == self._sequence[mine])
-            self._link[mine[is_same]] = scope[order[last[is_same]]]
+            is_made = last >= 0
+            self._link[mine[is_made]] = scope[order[last[is_made]]]
 
     def _resolve(self) -> None:
         """The module and the phase of each scope, in the order in which they began."""

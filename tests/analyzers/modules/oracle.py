@@ -59,11 +59,18 @@ def walk(events: Sequence[Event], threads: Mapping[int, int], root: str) -> Tota
             if number is None:
                 event["module"] = before.get(thread)
             else:
-                event["module"] = before[thread] = made.get((threads[arguments.get("Fwd thread id", 1)], number))
+                forward = threads[arguments.get("Fwd thread id", 1)]
+                earlier = number if (forward, number) in made else _number_before(made, forward, number)
+                event["module"] = before[thread] = made.get((forward, earlier))
         elif _is_forward(event):
             made[thread, arguments["Sequence number"]] = _place(stack, root)[0]
         stack.append(event)
     return _add_up(events, answers)
+
+
+def _number_before(made: Mapping[tuple[int, int], str | None], thread: int, number: int) -> int:
+    """The number of the operator that made a node with a later number than its own, its second or third one."""
+    return max((earlier for of, earlier in made if of == thread and earlier < number), default=-1)
 
 
 def _function_inside(node: Event, ranges: Sequence[Event]) -> dict[str, int]:
