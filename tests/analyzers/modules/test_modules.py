@@ -66,6 +66,26 @@ def test_a_stage_of_a_pipeline_is_attributed_as_a_walk_over_its_trace_does() -> 
     assert totals(measured(path)) == walk(events, {1: main}, "Part")
 
 
+def test_megatrons_layers_fold_and_all_of_its_time_has_an_owner_as_the_plain_walk_says() -> None:
+    path = FIXTURES / "modules" / "megatron" / "rank0.json.gz"
+    events = events_of(path)
+    main = next(event["tid"] for event in events if event["name"].startswith("ProfilerStep#"))
+    measurement = measured(path)
+    backward = next(event["tid"] for event in events if event["name"].startswith(NODE))
+    assert totals(measurement) == walk(events, {1: main, 5: backward}, "DistributedDataParallel")
+    assert measurement.owned == 1.0
+    (root,) = fold(build_tree(measurement.modules))
+    folded = {node.path: node for _, node in root.walk()}
+    layers = folded["module.module.decoder.layers.*"]
+    assert len(layers.instances_ns) == 8
+    # Megatron makes the softmax in every call, and recomputes the core of attention.
+    softmax = folded["module.module.decoder.layers.*.self_attention.core_attention.scale_mask_softmax.Softmax"]
+    assert softmax.calls == 8 * 2
+    assert softmax.device_ns[Phase.RECOMPUTATION] > 0
+    attention = folded["module.module.decoder.layers.*.self_attention.core_attention"]
+    assert layers.totals_ns()[Phase.RECOMPUTATION] == attention.totals_ns()[Phase.RECOMPUTATION]
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_each_stage_of_a_pipeline_has_its_modules_and_all_of_its_time_an_owner(rank: int) -> None:
     measurement = measured(FIXTURES / "modules" / "pipeline" / f"rank{rank}.json.gz")
@@ -330,3 +350,19 @@ def test_a_trace_without_marks_or_without_a_device_has_no_tree(tmp_path: Path) -
     assert modules.measure(read_trace(write(tmp_path / "rank1.json", [mark("Net", 1, 2)]), NEEDS)) is None
     with pytest.raises(NotApplicable, match="--modules"):
         modules.analyze([])
+
+
+def test_wrappers_and_modules_that_launch_nothing_take_no_row() -> None:
+    nothing = (0,) * 5
+    made = [
+        ModuleTimes("Wrapper", "", 1, nothing, nothing, None),
+        ModuleTimes("module", "Wrapper", 1, nothing, nothing, None),
+        ModuleTimes("module.dropout", "module", 1, nothing, nothing, None),
+        *(layer(f"module.model{part}", ns) for part, ns in (("", 5), (".head", 3), (".block", 4))),
+        ModuleTimes("module.model.block.inner", "module.model.block", 1, nothing, nothing, None),
+    ]
+    result = modules.analyze([RankModules(0, 1, tuple(made), {})])
+    (section,) = result.sections()
+    assert [row[0] for row in section.rows] == ["Wrapper: module.model", "· module.model.block", "· module.model.head"]
+    assert not any("levels" in note for note in section.notes)
+    assert len(json.loads(json.dumps(result.data()))["ranks"][0]["modules"]) == len(made)
