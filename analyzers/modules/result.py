@@ -111,7 +111,8 @@ class ModuleTree:
             yield (*cells, *(None,) * 6, kernels / steps, None, None, None)
 
     def _notes(self, rank: RankModules, ranks: Sequence[RankModules]) -> Iterator[str]:
-        of_step = f"a mean of {rank.steps} steps" if rank.steps else "the whole trace, which marks no step"
+        of_step = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step"
+        of_step = of_step if rank.steps else "the whole trace, which marks no step"
         owned = "" if rank.owned is None else f" {percent(rank.owned):.1f} % of it has a module or a named owner."
         yield (
             f"Time of device events, of {of_step}; events that overlap each count in full.{owned} A module's total "
