@@ -6,7 +6,7 @@ what the driver receives and merges grows with the groups. A group whose worker 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
 from perfscope.engine.measuring import Measure, MeasuredTrace
@@ -36,15 +36,17 @@ def split(group: Group) -> list[Group]:
 
 def measure_group(group: Group, measure: Measure, mergers: Mergers) -> tuple[MeasuredTrace, ...]:
     """Measure each trace; a partial that can be merged stands in the first answer that had one, merged."""
-    answers: list[MeasuredTrace] = []
+    return tuple(merge_each(map(measure, group), mergers))
+
+
+def merge_each(answers: Iterable[MeasuredTrace], mergers: Mergers) -> Iterator[MeasuredTrace]:
+    """The answers, which lose what can be merged to the first of them that had such a partial."""
     first: dict[str, MeasuredTrace] = {}
-    for files in group:
-        measured = measure(files)
-        answers.append(measured)
+    for measured in answers:
         for name, merge in mergers.items():
             if merge is None or name not in measured.partials:
                 continue
             owner = first.setdefault(name, measured)
             if owner is not measured:
                 owner.partials[name] = merge(owner.partials[name], measured.partials.pop(name))
-    return tuple(answers)
+        yield measured

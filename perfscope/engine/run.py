@@ -183,6 +183,8 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
     skipped: list[Skipped] = []
     inapplicable: list[Skipped] = []
     run = None if inputs.run is None else replace(inputs.run, stated=plan.stated)
+    last_of = {analyzer.measured_by: analyzer for analyzer in chosen}
+    kept = {derivation.partials_of for derivation in DERIVATIONS}
     for analyzer in chosen:
         try:
             results[analyzer.name] = _reduce(analyzer, run, measurements)
@@ -196,6 +198,9 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
             elif isinstance(missing, NoDevice) and measurements.lost_device_events:
                 reason = _CUT_OFF
             skipped.append(Skipped(analyzer.name, reason))
+        finally:
+            if last_of[analyzer.measured_by] is analyzer and analyzer.measured_by not in kept:
+                measurements.partials.pop(analyzer.measured_by, None)  # of many ranks they fill the memory
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
     results = _with_derived(others, plan.only, measurements) | besides

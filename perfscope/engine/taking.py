@@ -8,17 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial as bind
-from typing import TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perfscope.engine.execution import Execution
+from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import FETCH
 from perfscope.engine.measuring import MeasuredTrace, Task, events_of, measure, task_for_some, wanted_events
 from perfscope.engine.partials import LoadedPartials, load, paths_of
-from perfscope.engine.reading import read_each
+from perfscope.engine.ranks_at_once import Take, Taken, take_each
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError
@@ -28,8 +27,6 @@ from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
 from perfscope.tables.trace import Events
 from perfscope.units import format_count
 from perfscope.wire.traces import file_name, partials_path
-
-_Read: TypeAlias = "LoadedPartials | Refused"
 
 
 class Taking(Struct):
@@ -80,10 +77,9 @@ def answer_each(
     """
     to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}
     begun: dict[str, MeasuredTrace] = {}
-    wanted = wanted_events(task)
-    for trace, read in _read_each(files, task, taking):
+    workers = execution.workers if execution.backend is Backend.PROCESS else 1
+    for trace, answer in zip(files, take_each(files, _taker(task, taking), mergers, workers), strict=True):
         is_absent = any(path in taking.absent for path in paths_of(trace))
-        answer = _answer(trace, read, task, wanted) if isinstance(read, LoadedPartials) else read
         if isinstance(answer, Refused):
             if is_absent:
                 line = f"{trace.path} stayed on its host, and {file_name(partials_path(trace.path))} {answer}"
@@ -111,24 +107,22 @@ def answer_each(
             yield _joined(begun.get(rest.path), rest)
 
 
-def _read_each(
-    files: Sequence[TraceFiles], task: Task, taking: Taking
-) -> Iterator[tuple[TraceFiles, LoadedPartials | Refused]]:
-    """The partials of each trace, or why they are not taken."""
+def _taker(task: Task, taking: Taking) -> Take:
+    """What reads the partials of a trace, or says why they are not taken."""
     # A rule of the user's changes the rank of a trace that states none, which partials do not tell.
     is_ruled = task.rank_rule != RANK_IN_FILE_NAME
-    return zip(files, read_each(bind(_read, taking=taking, is_ruled=is_ruled), files), strict=True)
+    return bind(_take, task=task, taking=taking, wanted=wanted_events(task), is_ruled=is_ruled)
 
 
-def _read(files: TraceFiles, taking: Taking, *, is_ruled: bool) -> LoadedPartials | Refused:
+def _take(files: TraceFiles, task: Task, taking: Taking, wanted: tuple[Events, Events], *, is_ruled: bool) -> Taken:
     if files.path not in taking.absent and (taking.is_fresh or is_ruled):
         return Missing("")
     try:
         loaded = load(partials_path(files.path))
         _require_traces(files, loaded.traces, taking.absent)
+        return _answer(files, loaded, task, wanted)
     except Refused as refusal:
         return refusal
-    return loaded
 
 
 def _require_traces(files: TraceFiles, identities: Sequence[Identity], absent: Collection[str]) -> None:
@@ -165,18 +159,19 @@ def _require(identity: Identity, path: str, *, is_absent: bool) -> None:
 
 def _answer(
     files: TraceFiles, loaded: LoadedPartials, task: Task, wanted: tuple[Events, Events]
-) -> tuple[MeasuredTrace, tuple[str, ...]] | Refused:
-    """What partials say of a trace, and the analyzers for which they say nothing."""
-    try:
-        measured = loaded.of_trace(files)
-        events = events_of(measured, files, wanted)
-        stored = {
-            analyzer.name: loaded.partial_of(analyzer, files)
-            for analyzer in BUILT_IN
-            if analyzer.name in task.analyzers and loaded.serves(analyzer, events)
-        }
-    except Refused as refusal:
-        return refusal
+) -> tuple[MeasuredTrace, tuple[str, ...]]:
+    """What partials say of a trace, and the analyzers for which they say nothing.
+
+    Raises:
+        Refused: They are damaged.
+    """
+    measured = loaded.of_trace(files)
+    events = events_of(measured, files, wanted)
+    stored = {
+        analyzer.name: loaded.partial_of(analyzer, files)
+        for analyzer in BUILT_IN
+        if analyzer.name in task.analyzers and loaded.serves(analyzer, events)
+    }
     lacking = tuple(name for name in task.analyzers if name not in stored)
     partials = {name: partial for name, partial in stored.items() if partial is not None}
     return replace(measured, partials=partials), lacking
