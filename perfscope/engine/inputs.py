@@ -122,8 +122,10 @@ def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
     absent = dict.fromkeys(find_absent(locations, traces))
     for light in list(absent):
         folder, _, _ = light.rpartition(f"{LIGHT_FOLDER}/{file_name(light)}")
-        absent.update(dict.fromkeys(f"{folder}{name}" for name in _partners(light) if folder))
-    return [trace for trace in absent if trace not in set(traces)]
+        if folder:
+            absent.update(dict.fromkeys(f"{folder}{name}" for name in _partners(light)))
+    at_hand = set(traces)
+    return [trace for trace in absent if trace not in at_hand]
 
 
 def _partners(light: str) -> list[str]:
