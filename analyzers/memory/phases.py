@@ -36,7 +36,12 @@ _BACKWARD = ("torch/autograd/__init__.py", "torch/autograd/graph.py")
 _RECOMPUTATION = "torch/utils/checkpoint.py"
 _MODULE = "torch/nn/modules/module.py"
 _MOVES = ("_apply", "convert", "to", "cuda")
-_LIBRARIES = ("/torch/", "site-packages", "dist-packages", "/lib/python", "<frozen", "importlib")
+_LIBRARIES = (
+    "/torch/", "site-packages", "dist-packages", "/lib/python", "<frozen", "importlib",
+    "/deepspeed/runtime/", "/deepspeed/utils/", "/deepspeed/comm/", "/megatron/core/",
+)  # fmt: skip
+#: What torch.compile generates; the frame behind it is the line of the script that it was made of.
+_GENERATED = "/torchinductor_"
 
 
 class Phase(Enum):
@@ -57,7 +62,7 @@ class StackFacts(NamedTuple):
         is_recomputed: Whether a forward pass runs again inside the backward pass.
         is_move: Whether a module is moved to the device.
         place: The innermost line of the script, or of what it calls, such as ``train.py:12 forward``.
-        operation: The innermost frame of all.
+        operation: The innermost frame of all, code that torch.compile generated apart.
     """
 
     phase: Phase
@@ -84,8 +89,8 @@ def _read_stack(frames: Sequence[Frame]) -> StackFacts:
         is_communication=any(_is_in(frame, _COMMUNICATION) for frame in inner),
         is_recomputed=is_recomputed,
         is_move=any(frame.file.endswith(_MODULE) and frame.function in _MOVES for frame in inner),
-        place=next((_show(frame) for frame in frames if not _is_in(frame, _LIBRARIES)), ""),
-        operation=_show(frames[0]) if frames else "",
+        place=next((_show(frame) for frame in frames if not _is_in(frame, (*_LIBRARIES, _GENERATED))), ""),
+        operation=next((_show(frame) for frame in frames if _GENERATED not in frame.file), ""),
     )
 
 

@@ -228,5 +228,13 @@ def test_of_a_real_training_whose_tensors_were_noted_all_but_a_percent_is_named(
     assert sum(part.bytes for part in peak.modules if part.name != OUTSIDE) > 0.99 * sizes(peak)["activations"]
 
 
+@pytest.mark.parametrize("name", ["compiled", "fsdp2", "zero3"])
+def test_without_marks_lines_of_the_model_stand_for_modules_whatever_runs_it(name: str) -> None:
+    peak = real(name)
+    of_the_model = {part.name: part.bytes for part in peak.modules if part.name.startswith("gpt.py:")}
+    assert of_the_model["gpt.py:54 forward"] == pytest.approx(2.0e9, rel=0.02)  # the MLP's, also of generated code
+    assert sum(of_the_model.values()) > 0.999 * sizes(peak)["activations"]
+
+
 def test_the_words_of_categories_are_all_different() -> None:
     assert len(set(CATEGORY_NAMES.values())) == len(CATEGORY_NAMES)
