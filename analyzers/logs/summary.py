@@ -21,7 +21,7 @@ from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, s
 from perfscope.analyzers.shared.statistics import median
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S
 from perfscope.report import Json
-from perfscope.tables.columns import Bool
+from perfscope.tables.columns import Bool, MaskedFloat64
 from perfscope.tables.joblog import Iterations, JobLog, Save, Timer
 
 
@@ -75,13 +75,13 @@ class LogSummary:
     def tokens_per_s(self) -> float | None:
         """Tokens/s over all GPUs."""
         if self.samples_per_s is None or self.setup.seq_len is None:
-            return median(self.log.iterations.tokens_per_s[_steady_or_settled(self.log.iterations)])
+            return _steady_median(self.log.iterations, self.log.iterations.tokens_per_s)
         return self.samples_per_s * self.setup.seq_len
 
     @property
     def logged_tflops_per_gpu(self) -> float | None:
         """TFLOPs per GPU as the log states them, in its own convention."""
-        return median(self.log.iterations.tflops_per_gpu[_steady_or_settled(self.log.iterations)])
+        return _steady_median(self.log.iterations, self.log.iterations.tflops_per_gpu)
 
     @property
     def loss(self) -> FirstAndLast | None:
@@ -178,7 +178,7 @@ def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float
         return None
     if setup.samples is not None and times.median_s:
         return setup.samples / times.median_s
-    stated = median(rows.samples_per_s[_steady_or_settled(rows)])
+    stated = _steady_median(rows, rows.samples_per_s)
     others = (source.samples_per_s for source in log.other_sources if source.samples_per_s is not None)
     total = log.fact("stated_samples_per_s")
     if stated is None and total is not None and isinstance(total.value, float):
@@ -191,6 +191,11 @@ def _steady_or_settled(rows: Iterations) -> Bool:
     steady = steady_records(rows, None)
     settled = ~warmup_records(rows, None)
     return steady if steady.any() else settled if settled.any() else ~settled
+
+
+def _steady_median(rows: Iterations, figures: MaskedFloat64) -> float | None:
+    """The median of a figure over the records that the step time is over; None where they do not state it."""
+    return median(figures[_steady_or_settled(rows)]) if figures.count() else None
 
 
 def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +28,7 @@ class Disturbance(StrEnum):
     SAVE = "save"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)  # without slots: it keeps what is derived
 class Iterations:
     """The iteration records of one log, in their order. A record can be a mean over several iterations.
 
@@ -70,7 +71,7 @@ class Iterations:
     def __len__(self) -> int:
         return len(self.span)
 
-    @property
+    @cached_property
     def before(self) -> Int64:
         """How many iterations of its attempt are over when a record's mean begins."""
         numbers = np.ma.getdata(self.iteration)

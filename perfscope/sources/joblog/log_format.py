@@ -6,7 +6,7 @@ A format is a constant. ``open`` binds it to one log and to a new state, an inst
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
@@ -112,14 +112,14 @@ class Format(Generic[State]):
             framework=self.framework,
             sources=self.sources,
             role=self.role,
-            anchors=tuple(rule.anchor for rule in self.rules),
-            rules=tuple(partial(self._bind, rule, state) for rule in self.rules),
+            bind=partial(self._bind, state),
             close=partial(self.close, state),
             framework_of=partial(self.framework_of, state) if self.framework_of else None,
             bulk=_bind_bulk(self.bulk, state) if self.bulk else None,
         )
 
-    def _bind(self, rule: Rule[State], state: State) -> OpenRule:
+    def _bind(self, state: State, index: int) -> OpenRule:
+        rule = self.rules[index]
         on_match, framework, frameworks = rule.on_match, self.framework, state.log.frameworks
         if framework is None or not rule.identifies:
             return OpenRule(rule.anchor, rule.find, partial(on_match, state))
@@ -143,6 +143,10 @@ class LogFormat(Protocol):
     @property
     def bulk(self) -> BulkReading[Any] | None:
         """Its fast path."""
+
+    @property
+    def rules(self) -> Sequence[Rule[Any]]:
+        """Its rules."""
 
     def open(self, log: JobLogBuilder) -> OpenFormat:
         """Make a state for one log and bind the format to it."""
@@ -180,13 +184,12 @@ def _bind_bulk(bulk: BulkReading[State], state: State) -> OpenBulkReading:
 
 @dataclass(frozen=True, slots=True)
 class OpenFormat:
-    """A format bound to the state of one log; see ``Format``. Its rules are bound when a block has their anchors."""
+    """A format bound to the state of one log; see ``Format``. ``bind`` binds a rule, when a block has its anchor."""
 
     framework: str | None
     sources: tuple[StepTimeSource, ...]
     role: Role
-    anchors: tuple[bytes, ...]
-    rules: tuple[Callable[[], OpenRule], ...]
+    bind: Callable[[int], OpenRule]
     close: Callable[[], None]
     framework_of: Callable[[], str] | None
     bulk: OpenBulkReading | None

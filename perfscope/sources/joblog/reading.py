@@ -20,6 +20,9 @@ from perfscope.sources.joblog.rules import LineMatch
 from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog
 
+#: All rules: the format of each, and its place in that.
+_RULES = [(place, index) for place, log_format in enumerate(FORMATS) for index in range(len(log_format.rules))]
+_ANCHORS = tuple(FORMATS[place].rules[index].anchor for place, index in _RULES)
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22
 _RECORDS_BETWEEN_LOOKS = 64
@@ -43,9 +46,7 @@ class _LogReader:
         self._log = JobLogBuilder(records_kept)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
         self._bulk = [log_format.bulk for log_format in self._formats if log_format.bulk]
-        self._rules = [rule for log_format in self._formats for rule in log_format.rules]
         self._bound: dict[int, OpenRule] = {}
-        self._anchors = search_for(tuple(anchor for log_format in self._formats for anchor in log_format.anchors))
 
     def read(self, path: Path, size: int) -> JobLog:
         """Read the log: block by block, and in several processes once a fast path may be taken."""
@@ -102,13 +103,17 @@ class _LogReader:
     def _possible_rules(self, text: bytes) -> list[OpenRule]:
         """The rules whose anchors the text contains, without those that only prove a framework: these are applied."""
         rules, frameworks = [], self._log.frameworks
-        for index in compress(count(), self._anchors.find(text)):
-            rule = self._bound.get(index) or self._bound.setdefault(index, self._rules[index]())
+        for index in compress(count(), search_for(_ANCHORS).find(text)):
+            rule = self._bound.get(index) or self._bound.setdefault(index, self._bind(index))
             if rule.proves is None:
                 rules.append(rule)
             elif rule.proves not in frameworks and next(iter(rule.find(text)), None):
                 frameworks.add(rule.proves)
         return rules
+
+    def _bind(self, index: int) -> OpenRule:
+        format_index, rule_index = _RULES[index]
+        return self._formats[format_index].bind(rule_index)
 
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""

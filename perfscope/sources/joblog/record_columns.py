@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from math import isfinite, nan
 from operator import attrgetter
+from statistics import median
 
 import numpy as np
 
@@ -106,12 +107,12 @@ class RecordColumns:
     def median_ns(self) -> int | None:
         """Median time; None without one."""
         times = [value for value in self._integers["wall_ns"] if value != _ABSENT]
-        return int(np.median(times)) if times else None
+        return int(median(times)) if times else None
 
     def median_samples_per_s(self) -> float | None:
         """Median throughput as the log states it; None without one."""
         speeds = [value for value in self._floats["samples_per_s"] if isfinite(value)]
-        return float(np.median(speeds)) if speeds else None
+        return float(median(speeds)) if speeds else None
 
     def set_times_by_throughput(self, samples: int) -> None:
         """Set the time of every record without one to ``samples``, the batch, divided by its throughput."""

@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.sources.joblog.anchors import AnchorSearch
-from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.registry import FORMATS
 from tests.conftest import ROOT
 
-ANCHORS = [anchor for log_format in FORMATS for anchor in log_format.open(JobLogBuilder()).anchors]
+ANCHORS = [rule.anchor for log_format in FORMATS for rule in log_format.rules]
 SEARCH = AnchorSearch(ANCHORS)
 
 

@@ -65,7 +65,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
 def _close(state: _State) -> None:
     state.validations.clock.close(state.log)
     state.steps.clock.close(state.log)
-    if VALIDATIONS in state.log.median_times():
+    if STEPS in state.log.series and VALIDATIONS in state.log.median_times():
         state.log.series.pop(STEPS, None)  # the host's clock contradicts nothing
 
 
