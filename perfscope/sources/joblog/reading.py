@@ -20,9 +20,9 @@ from perfscope.sources.joblog.rules import LineMatch
 from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog
 
-#: All rules: the format of each, and its place in that.
-_RULES = [(place, index) for place, log_format in enumerate(FORMATS) for index in range(len(log_format.rules))]
-_ANCHORS = tuple(FORMATS[place].rules[index].anchor for place, index in _RULES)
+#: All rules, by the number of the format and that of the rule in it.
+_RULES = [(format_index, index) for format_index, one in enumerate(FORMATS) for index in range(len(one.rules))]
+_ANCHORS = tuple(rule.anchor for log_format in FORMATS for rule in log_format.rules)
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22
 _RECORDS_BETWEEN_LOOKS = 64
