@@ -21,7 +21,11 @@ from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_
 from perfscope.tables.joblog import JobLog
 
 #: All rules, by the number of the format and that of the rule in it.
-_RULES = [(format_index, index) for format_index, one in enumerate(FORMATS) for index in range(len(one.rules))]
+_RULES = [
+    (format_index, rule_index)
+    for format_index, log_format in enumerate(FORMATS)
+    for rule_index in range(len(log_format.rules))
+]
 _ANCHORS = tuple(rule.anchor for log_format in FORMATS for rule in log_format.rules)
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22

@@ -102,7 +102,7 @@ class Rule(Generic[StateT_contra]):
         if self.anchor in self.begin:
             return anchored
         for begin in self.begin:
-            place = text.rfind(begin, line, anchored)
-            if place >= 0:
-                return place
+            offset = text.rfind(begin, line, anchored)
+            if offset >= 0:
+                return offset
         return -1

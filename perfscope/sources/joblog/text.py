@@ -153,7 +153,7 @@ def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
 
 def _refuse_archive(path: Path, head: bytes) -> None:
     """An archive of logs holds their text, one behind the other, and would be read as one job."""
-    if any(head.startswith(magic, place) for place, magic in _ARCHIVES):
+    if any(head.startswith(magic, offset) for offset, magic in _ARCHIVES):
         raise SourceError(path, "is an archive, not a log", hint="unpack it, and name the folder")
 
 
