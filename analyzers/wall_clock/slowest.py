@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ _SLOW = 1.5
 
 UNEXPLAINED = "unexplained"
 _FIRST_STEP, _WINDOW = "first step", "profiler window"
+_GARBAGE = "garbage collection"
 #: What is said of a part as the cause of a slow step; the step's own time is not a cause.
 _CAUSES = {
     Part.DATA_WAIT: "data wait",
@@ -75,7 +76,21 @@ def find_slowest_steps(ledgers: Sequence[tuple[Ledger, Steps]]) -> tuple[SlowSte
             known = slowest.get(slow.step)
             if known is None or slow.time_ns > known.time_ns:
                 slowest[slow.step] = slow
-    return tuple(sorted(slowest.values(), key=lambda slow: (-slow.time_ns, slow.step))[:_MOST_STEPS])
+    ranked = sorted(slowest.values(), key=lambda slow: (-slow.time_ns, slow.step))[:_MOST_STEPS]
+    return tuple(_explain_by_garbage(slow, ledgers) if slow.cause == UNEXPLAINED else slow for slow in ranked)
+
+
+def _explain_by_garbage(slow: SlowStep, ledgers: Sequence[tuple[Ledger, Steps]]) -> SlowStep:
+    """The step with a collection of garbage as its cause, where that explains it; other ranks wait for it, too."""
+    collected = [
+        (int(np.ma.filled(steps.garbage_ns, 0)[ledger.step == slow.step].sum()), ledger.rank)
+        for ledger, steps in ledgers
+    ]
+    longest_ns, rank = max(collected, key=lambda pair: (pair[0], pair[1] == slow.rank))
+    if 2 * longest_ns <= slow.over_median_ns:
+        return slow
+    cause = _GARBAGE if rank == slow.rank else f"{_GARBAGE} on rank {rank}"
+    return replace(slow, cause=cause, cause_ns=min(longest_ns, slow.over_median_ns))
 
 
 def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:

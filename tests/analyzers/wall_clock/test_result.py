@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,3 +147,18 @@ def test_a_cause_explains_no_more_than_what_a_step_took_over_the_median() -> Non
     timeline, steps = life(records_with(6, 400, data_wait_ns=440), hooked=0)
     (slow,) = find_slowest_steps([(keep_ledger(timeline, steps, []), steps)])
     assert (slow.cause, slow.over_median_ns, slow.cause_ns) == ("data wait", 400, 400)
+
+
+def test_a_collection_of_garbage_is_the_cause_also_on_the_rank_that_waits_for_the_one_that_collects() -> None:
+    collecting = records_with(7, 300, spans=(wire.Span(wire.GARBAGE, 620, 900),))
+    waiting = records_with(7, 400)
+    both = []
+    for rank, records in enumerate((collecting, waiting)):
+        timeline, steps = life(records, hooked=0)
+        both.append((replace(keep_ledger(timeline, steps, []), rank=rank), steps))
+    (slow,) = find_slowest_steps(both)
+    assert (slow.step, slow.rank, slow.cause, slow.cause_ns) == (7, 1, "garbage collection on rank 0", 280)
+    (alone,) = find_slowest_steps(both[:1])
+    assert (alone.cause, alone.cause_ns) == ("garbage collection", 280)
+    (without,) = find_slowest_steps(both[1:])
+    assert without.cause == "unexplained"
