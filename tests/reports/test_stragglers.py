@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
-from benchmarks.stragglers import FIXTURES, GPU_RUNS, REPORT, all_cases, judge, judge_folder, to_markdown
+import json
+
+import pytest
+
+from benchmarks.stragglers import (
+    FIXTURES,
+    GPU_RUNS,
+    LATE,
+    LATE_RANKS,
+    REPORT,
+    all_cases,
+    judge,
+    judge_folder,
+    to_markdown,
+)
 
 
 def test_the_report_is_written_from_the_fixtures() -> None:
@@ -15,9 +29,11 @@ def test_the_report_is_written_from_the_fixtures() -> None:
     assert all(answer.is_right for answer in answers if ".clean" in answer.case)
 
 
-def test_on_gpus_the_rank_and_the_cause_are_found_and_clean_trainings_are_calm() -> None:
-    answers = [answer for folder in GPU_RUNS.values() if folder.is_dir() for answer in judge_folder(folder)]
-    assert len(answers) >= 11
-    injected = [answer for answer in answers if ".clean" not in answer.case]
-    assert sum(answer.is_right for answer in injected) >= 0.9 * len(injected)
+@pytest.mark.parametrize("run", GPU_RUNS)
+def test_on_gpus_no_answer_is_worse_than_the_first_one_and_clean_trainings_are_calm(run: str) -> None:
+    folder = GPU_RUNS[run]
+    answers = judge_folder(folder, LATE_RANKS.get(run, LATE))
+    was_right = {row["case"]: row["right"] for row in json.loads((folder / "before.json").read_text())}
+    assert was_right.keys() == {answer.case for answer in answers}
+    assert not [answer for answer in answers if was_right[answer.case] and not answer.is_right]
     assert all(answer.is_right for answer in answers if ".clean" in answer.case)
