@@ -24,7 +24,7 @@ class PlainLines:
         wall_ns: Their times.
         consumed: Samples consumed up to the end of each; empty where the log does not say.
         label: What a launcher wrote in front of them.
-        columns: What else a format needs of them.
+        columns: What else a format needs of them; ``copies`` are lines that repeat them and were dropped.
     """
 
     iteration: Numbers
@@ -32,6 +32,11 @@ class PlainLines:
     consumed: Numbers = range(0)
     label: bytes | None = None
     columns: Mapping[str, Int64] = field(default_factory=dict)
+
+    @property
+    def copies(self) -> int:
+        """How many lines that repeat one of these were dropped."""
+        return int(self.columns["copies"].sum()) if "copies" in self.columns else 0
 
     def rows(self, first: int, last: int) -> PlainLines:
         """Some of the lines."""

@@ -26,8 +26,10 @@ from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
 RECORDS_KEPT = 1 << 12
 
 _SUSPECTED_RECORDS = 16
-_COMPARED_ROWS = 8
-_MOST_APART = 1.25  # the ranks of a job wait for each other in every iteration
+#: With so many of the last records a copy is compared.
+COMPARED_ROWS = 8
+#: The ranks of a job wait for each other in every iteration.
+MOST_APART = 1.25
 _FEWEST_UNLIKE = 3
 
 
@@ -82,7 +84,7 @@ class IterationSeries:
         self._unlike_copies = 0
         self._columns = RecordColumns()
         self._folded = FoldedTimes()
-        self._latest_folded: deque[tuple[int | None, int | None, int | None]] = deque(maxlen=_COMPARED_ROWS)
+        self._latest_folded: deque[tuple[int | None, int | None, int | None]] = deque(maxlen=COMPARED_ROWS)
 
     def __len__(self) -> int:
         return len(self._columns) + self._folded.records
@@ -138,7 +140,7 @@ class IterationSeries:
         A time that is not above 0 is none.
         """
         self._folded.add_many(wall_ns, samples)
-        latest = zip(iterations[-_COMPARED_ROWS:], wall_ns[-_COMPARED_ROWS:].tolist(), strict=True)
+        latest = zip(iterations[-COMPARED_ROWS:], wall_ns[-COMPARED_ROWS:].tolist(), strict=True)
         self._latest_folded.extend((int(number), time_ns if time_ns > 0 else None, None) for number, time_ns in latest)
         if self.last is not None:
             self._gaps.add(int(iterations[0]) - self.last)
@@ -150,6 +152,11 @@ class IterationSeries:
         counts = Counter(int(number) for number in iterations[-RECENT:])
         self._numbers[label] = PrintedNumbers(self.last, self.attempt, counts, processes)
         self._suspected = None
+
+    def add_copies(self, count: int, compared: int) -> None:
+        """Count records that repeat others, and how many of these were compared and found alike."""
+        self.copies += count
+        self._compared_copies += compared
 
     @property
     def unnumbered_ranks(self) -> int:
@@ -260,12 +267,12 @@ class IterationSeries:
         is_other_batch = samples is not None and record.samples is not None and samples != record.samples
         low, high = sorted((record.wall_ns, wall_ns or record.wall_ns))
         self._compared_copies += 1
-        self._unlike_copies += is_other_batch or high > _MOST_APART * low
+        self._unlike_copies += is_other_batch or high > MOST_APART * low
 
     def _find_latest(self, number: int) -> tuple[int | None, int | None] | None:
         """Time and samples of the record of an iteration among the last ones; None where there is none."""
         if not self._latest_folded:
-            return self._columns.find_latest(number, _COMPARED_ROWS)
+            return self._columns.find_latest(number, COMPARED_ROWS)
         return next(((wall_ns, samples) for latest, wall_ns, samples in self._latest_folded if latest == number), None)
 
     def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:

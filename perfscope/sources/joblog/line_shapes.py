@@ -22,6 +22,9 @@ from perfscope.tables.columns import Bool, Float64, Int64
 #: The name of the column with the line's first date.
 STAMP = "stamp"
 
+#: The name of the column with the launcher's label.
+LABEL_TEXT = "label"
+
 _STAMP = r"\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?"
 #: Numbers in names, as in ``bf16`` and ``rank0``, are no numbers; those behind a unit are, as in ``2m5s``.
 #: The drawing of a progress bar is another one in every line.
@@ -48,12 +51,10 @@ class Shape:
     Attributes:
         pattern: Matches such a line with its end; its first group is the line, the others are the columns.
         columns: The names of the columns.
-        label: What a launcher wrote in front of the lines.
     """
 
     pattern: re.Pattern[str]
     columns: tuple[str, ...]
-    label: bytes | None
 
 
 class Cells:
@@ -169,9 +170,13 @@ def learn_shape(
     if end - begin > _LONGEST or (spans and spans[0][0] < begin):
         return None
     label = line.label
-    offset = text.find(label, begin, end) + len(label) if label else begin
+    offset = text.find(label, begin, end) if label else begin
     parts = [re.escape(text[begin:offset].decode(_LATIN))]
     names: list[str] = []
+    if label:  # other ranks have the same one with another number
+        parts.append("(" + re.sub(r"\d+", r"\\d+", re.escape(label.decode(_LATIN))) + ")")
+        names.append(LABEL_TEXT)
+        offset += len(label)
     for start, stop, name in (*spans, (end, end, "")):
         gap = text[offset:start].decode(_LATIN)
         if start < offset or (name and gap[-1:].isdigit()):
@@ -186,7 +191,7 @@ def learn_shape(
         offset = stop
     if has_stamp and STAMP not in names:
         return None
-    return Shape(_compile("".join(parts), behind), tuple(names), label)
+    return Shape(_compile("".join(parts), behind), tuple(names))
 
 
 @lru_cache(maxsize=256)

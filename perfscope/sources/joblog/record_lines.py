@@ -18,8 +18,9 @@ import numpy as np
 from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, Shape, learn_shape
+from perfscope.sources.joblog.line_shapes import INTEGER, LABEL_TEXT, Cells, Column, Shape, learn_shape
 from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
+from perfscope.sources.joblog.rank_copies import find_copies, is_of_label
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import to_plain_text
@@ -110,6 +111,7 @@ class ShapeSplitter(Generic[State]):
     """Splits blocks by the shape of their first record; a splitter goes to other processes."""
 
     kinds: tuple[LinesOfRecords[State], ...]
+    drops_copies: bool = False
 
     def __call__(self, text: Text, length: int, _scratch: Bool) -> SplitBlock | None:
         """Split the first ``length`` bytes; see ``perfscope.sources.joblog.bulk.Splitter``."""
@@ -121,7 +123,7 @@ class ShapeSplitter(Generic[State]):
             parts = shape.pattern.split(decoded)
             width = shape.pattern.groups + 1
             if len(parts) > _FEWEST * width:
-                return _split(kind, shape, parts, width)
+                return _split(kind, shape, parts, width, drops_copies=self.drops_copies)
         return None
 
     def _shapes(self, text: bytes) -> Iterator[tuple[LinesOfRecords[State], Shape]]:
@@ -135,7 +137,9 @@ class ShapeSplitter(Generic[State]):
                     yield kind, shape
 
 
-def _split(kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int) -> SplitBlock:
+def _split(
+    kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int, *, drops_copies: bool
+) -> SplitBlock:
     """A block as the pattern took it apart: text between, line, columns, text between, line, columns, ..., text."""
     cells = Cells({name: parts[2 + offset :: width] for offset, name in enumerate(shape.columns)})
     between, lines = parts[0::width], parts[1::width]
@@ -147,27 +151,57 @@ def _split(kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: i
     for name in kind.peaks:
         if name in cells:
             is_plain[cells.rows_of_peak(name)] = False
-    back = np.flatnonzero(np.diff(measured.iteration + _EPOCH * measured.columns.get("epoch", 0)) <= 0)
-    if len(back):
-        is_plain[back[0] + 1 :] = False  # a restart, or copies
+    labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
+    columns = dict(measured.columns)
+    is_copy = np.zeros(len(lines), np.bool_)
+    if drops_copies and "epoch" not in columns and labels.count(labels[0]) < len(labels):
+        is_first, is_copy = find_copies(labels, measured.iteration, measured.wall_ns)
+        is_copy &= is_plain  # what the rules must read is none
+        is_plain &= is_first
+    else:
+        is_plain &= _is_of_one_process(labels, measured.iteration + _EPOCH * columns.get("epoch", 0))
     is_plain[[0, -1]] = False
-    rest, before = _rest(between, lines, is_plain)
+    if is_copy.any() and is_plain.any():
+        columns["copies"] = np.zeros(len(lines), np.int64)
+        columns["copies"][np.flatnonzero(is_plain)[0]] = is_copy.sum()
+    else:
+        is_copy[:] = False
+    rest, before = _rest(between, lines, is_plain, is_plain | is_copy)
     lengths = np.cumsum([0, *map(len, rest)])[: len(rest)]
     plain = PlainLines(
         measured.iteration[is_plain],
         measured.wall_ns[is_plain],
-        label=shape.label,
-        columns={name: column[is_plain] for name, column in measured.columns.items()},
+        label=_label_of(labels, is_plain),
+        columns={name: column[is_plain] for name, column in columns.items()},
     )
     return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths)
 
 
-def _rest(between: Sequence[str], lines: Sequence[str], is_plain: Bool) -> tuple[list[str], list[int]]:
-    """All text but the plain lines, in pieces, and how many plain lines stand before each."""
+def _label_of(labels: Sequence[str], is_plain: Bool) -> bytes | None:
+    """The label of the plain lines, which have one."""
+    first = int(np.argmax(is_plain)) if len(labels) > 1 else 0
+    return labels[first].encode(_LATIN) or None
+
+
+def _is_of_one_process(labels: Sequence[str], numbers: Int64) -> Bool:
+    """Which records have the first one's label, up to where its numbers do not ascend: at a restart, or copies."""
+    is_own: Bool = np.ones(len(numbers), np.bool_)
+    if labels.count(labels[0]) < len(labels):
+        is_own = is_of_label(labels, labels[0])
+    rows = np.flatnonzero(is_own)
+    is_own[rows[-1]] = False
+    back = np.flatnonzero(np.diff(numbers[rows]) <= 0)
+    if len(back):
+        is_own[rows[back[0] + 1] :] = False
+    return is_own
+
+
+def _rest(between: Sequence[str], lines: Sequence[str], is_plain: Bool, is_read: Bool) -> tuple[list[str], list[int]]:
+    """All text but the lines that are read, in pieces, and how many plain lines stand before each."""
     plain_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_plain)))
     # A text between stands before the line of its row.
     texts = [row for row, text in enumerate(between) if text]
-    pieces = sorted([(row, 0) for row in texts] + [(row, 1) for row in np.flatnonzero(~is_plain).tolist()])
+    pieces = sorted([(row, 0) for row in texts] + [(row, 1) for row in np.flatnonzero(~is_read).tolist()])
     rest = [lines[row] + "\n" if is_line else between[row] for row, is_line in pieces]
     return rest, plain_before[[row for row, _ in pieces]].tolist()
 
@@ -187,16 +221,20 @@ def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int
     numbers, interval = np.asarray(plain.iteration[first:last], np.int64), series.interval()
     uneven = np.flatnonzero(np.diff(numbers) != interval) + 1 + first
     for start, stop in pairwise((first, *uneven.tolist(), last)):
-        row, number = start, int(plain.iteration[start])
-        if not series.is_steady or series.last is None or number - series.last != interval:
+        row = start
+        while row < stop and not _goes_on(series, int(numbers[row - first]), interval):  # copies, a gap, a restart
             wall_ns = int(plain.wall_ns[row])
-            record = Record(number, wall_ns if wall_ns > 0 else None)
+            record = Record(int(numbers[row - first]), wall_ns if wall_ns > 0 else None)
             record.samples = None if samples is None else int(samples[row])
             series.add(record, plain.label)
             row += 1
         if row < stop:
             batch = None if samples is None else int(samples[row:stop].sum())
             series.add_many(plain.iteration[row:stop], plain.wall_ns[row:stop], batch, plain.label)
+
+
+def _goes_on(series: IterationSeries, number: int, interval: int) -> bool:
+    return series.is_steady and series.last is not None and number - series.last == interval
 
 
 #: Adds the plain lines of a block from one row up to another.
@@ -214,8 +252,11 @@ class _AddRecords(Generic[State]):
         if self.epochs_of is not None and "epoch" in plain.columns:
             plain = number_over_epochs(self.epochs_of(state), plain.rows(first, last))
             first, last = 0, last - first
-        add_evenly(state.log.series_of(self.source), plain, first, last, plain.columns.get("samples"))
+        series = state.log.series_of(self.source)
+        add_evenly(series, plain, first, last, plain.columns.get("samples"))
         if first < last:
+            copies = plain.rows(first, last).copies
+            series.add_copies(copies, copies if plain.wall_ns[first] > 0 else 0)
             self.on_last(state, int(plain.iteration[last - 1]))
 
 
@@ -236,6 +277,7 @@ def read_lines(
     epochs_of: Callable[[State], EpochCounter] | None = None,
     on_last: Callable[[State, int], None] = ignore_last,
     add: Adder[State] | None = None,
+    drops_copies: bool = False,
 ) -> BulkReading[State]:
     """The fast path of a format that prints a record a line.
 
@@ -245,9 +287,11 @@ def read_lines(
         epochs_of: The counter of the epochs, where records have a column ``epoch``.
         on_last: Called with the number of the last record that was added.
         add: Adds them where the time is not in the line; by default they are added to the source.
+        drops_copies: ``add`` counts the copies of other ranks by ``PlainLines.copies``, and needs not see them.
     """
     sources = (source,) if isinstance(source, str) else source
-    return BulkReading(sources, ShapeSplitter(kinds), add or _AddRecords(sources[0], epochs_of, on_last))
+    splitter = ShapeSplitter(kinds, drops_copies=drops_copies or add is None)
+    return BulkReading(sources, splitter, add or _AddRecords(sources[0], epochs_of, on_last))
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ class StepClock:
 
     def add_many(self, log: JobLogBuilder, plain: PlainLines) -> None:
         """Append many records, whose ``wall_ns`` are the dates of their lines."""
+        log.series_of(self.source).add_copies(plain.copies, compared=0)
         numbers, stamps = np.asarray(plain.iteration, np.int64), plain.wall_ns
         row = 0
         while row < len(numbers):

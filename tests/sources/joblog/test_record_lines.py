@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,10 @@ def alterations(log: RecordLog) -> dict[str, str]:
     """What happens in a long log."""
     lines = [log.line(number) for number in range(FIRST, FIRST + RECORDS)]
     middle = RECORDS // 2
+    draw = random.Random(1)
+    moments = [(number + draw.random() + 1.5 * (rank == 3), rank) for number in range(RECORDS) for rank in range(4)]
+    left = [iter(lines) for _ in range(4)]
+    turns = [f"[rank{rank}]:{next(left[rank])}" for _, rank in sorted(moments)]
     torn = lines[middle][: len(lines[middle]) // 2]
     return {
         "nothing": "".join(lines),
@@ -53,6 +58,7 @@ def alterations(log: RecordLog) -> dict[str, str]:
         "no number": "".join([*lines[:middle], lines[middle].replace(".", "nan"), *lines[middle + 1 :]]),
         "a label": "".join(f"[default3]:{line}" for line in lines),
         "two labels": "".join(f"[rank0]:{line}[rank1]:{line}" for line in lines),
+        "ranks in any order": "".join(turns),
         "carriage returns": "".join(lines).replace("\n", "\r\n"),
         "half a line at the end": "".join(lines)[: -len(lines[-1]) // 2],
     }
@@ -104,6 +110,8 @@ def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobLog, JobL
 def test_a_long_log_is_read_as_by_its_rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: RecordLog) -> None:
     path = tmp_path / "run.log"
     for what, text in alterations(log).items():
+        if what == "ranks in any order" and log.framework == "openmmlab":
+            continue  # MMEngine prints on one rank; of others a lag looks like a restart
         path.write_text(text, encoding="latin-1", newline="")
         slow, fast, at_once = read_both(path, monkeypatch)
         assert differences(fast, slow) == [], what

@@ -56,6 +56,7 @@ class _Batch:
 
     step: int
     total: int
+    label: bytes | None
     figures: dict[bytes, float] = field(default_factory=dict)
 
 
@@ -72,7 +73,7 @@ def _on_heading(state: _State, line: LineMatch) -> None:
     _close(state)
     total = int(line["length"] or 0)
     step = state.epochs.add(int(line["epoch"] or 1), int(line["step"]), total)
-    state.batch = _Batch(step, total)
+    state.batch = _Batch(step, total, line.label)
 
 
 def _on_figure(state: _State, line: LineMatch) -> None:
@@ -102,7 +103,7 @@ def _close(state: _State) -> None:
     )
     if record.tokens_per_s and record.tokens_per_s_per_gpu:
         log.set_fact("gpus", round(record.tokens_per_s / record.tokens_per_s_per_gpu), "records")
-    if log.series_of(SOURCE).add(record) and batch.total >= batch.step:
+    if log.series_of(SOURCE).add(record, batch.label) and batch.total >= batch.step:
         log.set_fact("train_iterations", batch.total, "records")
     if b"trainer/device_train_microbatch_size" in figures:
         log.set_fact("mbs", int(figures[b"trainer/device_train_microbatch_size"]), "records")

@@ -1,0 +1,55 @@
+"""Which of many records in turn are copies, where every rank of a job prints each iteration with a label of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from perfscope.sources.joblog.iteration_series import COMPARED_ROWS, MOST_APART
+from perfscope.tables.columns import Bool, Int64
+
+
+def is_of_label(labels: Sequence[str], label: str) -> Bool:
+    """Which records have a label."""
+    return np.fromiter((text == label for text in labels), np.bool_, len(labels))
+
+
+def find_copies(labels: Sequence[str], numbers: Int64, wall_ns: Int64) -> tuple[Bool, Bool]:
+    """The records that come first with the label that mostly does, and those that repeat one without a doubt.
+
+    Args:
+        labels: The label of each record.
+        numbers: Its iteration.
+        wall_ns: Its time; 0 or less where it has none.
+
+    Returns:
+        Two flags a record. A record with neither is for the rules: of another label that came first, the first and the
+        last of a label, one with another time, and all from where the numbers of a label do not ascend.
+    """
+    before = np.maximum.accumulate(numbers)
+    is_first = np.diff(before, prepend=-1) > 0
+    firsts = np.flatnonzero(is_first)
+    places = np.searchsorted(numbers[firsts], numbers)
+    original = firsts[np.minimum(places, len(firsts) - 1)]
+    latest = np.cumsum(is_first) - 1
+    is_near = (numbers[original] == numbers) & (latest - places < COMPARED_ROWS - 1)
+    low, high = np.minimum(wall_ns, wall_ns[original]), np.maximum(wall_ns, wall_ns[original])
+    is_copy = ~is_first & is_near & ((low > 0) | (high < 0)) & (high <= MOST_APART * low)
+    ids = _number_labels(labels)
+    by_label = np.argsort(ids, kind="stable")
+    is_same = np.diff(ids[by_label]) == 0
+    back = by_label[1:][is_same & (np.diff(numbers[by_label]) <= 0)]
+    is_copy[by_label[np.flatnonzero(np.diff(ids[by_label], prepend=-1))]] = False
+    is_copy[by_label[np.flatnonzero(np.diff(ids[by_label], append=-1))]] = False
+    is_first &= ids == np.argmax(np.bincount(ids[is_first]))
+    if len(back):
+        is_first[back.min() :] = is_copy[back.min() :] = False
+    rows = np.flatnonzero(is_first)
+    is_first[rows[:1]] = is_first[rows[-1:]] = False
+    return is_first, is_copy
+
+
+def _number_labels(labels: Sequence[str]) -> Int64:
+    numbers: dict[str, int] = {}
+    return np.fromiter((numbers.setdefault(label, len(numbers)) for label in labels), np.int64, len(labels))
