@@ -28,6 +28,7 @@ class Measurement:
         samples: Samples of a step.
         tokens: Tokens of a step.
         first_loss, last_loss: The loss of the first step, and the mean of the last quarter of the steps.
+        losses: The loss of each step, up to the first that is no number.
         accuracy: Share of correct answers in the last quarter of the steps.
         memory_bytes: The peak of tensors on each device in order, or of each process on CPUs.
         memory_used_bytes: The most memory in use on any GPU, by NVML.

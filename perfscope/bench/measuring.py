@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import takewhile
+from math import isfinite
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -40,6 +42,7 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
     step_ns = _find_steps(place.run_dir, settings)
     samples = settings.batch_of(variant)
     losses = _mean_losses(ranks)
+    known = tuple(takewhile(isfinite, losses))
     last = max(1, len(losses) // _LAST_QUARTER)
     save_bytes = sum(file.stat().st_size for file in place.checkpoint.rglob("*") if file.is_file())
     return Measurement(
@@ -48,9 +51,9 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
         step_ns=step_ns,
         samples=samples,
         tokens=samples * machine.tokens if machine.tokens else None,
-        first_loss=losses[0] if losses else None,
-        last_loss=fmean(losses[-last:]) if losses else None,
-        losses=tuple(losses),
+        first_loss=known[0] if known else None,
+        last_loss=fmean(losses[-last:]) if known and len(known) == len(losses) else None,
+        losses=known,
         accuracy=_find_accuracy(ranks) if machine.is_classified else None,
         memory_bytes=tuple(device["bytes"] for rank in ranks for device in rank["memory"]),
         memory_used_bytes=max((gpu["memory_used_bytes"] for gpu in _used_gpus(results)), default=None),
@@ -193,7 +196,10 @@ def _find_findings(results: Tree) -> tuple[str, ...]:
 
 def _doubt(losses: Sequence[float], step_ns: Sequence[int], settings: Settings) -> list[str]:
     notes = []
-    if len(losses) > 1 and not losses[-1] < losses[0]:
+    wild = next((step for step, loss in enumerate(losses, 1) if not isfinite(loss)), None)
+    if wild is not None:
+        notes.append(f"the loss is no number from step {wild} of {len(losses)} on")
+    elif len(losses) > 1 and not losses[-1] < losses[0]:
         notes.append(f"the loss did not fall: {losses[0]:.4f} to {losses[-1]:.4f}")
     if len(step_ns) < settings.steps:
         notes.append(

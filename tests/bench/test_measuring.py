@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,17 @@ def test_a_training_whose_analysis_fails_is_measured_all_the_same(
     assert (measured.first_loss, measured.last_loss, measured.memory_bytes) == (2.0, 1.0, (7, 7))
     assert measured.notes[0] == "not analyzed: perfscope analyze failed: ValueError: the operations are ill"
     assert measured.shares == {}
+
+
+def test_a_loss_that_is_no_number_has_a_note_and_is_absent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, {"results": {}})
+    place = trained(tmp_path)
+    for path in place.result.iterdir():
+        path.write_text(json.dumps({**json.loads(path.read_text()), "losses": [2.0, math.nan, math.inf]}))
+    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, place)
+    assert (measured.first_loss, measured.last_loss, measured.losses) == (2.0, None, (2.0,))
+    assert measured.notes[0] == "the loss is no number from step 2 of 3 on"
+    json.dumps(measured.data(), allow_nan=False)
 
 
 def test_findings_are_about_the_strategy_and_not_about_the_benchmarks_own_checkpoint(
