@@ -43,10 +43,16 @@ def test_the_error_of_a_rank_is_the_reason(tmp_path: Path, error: str, reason: s
     assert explain_failure(log, 1, 60) == reason
 
 
-def test_a_rank_that_the_system_killed_ran_out_of_memory(tmp_path: Path) -> None:
+def test_a_rank_that_was_killed_may_have_run_out_of_memory(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("failed (exitcode: -9) local_rank: 0 (pid: 7) of binary: python\n  exitcode  : -9 (pid: 7)\n")
-    assert explain_failure(log, 1, 60).startswith("out of memory")
+    assert explain_failure(log, 1, 60) == "failed: killed by SIGKILL, as a host kills what it has no memory for"
+
+
+def test_a_launcher_that_is_missing_is_named(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("perfscope: nosuch: command not found\n  hint: nothing was started\n")
+    assert explain_failure(log, 127, 60) == "failed: nosuch: command not found"
 
 
 def test_a_training_without_a_word_has_its_exit_code(tmp_path: Path) -> None:
