@@ -89,14 +89,21 @@ def prepare_folder(folder: Path, settings: Settings) -> Settings:
         document["threads"] = settings.threads
         differing = [name for name, value in document.items() if earlier.get(name) != value]
         if differing:
-            changes = ", ".join(f"{name} {earlier.get(name)!r} to {document[name]!r}" for name in differing)
+            changes = ", ".join(_describe_change(name, earlier.get(name), document[name]) for name in differing)
             raise UsageError(f"{folder} holds a benchmark with other settings: {changes}", hint="name another with -o")
         return settings
-    if folder.exists() and any(folder.iterdir()):
-        raise UsageError(f"{folder} exists and holds no benchmark", hint="name another folder with -o")
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(path, json.dumps(document, indent=1).encode())
+    try:
+        if folder.exists() and any(folder.iterdir()):
+            raise UsageError(f"{folder} exists and holds no benchmark", hint="name another folder with -o")
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, json.dumps(document, indent=1).encode())
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror}", hint="name another folder with -o") from None
     return settings
+
+
+def _describe_change(name: str, before: Json, now: Json) -> str:
+    return "the content of the model's file" if name == "model_sha256" else f"{name} {before!r} to {now!r}"
 
 
 def read_settings(folder: Path) -> dict[str, Json]:

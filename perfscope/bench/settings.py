@@ -31,6 +31,7 @@ class Settings:
         saves: Whether each training saves a checkpoint at its end.
         threads: Threads of a device: a CPU device is a share of the cores, the same one in every row.
         launcher: The words that start the processes of several hosts; None for torchrun on this host.
+        model_sha256: Hash of the file of a model of one's own, whose rows are of one model; None for the others.
     """
 
     model: str
@@ -46,6 +47,7 @@ class Settings:
     saves: bool
     threads: int
     launcher: str | None
+    model_sha256: str | None = None
 
     def data_of(self) -> dict[str, Json]:
         """The settings for JSON."""

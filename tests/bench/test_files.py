@@ -55,6 +55,18 @@ def test_a_folder_goes_on_with_the_same_settings_alone(tmp_path: Path) -> None:
         prepare_folder(folder, replace(SETTINGS, batch=32))
 
 
+def test_a_folder_goes_on_with_the_same_file_of_a_model_alone(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "B", replace(SETTINGS, model_sha256="1"))
+    with pytest.raises(UsageError, match="other settings: the content of the model's file"):
+        prepare_folder(tmp_path / "B", replace(SETTINGS, model_sha256="2"))
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "B").touch()
+    with pytest.raises(UsageError, match="B cannot be written: Not a directory"):
+        prepare_folder(tmp_path / "B", SETTINGS)
+
+
 def test_a_folder_of_something_else_stays_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="holds no benchmark"):

@@ -96,7 +96,8 @@ def to_report(settings: dict[str, Json], measurements: list[Measurement], fit_by
     first = next((row for row in rows if row.trainings), None)
     advice = advise(rows, fit_bytes)
     batch = f"{settings['batch']} samples {'a device' if settings['is_weak'] else 'a step'}"
-    title = f"{len(rows)} ways to train {settings['model']} on {str(settings['device']).upper()}, {batch}"
+    ways = "1 way" if len(rows) == 1 else f"{len(rows)} ways"
+    title = f"{ways} to train {settings['model']} on {str(settings['device']).upper()}, {batch}"
     data: dict[str, Json] = {
         "schema": SCHEMA,
         "settings": settings,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -272,6 +273,7 @@ def choose_matrix(matrix: MatrixOptions, typed: SettingOptions, running: RunOpti
         saves=bool(values["saves"]),
         threads=max(1, (os.cpu_count() or 1) // max(variant.nproc for variant in variants)),
         launcher=None if values.get("launcher") is None else _check_launcher(str(values["launcher"])),
+        model_sha256=_hash_file(_resolve_model(str(values["model"]))),
     )
     return Choice(settings, variants, _whole(values["repetitions"]))
 
@@ -318,6 +320,12 @@ def _resolve_model(model: str) -> str:
     if not separator or not file.endswith(".py"):
         return model
     return f"{_require_file(Path(file))}:{function}"
+
+
+def _hash_file(model: str) -> str | None:
+    """The hash of a user's file of a model."""
+    file = model.rpartition(":")[0]
+    return sha256(Path(file).read_bytes()).hexdigest() if file.endswith(".py") else None
 
 
 def _require_file(path: Path) -> Path:

@@ -128,7 +128,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def _parse_gpt(model: str) -> GptConfig:
-    dimensions = re.fullmatch(r"gpt:(\d+)x(\d+)x(\d+)(?:x(\d+))?", model)
+    dimensions = re.fullmatch(r"gpt:([1-9]\d*)x([1-9]\d*)x([1-9]\d*)(?:x([1-9]\d*))?", model)
     if dimensions is None:
         raise ValueError(f"{model!r} is not resnet50, gpt2-small, gpt:LAYERSxHIDDENxSEQUENCE or FILE.py:FUNCTION")
     layers, hidden, seq_len, vocabulary = (int(number or 1024) for number in dimensions.groups())
