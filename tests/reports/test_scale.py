@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import growth
+from benchmarks import beside_training, growth
 from benchmarks.processes import best
 from perfscope.constants import GB, MB
 from tests.conftest import ROOT
@@ -16,6 +16,8 @@ from tests.conftest import ROOT
 REPORT = ROOT / "reports" / "scale.md"
 #: How far a measured time may be from the line; the machine was busy.
 FARTHEST = 0.35
+#: By how much steps may be slower beside what measures: what the report says.
+MOST_SLOWER = 0.02
 
 
 def figures() -> dict[str, Any]:
@@ -74,3 +76,14 @@ def test_the_line_is_that_of_least_squares() -> None:
     assert start == pytest.approx(2)
     assert slope == pytest.approx(0.5)
     assert np.allclose(list(away.values()), 0)
+
+
+def test_steps_beside_what_measures_follow_from_their_blocks() -> None:
+    raw: dict[str, Any] = json.loads((ROOT / "fixtures" / "benchmarks" / "beside_partials.json").read_text())
+    assert beside_training.document(raw) in REPORT.read_text()
+    blocks = [block for turn in raw["turns"] for block in turn]
+    for arm, partials in ((beside_training.MEASURED, raw["traces_of_a_rank"]), (beside_training.COMPRESSED, 0)):
+        assert {block["partials"] for block in blocks if block["arm"] == arm} == {partials}  # else it shows nothing
+    change, error = beside_training.change_of(raw["turns"], beside_training.MEASURED, beside_training.COMPRESSED)
+    assert error is not None
+    assert change + 2 * error < MOST_SLOWER
