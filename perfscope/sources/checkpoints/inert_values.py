@@ -76,25 +76,22 @@ def walk(value: object) -> Iterator[tuple[tuple[str, ...], Call]]:
         seen.add(id(current))
         if depth > DEEPEST_NESTING:
             raise PickleDamage(f"is nested deeper than {DEEPEST_NESTING} levels: no checkpoint is")
+        if isinstance(current, tuple | list):
+            todo += [(depth + 1, path, child) for child in current if isinstance(child, _CONTAINERS)]
+            continue
         if isinstance(current, Call):
             yield path, current
-        for key, child in _children(current):
-            if isinstance(child, _CONTAINERS):
-                todo.append((depth + 1, path if key is None else _extend_path(path, key), child))
+            inside = (current.arguments, current.state)
+            todo += [(depth + 1, path, child) for child in inside if isinstance(child, _CONTAINERS)]
+        if isinstance(current, InertDict | Call):
+            todo += [
+                (depth + 1, _extend_path(path, key), child)
+                for key, child in current.items
+                if isinstance(child, _CONTAINERS)
+            ]
 
 
 _CONTAINERS = (InertDict, Call, list, tuple)
-
-
-def _children(value: object) -> list[tuple[object, object]]:
-    if isinstance(value, InertDict):
-        return value.items
-    if isinstance(value, list | tuple):
-        return [(None, child) for child in value if isinstance(child, _CONTAINERS)]
-    if isinstance(value, Call):
-        inside: list[tuple[object, object]] = [(None, value.arguments), (None, value.state)]
-        return inside + value.items
-    return []
 
 
 def _extend_path(path: tuple[str, ...], key: object) -> tuple[str, ...]:

@@ -23,7 +23,8 @@ _BATCH = 500_000
 _FEWEST_BYTES_OF_BATCH = 875_000
 _LONGEST_NAME = 1000
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
-_STOP, _MEMOIZE, _BINGET = b".\x94h"
+_STOP, _MEMOIZE, _BINGET, _LONG_BINPUT = b".\x94hr"
+_LONG = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +82,11 @@ class _Machine:
                     raise IndexError("cut off")
                 code = content[self.position]
                 self.position += 1
-                if code == _MEMOIZE:  # these two are half of a pickle
+                if code == _MEMOIZE:  # these three are half of a pickle
                     memo[len(memo)] = self.stack[-1]
+                elif code == _LONG_BINPUT and self.position + _LONG <= len(content):
+                    self.position += _LONG
+                    memo[int.from_bytes(content[self.position - _LONG : self.position], "little")] = self.stack[-1]
                 elif code == _BINGET and self.position < len(content):
                     self.stack.append(memo[content[self.position]])
                     self.position += 1
