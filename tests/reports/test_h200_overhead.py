@@ -49,3 +49,10 @@ def test_every_training_behind_windows_passed() -> None:
     whole = [verdict["kernels"] for verdict in verdicts if verdict["case"] != "ends-in-window"]
     assert all(len(set(kernels)) == 1 for kernels in whole)
     assert max(count for verdict in verdicts for count in verdict["others"]) == 70
+
+
+def test_megatron_recorded_the_same_kernels_in_each_window() -> None:
+    (verdict,) = read("h200-after-windows-megatron.json")
+    assert verdict["problem"] == ""
+    assert verdict["kernels"] == [2864] * 6
+    assert sorted(verdict["others"]) == [0, 0, 0, 0, 0, 3]
