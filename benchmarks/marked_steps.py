@@ -8,8 +8,10 @@ not counted: the change itself empties the caches of Python's types, and names o
 is a window, whose events are thrown away. It gives one ratio of medians; what is printed is the median of all rounds,
 with its standard error.
 
-The forward pass, which has all marks, is timed by itself, too, and the thread that trains by its processor time: both
-differ less from step to step than a whole step does. All three are a share of the step without marks.
+The forward pass, which has all marks, is timed by itself, too: it differs less from step to step than a whole step.
+Steps that the host bounds differ by a seventh all the same. So marks are timed by themselves, in further windows: by
+clocks around the marked call of each module and inside of it, less what the same clocks say without marks. These
+include that code and objects of a mark are in no cache when it is made, and not what its trace costs later.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from tabulate import tabulate
 from torch import nn
 from torch.nn import functional
 
-from perfscope.constants import MS_PER_S
+from perfscope.constants import MS_PER_S, NS_PER_S
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.workloads.gpt import Gpt, GptConfig
 from perfscope.workloads.tasks.resnet import resnet50
@@ -46,12 +48,12 @@ class Step(NamedTuple):
     Attributes:
         step: All of it, with the wait for the device.
         forward: The forward pass on the host.
-        processor: Processor time of the thread that trains.
+        around: What clocks around the calls of modules say more than clocks inside of them.
     """
 
     step: float
     forward: float
-    processor: float
+    around: float
 
 
 @dataclass(frozen=True)
@@ -82,9 +84,10 @@ class Cost:
         marks: Marks in a step.
         rounds: Windows.
         step_ms: Median step without marks in a window.
-        step_percent, forward_percent, processor_percent: By how much a step, its forward pass, and the processor time
-            of its thread are longer with marks, of the whole step or of all its processor time.
-        step_error, forward_error, processor_error: Their standard errors.
+        step_percent, forward_percent: By how much a step and its forward pass are longer with marks, of the step.
+        marks_percent: What clocks around the marks say, of the step.
+        mark_us: The same of one mark.
+        step_error, forward_error, marks_error: Standard errors of the shares.
     """
 
     case: str
@@ -95,8 +98,9 @@ class Cost:
     step_error: float
     forward_percent: float
     forward_error: float
-    processor_percent: float
-    processor_error: float
+    marks_percent: float
+    marks_error: float
+    mark_us: float
 
 
 def make_resnet() -> Any:  # noqa: ANN401 - a module
@@ -123,6 +127,48 @@ def choose_cases(*, small: bool) -> list[Case]:
     ]
 
 
+class Clocks:
+    """Clocks around the calls of modules and inside of them; marks are made between the two.
+
+    Attributes:
+        around_ns: What the outer clocks counted more than the inner ones, since it was set to 0.
+    """
+
+    def __init__(self) -> None:
+        self.around_ns = 0
+        self._call = nn.Module.__call__
+
+    def start_inside(self) -> None:
+        """Put the inner clock around what torch calls."""
+        call, clocks, now = self._call, self, time.perf_counter_ns
+
+        def call_inside(module: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 - as torch has it
+            began = now()
+            try:
+                return call(module, *inputs, **options)
+            finally:
+                clocks.around_ns -= now() - began
+
+        nn.Module.__call__ = call_inside
+
+    def start_around(self) -> None:
+        """Put the outer clock around what is there by now."""
+        call, clocks, now = nn.Module.__call__, self, time.perf_counter_ns
+
+        def call_around(module: Any, *inputs: Any, **options: Any) -> Any:  # noqa: ANN401 - as torch has it
+            began = now()
+            try:
+                return call(module, *inputs, **options)
+            finally:
+                clocks.around_ns += now() - began
+
+        nn.Module.__call__ = call_around
+
+    def stop(self) -> None:
+        """Take both away, and what is between them."""
+        nn.Module.__call__ = self._call
+
+
 class Training:
     """The loop of a case."""
 
@@ -133,20 +179,25 @@ class Training:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         batch = torch.randint(case.tokens, case.shape) if case.tokens else torch.randn(case.shape)
         self.batch = batch.to(self.device)
+        self.clocks = Clocks()
+        self.steps = 0
         self.target = None if case.tokens else torch.zeros(len(batch), dtype=torch.long, device=self.device)
 
     def step(self) -> Step:
-        """Train one step."""
-        began, used = time.perf_counter(), time.thread_time()
-        self.optimizer.zero_grad()
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
-            output = self.model(self.batch)
-            loss = output if self.target is None else functional.cross_entropy(output.float(), self.target)
-        forward = time.perf_counter() - began
-        loss.backward()
-        self.optimizer.step()
-        loss.item()
-        return Step(time.perf_counter() - began, forward, time.thread_time() - used)
+        """Train one step, inside a range as the profiler's schedule makes one."""
+        self.steps += 1
+        self.clocks.around_ns = 0
+        began = time.perf_counter()
+        with torch.profiler.record_function(f"ProfilerStep#{self.steps}"):
+            self.optimizer.zero_grad()
+            with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+                output = self.model(self.batch)
+                loss = output if self.target is None else functional.cross_entropy(output.float(), self.target)
+            forward = time.perf_counter() - began
+            loss.backward()
+            self.optimizer.step()
+            loss.item()
+        return Step(time.perf_counter() - began, forward, self.clocks.around_ns / NS_PER_S)
 
 
 def open_profiler() -> torch.profiler.profile:
@@ -161,15 +212,23 @@ def close_profiler() -> None:
     torch.autograd._disable_profiler()  # noqa: SLF001 - as the hooks do
 
 
-def measure_window(training: Training, ranges: ModuleRanges, order: Sequence[bool]) -> dict[bool, list[Step]]:
-    """The counted steps of one window, with marks and without."""
+def measure_window(
+    training: Training, ranges: ModuleRanges, order: Sequence[bool], *, clocked: bool
+) -> dict[bool, list[Step]]:
+    """The counted steps of one window, with marks and without; with clocks around marks or without."""
     steps: dict[bool, list[Step]] = {True: [], False: []}
     open_profiler()
     training.step()
     for is_marked in order:
+        if clocked:
+            training.clocks.start_inside()
         if is_marked:
             ranges.start(records_shapes=True)
+        if clocked:
+            training.clocks.start_around()
         steps[is_marked] += [training.step() for _ in range(BLOCK)][1:]
+        if clocked:
+            training.clocks.stop()
         if is_marked:
             ranges.stop()
     close_profiler()
@@ -195,21 +254,31 @@ def middle(values: Sequence[float]) -> tuple[float, float]:
     return statistics.median(values), error
 
 
+def compare(windows: Sequence[dict[bool, list[Step]]], column: int) -> tuple[float, float]:
+    """By how much marked steps are longer by one figure, in percent of steps without marks; with its error."""
+    ratios = []
+    for window in windows:
+        marked, bare = (statistics.median(step[column] for step in window[kind]) for kind in (True, False))
+        ratios.append(100 * (marked - bare) / statistics.median(step.step for step in window[False]))
+    return middle(ratios)
+
+
 def measure(case: Case, rounds: int | None) -> Cost:
-    """Train a case in windows."""
+    """Train a case in windows: first with clocks around marks, in half as many rounds."""
     training, ranges = Training(case), ModuleRanges()
     marks = [count_marks(training) for _ in range(_WARMUP)][-1]
-    windows = [measure_window(training, ranges, ORDERS[window % 2]) for window in range(rounds or case.rounds)]
-    figures: list[float] = []
-    for column in range(len(Step._fields)):
-        of_step = 2 if column == 2 else 0  # noqa: PLR2004 - processor time is a share of processor time
-        ratios = []
-        for window in windows:
-            marked, bare = (statistics.median(step[column] for step in window[kind]) for kind in (True, False))
-            ratios.append(100 * (marked - bare) / statistics.median(step[of_step] for step in window[False]))
-        figures += middle(ratios)
-    step_ms = MS_PER_S * statistics.median(step.step for window in windows for step in window[False])
-    return Cost(case.name, marks, len(windows), step_ms, *figures)
+    rounds = rounds or case.rounds
+    clocked, windows = (
+        [measure_window(training, ranges, ORDERS[window % 2], clocked=with_clocks) for window in range(count)]
+        for with_clocks, count in ((True, max(2, rounds // 2)), (False, rounds))
+    )
+    step_ms, clocked_ms = (
+        MS_PER_S * statistics.median(step.step for window in part for step in window[False])
+        for part in (windows, clocked)
+    )
+    of_marks = compare(clocked, 2)
+    mark_us = of_marks[0] / 100 * clocked_ms * 1000 / marks
+    return Cost(case.name, marks, len(windows), step_ms, *compare(windows, 0), *compare(windows, 1), *of_marks, mark_us)
 
 
 def main() -> None:
@@ -232,7 +301,7 @@ def main() -> None:
         if options.json:  # written as it comes
             document = {"machine": machine, "costs": [asdict(cost) for cost in costs]}
             options.json.write_text(json.dumps(document, indent=2) + "\n")
-    headings = ("", "marks", "rounds", "step (ms)", "step %", "error", "forward %", "error", "processor %", "error")
+    headings = ("", "marks", "rounds", "step (ms)", "step %", "error", "forward %", "error", "marks %", "error", "us")
     print(tabulate([astuple(cost) for cost in costs], headings, tablefmt="pipe", floatfmt=".2f"))
 
 
