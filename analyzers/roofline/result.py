@@ -100,7 +100,7 @@ class Roofline:
 
     def _notes(self, rank: RankWork, bounds: Sequence[tuple[OperatorWork, Bound]]) -> Iterator[str]:
         ceilings, steps = self._ceilings(rank), max(1, rank.steps)
-        of = f"a mean of {rank.steps} steps" if rank.steps else "the whole trace"
+        of = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step" if rank.steps else "the whole trace"
         which = f" of rank {rank.rank}" if len(self.ranks) > 1 and rank.rank is not None else ""
         yield (
             f"Of {of}{which}. Bytes are the inputs and outputs, once each: a lower bound of what moves. Regain is the "
