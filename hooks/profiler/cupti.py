@@ -36,7 +36,7 @@ class CuptiDetachment:
     """What becomes of CUPTI at the end of one window.
 
     Attributes:
-        attached_because: Why it stays attached; absent where it is detached.
+        attached_because: Why it stays attached, as far as is known when the window ends; absent where it is detached.
     """
 
     def __init__(self, torch: Any) -> None:
@@ -82,6 +82,8 @@ class CuptiDetachment:
             if not self._cuda.is_current_stream_capturing():
                 self._cuda.current_stream().query()
             time.sleep(_PAUSE_S)
+        if threads & _threads():
+            self.attached_because = "kineto had not detached it half a second after the window"
 
     def _reset(self) -> None:
         if self._is_requested and os.environ.get(VARIABLE) == _DETACH:

@@ -133,8 +133,9 @@ def test_a_stream_that_records_a_graph_is_not_asked_and_the_wait_is_short(monkey
     reserve_variable()
     kineto = Kineto()
     kineto.is_capturing = True
-    close_window(kineto)
-    assert kineto.calls == 0
+    cupti = close_window(kineto)
+    assert (kineto.calls, cupti.is_detached) == (0, False)
+    assert "had not detached it" in str(cupti.attached_because)
     kineto.cuda.current_stream().query()  # end the thread
 
 
