@@ -11,6 +11,8 @@ from perfscope.report import Json, percent
 
 #: A share of the step that is worth a word.
 _NOTABLE_SHARE = 0.05
+#: A row that is so many times as slow as the fastest looks slower, also where its trainings differ too much to show it.
+_LOOKS_SLOWER = 1.1
 _SHARE_NAMES = {
     "exposed_communication": "waiting for communication",
     "exposed_copy": "waiting for copies",
@@ -108,14 +110,24 @@ def advice_lines(advice: Advice, rows: Sequence[Row], names: dict[str, str]) -> 
         f"Fastest{limit}: {names[fastest.variant.key]}, {fastest.samples_per_s:.1f} samples/s "
         f"({step_ms:.1f} ms a step): {explain(fastest, first)}."
     )
-    if advice.as_fast:
-        yield f"Not shown to be slower: {', '.join(names[row.variant.key] for row in advice.as_fast)}."
+    yield from _as_fast_lines(advice, fastest.samples_per_s or 0.0, names)
     if advice.cheapest is not None:
         joules = advice.cheapest.joules_per_sample
         yield f"Least energy: {names[advice.cheapest.variant.key]}, {joules:.3g} J a sample."
     places = [f"{names[row.variant.key]} ({(row.largest_memory_bytes or 0) / GB:.2f} GB)" for row in advice.front]
     if places:
         yield f"No other row is both faster and smaller than these, fastest first: {', '.join(places)}."
+
+
+def _as_fast_lines(advice: Advice, fastest: float, names: dict[str, str]) -> Iterator[str]:
+    """Rows that are not shown to be slower: those that are about as fast, and those with too few trainings to tell."""
+    times = [(names[row.variant.key], fastest / row.samples_per_s) for row in advice.as_fast if row.samples_per_s]
+    close = [name for name, slower in times if slower < _LOOKS_SLOWER]
+    if close:
+        yield f"Not shown to be slower: {', '.join(close)}."
+    unsure = [f"{name} ({slower:.1f} times)" for name, slower in times if slower >= _LOOKS_SLOWER]
+    if unsure:
+        yield f"Looked slower, but the trainings are too few or too different to show it: {', '.join(unsure)}."
 
 
 def _fits(row: Row, fit_bytes: int | None) -> bool:

@@ -56,6 +56,16 @@ def test_a_row_that_is_not_shown_to_be_slower_is_named() -> None:
     assert [each.variant.strategy for each in advise(rows).as_fast] == ["fsdp2"]
 
 
+def test_a_row_that_looks_slower_is_not_said_to_be_as_fast_where_two_trainings_cannot_tell() -> None:
+    trainings = [measurement(variant("ddp"), ms, number) for number, ms in enumerate((10.0, 10.1))]
+    close = [measurement(variant("fsdp2"), ms, number) for number, ms in enumerate((10.3, 10.1))]
+    noisy = [measurement(variant("tp"), ms, number) for number, ms in enumerate((20.0, 30.0))]
+    rows = sum_up([*trainings, *close, *noisy])
+    lines = list(advice_lines(advise(rows), rows, name_rows(rows)))
+    assert "Not shown to be slower: fsdp2 x 2." in lines
+    assert "Looked slower, but the trainings are too few or too different to show it: tp x 2 (2.5 times)." in lines
+
+
 def test_the_reason_names_what_the_step_waits_for() -> None:
     shares = {"compute": 0.6, "exposed_communication": 0.3, "exposed_copy": 0.0, "idle": 0.1}
     rows = [row("single", 20, 40), row("ddp", 10, 44, shares=shares, overlap=0.25, bubble=None)]
