@@ -9,7 +9,6 @@ change the same state, so that either may follow the other.
 
 from __future__ import annotations
 
-import resource
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ from perfscope.hooks.facts.steps import find_input, find_loaded
 from perfscope.hooks.guard import describe_failure
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.quiet_rows import make_line
-from perfscope.hooks.timers.exchanges import read_counters
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK
 from perfscope.hooks.timers.probes import PROBES
 
@@ -35,7 +33,6 @@ _SEQUENCES = list, tuple
 _NO_NEWS: tuple[int, Mapping[str, Any] | None] = 0, None
 _IDS = 2  # token ids have a dimension of samples and one of positions
 _clock, _get_ident = time.monotonic_ns, threading.get_ident
-_cpu, _usage, _THREAD = time.thread_time_ns, resource.getrusage, resource.RUSAGE_THREAD
 
 
 class QuietSteps:
@@ -287,14 +284,10 @@ def _make_step_end(capture: Any) -> Quick:
         times = capture._step_started_ns, sign_ns, capture.hook_ns + news[0]
         try:
             waits = exchanges.take() if exchanges.is_in_use else None
-            used = None
-            if counters.file >= 0:
-                cpu_ns, usage, text = _cpu(), _usage(_THREAD), None
-                lost, is_long = usage.ru_nivcsw, now_ns - times[0] > counters.long_ns
-                # Where waits are timed, it is read around the backward pass, too.
-                if lost != counters.preempted or is_long or waits is not None or not step & EACH_READ_MASK:
-                    counters.preempted, text = lost, read_counters(counters.file)
-                used = cpu_ns, text, usage
+            used, is_long = None, now_ns - times[0] > counters.long_ns
+            # Where waits are timed on the host, it waits in each step, and what else it did decides who is late.
+            if is_long or waits is not None or not step & EACH_READ_MASK:
+                used = counters.read()
             if PROBES.is_on:
                 PROBES.finish(step)
             elif news is not _NO_NEWS and step >= PROBES.next_step:

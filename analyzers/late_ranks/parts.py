@@ -165,7 +165,7 @@ def _split_rank(table: Steps, rows: _Rows, total: Int64, parts: Mapping[Part, In
     rest = total.copy()
     exchange = _values(host.collectives_ns, rows) + _values(host.transfers_ns, rows)
     outside = total - _values(host.cpu_ns, rows)
-    delay = _delay(host, rows, outside)
+    delay = _values(host.delay_ns, rows)
     off = outside - delay
     known_off = exchange + _values(table.data_wait_ns, rows) + _values(table.save_ns, rows)
     claims = {
@@ -183,16 +183,6 @@ def _split_rank(table: Steps, rows: _Rows, total: Int64, parts: Mapping[Part, In
             np.clip(claimed, 0, rest, out=parts[part])
             rest -= parts[part]
     parts[Part.COMPUTE][:] = rest
-
-
-def _delay(host: HostTimes, rows: _Rows, outside: Int64) -> Int64:
-    """How long a rank had no processor in each step.
-
-    Where several steps were read at once, the earlier ones took no longer than usual and lost no processor: what they
-    waited is small, and what the last one can have waited is the time that no processor ran it.
-    """
-    delay = _values(host.delay_ns, rows)
-    return np.where(_values(host.delay_steps, rows) > 1, np.clip(outside, 0, delay), delay)
 
 
 def _work(tables: Sequence[Steps], rows: Sequence[_Rows], count: int) -> tuple[str, Int64]:

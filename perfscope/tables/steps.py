@@ -23,8 +23,8 @@ class HostTimes:
     """What the thread that trains did in each step: see ``perfscope.wire.host``; masked where it was not counted.
 
     Attributes:
-        cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``; ``delay_ns`` is masked where it was not read.
-        delay_steps: For how many steps ``delay_ns`` counts, this one the last of them.
+        cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``. Where they were read for several steps at
+            once, each has an estimate, see ``perfscope.sources.runs.host_times``; the sums are what was counted.
         collectives_ns, transfers_ns, group0_ns, group1_ns, group2_ns, group3_ns: See ``HostWaits``.
     """
 
@@ -33,7 +33,6 @@ class HostTimes:
     system_ns: MaskedInt64
     faults: MaskedInt64
     preempted: MaskedInt64
-    delay_steps: MaskedInt64
     collectives_ns: MaskedInt64
     transfers_ns: MaskedInt64
     group0_ns: MaskedInt64

@@ -162,7 +162,7 @@ class StepRecord:
         device_allocs: How often it asked the device for memory (cudaMalloc) since then; read with the peaks.
         ooms: How often it had none even then, since the process started; read with the peaks.
         probe: Times of an earlier step on the device, as they were read meanwhile.
-        host: What the thread that trains did since the end of the step before; absent where the kernel counts nothing.
+        host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
         waits: How long it waited for other ranks; absent on GPUs, where the device waits.
     """
 

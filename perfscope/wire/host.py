@@ -13,17 +13,19 @@ MOST_GROUPS = 4
 
 
 class HostWork(NamedTuple):
-    """What the thread that trains did from the end of one step to the end of the next, as the kernel counts it.
+    """What the thread that trains did up to the end of a step, as the kernel counts it: in the last ``steps`` steps.
+
+    Reading the counters takes long behind a step that has emptied the processor's caches. Where no waits are timed on
+    the host they are read where a step took at least an eighth longer than usual, and once in 16 steps. The steps
+    between have no ``HostWork``: they took no longer than usual, so that what they did is like what they all do.
 
     Attributes:
         cpu_ns: How long a processor ran it.
-        delay_ns: How long it was ready to run and had no processor, because others had them, in the last
-            ``delay_steps`` steps. It is the dearest to read, and is read where the thread lost its processor, where a
-            step took longer than usual, and once in some steps.
+        delay_ns: How long it was ready to run and had no processor, because others had them.
         system_ns: How much of ``cpu_ns`` was spent in the kernel, as for page faults; to the kernel's clock tick.
         faults: Pages that it touched for the first time, or that were read from a disk.
         preempted: How often it lost its processor to another thread.
-        delay_steps: For how many steps ``delay_ns`` counts, this one the last of them; 0 where it was not read.
+        steps: For how many steps all of these count, this one the last of them.
     """
 
     cpu_ns: int
@@ -31,7 +33,7 @@ class HostWork(NamedTuple):
     system_ns: int
     faults: int
     preempted: int
-    delay_steps: int = 1
+    steps: int = 1
 
 
 class HostWaits(NamedTuple):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import resource
 import subprocess
 import sys
 import threading
@@ -129,27 +128,54 @@ def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
         assert record["hook_ns"] > 0
 
 
-def test_the_schedulers_counters_are_read_where_they_may_say_something(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_waits", [False, True])
+def test_counters_are_read_in_long_steps_and_one_in_sixteen_and_in_all_where_waits_are_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_waits: bool
 ) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)  # lines are made when the files are closed
+    training = Training(tmp_path, quick=True)
+    for _ in range(4):
+        training.step()
+    counters, exchanges = training.capture._counters, training.capture._exchanges
+    if counters.file < 0:
+        pytest.skip("the kernel has no schedstat")
+    monkeypatch.setattr(exchanges, "is_in_use", has_waits)
+    monkeypatch.setattr(exchanges, "take", lambda: (1, 2, [], [0, 0, 0, 0], 0, None))
+    reads: list[int] = []
+    read = counters.read
+
+    def read_noted() -> Any:
+        reads.append(training.capture.steps)
+        return read()
+
+    monkeypatch.setattr(counters, "read", read_noted)
+    for number in range(5, 41):
+        counters.long_ns = 0 if number == 20 else 10**12
+        training.step()
+    assert reads == (list(range(5, 41)) if has_waits else [16, 20, 32])
+    counted = {record["step"]: record["host"][-1] for record in training.records() if "host" in record}
+    assert counted == {3: 1, 4: 1} | (dict.fromkeys(reads, 1) if has_waits else {16: 12, 20: 4, 32: 12})
+
+
+def test_a_guarded_step_counts_the_quick_ones_before_it_that_were_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
     training = Training(tmp_path, quick=True)
     for _ in range(4):
         training.step()
     counters = training.capture._counters
     if counters.file < 0:
         pytest.skip("the kernel has no schedstat")
-    lost = resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw
-    for number in range(5, 41):
-        counters.long_ns = 0 if number == 20 else 10**12
-        if number == 23:
-            counters.preempted = -1  # as if the thread had lost its processor since
+    for number in range(5, 11):
+        counters.long_ns = 10**12
+        if number == 9:  # a validation
+            with torch.no_grad():
+                training.capture.on_batch_loaded([torch.zeros(9, 4)], 5)
         training.step()
-    steps = {record["step"]: record["host"][-1] for record in training.records() if "host" in record}
-    if resource.getrusage(resource.RUSAGE_THREAD).ru_nivcsw == lost:
-        assert {step: count for step, count in steps.items() if step > 4 and count} == {16: 12, 20: 4, 23: 3, 32: 9}
-    assert all(steps[step] for step in (20, 23, 32))
-    assert sum(count for step, count in steps.items() if step <= 32) == 30, "the first step has none, and begins them"
+    counted = {record["step"]: record["host"][-1] for record in training.records() if "host" in record}
+    assert counted[3] == counted[4] == 1
+    assert max(counted) == 4 + counted[max(counted)]
 
 
 def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) -> None:

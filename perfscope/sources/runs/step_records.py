@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from perfscope import wire
+from perfscope.sources.runs.host_times import to_host_times
 from perfscope.sources.runs.step_columns import StepColumns, from_records
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
-from perfscope.tables.steps import FEWEST_STEPS, HostTimes, Steps
-from perfscope.wire.host import HostWaits, HostWork
+from perfscope.tables.steps import FEWEST_STEPS, Steps
 
 
 def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord] | StepColumns) -> Steps:
@@ -49,7 +49,7 @@ def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord] | StepC
         memory_peak_bytes=columns.number("memory_peak_bytes"),
         alloc_retries=columns.number("alloc_retries"),
         device_allocs=columns.number("device_allocs"),
-        host=_to_host_times(columns),
+        host=to_host_times(columns),
         iteration=columns.number("iteration"),
         probes=columns.probes,
     )
@@ -57,25 +57,6 @@ def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord] | StepC
 
 def _flags(columns: StepColumns, name: str) -> Bool:
     return columns.flags.get(name, np.zeros(columns.rows, np.bool_))
-
-
-def _to_host_times(columns: StepColumns) -> HostTimes | None:
-    if "host.0" not in columns.numbers:
-        return None
-    cpu_ns, delay_ns, system_ns, faults, preempted, delay_steps = (
-        columns.number(f"host.{index}") for index in range(len(HostWork._fields))
-    )
-    # Records of earlier versions state no number of steps: each has its own delay.
-    counts = np.where(present(delay_steps), np.ma.getdata(delay_steps), present(cpu_ns))
-    return HostTimes(
-        cpu_ns,
-        np.ma.MaskedArray(np.ma.getdata(delay_ns), mask=counts == 0),
-        system_ns,
-        faults,
-        preempted,
-        np.ma.MaskedArray(counts, mask=counts == 0),
-        *(columns.number(f"waits.{index}") for index in range(len(HostWaits._fields))),
-    )
 
 
 def _is_in_most_steps(no_grad_ns: MaskedInt64, step: Int64) -> bool:

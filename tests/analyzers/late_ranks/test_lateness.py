@@ -103,30 +103,6 @@ def test_a_rank_that_is_always_late_is_named_with_its_cause(ranks: int, parts: d
     assert answers([*quiet, {0: parts}]) == [(ranks - 1, cause, True)]
 
 
-def read_rarely(record: StepRecord, unread: int, delay_ns: int) -> StepRecord:
-    """A record whose delay counts for steps before it, too, or was not read."""
-    assert record.host is not None
-    steps = unread + 1 if delay_ns else 0
-    return dataclasses.replace(record, host=record.host._replace(delay_ns=delay_ns, delay_steps=steps))
-
-
-def test_a_delay_for_several_steps_is_that_of_the_last_one_as_far_as_no_processor_ran_it() -> None:
-    records = [
-        StepRecord(step, 20 * MS * step, "optimizer", wall_ns=20 * MS, host=HostWork(15 * MS, 0, 0, 0, 0))
-        for step in range(1, 9)
-    ]
-    records[5] = read_rarely(records[5], 4, 3 * MS)
-    records[6] = read_rarely(records[6], 0, 0)
-    records[7] = read_rarely(records[7], 1, 90 * MS)
-    table = to_steps(0, 0, records)
-    assert table.host is not None
-    assert table.host.delay_ns.mask.tolist() == [False] * 6 + [True, False]
-    parts = split_steps([table, dataclasses.replace(table, rank=1)])
-    assert parts is not None
-    assert (parts.parts_ns[Part.NO_PROCESSOR][0] // MS).tolist()[-3:] == [3, 0, 5]
-    assert (parts.parts_ns[Part.COMPUTE][0] // MS).tolist()[-3:] == [15, 15, 15]
-
-
 @pytest.mark.parametrize("part", ["data", "garbage", "delay", "sleep", "save"])
 def test_a_rank_that_is_late_in_a_few_steps_is_named_with_them(part: str) -> None:
     steps = (11, 23, 24)

@@ -35,31 +35,26 @@ def usage(preempted: int = 0, faults: int = 0) -> Any:
     return SimpleNamespace(ru_stime=0.0, ru_minflt=faults, ru_majflt=0, ru_nivcsw=preempted)
 
 
-def test_a_delay_that_was_not_read_counts_in_the_next_step_that_reads_it() -> None:
+def test_steps_without_a_read_count_in_the_next_one_with_a_read() -> None:
     counters = HostCounters()
     raws: list[Any] = [
-        (100, b"0 1000 1\n", usage()),
-        (110, None, usage(faults=3)),
-        (120, None, usage(faults=3)),
-        (130, b"0 1450 9\n", usage(preempted=2, faults=3)),
-        (140, b"0 1450 9\n", usage(preempted=2, faults=3)),
-    ]
-    assert [counters.to_work(raw) for raw in raws] == [
-        None,
-        HostWork(10, 0, 0, 3, 0, delay_steps=0),
-        HostWork(10, 0, 0, 0, 0, delay_steps=0),
-        HostWork(10, 450, 0, 0, 2, delay_steps=3),
-        HostWork(10, 0, 0, 0, 0, delay_steps=1),
-    ]
-
-
-def test_steps_without_counters_end_what_is_counted_until_they_are_read_again() -> None:
-    counters = HostCounters()
-    raws: list[Any] = [
-        (100, b"0 1000 1\n", usage()), (110, b"", usage()), (120, None, usage()), (130, b"0 1300 1\n", usage()),
-        (140, None, usage()),
+        None, (100, b"0 1000 1\n", usage()), (110, b"0 1000 1\n", usage(faults=3)), None, None,
+        (140, b"0 1450 9\n", usage(preempted=2, faults=4)), None, (160, b"0 1450 9\n", usage(preempted=2, faults=4)),
+        (170, b"0 1450 9\n", usage(preempted=2, faults=4)),
     ]  # fmt: skip
-    assert [counters.to_work(raw) for raw in raws] == [None, None, None, None, HostWork(10, 0, 0, 0, 0, 0)]
+    assert [counters.to_work(raw) for raw in raws] == [
+        None, None, HostWork(10, 0, 0, 3, 0, steps=1), None, None, HostWork(30, 450, 0, 1, 2, steps=3), None,
+        HostWork(20, 0, 0, 0, 0, steps=2), HostWork(10, 0, 0, 0, 0, steps=1),
+    ]  # fmt: skip
+
+
+def test_a_read_that_fails_ends_what_is_counted_until_the_next_one() -> None:
+    counters = HostCounters()
+    raws: list[Any] = [
+        (100, b"0 1000 1\n", usage()), None, (110, b"", usage()), None, (130, b"0 1300 1\n", usage()), None,
+        (150, b"0 1350 1\n", usage()),
+    ]  # fmt: skip
+    assert [counters.to_work(raw) for raw in raws] == [None] * 6 + [HostWork(20, 50, 0, 0, 0, 2)]
 
 
 def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_step_changes_little() -> None:

@@ -1,0 +1,98 @@
+"""Who is late is the same where the host's counters were read in few steps, as the hooks do on GPUs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from benchmarks import stragglers
+from perfscope.analyzers.late_ranks import analyze
+from perfscope.hooks.timers.host_counters import EACH_READ_MASK, HostCounters
+from perfscope.sources.runs.host_times import to_host_times
+from perfscope.sources.runs.numbers import ReadNumbers
+from perfscope.sources.runs.run import read_run
+from perfscope.sources.runs.step_columns import StepColumns
+from perfscope.tables.columns import masked, present
+from perfscope.tables.run import Run
+from perfscope.tables.steps import Steps
+from tests.analyzers.late_ranks.test_lateness import make_run, make_steps
+
+RUNS = [run for folder in stragglers.GPU_RUNS.values() for run in sorted(folder.iterdir()) if run.is_dir()]
+WORK = ("cpu_ns", "delay_ns", "system_ns", "faults", "preempted")
+#: The guarded methods end the first steps, and read each time.
+FIRST_STEPS = 4
+
+
+def thin_out(table: Steps) -> Steps:
+    """The steps as they were if the hooks had read no counters where they need not."""
+    assert table.host is not None
+    counters = HostCounters()
+    is_slow = (table.window != "") | present(table.save_ns) | present(table.no_grad_ns) | (table.step <= FIRST_STEPS)
+    columns = [np.ma.filled(getattr(table.host, name), 0).tolist() for name in WORK]
+    is_counted, walls = present(table.host.cpu_ns).tolist(), np.ma.filled(table.wall_ns, 0).tolist()
+    kept: list[list[int] | None] = []
+    sums = [0] * (len(WORK) + 1)
+    for row, step in enumerate(table.step.tolist()):
+        is_read = is_slow[row] or walls[row] > counters.long_ns or not step & EACH_READ_MASK
+        counters.to_work(None, None if is_slow[row] else walls[row])
+        work = [column[row] for column in columns]
+        sums = [total + value for total, value in zip(sums, [*work, 1], strict=True)]
+        kept.append(sums if is_read and is_counted[row] else None)
+        if is_read:
+            sums = [0] * len(sums)
+    numbers: dict[str, Any] = {"step": ReadNumbers(masked(table.step.tolist()))}
+    numbers["end_ns"] = ReadNumbers(masked(table.end_ns.tolist()))
+    for index in range(len(WORK) + 1):
+        numbers[f"host.{index}"] = ReadNumbers(masked([None if each is None else each[index] for each in kept]))
+    host = to_host_times(StepColumns(len(table), numbers, {}, {}))
+    assert host is not None
+    return dataclasses.replace(table, host=host)
+
+
+def thin_out_run(run: Run) -> Run:
+    return msgspec.structs.replace(run, steps=tuple(thin_out(table) for table in run.steps))
+
+
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+def test_the_first_answer_to_each_training_on_gpus_is_that_of_all_reads(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = stragglers.judge(folder.name, folder)
+    monkeypatch.setattr(stragglers, "read_run", lambda path: thin_out_run(read_run(path)))
+    answer = stragglers.judge(folder.name, folder)
+    assert answer.is_right == expected.is_right
+    if expected.first is None:
+        assert answer.first is None
+        return
+    assert answer.first is not None
+    ours, theirs = answer.first, expected.first
+    assert (ours.rank, ours.cause, ours.is_persistent) == (theirs.rank, theirs.cause, theirs.is_persistent)
+    # Up to 15 steps behind the last read are not compared.
+    assert ours.cost_ns / ours.steps == pytest.approx(theirs.cost_ns / theirs.steps, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        {0: {"sleep": 30}},
+        {step: {"sleep": 30} for step in (9, 21, 22, 33)},
+        {step: {"delay": 30} for step in (9, 21, 32, 33)},
+        {step: {"system": 30, "faults": 5000} for step in (9, 22, 33)},
+        {step: {"data": 30} for step in (5, 21, 33)},
+        {},
+    ],
+)
+def test_late_steps_keep_their_cause(parts: dict[int, dict[str, Any]]) -> None:
+    tables = make_steps([{}, parts], waits=False)
+    thinned = [thin_out(table) for table in tables]
+    answers = [
+        [(late.rank, late.cause, () if late.is_persistent else late.examples) for late in found.lateness]
+        for found in (analyze(make_run(tables)), analyze(make_run(thinned)))
+    ]
+    assert answers[0] == answers[1]
+    assert bool(answers[0]) == bool(parts)
