@@ -56,3 +56,17 @@ def test_megatron_recorded_the_same_kernels_in_each_window() -> None:
     assert verdict["problem"] == ""
     assert verdict["kernels"] == [2864] * 6
     assert sorted(verdict["others"]) == [0, 0, 0, 0, 0, 3]
+
+
+def test_launches_of_megatron_behind_a_window_cost_what_they_cost_without_perfscope() -> None:
+    probe = read("h200-megatron-probe.json")
+    launches = {}
+    for kind, name in (("captured", "with a window at step 41"), ("bare", "without perfscope")):
+        steps = [row[0] for row in probe[kind][0]]
+        parts = [f"{median(steps[first - 1 : last]):.1f}" for first, last in ((8, 39), (48, 80), (81, 150))]
+        rows = [row for rank in probe[kind] for row in rank[80:]]
+        launches[kind] = [
+            median(row[3] for row in rows if low <= row[2] < high) for low, high in ((0, 720), (1000, 1300))
+        ]
+        assert has_row(name, *parts, *(f"{launch:.2f}" for launch in launches[kind]))
+    assert all(abs(ours / bare - 1) < 0.06 for ours, bare in zip(*launches.values(), strict=True))
