@@ -27,10 +27,11 @@ import time
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tabulate import tabulate
 from torch import distributed, nn
 from torch.distributed import fsdp
 from torch.utils.data import DataLoader, dataloader
@@ -46,6 +47,10 @@ ROOT = Path(__file__).resolve().parent.parent
 LARGE = GptConfig(layers=12, hidden=768, heads=12, vocabulary=8192, seq_len=513)
 SMALL = GptConfig(layers=4, hidden=64, heads=2, vocabulary=256, seq_len=33)
 KINDS = ("host-bound", "device-bound")
+COLUMNS = (
+    "Counters are read", "Training", "Bound", "Steps", "Step (ms)", "Counted, mean (us)", "median (us)", "share (%)",
+    "Around, mean (us)", "median (us)", "share (%)",
+)  # fmt: skip
 _RANKS = {"plain": 1, "ddp": 2, "fsdp2": 2}
 _ORIGINALS = ("original", "clear", "step")  # what wrappers call the function that they wrap
 _WARM_UP, _SETTLING = 12, 8
@@ -278,26 +283,70 @@ class Processes:
         return phases
 
 
-def summarize(phases: list[dict[str, Any]]) -> Iterator[str]:
-    """A line of each loop and kind: counted and around, mean and median, and their shares of the step."""
+class Cost(NamedTuple):
+    """What hooks cost in one kind of training, in microseconds a step.
+
+    Attributes:
+        loop, kind: The training.
+        steps: How many were counted, of all ranks.
+        step_ms: Their median.
+        counted: Mean and median of what the hooks count.
+        around: Mean and median of what passes around their wrappers.
+        beside: Processor time of the thread that writes records.
+    """
+
+    loop: str
+    kind: str
+    steps: int
+    step_ms: float
+    counted: tuple[float, float]
+    around: tuple[float, float]
+    beside: float
+
+
+def sum_up(phases: list[dict[str, Any]]) -> Iterator[Cost]:
+    """The cost in each loop and kind that was trained with perfscope; its clocks are those without perfscope."""
     for loop, kind in dict.fromkeys((phase["loop"], phase["kind"]) for phase in phases):
         own = [phase for phase in phases if (phase["loop"], phase["kind"]) == (loop, kind)]
         clocks = [time_us for phase in own if not phase["hooked"] for time_us in phase["around_us"]] or [0.0]
         hooked = [phase for phase in own if phase["hooked"]]
         around = [time_us for phase in hooked for time_us in phase["around_us"]]
         counted = [time_us for phase in hooked for time_us in phase.get("counted_us", ())]
-        if not counted:
-            continue
-        step_us = statistics.median(time_us for phase in hooked for time_us in phase["step_us"])
-        around_us = statistics.mean(around) - statistics.mean(clocks)
-        counted_us, beside_us = statistics.mean(counted), statistics.mean(phase["beside_us"] for phase in hooked)
-        yield (
-            f"{loop}, {kind}: {len(counted)} steps of {step_us * NS_PER_US / NS_PER_MS:.1f} ms; "
-            f"counted mean {counted_us:.1f} us, median {statistics.median(counted):.1f} us, "
-            f"{100 * counted_us / step_us:.3f} %; "
-            f"around mean {around_us:.1f} us, median {statistics.median(around) - statistics.median(clocks):.1f} us, "
-            f"{100 * around_us / step_us:.3f} %; beside {beside_us:.1f} us"
-        )
+        if counted:
+            yield Cost(
+                loop,
+                kind,
+                len(counted),
+                statistics.median(time_us for phase in hooked for time_us in phase["step_us"]) * NS_PER_US / NS_PER_MS,
+                (statistics.mean(counted), statistics.median(counted)),
+                (
+                    statistics.mean(around) - statistics.mean(clocks),
+                    statistics.median(around) - statistics.median(clocks),
+                ),
+                statistics.mean(phase["beside_us"] for phase in hooked),
+            )
+
+
+def describe(cost: Cost) -> str:
+    """A line for the terminal."""
+    shares = [f"{time_us * NS_PER_US / NS_PER_MS / cost.step_ms:.3%}" for time_us in (cost.counted[0], cost.around[0])]
+    return (
+        f"{cost.loop}, {cost.kind}: {cost.steps} steps of {cost.step_ms:.1f} ms; "
+        f"counted mean {cost.counted[0]:.1f} us, median {cost.counted[1]:.1f} us, {shares[0]}; "
+        f"around mean {cost.around[0]:.1f} us, median {cost.around[1]:.1f} us, {shares[1]}; beside {cost.beside:.1f} us"
+    )
+
+
+def to_table(runs: list[dict[str, Any]]) -> str:
+    """Measurements of several trees or machines as a table; those of the same name are one."""
+    rows = []
+    for name in dict.fromkeys(run["name"] for run in runs):
+        for cost in sum_up([phase for run in runs if run["name"] == name for phase in run["phases"]]):
+            cells = [name, cost.loop, cost.kind, str(cost.steps), f"{cost.step_ms:.1f}"]
+            for mean, median in (cost.counted, cost.around):
+                cells += [f"{mean:.0f}", f"{median:.0f}", f"{mean * NS_PER_US / NS_PER_MS / cost.step_ms * 100:.2f}"]
+            rows.append(cells)
+    return tabulate(rows, COLUMNS, tablefmt="pipe", disable_numparse=True)
 
 
 def main() -> None:
@@ -307,10 +356,14 @@ def main() -> None:
     parser.add_argument("--loops", default="plain,fsdp2,ddp")
     parser.add_argument("--seconds", type=float, default=12.0, help="Of each kind of training, below perfscope.")
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--report", type=Path, help="Print the table of a file of measurements, and train nothing.")
     parser.add_argument("--child", nargs=2)
     options = parser.parse_args()
     if options.child:
         return run_child(options.child[0], Path(options.child[1]), options.seconds, small=options.small)
+    if options.report:
+        print(to_table(json.loads(options.report.read_text())))
+        return None
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"CPU, {os.cpu_count()} cores"
     machine = {"device": device, "torch": torch.__version__, "python": sys.version.split()[0]}
     phases: list[dict[str, Any]] = []
@@ -332,7 +385,7 @@ def main() -> None:
             if options.json:
                 options.json.write_text(json.dumps({"machine": machine, "phases": phases}) + "\n")
             own = [phase for phase in phases if phase["loop"] == processes.loop]
-            print(f"{time.time():.0f}", *summarize(own), sep="\n", flush=True)
+            print(f"{time.time():.0f}", *map(describe, sum_up(own)), sep="\n", flush=True)
     return None
 
 
