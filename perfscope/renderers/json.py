@@ -43,7 +43,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             yield from _pieces(member, depth + 1)
             before = ","
         yield newline + "]"
-    elif not isinstance(value, (dict, list, tuple)):
+    elif not isinstance(value, (dict, list, tuple, Entries)):
         yield json.dumps(value, allow_nan=False)
     else:
         yield _indented(json.dumps(value, allow_nan=False, default=_listed)).replace("\n", newline)
