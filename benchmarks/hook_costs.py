@@ -346,7 +346,7 @@ def to_table(runs: list[dict[str, Any]]) -> str:
             for mean, median in (cost.counted, cost.around):
                 cells += [f"{mean:.0f}", f"{median:.0f}", f"{mean * NS_PER_US / NS_PER_MS / cost.step_ms * 100:.2f}"]
             rows.append(cells)
-    return tabulate(rows, COLUMNS, tablefmt="pipe", disable_numparse=True)
+    return str(tabulate(rows, COLUMNS, tablefmt="pipe", disable_numparse=True))
 
 
 def main() -> None:
