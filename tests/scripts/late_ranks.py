@@ -12,6 +12,7 @@ chooses the late rank. Trainings on GPUs are short: devices are probed more ofte
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import mmap
 import os
@@ -35,7 +36,7 @@ from perfscope.workloads.gpt import Gpt, GptConfig
 from perfscope.workloads.gpt_pipeline import Part, loss_of
 
 STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
-CAUSES = ("clean", "garbage", "data", "contention", "faults", "work", "sleep", "network", "save")
+CAUSES = ("clean", "garbage", "data", "contention", "faults", "work", "microbatches", "sleep", "network", "save")
 # Asking CUDA would start it, and a process that did so cannot fork.
 GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
 LATE = int(os.environ.get("LATE", "1"))
@@ -81,9 +82,10 @@ class Plan:
         self.is_rare = bool(rest)
         self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
         # Small steps take as long as their launches: more work, or a slower GPU, then makes no rank late.
-        self.is_large = GPU and (self.cause == "work" or self.cause.startswith("device"))
+        self.is_large = GPU and self.cause.startswith(("work", "microbatches", "device"))
         self.batch = BATCH * (4 if self.is_large else 1)
         self.rank, self.folder = rank, folder
+        self.passes = 2 if self.causes("microbatches") else 1
         self.step = 1
         gc.freeze()  # what the imports made is not looked through
         self.held = [[number] for number in range(400_000)] if self.causes("garbage") else []
@@ -195,17 +197,32 @@ def train(plan):
             model.register_comm_hook(None, plan.hook)
     elif plan.strategy == "fsdp2":
         for block in model.blocks:
-            fully_shard(block)
+            fully_shard(block, reshard_after_forward=plan.cause != "microbatches")
         fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     batches = plan.load()
     for _ in range(plan.steps):
-        loss = model(next(batches))
-        loss.backward()
+        for left in reversed(range(plan.passes)):
+            with accumulates(model, plan, is_last=not left):
+                model(next(batches)).backward()
         plan.disturb()
         optimizer.step()
         optimizer.zero_grad()
         plan.end_step({})
+
+
+@contextlib.contextmanager
+def accumulates(model, plan, *, is_last):
+    """A pass that holds no exchange, where another one of the same step follows: only the late rank has two."""
+    if plan.passes == 1:
+        yield
+    elif plan.strategy == "ddp":
+        with contextlib.nullcontext() if is_last else model.no_sync():
+            yield
+    else:
+        model.set_requires_gradient_sync(is_last)
+        model.set_reshard_after_backward(is_last)
+        yield
 
 
 def train_deepspeed(plan):
@@ -214,6 +231,7 @@ def train_deepspeed(plan):
     model = Gpt(CONFIG)
     config = {
         "train_micro_batch_size_per_gpu": plan.batch,
+        "gradient_accumulation_steps": plan.passes,
         "bf16": {"enabled": GPU},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
         "zero_optimization": {"stage": 1},
@@ -222,10 +240,11 @@ def train_deepspeed(plan):
     engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
     batches = plan.load()
     for _ in range(plan.steps):
-        loss = engine(next(batches))
-        engine.backward(loss)
-        plan.disturb()
-        engine.step()
+        for left in reversed(range(plan.passes)):
+            engine.backward(engine(next(batches)))
+            if not left:
+                plan.disturb()
+            engine.step()
         plan.end_step({})
 
 
