@@ -9,8 +9,11 @@ import numpy as np
 from perfscope.analyzers.late_ranks.parts import EVIDENCE, Part, StepParts
 from perfscope.tables.columns import Float64, Int64
 
-#: Backward passes of ranks differ by this share of them.
-_LIKELY = 0.25
+#: For how much longer than the others a thread is blocked in backward passes, as a share of theirs: up to a third in
+#: trainings where nobody was late, and 1.3 and more where a rank slept.
+_LIKELY = 0.75
+#: Page faults beyond the others' that explain time in the kernel.
+MANY_FAULTS = 200
 #: A step in which no rank is later by this share of a median step is none with a late rank.
 _LATE = 0.05
 
@@ -55,6 +58,7 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
         blocked_ns = parts.parts_ns[Part.BLOCKED]
         without = _with_idle if parts.idle_ns else _without_backward
         excess[Part.BLOCKED] = without(excess[Part.BLOCKED], blocked_ns, parts.idle_ns)
+        excess[Part.KERNEL] = _without_driver(excess[Part.KERNEL], parts)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
     if counts_compute and parts.times_exchange:
         over = over_others(parts.own_ns)
@@ -105,6 +109,16 @@ def _with_idle(excess: Float64, blocked_ns: Int64, idle_ns: tuple[float, ...]) -
     idle = np.clip(np.array(idle_ns), 0, np.median(blocked_ns, axis=1))
     longer = np.maximum(over_others(np.rint(idle).astype(np.int64)[:, None]), 0)
     return np.asarray(excess - usual[:, None] + longer, np.float64)
+
+
+def _without_driver(excess: Float64, parts: StepParts) -> Float64:
+    """Time in the kernel that is no wait for the device: with page faults, or of a host for which its device waits.
+
+    A thread that comes no further because its device is far behind asks for it in the driver: so does a rank that
+    waits for the late one.
+    """
+    leads = np.array(parts.leads_host or (False,) * len(excess))
+    return np.where(leads[:, None] | (over_others(parts.faults) > MANY_FAULTS), excess, 0.0)
 
 
 def _without_backward(excess: Float64, blocked_ns: Int64, _idle_ns: tuple[float, ...]) -> Float64:

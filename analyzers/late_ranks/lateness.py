@@ -14,7 +14,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from perfscope.analyzers.late_ranks.excesses import Excesses, over_others
+from perfscope.analyzers.late_ranks.excesses import MANY_FAULTS, Excesses, over_others
 from perfscope.analyzers.late_ranks.parts import Part, StepParts
 from perfscope.tables.columns import Bool, Float64
 
@@ -26,8 +26,6 @@ _RARE = 0.25
 _SIGNIFICANT = 0.02
 #: Work that differs by this ratio is different work.
 _MORE_WORK = 1.05
-#: Page faults beyond the others' that explain time in the kernel.
-_MANY_FAULTS = 200
 #: A step in which work is waited for longer by this share of a median step had a slow network.
 _SLOW_NETWORK = 0.25
 #: ... and by so many times the usual delay of a thread that has no processor.
@@ -175,7 +173,7 @@ def _describe(
     cause, detail, cause_ns = _CAUSE_OF_PART[longest], "", sums[longest]
     faults = float(np.median(over_others(parts.faults)[row][chosen]))
     is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
-    if is_kernel and faults > _MANY_FAULTS:
+    if is_kernel and faults > MANY_FAULTS:
         cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
         cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
     elif longest is Part.COMPUTE:

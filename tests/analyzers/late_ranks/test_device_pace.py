@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import random
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.late_ranks.excesses import measure_excesses
 from perfscope.analyzers.late_ranks.lateness import Cause
+from perfscope.analyzers.late_ranks.parts import split_steps
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.tables.model import Model, PrecisionSigns
 from perfscope.tables.run import Run
@@ -139,7 +143,7 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
     """The thread that trains is blocked for 10 ms in every step while another launches the backward pass."""
     some = {step: {"sleep": 17} for step in range(10, 20)}
     assert not answers_of([{}, some], sleep=10)
-    assert not answers_of([{}, {0: {"sleep": 12}}], sleep=10)
+    assert not answers_of([{}, {0: {"sleep": 15}}], sleep=10)
     assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, Cause.BLOCKED)]
     assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, Cause.BLOCKED)]
 
@@ -156,6 +160,42 @@ def test_a_thread_that_waits_for_one_that_launches_is_no_sleep_and_a_process_tha
         probes = tuple(each._replace(idle_ns=idle_ns) for each in table.probes)
         steps.append(dataclasses.replace(table, probes=probes))
     assert answers(replace(run, steps=tuple(steps))) == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_time_in_the_driver_is_a_wait_for_the_device_and_page_faults_and_hosts_that_devices_wait_for_are_not(
+    seed: int,
+) -> None:
+    """A slow count of what ranks are later by in the kernel: with page faults, or where their devices wait for them."""
+    source = random.Random(seed)
+    leads = [source.random() < 0.5 for _ in range(3)]
+    hosts = [
+        {step: {"system": source.randrange(1, 19), "faults": source.choice([0, 10**4])} for step in range(1, 41)}
+        for _ in leads
+    ]
+    launches = [source.choice((0.8, 1.0)) if leading else source.choice((0, 0.6)) for leading in leads]
+    tables = [
+        dataclasses.replace(table, probes=tuple(probe(step, None, launch=launch) for step in range(6)))
+        for table, launch in zip(make_steps(hosts, waits=False), launches, strict=True)
+    ]
+    parts = split_steps(tables)
+    assert parts is not None
+    over_ns = measure_excesses(parts, counts_compute=False).over_ns
+    for row, leading in enumerate(leads):
+        for column, step in enumerate(parts.step.tolist()):
+            own, others = hosts[row][step], [hosts[peer][step] for peer in range(3) if peer != row]
+            more = own["system"] - median([other["system"] for other in others])
+            has_faults = own["faults"] - median([other["faults"] for other in others]) > 200
+            assert over_ns[row, column] == max(more, 0) * MS * (leading or has_faults)
+
+
+def test_the_rank_that_waits_in_the_driver_for_a_slow_stage_is_not_late() -> None:
+    """It asks for its device in every step, for longer than what the optimizer shows of the slow one."""
+    run = probed([{"forward": None, "update": 4}, {"forward": None, "host": {"system": 14}}])
+    run = replace(run, ranks=tuple(replace(rank, parallel={"pp": rank.rank}) for rank in run.ranks))
+    signs = PrecisionSigns()
+    models = tuple(Model(rank, None, 10**6, 10**6, (), None, "", signs, None) for rank in range(2))
+    assert answers(replace(run, models=models)) == [(0, Cause.DEVICE)]
 
 
 @pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.DEVICE)]), (10, [])])
