@@ -1,4 +1,4 @@
-"""What would lower the peak: the window replayed with some tensors gone, smaller, or made again.
+"""What would lower the peak: the window replayed with some tensors is_freed, smaller, or made again.
 
 Each change is replayed over the whole window, because the peak moves: what is saved at one moment is not what the
 training needs less of. The price in time is a share of the step's operations, by the usual count of 2 for a backward
@@ -73,7 +73,7 @@ def _peak_with(lifetimes: Lifetimes, deltas: Int64) -> int:
 
 
 def _without(lifetimes: Lifetimes, rows: Bool, share: float = 1.0) -> Int64:
-    """Deltas where allocations are gone, or a share of them is."""
+    """Deltas where allocations are is_freed, or a share of them is."""
     deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
     sizes = (lifetimes.rounded[rows] * share).astype(np.int64)
     np.subtract.at(deltas, np.maximum(lifetimes.begins[rows], 0), sizes)
@@ -133,19 +133,19 @@ def _recompute_layer(lifetimes: Lifetimes, rows: Int64) -> Int64:
     last_begin = int(begins.max())
     first_end = int(ends.min())
     deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
-    gone = np.ones(len(rows), np.bool_)
-    gone[output] = False
-    gone &= ends > last_begin
+    is_freed = np.ones(len(rows), np.bool_)
+    is_freed[output] = False
+    is_freed &= ends > last_begin
     if first_end > last_begin:
-        deltas[last_begin] -= int(sizes[gone].sum())
-        deltas[first_end] += int(sizes[gone].sum())
+        deltas[last_begin] -= int(sizes[is_freed].sum())
+        deltas[first_end] += int(sizes[is_freed].sum())
     return deltas
 
 
 def _share_of_forward(lifetimes: Lifetimes, purposes: Purposes, layers: list[Int64]) -> float:
     """The layers' share of all that forward passes allocate and keep, in place of their share of its operations."""
-    kept = purposes.is_forward & (purposes.categories == Category.ACTIVATIONS)
-    total = int(lifetimes.rounded[kept].sum())
+    is_kept = purposes.is_forward & (purposes.categories == Category.ACTIVATIONS)
+    total = int(lifetimes.rounded[is_kept].sum())
     inside = sum(int(lifetimes.rounded[rows].sum()) for rows in layers)
     return inside / total if total else 0.0
 
@@ -176,14 +176,16 @@ def _clear_gradients(lifetimes: Lifetimes, purposes: Purposes, present: int) -> 
     forward = np.sort(lifetimes.begins[purposes.is_forward & (lifetimes.begins > BEFORE)])
     if not len(forward) or not len(purposes.backward_events):
         return
-    kept = gradients & (lifetimes.begins < forward[0]) & (lifetimes.ends > purposes.backward_events[-1])
-    if not kept.any() or not boundaries:
+    is_live = gradients & (lifetimes.begins < forward[0]) & (lifetimes.ends > purposes.backward_events[-1])
+    if not is_live.any() or not boundaries:
         return
     deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
     for begin, end in pairwise([*boundaries, len(lifetimes.allocated)]):
         if purposes.backward_events[-1] > begin:
-            deltas[begin] -= int(lifetimes.rounded[kept].sum())
-            np.add.at(deltas, _arrivals(lifetimes, purposes, kept, (begin, end)), np.sort(lifetimes.rounded[kept]))
+            deltas[begin] -= int(lifetimes.rounded[is_live].sum())
+            np.add.at(
+                deltas, _arrivals(lifetimes, purposes, is_live, (begin, end)), np.sort(lifetimes.rounded[is_live])
+            )
     yield Saving(
         "free the gradients before the forward pass: `zero_grad(set_to_none=True)`",
         present - _peak_with(lifetimes, deltas),

@@ -91,12 +91,12 @@ def _without_gathering(graph: RankGraph, times: RankTimes) -> RankTimes:
     before_ns[1:] -= (graph.call_end_ns - graph.call_start_ns)[:-1]
     # A share of the gap: without the profiler the host gathers faster, too.
     share = np.minimum(graph.gather_ns / np.maximum(before_ns, 1), 1.0)
-    gone = np.zeros(len(times.event_ns), np.bool_)
-    gone[launched] = graph.is_gathering[graph.launch[launched]]
+    is_gathering = np.zeros(len(times.event_ns), np.bool_)
+    is_gathering[launched] = graph.is_gathering[graph.launch[launched]]
     return replace(
         times,
-        event_ns=np.where(gone, 0, times.event_ns),
-        lag_ns=np.where(gone, 0, times.lag_ns),
+        event_ns=np.where(is_gathering, 0, times.event_ns),
+        lag_ns=np.where(is_gathering, 0, times.lag_ns),
         gap_ns=times.gap_ns - np.rint(np.maximum(times.gap_ns, 0) * share).astype(np.int64),
         call_ns=np.where(graph.is_gathering, 0, times.call_ns),
     )

@@ -95,9 +95,9 @@ def without_contention(graph: RankGraph, contention: Sequence[Contention], remov
     share = sharing.shared_ns / np.maximum(duration_ns[rows], 1)
     estimated_ns = np.rint(duration_ns[rows] / (1 + factor * share)).astype(np.int64)
     alone_ns = np.where(sharing.alone_ns != ABSENT, np.minimum(sharing.alone_ns, duration_ns[rows]), estimated_ns)
-    gone = union(graph.start_ns[removed], graph.end_ns[removed])
-    gone_ns = gone.measure_within(graph.start_ns[rows], graph.end_ns[rows])
-    lost_ns = (duration_ns[rows] - alone_ns) * (gone_ns / np.maximum(sharing.shared_ns, 1))
+    removed_spans = union(graph.start_ns[removed], graph.end_ns[removed])
+    removed_ns = removed_spans.measure_within(graph.start_ns[rows], graph.end_ns[rows])
+    lost_ns = (duration_ns[rows] - alone_ns) * (removed_ns / np.maximum(sharing.shared_ns, 1))
     duration_ns[rows] -= np.where(share >= _ALONE, np.rint(lost_ns), 0).astype(np.int64)
     return duration_ns
 
@@ -131,11 +131,11 @@ def _slowdowns(sharing: _Sharing, contention: Sequence[Contention]) -> Float64:
 def _expect_slowdown(graph: RankGraph, rows: Int64, is_product: Bool) -> Float64 | None:
     """The slowdown that the grids of kernels let expect beside this rank's communication."""
     blocks = graph.blocks
-    held = blocks[graph.work == Work.COMMUNICATION] if len(blocks) else blocks
-    held = held[(held != ABSENT) & (held < MANY_BLOCKS)]
-    if not len(held) or graph.processors <= 0:
+    occupied = blocks[graph.work == Work.COMMUNICATION] if len(blocks) else blocks
+    occupied = occupied[(occupied != ABSENT) & (occupied < MANY_BLOCKS)]
+    if not len(occupied) or graph.processors <= 0:
         return None
-    return slowdown_beside(blocks[rows], is_product, int(held.max()), graph.processors)
+    return slowdown_beside(blocks[rows], is_product, int(occupied.max()), graph.processors)
 
 
 def _compare_with_themselves(graph: RankGraph) -> _Sharing:

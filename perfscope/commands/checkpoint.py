@@ -228,13 +228,13 @@ def _check(
         timed = summarize_saves(saves, stored.size_bytes)
         results["saves"] = timed.data()
         sections = (sections[0], *timed.sections(), *sections[1:])
-    others = [
+    beside = [
         check_checkpoint(read_checkpoint(directory, tag), parameters, per_parameter)
         for tag in _tags_beside(stored, shows_all)
     ]
     if shows_all:
-        results["checkpoints"] = [sizes.data(), *(other.data() for other in others)]
-    sections = (*sections, *(section for other in others for section in _sections_beside(other)))
+        results["checkpoints"] = [sizes.data(), *(sizes_beside.data() for sizes_beside in beside)]
+    sections = (*sections, *(section for sizes_beside in beside for section in _sections_beside(sizes_beside)))
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
     warnings = [finding.text for finding in sizes.findings if finding.kind not in _FACTS]
     if len(warnings) > _MOST_WARNINGS:

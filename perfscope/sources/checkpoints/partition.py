@@ -95,8 +95,8 @@ def _take_apart(folder: _Folder, path: str, tracked: str | None) -> list[Unit]:
         return [Unit(path, path, folder.all_files(), parse_identity(name))]
     if "model_index.json" in folder.files and not states:
         return [Unit(path, path, folder.all_files(), parse_identity(name))]
-    others = [unit for sub in inner if sub not in parts for unit in below[sub]]
-    return [*units, *others]
+    below_units = [unit for sub in inner if sub not in parts for unit in below[sub]]
+    return [*units, *below_units]
 
 
 def _is_whole(name: str, folder: _Folder, inner: Mapping[str, _Folder]) -> bool:
@@ -167,8 +167,8 @@ def _belongs_to_framework(identity: Identity) -> bool:
 def _name_files(names: list[str], path: str) -> str:
     prefix = f"{path}/" if path else ""
     shown = " + ".join(sorted(names)[:_MOST_NAMED])
-    more = len(names) - _MOST_NAMED
-    return f"{prefix}{shown}" + (f" and {more} more" if more > 0 else "")
+    unnamed = len(names) - _MOST_NAMED
+    return f"{prefix}{shown}" + (f" and {unnamed} more" if unnamed > 0 else "")
 
 
 def read_tracked_tag(name: str, text: str) -> str:

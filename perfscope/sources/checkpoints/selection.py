@@ -116,13 +116,13 @@ def _read_tracker(path: Path, listing: Listing) -> str | None:
 def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[_Candidate]:
     """The checkpoints, in the order of their series and steps."""
     units = find_units(listing.sizes, tracked)
-    asked = opened = 0
+    stepless = opened = 0
     candidates = []
     for unit in units:
         identity = unit.identity
-        if identity.step is None and path.is_dir() and asked < _MOST_ASKED:
+        if identity.step is None and path.is_dir() and stepless < _MOST_ASKED:
             stated = _ask_for_step(path / unit.folder, unit)
-            asked += 1
+            stepless += 1
             identity = identity._replace(step=stated[0], epoch=identity.epoch if stated[1] is None else stated[1])
         is_opened = path.is_dir() and opened < _MOST_OPENED
         opened += len(unit.sizes)

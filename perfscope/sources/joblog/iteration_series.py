@@ -230,7 +230,7 @@ class IterationSeries:
     def _is_of_another_rank(self, label: bytes) -> bool:
         """Whether a record without a number is that of another rank: the n-th of its label, where another has n."""
         count = self._unnumbered[label] = self._unnumbered.get(label, 0) + 1
-        return any(other != label and other_count >= count for other, other_count in self._unnumbered.items())
+        return any(rank != label and rank_count >= count for rank, rank_count in self._unnumbered.items())
 
     def _is_copy(self, number: int, label: bytes | None) -> bool:
         """Whether a record repeats that of another process; adds its number to those of its label."""

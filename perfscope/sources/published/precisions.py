@@ -51,20 +51,20 @@ class _Headings:
 
 def split_precisions(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[list[Column]]:
     """The columns of each table that such a table holds; empty for any other table."""
-    found = _read_headings(headings)
-    if len(found.throughputs) < _SEVERAL or not (found.scalings or found.speedup is not None):
+    layout = _read_headings(headings)
+    if len(layout.throughputs) < _SEVERAL or not (layout.scalings or layout.speedup is not None):
         return []
     views = []
-    for name, scaling in found.scalings.items():
-        throughput = found.throughputs.get(name)
-        if throughput is not None and found.gpus is not None:
-            stated = {found.gpus: Quantity.GPUS, throughput: Quantity.RATE, scaling: Quantity.SPEEDUP}
-            views.append(_describe(headings, found, stated))
-    ends = _throughputs_of(found)
-    if found.speedup is not None and ends is not None:
-        slow, fast = _turn(rows, found.speedup, ends)
-        stated = {slow: Quantity.RATE, fast: Quantity.SECOND_RATE, found.speedup: Quantity.PRECISION_SPEEDUP}
-        views.append(_describe(headings, found, stated))
+    for name, scaling in layout.scalings.items():
+        throughput = layout.throughputs.get(name)
+        if throughput is not None and layout.gpus is not None:
+            stated = {layout.gpus: Quantity.GPUS, throughput: Quantity.RATE, scaling: Quantity.SPEEDUP}
+            views.append(_describe(headings, layout, stated))
+    ends = _throughputs_of(layout)
+    if layout.speedup is not None and ends is not None:
+        slow, fast = _turn(rows, layout.speedup, ends)
+        stated = {slow: Quantity.RATE, fast: Quantity.SECOND_RATE, layout.speedup: Quantity.PRECISION_SPEEDUP}
+        views.append(_describe(headings, layout, stated))
     return views
 
 
@@ -88,14 +88,14 @@ def _read_headings(headings: Sequence[str]) -> _Headings:
     return _Headings(gpus, throughputs, scalings, speedup, direction)
 
 
-def _throughputs_of(found: _Headings) -> tuple[int, int] | None:
+def _throughputs_of(layout: _Headings) -> tuple[int, int] | None:
     """The columns of the divisor and the dividend of the speed-up; None where its heading does not name both."""
-    if found.direction is None:
+    if layout.direction is None:
         return None
     ends = []
-    for end in found.direction:
+    for end in layout.direction:
         words = end.replace("-", " ")
-        columns = [index for name, index in found.throughputs.items() if name.startswith(words)]
+        columns = [index for name, index in layout.throughputs.items() if name.startswith(words)]
         if len(columns) != 1:
             return None
         ends.append(columns[0])
@@ -115,12 +115,12 @@ def _turn(rows: Sequence[Sequence[Cell]], speedup: int, ends: tuple[int, int]) -
     return ends if votes >= 0 else (ends[1], ends[0])
 
 
-def _describe(headings: Sequence[str], found: _Headings, stated: dict[int, Quantity]) -> list[Column]:
+def _describe(headings: Sequence[str], layout: _Headings, stated: dict[int, Quantity]) -> list[Column]:
     """Columns with what they state; rows that differ in any other column but the figures have no common baseline."""
-    figures = {*found.throughputs.values(), *found.scalings.values(), found.speedup, found.gpus}
+    figures = {*layout.throughputs.values(), *layout.scalings.values(), layout.speedup, layout.gpus}
     columns = []
     for index, heading in enumerate(headings):
         plain = " ".join(heading.translate(_MARKUP).lower().replace("-", " ").split())
         is_group = index not in figures and not _OF_THE_JOB.fullmatch(plain)
-        columns.append(Column(stated.get(index), "", index == found.gpus, is_group))
+        columns.append(Column(stated.get(index), "", index == layout.gpus, is_group))
     return columns
