@@ -42,6 +42,7 @@ class _SuspectedRestart:
     attempt: int
     redone: int
     last: int
+    first: int
     gaps: Gaps
     counts: Counter[int]
 
@@ -54,6 +55,7 @@ class IterationSeries:
         clock_runs_on: The time of a record begins at the record before it, so it contains evaluations and saves.
         covers_gaps: A record is the mean since the record before it, however many iterations lie between.
         expects_gaps: Lines are counted anew in every epoch, so that gaps at its end are no missing records.
+        untimed_after_start: How many iterations after the first one of a start have a mean that contains that one.
         starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
         stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
         copies: Records that repeated another rank's.
@@ -68,6 +70,7 @@ class IterationSeries:
         self.covers_gaps = False
         self.expects_gaps = False
         self.starts_over = False
+        self.untimed_after_start = 0
         self.stated_interval: int | None = None
         self.copies = 0
         self.attempt = 0
@@ -76,6 +79,7 @@ class IterationSeries:
         self._numbers: dict[bytes | None, PrintedNumbers] = {}
         self._suspected: _SuspectedRestart | None = None
         self._restarting = False
+        self._first = 0
         self._disturbance = 0
         self._gaps = Gaps()
         self._turns: dict[bytes | None, Turns] = {}
@@ -127,6 +131,8 @@ class IterationSeries:
             return False
         begins = self._on_number(number, label)
         if self.is_full:
+            if number is not None and self._first < number < self._first + self.untimed_after_start:
+                record.wall_ns = None
             self._folded.add(record, is_disturbed=self._disturbance > 0, begins=begins)
             self._latest_folded.append((number, record.wall_ns, record.samples))
         else:
@@ -184,8 +190,9 @@ class IterationSeries:
 
     @property
     def is_steady(self) -> bool:
-        """Whether the next record neither begins an attempt nor is known to be disturbed."""
-        return self._disturbance == 0 and not self._restarting
+        """Whether the next record neither begins an attempt nor is disturbed, and has the time that it states."""
+        is_timed = self.last is None or self.last + 1 >= self._first + self.untimed_after_start
+        return self._disturbance == 0 and not self._restarting and is_timed
 
     def interval(self) -> int:
         """How many iterations lie between two records: what occurs most often, 1 without two records."""
@@ -216,6 +223,10 @@ class IterationSeries:
     def set_times_by_throughput(self, samples: int) -> None:
         """Set the time of every record without one to ``samples``, the batch, divided by its throughput."""
         self._columns.set_times_by_throughput(samples)
+
+    def drop_times_after_starts(self) -> None:
+        """Take the times of the kept records that follow the first one of a start too closely."""
+        self._columns.drop_times_after_starts(self.untimed_after_start)
 
     def iterations(self) -> Iterations:
         """The kept records as a table."""
@@ -291,6 +302,7 @@ class IterationSeries:
         counts = suspected.counts + Counter(self._columns.iterations_from(suspected.records))
         self.copies += self._columns.join_attempt(suspected.records, suspected.last, suspected.attempt)
         self.attempt, self.redone, self._gaps = suspected.attempt, suspected.redone, suspected.gaps
+        self._first = suspected.first
         self.last = max([suspected.last, *self._columns.iterations_from(suspected.records)])
         self._numbers = {label: PrintedNumbers(self.last, suspected.attempt, counts)}
         return True
@@ -309,6 +321,7 @@ class IterationSeries:
         begins = is_first or self._restarting or goes_back
         self._restarting = False
         if number is not None:
+            self._first = number if begins else self._first
             self.last = number
             numbers = self._numbers.get(label)
             if numbers is None:
@@ -322,4 +335,5 @@ class IterationSeries:
         if numbers is None or numbers.processes is not None or self.last is None:
             return None
         counts = Counter(dict.fromkeys(self._columns.iterations_from(-SKEW), 1))
-        return _SuspectedRestart(label, len(self), self.attempt, self.redone, self.last, self._gaps.copy(), counts)
+        rows, gaps = len(self), self._gaps.copy()
+        return _SuspectedRestart(label, rows, self.attempt, self.redone, self.last, self._first, gaps, counts)

@@ -122,6 +122,16 @@ class RecordColumns:
                 time_ns = samples / speed * NS_PER_S
                 wall_ns[row] = round(time_ns) if 1 <= time_ns <= LARGEST_INTEGER else _ABSENT
 
+    def drop_times_after_starts(self, iterations: int) -> None:
+        """Take the time of every record less than so many iterations behind the first one of its attempt."""
+        first = attempt = _ABSENT
+        wall_ns, numbers = self._integers["wall_ns"], self._integers["iteration"]
+        for row, number in enumerate(numbers):
+            if self._integers["attempt"][row] != attempt:
+                first, attempt = number, self._integers["attempt"][row]
+            elif first < number < first + iterations:
+                wall_ns[row] = _ABSENT
+
     def table(self, interval: int | None, *, starts_over: bool) -> Iterations:
         """The records as a table, each the mean of ``interval`` iterations, or of all since the record before.
 

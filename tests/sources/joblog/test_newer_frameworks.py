@@ -101,6 +101,22 @@ def test_epochs_of_mmengine_are_counted_through(tmp_path: Path) -> None:
     assert (log.iterations.span.tolist(), log.gaps) == ([10] * 4, 0)
 
 
+@pytest.mark.parametrize("label", ["", "[rank{}]:"])
+def test_a_rank_of_mmengine_that_lags_is_no_restart_and_a_restart_has_no_times_at_first(
+    label: str, tmp_path: Path
+) -> None:
+    line = (
+        "{}2023/05/24 20:17:36 - mmengine - INFO - Iter(train) [{:4d}/4000]  lr: 1.0e-3  time: 0.5000  data_time: 0.1\n"
+    )
+    turns = [(label.format(rank), step - 2 * rank) for step in range(1, 81) for rank in (0, 1) if step > 2 * rank]
+    resumed = [(label.format(0), step) for step in range(41, 61)]
+    log = read(tmp_path, *(line.format(*turn) for turn in (*turns, *resumed)))
+    untimed = [None] * 9 + [0.5] * 10
+    first = [None, *([None] * 9), *([0.5] * 70)]
+    assert seconds(log) == [*first, 0.5, *untimed]
+    assert log.copies == 78
+
+
 def detectron(step: int, mean_s: float) -> str:
     return (
         f"[01/02 10:00:00 d2.utils.events]:  eta: 0:10:00  iter: {step}  total_loss: 1.0  time: {mean_s:.4f}  "

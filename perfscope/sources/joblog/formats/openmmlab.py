@@ -32,11 +32,9 @@ _CELL = re.compile(rb"(?<![\w_])(time|memory|loss): ([\d.eE+naif-]{1,20})")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """Iterations over all epochs, and the first iteration of the process."""
+    """Iterations over all epochs."""
 
     epochs: EpochCounter = field(default_factory=EpochCounter)
-    first: int | None = None
-    last: int = 0
 
 
 def _on_iteration(state: _State, line: LineMatch) -> None:
@@ -47,9 +45,6 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
         return
     in_epoch, total = int(line["step"]), int(line["total"])
     step = state.epochs.add(int(line["epoch"]), in_epoch, total) if line["epoch"] else in_epoch
-    if state.first is None or step < state.last:
-        state.first = step
-    state.last = step
     log = state.log
     record = Record(step, round(seconds * NS_PER_S), loss=parse_number(cells.get(b"loss", b"")))
     record.wall_resolution_ns = round(parse_resolution(cells[b"time"]) * NS_PER_S)
@@ -57,7 +52,8 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     series.expects_gaps = True  # lines are counted from the beginning of each epoch
     if line["engine"]:
         series.stated_interval = _WINDOW
-        if step == 1 or state.first < step < state.first + _WINDOW:
+        series.untimed_after_start = _WINDOW
+        if step == 1:
             record.wall_ns = None
     else:
         series.clock_runs_on = not line["epoch"]
@@ -94,8 +90,9 @@ _COLUMNS = {
 _TIMED = TimedSteps("time", NS_PER_S, others=("epoch", "length"))
 
 
-def _on_last(state: _State, number: int) -> None:
-    state.last = number
+def _close(state: _State) -> None:
+    if SOURCE in state.log.series:
+        state.log.series[SOURCE].drop_times_after_starts()
 
 
 def _epochs_of(state: _State) -> EpochCounter:
@@ -116,6 +113,6 @@ FORMAT = Format(
         LinesOfRecords(_RULE, {**_COLUMNS, "epoch": STEP}, _TIMED, peaks=("memory",), constants=("length",)),
         LinesOfRecords(_RULE, _COLUMNS, TimedSteps("time", NS_PER_S), peaks=("memory",), constants=("length",)),
         epochs_of=_epochs_of,
-        on_last=_on_last,
     ),
+    close=_close,
 )
