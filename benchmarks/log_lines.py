@@ -23,7 +23,7 @@ from tabulate import tabulate
 
 from benchmarks.log_excerpts import EXCERPTS, ROOT
 from benchmarks.record_logs import record_logs
-from perfscope.constants import MB
+from perfscope.constants import MB, S_PER_HOUR
 from perfscope.sources.joblog import read_log
 
 SIZE = 10_000_000
@@ -44,11 +44,24 @@ def texts() -> Iterator[tuple[str, bytes]]:
     yield "prose", b"\n".join(b" ".join(draw.choices(words, k=14)) for _ in range(SIZE // 95))
     yield "hexadecimal digits", b"\n".join(draw.randbytes(50).hex().encode() for _ in range(SIZE // 100))
     yield "one line", b"a b " * (SIZE // 4)
-    bar = "\r{:3d}%|##        | {}/200000 [{:02d}:{:02d}<00:50,  4.67s/it]"
-    bars = "".join(bar.format(n // 2000, n, n // 120, n // 2 % 60) for n in range(190_000))
+    bar = "\r{:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it]"
+    bars = "".join(bar.format(n // 2000, n, _draw_clock(n // 2)) for n in range(190_000))
     yield "bars of a Trainer", b"{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n" + bars.encode() + b"\n"
-    bar = "\rEpoch 0: {:3d}%|##        | {}/200000 [{:02d}:{:02d}<00:50,  4.67s/it, v_num=0, loss=1.0]"
-    yield "bars of Lightning", "".join(bar.format(n // 2000, n, n // 120, n // 2 % 60) for n in range(140_000)).encode()
+    bar = "\rEpoch 0: {:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it, v_num=0, loss=1.0]"
+    yield "bars of Lightning", "".join(bar.format(n // 2000, n, _draw_clock(n // 2)) for n in range(140_000)).encode()
+    bar = "\r1|{}|Loss: 1.25: {:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it]"
+    yield (
+        "bars of torchtune",
+        "".join(bar.format(n, n // 2000, n, _draw_clock(n // 2)) for n in range(140_000)).encode(),
+    )
+    bar = "\rLoading checkpoint shards: {:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it]"
+    yield "other bars", "".join(bar.format(n // 2000, n, _draw_clock(n // 2)) for n in range(140_000)).encode()
+
+
+def _draw_clock(seconds: int) -> str:
+    """The clock of a bar, as tqdm draws it."""
+    hours = f"{seconds // S_PER_HOUR}:" if seconds >= S_PER_HOUR else ""
+    return f"{hours}{seconds // 60 % 60:02d}:{seconds % 60:02d}"
 
 
 def hostile_texts() -> Iterator[bytes]:

@@ -6,7 +6,8 @@ rounding to matter little, so that whole seconds say enough about short steps.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -97,37 +98,34 @@ class ElapsedClock:
     def add_each(
         self,
         log: JobLogBuilder,
-        readings: Sequence[tuple[int, int]],
+        steps: Int64,
+        clocks_ns: Int64,
         resolution_ns: int,
         record_of: Callable[[int], Record],
     ) -> None:
-        """Add readings as ``add`` does; of those that only wait for the clock to move no record is made.
+        """Add readings as ``add`` does; those that only wait for the clock to move are passed over.
 
         Args:
             log: The log.
-            readings: The iteration and the clock of each.
+            steps: The iteration of each reading.
+            clocks_ns: The clock of each.
             resolution_ns: What the clock's last printed digit stands for.
             record_of: Makes the record of a row.
         """
-        waiting: int | None = None
-        step = clock_ns = begin_ns = 0
-        enough_ns = -1  # nothing waits before the clock has begun
-        for row, (number, elapsed_ns) in enumerate(readings):
-            if number > step and clock_ns <= elapsed_ns < enough_ns:
-                waiting, step, clock_ns = row, number, elapsed_ns
-                continue
-            self._wait(waiting, readings, record_of)
-            self.add(log, record_of(row), elapsed_ns, resolution_ns)
-            waiting = None
-            if self._begin is not None and self._last is not None:
-                step, clock_ns, begin_ns = self._last.step, self._last.elapsed_ns, self._begin.elapsed_ns
-                enough_ns = begin_ns + _PRECISE * resolution_ns
-        self._wait(waiting, readings, record_of)
-
-    def _wait(self, row: int | None, readings: Sequence[tuple[int, int]], record_of: Callable[[int], Record]) -> None:
-        """Keep the last of the readings that wait."""
-        if row is not None:
-            self._last, self._pending = _Reading(*readings[row], None), record_of(row)
+        clocks = clocks_ns.tolist()
+        goes_back = (np.diff(steps) <= 0) | (np.diff(clocks_ns) < 0)
+        ends = iter((*np.flatnonzero(goes_back).tolist(), len(clocks) - 1))
+        row, end = 0, -1
+        while row < len(clocks):
+            end = next(ends) if row > end else end
+            reading = _Reading(int(steps[row]), clocks[row], None)
+            self.add(log, record_of(row), reading.elapsed_ns, resolution_ns)
+            row += 1
+            if row <= end and self._begin is not None and self._last == reading:
+                enough_ns = self._begin.elapsed_ns + _PRECISE * resolution_ns
+                row = bisect_left(clocks, enough_ns, row, end + 1)
+                if row > end and reading.step < int(steps[end]):
+                    self._last, self._pending = _Reading(int(steps[end]), clocks[end], None), record_of(end)
 
     def add_many(self, log: JobLogBuilder, plain: PlainLines, resolution_ns: int | Int64) -> None:
         """Add many readings of the clock, which are the ``wall_ns`` of the lines."""

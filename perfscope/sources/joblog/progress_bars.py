@@ -11,15 +11,16 @@ from __future__ import annotations
 
 import re
 from array import array
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 
 import numpy as np
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bar_columns import find_columns, find_runs
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clocks_s, parse_counts
 from perfscope.sources.joblog.record import Record
@@ -36,13 +37,13 @@ _FRONT = (
     rb"(?:[ \t]{1,8}\d{1,6}: |[\w.-]{1,60}-\d{1,6} {1,8}\| |\[pod/[\w./-]{1,200}\] "
     rb"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z?\]? (?:std(?:out|err) [FP] )?)?"
 )
+#: A search for a line's end and what follows it is faster than one for every line's beginning.
 _BAR = re.compile(
-    rb"^(?!Epoch )(?:[ \t]*|"  # most bars have nothing in front
+    rb"\n(?:[ \t]*+|(?!Epoch )"  # most bars have nothing in front
     + _FRONT
     + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1)
-    + rb"?[ \t]*)\d{1,3}%\|[^|\n]{0,400}\|[ ]*"
-    rb"(\d{1,12})/(\d{1,12}) \[" + CLOCK + rb"<",
-    re.MULTILINE,
+    + rb"?[ \t]*+)\d{1,3}+%\|[^|\n]{0,400}+\|[ ]*+"
+    rb"(\d{1,12}+)/(\d{1,12}+) \[" + CLOCK + rb"<",
 )
 _SKEW = 4
 _LOSSES_OF_ANOTHER = 2
@@ -78,11 +79,11 @@ class ProgressBars:
 
     def add(self, text: bytes) -> None:
         """Add the bars of some lines."""
-        for total_text, bars in groupby(_BAR.findall(text), key=itemgetter(1)):
-            step_texts, _, clock_texts = zip(*bars, strict=True)
-            self._current = int(total_text)
+        steps, totals, clocks = find_columns(_BAR, b"\n" + text)
+        for first, end in find_runs(totals):
+            self._current = int(totals[first])
             points = self._bars.setdefault(self._current, _Points())
-            self._add_states(points, parse_counts(step_texts), parse_clocks_s(clock_texts))
+            self._add_states(points, parse_counts(steps[first:end]), parse_clocks_s(clocks[first:end]))
 
     def _add_states(self, points: _Points, steps: Int64, clocks_s: Int64) -> None:
         """Add states of a bar: at once where it goes on, else those that are no copies."""
@@ -160,18 +161,25 @@ def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, in
     elif steps[first] > 1:
         yield Record(steps[first]), 0
     least_s = _least_seconds(points, first, end)
-    left_s = clocks[end - 1] - clocks[first]
-    disturbance = 0
-    for row in range(first + 1, end):
-        disturbance = max(disturbance, points.disturbed[row])
-        moved_s = clocks[row] - clocks[begin]
-        is_last = row == end - 1
-        if (moved_s < least_s or left_s - moved_s < least_s) and not is_last:
-            continue
+    last = end - 1
+    ascends = bool((np.diff(clocks[first:end]) >= 0).all())
+    while begin < last:
+        row = _find_end(clocks, begin, last, least_s, ascends=ascends)
         count = steps[row] - steps[begin]
-        wall_ns = max(moved_s, 0) * NS_PER_S // count
+        wall_ns = max(clocks[row] - clocks[begin], 0) * NS_PER_S // count
+        disturbance = max(points.disturbed[begin + 1 : row + 1])
         yield Record(steps[row], wall_ns, wall_resolution_ns=NS_PER_S // count), disturbance
-        begin, disturbance, left_s = row, 0, left_s - moved_s
+        begin = row
+
+
+def _find_end(clocks: array[int], begin: int, last: int, least_s: int, *, ascends: bool) -> int:
+    """The first row behind ``begin`` between which, and behind which, the clock moves far enough; else the last row."""
+    enough_s = clocks[begin] + least_s
+    if ascends:
+        row = bisect_left(clocks, enough_s, begin + 1, last)
+        return row if clocks[last] - clocks[row] >= least_s else last
+    rows = range(begin + 1, last)
+    return next((row for row in rows if clocks[row] >= enough_s and clocks[last] - clocks[row] >= least_s), last)
 
 
 def _least_seconds(points: _Points, first: int, end: int) -> int:

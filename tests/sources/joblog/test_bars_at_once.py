@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.sources.joblog import read_log
+from perfscope.sources.joblog import progress_bars, read_log
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.formats import lightning, torchtune
 from perfscope.sources.joblog.gaps import Gaps
 from perfscope.sources.joblog.record import Record
+from perfscope.tables.columns import Int64
 from tests.sources.joblog.test_record_lines import differences
 
 LOSSES = "{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n"
@@ -71,9 +72,8 @@ def test_bars_read_at_once_are_those_read_one_by_one(
     path.write_text("\r".join(lines) + "\n", newline="")
     at_once = read_log(path)
     with monkeypatch.context() as patch:
-        patch.setattr(lightning, "groupby", each)
-        patch.setattr(torchtune, "groupby", each)
-        patch.setattr("perfscope.sources.joblog.progress_bars.groupby", each)
+        for module in (lightning, torchtune, progress_bars):
+            patch.setattr(module, "find_runs", each)
         patch.setattr(ElapsedClock, "add_each", add_one_by_one)
         one_by_one = read_log(path)
     assert at_once.framework == framework
@@ -82,20 +82,21 @@ def test_bars_read_at_once_are_those_read_one_by_one(
     assert differences(at_once, one_by_one) == []
 
 
-def each(bars: list[tuple[bytes, ...]], key: Callable[[tuple[bytes, ...]], object]) -> list[tuple[object, object]]:
-    """Each bar as a group of its own."""
-    return [(key(bar), [bar]) for bar in bars]
+def each(column: list[bytes], *_others: list[bytes]) -> list[tuple[int, int]]:
+    """Each bar as a run of its own."""
+    return [(row, row + 1) for row in range(len(column))]
 
 
 def add_one_by_one(
     clock: ElapsedClock,
     log: JobLogBuilder,
-    readings: list[tuple[int, int]],
+    steps: Int64,
+    clocks_ns: Int64,
     resolution_ns: int,
     record_of: Callable[[int], Record],
 ) -> None:
-    for row, (_, elapsed_ns) in enumerate(readings):
-        clock.add(log, record_of(row), elapsed_ns, resolution_ns)
+    for row in range(len(steps)):
+        clock.add(log, record_of(row), int(clocks_ns[row]), resolution_ns)
 
 
 def test_the_usual_gap_is_the_most_frequent_and_of_several_the_smallest() -> None:

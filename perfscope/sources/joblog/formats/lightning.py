@@ -13,10 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bar_columns import find_columns, find_runs
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number
@@ -27,11 +26,11 @@ from perfscope.sources.joblog.rules import LineMatch, Rule
 SOURCE = "the clock of Lightning's bar"
 
 _EPOCH_BAR = (
-    rb"Epoch (\d{1,6}): {1,4}\d{1,3}%(?:\|[^|\n]{0,400}\|)? {0,4}(\d{1,12})/(\d{1,12}) "
-    rb"\[" + CLOCK + rb"<([^\]\n]{0,400})\]"
+    rb"Epoch (\d{1,6}+): {1,4}+\d{1,3}+%(?:\|[^|\n]{0,400}+\|)? {0,4}+(\d{1,12}+)/(\d{1,12}+) "
+    rb"\[" + CLOCK + rb"<([^\]\n]{0,400}+)\]"
 )
 #: Without a validation all that is looked for begins alike, which is faster.
-_BAR = re.compile(_EPOCH_BAR + rb"()")
+_BAR = re.compile(_EPOCH_BAR + rb"\n?")
 _BAR_OR_VALIDATION = re.compile(_EPOCH_BAR + rb"|(Validating|Validation)(?: \w{1,20})?(?: \d{1,3})?: ")
 _LOSS = re.compile(rb"(?<![\w])(?:train_)?loss(?:_step)?=([\d.eE+-]{1,20})")
 _REACH = 1 << 20
@@ -49,19 +48,22 @@ class _State(FormatState):
 
 def _on_bars(state: _State, line: LineMatch) -> None:
     pattern = _BAR_OR_VALIDATION if b"Validati" in line[0] else _BAR
-    for (epoch_text, total_text, validation), group in groupby(pattern.findall(line[0]), key=itemgetter(0, 2, 5)):
-        if validation:
+    epochs, steps, totals, clocks, cells, *_ = find_columns(pattern, line[0])
+    for first, end in find_runs(epochs, totals):
+        if not epochs[first]:
             state.validated = True
             continue
-        epoch = int(epoch_text)
+        epoch = int(epochs[first])
         if epoch != state.epoch:
             state.clock.restart(state.log)
             state.epoch, state.validated = epoch, False
         if not state.validated:
-            bars = [bar for bar in group if b"v_num=" in bar[4] and bar[1] != b"0"]
-            if bars:
-                _, steps, _, clocks, cells, _ = zip(*bars, strict=True)
-                _add_bars(state, int(total_text), steps, clocks, cells)
+            columns = (steps[first:end], clocks[first:end], cells[first:end])
+            if any(b"v_num=" not in text for text in columns[2]) or b"0" in columns[0]:
+                bars = [bar for bar in zip(*columns, strict=True) if b"v_num=" in bar[2] and bar[0] != b"0"]
+                columns = ([bar[0] for bar in bars], [bar[1] for bar in bars], [bar[2] for bar in bars])
+            if columns[0]:
+                _add_bars(state, int(totals[first]), *columns)
 
 
 def _add_bars(
@@ -71,13 +73,12 @@ def _add_bars(
     numbers = parse_counts(steps)
     last = int(numbers.max())
     numbers += state.epochs.add(state.epoch, last, total) - last
-    readings = list(zip(numbers.tolist(), (parse_clocks_s(clocks) * NS_PER_S).tolist(), strict=True))
 
     def record_of(row: int) -> Record:
         loss = _LOSS.search(cells[row])
-        return Record(readings[row][0], loss=parse_number(loss[1]) if loss else None)
+        return Record(int(numbers[row]), loss=parse_number(loss[1]) if loss else None)
 
-    state.clock.add_each(state.log, readings, NS_PER_S, record_of)
+    state.clock.add_each(state.log, numbers, parse_clocks_s(clocks) * NS_PER_S, NS_PER_S, record_of)
 
 
 def _close(state: _State) -> None:
@@ -90,7 +91,7 @@ FORMAT = Format(
     rules=(
         Rule(
             b"v_num=",
-            re.compile(rb"[^\n]*+(?:\n++[^\n]{0,200}?(?:v_num=|Validati)[^\n]*+)*+"),
+            re.compile(rb"[^\n]*+(?:\n++(?:[^\nvV]++|v(?!_num=)|V(?!alidati))*+[vV][^\n]*+)*+"),
             _on_bars,
             reach=_REACH,
             at_line_start=True,

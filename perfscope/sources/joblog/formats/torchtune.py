@@ -16,12 +16,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.bar_columns import find_columns, find_runs
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
@@ -29,6 +28,7 @@ from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSou
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
 
 BAR = "the clock of torchtune's bar"
@@ -36,8 +36,8 @@ SOURCE = "tokens_per_second_per_gpu"
 
 _CELL = re.compile(rb"(\w+):(\S+)")
 _BAR = re.compile(
-    rb"(?<!\d)(\d{1,6})\|(\d{1,12})\|Loss: ([^:|\n]{1,40}): {1,4}\d{1,3}%\|[^|\n]{0,400}\| {0,4}"
-    rb"(\d{1,12})/(\d{1,12}) \[" + CLOCK + rb"<"
+    rb"(?<!\d)(\d{1,6}+)\|(\d{1,12}+)\|Loss: ([^:|\n]{1,40}+): {1,4}+\d{1,3}+%\|[^|\n]{0,400}+\| {0,4}+"
+    rb"(\d{1,12}+)/(\d{1,12}+) \[" + CLOCK + rb"<[^\]\n]*+\]?\n?"
 )
 _BARS = re.compile(rb"[^\n]*+(?:\n++[^\n]{0,200}?\|Loss: [^\n]*+)*+")
 _REACH = 1 << 20
@@ -52,24 +52,27 @@ class _State(FormatState):
 
 
 def _on_bars(state: _State, line: LineMatch) -> None:
-    for (epoch_text, length_text), group in groupby(_BAR.findall(line[0]), key=itemgetter(0, 4)):
+    epochs, numbers, losses, steps, lengths, clocks = find_columns(_BAR, line[0])
+    for first, end in find_runs(epochs, lengths):
         state.log.frameworks.add("torchtune")
-        epoch, length = int(epoch_text), int(length_text)
+        epoch, length = int(epochs[first]), int(lengths[first])
         before = (max(epoch, 1) - 1) * length
-        _, numbers, losses, steps, _, clocks = zip(*group, strict=True)
-        counted = parse_counts(steps)
-        is_named_right = (counted > 0) & ((parse_counts(numbers) - counted) % max(length, 1) == 0)
-        rows = np.flatnonzero(is_named_right).tolist() if length else []  # others have the name of the step before
-        if rows and epoch != state.epoch:
+        counted = parse_counts(steps[first:end])
+        is_named_right = (counted > 0) & ((parse_counts(numbers[first:end]) - counted) % max(length, 1) == 0)
+        rows = (
+            np.flatnonzero(is_named_right) if length else np.empty(0, np.int64)
+        )  # others have the name of the step before
+        if len(rows) and epoch != state.epoch:
             state.clock.restart(state.log)
             state.epoch = epoch
-        clocks_ns = parse_clocks_s(clocks) * NS_PER_S
-        readings = list(zip((counted[rows] + before).tolist(), clocks_ns[rows].tolist(), strict=True))
-        state.clock.add_each(state.log, readings, NS_PER_S, partial(_record, readings, [losses[row] for row in rows]))
+        clocks_ns = parse_clocks_s(clocks[first:end]) * NS_PER_S
+        numbers_of_rows = counted[rows] + before
+        record_of = partial(_record, numbers_of_rows, [losses[first + row] for row in rows])
+        state.clock.add_each(state.log, numbers_of_rows, clocks_ns[rows], NS_PER_S, record_of)
 
 
-def _record(readings: Sequence[tuple[int, int]], losses: Sequence[bytes], row: int) -> Record:
-    return Record(readings[row][0], loss=parse_number(losses[row]))
+def _record(steps: Int64, losses: Sequence[bytes], row: int) -> Record:
+    return Record(int(steps[row]), loss=parse_number(losses[row]))
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
