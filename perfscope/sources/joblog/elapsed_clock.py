@@ -20,7 +20,9 @@ from perfscope.tables.columns import Int64
 
 _PRECISE = 20
 _USABLE = 5
-_SKEW = 4
+
+#: A reading of fewer steps behind the last one is a copy of another rank's.
+SKEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +74,7 @@ class ElapsedClock:
         series.clock_runs_on, series.covers_gaps = self.runs_on, True
         last, begin = self._last, self._begin
         if last is not None and reading.step <= last.step:
-            if reading.step == last.step or reading.step > last.step - _SKEW or elapsed_ns > last.elapsed_ns:
+            if reading.step == last.step or reading.step > last.step - SKEW or elapsed_ns > last.elapsed_ns:
                 return  # another rank's copy
             self.close(log)
             series.on_restart()

@@ -105,6 +105,10 @@ class Cells:
             return [texts.index(text) for text in different]
         return [int(np.argmax(np.nan_to_num(self.numbers(name))))]
 
+    def row_of_peak_among(self, name: str, rows: Int64) -> int:
+        """The first of some rows that has their largest value."""
+        return int(rows[np.argmax(np.nan_to_num(self.numbers(name)[rows]))])
+
     def stamps_ns(self) -> Int64:
         """The dates of the lines in nanoseconds since 1970; 0 where a date does not exist."""
         texts = [text.translate(_TO_DOT) for text in self._texts[STAMP]]

@@ -15,13 +15,16 @@ def is_of_label(labels: Sequence[str], label: str) -> Bool:
     return np.fromiter((text == label for text in labels), np.bool_, len(labels))
 
 
-def find_copies(labels: Sequence[str], numbers: Int64, wall_ns: Int64) -> tuple[Bool, Bool]:
+def find_copies(
+    labels: Sequence[str], numbers: Int64, wall_ns: Int64, most_behind: int | None = None
+) -> tuple[Bool, Bool]:
     """The records that come first with the label that mostly does, and those that repeat one without a doubt.
 
     Args:
         labels: The label of each record.
         numbers: Its iteration.
         wall_ns: Its time; 0 or less where it has none.
+        most_behind: A record of so many iterations behind the latest is for the rules; None where it needs not be.
 
     Returns:
         Two flags a record. A record with neither is for the rules: of another label that came first, the first and the
@@ -34,6 +37,8 @@ def find_copies(labels: Sequence[str], numbers: Int64, wall_ns: Int64) -> tuple[
     original = firsts[np.minimum(places, len(firsts) - 1)]
     latest = np.cumsum(is_first) - 1
     is_near = (numbers[original] == numbers) & (latest - places < COMPARED_ROWS - 1)
+    if most_behind is not None:
+        is_near &= numbers > before - most_behind
     low, high = np.minimum(wall_ns, wall_ns[original]), np.maximum(wall_ns, wall_ns[original])
     is_copy = ~is_first & is_near & ((low > 0) | (high < 0)) & (high <= MOST_APART * low)
     ids = _number_labels(labels)

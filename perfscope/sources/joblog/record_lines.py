@@ -111,7 +111,8 @@ class ShapeSplitter(Generic[State]):
     """Splits blocks by the shape of their first record; a splitter goes to other processes."""
 
     kinds: tuple[LinesOfRecords[State], ...]
-    drops_copies: bool = False
+    drops_copies: bool = True
+    most_behind: int | None = None
 
     def __call__(self, text: Text, length: int, _scratch: Bool) -> SplitBlock | None:
         """Split the first ``length`` bytes; see ``perfscope.sources.joblog.bulk.Splitter``."""
@@ -123,8 +124,49 @@ class ShapeSplitter(Generic[State]):
             parts = shape.pattern.split(decoded)
             width = shape.pattern.groups + 1
             if len(parts) > _FEWEST * width:
-                return _split(kind, shape, parts, width, drops_copies=self.drops_copies)
+                return self._split(kind, shape, parts, width)
         return None
+
+    def _split(self, kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int) -> SplitBlock:
+        """A block as the pattern took it apart: text between, line, columns, text between, line, columns, ..., text."""
+        cells = Cells({name: parts[2 + offset :: width] for offset, name in enumerate(shape.columns)})
+        between, lines = parts[0::width], parts[1::width]
+        measured = kind.measure(cells)
+        is_plain = measured.wall_ns != 0
+        for name in kind.constants:
+            if name in cells:
+                is_plain &= cells.are_same(name)
+        for name in kind.peaks:
+            if name in cells:
+                is_plain[cells.rows_of_peak(name)] = False
+        labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
+        columns = dict(measured.columns)
+        numbers = measured.iteration + _EPOCH * columns.get("epoch", 0)
+        is_copy = np.zeros(len(lines), np.bool_)
+        if self.drops_copies and labels.count(labels[0]) < len(labels):
+            is_first, is_copy = find_copies(labels, numbers, measured.wall_ns, self.most_behind)
+            is_copy &= is_plain  # what the rules must read is none
+            is_plain &= is_first
+        else:
+            is_plain &= _is_of_one_process(labels, numbers)
+        for name in kind.peaks:
+            if name in cells and is_plain.any():  # a copy may have the largest of all
+                is_plain[cells.row_of_peak_among(name, np.flatnonzero(is_plain))] = False
+        is_plain[[0, -1]] = False
+        if is_copy.any() and is_plain.any():
+            columns["copies"] = np.zeros(len(lines), np.int64)
+            columns["copies"][np.flatnonzero(is_plain)[0]] = is_copy.sum()
+        else:
+            is_copy[:] = False
+        rest, before = _rest(between, lines, is_plain, is_plain | is_copy)
+        lengths = np.cumsum([0, *map(len, rest)])[: len(rest)]
+        plain = PlainLines(
+            measured.iteration[is_plain],
+            measured.wall_ns[is_plain],
+            label=_label_of(labels, is_plain),
+            columns={name: column[is_plain] for name, column in columns.items()},
+        )
+        return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths)
 
     def _shapes(self, text: bytes) -> Iterator[tuple[LinesOfRecords[State], Shape]]:
         """The shape of the first record, and of those a third and two thirds further on."""
@@ -135,46 +177,6 @@ class ShapeSplitter(Generic[State]):
                 shape = kind.shape_of(line) if line is not None else None
                 if shape is not None:
                     yield kind, shape
-
-
-def _split(
-    kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int, *, drops_copies: bool
-) -> SplitBlock:
-    """A block as the pattern took it apart: text between, line, columns, text between, line, columns, ..., text."""
-    cells = Cells({name: parts[2 + offset :: width] for offset, name in enumerate(shape.columns)})
-    between, lines = parts[0::width], parts[1::width]
-    measured = kind.measure(cells)
-    is_plain = measured.wall_ns != 0
-    for name in kind.constants:
-        if name in cells:
-            is_plain &= cells.are_same(name)
-    for name in kind.peaks:
-        if name in cells:
-            is_plain[cells.rows_of_peak(name)] = False
-    labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
-    columns = dict(measured.columns)
-    is_copy = np.zeros(len(lines), np.bool_)
-    if drops_copies and "epoch" not in columns and labels.count(labels[0]) < len(labels):
-        is_first, is_copy = find_copies(labels, measured.iteration, measured.wall_ns)
-        is_copy &= is_plain  # what the rules must read is none
-        is_plain &= is_first
-    else:
-        is_plain &= _is_of_one_process(labels, measured.iteration + _EPOCH * columns.get("epoch", 0))
-    is_plain[[0, -1]] = False
-    if is_copy.any() and is_plain.any():
-        columns["copies"] = np.zeros(len(lines), np.int64)
-        columns["copies"][np.flatnonzero(is_plain)[0]] = is_copy.sum()
-    else:
-        is_copy[:] = False
-    rest, before = _rest(between, lines, is_plain, is_plain | is_copy)
-    lengths = np.cumsum([0, *map(len, rest)])[: len(rest)]
-    plain = PlainLines(
-        measured.iteration[is_plain],
-        measured.wall_ns[is_plain],
-        label=_label_of(labels, is_plain),
-        columns={name: column[is_plain] for name, column in columns.items()},
-    )
-    return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths)
 
 
 def _label_of(labels: Sequence[str], is_plain: Bool) -> bytes | None:
@@ -218,6 +220,8 @@ def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int
     """
     if first >= last:
         return
+    copies = plain.rows(first, last).copies
+    series.add_copies(copies, copies if plain.wall_ns[first] > 0 else 0)
     numbers, interval = np.asarray(plain.iteration[first:last], np.int64), series.interval()
     uneven = np.flatnonzero(np.diff(numbers) != interval) + 1 + first
     for start, stop in pairwise((first, *uneven.tolist(), last)):
@@ -255,8 +259,6 @@ class _AddRecords(Generic[State]):
         series = state.log.series_of(self.source)
         add_evenly(series, plain, first, last, plain.columns.get("samples"))
         if first < last:
-            copies = plain.rows(first, last).copies
-            series.add_copies(copies, copies if plain.wall_ns[first] > 0 else 0)
             self.on_last(state, int(plain.iteration[last - 1]))
 
 
@@ -277,7 +279,8 @@ def read_lines(
     epochs_of: Callable[[State], EpochCounter] | None = None,
     on_last: Callable[[State, int], None] = ignore_last,
     add: Adder[State] | None = None,
-    drops_copies: bool = False,
+    drops_copies: bool = True,
+    most_behind: int | None = None,
 ) -> BulkReading[State]:
     """The fast path of a format that prints a record a line.
 
@@ -288,9 +291,10 @@ def read_lines(
         on_last: Called with the number of the last record that was added.
         add: Adds them where the time is not in the line; by default they are added to the source.
         drops_copies: ``add`` counts the copies of other ranks by ``PlainLines.copies``, and needs not see them.
+        most_behind: How many steps behind the others a rank's line may be for this; any number by default.
     """
     sources = (source,) if isinstance(source, str) else source
-    splitter = ShapeSplitter(kinds, drops_copies=drops_copies or add is None)
+    splitter = ShapeSplitter(kinds, drops_copies, most_behind)
     return BulkReading(sources, splitter, add or _AddRecords(sources[0], epochs_of, on_last))
 
 

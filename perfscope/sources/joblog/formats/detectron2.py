@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
@@ -115,5 +115,7 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(BETWEEN), StepTimeSource(MEAN)),
     close=_close,
-    bulk=read_lines((MEAN, BETWEEN), LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)), add=_add),
+    bulk=read_lines(
+        (MEAN, BETWEEN), LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)), add=_add, most_behind=SKEW
+    ),
 )

@@ -126,5 +126,7 @@ FORMAT = Format(
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
-    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_ends_step), add=_add),
+    bulk=read_lines(
+        SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_ends_step), add=_add, drops_copies=False
+    ),
 )

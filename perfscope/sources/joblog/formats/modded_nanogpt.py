@@ -18,7 +18,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
@@ -104,6 +104,9 @@ FORMAT = Format(
     sources=(StepTimeSource(VALIDATIONS), StepTimeSource(STEPS)),
     close=_close,
     bulk=read_lines(
-        STEPS, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_step), add=_add
+        STEPS,
+        LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_step),
+        add=_add,
+        most_behind=SKEW,
     ),
 )

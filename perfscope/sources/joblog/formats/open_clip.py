@@ -97,5 +97,7 @@ FORMAT = Format(
     state=_State,
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",)), add=_add),
+    bulk=read_lines(
+        SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",)), add=_add, drops_copies=False
+    ),
 )

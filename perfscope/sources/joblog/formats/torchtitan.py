@@ -206,6 +206,5 @@ FORMAT = Format(
             for rule in (_TPS_RULE, _WPS_RULE)
         ),
         add=_add,
-        drops_copies=True,
     ),
 )

@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
@@ -173,6 +173,9 @@ FORMAT = Format(
     close=_close,
     framework_of=_framework_of,
     bulk=read_lines(
-        CLOCK, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training), add=_add
+        CLOCK,
+        LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training),
+        add=_add,
+        most_behind=SKEW,
     ),
 )
