@@ -8,10 +8,11 @@ others wait in, and what does it do instead? Does a device not begin what all ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from perfscope.analyzers.postmortem.failures import FailureKind, find_first_failure
+from perfscope.analyzers.postmortem.launches import with_launched_calls
 from perfscope.analyzers.postmortem.matching import (
     Absence,
     Difference,
@@ -150,10 +151,16 @@ class _Case:
         first = find_first_failure(self.evidence, with_libraries=True)
         if first is None:
             return None
-        spot = self.places.get(first.rank)
+        spot, launched = self.places.get(first.rank), with_launched_calls(self.ranks)
+        line = None if spot is None else spot.line
+        case = _Case(replace(self.evidence, ranks=launched), match_calls(launched, self.evidence.world_size))
+        answer = case.find_difference()
+        if answer is not None and answer.reason is not Reason.UNKNOWN:
+            text = f"{_ranks(answer.ranks)} called {answer.actual}, where the others called {answer.expected}"
+            return replace(answer, text=text, line=line, group=None, sequence=None)
         where = "" if spot is None else f" in {spot}"
         text = f"the communication library of rank {first.rank} gave up first{where}: {first.text}"
-        return self._answer(Reason.UNKNOWN, (first.rank,), text, line=None if spot is None else spot.line)
+        return self._answer(Reason.UNKNOWN, (first.rank,), text, line=line)
 
     def find_difference(self) -> Diagnosis | None:
         """Ranks called different things as the same collective."""

@@ -36,7 +36,7 @@ def signature_of(call: CollectiveCall) -> Signature:
     """What of a call must be the same on all ranks of its group."""
     operation = call.operation.split(" ", 1)[0]
     is_uneven = any(operation.strip("_").startswith(name) for name in _UNEVEN)
-    if is_uneven or (operation.startswith("broadcast") and not call.input_sizes):
+    if is_uneven or not call.input_sizes:
         return Signature(operation, None, None)
     return Signature(operation, sum(prod(shape) for shape in call.input_sizes), tuple(sorted(set(call.dtypes))))
 

@@ -15,20 +15,15 @@ from weakref import WeakKeyDictionary
 
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.introspection import COMPILER
+from perfscope.hooks.timers.launched_calls import LaunchedCalls
 from perfscope.wire.host import MOST_GROUPS
+from perfscope.wire.launched_calls import LAUNCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from types import FrameType
 
 _get_ident = threading.get_ident
-_LAUNCHES = (
-    "allreduce", "allreduce_coalesced", "allgather", "_allgather_base", "allgather_coalesced",
-    "allgather_into_tensor_coalesced", "reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced",
-    "alltoall", "alltoall_base", "broadcast", "reduce", "gather", "scatter", "barrier", "_end_coalescing",
-    "all_gather_single", "all_gather_single_coalesced", "reduce_scatter_single", "reduce_scatter_single_coalesced",
-    "all_to_all_single",
-)  # fmt: skip
 _FUNCTIONAL = "_functional_collectives.py"
 #: A functional collective makes its result by a custom operator, whose calls lie between.
 _DEEPEST = 24
@@ -40,9 +35,11 @@ class ExchangeGroups:
     Attributes:
         reducer: The number of the group of DistributedDataParallel, which waits without Python; None where there is
             none, or are several.
+        calls: The last collectives that the thread launched.
     """
 
     def __init__(self) -> None:
+        self.calls = LaunchedCalls()
         self.reducer: int | None = None
         self._numbers: dict[str, int | None] = {}
         self._facts: list[dict[str, object]] = []
@@ -67,7 +64,8 @@ class ExchangeGroups:
         """
         self._write = write
         self._find_reducer()
-        for name in _LAUNCHES:
+        call_safely(self.calls.begin)
+        for name in LAUNCHES:
             if hasattr(c10d.ProcessGroup, name):
                 self._wrap_launch(c10d.ProcessGroup, name, thread)
         functional = sys.modules.get("torch.distributed._functional_collectives")
@@ -106,12 +104,16 @@ class ExchangeGroups:
         def launch(group: Any, *args: object, **kwargs: object) -> Any:
             work = original(group, *args, **kwargs)
             if work is not None and _get_ident() == thread and not COMPILER.is_tracing():
-                call_safely(lambda: self._works.__setitem__(work, self._number(group)))
+                call_safely(lambda: self._add(name, group, work, args))
             return work
 
         # A group that is written in Python asks for its own method by this name, and must not find this one in it.
         launch.__code__ = launch.__code__.replace(co_name=name)
         setattr(group_class, name, functools.update_wrapper(launch, original))
+
+    def _add(self, name: str, group: object, work: object, arguments: Sequence[object]) -> None:
+        self._works[work] = number = self._number(group)
+        self.calls.add(name, number, arguments[0] if arguments else None)
 
     def _wrap_result(self, result_class: Any, thread: int | None) -> None:
         original = result_class.__new__

@@ -86,6 +86,7 @@ class ExchangeTimer:
         """The waits since this was last asked; None where they are not timed."""
         if not self.is_in_use:
             return None
+        self.groups.calls.end_step()
         reducer = self.groups.reducer
         waits = (
             self._collective_ns, self._transfer_ns, self._backwards, self._group_ns, self._in_backwards_ns, reducer
@@ -152,6 +153,7 @@ class ExchangeTimer:
             if self._is_in_backward or _get_ident() != thread or COMPILER.is_tracing():
                 return original(tensor, *args, **kwargs)
             self._is_in_backward = True
+            call_safely(self.groups.calls.add_backward)
             before = call_safely(lambda: read_counters(counters_file))[0] or b""
             cpu_ns, began_ns = _cpu(), _clock()
             try:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,11 +30,21 @@ from perfscope.tables.postmortem import (
     ThreadStack,
 )
 from perfscope.wire import incidents
+from perfscope.wire.launched_calls import LaunchedCall, parse_memory
 
 _TAIL_BYTES = 65536
 _DUMP_NAME = re.compile(r"(?:.*\D)?(\d+)(?:\.(?:pickle|pkl|json))?")
 _decode_incident = msgspec.json.Decoder(incidents.IncidentRecord).decode
 _FEWEST_DUMP_BYTES = 16
+#: What faulthandler writes at a fatal signal.
+_FATAL_SIGNALS = {
+    "Fatal Python error: Aborted": signal.SIGABRT,
+    "Fatal Python error: Segmentation fault": signal.SIGSEGV,
+    "Fatal Python error: Bus error": signal.SIGBUS,
+    "Fatal Python error: Illegal instruction": signal.SIGILL,
+    "Fatal Python error: Floating-point exception": signal.SIGFPE,
+    "Fatal Python error: Floating point exception": signal.SIGFPE,
+}
 _READ_FOLDERS = frozenset((wire.RANKS_FOLDER, incidents.DEATHS_FOLDER, incidents.RECORDER_FOLDER))
 
 
@@ -80,6 +92,8 @@ def _read_run(run: Path) -> PostMortem:
     for rank, (attempt, folder) in folders.items():
         record = read_rank_record(folder)
         death = deaths.get((rank, attempt))
+        if death is not None and death.signal is None and death.exit_code is None:  # the launcher was quicker
+            death = replace(death, signal=_fatal_signal(_read_text(folder / incidents.FATAL_FILE)))
         state = _read_rank(run, folder, rank, death, damage)
         if record is not None:
             world_size = max(world_size, record.world_size)
@@ -152,6 +166,10 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
     )
 
 
+def _fatal_signal(fatal_text: str) -> int | None:
+    return next((int(number) for line, number in _FATAL_SIGNALS.items() if line in fatal_text), None)
+
+
 def _fields(frame: incidents.Frame) -> tuple[str, int, str]:
     return frame.file, frame.line, frame.function
 
@@ -200,10 +218,17 @@ def _read_deaths(folder: Path) -> tuple[dict[tuple[int, int], Death], list[Kerne
             continue
         if fields.get("kind") == "death" and {"rank", "attempt"} <= set(numbers):
             how = {name: numbers.get(name) for name in ("exit_code", "signal", "memory_kills")}
-            deaths[numbers["rank"], numbers["attempt"]] = Death(wall_ns, **how)
+            deaths[numbers["rank"], numbers["attempt"]] = Death(wall_ns, **how, launched=_launched(fields))
         elif fields.get("kind") == "xid" and "xid" in numbers:
             errors.append(KernelError(str(fields.get("uuid")), numbers["xid"], wall_ns))
     return deaths, errors
+
+
+def _launched(fields: Mapping[str, int | str]) -> tuple[LaunchedCall, ...]:
+    try:
+        return parse_memory(base64.b64decode(str(fields.get("launched", ""))))
+    except ValueError:
+        return ()  # the line was damaged
 
 
 def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
