@@ -16,15 +16,17 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
+from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.compress import delay_compressing, start_compressing
 from perfscope.hooks.profiler.cupti import CuptiDetachment
+from perfscope.hooks.profiler.trace_marks import Mark, add_marks
 from perfscope.hooks.selection import StepWindow
 from perfscope.wire.traces import TraceMetadata
 
@@ -47,6 +49,7 @@ class ProfilerWindow:
         records_stack: Whether torch sets a profile function of Python's.
         start_ns: How long starting it stalled the training process.
         delays_compression: Whether its trace is compressed later, because a light window follows.
+        marks: What is marked in its trace when it is written.
     """
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:
@@ -56,6 +59,7 @@ class ProfilerWindow:
         self.records_stack = config.stack and not steps.is_light
         self.start_ns = 0
         self.delays_compression = False
+        self.marks: Sequence[Mark] = ()
         self._rss_before_bytes = read_resident_bytes()
         self._traces = os.path.join(config.run_dir, wire.TRACES_FOLDER)
         self._edges_ns: list[int] = []
@@ -188,6 +192,8 @@ class ProfilerWindow:
         unfinished = os.path.join(folder, f".tmp-{name}")
         try:
             export(unfinished)
+            _check_complete(unfinished)
+            self._add_marks(unfinished)
             size_bytes = _check_complete(unfinished)
             os.replace(unfinished, os.path.join(folder, name))
         finally:
@@ -195,6 +201,16 @@ class ProfilerWindow:
                 if os.path.exists(leftover):
                     os.unlink(leftover)
         return os.path.relpath(os.path.join(folder, name), self._traces), size_bytes
+
+    def _add_marks(self, path: str) -> None:
+        """Mark the calls of modules in the finished trace."""
+        try:
+            if not add_marks(path, self.marks):
+                write_message(
+                    f"the modules of the window {self.steps} are lost: torch wrote a trace of an unknown form"
+                )
+        except OSError as error:
+            raise ExportError(f"the marks of modules could not be written: {error}") from error
 
     def _mark_edge(self) -> None:
         """Remember when a recorded step of a light window began, or the last one ended."""

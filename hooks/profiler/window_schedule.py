@@ -148,7 +148,7 @@ class WindowSchedule:
         if window is None:
             return
         try:
-            self._ranges.stop()
+            window.marks = self._ranges.stop()
             self._finish_memory(completed_steps, is_lost=after_failure or not window.has_recorded)
             if not window.has_recorded:
                 self._owner.note(f"the window {window.steps} is empty: training ended in its warm-up step")
@@ -285,7 +285,7 @@ class WindowSchedule:
             self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
         if config.modules and not steps.is_light:
-            self._ranges.start(records_shapes=config.shapes or config.flops)
+            self._ranges.start()
         if self._memory is not None and steps.activities == _first_activities(self._config):
             self._memory.start_window(next_step)
 
