@@ -223,7 +223,7 @@ def measure_window(
         if clocked:
             training.clocks.start_inside()
         if is_marked:
-            ranges.start(records_shapes=True)
+            ranges.start()
         if clocked:
             training.clocks.start_around()
         steps[is_marked] += [training.step() for _ in range(BLOCK)][1:]
