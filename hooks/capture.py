@@ -21,7 +21,7 @@ from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.timers.passes import Pass, TimedPass
 from perfscope.hooks.training_steps import TrainingSteps
 from perfscope.hooks.watch.evidence import last_error
-from perfscope.wire import EndRecord
+from perfscope.wire.records import EndRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable

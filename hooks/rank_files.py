@@ -11,7 +11,7 @@ from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.recorder import Recorder
-from perfscope.wire import NoteRecord
+from perfscope.wire.records import NoteRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perfscope.hooks.config import Config
     from perfscope.hooks.facts.layout import LayoutDocument
     from perfscope.hooks.watch.watch import Watch
-    from perfscope.wire import RankRecord
+    from perfscope.wire.records import RankRecord
 
 
 class RankFiles:

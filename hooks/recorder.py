@@ -10,9 +10,19 @@ from perfscope import wire
 from perfscope.hooks.late_writer import LateWriter, write_whole
 from perfscope.hooks.pack_records import pack_waiting
 from perfscope.hooks.rotation import RotatedFile
-from perfscope.wire import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord, requests
+from perfscope.wire import requests
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.records import (
+    CheckpointRecord,
+    EndRecord,
+    NoteRecord,
+    RankRecord,
+    StepRecord,
+    WindowRecord,
+    to_file,
+    to_line,
+)
 from perfscope.wire.requests import Answer
 from perfscope.wire.setup import SetupRecord
 
@@ -67,7 +77,7 @@ class Recorder:
         Raises:
             Exception: An earlier one could not be written, because the disk is full or gone.
         """
-        self.late.add(self.steps_file, lambda: wire.to_line(make_record()))
+        self.late.add(self.steps_file, lambda: to_line(make_record()))
 
     def close(self) -> None:
         """Write the records that wait.
@@ -86,7 +96,7 @@ class Recorder:
         """
         if self._pending_steps is None:
             self._pending_steps = _open_to_append(os.path.join(self.folder, wire.PENDING_STEPS_FILE))
-        write_whole(self._pending_steps, wire.to_line(record))
+        write_whole(self._pending_steps, to_line(record))
 
     def clear_pending_steps(self) -> None:
         """The pending steps are known, and written or dropped."""
@@ -101,7 +111,7 @@ class Recorder:
         """
         if self._micro_batches is None:
             self._micro_batches = self._open_rotated(wire.MICRO_BATCHES_FILE)
-        self.late.add(self._micro_batches, wire.to_line, record)
+        self.late.add(self._micro_batches, to_line, record)
 
     def _open_rotated(self, name: str) -> int:
         path = os.path.join(self.folder, name)
@@ -122,7 +132,7 @@ class Recorder:
         """
         if self._checkpoints is None:
             self._checkpoints = _open_to_append(os.path.join(self.folder, wire.CHECKPOINTS_FILE))
-        write_whole(self._checkpoints, wire.to_line(record))
+        write_whole(self._checkpoints, to_line(record))
 
     def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
         """Write a finished window, a note or the end of the process, behind the steps that came before it.
@@ -131,23 +141,23 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         self.late.flush()
-        write_whole(self._events, wire.to_line(record))
+        write_whole(self._events, to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:
         """Write who the rank is, in place of what was written before."""
-        replace_file(os.path.join(self.folder, wire.RANK_FILE), wire.to_line(record))
+        replace_file(os.path.join(self.folder, wire.RANK_FILE), to_line(record))
 
     def write_model(self, record: ModelRecord) -> None:
         """Write what the rank trains."""
-        replace_file(os.path.join(self.folder, wire.MODEL_FILE), wire.to_line(record))
+        replace_file(os.path.join(self.folder, wire.MODEL_FILE), to_line(record))
 
     def write_setup(self, record: SetupRecord) -> None:
         """Write how the rank trains, in place of what was written before."""
-        replace_file(os.path.join(self.folder, wire.SETUP_FILE), wire.to_line(record))
+        replace_file(os.path.join(self.folder, wire.SETUP_FILE), to_line(record))
 
     def write_layout(self, layout: Mapping[str, object]) -> None:
         """Write the rank's coordinates in the process groups."""
-        replace_file(os.path.join(self.folder, wire.PARALLEL_FILE), wire.to_file(layout))
+        replace_file(os.path.join(self.folder, wire.PARALLEL_FILE), to_file(layout))
 
 
 def replace_file(path: str, content: bytes) -> None:

@@ -10,8 +10,8 @@ import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.hooks.timers.exchanges import to_waits
-from perfscope.wire import StepRecord
 from perfscope.wire.host import HostWaits, HostWork
+from perfscope.wire.records import StepRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

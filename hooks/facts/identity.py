@@ -11,7 +11,7 @@ from typing import Any
 
 from perfscope.hooks.facts.secrets import redact_arguments
 from perfscope.hooks.facts.startup import describe_startup
-from perfscope.wire import RankRecord
+from perfscope.wire.records import RankRecord
 
 
 def describe_rank(rank: int, world_size: int, run_id: str | None = None) -> RankRecord:

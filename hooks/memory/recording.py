@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from perfscope.hooks.config import Config
     from perfscope.hooks.memory.history import Trained
     from perfscope.hooks.recorder import Recorder
-    from perfscope.wire import RankRecord
+    from perfscope.wire.records import RankRecord
 
 #: Events that are kept for an out-of-memory error: some steps of a large model.
 _EVENTS_BEFORE_ERROR = 200_000

@@ -28,6 +28,7 @@ from perfscope.hooks.profiler.compress import delay_compressing, start_compressi
 from perfscope.hooks.profiler.cupti import CuptiDetachment
 from perfscope.hooks.profiler.trace_marks import Mark, add_marks
 from perfscope.hooks.selection import StepWindow
+from perfscope.wire.records import RankRecord, WindowRecord
 from perfscope.wire.traces import TraceMetadata
 
 #: A trace is not written where less is free.
@@ -104,7 +105,7 @@ class ProfilerWindow:
         """Whether the warm-up is over, so that there is something to write."""
         return self._current_step >= self.steps.first
 
-    def finish(self, rank: wire.RankRecord, completed_steps: int) -> wire.WindowRecord:
+    def finish(self, rank: RankRecord, completed_steps: int) -> WindowRecord:
         """Stop, write the trace and release its memory; the record says how long each took.
 
         Raises:
@@ -121,7 +122,7 @@ class ProfilerWindow:
         self._cupti.stop(self._stop_profiler)
         return self._export(self.profiler.export_chrome_trace, began_ns, completed_steps)
 
-    def finish_after_failure(self, rank: wire.RankRecord, completed_steps: int) -> wire.WindowRecord:
+    def finish_after_failure(self, rank: RankRecord, completed_steps: int) -> WindowRecord:
         """Write the recorded events without waiting for the device, which a failed collective can block for ever.
 
         Raises:
@@ -148,7 +149,7 @@ class ProfilerWindow:
         self._is_running = False
         self.profiler.stop()
 
-    def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> wire.WindowRecord:
+    def _export(self, export: Callable[[str], None], began_ns: int, completed_steps: int) -> WindowRecord:
         """Write the trace of a profiler that was stopped."""
         stopped_ns = time.monotonic_ns()
         try:
@@ -157,7 +158,7 @@ class ProfilerWindow:
             (delay_compressing if self.delays_compression else start_compressing)(os.path.join(self._traces, trace))
         finally:
             self._release_memory()
-        return wire.WindowRecord(
+        return WindowRecord(
             first_step=self.steps.first,
             last_step=min(self.steps.last, completed_steps),
             trace=trace,
@@ -218,7 +219,7 @@ class ProfilerWindow:
             _call_runtime()
             self._edges_ns.append(time.time_ns())
 
-    def _add_metadata(self, rank: wire.RankRecord) -> None:
+    def _add_metadata(self, rank: RankRecord) -> None:
         metadata = TraceMetadata(
             schema=wire.SCHEMA,
             rank=rank.rank,

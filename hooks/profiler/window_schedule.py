@@ -21,6 +21,7 @@ from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice
+from perfscope.wire.records import RankRecord
 from perfscope.wire.requests import LATE, PLANNED, REFUSED, Answer, WindowRequest
 
 _WATCHDOG_S = 20.0
@@ -34,7 +35,7 @@ class WindowOwner(Protocol):
     def note(self, text: str) -> None:
         """Record something that a reader of the report must know."""
 
-    def claim_files(self) -> tuple[Recorder, wire.RankRecord]:
+    def claim_files(self) -> tuple[Recorder, RankRecord]:
         """Return the rank's files and its record; claim them first where they are not claimed."""
 
     def claimed_rank(self) -> int | None:

@@ -24,6 +24,7 @@ from perfscope.hooks.selection import (
     parse_step_optimizer,
     parse_windows,
 )
+from perfscope.wire.records import to_file
 
 
 class RecordOptions(TypedDict):
@@ -97,7 +98,7 @@ def make_run_dir(run_dir: str, windows: Sequence[StepWindow], recorded: Sequence
     path = os.path.abspath(run_dir)
     for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):
         os.makedirs(os.path.join(path, folder), exist_ok=True)
-    description = wire.to_file(describe_run([sys.executable, *sys.argv], os.environ, windows, recorded))
+    description = to_file(describe_run([sys.executable, *sys.argv], os.environ, windows, recorded))
     with contextlib.suppress(FileExistsError), open(os.path.join(path, wire.RUN_FILE), "xb") as file:
         file.write(description)
     return path

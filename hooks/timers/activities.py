@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from perfscope.hooks.facts.setup import GarbageWatch
 from perfscope.hooks.guard import hook_entry
-from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION, Span
+from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION
+from perfscope.wire.records import Span
 
 if TYPE_CHECKING:
     from perfscope.hooks.timers.saves import SaveTimer

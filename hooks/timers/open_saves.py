@@ -6,7 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from perfscope.hooks.timers.written_files import WrittenFiles
-from perfscope.wire import CheckpointRecord
+from perfscope.wire.records import CheckpointRecord
 
 
 @dataclass(eq=False)

@@ -34,7 +34,7 @@ from perfscope.wire.incidents import (
 
 if TYPE_CHECKING:
     from perfscope.hooks.config import Config
-    from perfscope.wire import RankRecord
+    from perfscope.wire.records import RankRecord
 
 #: The timer of a process whose interpreter lock is held is set again when this part of its time has passed.
 _TIMER_RESET = 0.5

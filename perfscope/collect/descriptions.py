@@ -9,6 +9,7 @@ from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.sources.runs.processes import RankProcess, RunDescription, read_description
+from perfscope.wire.records import to_file
 
 
 def merge_descriptions(staged: Sequence[Path], run: Path, processes: Sequence[RankProcess]) -> None:
@@ -42,8 +43,8 @@ def merge_descriptions(staged: Sequence[Path], run: Path, processes: Sequence[Ra
         (run / wire.HOSTS_FOLDER).mkdir(exist_ok=True)
         for host, description in by_host.items():
             path = run / wire.HOSTS_FOLDER / f"{host.replace('/', '_')}.json"
-            replace_file(path, wire.to_file(description.document))
-    replace_file(run / wire.RUN_FILE, wire.to_file(chosen.document))
+            replace_file(path, to_file(description.document))
+    replace_file(run / wire.RUN_FILE, to_file(chosen.document))
     for part in staged:
         (part / wire.RUN_FILE).unlink(missing_ok=True)
 

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from perfscope import __version__, wire
 from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.runs.records import decode_event, read_records
+from perfscope.wire.records import WindowRecord
 from perfscope.wire.traces import PARTIALS_SUFFIX
 
 #: What stands for the traces of every rank.
@@ -71,5 +72,5 @@ def _find_recorded(folder: Path, ranks: frozenset[int]) -> Iterator[str]:
         number = wire.parse_rank_folder(path.name)
         if number is not None and number[0] in ranks:
             for event in read_records(path / wire.EVENTS_FILE, decode_event, []):
-                if isinstance(event, wire.WindowRecord):
+                if isinstance(event, WindowRecord):
                     yield f"{wire.TRACES_FOLDER}/{event.trace}"

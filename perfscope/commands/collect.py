@@ -34,6 +34,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.units import format_count, format_ranges, parse_ranges
+from perfscope.wire.records import to_file
 
 _SCHEMA = "perfscope/collected/1"
 _STAGING_FOLDER = ".collect"
@@ -202,7 +203,7 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
         ],
         "clocks": [{"host": clock.host, "ahead_s": clock.ahead_s, "steps": clock.steps} for clock in clocks],
     }
-    replace_file(run_dir.absolute() / wire.COLLECTED_FILE, wire.to_file(data))
+    replace_file(run_dir.absolute() / wire.COLLECTED_FILE, to_file(data))
     return Report(f"Run {run_dir}", data, tuple(_sections(collected, clocks, run_dir)), tuple(warnings))
 
 

@@ -20,8 +20,8 @@ from perfscope.wire.setup import SetupRecord
 class Window(Struct, frozen=True):
     """One profiler window of one rank: its training steps, and what it cost.
 
-    See ``perfscope.wire.WindowRecord``; what the record leaves out is absent. ``attempt`` counts the processes that had
-    the rank before.
+    See ``perfscope.wire.records.WindowRecord``; what the record leaves out is absent. ``attempt`` counts the processes
+    that had the rank before.
     """
 
     rank: int
@@ -55,7 +55,7 @@ class ProcessGroup(Struct, frozen=True):
 
 
 class Rank(Struct, frozen=True):
-    """The identity of a rank: see ``perfscope.wire.RankRecord``.
+    """The identity of a rank: see ``perfscope.wire.records.RankRecord``.
 
     ``device_uuid`` is NVML's UUID of the device, of a GPU or of a MIG instance, where NVML was sampled, and
     ``device_uuids`` are those of all devices that hold tensors of the process; ``visible_uuids`` are those of all

@@ -22,6 +22,7 @@ from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import decode_step, read_rank_record
 from perfscope.watching.tails import Tail
 from perfscope.wire import incidents
+from perfscope.wire.records import RankRecord, StepRecord
 
 #: Steps that figures are of.
 RECENT = 100
@@ -69,8 +70,8 @@ class WatchedRank:
     """
 
     rank: int
-    record: wire.RankRecord
-    steps: deque[wire.StepRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
+    record: RankRecord
+    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
     has_ended: bool = False
     is_stalled: bool = False
 
@@ -253,6 +254,6 @@ class WatchedJob:
         return rank.is_stalled or age_ns > max(_STALL_NS, _STALL_STEPS * (rank.step_ns() or 0))
 
 
-def _median_count(steps: Sequence[wire.StepRecord], count: str) -> float | None:
+def _median_count(steps: Sequence[StepRecord], count: str) -> float | None:
     numbers = [number for step in steps if (number := getattr(step, count)) is not None]
     return statistics.median(numbers) if numbers else None

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from perfscope import wire
 from perfscope.analyzers import cost
 from perfscope.analyzers.cost.corrected import derive
 from perfscope.analyzers.cost.result import Cost
 from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
+from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
 
 MS = 10**6
 STEPS: dict[int, dict[str, Any]] = {
@@ -26,7 +26,7 @@ STEPS: dict[int, dict[str, Any]] = {
     8: {"wall_ns": 90 * MS, "window": "export"},
     **{step: {"wall_ns": 104 * MS, "hook_ns": 50_000} for step in range(9, 12)},
 }
-WINDOW = wire.WindowRecord(
+WINDOW = WindowRecord(
     6,
     7,
     "t.json",
@@ -40,21 +40,21 @@ WINDOW = wire.WindowRecord(
 )
 
 
-def write_run(folder: Path, windows: list[wire.WindowRecord], steps: dict[int, dict[str, Any]], ranks: int = 1) -> Path:
+def write_run(folder: Path, windows: list[WindowRecord], steps: dict[int, dict[str, Any]], ranks: int = 1) -> Path:
     for rank in range(ranks):
         place = folder / "ranks" / f"{rank:05d}"
         place.mkdir(parents=True)
-        (place / "rank.json").write_bytes(wire.to_line(wire.RankRecord(rank, ranks, "h", 1, 1, 1, "3.12")))
-        records = [wire.StepRecord(step, step * 10**9, "optimizer", **facts) for step, facts in steps.items()]
-        (place / "steps.jsonl").write_bytes(b"".join(wire.to_line(record) for record in records))
-        (place / "events.jsonl").write_bytes(b"".join(wire.to_line(window) for window in windows))
+        (place / "rank.json").write_bytes(to_line(RankRecord(rank, ranks, "h", 1, 1, 1, "3.12")))
+        records = [StepRecord(step, step * 10**9, "optimizer", **facts) for step, facts in steps.items()]
+        (place / "steps.jsonl").write_bytes(b"".join(to_line(record) for record in records))
+        (place / "events.jsonl").write_bytes(b"".join(to_line(window) for window in windows))
     return folder
 
 
 def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     slow = replace(WINDOW, export_ns=250 * MS, rss_after_bytes=300)
     run_dir = write_run(tmp_path, [WINDOW], STEPS, ranks=2)
-    (run_dir / "ranks" / "00001" / "events.jsonl").write_bytes(wire.to_line(slow))
+    (run_dir / "ranks" / "00001" / "events.jsonl").write_bytes(to_line(slow))
     found = cost.analyze(read_run(run_dir))
     assert (found.before_s, found.after_s, found.steady_s) == pytest.approx((0.1, 0.104, 0.102))
     assert found.hooks_s == pytest.approx(50e-6)

@@ -15,6 +15,7 @@ from perfscope.analyzers import energy, gpus, throttling
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import Run
+from perfscope.wire.records import RankRecord, StepRecord, to_line
 
 S = 10**9
 UUID = "GPU-00000000-aaaa-bbbb-cccc-00000000000{}"
@@ -32,15 +33,15 @@ def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = N
         folder = root / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
         uuid = UUID.format(rank)
-        record = wire.RankRecord(rank, ranks, "node", 1, 0, 0, "3.11", device_type="cuda", device_uuid=uuid)
-        (folder / wire.RANK_FILE).write_bytes(wire.to_line(record))
+        record = RankRecord(rank, ranks, "node", 1, 0, 0, "3.11", device_type="cuda", device_uuid=uuid)
+        (folder / wire.RANK_FILE).write_bytes(to_line(record))
         lines = [
-            wire.StepRecord(
+            StepRecord(
                 step, step * S, "deepspeed", wall_ns=S, tokens=500, window=wire.PROFILED if step in (4, 5) else None
             )
             for step in range(1, STEPS + 1)
         ]
-        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(to_line(line) for line in lines))
     known = [{"uuid": UUID.format(gpu), "name": "Some GPU", "index": gpu, **(head or {})} for gpu in range(count)]
     samples = [
         {"t_ns": tick * S // 2, "gpus": [at(gpu, tick / 2) for gpu in range(count)]} for tick in range(2 * STEPS + 1)

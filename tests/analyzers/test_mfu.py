@@ -27,6 +27,7 @@ from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.model import Model
 from perfscope.wire.model import ModelRecord, PrecisionRecord
+from perfscope.wire.records import RankRecord, StepRecord, to_line
 from perfscope.workloads.gpt import Gpt, GptConfig
 from tests.analyzers.flops.making import answer
 from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
@@ -38,7 +39,7 @@ UNTIED = Shape(layers=3, ffn=224, gated=True, vocabulary=384, tied=False)
 def read(tmp_path: Path, record: ModelRecord, rank: int = 0) -> Model:
     folder = tmp_path / "ranks" / wire.rank_folder(rank)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / wire.MODEL_FILE).write_bytes(wire.to_line(record))
+    (folder / wire.MODEL_FILE).write_bytes(to_line(record))
     model = read_model_record(folder, rank, [])
     assert model is not None
     return model
@@ -141,7 +142,7 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
     for rank in range(2):
         folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
-        fact = wire.RankRecord(
+        fact = RankRecord(
             rank=rank,
             world_size=2,
             host="node",
@@ -152,9 +153,9 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
             device_type="cuda" if device else "cpu",
             device_name=device,
         )
-        (folder / wire.RANK_FILE).write_bytes(wire.to_line(fact))
+        (folder / wire.RANK_FILE).write_bytes(to_line(fact))
         lines = [
-            wire.StepRecord(
+            StepRecord(
                 step=step,
                 end_ns=step * 10**8,
                 source="optimizer",
@@ -164,12 +165,12 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
             )
             for step in range(1, 7)
         ]
-        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(to_line(line) for line in lines))
         signs = {"precision": PrecisionRecord(engine=dtype, float32="fp32"), **model}
         described = ModelRecord(
             record.parameters, record.trainable, record.weights, record.module, dtype=dtype, **signs
         )
-        (folder / wire.MODEL_FILE).write_bytes(wire.to_line(described))
+        (folder / wire.MODEL_FILE).write_bytes(to_line(described))
     return run
 
 
@@ -254,7 +255,7 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
         stage: nn.Module = (
             Decoder(Shape(layers=2)) if rank == 0 else nn.ModuleDict({"attentions": Decoder(Shape()).attentions})
         )
-        (folder / wire.MODEL_FILE).write_bytes(wire.to_line(describe_model(torch, stage)))
+        (folder / wire.MODEL_FILE).write_bytes(to_line(describe_model(torch, stage)))
         (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0, "pp": rank, "tp": 0}}))
     result = mfu.analyze(read_run(run))
     assert result.trained.parameters != whole

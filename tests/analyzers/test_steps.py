@@ -17,6 +17,7 @@ from perfscope.analyzers.steps import analyze
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.runs.run import read_run
+from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
 
 MS = 10**6
 LABELS = {3: wire.WARMUP, 4: wire.PROFILED, 5: wire.PROFILED, 6: wire.EXPORT}
@@ -36,10 +37,10 @@ def write_run(
     for rank, walls in walls_ms.items():
         folder = root / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
-        record = wire.RankRecord(rank, world_size or len(walls_ms), "host", 1, 0, 0, "3.11")
-        (folder / wire.RANK_FILE).write_bytes(wire.to_line(record))
+        record = RankRecord(rank, world_size or len(walls_ms), "host", 1, 0, 0, "3.11")
+        (folder / wire.RANK_FILE).write_bytes(to_line(record))
         lines = [
-            wire.StepRecord(
+            StepRecord(
                 step=step,
                 end_ns=step * MS,
                 source="optimizer",
@@ -49,7 +50,7 @@ def write_run(
             )
             for step, wall in enumerate(walls, 1)
         ]
-        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(to_line(line) for line in lines))
     return root
 
 
@@ -70,8 +71,8 @@ def test_the_median_leaves_out_what_start_up_and_windows_affected(tmp_path: Path
 
 def test_what_a_window_cost_is_said_and_so_is_a_window_that_was_lost(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9] * 7, 1: [9] * 4})
-    window = wire.WindowRecord(4, 5, "t", start_ns=1 * MS, stop_ns=20 * MS, export_ns=300 * MS, trace_bytes=1)
-    (run / wire.RANKS_FOLDER / "00000" / wire.EVENTS_FILE).write_bytes(wire.to_line(window))
+    window = WindowRecord(4, 5, "t", start_ns=1 * MS, stop_ns=20 * MS, export_ns=300 * MS, trace_bytes=1)
+    (run / wire.RANKS_FOLDER / "00000" / wire.EVENTS_FILE).write_bytes(to_line(window))
     notes = steps_of(run).notes
     stall = "Window 4-5 stalled training for 321 ms (excluded from step times): start 1 ms, stop 20 ms, export 300 ms."
     assert stall in notes

@@ -15,6 +15,7 @@ from perfscope.commands.collect import collect
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
+from perfscope.wire.records import RankRecord, StepRecord, to_line
 from tests.conftest import analysis, perfscope
 
 S = 10**9
@@ -41,12 +42,12 @@ def part(
     for rank in ranks:
         folder = root / wire.RANKS_FOLDER / wire.rank_folder(rank, attempt)
         folder.mkdir(parents=True)
-        record = wire.RankRecord(
+        record = RankRecord(
             rank, world_size, host, pid + rank, began_ns, 0, "3.11", run_id=run_id, rendezvous=rendezvous
         )
-        (folder / wire.RANK_FILE).write_bytes(wire.to_line(record))
-        lines = [wire.StepRecord(step, step * S, "deepspeed", wall_ns=S) for step in range(1, steps + 1)]
-        (folder / wire.STEPS_FILE).write_bytes(b"".join(wire.to_line(line) for line in lines))
+        (folder / wire.RANK_FILE).write_bytes(to_line(record))
+        lines = [StepRecord(step, step * S, "deepspeed", wall_ns=S) for step in range(1, steps + 1)]
+        (folder / wire.STEPS_FILE).write_bytes(b"".join(to_line(line) for line in lines))
         (folder / wire.EVENTS_FILE).touch()
         trace = root / wire.TRACES_FOLDER / f"{host}_{pid + rank}.17.pt.trace.json.gz"
         trace.parent.mkdir(exist_ok=True)
@@ -104,7 +105,7 @@ def test_the_parts_stay_as_they_are_and_again_changes_nothing(two: tuple[Path, P
 def test_parts_can_be_added_to_a_run_one_by_one_also_while_it_goes_on(two: tuple[Path, Path], tmp_path: Path) -> None:
     bring(two[0], into=tmp_path / "whole")
     with (two[0] / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).open("ab") as file:
-        file.write(wire.to_line(wire.StepRecord(11, 11 * S, "deepspeed")))
+        file.write(to_line(StepRecord(11, 11 * S, "deepspeed")))
     code, answer, said = bring(two[0], two[1], into=tmp_path / "whole")
     assert (code, answer["missing_ranks"]) == (0, []), said
     assert files(tmp_path / "whole" / wire.RANKS_FOLDER)["00001/steps.jsonl"].count(b"\n") == 11

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from perfscope import wire
+from perfscope.wire.records import CheckpointRecord, to_line
 from tests.analyzers.flops.making import answer, ask, refused
 from tests.analyzers.test_mfu import run_folder
 from tests.conftest import ROOT
@@ -88,10 +89,10 @@ def test_the_checkpoint_is_what_all_ranks_wrote(tmp_path: Path) -> None:
     for rank in range(2):
         folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         saves = [
-            wire.CheckpointRecord(start_ns=0, end_ns=1, source="deepspeed", step=step, size_bytes=size)
+            CheckpointRecord(start_ns=0, end_ns=1, source="deepspeed", step=step, size_bytes=size)
             for step, size in ((2, 1000 + rank), (4, 2000), (4, 500), (6, None))
         ]
-        (folder / wire.CHECKPOINTS_FILE).write_bytes(b"".join(wire.to_line(save) for save in saves))
+        (folder / wire.CHECKPOINTS_FILE).write_bytes(b"".join(to_line(save) for save in saves))
     document = answer("plan", "--run", run)
     # After step 2 the ranks wrote 1000 and 1001 bytes, after step 4 2500 each; of step 6 the size is not told.
     assert quantities(document)["checkpoint_bytes"]["measured"] == round((2001 + 5000) / 2)

@@ -16,7 +16,7 @@ import pytest
 
 from perfscope.collect.parts import LocalPart
 from perfscope.collect.running import look_at, publish
-from perfscope.wire import RankRecord, StepRecord, to_line
+from perfscope.wire.records import RankRecord, StepRecord, to_line
 from perfscope.wire.requests import WindowRequest
 from tests.conftest import ROOT, perfscope
 

@@ -12,7 +12,7 @@ from perfscope.engine.analysis_report import to_report
 from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.engine.windows import TraceFiles, plan_windows
-from perfscope.wire import StepRecord, WindowRecord, to_line
+from perfscope.wire.records import StepRecord, WindowRecord, to_line
 from tests.sources.traces.two_windows import Launch, program, run_window, write_pair, write_window
 
 STEPS = [program(3), program(4), program(3)]

@@ -14,7 +14,7 @@ from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.reach.launch import build_environment, find_obstacles, prepare
 from perfscope.hooks.recorder import Recorder, replace_file
 from perfscope.hooks.selection import StepWindow, parse_ranks, parse_windows
-from perfscope.wire import StepRecord
+from perfscope.wire.records import StepRecord
 from tests.conftest import run
 
 

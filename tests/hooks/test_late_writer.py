@@ -16,8 +16,8 @@ import pytest
 from perfscope.hooks import late_writer
 from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
 from perfscope.hooks.open_window import OPEN_WINDOW
-from perfscope.wire import StepRecord, to_line
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.records import StepRecord, to_line
 
 LONGEST_S = 60
 
@@ -81,7 +81,7 @@ def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) 
     code = (
         "import os, sys, time\n"
         "from perfscope.hooks.late_writer import LateWriter\n"
-        "from perfscope.wire import StepRecord, to_line\n"
+        "from perfscope.wire.records import StepRecord, to_line\n"
         "writer, descriptor = LateWriter(), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
         "for step in range(1, 101):\n"
         "    writer.add(descriptor, to_line, StepRecord(step, step, 'optimizer'))\n"

@@ -20,8 +20,8 @@ from perfscope.hooks.quick_hooks import quick_hooks
 from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.timers.probes import DeviceProbes
-from perfscope.wire import StepRecord, to_line
 from perfscope.wire.host import DeviceProbe
+from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import SCRIPTS, environment
 from tests.hooks.timers.test_probes import Device, Event
 

@@ -23,9 +23,10 @@ from perfscope.sources.runs.step_columns import StepColumns, from_records, read_
 from perfscope.tables.columns import Bool, Int64
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.records import Span, StepRecord, to_line
 
 
-def random_records(count: int, seed: int = 3) -> list[wire.StepRecord]:
+def random_records(count: int, seed: int = 3) -> list[StepRecord]:
     source = random.Random(seed)
     end_ns = 10**12
     records = []
@@ -41,9 +42,9 @@ def random_records(count: int, seed: int = 3) -> list[wire.StepRecord]:
             "host": HostWork(*(source.randint(0, 10**7) for _ in HostWork._fields)) if step > 1 else None,
             "waits": HostWaits(source.randint(0, 10**7), 0),
             "probe": source.choice([None, DeviceProbe(step, 1, None, 3, source.randint(1, 10**6))]),
-            "spans": source.choice([None, (wire.Span(wire.GARBAGE, end_ns - 500, end_ns - 100),)]),
+            "spans": source.choice([None, (Span(wire.GARBAGE, end_ns - 500, end_ns - 100),)]),
         }
-        records.append(wire.StepRecord(step, end_ns, "optimizer", wall_ns=source.randint(1, 10**6), **optional))  # type: ignore[arg-type]
+        records.append(StepRecord(step, end_ns, "optimizer", wall_ns=source.randint(1, 10**6), **optional))  # type: ignore[arg-type]
     return records
 
 
@@ -70,7 +71,7 @@ def without_probes(columns: StepColumns) -> StepColumns:
 def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
     records = random_records(500)
     path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(b"".join(wire.to_line(record) for record in records))
+    path.write_bytes(b"".join(to_line(record) for record in records))
     size = path.stat().st_size
     pack_records.pack(str(path))
     assert [file.name for file in tmp_path.iterdir()] == ["steps.000001.columns"]
@@ -97,7 +98,7 @@ def test_a_file_that_does_not_state_the_bytes_of_its_numbers_has_eight() -> None
 
 def test_all_files_of_a_process_are_one_table(tmp_path: Path) -> None:
     records = random_records(30)
-    lines = [wire.to_line(record) for record in records]
+    lines = [to_line(record) for record in records]
     (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))
     pack_records.pack(str(tmp_path / "steps.000001.jsonl"))
     (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))  # it was killed before it removed the lines
@@ -113,11 +114,11 @@ def test_all_files_of_a_process_are_one_table(tmp_path: Path) -> None:
 def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
     records = random_records(20)
     path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(b"".join(wire.to_line(record) for record in records))
+    path.write_bytes(b"".join(to_line(record) for record in records))
     pack_records.pack(str(path))
     packed = tmp_path / "steps.000001.columns"
     packed.write_bytes(packed.read_bytes()[:-40])
-    (tmp_path / "steps.jsonl").write_bytes(wire.to_line(wire.StepRecord(21, 10**15, "optimizer")))
+    (tmp_path / "steps.jsonl").write_bytes(to_line(StepRecord(21, 10**15, "optimizer")))
     damage: list[str] = []
     assert read_step_columns(tmp_path, damage).whole("step").tolist() == [21]
     assert damage == [f"{tmp_path.name}/steps.000001.columns: cannot be read"]
@@ -128,7 +129,7 @@ def test_no_damage_of_a_packed_file_changes_a_figure(tmp_path: Path) -> None:
     records = random_records(40)
     folder = tmp_path / "ranks"
     folder.mkdir()
-    whole = pack_records.to_packed([json.loads(wire.to_line(record)) for record in records])
+    whole = pack_records.to_packed([json.loads(to_line(record)) for record in records])
     expected = from_records(records)
     head = whole.index(b"\n") + 1
     unharmed = 0
@@ -152,7 +153,7 @@ def test_a_packed_file_whose_columns_are_too_short_is_damaged() -> None:
 
 
 def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [wire.to_line(record) for record in random_records(300)]
+    lines = [to_line(record) for record in random_records(300)]
     for number in range(3):
         path = tmp_path / f"steps.00000{number + 1}.jsonl"
         path.write_bytes(b"".join(lines[100 * number : 100 * number + 100]))
@@ -178,9 +179,9 @@ def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.M
 
 def test_the_last_step_is_also_that_of_a_killed_process(tmp_path: Path) -> None:
     assert read_last_step(tmp_path) == 0
-    (tmp_path / wire.PENDING_STEPS_FILE).write_bytes(wire.to_line(wire.StepRecord(4, 40, "optimizer")))
+    (tmp_path / wire.PENDING_STEPS_FILE).write_bytes(to_line(StepRecord(4, 40, "optimizer")))
     assert read_last_step(tmp_path) == 4
-    (tmp_path / wire.STEPS_FILE).write_bytes(wire.to_line(wire.StepRecord(5, 50, "optimizer")))
+    (tmp_path / wire.STEPS_FILE).write_bytes(to_line(StepRecord(5, 50, "optimizer")))
     assert read_last_step(tmp_path) == 5
 
 
@@ -197,7 +198,7 @@ def test_a_recorder_puts_full_files_aside(tmp_path: Path, monkeypatch: pytest.Mo
     recorder = Recorder(str(tmp_path), 0)
     descriptor = recorder.steps_file
     for step in range(1, 351):
-        recorder.late.append((descriptor, wire.to_line, (wire.StepRecord(step, step * 10**6, "optimizer"),)))
+        recorder.late.append((descriptor, to_line, (StepRecord(step, step * 10**6, "optimizer"),)))
         if step % 10 == 0:
             recorder.late.flush()
     recorder.close()  # what waits for the one process that packs goes to another
@@ -215,7 +216,7 @@ def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypa
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     recorder = Recorder(str(tmp_path), 0)
     for step in range(1, 21):
-        recorder.late.append((recorder.steps_file, wire.to_line, (wire.StepRecord(step, step, "optimizer"),)))
+        recorder.late.append((recorder.steps_file, to_line, (StepRecord(step, step, "optimizer"),)))
         recorder.late.flush()
     recorder.close()
     lines = (tmp_path / "ranks/00000/steps.jsonl").read_bytes().splitlines()
@@ -224,7 +225,7 @@ def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypa
 
 def test_the_packer_runs_by_itself_without_site_packages(tmp_path: Path) -> None:
     path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(wire.to_line(wire.StepRecord(1, 1, "optimizer")))
+    path.write_bytes(to_line(StepRecord(1, 1, "optimizer")))
     command = ["python3", "-I", "-S", str(Path(pack_records.__file__)), str(path)]
     subprocess.run(command, check=True, env={"PATH": os.environ["PATH"]})
     header = json.loads((tmp_path / "steps.000001.columns").read_bytes().split(b"\n", 1)[0])

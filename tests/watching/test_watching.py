@@ -16,8 +16,8 @@ from perfscope.watching.job import RECENT, WatchedJob
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
 from perfscope.watching.tails import Tail
-from perfscope.wire import RankRecord, StepRecord, to_line
 from perfscope.wire.host import HostWaits
+from perfscope.wire.records import RankRecord, StepRecord, to_line
 
 MS = 10**6
 parse: Callable[[str], Iterator[Any]] = parser.text_string_to_metric_families

@@ -23,6 +23,7 @@ from perfscope.hooks.reach.supervise import Ending
 from perfscope.hooks.recorder import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
+from perfscope.wire.records import to_file
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: The folder that holds perfscope: an editable installation is found by a hook of site, which does not run there.
@@ -52,7 +53,7 @@ def _record_end(run_dir: Path, ending: Ending) -> None:
     try:
         description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
         description |= {"ended_ns": time.time_ns(), "exit_status": str(ending)}
-        replace_file(str(run_dir / wire.RUN_FILE), wire.to_file(description))
+        replace_file(str(run_dir / wire.RUN_FILE), to_file(description))
         for trace in (run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}"):  # hidden ones are unfinished
             compress(str(trace))
     finally:

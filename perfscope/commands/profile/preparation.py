@@ -23,6 +23,7 @@ from perfscope.hooks.guard import call_safely, value_or_none
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.reach import launch
 from perfscope.hooks.recorder import replace_file
+from perfscope.wire.records import to_file
 
 _LONGEST_NAME = 40
 #: A typed folder that cannot be created for these reasons was typed wrong.
@@ -73,7 +74,7 @@ def _prepare(config: Config, typed_run_dir: Path | None, command: Sequence[str])
         boot = _create_typed_folder(config)
     facts = describe_run(command, os.environ, config.windows, config.recorded)
     description = {**facts, **describe_machine(), "run_id": config.run_id}
-    replace_file(str(Path(config.run_dir) / wire.RUN_FILE), wire.to_file(description))
+    replace_file(str(Path(config.run_dir) / wire.RUN_FILE), to_file(description))
     for obstacle in value_or_none(lambda: launch.find_obstacles(command, os.environ)) or ():
         write_message(f"warning: {obstacle}")
     return Prepared(

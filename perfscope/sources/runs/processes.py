@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope import wire
 from perfscope.sources.runs.records import read_rank_record
 from perfscope.sources.runs.step_columns import read_step_columns
+from perfscope.wire.records import RankRecord
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class RankProcess:
     """
 
     folder: Path
-    record: wire.RankRecord
+    record: RankRecord
     step_ends_ns: Mapping[int, int]
     first_ns: int
     last_ns: int

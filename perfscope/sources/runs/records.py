@@ -16,21 +16,22 @@ import msgspec
 
 from perfscope import wire
 from perfscope.wire.passes import MicroBatchRecord
+from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
 _COMPRESSED = ".gz"
 _Record = TypeVar("_Record")
-_EVENTS: dict[object, type[wire.WindowRecord | wire.NoteRecord | wire.EndRecord]] = {
-    "window": wire.WindowRecord,
-    "note": wire.NoteRecord,
-    "end": wire.EndRecord,
+_EVENTS: dict[object, type[WindowRecord | NoteRecord | EndRecord]] = {
+    "window": WindowRecord,
+    "note": NoteRecord,
+    "end": EndRecord,
 }
 
-decode_step = msgspec.json.Decoder(wire.StepRecord).decode
-decode_checkpoint = msgspec.json.Decoder(wire.CheckpointRecord).decode
+decode_step = msgspec.json.Decoder(StepRecord).decode
+decode_checkpoint = msgspec.json.Decoder(CheckpointRecord).decode
 decode_micro_batch = msgspec.json.Decoder(MicroBatchRecord).decode
 
 
-def decode_event(line: bytes) -> wire.WindowRecord | wire.NoteRecord | wire.EndRecord:
+def decode_event(line: bytes) -> WindowRecord | NoteRecord | EndRecord:
     """A line of ``events.jsonl``.
 
     Raises:
@@ -83,10 +84,10 @@ def list_segments(folder: Path, name: str) -> list[Path]:
     return [*(segments[key] for key in sorted(segments)), folder / name]
 
 
-def read_rank_record(folder: Path) -> wire.RankRecord | None:
+def read_rank_record(folder: Path) -> RankRecord | None:
     """The ``rank.json`` of a rank's folder; None where it is missing or damaged."""
     try:
-        return msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=wire.RankRecord)
+        return msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=RankRecord)
     except (OSError, msgspec.MsgspecError):
         return None
 

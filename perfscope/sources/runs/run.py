@@ -38,6 +38,7 @@ from perfscope.tables.run import ProcessGroup, Rank, Run, Window
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
+from perfscope.wire.records import NoteRecord, WindowRecord
 from perfscope.wire.setup import SetupRecord
 
 _ReadSamples: TypeAlias = Callable[[Path, list[str]], tuple[tuple[GpuSamples, ...], tuple[str, ...]]]
@@ -179,7 +180,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
     saves = read_process_saves(folder, rank, attempt, damage)
     micro_batches = read_micro_batches(folder, rank, attempt, damage)
     events = read_records(folder / wire.EVENTS_FILE, decode_event, damage)
-    notes = tuple(event.text for event in events if isinstance(event, wire.NoteRecord))
+    notes = tuple(event.text for event in events if isinstance(event, NoteRecord))
     timeline = to_timeline(
         (rank, attempt), read_rank_record(folder), [span for _, span in columns.spans], events, saves.records
     )
@@ -187,7 +188,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         number=rank,
         rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
         steps=to_steps(rank, attempt, columns) if columns.rows else None,
-        windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, wire.WindowRecord)),
+        windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, WindowRecord)),
         micro_batches=micro_batches,
         timeline=timeline if columns.rows else None,
         model=read_model_record(folder, rank, damage),
@@ -235,7 +236,7 @@ def _groups(folder: Path) -> tuple[ProcessGroup, ...]:
         return ()
 
 
-def _to_window(rank: int, attempt: int, record: wire.WindowRecord) -> Window:
+def _to_window(rank: int, attempt: int, record: WindowRecord) -> Window:
     return Window(
         rank=rank,
         first_step=record.first_step,

@@ -14,6 +14,7 @@ from perfscope.sources.runs.records import decode_checkpoint, read_rank_record, 
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.tables.steps import Steps
+from perfscope.wire.records import CheckpointRecord
 
 #: Ranks that save together are not stalled at quite the same moments.
 _SHORTEST_WAIT_NS = 1_000_000
@@ -34,7 +35,7 @@ class ProcessSaves:
     attempt: int
     host: str | None
     offset_ns: int
-    records: tuple[wire.CheckpointRecord, ...]
+    records: tuple[CheckpointRecord, ...]
 
 
 def read_process_saves(folder: Path, rank: int, attempt: int, damage: list[str]) -> ProcessSaves:
@@ -71,7 +72,7 @@ def _host_offsets_ns(processes: Sequence[ProcessSaves]) -> dict[tuple[int, int],
     return offsets_ns
 
 
-def _to_timing(number: int, process: ProcessSaves, record: wire.CheckpointRecord, offset_ns: int) -> SaveTiming:
+def _to_timing(number: int, process: ProcessSaves, record: CheckpointRecord, offset_ns: int) -> SaveTiming:
     stalls_ns = ((record.start_ns, record.end_ns), *(record.waits or ()))
     return SaveTiming(
         number=number,

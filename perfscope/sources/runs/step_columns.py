@@ -20,6 +20,7 @@ from perfscope.sources.runs.packed import decode_columns
 from perfscope.sources.runs.records import decode_step, read_records
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
+from perfscope.wire.records import Span, StepRecord
 
 _LISTS = {"host": len(HostWork._fields), "waits": len(HostWaits._fields)}
 _NUMBERS = (
@@ -47,7 +48,7 @@ class StepColumns:
     numbers: Mapping[str, Numbers]
     texts: Mapping[str, npt.NDArray[np.str_]]
     flags: Mapping[str, Bool]
-    spans: tuple[tuple[int, wire.Span], ...] = ()
+    spans: tuple[tuple[int, Span], ...] = ()
     probes: tuple[DeviceProbe, ...] = field(default=())
 
     def number(self, name: str) -> MaskedInt64:
@@ -118,7 +119,7 @@ def unpack(content: bytes) -> StepColumns:
         if name in _FLAGS
     }
     spans = [
-        (int(row), msgspec.convert(span, wire.Span))
+        (int(row), msgspec.convert(span, Span))
         for row, fields in packed.remainder.items()
         for span in fields.get("spans", ())
     ]
@@ -142,7 +143,7 @@ def _probes(numbers: Mapping[str, Numbers], count: int) -> tuple[DeviceProbe, ..
     return tuple(DeviceProbe(*row) for row in zip(*values, strict=True))
 
 
-def from_records(records: Sequence[wire.StepRecord]) -> StepColumns:
+def from_records(records: Sequence[StepRecord]) -> StepColumns:
     """Records as columns."""
     numbers: dict[str, Numbers] = {name: _read([getattr(record, name) for record in records]) for name in _NUMBERS}
     for name, places in _LISTS.items():

@@ -11,9 +11,10 @@ from perfscope.sources.runs.host_times import to_host_times
 from perfscope.sources.runs.step_columns import StepColumns, from_records
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.tables.steps import FEWEST_STEPS, Steps
+from perfscope.wire.records import StepRecord
 
 
-def to_steps(rank: int, attempt: int, records: Sequence[wire.StepRecord] | StepColumns) -> Steps:
+def to_steps(rank: int, attempt: int, records: Sequence[StepRecord] | StepColumns) -> Steps:
     """The steps of one process.
 
     Time without gradients that most steps have, as in reinforcement learning, is a part of the step.

@@ -6,18 +6,18 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from perfscope import wire
 from perfscope.tables.timeline import ProcessSpans, Timeline
+from perfscope.wire.records import CheckpointRecord, EndRecord, RankRecord, Span
 
 SAVE = "save"
 
 
 def to_timeline(
     number: tuple[int, int],
-    record: wire.RankRecord | None,
-    step_spans: Iterable[wire.Span],
+    record: RankRecord | None,
+    step_spans: Iterable[Span],
     events: Sequence[object],
-    saves: Sequence[wire.CheckpointRecord],
+    saves: Sequence[CheckpointRecord],
 ) -> Timeline:
     """Put together what one process of a rank recorded.
 
@@ -28,12 +28,12 @@ def to_timeline(
         events: Its windows, its notes and its end.
         saves: Its checkpoint saves.
     """
-    end = next((event for event in reversed(events) if isinstance(event, wire.EndRecord)), None)
+    end = next((event for event in reversed(events) if isinstance(event, EndRecord)), None)
     spans = list(step_spans)
     spans += end.spans or () if end is not None else ()
     for save in saves:
         stalls = ((save.start_ns, save.end_ns), *(save.waits or ()))
-        spans += [wire.Span(SAVE, start_ns, end_ns) for start_ns, end_ns in stalls]
+        spans += [Span(SAVE, start_ns, end_ns) for start_ns, end_ns in stalls]
     return Timeline(
         rank=number[0],
         attempt=number[1],
@@ -48,7 +48,7 @@ def to_timeline(
     )
 
 
-def _to_spans(spans: Sequence[wire.Span]) -> ProcessSpans:
+def _to_spans(spans: Sequence[Span]) -> ProcessSpans:
     return ProcessSpans(
         kind=np.asarray([span.kind for span in spans], np.str_),
         start_ns=np.asarray([span.start_ns for span in spans], np.int64),

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from perfscope.tables.gpus import GpuSamples
-from perfscope.wire import RankRecord
+from perfscope.wire.records import RankRecord
 
 _LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 _BY_BUS = "PCI_BUS_ID"

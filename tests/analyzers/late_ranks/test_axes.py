@@ -16,6 +16,7 @@ from perfscope.analyzers.late_ranks.axes import axes_of_groups
 from perfscope.analyzers.late_ranks.parts import Part
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import ProcessGroup, Rank, Run
+from perfscope.wire.records import RankRecord, to_line
 from tests.analyzers.late_ranks.test_lateness import make_steps
 
 
@@ -79,7 +80,7 @@ def test_waits_of_several_groups_of_an_axis_add_up_and_never_exceed_the_exchange
 def test_groups_that_cannot_be_read_are_none(groups: object, tmp_path: Path) -> None:
     folder = tmp_path / wire.RANKS_FOLDER / wire.rank_folder(0)
     folder.mkdir(parents=True)
-    (folder / wire.RANK_FILE).write_bytes(wire.to_line(wire.RankRecord(0, 1, "node", 1, 0, 0, "3.11")))
+    (folder / wire.RANK_FILE).write_bytes(to_line(RankRecord(0, 1, "node", 1, 0, 0, "3.11")))
     (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0}, "sizes": {}, "groups": groups}))
     (rank,) = read_run(tmp_path).ranks
     assert rank.groups == ()

@@ -20,8 +20,9 @@ from perfscope.errors import MissingInput
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.tables.run import Rank, Run
 from perfscope.tables.steps import Steps
-from perfscope.wire import GARBAGE, Span, StepRecord
+from perfscope.wire import GARBAGE
 from perfscope.wire.host import HostWaits, HostWork
+from perfscope.wire.records import Span, StepRecord
 
 STEPS = 40
 

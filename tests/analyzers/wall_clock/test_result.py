@@ -16,6 +16,7 @@ from perfscope.analyzers.wall_clock.ledger import keep_ledger
 from perfscope.analyzers.wall_clock.slowest import find_slowest_steps
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
+from perfscope.wire.records import CheckpointRecord, Span, StepRecord, to_line
 from tests.analyzers.test_steps import MS, write_run
 from tests.analyzers.wall_clock.making import life, step_record
 from tests.conftest import ROOT
@@ -68,8 +69,8 @@ def test_a_run_without_a_step_has_no_wall_clock(tmp_path: Path) -> None:
 
 def test_a_killed_process_ends_with_its_last_record_and_says_so(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [0.5] * 9}, labels={})
-    save = wire.CheckpointRecord(9 * MS, 14 * MS, "torch.save")
-    (run / wire.RANKS_FOLDER / "00000" / wire.CHECKPOINTS_FILE).write_bytes(wire.to_line(save))
+    save = CheckpointRecord(9 * MS, 14 * MS, "torch.save")
+    (run / wire.RANKS_FOLDER / "00000" / wire.CHECKPOINTS_FILE).write_bytes(to_line(save))
     clock = data(run)
     assert any(note.startswith("The end was not recorded") for note in clock["notes"])
     (rank,) = clock["ranks"]
@@ -87,7 +88,7 @@ def test_every_process_of_a_rank_that_restarted_has_a_wall_time(tmp_path: Path) 
     assert [(rank["rank"], rank["attempt"]) for rank in data(run)["ranks"]] == [(0, 0), (0, 1)]
 
 
-def slow_causes(records: list[wire.StepRecord], **lived: Any) -> dict[int, str]:
+def slow_causes(records: list[StepRecord], **lived: Any) -> dict[int, str]:
     """The slowest steps of one process, with their causes."""
     timeline, steps = life(records, hooked=0, **lived)
     ledger = keep_ledger(timeline, steps, [])
@@ -95,7 +96,7 @@ def slow_causes(records: list[wire.StepRecord], **lived: Any) -> dict[int, str]:
     return {slow.step: slow.cause for slow in find_slowest_steps([(ledger, steps)])}
 
 
-def records_with(step: int, extra: int, **fields: Any) -> list[wire.StepRecord]:
+def records_with(step: int, extra: int, **fields: Any) -> list[StepRecord]:
     """Twelve steps of 100 ns, of which one takes longer, with these fields."""
     records, now = [], 0
     for number in range(1, 13):
@@ -150,7 +151,7 @@ def test_a_cause_explains_no_more_than_what_a_step_took_over_the_median() -> Non
 
 
 def test_a_collection_of_garbage_is_the_cause_also_on_the_rank_that_waits_for_the_one_that_collects() -> None:
-    collecting = records_with(7, 300, spans=(wire.Span(wire.GARBAGE, 620, 900),))
+    collecting = records_with(7, 300, spans=(Span(wire.GARBAGE, 620, 900),))
     waiting = records_with(7, 400)
     both = []
     for rank, records in enumerate((collecting, waiting)):

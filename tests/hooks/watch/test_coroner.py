@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks.facts.startup import read_start_ns
-from perfscope.wire import RankRecord, to_line
 from perfscope.wire.launched_calls import MEMORY_NAME
+from perfscope.wire.records import RankRecord, to_line
 from tests.conftest import ROOT
 
 LONGEST_S = 60

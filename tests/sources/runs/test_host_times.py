@@ -14,8 +14,8 @@ from perfscope.hooks.pack_records import pack
 from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.tables.steps import HostTimes
-from perfscope.wire import StepRecord, to_line
 from perfscope.wire.host import HostWork
+from perfscope.wire.records import StepRecord, to_line
 
 NAMES = ("cpu_ns", "delay_ns", "system_ns", "faults", "preempted")
 #: How much of a value each step has; absent for none.

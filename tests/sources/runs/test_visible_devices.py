@@ -14,7 +14,7 @@ from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.runs.visible_devices import find_device, list_visible_devices
 from perfscope.tables.gpus import GpuSamples
-from perfscope.wire import RankRecord
+from perfscope.wire.records import RankRecord, to_line
 from tests.analyzers.test_steps import write_run
 
 A, B, C = ("GPU-aaaa1111-0000-0000-0000-00000000000" + end for end in "123")
@@ -106,7 +106,7 @@ def test_a_rank_is_found_by_its_uuid_else_by_its_number_among_what_it_sees(tmp_p
 def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, shown: list[str], tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 9, 9]})
     machine(run)
-    (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
+    (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(to_line(record(visible_devices=variable)))
     result = gpu_table.analyze(read_run(run))
     assert [gpu.uuid for gpu in result.gpus] == shown
     assert any("could see" in note for note in result.notes) == (len(shown) < 3)
@@ -116,6 +116,6 @@ def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, show
 def test_without_a_visible_device_there_is_nothing_to_report(variable: str, tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 9, 9]})
     machine(run)
-    (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(wire.to_line(record(visible_devices=variable)))
+    (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(to_line(record(visible_devices=variable)))
     with pytest.raises(MissingInput, match="CUDA_VISIBLE_DEVICES leaves the ranks none"):
         gpu_table.analyze(read_run(run))
