@@ -25,6 +25,10 @@ class Evidence(Struct, frozen=True):
         return {"text": self.text, "pointers": [f"/results{pointer}" for pointer in self.pointers]}
 
 
+#: Who asks for a figure asks for those beside it, too.
+_MOST_PARENTS = 64
+
+
 class Facts:
     """Results by JSON pointers.
 
@@ -34,18 +38,19 @@ class Facts:
 
     def __init__(self, results: Mapping[str, Json]) -> None:
         self._results = results
+        self._parents: dict[str, Json] = {"": results}
 
     def value(self, pointer: str) -> Json:
         """What a pointer leads to, such as ``/steps/median_s``; None where it leads to nothing."""
-        value: Json = self._results
-        for part in pointer.split("/")[1:]:
-            if isinstance(value, (dict, Mapping)):  # a dictionary is told faster than any mapping
-                value = value.get(part)
-            elif isinstance(value, (list, tuple, Sequence)) and not isinstance(value, str) and part.isdigit():
-                value = value[int(part)] if int(part) < len(value) else None
-            else:
-                return None
-        return value
+        if not pointer:
+            return self._results
+        parent, _, part = pointer.rpartition("/")
+        if parent not in self._parents:
+            found = self.value(parent)
+            if len(self._parents) > _MOST_PARENTS:  # entries of many ranks are not to be kept
+                self._parents = {"": self._results}
+            self._parents[parent] = found
+        return _member(self._parents[parent], part)
 
     def number(self, pointer: str) -> float | None:
         """A number; None where there is none."""
@@ -75,3 +80,12 @@ class Facts:
     def rank(self, pointer: str) -> int:
         """The rank of an entry; 0 where it states none."""
         return int(self.number(f"{pointer}/rank") or 0)
+
+
+def _member(value: Json, part: str) -> Json:
+    """A member of a mapping or an entry of a list; None where there is none."""
+    if type(value) is not list and isinstance(value, (dict, Mapping)):  # both are told faster than by their protocols
+        return value.get(part)
+    if isinstance(value, (list, tuple, Sequence)) and not isinstance(value, str) and part.isdigit():
+        return value[int(part)] if int(part) < len(value) else None
+    return None

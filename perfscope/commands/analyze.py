@@ -20,17 +20,18 @@ from perfscope.commands.options.sections import (
     choose_sections,
     require_readable,
 )  # fmt: skip
-from perfscope.engine.analysis_report import to_reports
+from perfscope.engine.analysis_report import to_report, to_reports
 from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Plan
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
+from perfscope.renderers import Format
 from perfscope.report import shorten_warnings
 from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import MOST_FILES
-from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.rank_rule import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
 _TRACES, _PEAK = "Traces", "Peak"
@@ -185,7 +186,9 @@ def analyze(
     runs = open_each(locations, plan)
     if tables.rows is not None and len(runs) > 1:
         raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(runs)} runs")
-    report = runs[0].report() if len(runs) == 1 else to_reports([run.analysis for run in runs])
+    is_data = format is Format.JSON and tables.rows is None
+    analyses = [run.analysis for run in runs]
+    report = to_report(analyses[0], has_sections=not is_data) if len(runs) == 1 else to_reports(analyses)
     if tables.rows is not None:
         report = write_rows(report, tables.rows, tables.rows_format)
     return Outcome(
@@ -194,7 +197,7 @@ def analyze(
         in_full=bool(section or only),
         notes=(
             *(f"warning: {line}" for line in shorten_warnings(report.warnings)),
-            *(f"note: {line}" for run in runs for line in run.analysis.notes),
+            *(f"note: {line}" for analysis in analyses for line in analysis.notes),
         ),
         exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
     )

@@ -15,15 +15,28 @@ _HOST = "host"
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
 
 
-def to_report(analysis: Analysis) -> Report:
-    """Write an analysis as the neutral document."""
+def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
+    """Write an analysis as the neutral document; without sections, which take time, where only its data is wanted."""
     data: dict[str, Json] = {
         "schema": "perfscope/analysis/1",
         "inputs": list(analysis.inputs),
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
         "windows": analysis.windows.data(),
-        "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
+        "results": {name: _add_window(analysis, name, _data(analysis, name)) for name in analysis.results},
     }
+    sections = tuple(_sections(analysis)) if has_sections else ()
+    title = "Where the time went"
+    if analysis.run and analysis.run.command:
+        title = f"{title}: {shlex.join(analysis.run.command)}"
+    return Report(title, data, sections, analysis.damage)
+
+
+def _data(analysis: Analysis, name: str) -> Json:
+    """A result's data: what was made of it, for one report, else made now."""
+    return analysis.written.pop(name) if name in analysis.written else analysis.results[name].data()
+
+
+def _sections(analysis: Analysis) -> list[Section]:
     sections: list[Section] = []
     for name, result in analysis.results.items():
         first, *following = result.sections()
@@ -32,11 +45,7 @@ def to_report(analysis: Analysis) -> Report:
     if analysis.skipped:
         sections.append(_skipped_section(analysis))
     groupings = find_groupings(analysis)
-    sections = [aggregate(section, groupings) for section in sections]
-    title = "Where the time went"
-    if analysis.run and analysis.run.command:
-        title = f"{title}: {shlex.join(analysis.run.command)}"
-    return Report(title, data, tuple(sections), analysis.damage)
+    return [aggregate(section, groupings) for section in sections]
 
 
 def find_groupings(analysis: Analysis) -> list[Grouping]:

@@ -20,7 +20,6 @@ from perfscope.constants import MANY_RANKS
 from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measurements import Measurements, measure_traces
-from perfscope.engine.measuring import Task, measuring_analyzers
 from perfscope.engine.registry import (
     DERIVATIONS,
     FINDINGS,
@@ -32,11 +31,14 @@ from perfscope.engine.registry import (
     UsesCeiling,
     analyzers,
 )
+from perfscope.engine.tasks import Task, measuring_analyzers
 from perfscope.engine.windows import WindowUse
+from perfscope.engine.written import WrittenOnce, still_written
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
-from perfscope.sources.traces.ahead import Pace
+from perfscope.report import Json
 from perfscope.sources.traces.files import MOST_FILES
-from perfscope.sources.traces.reader import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.pace import Pace
+from perfscope.sources.traces.rank_rule import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events
@@ -73,6 +75,7 @@ class Analysis(Struct, frozen=True):
         skipped: The analyzers without a result.
         inapplicable: The analyzers that this training gives nothing to, with the reason; no report lists them.
         notes: How the traces were read, where that is worth a word, as sentences; they change no result.
+        written: The JSON of results that was made for findings, for the one who takes it out and writes it.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
         windows: Which windows the figures of the traces are of.
@@ -86,6 +89,7 @@ class Analysis(Struct, frozen=True):
     windows: WindowUse = field(default_factory=WindowUse)
     inapplicable: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
+    written: dict[str, Json] = field(default_factory=dict)
 
 
 class Plan(Struct, frozen=True):
@@ -203,7 +207,8 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
                 measurements.partials.pop(analyzer.measured_by, None)  # of many ranks they fill the memory
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
-    results = _with_derived(others, plan.only, measurements) | besides
+    written = {name: WrittenOnce(result) for name, result in others.items()}
+    results = _with_derived(written, plan.only, measurements) | besides
     results = {name: _with_options(result, plan) for name, result in results.items()}
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
@@ -219,6 +224,7 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
             *_why_underived(plan.only, measurements),
             *_why_not_replayed(results, len(inputs.traces)),
         ),
+        written=still_written(written, results),
     )
 
 
@@ -259,11 +265,15 @@ def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
     ]
 
 
-def _with_derived(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
+def _with_derived(
+    written: dict[str, WrittenOnce], only: frozenset[str], measurements: Measurements
+) -> dict[str, Result]:
     """The results that are asked for, with those that follow from them; the findings stand first."""
+    results = {name: once.result for name, once in written.items()}
     derived: dict[str, Result] = {}
     for derivation in _derivations(only):
-        result = derivation.derive(results, measurements.later(derivation.partials_of))
+        taken: Mapping[str, Result] = results if derivation.needs_results else written
+        result = derivation.derive(taken, measurements.later(derivation.partials_of))
         if result is not None:
             derived[derivation.name] = result
     findings = {name: result for name, result in derived.items() if name == FINDINGS}

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 
 import msgspec
 
+from perfscope.constants import MANY_RANKS
 from perfscope.report import Entries, Json, Report
 
 _INDENT = 2
 #: So deep stand the entries of ranks: what is below is written at once, what is above member by member, because the
 #: whole text several times would take several times the memory of the answer.
 _MEMBERS_TO_DEPTH = 4
+#: A list that deep has as many entries as there are ranks.
+_LISTS_TO_DEPTH = 3
 
 
 def render(report: Report) -> str:
@@ -36,7 +39,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             yield from _pieces(member, depth + 1)
             before = ","
         yield newline + "}"
-    elif depth < _MEMBERS_TO_DEPTH and isinstance(value, (list, tuple, Entries)) and value:
+    elif isinstance(value, (list, tuple, Entries)) and value and _is_apart(value, depth):
         before = "["
         for member in value:
             yield f"{before}{newline}  "
@@ -44,9 +47,15 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             before = ","
         yield newline + "]"
     elif not isinstance(value, (dict, list, tuple, Entries)):
-        yield json.dumps(value, allow_nan=False)
+        yield _encode(value)
     else:
-        yield _indented(json.dumps(value, allow_nan=False, default=_listed)).replace("\n", newline)
+        yield _indented(_encode(value)).replace("\n", newline)
+
+
+def _is_apart(entries: Sequence[object], depth: int) -> bool:
+    """Whether entries are written one by one: all of a short list take little memory, and less time at once."""
+    is_short = depth >= _LISTS_TO_DEPTH and not isinstance(entries, Entries) and len(entries) <= MANY_RANKS
+    return depth < _MEMBERS_TO_DEPTH and not is_short
 
 
 def _listed(value: object) -> list[Json]:
@@ -66,6 +75,9 @@ def _indented(text: str) -> str:
         return msgspec.json.format(text, indent=_INDENT)
     except msgspec.DecodeError:  # half a pair of surrogates, as of a file's name that is no UTF-8
         return json.dumps(json.loads(text), indent=_INDENT)
+
+
+_encode = json.JSONEncoder(allow_nan=False, default=_listed).encode
 
 
 @cache
