@@ -23,9 +23,10 @@ import numpy as np
 from benchmarks.processes import Tool, best, machine
 from benchmarks.synthetic_ranks import SOURCES, Made, make_job
 from perfscope.constants import GB, KB, MANY_RANKS, MB, MS_PER_S
-from perfscope.engine.measuring import Task, measure, measuring_analyzers
+from perfscope.engine.measuring import measure
 from perfscope.engine.partials import store
 from perfscope.engine.registry import analyzers
+from perfscope.engine.tasks import Task, measuring_analyzers
 from perfscope.engine.windows import TraceFiles
 from perfscope.sources.partials.header import Identity
 from perfscope.tables.trace import BASIC_EVENTS, Events

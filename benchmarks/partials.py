@@ -26,10 +26,10 @@ from typing import Any
 from benchmarks.many_traces import SOURCES, copies
 from benchmarks.processes import Tool, best, machine, take_turns
 from perfscope.engine.execution import Execution
-from perfscope.engine.measuring import Task
 from perfscope.engine.partials_at_capture import store_beside, task_at_capture
 from perfscope.engine.registry import BUILT_IN, Reads
 from perfscope.engine.taking import Taking, answer_each
+from perfscope.engine.tasks import Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.hooks.profiler import compress
 from perfscope.tables.trace import Events

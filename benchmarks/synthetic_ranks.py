@@ -23,8 +23,9 @@ from perfscope.analyzers.breakdown import RankParts
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, members_of
 from perfscope.analyzers.communication.rank_calls import RankCalls
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile
-from perfscope.engine.measuring import MeasuredTrace, Task, measure, measuring_analyzers
+from perfscope.engine.measuring import measure
 from perfscope.engine.registry import analyzers
+from perfscope.engine.tasks import MeasuredTrace, Task, measuring_analyzers
 from perfscope.engine.windows import TraceFiles
 from perfscope.tables.trace import BASIC_EVENTS, Events
 

@@ -11,7 +11,7 @@ from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.inputs import find_inputs, split_into_runs
 from perfscope.engine.run import Plan, require_analyzers
 from perfscope.errors import UsageError
-from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.tables.stated import Stated
 
 

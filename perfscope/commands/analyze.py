@@ -31,7 +31,7 @@ from perfscope.report import shorten_warnings
 from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import MOST_FILES
-from perfscope.sources.traces.rank_rule import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
 _TRACES, _PEAK = "Traces", "Peak"

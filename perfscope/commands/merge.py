@@ -18,7 +18,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section, first_rows
 from perfscope.sources.traces.files import TRACE_ENDINGS
-from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.units import parse_ranges
 
 SCHEMA = "perfscope/merged/1"

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from perfscope.engine.cluster_choice import ClusterChoice
 from perfscope.engine.clusters import connect
 from perfscope.engine.groups import Group, Mergers, measure_group, split
-from perfscope.engine.measuring import Measure, MeasuredTrace, could_not_be_measured
+from perfscope.engine.tasks import Measure, MeasuredTrace, could_not_be_measured
 from perfscope.errors import PerfscopeError, UsageError
 from perfscope.hooks.messages import write_message
 

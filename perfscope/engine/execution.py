@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from perfscope.engine.cluster_choice import ClusterChoice
 from perfscope.engine.groups import Mergers, form_groups
-from perfscope.engine.measuring import Measure, MeasuredTrace
+from perfscope.engine.tasks import Measure, MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TypeAlias
 
-from perfscope.engine.measuring import Measure, MeasuredTrace
 from perfscope.engine.registry import Partial
+from perfscope.engine.tasks import Measure, MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 
 Group: TypeAlias = tuple[TraceFiles, ...]

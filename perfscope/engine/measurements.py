@@ -12,10 +12,10 @@ from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import Inputs
-from perfscope.engine.measuring import MeasuredTrace, Task, measure, task_for_some
 from perfscope.engine.on_demand import OnDemand
 from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.taking import Taking, answer_each
+from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
 
 
@@ -66,12 +66,12 @@ def measure_traces(
             the task's other analyzers are there on demand.
         is_fresh: Whether the traces are read even where their partials are at hand.
     """
-    windows = plan_windows(inputs.traces, inputs.run)
+    on_demand = frozenset(task.analyzers) - {analyzer.measured_by for analyzer in chosen}
+    taking = Taking(is_fresh, inputs.absent, on_demand)
+    windows = plan_windows(inputs.traces, inputs.run, taking.read_metadata)
     mergers: Mergers = {}
     if len(windows.files) > 1:  # there is nothing to merge of one, which is read while their modules are imported
         mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
-    on_demand = frozenset(task.analyzers) - {analyzer.measured_by for analyzer in chosen}
-    taking = Taking(is_fresh, inputs.absent, on_demand)
     answers, merged = _map(execution, windows.files, task, mergers, taking)
     mismatched = [measured for measured in answers if measured.mismatch is not None]
     if mismatched:
@@ -91,7 +91,7 @@ def measure_traces(
 
 
 def _measure_later(execution: Execution, task: Task, files: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
-    return execution.map(bind(measure, task=task), files, {})
+    return execution.map(measuring(task), files, {})
 
 
 def _map(

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from perfscope.engine.measuring import MeasuredTrace
 from perfscope.engine.registry import Partial
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 
 

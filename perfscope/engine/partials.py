@@ -7,6 +7,8 @@ for the same kinds of events, as far as these change a partial. So an answer is 
 from __future__ import annotations
 
 import hashlib
+import io
+import os
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
@@ -16,8 +18,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope import __version__
-from perfscope.engine.measuring import MeasuredTrace
 from perfscope.engine.registry import BUILT_IN, Analyzer
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 from perfscope.sources.partials.header import SCHEMA, Header, Identity, identify
 from perfscope.sources.partials.stored import Packed, Refused, StoredPartials, pack_section, read_partials, to_bytes
@@ -189,10 +191,13 @@ def to_events(names: tuple[str, ...]) -> Events:
 def fingerprint() -> str:
     """A hash of the code that partials depend on, the same on every host that has this version."""
     digest = hashlib.sha256()
+    package = str(_PACKAGE)  # paths of pathlib would take longer than to read the files
     for folder in _CODE:
-        for path in sorted((_PACKAGE / folder).rglob("*.py")):
-            digest.update(path.relative_to(_PACKAGE).as_posix().encode())
-            digest.update(path.read_bytes())
+        files = [f"{place}/{name}" for place, _, names in os.walk(f"{package}/{folder}") for name in names]
+        for path in sorted(path for path in files if path.endswith(".py")):
+            digest.update(path.removeprefix(package).encode())
+            with io.FileIO(path) as file:
+                digest.update(file.readall())
     return digest.hexdigest()
 
 

@@ -19,9 +19,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.constants import GIB
-from perfscope.engine.measuring import MeasuredTrace, Task, measure_trace, read_events, read_files
+from perfscope.engine.measuring import measure_trace, read_files
 from perfscope.engine.partials import store
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
+from perfscope.engine.tasks import MeasuredTrace, Task, read_events
 from perfscope.engine.windows import TraceFiles, plan_windows
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
@@ -31,7 +32,7 @@ from perfscope.sources.traces.matching import NoMatch
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.tables.trace import ABSENT, Events, Trace
 from perfscope.wire import LIGHT_FOLDER, RUN_FILE, TRACE_SUFFIX
-from perfscope.wire.traces import partials_path
+from perfscope.wire.traces import TraceMetadata, partials_path
 
 #: How long all of it may take, waiting for other processes of the host included.
 LONGEST_S = 600
@@ -115,7 +116,7 @@ def store_beside(files: TraceFiles, task: Task) -> bool:
             task.analyzers,
             read_events(measured, files, task),
             alike_without_grids=_find_alike(trace, measured, task),
-            hooks=read_metadata(files.path),
+            hooks=read_metadata(files.path) or TraceMetadata(),
         )
         replace_file(Path(partials_path(files.path)), content)
     except (MemoryError, NoMatch, OSError, SourceError, Unstorable):

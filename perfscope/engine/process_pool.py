@@ -12,7 +12,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from concurrent.futures.process import BrokenProcessPool
 
 from perfscope.engine.groups import Group, Mergers, measure_group, split
-from perfscope.engine.measuring import Measure, MeasuredTrace, could_not_be_measured
+from perfscope.engine.tasks import Measure, MeasuredTrace, could_not_be_measured
 from perfscope.workers import start_workers
 
 _QUEUED_PER_WORKER = 2

@@ -14,9 +14,9 @@ from functools import partial as bind
 from typing import TypeAlias, cast
 
 from perfscope.engine.groups import Mergers, merge_each
-from perfscope.engine.measuring import MeasuredTrace
 from perfscope.engine.packing import pack, unpack
 from perfscope.engine.reading import read_each
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 from perfscope.forks import Fork, NoAnswer, can_fork, forked
 from perfscope.sources.partials.stored import Refused

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 from perfscope.engine.cluster_choice import ClusterChoice
 from perfscope.engine.groups import Group, Mergers, measure_group, split
-from perfscope.engine.measuring import Measure, MeasuredTrace, could_not_be_measured
+from perfscope.engine.tasks import Measure, MeasuredTrace, could_not_be_measured
 from perfscope.errors import PerfscopeError, UsageError
 
 try:

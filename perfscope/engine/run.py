@@ -37,8 +37,7 @@ from perfscope.engine.written import WrittenOnce, still_written
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.report import Json
 from perfscope.sources.traces.files import MOST_FILES
-from perfscope.sources.traces.pace import Pace
-from perfscope.sources.traces.rank_rule import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events

@@ -7,26 +7,29 @@ its run was collected without it, its partials are all that there is.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from functools import partial as bind
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from perfscope.constants import MANY_RANKS
 from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import FETCH
-from perfscope.engine.measuring import MeasuredTrace, Task, events_of, measure, task_for_some, wanted_events
 from perfscope.engine.partials import LoadedPartials, load, paths_of
 from perfscope.engine.ranks_at_once import Take, Taken, take_each
-from perfscope.engine.registry import BUILT_IN
+from perfscope.engine.registry import BUILT_IN, Analyzer
+from perfscope.engine.tasks import MeasuredTrace, Task, events_of, measuring, task_for_some, wanted_events
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError
 from perfscope.sources.partials.header import Identity, is_still
 from perfscope.sources.partials.stored import Missing, Refused
-from perfscope.sources.traces.reader import RANK_IN_FILE_NAME
+from perfscope.sources.traces.metadata import read_metadata
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.tables.trace import Events
 from perfscope.units import format_count
-from perfscope.wire.traces import file_name, partials_path
+from perfscope.wire.traces import TraceMetadata, file_name, partials_path
 
 
 class Taking(Struct):
@@ -40,6 +43,8 @@ class Taking(Struct):
         taken: How many traces were answered for by partials, in whole or in part.
         lacking: The absent traces for which an analyzer has nothing stored, by its name.
         refused: The files that were not taken, by the reason.
+        opened: Files of partials that were read to learn of which windows they are, by their traces, which are the
+            ones that were measured.
     """
 
     is_fresh: bool = False
@@ -49,6 +54,23 @@ class Taking(Struct):
     taken: int = 0
     lacking: dict[str, list[str]] = field(default_factory=dict)
     refused: dict[str, list[str]] = field(default_factory=dict)
+    opened: dict[str, LoadedPartials] = field(default_factory=dict)
+
+    def read_metadata(self, path: str) -> TraceMetadata | None:
+        """What the hooks wrote into a trace, as its partials say, where they can be taken, else as the trace says."""
+        is_absent = path in self.absent
+        # The partials of many ranks are read in processes of their own: here they would be read twice.
+        if not is_absent and (self.is_fresh or len(self.opened) >= MANY_RANKS):
+            return read_metadata(path)
+        try:
+            loaded = load(partials_path(path))
+            _require_traces(TraceFiles(path), loaded.traces[:1], self.absent)
+        except Refused:
+            return None if is_absent else read_metadata(path)
+        if not is_absent:
+            self.opened[path] = loaded
+        hooks = loaded.stored.header.hooks
+        return read_metadata(path) if hooks is None and not is_absent else hooks
 
     def notes(self) -> list[str]:
         """What a reader should know of partials that were not taken, as sentences."""
@@ -103,7 +125,7 @@ def answer_each(
             taking.lacking.setdefault(name, []).append(trace.path)
         yield measured
     for names, group in to_measure.items():
-        for rest in execution.map(bind(measure, task=task_for_some(task, names)), group, mergers):
+        for rest in execution.map(measuring(task_for_some(task, names)), group, mergers):
             yield _joined(begun.get(rest.path), rest)
 
 
@@ -118,8 +140,11 @@ def _take(files: TraceFiles, task: Task, taking: Taking, wanted: tuple[Events, E
     if files.path not in taking.absent and (taking.is_fresh or is_ruled):
         return Missing("")
     try:
-        loaded = load(partials_path(files.path))
-        _require_traces(files, loaded.traces, taking.absent)
+        loaded = taking.opened.pop(files.path, None)
+        is_checked = loaded is not None and paths_of(files) == (files.path,) and len(loaded.traces) == 1
+        loaded = loaded or load(partials_path(files.path))
+        if not is_checked:
+            _require_traces(files, loaded.traces, taking.absent)
         return _answer(files, loaded, task, wanted)
     except Refused as refusal:
         return refusal
@@ -169,12 +194,18 @@ def _answer(
     events = events_of(measured, files, wanted)
     stored = {
         analyzer.name: loaded.partial_of(analyzer, files)
-        for analyzer in BUILT_IN
-        if analyzer.name in task.analyzers and loaded.serves(analyzer, events)
+        for analyzer in _analyzers_of(task.analyzers)
+        if loaded.serves(analyzer, events)
     }
     lacking = tuple(name for name in task.analyzers if name not in stored)
     partials = {name: partial for name, partial in stored.items() if partial is not None}
     return replace(measured, partials=partials), lacking
+
+
+@cache
+def _analyzers_of(names: tuple[str, ...]) -> tuple[Analyzer, ...]:
+    """Our own analyzers of these names."""
+    return tuple(analyzer for analyzer in BUILT_IN if analyzer.name in names)
 
 
 def _joined(begun: MeasuredTrace | None, rest: MeasuredTrace) -> MeasuredTrace:

@@ -6,23 +6,24 @@ every process has one, else of the windows with operators: those of all ranks ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 
 from perfscope import wire
 from perfscope.engine.reading import read_each
 from perfscope.report import Json
-from perfscope.sources.partials.stored import Refused, read_partials
-from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.units import format_ranges
-from perfscope.wire.traces import TraceMetadata, partials_path
+from perfscope.wire.traces import TraceMetadata
 
 if TYPE_CHECKING:
     from perfscope.tables.run import Run
+
+#: What gives the metadata that the hooks wrote into a trace; None where there is none.
+ReadMetadata: TypeAlias = "Callable[[str], TraceMetadata | None]"
 
 
 class TraceFiles(Struct, frozen=True):
@@ -114,9 +115,15 @@ class _Process(Struct):
         return earlier[-1] if earlier else self.operators[0].path if self.operators else None
 
 
-def plan_windows(traces: Sequence[str], run: Run | None) -> WindowPlan:
-    """Put the traces of each process together."""
-    processes = _group(_describe(traces, run))
+def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = read_metadata) -> WindowPlan:
+    """Put the traces of each process together.
+
+    Args:
+        traces: The traces.
+        run: The run that they are of; it may have recorded their windows.
+        read: Reads what the hooks wrote into a trace that no run recorded.
+    """
+    processes = _group(_describe(traces, run, read))
     alone = tuple(TraceFiles(path) for path in traces)
     if not any(process.light for process in processes) or not any(process.operators for process in processes):
         return WindowPlan(alone, alone)
@@ -164,7 +171,7 @@ def _group(windows: Sequence[_Window]) -> list[_Process]:
     return list(processes.values())
 
 
-def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
+def _describe(traces: Sequence[str], run: Run | None, read: ReadMetadata) -> list[_Window]:
     """The window of each trace: as the run recorded it, else as the trace itself says.
 
     A trace that says nothing is a process of its own, as far as pairs are concerned.
@@ -180,7 +187,7 @@ def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
         windows.append(_Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light))
     if len(traces) == 1:
         return [*windows, *(_Window(None, path, 0, path, is_light=False) for path in unrecorded)]
-    for path, metadata in zip(unrecorded, read_each(_read_metadata, unrecorded), strict=True):
+    for path, metadata in zip(unrecorded, read_each(read, unrecorded), strict=True):
         if metadata is None or metadata.pid is None:
             windows.append(_Window(None, path, 0, path, is_light=False))
             continue
@@ -188,13 +195,3 @@ def _describe(traces: Sequence[str], run: Run | None) -> list[_Window]:
         is_light = metadata.activities == wire.LIGHT
         windows.append(_Window(metadata.rank, process, metadata.first_step or 0, path, is_light))
     return windows
-
-
-def _read_metadata(path: str) -> TraceMetadata | None:
-    """What the hooks wrote into a trace; where that is not at hand, as its partials say."""
-    if is_url(path) or Path(path).exists():
-        return read_metadata(path)
-    try:
-        return read_partials(partials_path(path)).header.hooks
-    except Refused:
-        return None

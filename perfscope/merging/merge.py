@@ -32,7 +32,8 @@ from perfscope.merging.events import to_text
 from perfscope.merging.moving import Move, MovedTrace
 from perfscope.merging.overview import draw_overview
 from perfscope.merging.slots import assign_slots
-from perfscope.sources.traces.reader import RankRule, read_trace
+from perfscope.sources.traces.reader import read_trace
+from perfscope.sources.traces.reading_choices import RankRule
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from perfscope.wire import TRACE_METADATA
 from perfscope.wire.traces import MERGED_MARK

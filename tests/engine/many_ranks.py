@@ -8,8 +8,8 @@ from benchmarks.synthetic_ranks import Job, Made
 from perfscope.engine.execution import Execution
 from perfscope.engine.groups import Mergers
 from perfscope.engine.inputs import Inputs
-from perfscope.engine.measuring import Measure, MeasuredTrace
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
+from perfscope.engine.tasks import Measure, MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 
 

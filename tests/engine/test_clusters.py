@@ -23,7 +23,8 @@ from distributed import LocalCluster
 from perfscope.engine import clusters
 from perfscope.engine.cluster_choice import ClusterChoice, ClusterKind, read_cluster
 from perfscope.engine.dask_cluster import measure_on_cluster
-from perfscope.engine.measuring import MeasuredTrace, measure
+from perfscope.engine.measuring import measure
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import PerfscopeError, UsageError
 from tests.conftest import ROOT, environment, perfscope

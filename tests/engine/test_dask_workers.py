@@ -23,7 +23,8 @@ from perfscope.analyzers.kernels import KernelTimes, merge
 from perfscope.engine import dask_cluster
 from perfscope.engine.dask_cluster import measure_on_cluster
 from perfscope.engine.groups import Group, form_groups, measure_group
-from perfscope.engine.measuring import MeasuredTrace, Task, measure
+from perfscope.engine.measuring import measure
+from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import PerfscopeError
 from perfscope.sources.traces import reader

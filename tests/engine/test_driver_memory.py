@@ -7,8 +7,8 @@ from functools import cache, partial
 
 from benchmarks.synthetic_ranks import Made, make_job
 from perfscope.engine.groups import measure_group
-from perfscope.engine.measuring import MeasuredTrace
 from perfscope.engine.registry import analyzers
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 
 #: Three steps with 114 collectives; 12 kB are these.

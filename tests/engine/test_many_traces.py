@@ -17,9 +17,10 @@ import pytest
 from benchmarks.many_traces import copies
 from perfscope.engine.dask_cluster import measure_on_cluster
 from perfscope.engine.groups import Group
-from perfscope.engine.measuring import MeasuredTrace, Task, measure
+from perfscope.engine.measuring import measure
 from perfscope.engine.process_pool import measure_in_processes
 from perfscope.engine.run import Analysis, analyze
+from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT, perfscope

@@ -9,9 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.engine import partials
-from perfscope.engine.measuring import MeasuredTrace, Task, measure
+from perfscope.engine.measuring import measure
 from perfscope.engine.partials import FLOOR_BYTES, LARGEST_SHARE, load, store
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
+from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.sources.partials.header import Identity
 from perfscope.sources.partials.stored import Refused

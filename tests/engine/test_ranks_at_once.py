@@ -18,10 +18,10 @@ from benchmarks.synthetic_ranks import Made, make_job
 from perfscope.engine import ranks_at_once
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.execution import Backend, Execution
-from perfscope.engine.measuring import MeasuredTrace
 from perfscope.engine.packing import pack, unpack
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.renderers import Format, render
 from perfscope.sources.partials.values import pack_value
 from tests.conftest import ROOT

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from perfscope.engine.execution import Backend, Execution
-from perfscope.engine.measuring import MeasuredTrace, measure
+from perfscope.engine.measuring import measure
+from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import UsageError
 from tests.conftest import environment, perfscope

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from perfscope.engine import measurements, measuring, ranks_at_once, taking
+from perfscope.engine import measuring, ranks_at_once
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import find_inputs
-from perfscope.engine.measuring import MeasuredTrace, Task
 from perfscope.engine.partials import load
 from perfscope.engine.run import Analysis, Plan, analyze, measure_with
+from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import MissingInput, SourceError
 from perfscope.merging.merge import Choice, merge
@@ -40,13 +40,13 @@ FRESH = Plan(is_fresh=True)
 def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     """The traces that are read, each with the analyzers that measure it."""
     calls: list[tuple[str, tuple[str, ...]]] = []
+    measure = measuring.measure
 
     def counted(files: TraceFiles, task: Task) -> MeasuredTrace:
         calls.append((Path(files.path).name, task.analyzers))
-        return measuring.measure(files, task)
+        return measure(files, task)
 
-    for module in (taking, measurements):
-        monkeypatch.setattr(module, "measure", counted)
+    monkeypatch.setattr(measuring, "measure", counted)
     return calls
 
 

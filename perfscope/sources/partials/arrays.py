@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
+import sys
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +25,12 @@ _PLAIN, _DIFFERENCES = 0, 1
 _MOST_AXES = 4
 _FEWEST_DIFFERENCES = 8
 _HEAD = struct.Struct("<BBB")
+_HEAD_BYTES = _HEAD.size
 _LENGTH = struct.Struct("<I")
+_LENGTH_BYTES = _LENGTH.size
+_SHAPES = tuple(f"<{axes}I" for axes in range(_MOST_AXES + 1))
+#: Whether arrays are as this machine has them already.
+_IS_NATIVE = sys.byteorder == "little"
 
 
 def pack_array(array: Numbers) -> bytes:
@@ -42,29 +48,36 @@ def pack_array(array: Numbers) -> bytes:
     return head + shape + (_to_differences(little) if filtered else np.ascontiguousarray(little).tobytes())
 
 
-def unpack_array(block: bytes) -> Numbers:
+def unpack_array(block: bytes | memoryview) -> Numbers:
     """The array of a block.
 
     Raises:
         ValueError: It is none, or its length is not that of its shape.
     """
-    if len(block) < _HEAD.size:
+    size = len(block)
+    if size < _HEAD_BYTES:
         raise ValueError("an array has no head")
-    code, used_filter, axes = _HEAD.unpack_from(block)
-    begin = _HEAD.size + axes * _LENGTH.size
-    if code >= len(_TYPES) or used_filter not in (_PLAIN, _DIFFERENCES) or axes > _MOST_AXES or len(block) < begin:
+    code, used_filter, axes = block[0], block[1], block[2]
+    begin = _HEAD_BYTES + axes * _LENGTH_BYTES
+    if code >= len(_TYPES) or used_filter > _DIFFERENCES or axes > _MOST_AXES or size < begin:
         raise ValueError("an array has a head that perfscope does not write")
     kind = _TYPES[code]
-    shape = struct.unpack_from(f"<{axes}I", block, _HEAD.size)
-    if math.prod(shape) * kind.itemsize != len(block) - begin:
+    shape = struct.unpack_from(_SHAPES[axes], block, _HEAD_BYTES)
+    if math.prod(shape) * kind.itemsize != size - begin:
         raise ValueError("an array is longer or shorter than its shape")
     if used_filter == _DIFFERENCES:
         if kind.kind != "i" or axes != 1:
             raise ValueError("only a column of integers is stored as differences")
-        return _from_differences(block, begin, kind).astype(_NATIVE[code], copy=False)
-    if kind.kind == "b" and block[begin:].translate(None, b"\0\1"):
+        return _to_native(_from_differences(block, begin, kind), code)
+    content = bytes(block[begin:])  # of its own: an array keeps what it is a view of
+    if kind.kind == "b" and content.translate(None, b"\0\1"):
         raise ValueError("a truth value is neither 0 nor 1")
-    return np.frombuffer(block, kind, offset=begin).astype(_NATIVE[code]).reshape(shape)
+    column = np.frombuffer(bytearray(content), kind)
+    return _to_native(column if axes == 1 else column.reshape(shape), code)
+
+
+def _to_native(array: Numbers, code: int) -> Numbers:
+    return array if _IS_NATIVE else array.astype(_NATIVE[code])
 
 
 def _to_differences(column: Numbers) -> bytes:
@@ -75,7 +88,7 @@ def _to_differences(column: Numbers) -> bytes:
     return np.frombuffer(differences.tobytes(), np.uint8).reshape(-1, column.itemsize).T.tobytes()
 
 
-def _from_differences(block: bytes, begin: int, kind: np.dtype[np.generic]) -> Numbers:
+def _from_differences(block: bytes | memoryview, begin: int, kind: np.dtype[np.generic]) -> Numbers:
     unsigned = _UNSIGNED[kind.itemsize]
     by_place = np.frombuffer(block, np.uint8, offset=begin).reshape(kind.itemsize, -1)
     differences = np.frombuffer(by_place.tobytes("F"), unsigned)

@@ -10,7 +10,7 @@ import msgspec
 
 from perfscope.constants import KIB
 from perfscope.sources.stores.location import is_url
-from perfscope.sources.traces.files import open_trace
+from perfscope.sources.traces.files import open_small, open_trace
 from perfscope.wire.traces import TraceMetadata, file_name
 
 SCHEMA = "perfscope/partials/1"
@@ -104,14 +104,16 @@ def is_still(identity: Identity, location: str) -> bool:
         SourceError: It cannot be opened.
         OSError: It cannot be read.
     """
-    with open_trace(location) as file:
+    is_stored = is_url(location)
+    with open_small(location) as file:
         size = file.seek(0, os.SEEK_END)
         if size != identity.size:
             return False
         file.seek(max(0, size - _ENDING_BYTES))
-        if file.read().hex() != identity.ending:
+        if file.read(_ENDING_BYTES).hex() != identity.ending:
             return False
-    if is_url(location) or identity.modified_ns == _modified_ns(location) != 0:
+        modified_ns = 0 if is_stored else os.fstat(file.fileno()).st_mtime_ns
+    if is_stored or identity.modified_ns == modified_ns != 0:
         return True
     return identify(location).sha256 == identity.sha256
 

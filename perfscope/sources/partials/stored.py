@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import zlib
 from collections.abc import Sequence
 from typing import NamedTuple, cast
@@ -15,7 +16,7 @@ from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.partials.header import SCHEMA, Header, Section
 from perfscope.sources.partials.values import Unstorable, pack_value, unpack_value
-from perfscope.sources.traces.files import open_trace
+from perfscope.sources.traces.files import open_small
 
 _MAGIC = b"PSPART1\n"
 _LENGTH_BYTES = 4
@@ -58,12 +59,12 @@ class StoredPartials(Struct, frozen=True):
 
     Attributes:
         header: Its header.
-        sections: Its sections, as they are in the file.
+        sections: Its sections by name, as they are in the file, and the bytes that each inflates to.
         size: Its bytes.
     """
 
     header: Header
-    sections: dict[str, bytes]
+    sections: dict[str, tuple[bytes, int]]
     size: int
 
     def unpack(self, name: str, kind: object, paths: Sequence[str]) -> object:
@@ -77,15 +78,13 @@ class StoredPartials(Struct, frozen=True):
         Raises:
             Refused: There is no such section, or it holds something else.
         """
-        section = next((section for section in self.header.sections if section.name == name), None)
-        if section is None:
+        if name not in self.sections:
             raise Refused(f"holds nothing of {name}")
         try:
-            content = _inflate(self.sections[name], section.unpacked)
-            for number, path in enumerate(paths):
-                mark = _TEXT.encode(_mark(number))
-                if mark in content:
-                    content = content.replace(mark, _TEXT.encode(path))
+            content = _inflate(*self.sections[name])
+            if _MARKED in content:
+                for number, path in enumerate(paths):
+                    content = content.replace(_TEXT.encode(_mark(number)), _TEXT.encode(path))
             return unpack_value(content, kind)
         except (ValueError, _INFLATE_ERROR) as error:
             raise Refused(f"is damaged: {name or 'its trace'}: {error}") from None
@@ -132,11 +131,14 @@ def read_partials(location: str) -> StoredPartials:
         Refused: It is too large, not whole, or not of this schema.
     """
     try:
-        with open_trace(location) as file:
-            content = file.read(_LARGEST_FILE + 1)
+        with open_small(location) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            # No more than there is: memory for the largest file takes longer than to read a small one.
+            content = file.read(min(size, _LARGEST_FILE))
     except (OSError, SourceError):
         raise Missing("cannot be read") from None
-    if len(content) > _LARGEST_FILE:
+    if size > _LARGEST_FILE:
         raise Refused(f"is larger than {_LARGEST_FILE // MIB} MiB")
     return from_bytes(content)
 
@@ -165,24 +167,23 @@ def from_bytes(content: bytes) -> StoredPartials:
     return StoredPartials(header, _cut(content[begin + length : end], header.sections), len(content))
 
 
-def _cut(body: bytes, sections: Sequence[Section]) -> dict[str, bytes]:
+def _cut(body: bytes, sections: Sequence[Section]) -> dict[str, tuple[bytes, int]]:
     """The sections of the body.
 
     Raises:
         Refused: Their sizes cannot be true.
     """
-    sizes = [size for section in sections for size in (section.packed, section.unpacked)]
-    fits = len(sections) <= _MOST_SECTIONS and all(0 <= size <= _LARGEST_SECTION for size in sizes)
-    names = {section.name for section in sections}
-    unpacked = sum(section.unpacked for section in sections)
-    if not fits or len(names) != len(sections) or unpacked > _LARGEST_IN_ALL:
-        raise Refused("has sections that are too large, too many or twice there")
-    if sum(section.packed for section in sections) != len(body):
-        raise Refused("has sections of other sizes than it says")
-    cut, begin = {}, 0
+    cut, begin, unpacked = {}, 0, 0
+    fits = len(sections) <= _MOST_SECTIONS
     for section in sections:
-        cut[section.name] = body[begin : begin + section.packed]
+        fits = fits and 0 <= section.packed <= _LARGEST_SECTION and 0 <= section.unpacked <= _LARGEST_SECTION
+        cut[section.name] = body[begin : begin + section.packed], section.unpacked
         begin += section.packed
+        unpacked += section.unpacked
+    if not fits or len(cut) != len(sections) or unpacked > _LARGEST_IN_ALL:
+        raise Refused("has sections that are too large, too many or twice there")
+    if begin != len(body):
+        raise Refused("has sections of other sizes than it says")
     return cut
 
 
@@ -203,3 +204,7 @@ def _inflate(packed: bytes, size: int) -> bytes:
 def _mark(number: int) -> str:
     """What stands for the path of a trace: no path holds a zero."""
     return f"\0trace {number}\0"
+
+
+#: What all marks begin with.
+_MARKED = _mark(0)[:-2].encode()

@@ -60,7 +60,7 @@ def _encode_array(value: object) -> msgspec.msgpack.Ext:
 def _read_extension(code: int, block: memoryview) -> Numbers:
     if code != _ARRAY:
         raise ValueError("an extension that perfscope does not write")
-    return unpack_array(bytes(block))
+    return unpack_array(block)
 
 
 def _require_array(kind: object, value: object) -> object:

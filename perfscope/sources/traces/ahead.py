@@ -7,23 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum
 from queue import Empty, Full, Queue
 from threading import Event, Thread
 from typing import Generic, TypeVar
 
 from msgspec import Struct
 
+from perfscope.sources.traces.reading_choices import Pace
+
 _T = TypeVar("_T")
 _DEPTH = 2
 _CHECK_EVERY_S = 0.05
-
-
-class Pace(Enum):
-    """When a producer works: AHEAD in a thread of its own, or IN_TURN where other workers keep the processors busy."""
-
-    AHEAD = "ahead"
-    IN_TURN = "in turn"
 
 
 def paced(items: Iterator[_T], pace: Pace) -> AbstractContextManager[Iterator[_T]]:

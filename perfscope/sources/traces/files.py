@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import glob
+import io
 import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.stores.location import is_url
@@ -34,6 +35,16 @@ def open_trace(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
         return Path(location).open("rb")
     except OSError as error:
         raise SourceError(location, f"cannot be read: {error.strerror or error}") from None
+
+
+def open_small(location: str) -> BinaryIO:
+    """Open a file for few reads, which no buffer makes faster, or a URL.
+
+    Raises:
+        OSError: It cannot be opened.
+        SourceError: The URL cannot be opened.
+    """
+    return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location))
 
 
 def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from importlib import import_module
 from itertools import chain
-from typing import TypeAlias, TypeVar
+from typing import TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -21,7 +21,7 @@ from perfscope.constants import MIB
 from perfscope.errors import NotATrace, SourceError
 from perfscope.forks import NoAnswer, can_fork
 from perfscope.sources.stores.location import is_url
-from perfscope.sources.traces.ahead import Pace, paced
+from perfscope.sources.traces.ahead import paced
 from perfscope.sources.traces.annotated_calls import name_exchanges
 from perfscope.sources.traces.apart import collect_apart
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
@@ -31,6 +31,7 @@ from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.parts import PartsDiffer
 from perfscope.sources.traces.products import ProductFinder
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace, RankRule
 from perfscope.sources.traces.records import (
     AnyEvent,
     Device,
@@ -49,9 +50,6 @@ from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
 from perfscope.wire.traces import MERGED_MARK, TraceMetadata
 
-#: How the rank of a trace that does not state it is found: the number, or a pattern that finds it in the path.
-RankRule: TypeAlias = "int | re.Pattern[str]"
-RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 _HEAD_BYTES = MIB
 #: Loaded by name: few files need it.
 _OTHER_PROFILERS = "perfscope.sources.traces.other_profilers"

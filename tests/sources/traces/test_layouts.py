@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from perfscope.sources.traces import inflate
 from perfscope.sources.traces import reader as trace
-from perfscope.sources.traces.ahead import Pace
 from perfscope.sources.traces.reader import read_trace
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace
 from perfscope.sources.traces.records import KIND
 from perfscope.sources.traces.scan import _KEY_LETTERS, DoesNotFit
 from perfscope.tables.trace import ALL_EVENTS, Events, Trace
@@ -42,12 +42,12 @@ Layout = Callable[[Mapping[str, Any]], str]
 
 def parsed(path: Path) -> Trace:
     """What parsing the whole file gives."""
-    return trace._to_trace(str(path), trace._parse(str(path), ALL_EVENTS), trace.RANK_IN_FILE_NAME)
+    return trace._to_trace(str(path), trace._parse(str(path), ALL_EVENTS), RANK_IN_FILE_NAME)
 
 
 def scanned(path: Path, pace: Pace = Pace.IN_TURN) -> Trace:
     """What scanning gives; an error where the layout does not fit."""
-    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS, pace), trace.RANK_IN_FILE_NAME)
+    return trace._to_trace(str(path), trace._scan(str(path), ALL_EVENTS, pace), RANK_IN_FILE_NAME)
 
 
 def rows(one: Trace) -> dict[str, list[tuple[Any, ...]]]:

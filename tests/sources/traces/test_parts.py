@@ -21,9 +21,10 @@ from msgspec import Struct, structs
 from perfscope import forks
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.execution import Backend, Execution
-from perfscope.engine.measuring import MeasuredTrace, Task, measure
+from perfscope.engine.measuring import measure
 from perfscope.engine.registry import Reads, analyzers
 from perfscope.engine.run import Plan, analyze
+from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.forks import NoAnswer
 from perfscope.hooks.profiler.compress import write_parts
