@@ -1,8 +1,9 @@
 """What perfscope's hooks cost in each step outside windows, counted by themselves and by clocks around their wrappers.
 
-Run: ``python -m benchmarks.hook_costs --json FILE [--loops plain,ddp,fsdp2] [--seconds 12] [--small]``; DDP and FSDP 2
-train on two GPUs, or in two processes of a CPU. Every loop is trained below ``perfscope profile`` with all that is on
-by default, and then without perfscope: first with a batch so small that the host bounds a step, then with a large one.
+Run: ``python -m benchmarks.hook_costs --json FILE [--loops plain,ddp,fsdp2,deepspeed] [--seconds 12] [--small]``. All
+but the plain loop train on two GPUs, or in two processes of a CPU; DeepSpeed with ZeRO 2. Every loop is trained below
+``perfscope profile`` with all that is on by default, and then without perfscope: first with a batch so small that the
+host bounds a step, then with a large one.
 
 - Counted: ``hook_ns`` of the step's record, which holds the processor's time of the thread beside training.
 - Around: clocks outside and inside of every wrapper that a step calls. What they say of a training without perfscope,
@@ -26,6 +27,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,8 +53,8 @@ COLUMNS = (
     "Counters are read", "Training", "Bound", "Steps", "Step (ms)", "Counted, mean (us)", "median (us)", "share (%)",
     "Around, mean (us)", "median (us)", "share (%)",
 )  # fmt: skip
-_RANKS = {"plain": 1, "ddp": 2, "fsdp2": 2}
-_ORIGINALS = ("original", "clear", "step")  # what wrappers call the function that they wrap
+_RANKS = {"plain": 1, "ddp": 2, "fsdp2": 2, "deepspeed": 2}
+_ORIGINALS = ("original", "clear", "step", "forward")  # what wrappers call the function that they wrap
 _WARM_UP, _SETTLING = 12, 8
 _LONGEST_START_S = 90
 _LONGEST_END_S = 60
@@ -140,9 +142,23 @@ class Loop:
             for block in model.blocks:
                 fsdp.fully_shard(block)
             fsdp.fully_shard(model)
-        self.config, self.model = config, model
-        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        self.forward = model
+        self.config = config
+        if loop == "deepspeed":
+            self.engine = model = self._make_engine(model)
+        else:
+            self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        self.model = self.forward = model
+
+    def _make_engine(self, model: object) -> Any:  # noqa: ANN401 - DeepSpeed's
+        """An engine of ZeRO 2."""
+        options = {
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": {"stage": 2},
+            "bf16": {"enabled": self.cuda},
+            "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
+        }
+        engine, *_ = import_module("deepspeed").initialize(model=model, config=options)
+        return engine
 
     def load(self, batch: int) -> None:
         """Train on batches of another size from now on."""
@@ -151,6 +167,11 @@ class Loop:
     def put_clocks(self) -> None:
         """Begin to time; FSDP's layers have taken the wrappers off themselves in the first steps."""
         CLOCKS.put_inside(dataloader._BaseDataLoaderIter, "__next__")  # noqa: SLF001 - where the hook is
+        if self.loop == "deepspeed":
+            self.forward = CLOCKS.around(self.engine)
+            for name in ("forward", "step"):
+                CLOCKS.put_inside(type(self.engine), name)
+            return
         CLOCKS.put_inside(torch.optim.Optimizer, "zero_grad")
         CLOCKS.put_inside(type(self.optimizer), "step")
         if self.loop == "fsdp2":
@@ -167,6 +188,12 @@ class Loop:
         CLOCKS.take_ns()
         began_ns = _clock()
         tokens = CLOCKS.around(next)(self.batches).to(self.device)
+        if self.loop == "deepspeed":
+            loss = self.forward(tokens)
+            self.engine.backward(loss)
+            CLOCKS.around(self.engine.step)()
+            loss.item()
+            return _clock() - began_ns, CLOCKS.take_ns()
         CLOCKS.around(self.optimizer.zero_grad)()
         with torch.autocast(self.device, torch.bfloat16, enabled=self.cuda):
             loss = self.forward(tokens)

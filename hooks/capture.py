@@ -18,6 +18,7 @@ from perfscope.hooks.guard import call_safely, end_in_children, hook_entry
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import reserve_variable
+from perfscope.hooks.quiet_steps import take_over
 from perfscope.hooks.timers.passes import Pass, TimedPass
 from perfscope.hooks.training_steps import TrainingSteps
 from perfscope.hooks.watch.evidence import last_error
@@ -57,6 +58,7 @@ class Capture(TrainingSteps):
     @hook_entry
     def on_gradients_cleared(self, optimizer: object, _now_ns: int | None = None) -> None:
         """An optimizer clears its gradients, now: the first step has begun, at an unknown time."""
+        take_over(self)
         self._facts.has_cleared |= not self._source.is_last(optimizer)
         if self.steps == 0:
             self._open_first_window()
@@ -90,6 +92,7 @@ class Capture(TrainingSteps):
     ) -> Callable[[], None] | None:
         if is_traced_alone():
             return None
+        take_over(self)
         if self.activities.is_evaluation(has_gradients=is_grad_enabled(), in_training_mode=in_training_mode):
             return self._on_evaluation(time.monotonic_ns())
         self._begin_training()
@@ -106,6 +109,7 @@ class Capture(TrainingSteps):
     def on_batch_loaded(self, batch: object, wait_ns: int, now_ns: int | None = None) -> None:
         """A data loader returned a batch, now or just now."""
         now_ns = now_ns or time.monotonic_ns()
+        take_over(self)
         if not self.is_training_thread():  # a thread that loads ahead: training does not wait for this
             self._facts.add_work(batch)
         elif not is_grad_enabled() or self.activities.is_in_call:
@@ -124,6 +128,7 @@ class Capture(TrainingSteps):
         began_ns = time.monotonic_ns() - wait_ns
         if not self.is_training_thread():
             return
+        take_over(self)
         if not is_grad_enabled() or self.activities.is_in_call:
             self._on_evaluation(began_ns, wait_ns)
         elif self._has_step_begun:
@@ -135,6 +140,7 @@ class Capture(TrainingSteps):
     @hook_entry
     def on_loader_ended(self, wait_ns: int) -> None:
         """A data loader had no more batches, and its workers ended."""
+        take_over(self)
         if self.is_training_thread() and not self.activities.on_loader_end(time.monotonic_ns(), wait_ns):
             self._facts.add_wait(wait_ns if self._has_step_begun else 0)
 
@@ -185,6 +191,7 @@ class Capture(TrainingSteps):
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
         if last_error() is not None:  # first of all: a launcher ends this process when it sees that another one failed
             self._keep_failure()
+        take_over(self)
         self._complete_steps(self._source.finish())
         unused_choice = self._source.describe_unused_choice()
         if unused_choice:
@@ -226,6 +233,7 @@ class Capture(TrainingSteps):
 
     def _begin_training(self) -> None:
         """The running step shows that it trains; the first step begins here, unless an earlier hook saw it begin."""
+        take_over(self)
         if not self._has_step_begun:
             self.activities.on_first_step()
             self._open_first_window()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    #: A file, and what makes a line for it with which arguments.
+    #: A file, and what makes a line for it, or several, with which arguments.
     QueuedRow: TypeAlias = tuple[int, Callable[..., bytes], tuple[Any, ...]]
 
 #: How long a record waits at most.
@@ -48,6 +48,7 @@ class LateWriter:
         append: Takes what ``add`` takes, in one, and asks nothing: the thread must run, and an error is not raised.
         error: Why a record could not be written; None where all could.
         has_news: Whether the thread has done something since ``take_news`` was last called.
+        on_turn: Called by the thread when it has.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class LateWriter:
         self.append: Callable[[QueuedRow], None] = self._rows.append
         self.error: Exception | None = None
         self.has_news = False
+        self.on_turn: Callable[[], None] | None = None
         self._read_beside = read_beside
         self._look_beside = look_beside
         #: Told the file and the number of lines after each write.
@@ -104,9 +106,10 @@ class LateWriter:
                     last, content = descriptor, lines.setdefault(descriptor, [])
                 content.append(make_line(*arguments))
             for descriptor, content in lines.items():
-                write_whole(descriptor, b"".join(content))
+                lines_of_file = b"".join(content)
+                write_whole(descriptor, lines_of_file)
                 if self._on_written is not None:
-                    self._on_written(descriptor, len(content))
+                    self._on_written(descriptor, lines_of_file.count(b"\n"))
 
     def close(self) -> None:
         """Write what waits, and let the thread end.
@@ -150,6 +153,8 @@ class LateWriter:
                     time.sleep(_PAUSE_S)
             self._spent_ns = time.thread_time_ns()
             self.has_news = True
+            if self.on_turn is not None:
+                self.on_turn()
 
 
 def write_whole(descriptor: int, content: bytes) -> None:

@@ -21,6 +21,12 @@ _HOST = f',"host":[{",".join(["%d"] * len(HostWork._fields))}]'
 _WAITS = f',"waits":[{",".join(["%d"] * len(HostWaits._fields))}]'
 
 
+def make_lines(block: Any, counters: HostCounters) -> bytes:
+    """The lines of a block of rows of ``native/quiet.c``, to which nothing is added any more."""
+    lines: bytes = block.lines(make_line, counters)
+    return lines
+
+
 def make_line(
     step: int,
     end_ns: int,
@@ -30,7 +36,8 @@ def make_line(
     loaded: tuple[int, int, int | None],
     stated: Mapping[str, Any] | None,
     peaks: Mapping[str, Any] | None,
-    host: tuple[HostCounters, RawCounters | None, RawWaits | None] | None = None,
+    host: tuple[RawCounters | None, RawWaits | None] = (None, None),
+    counters: HostCounters | None = None,
 ) -> bytes:
     """The line of a step from its row in the queue.
 
@@ -43,7 +50,8 @@ def make_line(
         loaded: Samples and tokens of data loaders, and the wait for them.
         stated: Fields of StatedStep.
         peaks: Fields of StepRecord about memory, in its order, where they were read meanwhile.
-        host: The counters of the thread, what they were at the end of the step, and the step's waits.
+        host: The kernel's counters of the thread at the end of the step, and the step's waits.
+        counters: Makes differences of the counters.
     """
     began_ns, sign_ns, hook_ns = times
     micro_batches, samples, tokens = counts
@@ -53,8 +61,8 @@ def make_line(
     gap_ns = None
     if sign_ns is not None and sign_ns > began_ns:
         gap_ns = (sign_ns if sign_ns < end_ns else end_ns) - began_ns
-    work = None if host is None else host[0].to_work(host[1], end_ns - began_ns)
-    waits = None if host is None or host[2] is None else to_waits(host[2])
+    work = None if counters is None else counters.to_work(host[0])
+    waits = None if host[1] is None else to_waits(host[1])
     if not stated:  # one text, because this runs for every step in a thread that holds the interpreter
         return (
             f'{{"step":{step},"end_ns":{end_ns},"source":"{source}","wall_ns":{end_ns - began_ns}'

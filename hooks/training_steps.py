@@ -14,7 +14,7 @@ from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.hooks.memory.recording import MemoryRecording
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
-from perfscope.hooks.quick_hooks import QuietSteps, quick_hooks
+from perfscope.hooks.quiet_steps import begin, connect, make_quiet_steps, reevaluates, take_over
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
@@ -42,18 +42,15 @@ class TrainingSteps(TrainedModel):
     """The steps of one process; its methods are safe to call from training.
 
     Attributes:
-        dead: True after a failure, and in a forked child: nothing more is recorded.
         pid: The process it belongs to.
-        hook_ns: Time that the hooks took since the last step boundary.
         save_timer: Times checkpoint saves.
         activities: Times validation, generation and compilation.
         watch: Notices that training stalls or fails, and requests to this process.
     """
 
     def __init__(self, config: Config) -> None:
-        self.dead = False
+        self._quiet = make_quiet_steps()
         self.pid = os.getpid()
-        self.hook_ns = 0
         self._memory = DeviceMemory()
         self._peaks: Mapping[str, Any] = {}
         self.watch = Watch(config, self)
@@ -65,14 +62,55 @@ class TrainingSteps(TrainedModel):
         self._exchanges = ExchangeTimer()
         self._rows = StepRows(self._counters)
         self._facts = StepFacts()
-        self._step_started_ns: int | None = None
         self._recording = MemoryRecording(config, self.files, self._model.trained)
         self._windows = WindowSchedule(config, self.files, self._recording)
         self._is_rpc_server = False
         self._main_thread = threading.main_thread().ident
         self._passes = PassTimer()
-        self._quiet = QuietSteps()
-        vars(self).update(quick_hooks(self))
+        vars(self).update(connect(self._quiet, self))
+
+    @property
+    def dead(self) -> bool:
+        """Whether nothing more is recorded."""
+        return self._quiet.dead
+
+    @dead.setter
+    def dead(self, dead: bool) -> None:
+        self._quiet.dead = dead
+
+    @property
+    def steps(self) -> int:
+        """Completed training steps."""
+        return self._quiet.steps
+
+    @steps.setter
+    def steps(self, steps: int) -> None:
+        self._quiet.steps = steps
+
+    @property
+    def hook_ns(self) -> int:
+        """Time that the hooks took since the last step boundary."""
+        return self._quiet.hook_ns
+
+    @hook_ns.setter
+    def hook_ns(self, hook_ns: int) -> None:
+        self._quiet.hook_ns = hook_ns
+
+    @property
+    def _step_started_ns(self) -> int | None:
+        return self._quiet.started_ns or None
+
+    @_step_started_ns.setter
+    def _step_started_ns(self, started_ns: int) -> None:
+        self._quiet.started_ns = started_ns
+
+    def take_over(self) -> None:
+        """What the running step has shown in quick hooks is the guarded methods' from here on."""
+        take_over(self)
+
+    def end_guarded(self) -> None:
+        """The running step is not quite like most others: the guarded methods end it."""
+        self._quiet.last = 0
 
     @abstractmethod
     def abandon(self, reason: str) -> None:
@@ -82,10 +120,13 @@ class TrainingSteps(TrainedModel):
     def arm(self, boundary: str) -> None:
         """A framework with a step boundary is in use: boundaries of lower priority are ignored from now on."""
         self._source.arm(boundary)
+        if self._quiet.is_on and self._source._alone is None:
+            take_over(self)
 
     @hook_entry
     def on_optimizer_built(self, optimizer: object) -> None:
         """An optimizer was built, after training began or shortly before."""
+        take_over(self)
         self._facts.has_cleared = True
         self._source.add_optimizer(optimizer)
 
@@ -95,8 +136,9 @@ class TrainingSteps(TrainedModel):
         if threading.get_ident() != self._main_thread and launched_rank.is_rpc_worker_thread():
             self._note_rpc_server()
             return
+        take_over(self)
         self._facts.optimizer_steps += 1
-        self._facts.reevaluates |= "max_eval" in getattr(optimizer, "defaults", ())
+        self._facts.reevaluates |= reevaluates(optimizer)
         self._model.on_optimizer_step(optimizer)
         if self._source.name == "optimizer" or self._source.counts("optimizer"):
             self._end_step("optimizer", optimizer, _NOTHING_STATED)
@@ -109,7 +151,8 @@ class TrainingSteps(TrainedModel):
     @hook_entry
     def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
         """A GradScaler finished an iteration, in which it tried an optimizer step or not; None where unknown."""
-        skipped = None if has_stepped is None else has_stepped and self._facts.optimizer_steps == 0
+        optimizer_steps = self._facts.optimizer_steps + self._quiet.optimizer_steps
+        skipped = None if has_stepped is None else has_stepped and optimizer_steps == 0
         self._end_step("grad_scaler", scaler, StatedStep(skipped=skipped))
 
     @hook_entry
@@ -134,7 +177,7 @@ class TrainingSteps(TrainedModel):
 
     def last_boundary_ns(self) -> int | None:
         """When the last step ended, on the monotonic clock."""
-        return self._step_started_ns if self.steps else None
+        return self._quiet.started_ns or None if self._quiet.steps else None
 
     def training_thread(self) -> int | None:
         """The thread that trains; None before the first step."""
@@ -143,12 +186,12 @@ class TrainingSteps(TrainedModel):
     def request_window(self, name: str, request: WindowRequest) -> None:
         """A window is asked for; called from the thread that writes records, and taken at the end of a step."""
         self._windows.request(name, request)
-        self._quiet.steps = 0
+        self.end_guarded()
 
     def wake_for_requests(self) -> None:
         """Let the next step look at requests that wait, where it set out not to just as one came."""
         if self._windows.has_requests:
-            self._quiet.steps = 0
+            self.end_guarded()
 
     def _note_rpc_server(self) -> None:
         if not self._is_rpc_server:
@@ -158,6 +201,9 @@ class TrainingSteps(TrainedModel):
     def _end_step(self, boundary: str, emitter: object, stated: StatedStep) -> None:
         now_ns = time.monotonic_ns()
         is_alone = self._source.trains_alone(boundary, emitter)
+        if self._quiet.is_on and not (is_alone or self._source.counts(boundary)):
+            return  # it is a part of the step, which stays quiet
+        take_over(self)
         is_pipeline = is_alone and self._facts.pipelined is not None
         if not is_pipeline:
             PROBES.discard()
@@ -177,13 +223,13 @@ class TrainingSteps(TrainedModel):
         elif sizes:
             self._windows.on_step_end(self.steps)
         is_quiet = is_alone and not reevaluates and not self._recording.watches_for_errors
-        self._quiet.begin(self._windows.quiet_steps if is_quiet else 0, self.files)
+        begin(self, self._windows.quiet_steps if is_quiet else 0)
         if self._recording.watches_for_errors:
             self._recording.on_any_step(self.steps + 1)
         if is_pipeline:
             self._probe_pipeline(has_news=has_news)
-        self._step_started_ns = time.monotonic_ns()
-        self.hook_ns = window_began_ns - self._step_started_ns  # what the guard adds next, without the window
+        self._step_started_ns = now_ns = time.monotonic_ns()
+        self.hook_ns = window_began_ns - now_ns  # what the guard adds next, without the window
 
     def _probe_pipeline(self, *, has_news: bool) -> None:
         """Begin or end the probe of a pipeline's step, whose passes keep it from the quick hooks."""

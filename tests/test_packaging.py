@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
 import tomllib
+import zipfile
 from pathlib import Path
 
 import pytest
 
 import perfscope as package
 from docs._build.site import GENERATED
-from tests.conftest import ROOT, perfscope
+from tests.conftest import ROOT, environment, perfscope
 
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 HOMES = {"perfscope": "perfscope", "analyzers": "perfscope.analyzers", "hooks": "perfscope.hooks"}
@@ -26,6 +32,64 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
             if not any((ROOT / top).joinpath(*folder.parts[: n + 1]).is_symlink() for n in range(len(folder.parts))):
                 found.add(".".join([name, *folder.parts]))
     assert found - {"perfscope.entry"} == listed - {"perfscope_toolkit"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What a wheel is built from, without anything that was built in the tree."""
+    folder = tmp_path_factory.mktemp("sources")
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    for name in HOMES:
+        unwanted = shutil.ignore_patterns("__pycache__", "*.so")
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=unwanted)
+    return folder
+
+
+def build(sources: Path, kind: str, **variables: str) -> set[str]:
+    """The names of what a distribution holds, as setuptools builds it."""
+    for rest in ("build", "dist"):
+        shutil.rmtree(sources / rest, ignore_errors=True)
+    command = [sys.executable, "setup.py", "-q", kind]
+    ended = subprocess.run(
+        command, cwd=sources, env=environment() | variables, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stderr
+    (file,) = (sources / "dist").iterdir()
+    if file.suffix == ".whl":
+        return set(zipfile.ZipFile(file).namelist())
+    return {name.partition("/")[2] for name in tarfile.open(file).getnames()}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_a_wheel_holds_the_hooks_in_c_for_all_versions_of_python(sources: Path) -> None:
+    assert "perfscope/hooks/native/quiet.abi3.so" in build(sources, "bdist_wheel")
+    (file,) = (sources / "dist").iterdir()
+    assert "-cp311-abi3-" in file.name
+
+
+@pytest.mark.slow
+def test_without_a_compiler_a_wheel_holds_all_the_rest(sources: Path) -> None:
+    names = build(sources, "bdist_wheel", CC="false")
+    assert not [name for name in names if name.endswith(".so")]
+    assert {"perfscope/hooks/quick_hooks.py", "perfscope/hooks/native/__init__.py"} <= names
+
+
+@pytest.mark.slow
+def test_a_source_distribution_holds_what_is_compiled(sources: Path) -> None:
+    assert {"setup.py", "hooks/native/quiet.c"} <= build(sources, "sdist")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
+def test_the_hooks_in_c_compile_without_a_warning(tmp_path: Path) -> None:
+    warnings = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
+    command = ["cc", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-fsyntax-only", *warnings]
+    source = ROOT / "hooks" / "native" / "quiet.c"
+    command += ["-isystem", sysconfig.get_path("include"), str(source)]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 def test_the_version_is_in_the_changelog() -> None:

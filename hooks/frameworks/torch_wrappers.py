@@ -65,6 +65,7 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     state_class = module.FSDPState
     PROBES.sharded = ShardedUnits(getattr(module, "FSDPParamGroup", None))
     original = state_class._root_pre_forward
+    has_begun = False
 
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
@@ -77,7 +78,9 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
                 _unwrap(self, "_root_pre_forward", original)  # it never will be one
             return result
         result = original(self, root, args, kwargs)
-        if capture.steps and getattr(root, "training", False):
+        nonlocal has_begun
+        has_begun = has_begun or capture.steps > 0  # to ask for the steps takes a call
+        if has_begun and getattr(root, "training", False):
             capture.on_forward(args, kwargs, model=root)
         else:
             report = _report_fsdp2 if getattr(root, "training", False) else _report_evaluation

@@ -38,6 +38,12 @@ class ActiveProcess(Protocol):
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
 
+    def take_over(self) -> None:
+        """What the running step has shown in quick hooks becomes this timer's, as far as it is about activities."""
+
+    def end_guarded(self) -> None:
+        """There is something to say at the end of the running step."""
+
 
 @dataclass
 class _Evaluation:
@@ -203,6 +209,7 @@ class ActivityTimer:
         """A framework validates, or a model generates, in one call; whether it is the training thread's."""
         if not self._process.is_training_thread():
             return False
+        self._process.take_over()
         if self._evaluation is None:
             self.on_evaluation(time.monotonic_ns())
             if self._evaluation is not None:
@@ -264,3 +271,4 @@ class ActivityTimer:
     def _add(self, span: Span) -> None:
         if len(self._step.spans) < _MOST_SPANS:
             self._step.spans.append(span)
+            self._process.end_guarded()

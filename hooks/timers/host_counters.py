@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 _NS_PER_S = 1_000_000_000
 #: One step in so many reads the counters, where no other reason does: a power of two, less one.
 EACH_READ_MASK = 15
-#: A step is long where it takes longer than usual by this part of that, as a power of two.
-_LONG_SHIFT = 3
-#: How far one step moves what is usual, as powers of two: by at most a quarter of it, of which a sixteenth counts.
-_LIMIT_SHIFT, _WEIGHT_SHIFT = 2, 4
 
 
 class HostCounters:
@@ -37,13 +33,10 @@ class HostCounters:
 
     Attributes:
         file: The scheduler's counters of the thread; -1 where the kernel has none.
-        long_ns: A step that takes longer reads the counters.
     """
 
     def __init__(self) -> None:
         self.file = -1
-        self.long_ns = 0
-        self._usual_ns = 0
         self._has_begun = False
         #: Processor time, time without a processor, processor time in the kernel, page faults and losses of the
         #: processor, as they were read last.
@@ -66,19 +59,16 @@ class HostCounters:
             return None
         return time.thread_time_ns(), read_counters(self.file), resource.getrusage(resource.RUSAGE_THREAD)
 
-    def to_work(self, raw: RawCounters | None, wall_ns: int | None = None) -> HostWork | None:
+    def skip(self, steps: int) -> None:
+        """The counters were not read at the end of so many steps, which come behind the one of the call before."""
+        self._unread_steps += steps
+
+    def to_work(self, raw: RawCounters | None) -> HostWork | None:
         """What was done since the counters were read last, up to a step's end; None where nothing was read before.
 
         Args:
             raw: What was read at the end of the step, which comes behind the one of the call before; None for nothing.
-            wall_ns: How long the step took, if it is like most others.
         """
-        if wall_ns:
-            usual_ns = self._usual_ns or wall_ns
-            most_ns, change_ns = usual_ns >> _LIMIT_SHIFT, wall_ns - usual_ns
-            change_ns = most_ns if change_ns > most_ns else -most_ns if change_ns < -most_ns else change_ns
-            self._usual_ns = usual_ns = usual_ns + (change_ns >> _WEIGHT_SHIFT)
-            self.long_ns = usual_ns + (usual_ns >> _LONG_SHIFT)
         if raw is None:
             self._unread_steps += 1
             return None

@@ -48,6 +48,9 @@ class SavingProcess(Protocol):
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
 
+    def end_guarded(self) -> None:
+        """There is something to say at the end of the running step."""
+
 
 @dataclass
 class _StepSaves:
@@ -251,6 +254,7 @@ class SaveTimer:
     @hook_entry
     def _begin(self, source: str, path: object, *, is_asynchronous: bool) -> Save | None:
         self.is_in_use = True
+        self._process.end_guarded()
         is_stalling = self._process.is_training_thread()
         start_ns = time.monotonic_ns()
         if is_daemon_process():

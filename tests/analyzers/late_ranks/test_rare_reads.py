@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import stragglers
 from perfscope.analyzers.late_ranks import analyze
-from perfscope.hooks.timers.host_counters import EACH_READ_MASK, HostCounters
+from perfscope.hooks.quick_hooks import QuietSteps
+from perfscope.hooks.timers.host_counters import EACH_READ_MASK
 from perfscope.sources.runs.host_times import to_host_times
 from perfscope.sources.runs.numbers import ReadNumbers
 from perfscope.sources.runs.run import read_run
@@ -31,15 +32,16 @@ FIRST_STEPS = 4
 def thin_out(table: Steps) -> Steps:
     """The steps as they were if the hooks had read no counters where they need not."""
     assert table.host is not None
-    counters = HostCounters()
+    quiet = QuietSteps()
     is_slow = (table.window != "") | present(table.save_ns) | present(table.no_grad_ns) | (table.step <= FIRST_STEPS)
     columns = [np.ma.filled(getattr(table.host, name), 0).tolist() for name in WORK]
     is_counted, walls = present(table.host.cpu_ns).tolist(), np.ma.filled(table.wall_ns, 0).tolist()
     kept: list[list[int] | None] = []
     sums = [0] * (len(WORK) + 1)
     for row, step in enumerate(table.step.tolist()):
-        is_read = is_slow[row] or walls[row] > counters.long_ns or not step & EACH_READ_MASK
-        counters.to_work(None, None if is_slow[row] else walls[row])
+        is_read = is_slow[row] or walls[row] > quiet.long_ns or not step & EACH_READ_MASK
+        if not is_slow[row]:
+            quiet.learn_length(walls[row])
         work = [column[row] for column in columns]
         sums = [total + value for total, value in zip(sums, [*work, 1], strict=True)]
         kept.append(sums if is_read and is_counted[row] else None)

@@ -32,7 +32,13 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def process() -> Any:
     return SimpleNamespace(
-        dead=False, pid=0, save_timer=SimpleNamespace(stalled_ns=0), is_training_thread=lambda: True, abandon=print
+        dead=False,
+        pid=0,
+        save_timer=SimpleNamespace(stalled_ns=0),
+        is_training_thread=lambda: True,
+        abandon=print,
+        take_over=lambda: None,
+        end_guarded=lambda: None,
     )
 
 

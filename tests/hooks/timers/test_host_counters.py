@@ -57,17 +57,6 @@ def test_a_read_that_fails_ends_what_is_counted_until_the_next_one() -> None:
     assert [counters.to_work(raw) for raw in raws] == [None] * 6 + [HostWork(20, 50, 0, 0, 0, 2)]
 
 
-def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_step_changes_little() -> None:
-    counters = HostCounters()
-    counters.to_work(None, 1 << 20)
-    assert counters.long_ns == (1 << 20) * 9 // 8
-    counters.to_work(None, 1 << 40)
-    assert counters.long_ns == ((1 << 20) + (1 << 14)) * 9 // 8
-    for _ in range(400):
-        counters.to_work(None, 1 << 21)
-    assert abs(counters.long_ns - (1 << 21) * 9 // 8) < 1 << 8
-
-
 def test_a_sleep_is_no_work_and_no_delay() -> None:
     counters = HostCounters()
     counters.begin()

@@ -1,0 +1,25 @@
+"""The hooks in C, which are built where there is a compiler: everything else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import sysconfig
+
+from setuptools import Extension, setup
+
+#: Python's stable interface, so that one build serves Python 3.11 and all later ones; free-threaded ones have none.
+IS_STABLE = not sysconfig.get_config_var("Py_GIL_DISABLED")
+
+setup(
+    ext_modules=[
+        Extension(
+            "perfscope.hooks.native.quiet",
+            ["hooks/native/quiet.c"],
+            extra_compile_args=["-O2", "-Wall", "-Wextra"],
+            py_limited_api=IS_STABLE,
+            optional=True,
+        )
+    ]
+    if IS_STABLE
+    else [],
+    options={"bdist_wheel": {"py_limited_api": "cp311"}} if IS_STABLE else {},
+)
