@@ -26,6 +26,7 @@ from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.constants import NS_PER_MS
 from perfscope.hooks.pack_records import pack
 from perfscope.sources.runs.run import read_run
+from perfscope.wire import MICRO_BATCHES_FILE
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures" / "stragglers"
@@ -54,6 +55,7 @@ GPU_RUNS = {
     "second": FIXTURES / "nccl",
     "third": FIXTURES / "nccl-third",
     "fourth": FIXTURES / "nccl-fourth",
+    "fifth": FIXTURES / "nccl-fifth",
 }
 #: The late rank, where it was another one.
 LATE_RANKS = {"fourth": 0}
@@ -99,6 +101,12 @@ _MENDED = {
         "Since then such time counts with page faults only, or where the device waits for its host. In `ddp.clean` a",
         "thread was blocked for a third longer than the other in its backward passes, more than was allowed of records",
         "without the processor time of all threads: three quarters are now.",
+    ),
+    "fifth": (
+        "Causes on the host, which are the same rules on processors, and more micro-batches. Rank 1 is the late one.",
+        "In `pipeline.device100` the other process came into the optimizer in one of six timed steps, 0.8 ms of a step",
+        "of 77 ms, as in the third run. Its forward and backward passes took 63 ms, those of the other stage 28 ms:",
+        "they are timed in every step of a pipeline, and are compared since then.",
     ),
 }
 
@@ -150,13 +158,13 @@ def to_table(answers: list[Answer]) -> list[str]:
         "|:---|:---|:---|:---|:---|---:|---:|:---|",
     ]
     for answer in answers:
-        strategy, cause, *rare = answer.case.split(".")
+        strategy, cause, *rest = answer.case.split(".")
         late = answer.first
         cells = ["nothing", "n/a", "n/a", "n/a"]
         if late is not None:
             rank = "all" if late.rank is None else str(late.rank)
             cells = [str(late.cause), rank, str(late.steps), f"{late.cost_ns / NS_PER_MS:.0f}"]
-        when = "n/a" if cause == "clean" else "five steps" if rare or cause == "network" else "each step"
+        when = "n/a" if cause == "clean" else "five steps" if "rare" in rest or cause == "network" else "each step"
         when = "each sixth step" if cause == "save" else when
         lines.append(
             f"| {strategy} | {FAULTS[cause]} | {when} | {' | '.join(cells)} | {'yes' if answer.is_right else 'no'} |"
@@ -184,8 +192,9 @@ def describe_gpus() -> list[str]:
         "## On GPUs",
         "",
         "Two H200 with NCCL (torch 2.11), a GPT of 100 million parameters in bf16, up to 300 steps. The first",
-        "four runs showed rules that were wrong on GPUs and were mended after their records had been seen: their",
-        "tables have what the rules answer now, which tests nothing.",
+        "five runs showed rules that were wrong on GPUs and were mended after their records had been seen: their",
+        "tables have what the rules answer now, which tests nothing. What two GPUs of one host cannot have is a slow",
+        "network. Lower clocks need rights that the machine does not give.",
     ]
     for name, folder in GPU_RUNS.items():
         before = json.loads((folder / "before.json").read_text())
@@ -255,7 +264,11 @@ def keep_fixture(run: Path, target: Path) -> None:
                 shutil.copy(folder / name, copy / name)
         if (folder / "model.json").exists():
             model = json.loads((folder / "model.json").read_text())
-            (copy / "model.json").write_text(json.dumps({**model, "weights": []}, separators=(",", ":")) + "\n")
+            is_stage = (folder / MICRO_BATCHES_FILE).exists()
+            weights = [weight | {"name": ""} for weight in model["weights"]] if is_stage else []
+            (copy / "model.json").write_text(json.dumps({**model, "weights": weights}, separators=(",", ":")) + "\n")
+            if is_stage:
+                shutil.copy(folder / MICRO_BATCHES_FILE, copy / MICRO_BATCHES_FILE)
         shutil.copy(folder / "steps.jsonl", copy / "steps.000001.jsonl")
         pack(str(copy / "steps.000001.jsonl"))
     (target / "run.json").write_text('{"schema": "perfscope/run/1"}\n')

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
+from perfscope.analyzers.late_ranks.stage_pace import compare_stages
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
 from perfscope.tables.columns import Float64, present
 from perfscope.tables.run import Run
@@ -29,6 +30,8 @@ _FEWEST_PROBES = 5
 _SLOW = 1.05
 #: Stages of a pipeline update different tensors, and their times are compared by parameter.
 _SLOW_STAGE = 1.25
+#: ... and so are those of their passes, which hold more than products with parameters.
+_SLOW_PASSES = 1.5
 #: A device that another process takes from time to time needs longer in some probes only: their mean is compared, ...
 _SLOW_AT_TIMES = 1.2
 #: ... without so many of the longest.
@@ -56,6 +59,9 @@ class DevicePace:
         relative_forward: ``forward_ns`` over the median of the other ranks; absent where it may hold an exchange, or
             the device waited for the host.
         relative_update: The same of the optimizer, by parameter where ranks are stages of a pipeline.
+        relative_passes: Of a stage of a pipeline, the time of its passes by parameter over that of the others; absent
+            where the device waited for the host.
+        passes_ns: Of a stage, its passes in a step.
         clock_mhz: Clock of its multiprocessors; absent without samples.
         limit: From which ratio on it is slow.
         knows_launches: Whether it was recorded if the device waited for the host.
@@ -69,6 +75,8 @@ class DevicePace:
     update_ns: int
     relative_forward: float | None = None
     relative_update: float | None = None
+    relative_passes: float | None = None
+    passes_ns: int | None = None
     clock_mhz: int | None = None
     limit: float = _SLOW
     knows_launches: bool = False
@@ -77,20 +85,27 @@ class DevicePace:
     @property
     def ratio(self) -> float:
         """How much longer its device needs for the same work: the larger ratio."""
-        return max(self.relative_forward or 1.0, self.relative_update or 1.0)
+        return max(self.relative_forward or 1.0, self.relative_update or 1.0, self.relative_passes or 1.0)
 
     @property
     def is_slow(self) -> bool:
         """Whether its device is slow: forward passes that are faster than the others' say that it is not."""
         is_contradicted = self.relative_forward is not None and self.relative_forward < 1 / _SLOW
-        return self.ratio >= self.limit and not is_contradicted
+        is_longer = max(self.relative_forward or 1.0, self.relative_update or 1.0) >= self.limit
+        return (is_longer and not is_contradicted) or self._has_slow_passes
 
     @property
     def excess_ns(self) -> int:
         """What it costs in a step: what was compared took longer, and backward passes are as slow as forward passes."""
         forward, update = self.relative_forward or 1.0, self.relative_update or 1.0
         passes_ns = (self.forward_ns or 0) + self.backward_ns
+        if self._has_slow_passes:
+            passes_ns, forward = self.passes_ns or 0, self.relative_passes or 1.0
         return round(passes_ns * (1 - 1 / max(forward, 1)) + self.update_ns * (1 - 1 / max(update, 1)))
+
+    @property
+    def _has_slow_passes(self) -> bool:
+        return (self.relative_passes or 1.0) >= _SLOW_PASSES
 
 
 def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[DevicePace, ...]:
@@ -105,6 +120,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
     updates = {table.rank: [(probe.update_ns, probe.update_launch_ns) for probe in table.probes] for table in timed}
     sizes = {model.rank: model.trainable for model in run.models} if has_stages else dict.fromkeys(medians, 1)
     limit = _SLOW_STAGE if has_stages else _SLOW
+    stages = compare_stages(run) if has_stages else {}
     paces = []
     for table in timed:
         rank = table.rank
@@ -118,6 +134,8 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
         if all(sizes.get(peer) for peer in medians):
             scaled = [(updates[peer], sizes[rank] / sizes[peer]) for peer in peers]
             relative_update = _relative(updates[rank], scaled, limit)
+        is_ahead = _times_ahead(_present(updates[rank])) is not None
+        stage = stages.get(rank)
         paces.append(
             DevicePace(
                 rank=rank,
@@ -130,7 +148,9 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 clock_mhz=clocks.get(rank),
                 limit=limit,
                 knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
-                is_behind=_times_ahead(_present(updates[rank])) is not None and not has_stages,
+                is_behind=is_ahead and not has_stages,
+                relative_passes=None if stage is None or not is_ahead else stage.relative,
+                passes_ns=None if stage is None else stage.passes_ns,
             )
         )
     return tuple(paces)
@@ -250,7 +270,8 @@ def _explain(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping[int, f
     if own is not None and most and own > _SLOW * median(most):
         return Cause.WORK, f"{own / median(most):.2f} times the work of the others"
     clocks = [peer.clock_mhz for peer in peers if peer.clock_mhz is not None]
-    longer = f"the same work takes {pace.ratio:.2f} times as long on its GPU"
+    what = "its passes take" if pace.ratio == pace.relative_passes else "the same work takes"
+    longer = f"{what} {pace.ratio:.2f} times as long on its GPU"
     if pace.clock_mhz is not None and clocks:
         usual = median(clocks)
         if pace.clock_mhz < _LOWER_CLOCK * usual:

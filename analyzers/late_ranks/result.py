@@ -125,6 +125,8 @@ class LateRanks:
                     "update_ns": pace.update_ns,
                     "relative_forward": pace.relative_forward,
                     "relative_update": pace.relative_update,
+                    "relative_passes": pace.relative_passes,
+                    "passes_ns": pace.passes_ns,
                     "sm_clock_mhz": pace.clock_mhz,
                 }
                 for pace in self.devices
@@ -254,6 +256,7 @@ class LateRanks:
         return long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
 
     def _devices_section(self) -> Section:
+        has_passes = any(pace.relative_passes is not None for pace in self.devices)
         columns = (
             Column("Rank"),
             Column("Timed steps"),
@@ -262,6 +265,7 @@ class LateRanks:
             Column("Optimizer (ms)", 2),
             Column("Relative forward", 3),
             Column("Relative optimizer", 3),
+            *((Column("Relative passes", 3),) if has_passes else ()),
             Column("SM clock (MHz)"),
         )
         rows = [
@@ -273,6 +277,7 @@ class LateRanks:
                 pace.update_ns / NS_PER_MS,
                 pace.relative_forward,
                 pace.relative_update,
+                *((pace.relative_passes,) if has_passes else ()),
                 pace.clock_mhz,
             )
             for pace in self.devices

@@ -1,7 +1,8 @@
 """Short trainings of two ranks, one of them late for one reason, and clean twins: ``late_ranks.py --out DIR CASE...``.
 
-A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only. On GPUs
-``STRATEGY.device50`` lets another process use the late rank's GPU half of the time. ``CASE:100`` trains for 100 steps.
+A case is ``STRATEGY.CAUSE``, as ``ddp.garbage``; ``STRATEGY.CAUSE.rare`` puts the cause into a few steps only, and
+``STRATEGY.clean.large`` has batches as large as where devices are compared. On GPUs ``STRATEGY.device50`` lets another
+process use the late rank's GPU half of the time. ``CASE:100`` trains for 100 steps.
 torch is imported once; each rank trains in a process of its own, on a processor of its own where there are two.
 
 ``--overlap`` lets the processes of the next case start while one trains, on the other half of the processors: they wait
@@ -79,10 +80,10 @@ class Plan:
     def __init__(self, name, rank, folder, steps):
         self.steps = steps
         self.strategy, self.cause, *rest = name.split(".")
-        self.is_rare = bool(rest)
+        self.is_rare = "rare" in rest
         self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
         # Small steps take as long as their launches: more work, or a slower GPU, then makes no rank late.
-        self.is_large = GPU and self.cause.startswith(("work", "microbatches", "device"))
+        self.is_large = GPU and (self.cause.startswith(("work", "microbatches", "device")) or "large" in rest)
         self.batch = BATCH * (4 if self.is_large else 1)
         self.rank, self.folder = rank, folder
         self.passes = 2 if self.causes("microbatches") else 1

@@ -81,6 +81,9 @@ class DevicePaceData(TypedDict):
         update_ns: The same of the optimizer.
         relative_forward: ``forward_ns`` over the median of the other ranks; None where it may hold an exchange.
         relative_update: The same of the optimizer; None where there is nothing to compare with.
+        relative_passes: Of a stage of a pipeline, the time of its passes by parameter over that of the others; None
+            where there is nothing to compare with, or the device waited for its host.
+        passes_ns: Of a stage, the median time of its passes in a step; None without them.
         sm_clock_mhz: Clock of its multiprocessors; None without samples.
     """
 
@@ -91,6 +94,8 @@ class DevicePaceData(TypedDict):
     update_ns: int
     relative_forward: float | None
     relative_update: float | None
+    relative_passes: float | None
+    passes_ns: int | None
     sm_clock_mhz: int | None
 
 

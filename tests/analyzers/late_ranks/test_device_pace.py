@@ -16,7 +16,8 @@ from perfscope.analyzers.late_ranks.excesses import measure_excesses
 from perfscope.analyzers.late_ranks.lateness import Cause
 from perfscope.analyzers.late_ranks.parts import split_steps
 from perfscope.constants import NS_PER_MS as MS
-from perfscope.tables.model import Model, PrecisionSigns
+from perfscope.tables.micro_batches import MicroBatches, PassTotal
+from perfscope.tables.model import Model, PrecisionSigns, Weight
 from perfscope.tables.run import Run
 from perfscope.wire.host import DeviceProbe
 from perfscope.wire.setup import SetupRecord
@@ -130,6 +131,90 @@ def test_stages_are_compared_by_parameter(update: float, expected: list[tuple[in
     )
     assert answers(replace(run, models=models)) == expected
     assert answers(run) == [], "without sizes nothing is compared"
+
+
+def stages_of(
+    passes: list[list[int]], weights: list[tuple[int, int]], launches: tuple[float, ...] = (0, 0), **axes: int
+) -> Run:
+    """A pipeline: of each rank the times of its passes (ms) by step, what it multiplies with and what it looks up."""
+    updates = [sum(sizes) / 100 for sizes in weights]
+    run = probed(
+        [{"forward": None, "launch": launch, "update": ms} for launch, ms in zip(launches, updates, strict=True)]
+    )
+    signs = PrecisionSigns()
+    models = tuple(
+        Model(
+            rank,
+            None,
+            multiplied + embedded,
+            multiplied + embedded,
+            (Weight("", False, (multiplied,), 1), Weight("", True, (embedded,), 1)),
+            None,
+            "",
+            signs,
+            None,
+        )
+        for rank, (multiplied, embedded) in enumerate(weights)
+    )
+    records = tuple(
+        MicroBatches(rank, 0, step, rank, 2, 2, 90 * MS, (PassTotal("F", rank, 2, ms * MS // 3), rest(ms)), ())
+        for rank, times in enumerate(passes)
+        for step, ms in enumerate(times)
+    )
+    ranks = tuple(
+        replace(rank, parallel={"pp": rank.rank} | {axis: size * rank.rank for axis, size in axes.items()})
+        for rank in run.ranks
+    )
+    return replace(run, models=models, micro_batches=records, ranks=ranks)
+
+
+def rest(ms: int) -> PassTotal:
+    return PassTotal("B", 0, 2, ms * MS - ms * MS // 3)
+
+
+PASSES = [[30, 33, 27, 30, 30, 90, 30], [63, 60, 66, 63, 120, 63, 63]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "relative"),
+    [
+        ([(50, 8), (58, 0)], 63 / 58 / (30 / 50)),  # all that the slow one has, and what the other multiplies with
+        ([(50, 8), (58, 300)], 63 / 358 / (30 / 50)),
+        ([(50, 300), (58, 0)], 63 / 58 / (30 / 50)),
+    ],
+)
+def test_passes_of_stages_are_compared_by_what_is_multiplied_with(
+    weights: list[tuple[int, int]], relative: float
+) -> None:
+    run = stages_of(PASSES, weights)
+    result = analyze(run)
+    pace = result.devices[1]
+    assert pace.relative_passes == pytest.approx(relative)
+    assert pace.passes_ns == 63 * MS
+    expected = [(1, Cause.DEVICE)] if relative > 1.5 else []
+    assert [(late.rank, late.cause) for late in result.lateness] == expected
+    for late in result.lateness:
+        assert late.cost_ns == pytest.approx(63 * MS * (1 - 1 / relative) * len(run.steps[1]), rel=1e-6)
+        assert late.detail.startswith("its passes take 1.81 times")
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        stages_of(PASSES, [(50, 8), (58, 0)], launches=(0, 1)),  # its device waits for its host
+        stages_of(PASSES, [(50, 8), (58, 0)], tp=1),  # passes hold exchanges
+        stages_of([PASSES[0][:3], PASSES[1]], [(50, 8), (58, 0)]),
+        stages_of([PASSES[1], PASSES[1]], [(50, 8), (58, 0)]),
+    ],
+    ids=["waits", "exchanges", "few", "alike"],
+)
+def test_stages_that_wait_for_their_hosts_or_exchange_or_are_alike_are_not_slow(run: Run) -> None:
+    assert answers(run) == []
+
+
+def test_a_stage_whose_weights_are_not_known_is_not_compared() -> None:
+    run = stages_of(PASSES, [(50, 8), (58, 0)])
+    assert answers(replace(run, models=tuple(dataclasses.replace(model, weights=()) for model in run.models))) == []
 
 
 def test_the_cost_is_that_of_what_was_compared() -> None:

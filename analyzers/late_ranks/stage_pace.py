@@ -1,0 +1,64 @@
+"""How long the passes of a pipeline's stages take on their devices, by what they multiply with.
+
+Stages have different work by design: layers, the embedding of the first, the head of the last. What is compared is
+therefore the time of a stage's passes over all of its parameters with that of the others over those that are
+multiplied with. Passes are timed on the device, in each step, from when their inputs are there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+
+from perfscope.tables.model import Model
+from perfscope.tables.run import Run
+
+#: Fewer steps say nothing.
+_FEWEST_STEPS = 5
+#: Axes of parallelism whose ranks exchange nothing inside of passes.
+_OUTSIDE = ("pp", "dp")
+#: From this stage of ZeRO on passes gather parameters.
+_FIRST_SHARDED_STAGE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class StagePace:
+    """The passes of one rank.
+
+    Attributes:
+        passes_ns: Of a step, a median.
+        relative: By parameter, over the median of the other ranks.
+    """
+
+    passes_ns: int
+    relative: float
+
+
+def compare_stages(run: Run) -> dict[int, StagePace]:
+    """The pace of each rank of a pipeline; empty where passes were not timed, or hold exchanges."""
+    times: dict[int, list[int]] = {}
+    for record in run.micro_batches:
+        times.setdefault(record.rank, []).append(record.busy_ns)
+    models = {model.rank: model for model in run.models if model.weights}
+    passes = {rank: median(ns) for rank, ns in times.items() if len(ns) >= _FEWEST_STEPS and rank in models}
+    if len(passes) < 2 or _exchange_inside(run):  # noqa: PLR2004 - a pair
+        return {}
+    usual = {rank: ns / multiplied for rank, ns in passes.items() if (multiplied := _multiplied(models[rank]))}
+    paces = {}
+    for rank, own_ns in passes.items():
+        others = [by_parameter for peer, by_parameter in usual.items() if peer != rank]
+        if others and models[rank].parameters and median(others):
+            paces[rank] = StagePace(round(own_ns), own_ns / models[rank].parameters / median(others))
+    return paces
+
+
+def _multiplied(model: Model) -> int:
+    """Parameters that are not only looked up."""
+    return model.parameters - sum(weight.elements for weight in model.weights if weight.is_embedding)
+
+
+def _exchange_inside(run: Run) -> bool:
+    axes = {axis for rank in run.ranks for axis in rank.parallel} - set(_OUTSIDE)
+    if any(len({rank.parallel.get(axis) for rank in run.ranks}) > 1 for axis in axes):
+        return True
+    return any((model.zero_stage or 0) >= _FIRST_SHARDED_STAGE for model in run.models)
