@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from statistics import mean, median
+from statistics import mean, median, stdev
 from typing import Any
 
 from tests.conftest import ROOT
@@ -68,3 +69,19 @@ def test_launches_of_megatron_behind_a_window_cost_what_they_cost_without_perfsc
         ]
         assert has_row(name, *parts, *(f"{launch:.2f}" for launch in launches[kind]))
     assert all(abs(ours / bare - 1) < 0.06 for ours, bare in zip(*launches.values(), strict=True))
+
+
+def test_steps_of_megatron_behind_windows_are_no_longer_than_later_ones_whether_traces_are_compressed_or_not() -> None:
+    windows = read("h200-megatron-windows.json")
+    kinds = ((True, "its traces are compressed and measured"), (False, "nothing is compressed"))
+    for is_compressed, name in kinds:
+        own = [window["step_ms"] for window in windows if window["compressed"] is is_compressed]
+        cells = [name, str(len(own))]
+        for part in (0, 1):
+            changes = [100 * math.log(steps[part] / steps[2]) for steps in own]
+            error = stdev(changes) / math.sqrt(len(changes))
+            cells += [f"{mean(changes):.1f}", f"{error:.1f}"]
+            assert mean(changes) < 2 * error
+        assert has_row(*cells), cells
+    step_ms = median(step for window in windows for step in window["step_ms"])
+    assert f"their steps ({step_ms:.0f} ms)" in REPORT
