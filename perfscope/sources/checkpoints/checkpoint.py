@@ -19,6 +19,7 @@ from perfscope.sources.checkpoints.regular_files import describe_kind
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
+from perfscope.sources.checkpoints.shard_extents import ShardExtents
 from perfscope.sources.checkpoints.sharded_tensors import ShardedTensors
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
@@ -40,6 +41,7 @@ class _Reading:
         dcp: The content of each ``.metadata`` that could be read, by its folder.
         metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
         shards: The tensors of which files hold the shards of single ranks.
+        extents: The same of safetensors files.
     """
 
     folder: Path
@@ -48,6 +50,7 @@ class _Reading:
     dcp: dict[str, DcpMetadata] = field(default_factory=dict)
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
+    extents: ShardExtents = field(default_factory=ShardExtents)
 
 
 @dataclass
@@ -103,7 +106,8 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
             with without_collection():
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
-    damage = [*reading.damage, *find_missing(selection.sizes), *check_indexes(folder, files)]
+    gaps = [] if reading.damage else reading.extents.find_gaps()
+    damage = [*reading.damage, *find_missing(selection.sizes), *gaps, *check_indexes(folder, files)]
     return Checkpoint(
         path=str(path),
         tag=selection.tag,
@@ -153,7 +157,9 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     """Read the table of contents of a file, if it has one."""
     path = reading.folder / name
     if name.endswith(".safetensors"):
-        return _Contents(sum_safetensors(read_safetensors(path), path.name))
+        tensors = read_safetensors(path)
+        reading.extents.add(tensors)
+        return _Contents(sum_safetensors(tensors, path.name))
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)

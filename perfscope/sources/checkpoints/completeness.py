@@ -16,6 +16,7 @@ from perfscope.sources.checkpoints.dcp import METADATA_FILE
 from perfscope.sources.checkpoints.file_names import holds_state, parse_name
 from perfscope.sources.checkpoints.listing import MOST_FILES
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
+from perfscope.sources.checkpoints.shard_extents import ShardExtents
 from perfscope.sources.checkpoints.torch_files import TorchDamage, check_end
 from perfscope.tables.checkpoint import CheckpointFile, Kind
 
@@ -89,18 +90,21 @@ def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
     problems = find_missing(sizes)
     if folder is None:
         return problems
+    extents = ShardExtents()
     for name, size in itertools.islice(sizes.items(), _MOST_OPENED):
         if not size or not holds_state(name):
             continue
         try:
             if name.endswith(".safetensors"):
-                read_safetensors(folder / name)
+                extents.add(read_safetensors(folder / name))
             elif name.endswith(_TORCH_ENDINGS):
                 check_end(folder / name)
         except (SafetensorsDamage, TorchDamage) as damage:
             problems.append(f"{name} {damage}")
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")
+    if len(sizes) <= _MOST_OPENED and not problems:
+        problems += extents.find_gaps()
     indexes = [name for name in sizes if name.endswith(_INDEX_ENDINGS)]
     return problems + [problem for name in indexes for problem in _find_absent(folder, name, sizes)]
 

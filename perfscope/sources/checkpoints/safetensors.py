@@ -17,6 +17,8 @@ from perfscope.sources.checkpoints.regular_files import open_regular
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
+#: Where torch's DCP states the places of a rank's shards.
+_SHARDING = "DCP_SHARDING_INFO"
 _BITS_PER_BYTE = 8
 _MOST_DIMENSIONS = 64
 _LARGEST_SIZE = 2**63 - 1
@@ -39,13 +41,24 @@ class SafetensorsDamage(Exception):
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """One tensor of a header; ``start`` and ``stop`` are its place in the bytes behind the header."""
+    """One tensor of a header.
+
+    Attributes:
+        name: Its name.
+        dtype: The type of its elements, as torch names it.
+        elements: How many these are.
+        start, stop: Its place in the bytes behind the header.
+        shape: Its shape.
+        offsets: Where it begins in a tensor of several ranks, as torch's DCP states it; None for a whole tensor.
+    """
 
     name: str
     dtype: str
     elements: int
     start: int
     stop: int
+    shape: tuple[int, ...] = ()
+    offsets: tuple[int, ...] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -88,12 +101,24 @@ def _parse_header(file: IO[bytes], size: int) -> tuple[StoredTensor, ...]:
         raise SafetensorsDamage("has a header that is not JSON") from None
     if not isinstance(header, dict):
         raise SafetensorsDamage("has a header that is not a JSON object")
-    tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
+    places = _read_offsets(header.get("__metadata__"))
+    entries = ((name, entry) for name, entry in header.items() if name != "__metadata__")
+    tensors = tuple(_tensor(name, entry, places.get(name)) for name, entry in entries)
     _check_places(tensors, size - _LENGTH_BYTES - length)
     return tensors
 
 
-def _tensor(name: str, entry: object) -> StoredTensor:
+def _read_offsets(metadata: object) -> dict[str, tuple[int, ...]]:
+    """Where the tensors of a rank's file begin in those of all ranks, by name; empty for any other file."""
+    text = metadata.get(_SHARDING) if isinstance(metadata, dict) else None
+    try:
+        stated = json.loads(text) if isinstance(text, str) else {}
+        return {str(name): tuple(map(int, entry["saved_offsets"])) for name, entry in stated.items()}
+    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
+        return {}
+
+
+def _tensor(name: str, entry: object, offsets: tuple[int, ...] | None) -> StoredTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
             pass
@@ -106,7 +131,7 @@ def _tensor(name: str, entry: object) -> StoredTensor:
     bits = _ITEM_BITS.get(dtype)
     if not is_possible or (bits is not None and elements * bits != (stop - start) * _BITS_PER_BYTE):
         raise SafetensorsDamage(f"has an entry for {name[:60]!r} that cannot be right")
-    return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop)
+    return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop, tuple(shape), offsets)
 
 
 def _check_places(tensors: Sequence[StoredTensor], data: int) -> None:

@@ -179,8 +179,8 @@ def test_nothing_of_ours_loads_a_pickle() -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"\x80\x02]q\x00" + b"h\x00a" * 300_000 + b".",
-        b"\x80\x02" + b"}K\x01" * 300_000 + b"s" * 299_999 + b".",
+        b"\x80\x02]" + b"2a" * 300_000 + b".",
+        b"\x80\x02" + b"}N" * 300_000 + b"}" + b"s" * 300_000 + b".",
         b"\x80\x02)" + b"\x85" * 600_000 + b".",
     ],
     ids=["a list of itself", "dictionaries in each other", "tuples in each other"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,35 @@ class TestWrittenByTorch:
         assert parts(sizes)["optimizer"] == 2 * 4 * 24
         tensors = {tuple(t.path): t for t in read_torch_file(tmp_path / "step.pt").tensors}
         assert tensors["model", "weight"].shape == tuple(torch.load(tmp_path / "step.pt")["model"]["weight"].shape)
+
+    def test_the_metadata_of_very_many_small_tensors_is_read(self, tmp_path: Path) -> None:
+        """Their opcodes are short ones, as those of a crafted pickle are."""
+        import torch
+        from torch.distributed import checkpoint
+
+        state = {f"layers.{number}.weight": torch.zeros(2) for number in range(8000)}
+        with pytest.warns(UserWarning, match="single process"):
+            checkpoint.save(state, checkpoint_id=tmp_path, no_dist=True)
+        sizes = sizes_of(tmp_path)
+        assert (sizes.parameters, parts(sizes)["weights"]) == (16_000, 64_000)
+        assert kinds(sizes) == {"weights_only"}
+
+    def test_a_missing_file_of_shards_in_safetensors_is_named(self, tmp_path: Path) -> None:
+        """As torch's DCP writes them, a file a rank: rows 0 and 1, row 2, rows 3 and 4 of a weight, and a bias."""
+        import torch
+        from safetensors.torch import save_file
+
+        for rank, (rows, first) in enumerate([(2, 0), (1, 2), (2, 3)]):
+            places = {"weight": {"saved_offsets": [first, 0]}, "bias": {"saved_offsets": [rank]}}
+            tensors = {"weight": torch.zeros(rows, 3), "bias": torch.zeros(1)}
+            path = tmp_path / f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+            save_file(tensors, path, {"DCP_VERSION": "1.0", "DCP_SHARDING_INFO": json.dumps(places)})
+        whole = sizes_of(tmp_path)
+        assert (whole.parameters, whole.checkpoint.damage) == (18, ())
+        (tmp_path / "shard-00002-model-00001-of-00001.safetensors").unlink()
+        [damage] = sizes_of(tmp_path).checkpoint.damage
+        assert damage.startswith("2 tensors lack shards before others of theirs")
+        assert damage.endswith("the file of a rank is missing")
 
     def test_what_lightning_keeps_of_its_callbacks_is_no_weight(self, tmp_path: Path) -> None:
         import torch
