@@ -167,11 +167,11 @@ class JobLogBuilder:
         """Add a remark on what was read; the first one of each kind is kept."""
         self.remarks.setdefault(code, text)
 
-    def add_timer(self, name: str, wall_ns: int) -> None:
-        """Add one line's time of a named part of the iteration."""
-        lines, total = self._timers.get(name, (0, 0))
-        self._timers[name] = (lines + 1, total + wall_ns)
-        self.timer_lines += 1
+    def add_timer(self, name: str, wall_ns: int, lines: int = 1) -> None:
+        """Add one line's time of a named part of the iteration, or the sum of several lines'."""
+        before, total = self._timers.get(name, (0, 0))
+        self._timers[name] = (before + lines, total + wall_ns)
+        self.timer_lines += lines
 
     def timers(self) -> tuple[Timer, ...]:
         """The parts, in the order of their first line."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Generic, TypeAlias
 
 import numpy as np
@@ -27,6 +27,7 @@ from perfscope.sources.joblog.text import to_plain_text
 from perfscope.tables.columns import Bool, Int64
 
 _FEWEST = 16
+_MOST_LOOKED_AT = 32
 _EPOCH = 10**10
 _LATIN = "latin-1"
 
@@ -76,6 +77,7 @@ class LinesOfRecords(Generic[State]):
         constants: The columns that are the same in all records of a job; others are read by the rule.
         has_stamp: The first date of a line is a column, too.
         is_record: Whether a match of the rule is a record.
+        is_numbered: A record has a number; others are counted by the place of their line in the block.
         lines: How many lines a record has, counted from the last one that the rule matches.
         further: What matches the further lines of a record instead, where these are not always as many.
     """
@@ -87,6 +89,7 @@ class LinesOfRecords(Generic[State]):
     constants: tuple[str, ...] = ()
     has_stamp: bool = False
     is_record: Callable[[LineMatch], bool] = is_record
+    is_numbered: bool = True
     lines: int = 1
     further: Further | None = None
 
@@ -143,7 +146,7 @@ class ShapeSplitter(Generic[State]):
         columns = dict(measured.columns)
         numbers = measured.iteration + _EPOCH * columns.get("epoch", 0)
         is_copy = np.zeros(len(lines), np.bool_)
-        if self.drops_copies and labels.count(labels[0]) < len(labels):
+        if self.drops_copies and kind.is_numbered and labels.count(labels[0]) < len(labels):
             is_first, is_copy = find_copies(labels, numbers, measured.wall_ns, self.most_behind)
             is_copy &= is_plain  # what the rules must read is none
             is_plain &= is_first
@@ -173,7 +176,8 @@ class ShapeSplitter(Generic[State]):
         for kind in self.kinds:
             for offset in (0, len(text) // 3, 2 * len(text) // 3):
                 begin = text.find(b"\n", offset) + 1 if offset else 0
-                line = next(filter(kind.is_record, kind.rule.find(text[begin:])), None)
+                lines = islice(kind.rule.find(text[begin:]), _MOST_LOOKED_AT)
+                line = next(filter(kind.is_record, lines), None)
                 shape = kind.shape_of(line) if line is not None else None
                 if shape is not None:
                     yield kind, shape

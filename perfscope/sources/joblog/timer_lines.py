@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import Measured
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "DeepSpeed's timers: fwd + bwd + step"
@@ -43,6 +48,35 @@ def _on_all_timers(state: FormatState, line: LineMatch) -> None:
         if len(times) == len(parts) and sum(times) > 0:
             wall_ns = round(sum(times) * NS_PER_MS) if min(times) >= 0 else None
             log.series_of(SOURCE).add(Record(wall_ns=wall_ns), line.label)
+
+
+def has_totals(line: LineMatch) -> bool:
+    """Whether a line has the totals of a step, and no timer but theirs."""
+    names = [name.decode(errors="replace") for name, _ in _CELL.findall(line[1])]
+    sums = [parts for parts in _SUMS if all(part.decode() in names for part in parts)]
+    return len(sums) == 1 and len(set(names)) == len(names) and set(names) <= set(TOTALS)
+
+
+def measure_totals(cells: Cells) -> Measured:
+    """The time of a step, and of each timer."""
+    parts = next(parts for parts in _SUMS if all(part.decode() in cells for part in parts))
+    first, second, third = (cells.numbers(part.decode()) for part in parts)
+    wall_ns = times_ns(first + second + third, NS_PER_MS)
+    timers = {}
+    for name in TOTALS:
+        if name in cells:
+            wall_ns[np.isnan(cells.numbers(name))] = 0
+            timers[name] = cells.times_ns(name, NS_PER_MS)
+    return Measured(np.arange(len(wall_ns)), wall_ns, timers)
+
+
+def add_totals(state: FormatState, plain: PlainLines) -> None:
+    """Add lines of totals that were read many at once."""
+    for name, times in plain.columns.items():
+        state.log.add_timer(name, int(times.sum()), len(times))
+    if "fwd" in plain.columns:
+        state.log.frameworks.add("deepspeed")
+    state.log.series_of(SOURCE).add_unnumbered(plain.wall_ns, plain.label)
 
 
 def _on_timer(state: FormatState, line: LineMatch) -> None:
@@ -78,7 +112,14 @@ def _add_timer(state: FormatState, name: bytes, time_ms: float | None) -> None:
     state.log.add_timer(text, round(time_ms * NS_PER_MS))
 
 
-DEEPSPEED_RULES = (Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]*)"), _on_all_timers, identifies=False),)
+TOTALS_RULE = Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]*)"), _on_all_timers, identifies=False)
+DEEPSPEED_RULES = (TOTALS_RULE,)
+_PARTS = ("", "_inner", "_allreduce")
+#: The totals of a step.
+TOTALS = {
+    name: Column(r"\d[\d.]*", re.compile(rb"\| " + name.encode() + rb": *(\d[\d.]*)"), is_optional=True)
+    for name in ("fwd", "forward", *(f"{pass_}{part}" for pass_ in ("bwd", "backward") for part in _PARTS), "step")
+}
 MEGATRON_RULES = (
     Rule(
         b"..: ",

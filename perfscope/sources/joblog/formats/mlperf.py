@@ -12,12 +12,19 @@ run is ``run_stop`` less ``run_start``.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 STEP = "MLPerf's tracked step time"
@@ -38,7 +45,7 @@ _STAT = re.compile(rb'"(\w{1,40})": ([\d.eE+-]{1,40})(?=[,}])')
 class _State(FormatState):
     """The last throughput of each rank, which some benchmarks log twice."""
 
-    last: dict[bytes | None, bytes] = field(default_factory=dict)
+    last: dict[bytes | None, float | None] = field(default_factory=dict)
 
 
 def _on_setting(state: FormatState, line: LineMatch) -> None:
@@ -46,8 +53,7 @@ def _on_setting(state: FormatState, line: LineMatch) -> None:
 
 
 def _on_stats(state: _State, line: LineMatch) -> None:
-    texts = dict(_STAT.findall(line[1]))
-    stats = {name: parse_number(text) for name, text in texts.items()}
+    stats = {name: parse_number(text) for name, text in _STAT.findall(line[1])}
     seconds = next((stats[name] for name in _STEP_TIMES if stats.get(name)), None)
     if seconds is None and b"data" in stats:
         seconds = stats.get(b"time")
@@ -56,14 +62,41 @@ def _on_stats(state: _State, line: LineMatch) -> None:
         state.log.series_of(STEP).add(Record(wall_ns=round(seconds * NS_PER_S), loss=loss), line.label)
     name = next((name for name in _SPEEDS if stats.get(name)), None)
     if name is not None:
-        state.last[line.label] = texts[name]
+        state.last[line.label] = stats[name]
         state.log.series_of(THROUGHPUT).add(Record(samples_per_s=stats[name], loss=loss), line.label)
 
 
 def _on_throughput(state: _State, line: LineMatch) -> None:
     """The same figure once more where it follows the tracked statistics."""
-    if line[1] != state.last.pop(line.label, None):
-        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=parse_number(line[1])), line.label)
+    speed = parse_number(line[1])
+    if speed is None or speed != state.last.pop(line.label, None):
+        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=speed), line.label)
+
+
+def _states_only(name: bytes, beside: bytes | None, line: LineMatch) -> bool:
+    """Whether one figure of a line counts, and no other one."""
+    stats = dict(_STAT.findall(line[1]))
+    figures = {other for other in (*_STEP_TIMES, *_SPEEDS) if other in stats}
+    figures |= {b"time"} if b"time" in stats and b"data" in stats else set()
+    return figures == {name} and (beside is None or beside in stats)
+
+
+def _measure_times(cells: Cells) -> Measured:
+    wall_ns = cells.times_ns("seconds", NS_PER_S)
+    return Measured(np.arange(len(wall_ns)), wall_ns)
+
+
+def _measure_speeds(cells: Cells) -> Measured:
+    """The lines state no time."""
+    speeds = cells.numbers("speed")
+    return Measured(np.arange(len(speeds)), np.where(speeds > 0, -1, 0), {"speed": speeds.view(np.int64)})
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    rows = plain.rows(first, last)
+    if "speed" in rows.columns and first < last:
+        state.last[rows.label] = float(rows.columns["speed"].view(np.float64)[-1])
+    state.log.series_of(THROUGHPUT if "speed" in rows.columns else STEP).add_unnumbered(rows.wall_ns, rows.label)
 
 
 def _on_stop(state: FormatState, line: LineMatch) -> None:
@@ -80,7 +113,20 @@ def _close(state: _State) -> None:
         log.set_fact("unnumbered_runs", 1, "records")
 
 
+def _lines_of(column: str, measure: Callable[[Cells], Measured], name: bytes) -> LinesOfRecords[_State]:
+    cell = re.compile(rb'"' + name + rb'": ([\d.eE+-]{1,40})(?=[,}])')
+    is_record = partial(_states_only, name, b"data" if name == b"time" else None)
+    return LinesOfRecords(_STATS_RULE, {column: Column(cell=cell)}, measure, is_record=is_record, is_numbered=False)
+
+
 _HEAD = rb':::MLLOG \{[^\n]{0,120}?"key": '
+
+_STATS_RULE = Rule(
+    b'"tracked_stats", "value": {',
+    re.compile(_HEAD + rb'"tracked_stats", "value": (\{[^\n{}]{0,2000}\})'),
+    _on_stats,
+    begin=(b":::MLLOG {",),
+)
 
 FORMAT = Format(
     framework="mlperf",
@@ -95,12 +141,7 @@ FORMAT = Format(
             )
             for name in _SETTINGS
         ),
-        Rule(
-            b'"tracked_stats", "value": {',
-            re.compile(_HEAD + rb'"tracked_stats", "value": (\{[^\n{}]{0,2000}\})'),
-            _on_stats,
-            begin=(b":::MLLOG {",),
-        ),
+        _STATS_RULE,
         Rule(
             b'"throughput", "value": ',
             re.compile(_HEAD + rb'"throughput", "value": ([\d.eE+]{1,40})'),
@@ -117,4 +158,10 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(STEP), StepTimeSource(THROUGHPUT)),
     close=_close,
+    bulk=read_lines(
+        (STEP, THROUGHPUT),
+        *(_lines_of("seconds", _measure_times, name) for name in (*_STEP_TIMES, b"time")),
+        *(_lines_of("speed", _measure_speeds, name) for name in _SPEEDS),
+        add=_add,
+    ),
 )

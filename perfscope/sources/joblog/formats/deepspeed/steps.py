@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.batch import find_global_batch
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
@@ -165,6 +166,9 @@ def add_plain_lines(state: DeepSpeedState, plain: PlainLines, first: int, last: 
     rows = plain.rows(first, last)
     if not len(rows.wall_ns):
         return
+    if "step" in rows.columns:
+        timer_lines.add_totals(state, rows)
+        return
     if "counted" in rows.columns:
         untimed = replace(rows, iteration=rows.columns["counted"], wall_ns=np.full(last - first, -1))
         for source in (THROUGHPUT, _AS_PRINTED) if "printed" in rows.columns else (THROUGHPUT,):
@@ -173,12 +177,20 @@ def add_plain_lines(state: DeepSpeedState, plain: PlainLines, first: int, last: 
         state.step_clock.add_many(state.log, rows)
 
 
+_TOTALS: LinesOfRecords[DeepSpeedState] = LinesOfRecords(
+    timer_lines.TOTALS_RULE,
+    timer_lines.TOTALS,
+    timer_lines.measure_totals,
+    is_record=timer_lines.has_totals,
+    is_numbered=False,
+)
 BULK = read_lines(
-    (STEPS, THROUGHPUT, PIPELINE, _AS_PRINTED),
+    (STEPS, THROUGHPUT, PIPELINE, _AS_PRINTED, timer_lines.SOURCE),
     LinesOfRecords(_STEP_RULE, {**_STEP_LINE, **_SPEED_LINE}, _measure_steps, has_stamp=True, lines=2),
     LinesOfRecords(_STEP_RULE, _STEP_LINE, _measure_steps, has_stamp=True),
     LinesOfRecords(_THROUGHPUT_RULE, _SPEED_LINE, _measure_speeds),
     LinesOfRecords(_THROUGHPUT_RULE, _MEAN_LINE, _measure_means),
+    _TOTALS,
     add=add_plain_lines,
 )
 
