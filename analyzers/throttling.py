@@ -19,6 +19,7 @@ from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import read_column
 from perfscope.analyzers.shared.statistics import mean, median
 from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
+from perfscope.analyzers.shared.throttle_causes import CAUSES
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Column, Json, Section, milliseconds, percent
@@ -27,17 +28,6 @@ from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
 from perfscope.units import format_ranges
 
-#: NVML's bits of the causes that are throttling, and the counter of the time that each was active.
-CAUSES = {
-    0x004: ("software power cap", "sw_power_cap_ns"),
-    0x008: ("hardware slowdown", None),
-    0x010: ("sync boost", "sync_boost_ns"),
-    0x020: ("software thermal slowdown", "sw_thermal_ns"),
-    0x040: ("hardware thermal slowdown", "hw_thermal_ns"),
-    0x080: ("hardware power brake", "hw_power_brake_ns"),
-    0x200: ("board limit", None),
-    0x400: ("reliability voltage", None),
-}
 #: A sample is valid for the steps after it for this long.
 _VALIDITY_NS = 2_500_000_000
 #: A counter is read some time beside the sample that it belongs to.

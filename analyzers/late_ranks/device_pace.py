@@ -17,6 +17,7 @@ import numpy as np
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.analyzers.late_ranks.stage_pace import compare_stages
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
+from perfscope.analyzers.shared.throttle_causes import CAUSES
 from perfscope.tables.columns import Float64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
@@ -63,6 +64,7 @@ class DevicePace:
             where the device waited for the host.
         passes_ns: Of a stage, its passes in a step.
         clock_mhz: Clock of its multiprocessors; absent without samples.
+        throttled: Why NVML says that this is not higher, most of the time; empty for nothing.
         limit: From which ratio on it is slow.
         knows_launches: Whether it was recorded if the device waited for the host.
         is_behind: Whether the device comes to the optimizer later than the host: work is what it spends its time with.
@@ -78,6 +80,7 @@ class DevicePace:
     relative_passes: float | None = None
     passes_ns: int | None = None
     clock_mhz: int | None = None
+    throttled: str = ""
     limit: float = _SLOW
     knows_launches: bool = False
     is_behind: bool = False
@@ -113,7 +116,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
     timed = [table for table in tables if len(table.probes) >= _FEWEST_PROBES]
     if len(timed) < 2:  # noqa: PLR2004 - a pair
         return ()
-    clocks = _median_clocks(run)
+    clocks = _read_clocks(run)
     medians = {table.rank: _medians(table) for table in timed}
     forwards = {table.rank: [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes] for table in timed}
     units = {table.rank: [(probe.units_ns, probe.units_launch_ns) for probe in table.probes] for table in timed}
@@ -145,7 +148,8 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 update_ns=update_ns,
                 relative_forward=relative_forward,
                 relative_update=relative_update,
-                clock_mhz=clocks.get(rank),
+                clock_mhz=clocks[rank][0] if rank in clocks else None,
+                throttled=clocks[rank][1] if rank in clocks else "",
                 limit=limit,
                 knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
                 is_behind=is_ahead and not has_stages,
@@ -275,7 +279,8 @@ def _explain(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping[int, f
     if pace.clock_mhz is not None and clocks:
         usual = median(clocks)
         if pace.clock_mhz < _LOWER_CLOCK * usual:
-            return Cause.CLOCK, f"{longer}, at {pace.clock_mhz} MHz instead of {usual:.0f} MHz"
+            why = f", because of: {pace.throttled}" if pace.throttled else ""
+            return Cause.CLOCK, f"{longer}, at {pace.clock_mhz} MHz instead of {usual:.0f} MHz{why}"
         return Cause.DEVICE, f"{longer}, at the same clock, as where another process uses it"
     return Cause.DEVICE, longer
 
@@ -296,14 +301,15 @@ def _work(table: Steps) -> float | None:
     return None
 
 
-def _median_clocks(run: Run) -> dict[int, int]:
-    """The median clock of each rank's GPU over the samples in which it worked."""
+def _read_clocks(run: Run) -> dict[int, tuple[int, str]]:
+    """The median clock of each rank's GPU over the samples in which it worked, and what held that down."""
     clocks = {}
     ranks_by_device = find_device_ranks(run.ranks)
     for gpu in run.gpus:
         works = np.ma.filled(gpu.util_percent, 0) > 0
-        clock = gpu.sm_clock_mhz[works]
+        clock, bits = gpu.sm_clock_mhz[works], gpu.throttle[works].compressed()
+        causes = [name for bit, (name, _) in CAUSES.items() if 2 * np.count_nonzero(bits & bit) > len(bits)]
         for rank in ranks_on_gpu(gpu, ranks_by_device):
             if present(clock).any():
-                clocks[rank] = round(float(np.median(clock.compressed())))
+                clocks[rank] = round(float(np.median(clock.compressed()))), " and ".join(causes)
     return clocks

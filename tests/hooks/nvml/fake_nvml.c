@@ -2,8 +2,8 @@
 
    FAKE_NVML is a list of words: gpus=2, mig=1 (the GPU of that number is in MIG mode, with two instances), energy_us=3000
    and pcie_us=20000 (how long those calls take), lost=0@1500 (that GPU is lost that many milliseconds after the start),
-   throttle=4, counter_percent=100 (what the energy counter shows of the true energy), capped (a power limit below the
-   default), no_fields, no_init. -DWITHOUT_ENERGY and -DWITHOUT_EVENT_REASONS leave functions out, as old drivers do.
+   throttle=4, hot=1@1200 (that GPU's clock is so many MHz, because of its temperature), counter_percent=100 (what the
+   energy counter shows of the true energy), capped (a power limit below the default), no_fields, no_init. -DWITHOUT_ENERGY and -DWITHOUT_EVENT_REASONS leave functions out, as old drivers do.
 
    Power is 400 W with a swing of 200 W every 2 s, so that its integral is known in closed form. */
 #include <math.h>
@@ -48,6 +48,12 @@ static int lost(const Device *device) {
     return now() - started > atol(strchr(text, '@') + 1) / 1e3;
 }
 
+/* The clock of a GPU that is too hot; 0 of another one. */
+static long hot(const Device *device) {
+    const char *text = word("hot");
+    return text && atol(text) == device->index ? atol(strchr(text, '@') + 1) : 0;
+}
+
 static int in_mig_mode(const Device *device) { return number("mig", -1) == device->index; }
 #define ALIVE if (lost(device)) return LOST
 
@@ -81,7 +87,7 @@ int nvmlDeviceGetName(Device *device, char *text, unsigned length) {
 int nvmlDeviceGetEnforcedPowerLimit(Device *device, unsigned *mw) { ALIVE; *mw = word("capped") ? 500000 : 700000; return OK; }
 int nvmlDeviceGetPowerManagementDefaultLimit(Device *device, unsigned *mw) { ALIVE; *mw = 700000; return OK; }
 int nvmlDeviceGetMaxClockInfo(Device *device, unsigned kind, unsigned *mhz) { ALIVE; (void)kind; *mhz = 1980; return OK; }
-int nvmlDeviceGetClockInfo(Device *device, unsigned kind, unsigned *mhz) { ALIVE; (void)kind; *mhz = 1755; return OK; }
+int nvmlDeviceGetClockInfo(Device *device, unsigned kind, unsigned *mhz) { ALIVE; (void)kind; *mhz = hot(device) ? hot(device) : 1755; return OK; }
 int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *celsius) { ALIVE; (void)sensor; *celsius = 61; return OK; }
 
 int nvmlDeviceGetMemoryInfo(Device *device, unsigned long long *info) {
@@ -101,9 +107,9 @@ int nvmlDeviceGetUtilizationRates(Device *device, unsigned *rates) {
 int nvmlDeviceGetPowerUsage(Device *device, unsigned *mw) { ALIVE; *mw = 400000 + 200000 * sin(M_PI * now()); return OK; }
 
 #ifndef WITHOUT_EVENT_REASONS
-int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = number("throttle", 0); return OK; }
+int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = hot(device) ? 0x40 : number("throttle", 0); return OK; }
 #endif
-int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = number("throttle", 0); return OK; }
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = hot(device) ? 0x40 : number("throttle", 0); return OK; }
 
 #ifndef WITHOUT_ENERGY
 int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *mj) {
