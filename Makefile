@@ -75,7 +75,7 @@ clean:
 	rm -rf $(VENV)
 
 # DeepSpeed's build asks torch for its version, so torch is there first and the build is not isolated.
-$(READY): pyproject.toml setup.py constraints.txt hooks/native/quiet.c
+$(READY): pyproject.toml setup.py constraints.txt $(wildcard hooks/native/*.[ch])
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy setuptools wheel ninja
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev,docs,tensorboard]'

@@ -13,8 +13,9 @@ setup(
     ext_modules=[
         Extension(
             "perfscope.hooks.native.quiet",
-            ["hooks/native/quiet.c"],
-            extra_compile_args=["-O2", "-Wall", "-Wextra"],
+            [f"hooks/native/{name}.c" for name in ("asking", "hooks", "module", "rows")],
+            depends=["hooks/native/quiet.h"],
+            extra_compile_args=["-O2", "-Wall", "-Wextra", "-fvisibility=hidden"],
             py_limited_api=IS_STABLE,
             optional=True,
         )

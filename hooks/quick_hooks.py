@@ -6,7 +6,7 @@ hook touches costs up to a microsecond. Each hook here is therefore one method, 
 holds what the running step has shown so far, and says whether the step is still quiet: at any other moment a hook
 calls the guarded method whose place it takes, which takes over what was counted (``hooks/quiet_steps.py``).
 
-``native/quiet.c`` has the same class in C, with the same attributes and methods, for where a compiler was there when
+``native/`` has the same class in C, with the same attributes and methods, for where a compiler was there when
 perfscope was installed: nothing of Python's code for a hook is in a cache after a step that waited for the device.
 """
 

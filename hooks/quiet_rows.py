@@ -22,7 +22,7 @@ _WAITS = f',"waits":[{",".join(["%d"] * len(HostWaits._fields))}]'
 
 
 def make_lines(block: Any, counters: HostCounters) -> bytes:
-    """The lines of a block of rows of ``native/quiet.c``, to which nothing is added any more."""
+    """The lines of a block of rows of ``native/rows.c``, to which nothing is added any more."""
     lines: bytes = block.lines(make_line, counters)
     return lines
 

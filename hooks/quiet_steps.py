@@ -27,7 +27,7 @@ HOOKS = (
     "on_batch_loaded", "on_forward", "on_gradients_cleared", "on_model_call", "on_optimizer_step", "on_scaler_update",
     "on_step_begin", "on_step_end",
 )  # fmt: skip
-#: Of native/quiet.c: a module that was built from other sources is left alone.
+#: Of native/module.c: a module that was built from other sources is left alone.
 _VERSION = 1
 
 

@@ -238,6 +238,37 @@ def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
 
 
 @pytest.mark.usefixtures("implementation")
+@pytest.mark.parametrize("hook", ["on_batch_loaded", "on_forward"])
+def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
+    hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted(dict[str, Any]):
+        raised: type[BaseException] = KeyboardInterrupt
+
+        def get(self, *_args: object) -> Any:
+            raise self.raised
+
+    training = Training(tmp_path, quick=True)
+    for _ in range(4):
+        training.step()
+
+    def report() -> None:
+        batch = Interrupted(other=1)
+        if hook == "on_forward":
+            training.capture.on_forward((), batch)
+        else:
+            training.capture.on_batch_loaded(batch, 1)
+
+    with pytest.raises(KeyboardInterrupt):
+        report()
+    assert not training.capture.dead
+    Interrupted.raised = ValueError
+    report()
+    assert training.capture.dead
+    assert "ValueError" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("implementation")
 def test_another_thread_and_another_optimizer_are_left_to_the_guarded_methods(tmp_path: Path) -> None:
     training = Training(tmp_path, quick=True)
     for _ in range(4):
