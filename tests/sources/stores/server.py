@@ -31,7 +31,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     ]
     (folder / "s3.json").write_text(json.dumps({"identities": identities}))
     (folder / "data").mkdir()
-    master, volume, filer, s3 = _free_ports(4)
+    master, volume, filer, s3 = free_ports(4)
     options = {
         "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "dir": folder / "data", "master.telemetry": "false",
         "master.port": master, "volume.port": volume, "filer.port": filer, "filer.localSocket": folder / "filer.sock",
@@ -43,7 +43,7 @@ def s3_server(folder: Path) -> Iterator[str]:
     with (folder / "log").open("wb") as log:
         process = subprocess.Popen(words, stdout=log, stderr=log)
     try:
-        _wait_for(s3, process, folder / "log")
+        wait_for(s3, process, folder / "log")
         yield f"http://127.0.0.1:{s3}"
     finally:
         process.kill()
@@ -55,7 +55,8 @@ def _program() -> Path:
     return next(Path(file.locate()) for file in files if file.name == "weed")
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens to, nor to the second ones."""
     ports: list[int] = []
     while len(ports) < count:
         with socket.socket() as probe:
@@ -71,7 +72,8 @@ def _is_free(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def _wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+def wait_for(port: int, process: subprocess.Popen[bytes], log: Path) -> None:
+    """Wait until a server listens."""
     deadline = time.monotonic() + _LONGEST_START_S
     while _is_free(port):
         assert process.poll() is None, log.read_text()
