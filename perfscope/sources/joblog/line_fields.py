@@ -87,6 +87,15 @@ def parse_number(text: bytes) -> float | None:
     return value if abs(value) < LARGEST else None
 
 
+def parse_numbers(cells: Iterable[tuple[bytes, bytes]]) -> dict[bytes, float | None]:
+    """The number of each name, the last one where a name occurs again.
+
+    >>> parse_numbers([(b"loss", b"2.5"), (b"lr", b"1e-5"), (b"loss", b"2.25")])
+    {b'loss': 2.25, b'lr': 1e-05}
+    """
+    return {name: parse_number(text) for name, text in dict(cells).items()}
+
+
 def parse_resolution(text: bytes) -> float:
     """What the last printed digit of a number stands for.
 

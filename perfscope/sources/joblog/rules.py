@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 
 from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
 
-_MOST_TRIES_OF_LINE = 16
-_COST_OF_A_FAILURE = 3
+#: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
+MOST_OF_LINE = 8
+_COST_OF_A_FAILURE = 1
 
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
 
@@ -74,7 +75,7 @@ class Rule(Generic[StateT_contra]):
     begin: tuple[bytes, ...] = ()
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield the matches in a block of text; two records glued on one line are two matches, of at most 16."""
+        """Yield the matches in a block of text; two records glued on one line are two matches, of at most eight."""
         is_anywhere = not self.at_line_start and not self.begin
         match_from = self.pattern.search if is_anywhere else self.pattern.match
         anchored = text.find(self.anchor)
@@ -93,7 +94,7 @@ class Rule(Generic[StateT_contra]):
                 searched = end  # what does not match from here on does not match at a later anchor either
             else:
                 searched, tries = anchored + len(self.anchor), tries + _COST_OF_A_FAILURE
-            if tries >= _MOST_TRIES_OF_LINE:
+            if tries >= MOST_OF_LINE:
                 searched = max(end, searched)
             anchored = text.find(self.anchor, searched)
 

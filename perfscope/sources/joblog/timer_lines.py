@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.record import Record
@@ -38,7 +38,7 @@ def _on_all_timers(state: FormatState, line: LineMatch) -> None:
     log = state.log
     if log.timer_lines > _ENOUGH_LINES and b"fwd" not in line[1] and b"forward: " not in line[1]:
         return
-    cells = {name: parse_number(text) for name, text in _CELL.findall(line[1])}
+    cells = parse_numbers(_CELL.findall(line[1]))
     for name, time_ms in cells.items():
         _add_timer(state, name, time_ms)
     if any(b"microstep" in name or name == b"fwd" for name in cells):
@@ -112,7 +112,7 @@ def _add_timer(state: FormatState, name: bytes, time_ms: float | None) -> None:
     state.log.add_timer(text, round(time_ms * NS_PER_MS))
 
 
-TOTALS_RULE = Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]*)"), _on_all_timers, identifies=False)
+TOTALS_RULE = Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]{0,4000})"), _on_all_timers, identifies=False)
 DEEPSPEED_RULES = (TOTALS_RULE,)
 _PARTS = ("", "_inner", "_allreduce")
 #: The totals of a step.

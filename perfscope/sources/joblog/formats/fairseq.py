@@ -19,7 +19,7 @@ from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import parse_numbers
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
@@ -50,7 +50,7 @@ class _State(FormatState):
 
 
 def _on_update(state: _State, line: LineMatch) -> None:
-    cells = {name: parse_number(text) for name, text in _CELL.findall(line[0])}
+    cells = parse_numbers(_CELL.findall(line[0]))
     words, speed, updates = cells.get(b"wpb"), cells.get(b"wps"), cells.get(b"num_updates")
     log = state.log
     if not words or not speed or words <= 0 or speed <= 0:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.progress_bars import BAR_LINES, BAR_REACH, ProgressBars
 from perfscope.sources.joblog.record import Record
@@ -158,7 +158,7 @@ def _first_number(texts: Iterable[bytes]) -> float | None:
 
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
     """The last dictionary; each node prints one, with nearly the same values."""
-    values = {key: parse_number(text) for key, text in _KEY.findall(line[0])}
+    values = parse_numbers(_KEY.findall(line[0]))
     _set_runtime(state, values.get(b"train_runtime"))
     state.mean_loss = values.get(b"train_loss", state.mean_loss)
     _set_speeds(state, values.get(b"train_samples_per_second"), values.get(b"train_steps_per_second"))

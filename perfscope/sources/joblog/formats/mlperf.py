@@ -20,7 +20,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
@@ -53,7 +53,7 @@ def _on_setting(state: FormatState, line: LineMatch) -> None:
 
 
 def _on_stats(state: _State, line: LineMatch) -> None:
-    stats = {name: parse_number(text) for name, text in _STAT.findall(line[1])}
+    stats = parse_numbers(_STAT.findall(line[1]))
     seconds = next((stats[name] for name in _STEP_TIMES if stats.get(name)), None)
     if seconds is None and b"data" in stats:
         seconds = stats.get(b"time")

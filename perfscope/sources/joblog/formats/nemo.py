@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.line_shapes import INTEGER, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
@@ -47,7 +47,7 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
     if seconds is None or seconds <= 0:
         state.log.unreadable += 1
         return
-    cells = {key: parse_number(text) for key, text in _CELLS.findall(line[0])}
+    cells = parse_numbers(_CELLS.findall(line[0]))
     batch = cells.get(b"global_batch_size")
     record = Record(
         iteration=step,

@@ -16,7 +16,7 @@ import re
 import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_fields import parse_numbers
 from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
@@ -41,7 +41,7 @@ _TOKENS = (b"throughput/device/TPS", b"throughput/device/tokens_per_second")
 
 
 def _on_step(state: FormatState, line: LineMatch) -> None:
-    figures = {name: parse_number(text) for name, text in _FIGURE.findall(line["figures"])}
+    figures = parse_numbers(_FIGURE.findall(line["figures"]))
     speed = next((figures[name] for name in _SPEEDS if figures.get(name)), None)
     tokens = next((figures[name] for name in _TOKENS if figures.get(name)), None)
     if speed is None and tokens is None:

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_fields import parse_number, parse_numbers, parse_resolution
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
@@ -60,7 +60,7 @@ def _on_interval(state: FormatState, line: LineMatch) -> None:
 
 
 def _on_batch_cost(state: FormatState, line: LineMatch) -> None:
-    cells = {name: parse_number(text) for name, text in _CELL.findall(line["cells"])}
+    cells = parse_numbers(_CELL.findall(line["cells"]))
     seconds, step = parse_number(line["seconds"]), line["global"] or line["iter"]
     if seconds is None or seconds <= 0:
         state.log.unreadable += 1

@@ -22,7 +22,7 @@ import numpy as np
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.bar_columns import find_columns, find_runs
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number
+from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number, parse_numbers
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
@@ -76,7 +76,7 @@ def _record(steps: Int64, losses: Sequence[bytes], row: int) -> Record:
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
-    cells = {name: parse_number(text) for name, text in _CELL.findall(line["cells"])}
+    cells = parse_numbers(_CELL.findall(line["cells"]))
     record = Record(
         iteration=int(line["step"]),
         loss=cells.get(b"loss"),

@@ -25,11 +25,19 @@ _CELL = re.compile(
     rb" - ((?:timing_s|perf|actor|train|critic)/[\w()/@-]{1,60}):(?:np\.(?:float|int)\d\d\()?([\d.eE+-]{1,30})"
 )
 _PARTS = (b"gen", b"reward", b"old_log_prob", b"ref", b"values", b"adv", b"update_critic", b"update_actor")
+_NEEDED = (
+    *_TIMES,
+    *(b"timing_s/" + part for part in (*_PARTS, b"testing", b"save_checkpoint")),
+    b"perf/throughput",
+    b"perf/max_memory_allocated_gb",
+    b"perf/max_memory_reserved_gb",
+    b"train/loss",
+)
 
 
 def _on_step(state: FormatState, line: LineMatch) -> None:
     texts = dict(_CELL.findall(line["cells"]))
-    cells = {name: parse_number(text) for name, text in texts.items()}
+    cells = {name: parse_number(texts[name]) for name in _NEEDED if name in texts}
     name = next((name for name in _TIMES if cells.get(name)), None)
     if name is None:
         return

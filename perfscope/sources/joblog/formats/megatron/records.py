@@ -25,7 +25,7 @@ from perfscope.sources.joblog.formats.megatron.state import MegatronState
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
 
 SOURCE = "elapsed time per iteration"
 
@@ -77,11 +77,16 @@ class _RecordRule(Rule[MegatronState]):
     """Finds records by their beginning, not by lines: two may share a line, and one may be broken over several."""
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield every record of a block; ``end`` is the end of the record."""
+        """Yield every record of a block, of a line at most eight; ``end`` is the end of the record."""
         starts = list(_START.finditer(text))
+        line = glued = 0
         for index, match in enumerate(starts):
             limit = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-            line = text.rfind(b"\n", 0, match.start()) + 1
+            before = line if index else -1
+            line = text.rfind(b"\n", line, match.start()) + 1 or line
+            glued = glued + 1 if line == before else 1
+            if glued > MOST_OF_LINE:
+                continue
             record = _record_text(text, match.start(), min(limit, match.start() + _LONGEST))
             if _TIME.search(record):
                 yield LineMatch(text, line, match.start() + len(record), match)
