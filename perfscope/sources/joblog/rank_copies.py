@@ -40,7 +40,7 @@ def find_copies(
     if most_behind is not None:
         is_near &= numbers > before - most_behind
     low, high = np.minimum(wall_ns, wall_ns[original]), np.maximum(wall_ns, wall_ns[original])
-    is_copy = ~is_first & is_near & ((low > 0) | (high < 0)) & (high <= MOST_APART * low)
+    is_copy = ~is_first & is_near & ((high < 0) | ((low > 0) & (high <= MOST_APART * low)))
     ids = _number_labels(labels)
     by_label = np.argsort(ids, kind="stable")
     is_same = np.diff(ids[by_label]) == 0
