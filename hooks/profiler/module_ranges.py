@@ -71,9 +71,14 @@ class ModuleRanges:
     def _wrap(self, call: Callable[..., object]) -> Callable[..., object]:
         """The call of a module between two clocks; all is inline, because each call of Python would cost as much."""
         torch = sys.modules["torch"]
-        ranges, names, is_compiling = self, self._names.by_number, torch.compiler.is_compiling
+        ranges, names, is_compiling = self, self._names.by_number, torch.compiler.is_dynamo_compiling
         is_recording = torch.autograd._profiler_enabled
-        add, now_ns, thread = self._marks.append, time.time_ns, threading.get_native_id
+        add, now_ns, here = self._marks.append, time.time_ns, threading.local()
+
+        def find_thread() -> int:
+            number: int = threading.get_native_id()  # a call of the system, which is made once a thread
+            here.thread = number
+            return number
 
         # torch's recorder of stacks takes what is named ``self`` in the call of a module for that module.
         def call_marked(self: Module, *inputs: object, **options: object) -> object:
@@ -85,7 +90,7 @@ class ModuleRanges:
             try:
                 return call(self, *inputs, **options)
             finally:
-                add((name, began_ns, now_ns(), thread()))
+                add((name, began_ns, now_ns(), getattr(here, "thread", None) or find_thread()))
 
         return call_marked
 
