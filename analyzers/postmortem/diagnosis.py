@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from perfscope.analyzers.postmortem.failures import FailureKind, find_first_failure
+from perfscope.analyzers.postmortem.failures import FailureKind, describe_unknown, find_first_failure
 from perfscope.analyzers.postmortem.launches import with_launched_calls
 from perfscope.analyzers.postmortem.matching import (
     Absence,
@@ -108,11 +108,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
         are_dumps_alone = not any(state.host for state in evidence.ranks.values())
         is_open = are_dumps_alone and bool(find_first_open(evidence.ranks))
         has_ended = not is_open and all(_has_ended_well(state) for state in evidence.ranks.values())
-        text = (
-            "the training ended by itself, and no rank stalled"
-            if has_ended
-            else "what the ranks left behind does not tell which of them is to blame"
-        )
+        text = "the training ended by itself, and no rank stalled" if has_ended else describe_unknown(evidence)
         return Diagnosis(Reason.NOTHING if has_ended else Reason.UNKNOWN, (), text)
     return answer
 

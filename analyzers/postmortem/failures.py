@@ -64,6 +64,20 @@ def find_first_failure(evidence: PostMortem, *, with_libraries: bool = False) ->
     return min(failures, key=lambda failure: failure.wall_ns, default=None)
 
 
+def describe_unknown(evidence: PostMortem) -> str:
+    """What is known where no rank can be named: whose process ended first."""
+    ends = [(state.death.wall_ns, state) for state in evidence.ranks.values() if state.death and not state.has_ended]
+    text = "what the ranks left behind does not tell which of them is to blame"
+    if not ends:
+        return text
+    state = min(ends, key=lambda end: end[0])[1]
+    death = state.death
+    how = "how was not seen"
+    if death is not None and death.signal is not None:
+        how = f"by {_name(death.signal)}{', as launchers and people send it' if death.signal in _ASKED_TO_END else ''}"
+    return f"{text}; the process of rank {state.rank} ended first, {how}"
+
+
 def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailure]:
     death, failure = state.death, state.failure
     for error in evidence.kernel_errors:

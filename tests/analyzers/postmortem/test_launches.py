@@ -78,7 +78,9 @@ def test_ranks_that_launched_the_same_or_are_not_all_known_are_not_blamed() -> N
     assert ended([right, right], (6, 15)).reason is Reason.UNKNOWN
     assert ended([right, right[:-1]], (6, 15)).reason is Reason.UNKNOWN
     assert ended([right, []], (6, 15)).reason is Reason.UNKNOWN
-    assert ended([right, faulty], (15, 15)).reason is Reason.UNKNOWN, "somebody ended the job"
+    answer = ended([right, faulty], (15, 15))
+    assert answer.reason is Reason.UNKNOWN, "somebody ended the job"
+    assert answer.text.endswith("; the process of rank 0 ended first, by SIGTERM, as launchers and people send it")
 
 
 def test_a_crash_that_is_no_librarys_stays_one() -> None:
@@ -90,3 +92,5 @@ def test_a_crash_that_is_no_librarys_stays_one() -> None:
     assert diagnose(PostMortem("run", ranks, 2)).reason is Reason.CRASH
     known = {0: replace(ranks[0], death=None), 1: ranks[1]}
     assert diagnose(PostMortem("run", known, 2)).reason is Reason.UNKNOWN
+    unseen = {0: replace(ranks[0], death=Death(10**18))}
+    assert diagnose(PostMortem("run", unseen, 1)).text.endswith("the process of rank 0 ended first, how was not seen")
