@@ -45,8 +45,8 @@ from perfscope.hooks.profiler.module_ranges import ModuleRanges
 
 _COUNTED = 4  # steps of a block, behind its first one
 _WARMUP = 20
-_PROBE_TURNS = 3000
-_EQUAL_SPEED = 0.08  # how far the probes of two blocks may be apart, as a logarithm
+_PROBE_TURNS = 6000
+_EQUAL_SPEED = 0.2  # how far the probes of two blocks may be apart, as a logarithm
 _CORES = 2  # of a process: torch runs backward in a thread of its own
 _LONGEST_END_S = 60
 _READY = "ready"
