@@ -29,10 +29,10 @@ _Times: TypeAlias = "Sequence[tuple[int | None, int | None]]"
 _FEWEST_PROBES = 5
 #: A device that needs so much longer is slow.
 _SLOW = 1.05
-#: Stages of a pipeline update different tensors, and their times are compared by parameter.
+#: Stages of a pipeline have different parameters, and their times are compared by them.
 _SLOW_STAGE = 1.25
-#: ... and so are those of their passes, which hold more than products with parameters.
-_SLOW_PASSES = 1.5
+#: Sharded modules take up to 8 % longer while a collective waits for another rank beside them.
+_SLOW_UNITS = 1.15
 #: A device that another process takes from time to time needs longer in some probes only: their mean is compared, ...
 _SLOW_AT_TIMES = 1.2
 #: ... without so many of the longest.
@@ -65,7 +65,8 @@ class DevicePace:
         passes_ns: Of a stage, its passes in a step.
         clock_mhz: Clock of its multiprocessors; absent without samples.
         throttled: Why NVML says that this is not higher, most of the time; empty for nothing.
-        limit: From which ratio on it is slow.
+        limit: From which ratio on it is slow, and ``forward_limit`` by its forward passes.
+        compares_units: Whether ``relative_forward`` is that of sharded modules, of the first micro-batch alone.
         knows_launches: Whether it was recorded if the device waited for the host.
         is_behind: Whether the device comes to the optimizer later than the host: work is what it spends its time with.
     """
@@ -82,6 +83,8 @@ class DevicePace:
     clock_mhz: int | None = None
     throttled: str = ""
     limit: float = _SLOW
+    forward_limit: float = _SLOW
+    compares_units: bool = False
     knows_launches: bool = False
     is_behind: bool = False
 
@@ -94,21 +97,27 @@ class DevicePace:
     def is_slow(self) -> bool:
         """Whether its device is slow: forward passes that are faster than the others' say that it is not."""
         is_contradicted = self.relative_forward is not None and self.relative_forward < 1 / _SLOW
-        is_longer = max(self.relative_forward or 1.0, self.relative_update or 1.0) >= self.limit
+        is_longer = self._has_slow_forward or (self.relative_update or 1.0) >= self.limit
         return (is_longer and not is_contradicted) or self._has_slow_passes
 
     @property
     def excess_ns(self) -> int:
         """What it costs in a step: what was compared took longer, and backward passes are as slow as forward passes."""
         forward, update = self.relative_forward or 1.0, self.relative_update or 1.0
+        if self.compares_units and not self._has_slow_forward:
+            forward = 1.0
         passes_ns = (self.forward_ns or 0) + self.backward_ns
         if self._has_slow_passes:
             passes_ns, forward = self.passes_ns or 0, self.relative_passes or 1.0
         return round(passes_ns * (1 - 1 / max(forward, 1)) + self.update_ns * (1 - 1 / max(update, 1)))
 
     @property
+    def _has_slow_forward(self) -> bool:
+        return (self.relative_forward or 1.0) >= self.forward_limit
+
+    @property
     def _has_slow_passes(self) -> bool:
-        return (self.relative_passes or 1.0) >= _SLOW_PASSES
+        return (self.relative_passes or 1.0) >= self.limit
 
 
 def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[DevicePace, ...]:
@@ -130,10 +139,11 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
         forward_ns, backward_ns, update_ns = medians[rank]
         peers = [peer for peer in medians if peer != rank]
         relative_forward, relative_update = None, None
-        if _is_replica(run, rank, has_stages=has_stages):
+        is_replica = _is_replica(run, rank, has_stages=has_stages)
+        if is_replica:
             relative_forward = _relative(forwards[rank], [(forwards[peer], 1.0) for peer in peers], limit)
         elif not has_stages:
-            relative_forward = _relative(units[rank], [(units[peer], 1.0) for peer in peers], limit)
+            relative_forward = _relative(units[rank], [(units[peer], 1.0) for peer in peers], _SLOW_UNITS)
         if all(sizes.get(peer) for peer in medians):
             scaled = [(updates[peer], sizes[rank] / sizes[peer]) for peer in peers]
             relative_update = _relative(updates[rank], scaled, limit)
@@ -151,6 +161,8 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 clock_mhz=clocks[rank][0] if rank in clocks else None,
                 throttled=clocks[rank][1] if rank in clocks else "",
                 limit=limit,
+                forward_limit=limit if is_replica else _SLOW_UNITS,
+                compares_units=not is_replica,
                 knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
                 is_behind=is_ahead and not has_stages,
                 relative_passes=None if stage is None or not is_ahead else stage.relative,
@@ -263,7 +275,7 @@ def _excess_of_work(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping
     A device that waits for its host does not take longer for more work.
     """
     own, most = work[pace.rank], [value for peer in peers if (value := work[peer.rank]) is not None]
-    is_compared = any(timed.relative_forward is not None for timed in (pace, *peers))
+    is_compared = any(timed.relative_forward is not None and not timed.compares_units for timed in (pace, *peers))
     if is_compared or not pace.is_behind or own is None or not most or own <= _SLOW * median(most):
         return 0
     return round(((pace.forward_ns or 0) + pace.backward_ns) * (1 - median(most) / own))

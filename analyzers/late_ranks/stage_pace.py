@@ -1,12 +1,13 @@
 """How long the passes of a pipeline's stages take on their devices, by what they multiply with.
 
 Stages have different work by design: layers, the embedding of the first, the head of the last. What is compared is
-therefore the time of a stage's passes over all of its parameters with that of the others over those that are
-multiplied with. Passes are timed on the device, in each step, from when their inputs are there.
+therefore the time of a stage's passes over the parameters that are multiplied with, all those of the last stage, whose
+embedding may be its head. Passes are timed on the device, in each step, from when their inputs are there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -37,24 +38,40 @@ class StagePace:
 def compare_stages(run: Run) -> dict[int, StagePace]:
     """The pace of each rank of a pipeline; empty where passes were not timed, or hold exchanges."""
     times: dict[int, list[int]] = {}
+    last = {record.rank for record in run.micro_batches if record.device == record.devices - 1}
     for record in run.micro_batches:
         times.setdefault(record.rank, []).append(record.busy_ns)
     models = {model.rank: model for model in run.models if model.weights}
     passes = {rank: median(ns) for rank, ns in times.items() if len(ns) >= _FEWEST_STEPS and rank in models}
-    if len(passes) < 2 or _exchange_inside(run):  # noqa: PLR2004 - a pair
+    if len(passes) < 2 or _exchange_inside(run) or _differ(list(models.values())):  # noqa: PLR2004 - a pair
         return {}
-    usual = {rank: ns / multiplied for rank, ns in passes.items() if (multiplied := _multiplied(models[rank]))}
-    paces = {}
-    for rank, own_ns in passes.items():
-        others = [by_parameter for peer, by_parameter in usual.items() if peer != rank]
-        if others and models[rank].parameters and median(others):
-            paces[rank] = StagePace(round(own_ns), own_ns / models[rank].parameters / median(others))
-    return paces
+    by_parameter = {
+        rank: ns / multiplied
+        for rank, ns in passes.items()
+        if (multiplied := _multiplied(models[rank], is_last=rank in last))
+    }
+    return {
+        rank: StagePace(round(passes[rank]), own / usual)
+        for rank, own in by_parameter.items()
+        if (usual := _usual(by_parameter, rank))
+    }
 
 
-def _multiplied(model: Model) -> int:
+def _usual(by_parameter: Mapping[int, float], rank: int) -> float | None:
+    others = [value for peer, value in by_parameter.items() if peer != rank]
+    return median(others) if others else None
+
+
+def _multiplied(model: Model, *, is_last: bool) -> int:
     """Parameters that are not only looked up."""
-    return model.parameters - sum(weight.elements for weight in model.weights if weight.is_embedding)
+    looked_up = sum(weight.elements for weight in model.weights if weight.is_embedding)
+    return model.parameters - (0 if is_last else looked_up)
+
+
+def _differ(models: Sequence[Model]) -> bool:
+    """Whether some stages train, or recompute, what others do not."""
+    frozen = any(model.trainable != model.parameters for model in models)
+    return frozen or len({model.checkpointing for model in models}) > 1
 
 
 def _exchange_inside(run: Run) -> bool:
