@@ -233,15 +233,18 @@ def _operation(
     transfers = []
     for calls_of_rank, matched in members:
         chosen = matched.kind == matched.kinds.index(kind)
-        calls += _most_calls(calls_of_rank, kind)
         transfers.append(matched.transfer_ns[chosen])
         wait += int(matched.wait_ns[:, chosen].sum())
+        most_calls = 0
         for group_calls in calls_of_rank.values():
             if kind in group_calls.kinds:
                 index = group_calls.kinds.index(kind)
-                duration += int(group_calls.duration_ns[group_calls.kind == index].sum())
+                durations_ns = group_calls.duration_ns[group_calls.kind == index]
+                most_calls = max(most_calls, len(durations_ns))
+                duration += int(durations_ns.sum())
                 covered_ns += int(group_calls.covered_ns[index])
                 hidden_ns += int(group_calls.hidden_ns[index])
+        calls += most_calls
     is_comparable = kind.operation != "all_to_all_v"
     transfer = np.concatenate(transfers) if is_comparable else np.zeros(0)
     ranks_seen = min(len(calls_of_rank) for calls_of_rank, _ in members)
@@ -258,15 +261,6 @@ def _operation(
         hidden=hidden_ns,
         link=link,
     )
-
-
-def _most_calls(calls: Mapping[int, GroupCalls], kind: Kind) -> int:
-    counts = (
-        int((group_calls.kind == group_calls.kinds.index(kind)).sum())
-        for group_calls in calls.values()
-        if kind in group_calls.kinds
-    )
-    return max(counts, default=0)
 
 
 def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:

@@ -182,8 +182,11 @@ class Idle(Struct, frozen=True):
         return Section("Longest idle gaps", columns, rows)
 
 
+_KEYS = tuple(f"{cause}_us" for cause in CAUSES)
+
+
 def _in_microseconds(causes: tuple[int, ...]) -> dict[str, Json]:
-    return {f"{cause}_us": ns / NS_PER_US for cause, ns in zip(CAUSES, causes, strict=True)}
+    return {key: ns / NS_PER_US for key, ns in zip(_KEYS, causes, strict=True)}
 
 
 def _title(cause: str) -> str:

@@ -147,7 +147,8 @@ def merge(first: KernelTimes, second: KernelTimes) -> KernelTimes:
     """The kernels of both; the order does not matter."""
     names = dict(first.names)
     for key, times in second.names.items():
-        names[key] = names[key].plus(times) if key in names else times
+        known = names.get(key)
+        names[key] = times if known is None else known.plus(times)
     if first.operators is None or second.operators is None:
         return KernelTimes(names, first.operators or second.operators)
     operators = dict(first.operators)

@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Kind, uneven
+from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
@@ -91,11 +91,16 @@ def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     ranks = tuple(sorted(calls))
     rows = match_rows([calls[rank] for rank in ranks])
     kinds, kind = _common_kinds([calls[rank] for rank in ranks], rows)
-    duration_ns = np.stack(
-        [calls[rank].duration_ns[index].astype(np.int64) for rank, index in zip(ranks, rows, strict=True)]
-    )
-    end_ns = np.stack([_ends_at(calls[rank].end_ns, index) for rank, index in zip(ranks, rows, strict=True)])
     longest = max(len(calls[rank].kind) for rank in ranks)
+    is_whole = len(rows[0]) == longest and all(index is rows[0] for index in rows)
+    durations = [calls[rank].duration_ns for rank in ranks]
+    if not is_whole:
+        durations = [of_rank[index] for of_rank, index in zip(durations, rows, strict=True)]
+    duration_ns = np.stack(durations, dtype=np.int64)
+    ends = [calls[rank].end_ns for rank in ranks]
+    if not is_whole or any(len(of_rank) != longest for of_rank in ends):
+        ends = [_ends_at(of_rank, index) for of_rank, index in zip(ends, rows, strict=True)]
+    end_ns = np.stack(ends)
     step = calls[ranks[0]].step[rows[0]].astype(np.int64)
     return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, unmatched=longest - len(kind))
 
@@ -156,7 +161,7 @@ def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
 def match_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
     """For each rank the rows of the operations that all ranks have, in the same order."""
     if all(_has_same_operations(calls[0], rank_calls) for rank_calls in calls):
-        return [np.arange(len(calls[0].kind)) for _ in calls]
+        return [np.arange(len(calls[0].kind))] * len(calls)
     labels, ends = [_labels(rank_calls) for rank_calls in calls], [rank_calls.end_ns for rank_calls in calls]
     if all(sequence == labels[0] for sequence in labels):
         return [np.arange(len(labels[0])) for _ in labels]
@@ -172,8 +177,20 @@ def match_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
 def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
     """Whether two ranks made the same operations in the same order, by their columns: most ranks do."""
     return first.kinds == second.kinds and all(
-        np.array_equal(getattr(first, column), getattr(second, column)) for column in ("kind", "step", "sequence")
+        _are_equal(of_first, of_second)
+        for of_first, of_second in (
+            (first.kind, second.kind),
+            (first.step, second.step),
+            (first.sequence, second.sequence),
+        )
     )
+
+
+def _are_equal(first: Integers, second: Integers) -> bool:
+    """Whether two columns hold the same numbers: bytes of short columns are compared faster than numbers."""
+    if first is second or (first.dtype == second.dtype and first.tobytes() == second.tobytes()):
+        return True
+    return np.array_equal(first, second)
 
 
 def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, list[_LabelledRow]]:

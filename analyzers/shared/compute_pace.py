@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import TypeAlias
 from zlib import adler32, crc32
 
@@ -35,6 +36,8 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 #: The kernels with the most time, of which a rank sends its medians; the others count by their time.
 _MOST_KERNELS = 64
+#: Ranks whose kernels are computed at once.
+_AT_ONCE = 256
 _ENOUGH_ALONE = 0.1
 _GRID_BITS = 33
 _FEWEST_RANKS = 2
@@ -187,7 +190,7 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
         common = medians.keys if common is None else np.intersect1d(common, medians.keys, assume_unique=True)
     if not steps or common is None or not len(common):
         return None
-    in_steps = [_of_steps(medians, steps) for medians in kernels.values()]
+    in_steps = _in_steps(list(kernels.values()), steps)
     every = [
         _of_kernels(of_rank, medians.keys, common) for of_rank, medians in zip(in_steps, kernels.values(), strict=True)
     ]
@@ -307,15 +310,25 @@ def _medians(group: Int64, duration_ns: Int64, shape: tuple[int, int]) -> tuple[
     return calls.reshape(shape), medians.reshape(shape)
 
 
-def _of_steps(medians: KernelMedians, steps: Sequence[int]) -> _InSteps:
-    """Of all kernels over some steps: the calls and the median of the steps' medians; the same of those alone."""
-    rows = [medians.steps.index(step) for step in steps]
-    return (
-        medians.calls[rows].sum(axis=0),
-        _median_of_present(medians.median_ns[rows]),
-        medians.calls_alone[rows].sum(axis=0),
-        _median_of_present(medians.median_alone_ns[rows]),
-    )
+def _in_steps(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> list[_InSteps]:
+    """Of each rank's kernels over some steps: calls, medians of the steps' medians, and both of those that ran alone.
+
+    Neighbours that have as many steps and kernels are computed at once.
+    """
+    found: list[_InSteps] = []
+    for (own_steps, _), neighbours in groupby(kernels, key=lambda medians: (medians.steps, medians.calls.shape)):
+        alike = list(neighbours)
+        rows = [own_steps.index(step) for step in steps]
+        for begin in range(0, len(alike), _AT_ONCE):
+            block = alike[begin : begin + _AT_ONCE]
+            columns = (
+                np.stack([medians.calls[rows] for medians in block]).sum(axis=1),
+                _median_of_present(np.stack([medians.median_ns[rows] for medians in block])),
+                np.stack([medians.calls_alone[rows] for medians in block]).sum(axis=1),
+                _median_of_present(np.stack([medians.median_alone_ns[rows] for medians in block])),
+            )
+            found += zip(*columns, strict=True)
+    return found
 
 
 def _of_kernels(in_steps: _InSteps, keys: Int64, common: Int64) -> _InSteps:
@@ -328,13 +341,13 @@ def _of_kernels(in_steps: _InSteps, keys: Int64, common: Int64) -> _InSteps:
 
 
 def _median_of_present(values: Int64) -> Float64:
-    """The median of each column without its zeros; 0 of nothing else."""
-    ordered, present = np.sort(values, axis=0), (values > 0).sum(axis=0)
-    columns, first = np.arange(values.shape[1]), len(values) - present
-    last = len(values) - 1
-    low = ordered[np.minimum(first + (present - 1) // 2, last), columns]
-    high = ordered[np.minimum(first + present // 2, last), columns]
-    return np.where(present > 0, (low + high) / 2, 0.0)
+    """The median of each rank's columns without its zeros; 0 of nothing else. Values are by rank, step and column."""
+    ordered, present = np.sort(values, axis=1), (values > 0).sum(axis=1)
+    steps = values.shape[1]
+    first, last = steps - present, steps - 1
+    places = np.stack([first + (present - 1) // 2, first + present // 2], axis=1)
+    pairs = np.take_along_axis(ordered, np.minimum(places, last), axis=1)
+    return np.where(present > 0, (pairs[:, 0] + pairs[:, 1]) / 2, 0.0)
 
 
 def _times(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps: Sequence[int]) -> Float64:

@@ -25,7 +25,16 @@ class Parts(Struct, frozen=True):
     idle: int
 
     def __add__(self, addend: Parts) -> Parts:
-        return Parts(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
+        # Field by field: many ranks have many steps, and to walk over the names of the fields takes five times as long.
+        return Parts(
+            self.window + addend.window,
+            self.compute + addend.compute,
+            self.communication + addend.communication,
+            self.copy + addend.copy,
+            self.exposed_communication + addend.exposed_communication,
+            self.exposed_copy + addend.exposed_copy,
+            self.idle + addend.idle,
+        )
 
     @property
     def overlap_fraction(self) -> float | None:
@@ -34,8 +43,16 @@ class Parts(Struct, frozen=True):
 
     def data(self) -> dict[str, Json]:
         """The parts as microseconds."""
-        times: dict[str, Json] = {f"{name}_us": getattr(self, name) / NS_PER_US for name in self.__struct_fields__}
-        return {**times, "overlap_fraction": self.overlap_fraction}
+        return {
+            "window_us": self.window / NS_PER_US,
+            "compute_us": self.compute / NS_PER_US,
+            "communication_us": self.communication / NS_PER_US,
+            "copy_us": self.copy / NS_PER_US,
+            "exposed_communication_us": self.exposed_communication / NS_PER_US,
+            "exposed_copy_us": self.exposed_copy / NS_PER_US,
+            "idle_us": self.idle / NS_PER_US,
+            "overlap_fraction": self.overlap_fraction,
+        }
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
