@@ -19,6 +19,7 @@ from perfscope.sources.joblog.record_lines import add_evenly
 from perfscope.tables.columns import Int64
 
 _PRECISE = 20
+_MANY = 16
 _USABLE = 5
 
 #: A reading of fewer steps behind the last one is a copy of another rank's.
@@ -115,6 +116,10 @@ class ElapsedClock:
             record_of: Makes the record of a row.
         """
         clocks = clocks_ns.tolist()
+        if len(clocks) < _MANY:
+            for row, clock_ns in enumerate(clocks):
+                self.add(log, record_of(row), clock_ns, resolution_ns)
+            return
         goes_back = (np.diff(steps) <= 0) | (np.diff(clocks_ns) < 0)
         ends = iter((*np.flatnonzero(goes_back).tolist(), len(clocks) - 1))
         row, end = 0, -1

@@ -161,17 +161,19 @@ class IterationSeries:
 
     def add_unnumbered(self, wall_ns: Int64, label: bytes | None = None) -> None:
         """Append many undisturbed records without a number, which are folded; a time that is not above 0 is none."""
-        first = 0
-        while first < len(wall_ns) and not (self.is_steady and self.is_full and self._unnumbered.keys() <= {label}):
+        first, rows = 0, len(wall_ns)
+        while first < rows and not (
+            rows > 1 and self.is_steady and self.is_full and self._unnumbered.keys() <= {label}
+        ):
             self.add(Record(wall_ns=int(wall_ns[first]) if wall_ns[first] > 0 else None), label)
             first += 1
-        if first == len(wall_ns):
+        if first == rows:
             return
         self._folded.add_many(wall_ns[first:], None)
         latest = wall_ns[first:][-COMPARED_ROWS:].tolist()
         self._latest_folded.extend((None, time_ns if time_ns > 0 else None, None) for time_ns in latest)
         if label is not None:
-            self._unnumbered[label] = self._unnumbered.get(label, 0) + len(wall_ns) - first
+            self._unnumbered[label] = self._unnumbered.get(label, 0) + rows - first
 
     def add_copies(self, count: int, compared: int) -> None:
         """Count records that repeat others, and how many of these were compared and found alike."""

@@ -54,6 +54,14 @@ def parse_counts(texts: Iterable[bytes]) -> Int64:
     return np.fromstring(b" ".join(texts), np.int64, sep=" ")
 
 
+def parse_clock_s(text: bytes) -> int:
+    """The seconds of one of a bar's clocks."""
+    seconds = 0
+    for part in text.split(b":"):
+        seconds = seconds * 60 + int(part)
+    return seconds
+
+
 def parse_clocks_s(texts: Iterable[bytes]) -> Int64:
     """The seconds of many of a bar's clocks.
 

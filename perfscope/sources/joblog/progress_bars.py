@@ -22,7 +22,7 @@ import numpy as np
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bar_columns import find_columns, find_runs
 from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clocks_s, parse_counts
+from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clock_s, parse_clocks_s, parse_counts
 from perfscope.sources.joblog.record import Record
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
@@ -46,6 +46,7 @@ _BAR = re.compile(
     rb"(\d{1,12}+)/(\d{1,12}+) \[" + CLOCK + rb"<",
 )
 _SKEW = 4
+_MANY = 16  # fewer are read faster one by one
 _LOSSES_OF_ANOTHER = 2
 _PRECISE_STEP_S = 2
 _PRECISE_CLOCK_S = 20
@@ -83,7 +84,11 @@ class ProgressBars:
         for first, end in find_runs(totals):
             self._current = int(totals[first])
             points = self._bars.setdefault(self._current, _Points())
-            self._add_states(points, parse_counts(steps[first:end]), parse_clocks_s(clocks[first:end]))
+            if end - first >= _MANY:
+                self._add_states(points, parse_counts(steps[first:end]), parse_clocks_s(clocks[first:end]))
+            else:
+                for row in range(first, end):
+                    self._add_state(points, int(steps[row]), parse_clock_s(clocks[row]))
 
     def _add_states(self, points: _Points, steps: Int64, clocks_s: Int64) -> None:
         """Add states of a bar: at once where it goes on, else those that are no copies."""
@@ -95,14 +100,18 @@ class ProgressBars:
             self._disturbance = 0
             return
         for step, clock_s in zip(steps.tolist(), clocks_s.tolist(), strict=True):
-            if points.step and step <= points.step[-1]:
-                if not _begins_again(step, clock_s, points):
-                    continue
-                points.starts.append(len(points.step))
-            points.step.append(step)
-            points.clock_s.append(clock_s)
-            points.disturbed.append(self._disturbance)
-            self._disturbance = 0
+            self._add_state(points, step, clock_s)
+
+    def _add_state(self, points: _Points, step: int, clock_s: int) -> None:
+        """Add a state of a bar that is no copy."""
+        if points.step and step <= points.step[-1]:
+            if not _begins_again(step, clock_s, points):
+                return
+            points.starts.append(len(points.step))
+        points.step.append(step)
+        points.clock_s.append(clock_s)
+        points.disturbed.append(self._disturbance)
+        self._disturbance = 0
 
     def on_losses(self, times: int = 1) -> None:
         """The trainer prints its losses: the bar shown last is the bar of the training."""

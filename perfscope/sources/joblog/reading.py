@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import compress, count
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -122,11 +123,12 @@ class _LogReader:
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""
         plain, done = block.plain, 0
-        for start, rule, line in _find_lines(self._possible_rules(block.rest), block.rest):
-            row = int(np.searchsorted(block.rest_start, start, "right")) - 1
-            before = int(block.plain_before[row])
-            bulk.add(plain, done, before)
-            done = max(done, before)
+        lines = _find_lines(self._possible_rules(block.rest), block.rest)
+        rows = np.searchsorted(block.rest_start, [start for start, _, _ in lines], "right") - 1
+        for before, (_, rule, line) in zip(block.plain_before[rows].tolist(), lines, strict=True):
+            if before > done:
+                bulk.add(plain, done, before)
+                done = before
             rule.apply(line)
         bulk.add(plain, done, len(plain.wall_ns))
 
@@ -138,4 +140,4 @@ def _split(bulk: OpenBulkReading, text: bytes) -> SplitBlock | bytes:
 def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:
     """Every match of every rule with its place in the text, in that order."""
     matches = [(line.match.start(), rule, line) for rule in rules for line in rule.find(text)]
-    return sorted(matches, key=lambda match: match[0])
+    return sorted(matches, key=itemgetter(0))

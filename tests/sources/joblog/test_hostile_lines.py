@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from perfscope.sources.joblog import reading
 from perfscope.sources.joblog.log_format import OpenRule
 from perfscope.sources.joblog.reading import read_log
-from perfscope.sources.joblog.rules import LineMatch
+from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch
 from tests.conftest import ROOT
 from tests.ratios import assert_ratio
 
@@ -39,6 +40,26 @@ def test_a_line_of_half_records_takes_no_longer_than_records(path: Path, tmp_pat
             line = (part * (length // len(part) + 1))[:length] + "\n"
             log.write_text(line * (TOTAL // length))
             assert_ratio(partial(read_log, log), partial(read_log, records), MOST_OF_RECORDS)
+
+
+@pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.stem)
+def test_of_a_line_of_many_records_each_rule_reads_eight(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However long it is: what is read of text grows with its lines, not with what each of them holds."""
+    numbers = Counter[tuple[int, int]]()
+    find_lines = reading._find_lines
+
+    def count_lines(rules: list[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:
+        lines = find_lines(rules, text)
+        numbers.update((id(rule), line.line) for _, rule, line in lines)
+        return lines
+
+    monkeypatch.setattr(reading, "_find_lines", count_lines)
+    log = tmp_path / "run.log"
+    log.write_text("".join(path.read_text().splitlines())[:3000] * 5 + "\n")
+    read_log(log)
+    assert max(numbers.values(), default=0) <= MOST_OF_LINE
 
 
 class TestTriedRules:
