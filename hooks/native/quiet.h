@@ -17,6 +17,7 @@
 #include <Python.h>
 #include <structmember.h>
 #include <stdio.h>
+#include <string.h>
 #include <time.h>
 
 #define ROWS_OF_BLOCK 64

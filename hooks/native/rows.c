@@ -2,6 +2,7 @@
 #include "quiet.h"
 
 #define LONGEST_LINE 1024
+#define LARGEST_SCALE 1e18
 
 PyObject *or_none(PyObject *value)
 {
@@ -38,23 +39,88 @@ static PyObject *block_take(PyObject *object, PyObject *counters)
     return rows;
 }
 
-static int is_plain(const Row *row)
+/* What a framework states of a step; 0 for what it does not state. */
+typedef struct {
+    long long micro_batches, samples, tokens, global_samples, iteration;
+    char is_skipped, has_global_samples, has_iteration;
+    char loss_scale[40];
+} Stated;
+
+/* A whole number that is stated, and whether it is; -1 where it is of a type that Python has to look at. */
+static int read_whole(PyObject *stated, const char *name, long long *value)
 {
-    return row->stated == NULL && row->peaks == NULL && row->waits == NULL &&
-           (row->used == NULL || row->used == Py_None) && row->source != NULL;
+    PyObject *number = PyDict_GetItemString(stated, name);
+    int overflow = 0;
+    if (number == NULL || number == Py_None) {
+        return 0;
+    }
+    if (!PyLong_CheckExact(number)) {
+        return -1;
+    }
+    *value = PyLong_AsLongLongAndOverflow(number, &overflow);
+    return overflow ? -1 : 1;
 }
 
-/* Add a number to a line, which has room for all of its numbers. */
-static int append(char *text, int length, const char *format, long long value)
+/* The loss scale as JSON; -1 where Python has to look at it, or with an error set. */
+static int read_loss_scale(PyObject *stated, char *text, size_t size)
 {
-    return length + snprintf(text + length, (size_t)(LONGEST_LINE - length), format, value);
+    PyObject *scale = PyDict_GetItemString(stated, "loss_scale");
+    if (scale == NULL || scale == Py_None) {
+        return 0;
+    }
+    double value = PyFloat_CheckExact(scale) ? PyFloat_AsDouble(scale) : -1;
+    if (!(value >= 0 && value <= LARGEST_SCALE)) {
+        return -1;
+    }
+    PyObject *shown = PyObject_Repr(scale), *bytes = shown == NULL ? NULL : PyUnicode_AsUTF8String(shown);
+    int length = bytes == NULL ? -1 : snprintf(text, size, ",\"loss_scale\":%s", PyBytes_AsString(bytes));
+    Py_XDECREF(shown);
+    Py_XDECREF(bytes);
+    return length;
 }
 
-/* The line of a row in which nothing but numbers was seen, as make_line makes it; NULL with an error set. */
-static PyObject *to_line(const Row *row)
+/* Read what is stated in the types that frameworks state it in; -1 for others, or with an error set. */
+static int read_stated_values(PyObject *stated, Stated *values)
+{
+    memset(values, 0, sizeof *values);
+    if (stated == NULL) {
+        return 0;
+    }
+    PyObject *skipped = PyDict_CheckExact(stated) ? PyDict_GetItemString(stated, "skipped") : stated;
+    if (skipped != NULL && skipped != Py_None && skipped != Py_False && skipped != Py_True) {
+        return -1;
+    }
+    values->is_skipped = skipped == Py_True;
+    int has_samples = read_whole(stated, "global_samples", &values->global_samples);
+    int has_iteration = read_whole(stated, "iteration", &values->iteration);
+    values->has_global_samples = has_samples > 0;
+    values->has_iteration = has_iteration > 0;
+    return has_samples < 0 || has_iteration < 0 || read_whole(stated, "micro_batches", &values->micro_batches) < 0 ||
+                   read_whole(stated, "samples", &values->samples) < 0 ||
+                   read_whole(stated, "tokens", &values->tokens) < 0 ||
+                   read_loss_scale(stated, values->loss_scale, sizeof values->loss_scale) < 0
+               ? -1
+               : 0;
+}
+
+/* Whether a row holds nothing but numbers, and what is stated in it. */
+static int is_plain(const Row *row, Stated *values)
+{
+    return row->peaks == NULL && row->waits == NULL && (row->used == NULL || row->used == Py_None) &&
+           read_stated_values(row->stated, values) == 0;
+}
+
+/* Add a number to a line, which has room for all of its numbers; 0 for none, where it is not needed. */
+static int append(char *text, int length, const char *format, long long value, int is_needed)
+{
+    return is_needed ? length + snprintf(text + length, (size_t)(LONGEST_LINE - length), format, value) : length;
+}
+
+/* The line of a row, as make_line makes it; NULL with an error set. */
+static PyObject *to_line(const Row *row, const Stated *stated)
 {
     char text[LONGEST_LINE];
-    long long samples = row->forward_samples, tokens = row->forward_tokens;
+    long long samples = row->forward_samples, tokens = row->forward_tokens, sign_ns = row->sign_ns;
     PyObject *source = PyUnicode_AsUTF8String(row->source);
     const char *name = source == NULL ? NULL : PyBytes_AsString(source);
     if (name == NULL) {
@@ -65,26 +131,24 @@ static PyObject *to_line(const Row *row)
         samples = row->loaded_samples;
         tokens = row->loaded_tokens;
     }
-    int length = snprintf(text, sizeof text, "{\"step\":%lld,\"end_ns\":%lld,\"source\":\"%.99s\",\"wall_ns\":%lld",
-                          row->step, row->end_ns, name, row->end_ns - row->began_ns);
+    long long micro_batches = stated->micro_batches ? stated->micro_batches : row->micro_batches;
+    samples = stated->samples ? stated->samples : samples;
+    tokens = stated->tokens ? stated->tokens : tokens;
+    sign_ns = sign_ns < row->end_ns ? sign_ns : row->end_ns; /* the end may be the first sign: it is read behind it */
+    int length = snprintf(text, sizeof text, "{\"step\":%lld,\"end_ns\":%lld,\"source\":\"%.99s\",\"wall_ns\":%lld%s",
+                          row->step, row->end_ns, name, row->end_ns - row->began_ns,
+                          stated->is_skipped ? ",\"skipped\":true" : "");
     Py_DECREF(source);
-    if (row->micro_batches) {
-        length = append(text, length, ",\"micro_batches\":%lld", row->micro_batches);
-    }
-    if (samples) {
-        length = append(text, length, ",\"samples\":%lld", samples);
-    }
-    if (tokens) {
-        length = append(text, length, ",\"tokens\":%lld", tokens);
-    }
-    if (row->has_loader) {
-        length = append(text, length, ",\"data_wait_ns\":%lld", row->data_wait_ns);
-    }
-    if (row->sign_ns > row->began_ns) { /* the end itself may be the first sign: it is read behind the end */
-        long long sign_ns = row->sign_ns < row->end_ns ? row->sign_ns : row->end_ns;
-        length = append(text, length, ",\"gap_ns\":%lld", sign_ns - row->began_ns);
-    }
-    length = append(text, length, ",\"hook_ns\":%lld}\n", row->hook_ns);
+    length = append(text, length, ",\"micro_batches\":%lld", micro_batches, micro_batches != 0);
+    length = append(text, length, ",\"samples\":%lld", samples, samples != 0);
+    length = append(text, length, ",\"tokens\":%lld", tokens, tokens != 0);
+    length = append(text, length, ",\"global_samples\":%lld", stated->global_samples, stated->has_global_samples);
+    length = append(text, length, ",\"data_wait_ns\":%lld", row->data_wait_ns, row->has_loader);
+    length = append(text, length, ",\"gap_ns\":%lld", sign_ns - row->began_ns, row->sign_ns > row->began_ns);
+    length = append(text, length, ",\"hook_ns\":%lld", row->hook_ns, 1);
+    length += snprintf(text + length, (size_t)(LONGEST_LINE - length), "%s", stated->loss_scale);
+    length = append(text, length, ",\"iteration\":%lld", stated->iteration, stated->has_iteration);
+    length += snprintf(text + length, (size_t)(LONGEST_LINE - length), "}\n");
     return PyBytes_FromStringAndSize(text, length);
 }
 
@@ -111,10 +175,11 @@ static PyObject *block_lines(PyObject *object, PyObject *args)
     for (; lines != NULL && index < block->count; index++) {
         const Row *row = &block->rows[index];
         PyObject *line = NULL;
-        if (is_plain(row)) {
+        Stated stated;
+        if (is_plain(row, &stated)) {
             unread += 1;
-            line = to_line(row);
-        } else if (skip(counters, unread) == 0) {
+            line = to_line(row, &stated);
+        } else if (PyErr_Occurred() == NULL && skip(counters, unread) == 0) {
             unread = 0;
             PyObject *values = to_tuple(row, counters);
             line = values == NULL ? NULL : PyObject_Call(make_line, values, NULL);

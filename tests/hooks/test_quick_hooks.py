@@ -295,6 +295,15 @@ def test_steps_before_a_window_are_not_quick(tmp_path: Path) -> None:
     training.capture._windows.discard()
 
 
+#: What frameworks state, and what none of them does.
+STATED: list[dict[str, Any]] = [
+    {"skipped": False, "global_samples": 64, "loss_scale": 65536.0}, {"skipped": True, "iteration": 7},
+    {"skipped": None, "micro_batches": 4, "samples": 8, "tokens": 4096, "global_samples": None},
+    {"loss_scale": 0.1, "iteration": 0, "global_samples": 0}, {"loss_scale": 1e300}, {"skipped": 1},
+    {"loss_scale": 2, "iteration": True}, {"iteration": 2**70}, {"loss_scale": -0.0, "other": 1},
+]  # fmt: skip
+
+
 @pytest.mark.skipif(NATIVE is None, reason="the quick hooks in C were not built: no compiler was there")
 def test_lines_made_in_c_are_those_made_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
@@ -312,7 +321,11 @@ def test_lines_made_in_c_are_those_made_in_python(tmp_path: Path, monkeypatch: p
         if number % 3:
             training.capture.on_forward((torch.zeros((2, 8, 8)[: number % 4], dtype=torch.long),), {})
         quiet.has_news = number == 9
-        training.capture.on_optimizer_step(training.optimizer)
+        if number < 40:
+            training.capture.on_optimizer_step(training.optimizer)
+        else:
+            quiet.name = "deepspeed"
+            training.capture.on_step_end("deepspeed", training.optimizer, **STATED[number % len(STATED)])
     assert len(blocks) == 2
     for block in blocks:
         expected = b"".join(make_line(*row) for row in block.take(HostCounters()))
