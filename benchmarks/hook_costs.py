@@ -50,7 +50,7 @@ LARGE = GptConfig(layers=12, hidden=768, heads=12, vocabulary=8192, seq_len=513)
 SMALL = GptConfig(layers=4, hidden=64, heads=2, vocabulary=256, seq_len=33)
 KINDS = ("host-bound", "device-bound")
 COLUMNS = (
-    "Counters are read", "Training", "Bound", "Steps", "Step (ms)", "Counted, mean (us)", "median (us)", "share (%)",
+    "Hooks", "Training", "Bound", "Steps", "Step (ms)", "Counted, mean (us)", "median (us)", "share (%)",
     "Around, mean (us)", "median (us)", "share (%)",
 )  # fmt: skip
 _RANKS = {"plain": 1, "ddp": 2, "fsdp2": 2, "deepspeed": 2}
