@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
+from statistics import mean
 from typing import Any
 
 import pytest
 
 from benchmarks.marked_blocks import NO_MARKS, OURS, RANGES, Block, choose_cases, choose_cores, summarize
+from tests.conftest import ROOT
 
+FIXTURE = ROOT / "fixtures" / "modules" / "marked_blocks.json"
 (CASE,) = choose_cases(small=True)
 
 
@@ -32,6 +36,28 @@ def test_a_figure_is_of_blocks_of_equal_speed_in_the_same_turn() -> None:
     assert change.error == pytest.approx(100 * (math.log(1.04) - math.log(1.02)) / 2)
     assert change.forward_percent == pytest.approx(3.0)
     assert summarize(CASE, RANGES, [record(1.02), record(1.04)]).percent == pytest.approx(100 * math.log(1.5))
+
+
+def read_changes() -> list[dict[str, Any]]:
+    changes: list[dict[str, Any]] = json.loads(FIXTURE.read_text())["changes"]
+    return changes
+
+
+def test_the_report_and_the_page_on_modules_state_what_was_measured() -> None:
+    report, page = ((ROOT / name).read_text() for name in ("reports/h200-modules.md", "docs/modules.md"))
+    for change in read_changes():
+        shares = [f"{change[name]:.1f}" for name in ("percent", "error", "forward_percent", "forward_error")]
+        cells = [change["case"], str(change["marks"]), f"{change['step_ms']:.1f}", change["kind"], str(change["pairs"])]
+        assert f"| {' | '.join(cells + shares)} |" in report
+        assert change["percent"] == pytest.approx(mean(change["processes"]))
+        if change["kind"] == OURS:
+            assert f"{change['percent']:.1f} % ({change['marks']} " in page
+
+
+def test_marks_lengthen_steps_that_the_host_bounds_by_less_than_three_percent() -> None:
+    ours = [change for change in read_changes() if change["kind"] == OURS]
+    assert len(ours) == 2
+    assert all(change["percent"] + 2 * change["error"] < 3 for change in ours)
 
 
 def test_each_process_has_cores_of_its_own_where_there_are_enough() -> None:
