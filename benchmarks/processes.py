@@ -43,7 +43,7 @@ class Tool:
             list(self.command),
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))},
+            env=_environment(),
             cwd=ROOT,
             text=True,
         ) as process:
@@ -63,6 +63,13 @@ class Tool:
     def data(self) -> dict[str, Any]:
         """The figures, without the command's paths."""
         return {name: value for name, value in asdict(self).items() if name != "command"}
+
+
+def _environment() -> dict[str, str]:
+    """The environment of a command that finds this tree, and keeps its bytecode, as an installed package has it."""
+    searched = filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPATH": os.pathsep.join(searched)}
 
 
 def take_turns(

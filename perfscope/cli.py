@@ -71,6 +71,8 @@ _PATIENCE_S = 5.0
 #: A screen fits the smallest terminal that is common, also on a larger one.
 _SCREEN_LINES = 24
 _NARROWEST, _FEWEST_LINES = 20, 6
+#: Garbage is looked for after so many new objects: those of results and of measured ranks stay, without circles.
+_COLLECT_AFTER = 50_000
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
@@ -158,6 +160,7 @@ def _uncollected() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        gc.set_threshold(_COLLECT_AFTER)
         if was_enabled:
             gc.enable()
 

@@ -6,6 +6,7 @@ import hashlib
 import os
 import zlib
 from collections.abc import Sequence
+from functools import cache
 from typing import NamedTuple, cast
 
 import msgspec
@@ -27,11 +28,13 @@ _LARGEST_SECTION = 8 * MIB
 _LARGEST_IN_ALL = 32 * MIB
 _MOST_SECTIONS = 64
 _LEVEL = 6
+_SMALL_SECTION = 2 * KIB
 #: What inflates twice as fast as the standard library.
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 
 _HEADER = msgspec.json.Decoder(Header)
 _TEXT = msgspec.msgpack.Encoder()
+_MARK = "\0trace "
 
 
 class Refused(Exception):
@@ -82,9 +85,9 @@ class StoredPartials(Struct, frozen=True):
             raise Refused(f"holds nothing of {name}")
         try:
             content = _inflate(*self.sections[name])
-            if _MARKED in content:
+            if _MARK.encode() in content:
                 for number, path in enumerate(paths):
-                    content = content.replace(_TEXT.encode(_mark(number)), _TEXT.encode(path))
+                    content = content.replace(_mark(number), _TEXT.encode(path))
             return unpack_value(content, kind)
         except (ValueError, _INFLATE_ERROR) as error:
             raise Refused(f"is damaged: {name or 'its trace'}: {error}") from None
@@ -98,13 +101,20 @@ def pack_section(name: str, value: object, kind: object, paths: Sequence[str]) -
     """
     content = pack_value(value, kind)
     for number, path in enumerate(paths):
-        content = content.replace(_TEXT.encode(path), _TEXT.encode(_mark(number)))
+        content = content.replace(_TEXT.encode(path), _mark(number))
     if any(path.encode() in content for path in paths):
         raise Unstorable("it holds a trace's path in a sentence")
     if len(content) > _LARGEST_SECTION:
         raise Unstorable("it is too large")
-    packed = zlib.compress(content, _LEVEL)
+    packed = _deflate(content)
     return Packed(Section(name, len(packed), len(content)), packed)
+
+
+def _deflate(content: bytes) -> bytes:
+    """Small sections with the codes that are fixed: to read the codes of their own would take longer than the text."""
+    strategy = zlib.Z_FIXED if len(content) < _SMALL_SECTION else zlib.Z_DEFAULT_STRATEGY
+    stream = zlib.compressobj(_LEVEL, strategy=strategy)
+    return stream.compress(content) + stream.flush()
 
 
 def to_bytes(header: Header, sections: Sequence[Packed]) -> bytes:
@@ -201,10 +211,7 @@ def _inflate(packed: bytes, size: int) -> bytes:
     return content
 
 
-def _mark(number: int) -> str:
-    """What stands for the path of a trace: no path holds a zero."""
-    return f"\0trace {number}\0"
-
-
-#: What all marks begin with.
-_MARKED = _mark(0)[:-2].encode()
+@cache
+def _mark(number: int) -> bytes:
+    """What stands for the path of a trace in a section: no path holds a zero."""
+    return _TEXT.encode(f"{_MARK}{number}\0")
