@@ -93,6 +93,7 @@ def run_sampler(run: str, steps: int) -> None:
         t_ns = begin_ns + second * 10**9 + source.randint(0, 200_000)
         output.write({"t_ns": t_ns, "gpus": [_sample_gpu(source, t_ns, counted) for counted in counters]})
         output.rotate_if_full({"t_ns": t_ns + 1})
+    output.finish()
 
 
 def _sample_gpu(source: random.Random, t_ns: int, counters: dict[str, int]) -> dict[str, int]:

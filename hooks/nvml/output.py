@@ -70,8 +70,16 @@ class Output:
         os.close(descriptor)
         self.write({**self.head, **now, "continues": True})
         self._unpacked.append(path)
-        if self._packer is not None and self._packer.poll() is None:
-            return
+        if self._packer is None or self._packer.poll() is not None:
+            self._pack()
+
+    def finish(self) -> None:
+        """Pack what waits for another file to be packed, in a process that outlives this one."""
+        if self._unpacked:
+            with contextlib.suppress(OSError):
+                self._pack()
+
+    def _pack(self) -> None:
         paths, self._unpacked = self._unpacked, []
         self._packer = subprocess.Popen(
             [sys.executable, "-I", "-S", _PACKER, *paths],

@@ -98,6 +98,31 @@ def test_what_describes_no_gpu_is_not_packed(tmp_path: Path) -> None:
     assert path.exists()
 
 
+def test_what_waits_for_another_file_to_be_packed_is_packed_at_the_end(tmp_path: Path) -> None:
+    """In a process of its own, whose standard output is the file; its first packer is as slow as it likes."""
+    folder = tmp_path / "RUN" / wire.NVML_FOLDER
+    folder.mkdir(parents=True)
+    script = (
+        "import runpy, subprocess\n"
+        f"output = runpy.run_path({str(SAMPLER.with_name('output.py'))!r})['Output'](['full=2000'])\n"
+        f"output.head = {HEAD!r}\n"
+        "output.write({**output.head, 't_ns': 0})\n"
+        "output._packer = slow = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
+        f"for number in range(1, 200):\n    output.write({sample(1)!r} | {{'t_ns': 10**9 * number}})\n"
+        "    output.rotate_if_full({'t_ns': 10**9 * number + 1})\n"
+        "output.finish()\n"
+        "slow.kill()\n"
+    )
+    with (folder / "node.jsonl").open("ab") as file:
+        subprocess.run([sys.executable, "-I", "-S", "-c", script], stdout=file, check=True)
+    until_s = time.monotonic() + LONGEST_S
+    while time.monotonic() < until_s and len(list(folder.glob("*.jsonl"))) > 1:
+        time.sleep(0.05)
+    assert len(list(folder.glob("*.jsonl"))) == 1, "the last one is not full"
+    gpus, _ = read_gpus(tmp_path / "RUN", [])
+    assert len(gpus[0].t_ns) == 199
+
+
 def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
     """As on a full disk; the lines that are there stay."""
     code = (
