@@ -106,7 +106,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
     )
     if answer is None:
         are_dumps_alone = not any(state.host for state in evidence.ranks.values())
-        is_open = are_dumps_alone and bool(find_first_open(evidence.ranks))
+        is_open = are_dumps_alone and bool(find_first_open(evidence.ranks) or evidence.damage)
         has_ended = not is_open and all(_has_ended_well(state) for state in evidence.ranks.values())
         text = "the training ended by itself, and no rank stalled" if has_ended else describe_unknown(evidence)
         return Diagnosis(Reason.NOTHING if has_ended else Reason.UNKNOWN, (), text)

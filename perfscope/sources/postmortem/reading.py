@@ -68,19 +68,25 @@ def is_read(name: str) -> bool:
 def _read_dumps(folder: Path) -> PostMortem:
     damage: list[str] = []
     ranks: dict[int, RankState] = {}
+    unreadable: set[int] = set()
     for file in sorted(folder.iterdir()):
         match = _DUMP_NAME.fullmatch(file.name)
         if match is None or not file.is_file() or file.name.startswith("."):
             continue
         dump = _try_dump(file, damage)
         rank = int(match[1])
-        if dump is not None:
+        if dump is None:
+            unreadable.add(rank)
+        else:
             ranks[rank] = RankState(rank, dump=_merge_dumps([ranks[rank].dump, dump] if rank in ranks else [dump]))
     if not ranks:
         problem = f"holds no dump of the Flight Recorder{f': {damage[0]}' if damage else ''}"
         raise SourceError(folder, problem, hint="names of dumps end in the rank, such as nccl_trace_rank_0")
     members = [max(ranks) for state in ranks.values() if state.dump for ranks in state.dump.members.values()]
-    return PostMortem(str(folder), ranks, 1 + max([*ranks, *members]), damage=tuple(damage))
+    world_size = 1 + max([*ranks, *members])
+    for rank in unreadable & set(range(world_size)):  # it did start; another file may end in any number
+        ranks.setdefault(rank, RankState(rank))
+    return PostMortem(str(folder), ranks, world_size, damage=tuple(damage))
 
 
 def _read_run(run: Path) -> PostMortem:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.postmortem.diagnosis import Reason, diagnose
 from perfscope.errors import SourceError
 from perfscope.sources.postmortem.reading import read_post_mortem
 from perfscope.sources.postmortem.recorder import read_dump
@@ -131,10 +132,15 @@ def test_a_folder_of_dumps_with_one_that_is_damaged_gives_the_others(tmp_path: P
     whole = (folder / "nccl_trace_rank_1").read_bytes()
     (folder / "nccl_trace_rank_1").write_bytes(whole[: len(whole) // 2])
     (folder / "notes.txt").write_text("mine")
+    (folder / "core.4711").write_text("something of more than sixteen bytes")
     evidence = read_post_mortem(folder)
-    assert sorted(evidence.ranks) == [0, 2]
+    assert {rank: state.dump is not None for rank, state in evidence.ranks.items()} == {0: True, 1: False, 2: True}
     assert evidence.world_size == 3
-    assert ["nccl_trace_rank_1 is not a complete dump" in text for text in evidence.damage] == [True]
+    assert sum("nccl_trace_rank_1 is not a complete dump" in text for text in evidence.damage) == 1
+    answer = diagnose(evidence)
+    assert (answer.reason, answer.ranks) == (Reason.UNKNOWN, ()), (
+        "the rank did start, and nobody knows that all is well"
+    )
 
 
 def test_a_folder_without_dumps_is_an_error_of_one_line(tmp_path: Path) -> None:
