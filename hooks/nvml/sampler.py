@@ -328,10 +328,9 @@ def _now() -> Values:
 
 
 def _sample_until_orphaned(nvml: Nvml, devices: list[Device], metrics: list[Metric], parent_pid: int) -> None:
-    rounds, late_rounds = 0, 0
+    rounds, late_rounds, fastest = 0, 0, metrics[0]
     cost_due_ns = time.monotonic_ns() + _COST_PERIOD_NS
     full_rate_until_ns = time.monotonic_ns() + _FULL_RATE_NS
-    fastest = metrics[0]
     while os.getppid() == parent_pid:
         began_ns = time.monotonic_ns()
         late_rounds += fastest.due_ns > 0 and began_ns > fastest.due_ns + fastest.period_ns
