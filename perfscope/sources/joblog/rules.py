@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
@@ -12,6 +13,7 @@ from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
 MOST_OF_LINE = 8
 _COST_OF_A_FAILURE = 1
+_VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
 
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
 
@@ -79,6 +81,7 @@ class Rule(Generic[StateT_contra]):
         is_anywhere = not self.at_line_start and not self.begin
         match_from = self.pattern.search if is_anywhere else self.pattern.match
         anchored = text.find(self.anchor)
+        says_once = not self.reach and _is_marker(self.pattern)
         line, searched, tries = -1, 0, 0
         while anchored >= 0:
             before, line = line, text.rfind(b"\n", 0, anchored) + 1
@@ -89,7 +92,7 @@ class Rule(Generic[StateT_contra]):
             match = match_from(text, first, end + self.reach) if first >= 0 else None
             if match is not None:
                 yield LineMatch(text, line, end, match)
-                searched = max(anchored + len(self.anchor), match.end())
+                searched = end if says_once else max(anchored + len(self.anchor), match.end())
             elif is_anywhere:
                 searched = end  # what does not match from here on does not match at a later anchor either
             else:
@@ -107,3 +110,9 @@ class Rule(Generic[StateT_contra]):
             if offset >= 0:
                 return offset
         return -1
+
+
+@cache
+def _is_marker(pattern: re.Pattern[bytes]) -> bool:
+    """Whether a pattern matches one text alone, which says the same however often a line has it."""
+    return not pattern.groups and not _VARIES.search(pattern.pattern)

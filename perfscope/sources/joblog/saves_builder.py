@@ -13,6 +13,7 @@ class SavesBuilder:
     def __init__(self) -> None:
         self._saves: list[Save] = []
         self._begin_ns: dict[int, int] = {}
+        self._first: dict[float | None, int] = {}
 
     def table(self) -> tuple[Save, ...]:
         """Every save so far."""
@@ -20,11 +21,12 @@ class SavesBuilder:
 
     def add(self, save: Save) -> None:
         """Append a save."""
+        self._first.setdefault(save.iteration, len(self._saves))
         self._saves.append(save)
 
     def on_begin(self, iteration: int | None, path: str | None, stamp_ns: int | None) -> None:
         """A save begins."""
-        self._saves.append(Save(iteration, None, None, path))
+        self.add(Save(iteration, None, None, path))
         if stamp_ns is not None:
             self._begin_ns[len(self._saves) - 1] = stamp_ns
 
@@ -35,7 +37,7 @@ class SavesBuilder:
     def on_end(self, iteration: float | None, stamp_ns: int | None) -> None:
         """The save of an iteration is complete on disk; without a number it is the last one."""
         last = len(self._saves) - 1
-        index = next((index for index, save in enumerate(self._saves) if save.iteration == iteration), last)
+        index = self._first.get(iteration, last)
         begin_ns = self._begin_ns.pop(index, None)
         if begin_ns is None or stamp_ns is None or stamp_ns < begin_ns:
             return
@@ -59,6 +61,6 @@ class SavesBuilder:
     def set_time(self, wall_ns: int, source: str) -> None:
         """Set the duration of the last save; a timer's figure outranks the difference of two timestamps."""
         if not self._saves:
-            self._saves.append(Save(None, wall_ns, source, None))
+            self.add(Save(None, wall_ns, source, None))
         elif self._saves[-1].source != "timer" or source == "timer":
             self._saves[-1] = replace(self._saves[-1], wall_ns=wall_ns, source=source)

@@ -132,6 +132,7 @@ MEGATRON_RULES = (
         re.compile(rb"times across ranks \(ms\):(?:\n[^\n]{1,120})*"),
         _on_timers_of_ranks,
         reach=_RANK_LINES_REACH,
+        begin=(b"times across ranks (ms):",),
         identifies=False,
     ),
 )

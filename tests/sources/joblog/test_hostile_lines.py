@@ -12,7 +12,8 @@ import pytest
 from perfscope.sources.joblog import reading
 from perfscope.sources.joblog.log_format import OpenRule
 from perfscope.sources.joblog.reading import read_log
-from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch
+from perfscope.sources.joblog.registry import FORMATS
+from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
 from tests.conftest import ROOT
 from tests.ratios import assert_ratio
 
@@ -60,6 +61,18 @@ def test_of_a_line_of_many_records_each_rule_reads_eight(
     log.write_text("".join(path.read_text().splitlines())[:3000] * 5 + "\n")
     read_log(log)
     assert max(numbers.values(), default=0) <= MOST_OF_LINE
+
+
+def test_a_rule_that_reaches_beyond_its_line_is_tried_at_one_place() -> None:
+    """A search in each of many lines, up to where the rule reaches, would cost the square of the text."""
+    rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.reach]
+    assert rules
+    assert not [rule.anchor for rule in rules if not (rule.begin or rule.at_line_start)]
+
+
+def test_a_marker_is_read_once_a_line() -> None:
+    rule = Rule(b"eval", re.compile(rb"'eval':"), lambda _state, _line: None)
+    assert len(list(rule.find(b"'eval': 'eval': eval\n'eval':\n"))) == 2
 
 
 class TestTriedRules:

@@ -271,7 +271,12 @@ def _steps_of_batch(state: _State, runtime_s: float) -> int | None:
 _RULES: tuple[Rule[_State], ...] = (
     Rule(b"***** Running training *****", re.compile(rb"\*{5} Running training \*{5}"), _on_start),
     *(
-        Rule(anchor, re.compile(rb"(" + re.escape(anchor) + rb")[^=\n]*= ([\d,]+)"), _on_start_value)
+        Rule(
+            anchor,
+            re.compile(rb"(" + re.escape(anchor) + rb")[^=\n]{0,100}+= ([\d,]+)"),
+            _on_start_value,
+            begin=(anchor,),
+        )
         for anchor in _START_VALUES
     ),
     Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
@@ -299,7 +304,13 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(b"[    INFO] - ", re.compile(rb"\[    INFO\] - "), _on_imitation, identifies=False),
     Rule(b"interval_runtime: ", re.compile(rb"interval_runtime: "), _on_imitation, identifies=False),
     Rule(b"Num batches each epoch = ", re.compile(rb"Num batches each epoch = "), _on_imitation, identifies=False),
-    Rule(b"'train_runtime':", re.compile(rb"'train_runtime':[^{}]*\}"), _on_final_dictionary, reach=_DICTIONARY_REACH),
+    Rule(
+        b"'train_runtime':",
+        re.compile(rb"'train_runtime':[^{}]*+\}"),
+        _on_final_dictionary,
+        reach=_DICTIONARY_REACH,
+        begin=(b"'train_runtime':",),
+    ),
     Rule(
         b"train_",
         re.compile(rb"(train_(?:runtime|samples_per_second|steps_per_second))\s+= +([\d:.]+(?: days?, [\d:.]+)?)"),

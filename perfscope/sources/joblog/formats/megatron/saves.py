@@ -76,6 +76,7 @@ RULES = (
         ),
         _on_save_timer,
         reach=_RANK_LINES_REACH,
+        begin=(b"save-checkpoint",),
         identifies=False,
     ),
     Rule(
