@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.sources.joblog import reading
-from perfscope.sources.joblog.log_format import OpenRule
+from perfscope.sources.joblog.log_format import FormatState, OpenRule
 from perfscope.sources.joblog.reading import read_log
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
@@ -71,7 +71,7 @@ def test_a_rule_that_reaches_beyond_its_line_is_tried_at_one_place() -> None:
 
 
 def test_a_marker_is_read_once_a_line() -> None:
-    rule = Rule(b"eval", re.compile(rb"'eval':"), lambda _state, _line: None)
+    rule: Rule[FormatState] = Rule(b"eval", re.compile(rb"'eval':"), lambda _state, _line: None)
     assert len(list(rule.find(b"'eval': 'eval': eval\n'eval':\n"))) == 2
 
 

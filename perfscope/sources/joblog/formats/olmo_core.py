@@ -70,6 +70,7 @@ _RULE = Rule(
     ),
     _on_step,
     reach=_REACH,
+    begin=(b"[step=",),
 )
 _COLUMNS = {
     "step": STEP,
