@@ -1,7 +1,8 @@
 """The moments at which iterations ended, from the times that logs print in front of their lines.
 
-Megatron-LM, DeepSpeed and most others print ``[2026-11-21 00:26:15,116]`` or ``2026-11-21 00:26:15``. A line without a
-time has that of the last line that has one. What else happened between two iterations shows in lines that name it.
+Megatron-LM, DeepSpeed, OpenMMLab and most others print ``[2026-11-21 00:26:15,116]`` or ``2026-11-21 00:26:15``. A line
+without a time has that of the last line that has one. What else happened between two iterations shows in lines that
+name it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ from perfscope.sources.joblog.line_fields import parse_number, parse_timestamp_n
 from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
 
 _ITERATION = re.compile(rb"\biteration\s+(\d+)\s*/|\bglobal_step[=: ]+(\d+)|\bstep[=: ]\s*(\d+)\b", re.IGNORECASE)
+#: Of OpenMMLab, whose iterations begin again in each epoch; Detectron2's, PaddleSeg's and nanotron's go on.
+_OF_EPOCH = re.compile(rb"\bEpoch(?:\(train\))?\s*\[(\d{1,6})\]\s*\[\s*(\d{1,9})/(\d{1,9})\]")
+_NAMED = re.compile(rb"\biter(?:ation)?\s*[:=]\s*(\d+)\b")
+#: nanotron writes the month first.
+_MONTH_FIRST = re.compile(rb"\b(\d\d)/(\d\d)/(\d{4}) (\d\d:\d\d:\d\d)")
 _ELAPSED = re.compile(rb"elapsed time per iteration \((ms|s)\):\s*([0-9.]+)")
 _SAVE_TIMER = re.compile(rb"save-checkpoint[^:(|]*[:.]*\s*\(?(?:[0-9.]+,\s*)?([0-9.]+)\)?")
 _SAVE = re.compile(rb"sav(?:ing|ed) (?:model )?checkpoint|save-checkpoint", re.IGNORECASE)
@@ -45,7 +51,7 @@ def read_moments(path: Path) -> LoggedMoments:
     moments: list[LoggedMoment] = []
     saved_ns, has_evaluation, has_save, ranks = 0, False, False, None
     for line in lines:
-        stated = parse_timestamp_ns(line, 0, len(line))
+        stated = _moment_ns(line)
         if stated is not None:
             now_ns = stated
             first_ns = stated if first_ns is None else first_ns
@@ -95,8 +101,21 @@ def _describe_clock(moments: Sequence[LoggedMoment], name: str) -> list[str]:
     return [f"{name}: its clock goes back {times}, by up to {max(back_ns) / NS_PER_S:.0f} s: the parts are doubtful"]
 
 
+def _moment_ns(line: bytes) -> int | None:
+    stated = parse_timestamp_ns(line, 0, len(line))
+    if stated is None and (match := _MONTH_FIRST.match(line)) is not None:
+        month, day, year, clock = match.groups()
+        text = b"%s-%s-%s %s" % (year, month, day, clock)
+        return parse_timestamp_ns(text, 0, len(text))
+    return stated
+
+
 def _iteration(line: bytes) -> int | None:
-    match = _ITERATION.search(line)
+    of_epoch = _OF_EPOCH.search(line)
+    if of_epoch is not None:
+        epoch, number, length = map(int, of_epoch.groups())
+        return (epoch - 1) * length + number if epoch else None
+    match = _ITERATION.search(line) or _NAMED.search(line)
     digits = b"" if match is None else next(group for group in match.groups() if group)
     return int(digits) if 0 < len(digits) <= _MOST_DIGITS else None
 

@@ -210,6 +210,44 @@ def test_logs_of_megatron_with_times(tmp_path: Path) -> None:
     assert (both["useful_steps"], both["redone_steps"]) == (40, 20)
 
 
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (
+            "2020-05-08 18:{:02}:16,177 - mmdet - INFO - Epoch [{epoch}][{rest}/20]\tlr: 1e-3, eta: 4:32:13, time: 0.5",
+            True,
+        ),
+        (
+            "2023/05/24 20:{:02}:44 - mmengine - INFO - Epoch(train)  [{epoch}][  {rest}/20]  lr: 8e-08  time: 13.9",
+            True,
+        ),
+        ("2023/05/24 20:{:02}:44 - mmengine - INFO - Epoch(val)  [{epoch}][  {rest}/20]", False),
+        ("10/17/2025 16:{:02}:19 [INFO|DP=0|PP=0|TP=0]: iteration: {number} / 378950 | consumed_tokens: 85.8G", True),
+        ("2021-01-19 07:{:02}:47 [INFO]\t[TRAIN] epoch=1, iter={number}/100, loss=1.68 | ETA 00:00:52", True),
+    ],
+)
+def test_iterations_and_times_are_found_in_what_other_frameworks_print(
+    line: str, expected: bool, tmp_path: Path
+) -> None:
+    """A job that is killed behind iteration 35, of 20 in an epoch, and goes on at 21."""
+    text = ""
+    for minute, number in enumerate([*range(5, 40, 5), *range(25, 60, 5)]):
+        epoch, rest = divmod(number - 1, 20)
+        text += line.format(minute, epoch=epoch + 1, rest=rest + 1, number=number) + "\n"
+    (tmp_path / "one.log").write_text(text)
+    if not expected:
+        with pytest.raises(SourceError, match="no line with a time"):
+            read_moments(tmp_path / "one.log")
+        return
+    log = read_moments(tmp_path / "one.log")
+    assert [moment.iteration for moment in log.moments] == [*range(5, 40, 5), *range(25, 60, 5)]
+    assert log.last_ns - log.first_ns == 13 * 60 * 10**9
+    lives = find_logged_lives(log)
+    answer = account(lives)
+    assert len(lives) == 2
+    assert sum(answer.spent_ns.values()) == answer.wall_ns == 13 * 60 * 10**9
+
+
 def test_a_log_whose_clock_goes_back_has_no_negative_part(tmp_path: Path) -> None:
     text = MEGATRON.replace("10:00:55", "09:00:55")
     (tmp_path / "one.log").write_text(text)
