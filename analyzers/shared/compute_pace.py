@@ -20,8 +20,8 @@ are compared.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from itertools import groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, groupby
 from typing import TypeAlias
 from zlib import adler32, crc32
 
@@ -190,30 +190,27 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
         common = medians.keys if common is None else np.intersect1d(common, medians.keys, assume_unique=True)
     if not steps or common is None or not len(common):
         return None
-    in_steps = _in_steps(list(kernels.values()), steps)
-    every = [
-        _of_kernels(of_rank, medians.keys, common) for of_rank, medians in zip(in_steps, kernels.values(), strict=True)
-    ]
-    calls, times, alone, times_alone = (np.stack(columns) for columns in zip(*every, strict=True))
+    columns = _in_steps(list(kernels.values()), steps)
+    calls, times, alone, times_alone = _in_common(columns, list(kernels.values()), common)
     # Kernels of one name and grid may differ in what they do; called equally often, they are the same mixture.
     ran_everywhere = (calls > 0).all(axis=0) & (calls == calls[0]).all(axis=0)
     if not ran_everywhere.any():
         return None
-    is_resized = _differ_in_size(list(kernels.values()), in_steps)
+    is_resized = _differ_in_size(list(kernels.values()), columns)
     if is_resized:
         first = next(iter(kernels.values()))
         ran_everywhere &= first.of_parameters[np.searchsorted(first.keys, common)]
     ran_alone = ran_everywhere & (alone == calls).all(axis=0)
-    shares = (calls * times * ran_alone).sum(axis=1) / np.maximum((calls * times * ran_everywhere).sum(axis=1), 1)
+    shares = _time(calls, times, ran_alone) / np.maximum(_time(calls, times, ran_everywhere), 1)
     is_alone = bool((shares >= _ENOUGH_ALONE).all())
     chosen = ran_alone if is_alone else ran_everywhere
     compared = times_alone if is_alone else times
-    time = (calls * compared)[:, chosen].sum(axis=1)
+    time = _time(calls, compared, chosen)
     paces = time.min() / time if time.all() else None
     if is_resized:
-        work = _times(list(kernels.values()), in_steps, steps) * (1.0 if paces is None else paces)
+        work = _times(list(kernels.values()), columns, steps) * (1.0 if paces is None else paces)
     else:
-        work = _work(list(kernels.values()), in_steps, steps)
+        work = _work(list(kernels.values()), columns, steps)
     if not work.all() or (paces is None and not is_resized):
         return None
     by_rank = {
@@ -224,10 +221,16 @@ def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
     return Comparison(by_rank, numbers, int(chosen.sum()), is_alone, is_resized)
 
 
-def _differ_in_size(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps]) -> bool:
+def _time(calls: Int64, times: Float64, chosen: Bool) -> Float64:
+    """The time of each rank's chosen kernels; of few ranks at once, because products of all would fill the memory."""
+    blocks = [slice(begin, begin + _AT_ONCE) for begin in range(0, len(calls), _AT_ONCE)]
+    return np.concatenate([(calls[block] * times[block] * chosen).sum(axis=1) for block in blocks])
+
+
+def _differ_in_size(kernels: Sequence[KernelMedians], columns: Sequence[_InSteps]) -> bool:
     """Whether kernels that all ranks launch equally often have other grids on some of them."""
     of_pattern: dict[tuple[bytes, ...], dict[int, dict[int, int]]] = {}  # most ranks launch the same
-    for medians, (calls, *_) in zip(kernels, in_steps, strict=True):
+    for medians, (calls, *_) in zip(kernels, _rows(columns), strict=True):
         pattern = medians.keys.tobytes(), medians.names.tobytes(), calls.tobytes()
         if pattern not in of_pattern:
             of_pattern[pattern] = _launches(medians, calls)
@@ -239,7 +242,7 @@ def _differ_in_size(kernels: Sequence[KernelMedians], in_steps: Sequence[_InStep
         if len({sum(grids[name].values()) for grids in launches}) == 1
         and any(grids[name] != launches[0][name] for grids in launches)
     }
-    for medians, (calls, median_ns, *_) in zip(kernels, in_steps, strict=True):
+    for medians, (calls, median_ns, *_) in zip(kernels, _rows(columns), strict=True):
         time = calls * median_ns
         is_resized = np.array([name in resized for name in medians.names.tolist()], np.bool_)
         if time[is_resized].sum() < _RESIZED * time.sum():
@@ -313,22 +316,37 @@ def _medians(group: Int64, duration_ns: Int64, shape: tuple[int, int]) -> tuple[
 def _in_steps(kernels: Sequence[KernelMedians], steps: Sequence[int]) -> list[_InSteps]:
     """Of each rank's kernels over some steps: calls, medians of the steps' medians, and both of those that ran alone.
 
-    Neighbours that have as many steps and kernels are computed at once.
+    Neighbours that have the same steps and kernels are rows of the same columns.
     """
-    found: list[_InSteps] = []
-    for (own_steps, _), neighbours in groupby(kernels, key=lambda medians: (medians.steps, medians.calls.shape)):
+    columns: list[_InSteps] = []
+    for (own_steps, _), neighbours in groupby(kernels, lambda medians: (medians.steps, medians.keys.tobytes())):
         alike = list(neighbours)
         rows = [own_steps.index(step) for step in steps]
+        shape = len(alike), len(alike[0].keys)
+        calls, calls_alone = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        times, times_alone = np.empty(shape), np.empty(shape)
         for begin in range(0, len(alike), _AT_ONCE):
-            block = alike[begin : begin + _AT_ONCE]
-            columns = (
-                np.stack([medians.calls[rows] for medians in block]).sum(axis=1),
-                _median_of_present(np.stack([medians.median_ns[rows] for medians in block])),
-                np.stack([medians.calls_alone[rows] for medians in block]).sum(axis=1),
-                _median_of_present(np.stack([medians.median_alone_ns[rows] for medians in block])),
-            )
-            found += zip(*columns, strict=True)
-    return found
+            block, at = alike[begin : begin + _AT_ONCE], slice(begin, begin + _AT_ONCE)
+            calls[at] = np.stack([medians.calls[rows] for medians in block]).sum(axis=1)
+            times[at] = _median_of_present(np.stack([medians.median_ns[rows] for medians in block]))
+            calls_alone[at] = np.stack([medians.calls_alone[rows] for medians in block]).sum(axis=1)
+            times_alone[at] = _median_of_present(np.stack([medians.median_alone_ns[rows] for medians in block]))
+        columns.append((calls, times, calls_alone, times_alone))
+    return columns
+
+
+def _rows(columns: Sequence[_InSteps]) -> Iterator[_InSteps]:
+    """Each rank's own, without a copy."""
+    return (row for block in columns for row in zip(*block, strict=True))
+
+
+def _in_common(columns: Sequence[_InSteps], kernels: Sequence[KernelMedians], common: Int64) -> _InSteps:
+    """The columns of the kernels that all ranks have, a row a rank."""
+    if len(columns) == 1 and all(len(medians.keys) == len(common) for medians in kernels):
+        return columns[0]
+    every = [_of_kernels(row, medians.keys, common) for row, medians in zip(_rows(columns), kernels, strict=True)]
+    calls, times, alone, times_alone = (np.stack(column) for column in zip(*every, strict=True))
+    return calls, times, alone, times_alone
 
 
 def _of_kernels(in_steps: _InSteps, keys: Int64, common: Int64) -> _InSteps:
@@ -350,27 +368,31 @@ def _median_of_present(values: Int64) -> Float64:
     return np.where(present > 0, (pairs[:, 0] + pairs[:, 1]) / 2, 0.0)
 
 
-def _times(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
+def _times(kernels: Sequence[KernelMedians], columns: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
     """The time of each rank's kernels, by their medians."""
     times = np.zeros(len(kernels))
-    for row, (medians, (calls, median_ns, *_)) in enumerate(zip(kernels, in_steps, strict=True)):
+    for row, (medians, (calls, median_ns, *_)) in enumerate(zip(kernels, _rows(columns), strict=True)):
         others = medians.other_ns[[medians.steps.index(step) for step in steps]].sum()
         times[row] = float((calls * median_ns).sum() + others)
     return times
 
 
-def _work(kernels: Sequence[KernelMedians], in_steps: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
+def _work(kernels: Sequence[KernelMedians], columns: Sequence[_InSteps], steps: Sequence[int]) -> Float64:
     """Each rank's work: every kernel counts with the least median of all ranks."""
-    every = np.concatenate([medians.keys for medians in kernels])
-    keys = np.array(distinct(every), np.int64)
-    inverse = np.searchsorted(keys, every)
+    begins = accumulate((len(calls) for calls, *_ in columns[:-1]), initial=0)
+    own = [kernels[begin].keys for begin in begins]
+    keys = np.unique(np.concatenate(own))
+    places = [np.searchsorted(keys, of_block) for of_block in own]
     least = np.full(len(keys), np.inf)
-    times = np.concatenate([median for _, median, _, _ in in_steps])
-    np.minimum.at(least, inverse[times > 0], times[times > 0])
+    for place, (_, times, *_) in zip(places, columns, strict=True):
+        for begin in range(0, len(times), _AT_ONCE):
+            block = times[begin : begin + _AT_ONCE]
+            least[place] = np.minimum(least[place], np.where(block > 0, block, np.inf).min(axis=0))
     least[~np.isfinite(least)] = 0
-    work, first = np.zeros(len(kernels)), 0
-    for row, (medians, (calls, *_)) in enumerate(zip(kernels, in_steps, strict=True)):
-        others = medians.other_ns[[medians.steps.index(step) for step in steps]].sum()
-        work[row] = (calls * least[inverse[first : first + len(calls)]]).sum() + others
-        first += len(calls)
-    return work
+    work = [
+        _time(calls, np.broadcast_to(least[place], calls.shape), np.ones(len(place), np.bool_))
+        for place, (calls, *_) in zip(places, columns, strict=True)
+    ]
+    others = [medians.other_ns[[medians.steps.index(step) for step in steps]].sum() for medians in kernels]
+    whole: Float64 = np.concatenate(work) + np.array(others)
+    return whole
