@@ -67,12 +67,12 @@ def _on_bars(state: _State, line: LineMatch) -> None:
             state.epoch = epoch
         clocks_ns = parse_clocks_s(clocks[first:end]) * NS_PER_S
         numbers_of_rows = counted[rows] + before
-        record_of = partial(_record, numbers_of_rows, [losses[first + row] for row in rows])
+        record_of = partial(_record, numbers_of_rows, losses, rows + first)
         state.clock.add_each(state.log, numbers_of_rows, clocks_ns[rows], NS_PER_S, record_of)
 
 
-def _record(steps: Int64, losses: Sequence[bytes], row: int) -> Record:
-    return Record(int(steps[row]), loss=parse_number(losses[row]))
+def _record(steps: Int64, losses: Sequence[bytes], places: Int64, row: int) -> Record:
+    return Record(int(steps[row]), loss=parse_number(losses[places[row]]))
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
