@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.engine import measuring, ranks_at_once
+from perfscope.engine import measuring, ranks_at_once, taking
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import find_inputs
 from perfscope.engine.partials import load
@@ -184,6 +184,16 @@ def test_ranks_without_a_trace_are_answered_for_beside_those_with_one(run: Path)
     # A replay of some ranks alone would say something else.
     (skipped,) = analyze([run], Plan(only=frozenset({"whatif"}))).skipped
     assert "needs 1 trace that stayed" in skipped.reason
+
+
+def test_which_windows_traces_are_of_is_taken_from_their_partials(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = render(to_report(analyze([run / "traces"], FRESH)), Format.JSON)
+
+    def read_head(path: str) -> None:
+        raise AssertionError(path)
+
+    monkeypatch.setattr(taking, "read_metadata", read_head)
+    assert render(to_report(analyze([run / "traces"])), Format.JSON) == whole
 
 
 def test_traces_alone_have_partials_too(run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
