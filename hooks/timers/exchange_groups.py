@@ -102,18 +102,23 @@ class ExchangeGroups:
         original = getattr(group_class, name)
 
         def launch(group: Any, *args: object, **kwargs: object) -> Any:
+            number = None
+            if _get_ident() == thread and not COMPILER.is_tracing():
+                number = call_safely(lambda: self._add(name, group, args))[0]  # what fails in it may end the process
             work = original(group, *args, **kwargs)
-            if work is not None and _get_ident() == thread and not COMPILER.is_tracing():
-                call_safely(lambda: self._add(name, group, work, args))
+            if work is not None and number is not None:
+                call_safely(lambda: self._works.__setitem__(work, number))
             return work
 
         # A group that is written in Python asks for its own method by this name, and must not find this one in it.
         launch.__code__ = launch.__code__.replace(co_name=name)
         setattr(group_class, name, functools.update_wrapper(launch, original))
 
-    def _add(self, name: str, group: object, work: object, arguments: Sequence[object]) -> None:
-        self._works[work] = number = self._number(group)
+    def _add(self, name: str, group: object, arguments: Sequence[object]) -> int | None:
+        """A collective is about to be launched; gives the number of its group."""
+        number = self._number(group)
         self.calls.add(name, number, arguments[0] if arguments else None)
+        return number
 
     def _wrap_result(self, result_class: Any, thread: int | None) -> None:
         original = result_class.__new__
