@@ -289,7 +289,7 @@ def test_the_rank_that_waits_in_the_driver_for_a_slow_stage_is_not_late() -> Non
 
 @pytest.mark.parametrize(
     ("units", "launch", "expected"),
-    [((9, 14), 0, [(1, Cause.DEVICE)]), ((9, 14), 10, []), ((100, 108), 0, []), ((100, 116), 0, [(1, Cause.DEVICE)])],
+    [((9, 14), 0, [(1, Cause.DEVICE)]), ((9, 14), 10, []), ((100, 116), 0, []), ((100, 126), 0, [(1, Cause.DEVICE)])],
 )
 def test_sharded_modules_are_compared_from_when_their_weights_are_there(
     units: tuple[int, int], launch: float, expected: list[tuple[int, Cause]]
