@@ -85,3 +85,20 @@ def test_steps_of_megatron_behind_windows_are_no_longer_than_later_ones_whether_
         assert has_row(*cells), cells
     step_ms = median(step for window in windows for step in window["step_ms"])
     assert f"their steps ({step_ms:.0f} ms)" in REPORT
+
+
+def test_pairs_of_megatron_on_the_same_cores_say_how_much_longer_steps_are_behind_a_window() -> None:
+    pairs = read("h200-megatron-pairs.json")
+    for runs in ((1,), (2,), (1, 2)):
+        own = [pair for pair in pairs if pair["run"] in runs]
+        cells = []
+        for part in ("early", "late"):
+            changes = [median(pair[part]) - median(pair["ahead"]) for pair in own]
+            cells += [f"{mean(changes):.1f}", f"{stdev(changes) / math.sqrt(len(changes)):.1f}"]
+        if len(runs) == 1:
+            assert has_row(str(runs[0]), str(len(own)), str(own[0]["windows"]), *cells)
+        else:
+            assert f"over all {len(own)} pairs later steps are {cells[2]} % longer" in REPORT
+            assert (
+                f"with a standard error of {cells[3]} (just behind a window {cells[0]} %, error {cells[1]})" in REPORT
+            )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from statistics import mean
+from statistics import mean, stdev
 from typing import Any
 
 import pytest
@@ -12,7 +12,6 @@ import pytest
 from benchmarks.marked_blocks import NO_MARKS, OURS, RANGES, Block, choose_cases, choose_cores, summarize
 from tests.conftest import ROOT
 
-FIXTURE = ROOT / "fixtures" / "modules" / "marked_blocks.json"
 (CASE,) = choose_cases(small=True)
 
 
@@ -38,26 +37,30 @@ def test_a_figure_is_of_blocks_of_equal_speed_in_the_same_turn() -> None:
     assert summarize(CASE, RANGES, [record(1.02), record(1.04)]).percent == pytest.approx(100 * math.log(1.5))
 
 
-def read_changes() -> list[dict[str, Any]]:
-    changes: list[dict[str, Any]] = json.loads(FIXTURE.read_text())["changes"]
-    return changes
+def read_runs() -> list[list[dict[str, Any]]]:
+    names = ("marked_blocks.json", "marked_blocks_again.json")
+    return [json.loads((ROOT / "fixtures" / "modules" / name).read_text())["changes"] for name in names]
 
 
-def test_the_report_and_the_page_on_modules_state_what_was_measured() -> None:
-    report, page = ((ROOT / name).read_text() for name in ("reports/h200-modules.md", "docs/modules.md"))
-    for change in read_changes():
+def test_the_report_states_what_was_measured() -> None:
+    report = (ROOT / "reports" / "h200-modules.md").read_text()
+    for change in (change for run in read_runs() for change in run):
         shares = [f"{change[name]:.1f}" for name in ("percent", "error", "forward_percent", "forward_error")]
         cells = [change["case"], str(change["marks"]), f"{change['step_ms']:.1f}", change["kind"], str(change["pairs"])]
         assert f"| {' | '.join(cells + shares)} |" in report
         assert change["percent"] == pytest.approx(mean(change["processes"]))
-        if change["kind"] == OURS:
-            assert f"{change['percent']:.1f} % ({change['marks']} " in page
 
 
 def test_marks_lengthen_steps_that_the_host_bounds_by_less_than_three_percent() -> None:
-    ours = [change for change in read_changes() if change["kind"] == OURS]
-    assert len(ours) == 2
-    assert all(change["percent"] + 2 * change["error"] < 3 for change in ours)
+    report, page = ((ROOT / name).read_text() for name in ("reports/h200-modules.md", "docs/modules.md"))
+    for first, second in zip(*read_runs(), strict=True):
+        if first["kind"] != OURS:
+            continue
+        processes = [*first["processes"], *second["processes"]]
+        error = stdev(processes) / math.sqrt(len(processes))
+        assert mean(processes) + 2 * error < 3
+        assert f"{mean(processes):.1f} % ({first['case'].split()[0].rstrip(',')}, " in report
+        assert f"{mean(processes):.1f} % ({first['case'].split()[0].rstrip(',')}, {first['marks']} " in page
 
 
 def test_each_process_has_cores_of_its_own_where_there_are_enough() -> None:
