@@ -16,12 +16,17 @@ from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
+from perfscope.constants import NS_PER_MS
+from perfscope.hooks.messages import write_message
 from perfscope.hooks.module_names import Module, ModuleNames
 
 if TYPE_CHECKING:
     from perfscope.hooks.profiler.trace_marks import Mark
 
 _PREFIX = "nn.Module: "
+#: The wall clock and the monotonic one are slowed or hurried alike; by more than that they differ where one was set.
+_MOST_OFFSET_NS = NS_PER_MS
+_TRIES = 5
 
 
 class HookHandle(Protocol):
@@ -40,6 +45,7 @@ class ModuleRanges:
         self._original: Callable[..., object] | None = None
         self._wrapper: Callable[..., object] | None = None
         self._is_open = False
+        self._offset_ns = 0
 
     def start(self) -> None:
         """Begin to note the calls of modules that begin while a profiler records."""
@@ -47,12 +53,14 @@ class ModuleRanges:
         self._original = module_type.__call__
         self._wrapper = self._wrap(module_type.__call__)
         self._is_open = True
+        self._offset_ns = _read_offset_ns()
         module_type.__call__ = self._wrapper
 
     def stop(self) -> list[Mark]:
         """Take the wrapper away, and return the calls that have ended, the one that ended first first.
 
-        Where another wrapper was put around it, it does nothing any more.
+        Where another wrapper was put around it, it does nothing any more. Where the system's clock was set meanwhile,
+        no call is returned: the profiler's times and these would no longer be of one clock.
         """
         self._is_open = False
         if self._wrapper is not None:
@@ -62,6 +70,9 @@ class ModuleRanges:
         self._wrapper = self._original = None
         self._names.clear()
         marks, self._marks = self._marks, []
+        if marks and abs(_read_offset_ns() - self._offset_ns) > _MOST_OFFSET_NS:
+            write_message("the modules of a window are lost: the system's clock was set in it")
+            return []
         return marks
 
     def forget(self) -> None:
@@ -106,3 +117,10 @@ class ModuleRanges:
                 return self._names.by_number.get(id(frame.f_locals["self"]))
             frame = frame.f_back
         return None
+
+
+def _read_offset_ns() -> int:
+    """The wall clock less the monotonic one, from the quickest of a few looks at both."""
+    looks = [(time.monotonic_ns(), time.time_ns(), time.monotonic_ns()) for _ in range(_TRIES)]
+    before_ns, wall_ns, _ = min(looks, key=lambda look: look[2] - look[0])
+    return wall_ns - before_ns

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from perfscope.constants import NS_PER_S
 from perfscope.hooks.facts.model_search import report_calls
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.trace_marks import add_marks
@@ -269,3 +270,19 @@ def test_a_mark_takes_less_than_what_torchs_hooks_and_ranges_take() -> None:
                 best[name] = min(best.get(name, math.inf), time.process_time() - began)
                 stop()
     assert best["ours"] < best["hooks"] / 2
+
+
+@pytest.mark.parametrize("set_by_ns", [-NS_PER_S, NS_PER_S])
+def test_no_call_is_marked_where_the_clock_was_set_in_the_window(
+    set_by_ns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    net, states, ranges = Net(Layer()), torch.ones(2, 4), ModuleRanges()
+    time_ns = time.time_ns
+
+    def set_clock() -> None:
+        net(states)
+        monkeypatch.setattr(time, "time_ns", lambda: time_ns() + set_by_ns)
+
+    assert marks(set_clock, ranges) == []
+    assert "clock was set" in capsys.readouterr().err
+    assert marks(lambda: net(states), ranges) == ["Net", "layers.0", "layers.0.inner"]
