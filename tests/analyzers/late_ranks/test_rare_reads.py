@@ -74,8 +74,9 @@ def test_the_first_answer_to_each_training_on_gpus_is_that_of_all_reads(
     assert answer.first is not None
     ours, theirs = answer.first, expected.first
     assert (ours.rank, ours.cause, ours.is_persistent) == (theirs.rank, theirs.cause, theirs.is_persistent)
-    # Up to 15 steps behind the last read are not compared.
-    assert ours.cost_ns / ours.steps == pytest.approx(theirs.cost_ns / theirs.steps, rel=0.1)
+    # Up to 15 steps behind the last read are not compared; in a training of 40 steps that leaves few calm ones, with
+    # whose mean the late ones are compared.
+    assert ours.cost_ns / ours.steps == pytest.approx(theirs.cost_ns / theirs.steps, rel=0.2)
 
 
 @pytest.mark.parametrize(
