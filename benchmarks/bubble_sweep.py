@@ -4,7 +4,7 @@ Run: ``python -m benchmarks.bubble_sweep -o OUT`` on a machine with GPUs, one st
 or with ``--ranks 2 --tiny`` on two CPUs to see that it works; ``--framework deepspeed`` and ``--framework megatron
 --megatron FOLDER`` train the same with those. Each setting is one training run under ``perfscope
 profile``; its traces and records stay in OUT/runs. OUT/bubble_sweep.md holds the tables, .json the figures, .svg the
-curve.
+curve. A sweep that was interrupted goes on with the same command: settings that were measured are not trained again.
 
 - theory: (p-1)/(m+p-1), equal stages.
 - slope: the share of a step's passes that remains after m times the marginal time of a micro-batch; that time is the
@@ -18,17 +18,19 @@ import argparse
 import json
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, ROOT, TINY, Framework, Setting
+from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, TINY, Framework, Setting
+from benchmarks.processes import ROOT
 from perfscope.charts.grammar import Chart, Dots, Line, Values
 from perfscope.charts.palette import SERIES
 from perfscope.charts.svg import draw_file
@@ -37,6 +39,7 @@ from perfscope.engine.run import Plan, analyze
 from perfscope.hooks.timers.passes import Pass, PassTimer
 
 ANALYZERS = frozenset({"steps", "pipeline_bubble", "pipeline_steps"})
+_Measured = TypeVar("_Measured", float, dict[str, Any])
 _LONGEST_S = 240
 _CALLS = 2000
 
@@ -51,14 +54,27 @@ def run(command: Sequence[str]) -> str:
     return ended.stdout
 
 
+def kept(path: Path, measure: Callable[[], _Measured]) -> _Measured:
+    """What is measured, as JSON in a file: of an earlier sweep that was interrupted, or measured now."""
+    if path.is_file():
+        earlier: _Measured = json.loads(path.read_text())
+        return earlier
+    value = measure()
+    unfinished = path.with_suffix(".tmp")
+    unfinished.write_text(json.dumps(value))
+    unfinished.replace(path)
+    return value
+
+
 def plain_ms(setting: Setting) -> float:
     """The median step of a run without perfscope, as the training script itself prints it."""
     return setting.median_step_ms(run(setting.command()))
 
 
 def profiled(setting: Setting, folder: Path) -> dict[str, Any]:
-    """The figures of one run under perfscope."""
+    """The figures of one run under perfscope, trained now."""
     target = folder / setting.name
+    shutil.rmtree(target, ignore_errors=True)  # of a training that was interrupted
     began = time.monotonic()
     run([sys.executable, "-m", "perfscope", "profile", "-o", str(target), "--nvml-hz", "0", "--", *setting.command()])
     analysis = analyze([target], Plan(only=ANALYZERS))
@@ -72,7 +88,7 @@ def profiled(setting: Setting, folder: Path) -> dict[str, Any]:
 
 def _figures(setting: Setting, results: Mapping[str, Any]) -> dict[str, Any]:
     trace, hooks, steps = (results.get(name) or {} for name in ("pipeline_bubble", "pipeline_steps", "steps"))
-    m, p = setting.microbatches, setting.ranks
+    m, p = setting.microbatches, setting.stages
     step_ms = None if steps.get("median_s") is None else MS_PER_S * steps["median_s"]
     return {
         "schedule": setting.schedule,
@@ -175,9 +191,12 @@ def document(figures: Mapping[str, Any]) -> str:
     }
     framework = Framework(figures.get("framework", Framework.TORCH))
     option = "" if framework is Framework.TORCH else f" --framework {framework}"
+    width = figures.get("tensor", 1)
+    option += "" if width == 1 else f" --tensor {width}"
+    stages = f"{figures['ranks']} stages" + ("" if width == 1 else f" of {width} ranks each")
     parts = [
         "# The bubble over micro-batches",
-        f"{figures['device']}, {figures['ranks']} stages, torch {figures['torch']}; the command: "
+        f"{figures['device']}, {stages}, torch {figures['torch']}; the command: "
         f"`python -m benchmarks.bubble_sweep{option}`.",
         "## 1F1B",
         _table(figures["sweep"], heads),
@@ -216,43 +235,55 @@ def _cell(row: Mapping[str, Any], key: str) -> str:
     return str(value)
 
 
-def main() -> None:
-    """Run the sweep and write its results."""
-    import torch  # the tests build the report without it
-
+def _arguments(devices: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--framework", type=Framework, choices=list(Framework), default=Framework.TORCH)
     parser.add_argument("--megatron", type=Path, help="the folder of Megatron's pretrain_gpt.py")
     parser.add_argument("--micro-batch", type=int, help="samples of a micro-batch")
-    parser.add_argument("--ranks", type=int, default=torch.cuda.device_count() or 2)
+    parser.add_argument("--ranks", type=int, default=devices or 2)
     parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--tiny", action="store_true", help="a model for CPUs")
-    arguments = parser.parse_args()
-    arguments.output.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--tensor", type=int, default=1, help="ranks of a stage, by Megatron's tensor parallelism")
+    return parser.parse_args()
+
+
+def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train every setting that no earlier sweep into the same folder has measured; returns the figures."""
+    import torch  # as in main
+
     framework: Framework = arguments.framework
     size = dict(TINY if arguments.tiny else LARGE)
     size["micro-batch"] = arguments.micro_batch or size["micro-batch"]
-    runs = arguments.output / "runs"
+    runs: Path = arguments.output / "runs"
+    runs.mkdir(parents=True, exist_ok=True)
     cost_m = arguments.microbatches[min(1, len(arguments.microbatches) - 1)]
 
     def setting(schedule: str, m: int) -> Setting:
-        return Setting(framework, schedule, m, arguments.ranks, size, arguments.megatron)
+        return Setting(framework, schedule, m, arguments.ranks, size, arguments.megatron, arguments.tensor)
 
-    before = plain_ms(setting("1f1b", cost_m))
-    sweep = [profiled(setting("1f1b", m), runs) for m in sorted(arguments.microbatches)]
-    slope = add_slope(sweep)
-    after = plain_ms(setting("1f1b", cost_m))
-    other_schedules = [profiled(setting(schedule, cost_m), runs) for schedule in OTHER_SCHEDULES[framework]]
-    under = next(row["step_ms"] for row in sweep if row["microbatches"] == cost_m)
+    def plain(name: str) -> float:
+        return kept(runs / f"{name}.json", lambda: plain_ms(setting("1f1b", cost_m)))
+
+    def under_perfscope(schedule: str, m: int) -> dict[str, Any]:
+        chosen = setting(schedule, m)
+        return kept(runs / f"{chosen.name}.json", lambda: profiled(chosen, runs))
+
+    before = plain("plain_before")
+    rows = [under_perfscope("1f1b", m) for m in sorted(arguments.microbatches)]
+    slope = add_slope(rows)
+    after = plain("plain_after")
+    other_schedules = [under_perfscope(schedule, cost_m) for schedule in OTHER_SCHEDULES[framework]]
+    under = next(row["step_ms"] for row in rows if row["microbatches"] == cost_m)
     cost = hook_cost_us()
-    figures = {
+    return {
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else f"{platform.machine()} CPU",
         "framework": framework,
         "torch": torch.__version__,
-        "ranks": arguments.ranks,
+        "ranks": arguments.ranks // arguments.tensor,
+        "tensor": arguments.tensor,
         "size": size,
-        "sweep": sweep,
+        "sweep": rows,
         "slope_ms": slope,
         "others": other_schedules,
         "hook_us_a_pass": cost,
@@ -261,8 +292,16 @@ def main() -> None:
         "plain_ms": [before, after],
         "under_perfscope_ms": under,
     }
+
+
+def main() -> None:
+    """Run the sweep and write its results."""
+    import torch  # the tests build the report without it
+
+    arguments = _arguments(torch.cuda.device_count())
+    figures = sweep(arguments)
     (arguments.output / "bubble_sweep.json").write_text(json.dumps(figures, indent=2) + "\n")
-    (arguments.output / "bubble_sweep.svg").write_text(chart(sweep, arguments.ranks))
+    (arguments.output / "bubble_sweep.svg").write_text(chart(figures["sweep"], figures["ranks"]))
     (arguments.output / "bubble_sweep.md").write_text(document(figures))
     print(document(figures))
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
+from benchmarks.processes import ROOT, find_free_port
+
 WORKLOADS = ROOT / "perfscope" / "workloads"
 STEPS = 16
 LARGE = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 2048, "seq-len": 1024, "micro-batch": 4}
@@ -51,6 +52,7 @@ class Setting:
 
     Attributes:
         scripts: The folder of Megatron's ``pretrain_gpt.py``.
+        tensor: The ranks of a stage, by Megatron's tensor parallelism.
     """
 
     framework: Framework
@@ -59,6 +61,18 @@ class Setting:
     ranks: int
     size: Mapping[str, int]
     scripts: Path | None = None
+    tensor: int = 1
+
+    def __post_init__(self) -> None:
+        if self.ranks % self.tensor:
+            raise ValueError(f"{self.ranks} ranks are not divisible into stages of {self.tensor}")
+        if self.tensor != 1 and self.framework is not Framework.MEGATRON:
+            raise ValueError(f"{self.framework} has no tensor parallelism here")
+
+    @property
+    def stages(self) -> int:
+        """The stages of the pipeline."""
+        return self.ranks // self.tensor
 
     @property
     def name(self) -> str:
@@ -73,7 +87,8 @@ class Setting:
         words += [f"--microbatches={self.microbatches}", f"--steps={STEPS}"]
         if self.framework is Framework.DEEPSPEED:
             script = str(WORKLOADS / "gpt_deepspeed_pipeline.py")
-            return [sys.executable, "-m", "deepspeed.launcher.runner", "--num_gpus", str(self.ranks), script, *words]
+            launcher = [sys.executable, "-m", "deepspeed.launcher.runner", f"--master_port={find_free_port()}"]
+            return [*launcher, "--num_gpus", str(self.ranks), script, *words]
         return [*self._torchrun(), str(WORKLOADS / "gpt_pipeline.py"), f"--schedule={self.schedule}", *words]
 
     def median_step_ms(self, printed: str) -> float:
@@ -97,7 +112,7 @@ class Setting:
         if self.scripts is None:
             raise SystemExit("--megatron is needed: the folder that holds pretrain_gpt.py")
         size = self.size
-        chunks = ["--num-layers-per-virtual-pipeline-stage", str(size["layers"] // self.ranks // 2)]
+        chunks = ["--num-layers-per-virtual-pipeline-stage", str(size["layers"] // self.stages // 2)]
         return [
             str(self.scripts / "pretrain_gpt.py"),
             *_MEGATRON_ARGUMENTS.split(),
@@ -106,6 +121,7 @@ class Setting:
             *("--max-position-embeddings", str(size["seq-len"]), "--train-iters", str(STEPS)),
             *("--micro-batch-size", str(size["micro-batch"])),
             *("--global-batch-size", str(size["micro-batch"] * self.microbatches)),
-            *("--pipeline-model-parallel-size", str(self.ranks)),
+            *("--pipeline-model-parallel-size", str(self.stages)),
+            *("--tensor-model-parallel-size", str(self.tensor)),
             *(chunks if self.schedule == "interleaved" else []),
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 import subprocess
 import time
 import venv
@@ -14,6 +15,14 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 _LONGEST_COMPLAINT = 160
+
+
+def find_free_port() -> int:
+    """A port of this host that nothing listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 @dataclass
