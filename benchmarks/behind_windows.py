@@ -12,11 +12,9 @@ sees where something stays.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -29,13 +27,13 @@ from typing import Any
 
 import torch
 
+from benchmarks.process_pairs import Process, Role, choose_places, say
 from benchmarks.training_loop import Size, Training
 from perfscope.constants import MS_PER_S
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import Window
 from perfscope.workloads.gpt import GptConfig
 
-_MARK = "block "
 _UNTIMED = 2  # the first steps of a block find the caches full of the other process's work
 _PHASE = 24  # steps from the one that a window follows soon to the first block behind it
 _LEAD = 4  # the window begins so many steps later
@@ -109,7 +107,7 @@ def run_child(*, small: bool) -> None:
     """A process of a pair: it trains as many steps as each line of its input says, or lets a profiler run in them."""
     torch.set_num_threads(1)
     training = Training(Size(choose_plan(small=small).model, 2))
-    print(_MARK, flush=True)
+    say()
     for line in sys.stdin:
         count, kind = line.split()
         if kind == "profiled":
@@ -118,60 +116,7 @@ def run_child(*, small: bool) -> None:
                 times = [training.step() for _ in range(int(count) - 1)]
         else:
             times = [training.step() for _ in range(int(count))]
-        print(_MARK + json.dumps(times), flush=True)
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the processes of a pair run."""
-
-    cores: Sequence[int]
-    device: int
-
-
-class Process:
-    """One process of a pair."""
-
-    def __init__(self, plan: Plan, place: Place, run_dir: Path | None, errors: Path, *, small: bool) -> None:
-        words = [sys.executable, "-m", "benchmarks.overhead", "--child", "behind", *(["--small"] if small else [])]
-        if run_dir is not None:
-            profile = ["profile", "--exec", "--run-dir", str(run_dir), "--steps", plan.window, "--"]
-            words = [sys.executable, "-m", "perfscope", *profile, *words]
-        self._errors = errors
-        with errors.open("w") as file:
-            self._process = subprocess.Popen(
-                words,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                text=True,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": str(place.device)},
-            )
-        os.sched_setaffinity(self._process.pid, place.cores)  # its later threads and processes inherit them
-
-    def read(self) -> str:
-        """What it says next.
-
-        Raises:
-            RuntimeError: It failed.
-        """
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(_MARK):
-                return line.removeprefix(_MARK)
-        raise RuntimeError(self._errors.read_text()[-2000:])
-
-    def train(self, steps: int, kind: str = "plain") -> list[float]:
-        """Train; the seconds of each step."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{steps} {kind}\n")
-        self._process.stdin.flush()
-        times: list[float] = json.loads(self.read())
-        return times
-
-    def end(self) -> None:
-        """Let it end by itself."""
-        self._process.communicate()
+        say(times)
 
 
 def _alternate(plan: Plan, pair: tuple[Process, Process]) -> tuple[list[float], list[float]]:
@@ -179,17 +124,17 @@ def _alternate(plan: Plan, pair: tuple[Process, Process]) -> tuple[list[float], 
     medians: tuple[list[float], list[float]] = [], []
     for block in range(plan.blocks):
         for side in (0, 1) if block % 2 else (1, 0):
-            medians[side].append(statistics.median(pair[side].train(plan.steps)[_UNTIMED:]))
+            medians[side].append(statistics.median(pair[side].train(plan.steps, "plain")[_UNTIMED:]))
     return medians
 
 
 def _measure_pair(plan: Plan, pair: tuple[Process, Process], *, is_captured: bool) -> Pair:
     for process in pair:
         process.read()
-        process.train(plan.warmup)
+        process.train(plan.warmup, "plain")
     ours, bare = _alternate(plan, pair)
     pair[0].train(_PHASE, "plain" if is_captured else "profiled")
-    pair[1].train(_PHASE)
+    pair[1].train(_PHASE, "plain")
     time.sleep(_COMPRESSION_S)
     return Pair(ours, bare, *_alternate(plan, pair), is_captured)
 
@@ -198,11 +143,12 @@ def _measure_wave(plan: Plan, folder: Path, *, small: bool) -> list[Pair]:
     kinds = [index < plan.pairs - 1 for index in range(plan.pairs)]
     with ExitStack() as stack:
         pairs: list[tuple[Process, Process]] = []
-        for place, is_captured in zip(_choose_places(plan.pairs), kinds, strict=True):
+        for place, is_captured in zip(choose_places(plan.pairs), kinds, strict=True):
             name = folder / str(len(pairs))
-            ours = Process(plan, place, name if is_captured else None, name.with_suffix(".ours"), small=small)
+            run_dir = name if is_captured else None
+            ours = Process(Role("behind", plan.window, run_dir, name.with_suffix(".ours"), small), place)
             stack.callback(ours.end)
-            bare = Process(plan, place, None, name.with_suffix(".bare"), small=small)
+            bare = Process(Role("behind", plan.window, None, name.with_suffix(".bare"), small), place)
             stack.callback(bare.end)
             pairs.append((ours, bare))
         pool = stack.enter_context(ThreadPoolExecutor(len(pairs)))
@@ -222,14 +168,6 @@ def _windows_of(run_dir: Path) -> Sequence[Window]:
     if not windows:
         raise RuntimeError("a captured process recorded no window")
     return windows
-
-
-def _choose_places(pairs: int) -> list[Place]:
-    """Cores of its own for each pair, where there are enough; torch runs backward in a thread of its own."""
-    cores, devices = sorted(os.sched_getaffinity(0)), max(1, torch.cuda.device_count())
-    share = max(1, min(2, len(cores) // pairs))
-    own = [[cores[(pair * share + core) % len(cores)] for core in range(share)] for pair in range(pairs)]
-    return [Place(place, pair % devices) for pair, place in enumerate(own)]
 
 
 def measure(*, small: bool, waves: int | None = None) -> dict[str, Any]:

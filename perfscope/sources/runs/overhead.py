@@ -241,7 +241,7 @@ def _process_lines(kind: str, processes: _Processes) -> tuple[OverheadLine, ...]
             None,
             f"mean {processes.hooks_mean_us:.0f} us, {hook_share:.2%}",
             f"{HOOKS_US:.0f} us and {OUTSIDE_PERCENT} %",
-            _YES_NO[processes.hooks_us <= HOOKS_US and 100 * hook_share <= OUTSIDE_PERCENT],
+            _YES_NO[processes.hooks_mean_us <= HOOKS_US and 100 * hook_share <= OUTSIDE_PERCENT],
         ),
         OverheadLine("... in the window (ms)", processes.window_ms, processes.bare_before_ms, f"{slowdown:+.1%}"),
         OverheadLine("... stall by start and end of the window (ms)", processes.stall_ms, None),
