@@ -96,7 +96,7 @@ def choose_plan(*, small: bool) -> Plan:
         device = Part("device-bound", 8, host.alone.stop, before=10, after=24, rest=10)
         return Plan(GptConfig(2, 32, 2, 64, 17), host, device)
     host = Part("host-bound", 1, first=1, before=110, after=212, rest=100)
-    device = Part("device-bound", 40, host.alone.stop, before=24, after=52, rest=50)
+    device = Part("device-bound", 40, host.alone.stop, before=20, after=40, rest=40)
     return Plan(GptConfig(layers=12, hidden=768, heads=12, vocabulary=8192, seq_len=513), host, device)
 
 
