@@ -20,7 +20,9 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
+from benchmarks.straggler_notes import MENDED
 from perfscope.analyzers.late_ranks import analyze
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.constants import NS_PER_MS
@@ -50,6 +52,10 @@ CAUSES = {
     **{f"device{share}": Cause.DEVICE for share in SHARES},
 }
 RARE = ("garbage", "data", "sleep", "contention")
+#: Delays of a known length (ms): in each step, and in five; the network's are in five alone.
+_DELAYS_MS = {"sleep": (30, 240), "data": (30, 240), "network": (240, 240)}
+_STEPS_OF_RARE = 5
+_IN_EACH_STEP = set(CAUSES) - {"clean", "network", "save"}
 GPU_RUNS = {
     "first": FIXTURES / "nccl-first",
     "second": FIXTURES / "nccl",
@@ -75,58 +81,6 @@ FAULTS = {
     **{f"device{share}": f"another process on its GPU {share} % of the time" for share in SHARES},
 }
 
-_MENDED = {
-    "first": (
-        "DeepSpeed's forward passes (up to ZeRO-2) were not compared, although they hold no exchange. A device that",
-        "waits for a sleeping host takes longer for the optimizer, which was read as a slow device. On GPUs another",
-        "thread launches backward passes, and the thread that trains waits for it, which was read as sleep.",
-    ),
-    "second": (
-        "Rules of before the first run would have named a device in `fsdp2.clean` as well: the optimizer took 5.1 ms",
-        "on one rank, which waited for its host, and 0.8 ms on the other. DeepSpeed's device waits for its host in",
-        "every step: forward passes of 7.06 to 7.14 ms, beside launches of 5.5 to 8.3 ms, were left out with those",
-        "that follow the launches. For four more trainings there was no time.",
-    ),
-    "third": (
-        "In the first two runs the other process did not wait for its own GPU, and used it all the time, whatever its",
-        "share. From this one on it has its share, the trainings beside it have batches of four times the size, and no",
-        "copy makes a host wait for its device. In `ddp.sleep` the thread that trains was then blocked for 37 ms of",
-        "each step on both ranks: on one asleep, on the other far ahead of its device, until its backward pass could",
-        "be launched. In `fsdp2.device50` the optimizer was compared, 0.8 ms of a step of 46 ms, and the other process",
-        "came into one of ten. Since then probes hold the processor time of all threads, and the forward passes of",
-        "sharded modules. These records hold neither.",
-    ),
-    "fourth": (
-        "Rank 0 is the late one here. The rules are those that the third run led to, and no rule was changed after it.",
-        "The wrong answer is the rank that waits for the slow one: it spends that time in the driver, in the operating",
-        "system, which costs more than what the optimizer shows of the slow device, and that one was named second.",
-        "Since then such time counts with page faults only, or where the device waits for its host. In `ddp.clean` a",
-        "thread was blocked for a third longer than the other in its backward passes, more than was allowed of records",
-        "without the processor time of all threads: three quarters are now.",
-    ),
-    "fifth": (
-        "Causes on the host, which are the same rules on processors, and more micro-batches. Rank 1 is the late one.",
-        "In `pipeline.device100` the other process came into the optimizer in one of six timed steps, 0.8 ms of a step",
-        "of 77 ms, as in the third run. Its forward and backward passes took 63 ms, those of the other stage 28 ms:",
-        "they are timed in every step of a pipeline, and are compared since then.",
-    ),
-    "sixth": (
-        "Rank 0 is the late one. In `fsdp2.clean.large` sharded modules took 7 % longer on the rank whose collectives",
-        "waited for the other one beside them: they are compared from 15 % on since then. Of `fsdp2.microbatches` only",
-        "modules of the first micro-batch were compared. The passes of stages were compared by more parameters than",
-        "they are multiplied with, and from half as long again: a GPU of which another process takes a quarter or half",
-        "is no slower than that.",
-    ),
-    "seventh": (
-        "Rank 1 is the late one. The rules are those that the sixth run led to. In `fsdp2.clean.large` sharded modules",
-        "took 15 % longer beside collectives that waited, exactly the limit, which is a quarter since then. A process",
-        "that competes for a processor in five steps of 20 to 40 ms took 5 ms of it in all: the thread that was timed",
-        "waited for others of its process instead, which looks like sleep. Beside a quarter of a GPU's time a stage's",
-        "passes take 7 % longer by parameter, less than stages differ by. DeepSpeed's device waits for its host in",
-        "each step, and where that takes longer than what the other process costs, nothing is named.",
-    ),
-}
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -136,11 +90,26 @@ class Answer:
         case: ``STRATEGY.CAUSE`` or ``STRATEGY.CAUSE.rare``.
         first: The answer that is compared; absent for none.
         is_right: Whether rank and cause are those that were put in.
+        put_in_ns: The delay that was put into the compared steps; absent where only its cause is known.
     """
 
     case: str
     first: Lateness | None
     is_right: bool
+    put_in_ns: int | None = None
+
+    @property
+    def says_when(self) -> bool:
+        """Whether a right answer says rightly that the rank is late in most steps, or in some."""
+        _, cause, *rest = self.case.split(".")
+        return self.first is not None and self.first.is_persistent == (cause in _IN_EACH_STEP and "rare" not in rest)
+
+    @property
+    def relative_cost(self) -> float | None:
+        """The cost of a right answer over the delay that was put in."""
+        if self.first is None or not self.is_right or not self.put_in_ns:
+            return None
+        return self.first.cost_ns / self.put_in_ns
 
 
 def all_cases() -> list[str]:
@@ -153,14 +122,25 @@ def all_cases() -> list[str]:
 def judge(case: str, run: Path, late_rank: int = LATE) -> Answer:
     """Compare the first answer with what was put in."""
     expected = CAUSES[case.split(".")[1]]
-    lateness = analyze(read_run(run)).lateness
+    result = analyze(read_run(run))
     by_load = {Cause.CONTENTION, Cause.NETWORK} - {expected}
-    lateness = tuple(late for late in lateness if late.cause not in by_load)
+    lateness = tuple(late for late in result.lateness if late.cause not in by_load)
     first = lateness[0] if lateness else None
     if expected is None or first is None:
         return Answer(case, first, expected is None and first is None)
     rank = None if expected is Cause.NETWORK else late_rank
-    return Answer(case, first, (first.cause, first.rank) == (expected, rank))
+    steps = 0 if result.parts is None else len(result.parts.step)
+    return Answer(case, first, (first.cause, first.rank) == (expected, rank), put_in_ns(case, steps))
+
+
+def put_in_ns(case: str, steps: int) -> int | None:
+    """The delay that was put into so many compared steps; None where only its cause is known."""
+    _, cause, *rest = case.split(".")
+    if cause not in _DELAYS_MS:
+        return None
+    each_ms, rare_ms = _DELAYS_MS[cause]
+    is_rare = "rare" in rest or cause not in _IN_EACH_STEP
+    return (_STEPS_OF_RARE * rare_ms if is_rare else steps * each_ms) * NS_PER_MS
 
 
 def judge_folder(folder: Path, late_rank: int = LATE) -> list[Answer]:
@@ -171,16 +151,18 @@ def judge_folder(folder: Path, late_rank: int = LATE) -> list[Answer]:
 def to_table(answers: list[Answer]) -> list[str]:
     """What was put in, and what was answered."""
     lines = [
-        "| Training | Put in | In | First answer | Rank | Steps | Cost (ms) | Right |",
-        "|:---|:---|:---|:---|:---|---:|---:|:---|",
+        "| Training | Put in | In | First answer | Rank | When | Steps | Cost (ms) | Delay put in (ms) | Right |",
+        "|:---|:---|:---|:---|:---|:---|---:|---:|---:|:---|",
     ]
     for answer in answers:
         strategy, cause, *rest = answer.case.split(".")
         late = answer.first
-        cells = ["nothing", "n/a", "n/a", "n/a"]
+        cells = ["nothing", *["n/a"] * 4]
         if late is not None:
             rank = "all" if late.rank is None else str(late.rank)
-            cells = [str(late.cause), rank, str(late.steps), f"{late.cost_ns / NS_PER_MS:.0f}"]
+            usual = "most steps" if late.is_persistent else "some"
+            cells = [str(late.cause), rank, usual, str(late.steps), f"{late.cost_ns / NS_PER_MS:.0f}"]
+        cells.append("n/a" if answer.put_in_ns is None else f"{answer.put_in_ns / NS_PER_MS:.0f}")
         when = "n/a" if cause == "clean" else "five steps" if "rare" in rest or cause == "network" else "each step"
         when = "each sixth step" if cause == "save" else when
         lines.append(
@@ -195,6 +177,22 @@ def count_right(answers: list[Answer]) -> tuple[int, int, int, int]:
     clean = [answer for answer in answers if ".clean" in answer.case]
     right, calm = sum(answer.is_right for answer in injected), sum(answer.is_right for answer in clean)
     return right, len(injected), calm, len(clean)
+
+
+def describe_when(answers: list[Answer]) -> list[str]:
+    """How many right answers say rightly when the rank is late, and how near costs are to known delays."""
+    right = [answer for answer in answers if answer.is_right and ".clean" not in answer.case]
+    timely = sum(answer.says_when for answer in right)
+    wrong = ", ".join(f"`{answer.case}`" for answer in right if not answer.says_when)
+    ratios = sorted(ratio for answer in right if (ratio := answer.relative_cost) is not None)
+    lines = [f"- Of {len(right)} right answers {timely} also say rightly whether that was in most steps or in some."]
+    lines += [f"  The others are {wrong}."] if wrong else []
+    if ratios:
+        lines.append(
+            f"- Where the delay is known, the cost is {ratios[0]:.2f} to {ratios[-1]:.2f} times it, "
+            f"{median(ratios):.2f} in the median of {len(ratios)}."
+        )
+    return lines
 
 
 def describe_first(first: tuple[str, int, int, int] | None) -> str:
@@ -214,6 +212,8 @@ def describe_gpus() -> list[str]:
         "network. A lower clock was not put in either: that needs rights over the GPU. Instead a test lets the sampler",
         "read one from a library that stands for the driver's, beside these records of kernels that took longer.",
     ]
+    all_answers = {name: judge_folder(folder, LATE_RANKS.get(name, LATE)) for name, folder in GPU_RUNS.items()}
+    lines += ["", *describe_when([answer for answers in all_answers.values() for answer in answers])]
     for name, folder in GPU_RUNS.items():
         before = json.loads((folder / "before.json").read_text())
         injected = [row for row in before if ".clean" not in row["case"]]
@@ -226,9 +226,9 @@ def describe_gpus() -> list[str]:
             f"named in {calm} of {len(clean)} clean ones.{' Wrong were:' if wrong else ''}",
             "",
             *([*wrong, ""] if wrong else []),
-            *_MENDED[name],
+            *MENDED[name],
             "",
-            *to_table(judge_folder(folder, LATE_RANKS.get(name, LATE))),
+            *to_table(all_answers[name]),
         ]
     return lines
 
@@ -251,6 +251,8 @@ def to_markdown(answers: list[Answer]) -> str:
         "",
         f"- Rank and cause are right in {right} of {injected} runs ({right / max(injected, 1):.0%}).",
         f"- In {calm} of {clean} clean runs nothing is named but contention and what it does to the exchange.",
+        *describe_when(answers),
+        "  Both ranks lost their processors to other work: where the other rank was as late, a delay cost nothing.",
         "- The machine was so busy that a step of 20 ms took 100 to 300 ms. Single delays of 30 ms and exchanges that",
         "  took 60 ms longer were then not always found: they are shorter than a quarter of a step. In five steps the",
         "  delay is therefore 240 ms.",

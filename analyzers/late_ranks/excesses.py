@@ -59,6 +59,7 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
         without = _with_idle if parts.idle_ns else _without_backward
         excess[Part.BLOCKED] = without(excess[Part.BLOCKED], blocked_ns, parts.idle_ns)
         excess[Part.KERNEL] = _without_driver(excess[Part.KERNEL], parts)
+        _move_waits_for_threads(excess, parts.parts_ns)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
     if counts_compute and parts.times_exchange:
         over = over_others(parts.own_ns)
@@ -97,6 +98,30 @@ def over_others(values: Int64) -> Float64:
     lower = np.where(position <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
     upper = np.where(position <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
     return np.asarray(values - (lower + upper) / 2, np.float64)
+
+
+def _move_waits_for_threads(excess: dict[Part, Float64], parts_ns: dict[Part, Int64]) -> None:
+    """Count waits for a thread of the same process as what held that one up, in place.
+
+    On GPUs another thread launches backward passes, and the one that trains is blocked meanwhile. Both run on the same
+    processors: where the thread that trains took twice as long as usual for its own code, so did the other, and being
+    blocked for twice as long is no sleep. It is contention by as much of that code's time as was in the run queue; the
+    rest is slower code, which waits for nobody.
+    """
+    blocked_ns, delay_ns = parts_ns[Part.BLOCKED], parts_ns[Part.NO_PROCESSOR]
+    code_ns = delay_ns + parts_ns[Part.KERNEL] + parts_ns[Part.COMPUTE]
+    usual_ns, usual_delay_ns, usual_excess_ns = (
+        np.median(times, axis=1)[:, None] for times in (code_ns, delay_ns, excess[Part.BLOCKED])
+    )
+    # What a rank is blocked longer than the others in most steps is no wait for that thread.
+    beyond_ns = excess[Part.BLOCKED] - np.maximum(usual_excess_ns, 0)
+    of_all_ns = blocked_ns - np.maximum(over_others(blocked_ns), 0)
+    usually_blocked_ns = np.median(of_all_ns, axis=1)[:, None]
+    longer_ns = np.maximum(code_ns - usual_ns, 0)
+    held_ns = np.clip(beyond_ns, 0, usually_blocked_ns * longer_ns / np.maximum(usual_ns, 1))
+    queued = np.clip((delay_ns - usual_delay_ns) / np.maximum(longer_ns, 1), 0, 1)
+    excess[Part.BLOCKED] = np.asarray(excess[Part.BLOCKED] - held_ns, np.float64)
+    excess[Part.NO_PROCESSOR] = np.asarray(excess[Part.NO_PROCESSOR] + held_ns * queued, np.float64)
 
 
 def _with_idle(excess: Float64, blocked_ns: Int64, idle_ns: tuple[float, ...]) -> Float64:

@@ -93,6 +93,20 @@ def test_a_device_that_another_process_takes_at_times_is_slow_in_some_probes(
     assert answers(replace(run, steps=steps)) == expected
 
 
+@pytest.mark.parametrize(
+    ("forward", "longer", "expected"),
+    [(16, 4, [(1, Cause.DEVICE)]), (16, 1, []), (11, 10, []), (12.5, 10, [(1, Cause.DEVICE)])],
+)
+def test_a_device_that_waits_for_its_host_is_slow_by_what_is_longer_than_both(
+    forward: float, longer: int, expected: list[tuple[int, Cause]]
+) -> None:
+    """Passes of 8 ms that may hold 3 ms of waits; only what is beyond 11 ms is certain, and one of them is chance."""
+    run = probed([{"forward": 8, "launch": 3, "update": 9}, {}], ZERO_1)
+    probes = tuple(probe(step, forward if step < longer else 8, 9, 3) for step in range(10))
+    steps = (run.steps[0], dataclasses.replace(run.steps[1], probes=probes))
+    assert answers(replace(run, steps=steps)) == expected
+
+
 @pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.WORK)]), (1, [])])
 def test_more_work_is_named_where_passes_hold_exchanges_and_the_device_is_behind(
     launch: float, expected: list[tuple[int, Cause]]
@@ -235,6 +249,40 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
     assert not answers_of([{}, {0: {"sleep": 15}}], sleep=10)
     assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, Cause.BLOCKED)]
     assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, Cause.BLOCKED)]
+
+
+def test_a_thread_that_waits_for_one_without_a_processor_has_none_either() -> None:
+    """In some steps both threads take twice as long: what is longer for the one that trains is longer for the other."""
+    late = {step: {"delay": 22, "sleep": 20} for step in (10, 15, 20, 25)}
+    run = make_run(make_steps([{}, late], waits=False, sleep=10, delay=1))
+    (answer,) = analyze(run).lateness
+    assert (answer.rank, answer.cause, answer.examples) == (1, Cause.CONTENTION, (10, 15, 20, 25))
+    assert answer.cost_ns == pytest.approx(4 * 31 * MS, rel=0.05)
+    assert answer.cause_ns >= 0.9 * answer.cost_ns
+
+
+def test_a_thread_that_waits_for_one_whose_code_is_slower_does_not_sleep() -> None:
+    """A processor that runs slower in some steps slows both threads down; nothing says which rank it holds up."""
+    slower = {step: {"compute": 40, "sleep": 45} for step in (10, 15, 20, 25)}
+    assert not answers_of([slower, {}], sleep=15)
+    slept = {step: {"sleep": 45} for step in (10, 15, 20, 25)}
+    assert answers_of([slept, {}], sleep=15) == [(0, Cause.BLOCKED)]
+
+
+@pytest.mark.parametrize("other", [{"delay": 5}, {"compute": 20}])
+def test_sleep_in_each_step_is_no_wait_for_a_thread_that_is_held_up(other: dict[str, float]) -> None:
+    """Steps with slower code or without a processor keep the 30 ms that the rank sleeps in each."""
+    (late, *_) = analyze(
+        make_run(
+            make_steps(
+                [{}, {0: {"sleep": 40}} | {step: {"sleep": 40, **other} for step in range(5, 35, 3)}],
+                waits=False,
+                sleep=10,
+            )
+        )
+    ).lateness
+    assert (late.rank, late.cause, late.is_persistent) == (1, Cause.BLOCKED, True)
+    assert late.cost_ns / late.steps == pytest.approx(30 * MS, rel=0.05)
 
 
 @pytest.mark.parametrize(("idle", "expected"), [((0, 30), [(1, Cause.BLOCKED)]), ((9, 9), []), ((None, 30), [])])
