@@ -11,9 +11,9 @@ compute runs; without communication there is no such number.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from operator import add
 
 import numpy as np
@@ -24,6 +24,7 @@ from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measu
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
@@ -135,7 +136,7 @@ class Breakdown(Struct, frozen=True):
         notes: What a reader must know.
     """
 
-    ranks: tuple[RankParts, ...]
+    ranks: Sequence[RankParts]
     total: Parts
     row: Parts
     notes: tuple[str, ...]
@@ -153,18 +154,17 @@ class Breakdown(Struct, frozen=True):
         """A table of ranks over their marked steps, one of steps, and one of the windows."""
         labels = _labels(self.ranks)
         columns = (Column("Rank"), Column("Steps"), *COLUMNS)
-        rows = [
+        rows = (
             (label, format_ranges(rank.numbers) if rank.steps else "whole window", *rank.row.cells())
             for label, rank in zip(labels, self.ranks, strict=True)
-        ]
-        if len(self.ranks) > 1:
-            rows.append(("all", None, *self.row.cells()))
-        sections = [Section("Device time", columns, tuple(rows), self.notes)]
-        steps = [
+        )
+        of_all = [("all", None, *self.row.cells())] if len(self.ranks) > 1 else []
+        sections = [Section("Device time", columns, pack(chain(rows, of_all)), self.notes)]
+        steps = pack(
             (label, step.name, step.host / NS_PER_MS, *step.parts.cells())
             for label, rank in zip(labels, self.ranks, strict=True)
             for step in rank.steps
-        ]
+        )
         if steps:
             of_steps = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *COLUMNS)
             sections.append(long_table("Device time by step", of_steps, steps, most=_MOST_STEP_ROWS))
@@ -174,7 +174,7 @@ class Breakdown(Struct, frozen=True):
 
     def _windows(self, labels: Sequence[str]) -> Section:
         """The whole windows, with what ran in them besides the marked steps."""
-        rows = [
+        rows = pack(
             (
                 label,
                 *rank.total.cells(),
@@ -187,7 +187,7 @@ class Breakdown(Struct, frozen=True):
                 rank.outside.steps if rank.outside else None,
             )
             for label, rank in zip(labels, self.ranks, strict=True)
-        ]
+        )
         columns = (
             Column("Rank"),
             *COLUMNS,
@@ -200,7 +200,7 @@ class Breakdown(Struct, frozen=True):
             "From the first to the last device event of the trace. Outside steps is the time of events launched in no "
             "marked step; other steps is how many steps' kernels they are, by the number of kernels of a marked step."
         )
-        return Section("Device time of the whole window", columns, tuple(rows), (note,))
+        return Section("Device time of the whole window", columns, rows, (note,))
 
 
 def measure(trace: Trace) -> tuple[RankParts, ...]:
@@ -214,7 +214,7 @@ def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
     Raises:
         NoDevice: No trace holds device events.
     """
-    ranks = _join_windows(rank for partial in partials for rank in partial)
+    ranks = pack(_join_windows(chain.from_iterable(partials)))
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))
     return Breakdown(
@@ -267,20 +267,18 @@ def _sum_outside(earlier: Outside | None, later: Outside | None) -> Outside | No
     return earlier.plus(later) if earlier and later else earlier or later
 
 
-def _join_windows(parts: Iterable[RankParts]) -> tuple[RankParts, ...]:
+def _join_windows(parts: Iterable[RankParts]) -> Iterator[RankParts]:
     """Add later windows of a process to its earlier ones; traces that overlap in time stay apart, and so do runs."""
-    entries: list[RankParts] = []
-    first_of_device = 0
-    for part in sorted(parts, key=_order):
-        if entries and (part.rank, part.device) != (entries[-1].rank, entries[-1].device):
-            first_of_device = len(entries)
-        earlier = (index for index in range(len(entries) - 1, first_of_device - 1, -1) if part.follows(entries[index]))
-        index = next(earlier, None)
-        if index is None:
-            entries.append(part)
-        else:
-            entries[index] = part.joined_to(entries[index])
-    return tuple(entries)
+    for _, of_device in groupby(pack_in_order(parts, _order), lambda part: (part.rank, part.device)):
+        entries: list[RankParts] = []
+        for part in of_device:
+            earlier = (index for index in range(len(entries) - 1, -1, -1) if part.follows(entries[index]))
+            index = next(earlier, None)
+            if index is None:
+                entries.append(part)
+            else:
+                entries[index] = part.joined_to(entries[index])
+        yield from entries
 
 
 def _order(part: RankParts) -> tuple[bool, int, int, int, str]:
@@ -298,10 +296,8 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
         "and both hide copies. A step's window is from the first to the last event launched in it; a rank's row is the "
         "sum of its marked steps."
     ]
-    devices: dict[int | None, set[int]] = {}
-    for rank in ranks:
-        devices.setdefault(rank.rank, set()).add(rank.device)
-    several = {number: sorted(indices) for number, indices in devices.items() if len(indices) > 1}
+    devices = ((number, {rank.device for rank in group}) for number, group in groupby(ranks, lambda rank: rank.rank))
+    several = {number: sorted(indices) for number, indices in devices if len(indices) > 1}
     if len(several) > MANY_RANKS:
         notes.append(f"{len(several):,} ranks drive several devices each.")
         several = {}
@@ -331,11 +327,11 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
 
 def _doubt_compute(ranks: Sequence[RankParts]) -> list[str]:
     """Doubt where a rank computed for a much shorter time per step than another."""
-    per_step = [
+    per_step = pack(
         (rank.row.compute / len(rank.steps), label)
         for rank, label in zip(ranks, _labels(ranks), strict=True)
         if rank.steps
-    ]
+    )
     (least, least_rank), (most, most_rank) = min(per_step, default=(0.0, "")), max(per_step, default=(0.0, ""))
     if not most or least >= _LEAST_OF_TWIN * most:
         return []
@@ -373,13 +369,14 @@ def _step_notes(ranks: Sequence[RankParts]) -> list[str]:
         common = common_steps(marked)
         shared = f"compared over steps {format_ranges(common)}, which all marked" if common else "not compared"
         notes.append(f"Ranks marked different steps: each row is of the rank's own steps; ranks are {shared}.")
-    outside = [
+    outside = (
         (rank.outside, label)
         for rank, label in zip(ranks, _labels(ranks), strict=True)
         if rank.outside and rank.outside.busy
-    ]
-    if outside:
-        most, label = max(outside, key=lambda entry: entry[0].busy)
+    )
+    largest = max(outside, key=lambda entry: entry[0].busy, default=None)
+    if largest is not None:
+        most, label = largest
         notes.append(f"Left out of the rows, of rank {label}: {most.sentence()}.")
     return notes
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from msgspec import Struct
@@ -21,6 +22,7 @@ from perfscope.analyzers.shared.host_activity import names_with, waits_for_devic
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
@@ -114,7 +116,7 @@ class RankCalls(Struct, frozen=True):
 class Calls(Struct, frozen=True):
     """The calls of every rank that hold its host up."""
 
-    ranks: tuple[RankCalls, ...]
+    ranks: Sequence[RankCalls]
 
     def data(self) -> Json:
         """The value of ``results.calls``."""
@@ -126,7 +128,7 @@ class Calls(Struct, frozen=True):
             Column("Rank"), Column("Kind"), Column("Operator"), Column("Function"), Column("Calls"),
             Column("Blocked (ms)", 3), Column("Lost (ms)", 3),
         )  # fmt: skip
-        rows = [
+        rows = pack(
             (
                 None if rank.rank is None else str(rank.rank),
                 caller.kind,
@@ -138,7 +140,7 @@ class Calls(Struct, frozen=True):
             )
             for rank in self.ranks
             for caller in rank.callers
-        ]
+        )
         note = "Of a mean step. Lost: idle time behind the calls until the next one, at most as long as they blocked."
         return (long_table("Calls that hold the host up", columns, rows, (note,), most=_MOST_ROWS),)
 
@@ -157,12 +159,12 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Calls:
         NoDevice: No trace holds device events in marked steps.
         MissingInput: No call holds a host up.
     """
-    ranks = [rank for partial in partials for rank in partial]
+    ranks = pack_in_order(chain.from_iterable(partials), lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
     if not ranks:
         raise NoDevice("the traces contain no GPU events in marked steps")
     if not any(rank.callers for rank in ranks):
         raise MissingInput("no call in the marked steps holds the host up")
-    return Calls(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))))
+    return Calls(ranks)
 
 
 def _measure_device(trace: Trace, device: int) -> RankCalls:

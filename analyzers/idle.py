@@ -9,6 +9,8 @@ exactly: over the marked steps, whose gaps are those between the events of a ste
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nsmallest
+from itertools import chain
 
 import numpy as np
 from msgspec import Struct
@@ -19,6 +21,7 @@ from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGa
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Column, Json, Section, list_entries, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
@@ -109,7 +112,7 @@ class RankIdle(Struct, frozen=True):
 class Idle(Struct, frozen=True):
     """Every rank's idle time by cause."""
 
-    ranks: tuple[RankIdle, ...]
+    ranks: Sequence[RankIdle]
 
     def data(self) -> Json:
         """``results.idle``."""
@@ -117,20 +120,22 @@ class Idle(Struct, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """A table of causes, and the longest gaps."""
-        shown = [index for index, cause in enumerate(CAUSES) if cause not in _SHOWN_WHERE_PRESENT or self._total(index)]
+        shown = [
+            index for index, cause in enumerate(CAUSES) if cause not in _SHOWN_WHERE_PRESENT or self._is_present(index)
+        ]
         columns = (
             Column("Rank"),
             Column("Idle (ms)", 2),
             *(Column(f"{_title(CAUSES[index])} (%)") for index in shown),
         )
-        rows = tuple(
+        rows = pack(
             (label, sum(rank.row) / NS_PER_MS, *(percent_of(rank.row[index], sum(rank.row)) for index in shown))
             for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
         return (Section("Idle time by cause", columns, rows, self._notes()), self._longest())
 
-    def _total(self, index: int) -> int:
-        return sum(rank.row[index] for rank in self.ranks)
+    def _is_present(self, index: int) -> bool:
+        return any(rank.row[index] for rank in self.ranks)
 
     def _notes(self) -> tuple[str, ...]:
         notes = [
@@ -145,7 +150,7 @@ class Idle(Struct, frozen=True):
                 reasons.setdefault(rank.unknown_reason, []).append(label)
         for reason, labels in reasons.items():
             notes.append(f"Unknown, rank {list_labels(labels, _MOST_LABELS)}: {reason}.")
-        if self._total(CAUSES.index("host_launch")):
+        if self._is_present(CAUSES.index("host_launch")):
             notes.append("Host launch: the host was late, and the trace shows no operators that tell what it did.")
         return tuple(notes)
 
@@ -154,7 +159,8 @@ class Idle(Struct, frozen=True):
 
     def _longest(self) -> Section:
         labelled = zip(self._labels(), self.ranks, strict=True)
-        gaps = sorted(
+        gaps = nsmallest(
+            _LONGEST,
             ((gap, label, rank.rank or 0) for label, rank in labelled for gap in rank.longest),
             key=lambda entry: (-entry[0].duration_ns, entry[2], entry[0].start_ns),
         )
@@ -168,7 +174,7 @@ class Idle(Struct, frozen=True):
                 gap.before,
                 gap.after,
             )
-            for gap, label, _ in gaps[:_LONGEST]
+            for gap, label, _ in gaps
         )
         columns = (
             Column("Rank"),
@@ -205,10 +211,14 @@ def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
     Raises:
         NoDevice: No trace holds device events.
     """
-    ranks = [rank for partial in partials for rank in partial]
+    ranks = pack_in_order(chain.from_iterable(partials), _order)
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))
-    return Idle(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device, rank.trace))))
+    return Idle(ranks)
+
+
+def _order(rank: RankIdle) -> tuple[bool, int, int, str]:
+    return rank.rank is None, rank.rank or 0, rank.device, rank.trace
 
 
 def _measure_device(trace: Trace, device: int) -> RankIdle:

@@ -15,6 +15,7 @@ from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.constants import GIGA, TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Column, Json, Section, in_unit, list_entries, percent
 from perfscope.tables.trace import Trace
 
@@ -25,7 +26,7 @@ _NO_SHAPES = "the traces state no shapes of operators: profile with `--shapes`"
 class CountedOperations(Struct, frozen=True):
     """The operations of every traced rank."""
 
-    ranks: tuple[Operations, ...]
+    ranks: Sequence[Operations]
 
     def data(self) -> Json:
         """The value of ``results.operations``."""
@@ -42,7 +43,7 @@ class CountedOperations(Struct, frozen=True):
             Column("Recomputed"),
             Column("Precision"),
         )
-        rows = tuple(
+        rows = pack(
             (
                 None if rank.rank is None else str(rank.rank),
                 rank.steps,
@@ -153,5 +154,5 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
     """
     if not any(operations.flops_per_step or operations.recorded_flops for operations in partials):
         raise MissingInput(_NO_SHAPES)
-    counted = [operations for operations in partials if _has_something(operations)]
-    return CountedOperations(tuple(sorted(counted, key=lambda operations: (operations.rank is None, operations.rank))))
+    counted = filter(_has_something, partials)
+    return CountedOperations(pack_in_order(counted, lambda operations: (operations.rank is None, operations.rank)))

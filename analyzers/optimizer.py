@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from itertools import chain
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +18,7 @@ from msgspec import Struct
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Column, Json, Section, list_entries
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
@@ -69,7 +71,7 @@ class OptimizerStep(Struct, frozen=True):
 class OptimizerTime(Struct, frozen=True):
     """The optimizers of every rank."""
 
-    ranks: tuple[OptimizerStep, ...]
+    ranks: Sequence[OptimizerStep]
 
     def data(self) -> Json:
         """The value of ``results.optimizer``."""
@@ -81,7 +83,7 @@ class OptimizerTime(Struct, frozen=True):
             Column("Rank"), Column("Optimizer"), Column("Way"), Column("Kernels"), Column("Device (ms)", 3),
             Column("Gaps (ms)", 3),
         )  # fmt: skip
-        rows = tuple(
+        rows = pack(
             (
                 None if rank.rank is None else str(rank.rank),
                 rank.name,
@@ -150,7 +152,7 @@ def analyze(partials: Sequence[tuple[OptimizerStep, ...]]) -> OptimizerTime:
     Raises:
         NoDevice: No trace shows kernels of an optimizer.
     """
-    ranks = [rank for partial in partials for rank in partial]
+    ranks = pack_in_order(chain.from_iterable(partials), lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
     if not ranks:
         raise NoDevice("no trace marks the steps of an optimizer and shows its kernels")
-    return OptimizerTime(tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))))
+    return OptimizerTime(ranks)

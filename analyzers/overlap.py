@@ -13,7 +13,10 @@ DP, then groups of all ranks), so that the groups' exposed times add up to the e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import chain, groupby
+from operator import attrgetter
 
 import numpy as np
 from msgspec import Struct
@@ -24,6 +27,7 @@ from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Cell, Column, Json, Section, list_entries, long_table, percent
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
@@ -119,7 +123,7 @@ class Overlap(Struct, frozen=True):
         axes: The groups of each axis added up over ranks, in the order of urgency.
     """
 
-    groups: tuple[GroupOverlap, ...]
+    groups: Sequence[GroupOverlap]
     axes: tuple[GroupOverlap, ...]
 
     def data(self) -> Json:
@@ -141,7 +145,7 @@ class Overlap(Struct, frozen=True):
             "the cost of communication nor what a step would gain without it.",
         )
         labels = rank_labels([(group.rank, group.device) for group in self.groups])
-        groups = tuple(
+        groups = pack(
             (label, group.role or "not stated", _title(group), group.size, *group.cells())
             for label, group in zip(labels, self.groups, strict=True)
             if group.row[0]
@@ -168,7 +172,7 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    groups = _add_windows([group for partial in partials for group in partial])
+    groups = pack(_add_windows(chain.from_iterable(partials)))
     if not groups:
         raise MissingInput("no communication ran on a device")
     axes: dict[str, GroupOverlap] = {}
@@ -276,12 +280,10 @@ def _role(trace: Trace, description: str, operations: set[str], size: int | None
     return role_of(description, operations, size, trace.world_size)
 
 
-def _add_windows(groups: Iterable[GroupOverlap]) -> tuple[GroupOverlap, ...]:
+def _add_windows(groups: Iterable[GroupOverlap]) -> Iterator[GroupOverlap]:
     """Add up the windows of each process."""
-    added: dict[tuple[bool, int, int, int, str, bool], GroupOverlap] = {}
-    for group in groups:
-        added[group.key] = added[group.key].plus(group) if group.key in added else group
-    return tuple(added[key] for key in sorted(added))
+    key = attrgetter("key")
+    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(pack_in_order(groups, key), key))
 
 
 def _title(group: GroupOverlap) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, overload
 
 from perfscope.constants import MANY_RANKS, MS_PER_S
@@ -157,14 +158,14 @@ class Section:
 
     title: str
     columns: tuple[Column, ...] = ()
-    rows: tuple[Row, ...] = ()
+    rows: Sequence[Row] = ()
     notes: tuple[str, ...] = ()
     drawing: str = ""
-    every: tuple[Row, ...] = ()
+    every: Sequence[Row] = ()
     is_aggregated: bool = False
 
     def __post_init__(self) -> None:
-        for row in (*self.rows, *self.every):
+        for row in chain(self.rows, self.every):
             if len(row) != len(self.columns):
                 raise AssertionError(f"{self.title}: a row of {len(row)} cells under {len(self.columns)} columns")
 
@@ -178,7 +179,7 @@ def long_table(
     ('1 more rows are in --format json.',)
     """
     shown, left_out = first_rows(rows, most)
-    return Section(title, columns, shown, (*notes, *left_out), every=tuple(rows) if left_out else ())
+    return Section(title, columns, shown, (*notes, *left_out), every=rows if left_out else ())
 
 
 def shorten_warnings(warnings: Sequence[str]) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 
 
@@ -12,12 +11,11 @@ def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:
     >>> rank_labels([(0, 0), (0, 1), (1, 1), (None, 0)])
     ['0 device 0', '0 device 1', '1', 'unknown']
     """
-    devices: dict[int | None, set[int]] = defaultdict(set)
-    for rank, device in owners:
-        devices[rank].add(device)
-    names = ["unknown" if rank is None else str(rank) for rank, _ in owners]
+    first: dict[int | None, int] = {}
+    with_several = {rank for rank, device in owners if first.setdefault(rank, device) != device}
+    names = ("unknown" if rank is None else str(rank) for rank, _ in owners)
     return [
-        f"{name} device {device}" if len(devices[rank]) > 1 else name
+        f"{name} device {device}" if rank in with_several else name
         for name, (rank, device) in zip(names, owners, strict=True)
     ]
 

@@ -7,13 +7,26 @@ rows are. Rows that are shown are shown as they are, totals too: no number is co
 from __future__ import annotations
 
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
+from math import nan
+from types import NoneType
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.aggregation.spread import FAR, QUANTILES, Floats, Integers, choose_rows, deviations, nearest_rank
+from perfscope.aggregation.spread import (
+    FAR,
+    QUANTILES,
+    Chosen,
+    Floats,
+    Integers,
+    choose_rows,
+    deviations,
+    nearest_rank,
+)
 from perfscope.constants import MANY_RANKS
 from perfscope.report import Cell, Row, Section
 
@@ -28,6 +41,10 @@ _MOST_PARTS = 12
 #: So many groups are all shown; of more, those that are farthest from the median.
 _MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
 _MEDIAN = 0.5
+#: A float holds every integer below.
+_EXACT = 1 << 53
+#: Stands for the rank of a row that names none; no group has it.
+_NO_RANK = -1
 
 
 class Grouping(Struct, frozen=True):
@@ -63,13 +80,12 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     """A table of more than 512 ranks as quantiles, groups and outliers; any other table as it is."""
     rank_column = find_rank_column(section)
     every = section.every or section.rows
-    if rank_column is None or section.is_aggregated:
+    if rank_column is None or section.is_aggregated or len(every) <= MANY_RANKS:
         return section
-    ranks = {rank_of(row[rank_column]) for row in every} - {None}
-    if len(ranks) <= MANY_RANKS:
+    ranks = len({rank_of(row[rank_column]) for row in every} - {None})
+    if ranks <= MANY_RANKS:
         return section
-    members = [row for row in every if not _is_total(row, rank_column)]
-    parts = [_Part(part, rank_column) for part in _split(members, rank_column)]
+    parts = _split(every, rank_column)
     rows: list[Row] = []
     shown_of: dict[str, tuple[int, int]] = {}
     for part in parts:
@@ -82,40 +98,90 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
         rows += part.exact()
     rows += [row for row in every if _is_total(row, rank_column)]
     notes = section.notes[:-1] if section.every else section.notes
-    description = _describe(len(members), len(ranks), parts, shown_of)
-    return replace(section, rows=tuple(rows), notes=(*notes, description), every=tuple(every), is_aggregated=True)
+    description = _describe(sum(map(len, parts)), ranks, parts, shown_of)
+    return replace(section, rows=tuple(rows), notes=(*notes, description), every=every, is_aggregated=True)
+
+
+class _Column:
+    """The cells of some rows in one column: as numbers, and as what they share."""
+
+    def __init__(self) -> None:
+        self._numbers = array("d")
+        self._kinds: set[type] = set()
+        self._first: Cell = None
+        self._is_shared = True
+
+    def append(self, cell: Cell) -> None:
+        """Add the cell of the next row."""
+        if not len(self._numbers):
+            self._first = cell
+        self._is_shared = self._is_shared and cell == self._first
+        self._kinds.add(type(cell))
+        self._numbers.append(nan if cell is None or isinstance(cell, str) else cell)
+
+    @property
+    def text(self) -> Cell:
+        """What all rows have; nothing where they differ."""
+        return self._first if self._is_shared else ""
+
+    @property
+    def values(self) -> Floats | None:
+        """The numbers, NaN where there is none; None where a row has a text, or none a number."""
+        is_numeric = str not in self._kinds and self._kinds != {NoneType}
+        return np.frombuffer(self._numbers, np.float64) if is_numeric else None
+
+    def number_at(self, row: int) -> float | None:
+        """The cell of a row, where the number alone tells it: all are floats, or integers that floats can hold."""
+        kinds, number = self._kinds - {NoneType}, self._numbers[row]
+        if kinds == {float}:
+            return number
+        return int(number) if kinds == {int} and abs(number) < _EXACT else None
 
 
 class _Part:
-    """Rows that are compared with each other."""
+    """Rows that are compared with each other, by their columns: as objects all rows would fill the memory."""
 
-    def __init__(self, rows: Sequence[Row], rank_column: int) -> None:
-        self._rows, self._rank_column = rows, rank_column
-        columns = list(zip(*rows, strict=True))
-        self._values: dict[int, Floats] = {
-            index: np.array([np.nan if cell is None else cell for cell in cells], np.float64)
-            for index, cells in enumerate(columns)
-            if index != rank_column and _is_numeric(cells)
-        }
-        #: Texts that all rows share; the others say nothing of a quantile.
-        self._texts = [cells[0] if len(set(cells)) == 1 else "" for cells in columns]
-        self.chosen = choose_rows(list(self._values.values()))
+    def __init__(self, every: Sequence[Row], rank_column: int, columns: int) -> None:
+        self._every, self._rank_column = every, rank_column
+        self._places, self._ranks = array("q"), array("q")
+        self._columns = [_Column() for _ in range(columns)]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def append(self, place: int, row: Row) -> None:
+        """Add a row, which stands at that place among all."""
+        rank = rank_of(row[self._rank_column])
+        self._places.append(place)
+        self._ranks.append(_NO_RANK if rank is None else rank)
+        for column, cell in zip(self._columns, row, strict=True):
+            column.append(cell)
+
+    @cached_property
+    def _values(self) -> dict[int, Floats]:
+        """The columns of numbers."""
+        every = ((index, column.values) for index, column in enumerate(self._columns))
+        return {index: values for index, values in every if values is not None and index != self._rank_column}
+
+    @cached_property
+    def chosen(self) -> Chosen:
+        """The rows that stand out."""
+        return choose_rows(list(self._values.values()))
 
     def exact(self) -> list[Row]:
         """The rows that stand out, as they are."""
-        return [self._rows[row] for row in self.chosen.rows]
+        return [self._every[self._places[row]] for row in self.chosen.rows]
 
     def quantiles(self) -> list[Row]:
         """A row for each quantile, of each column by itself."""
-        every = np.arange(len(self._rows))
+        every = np.arange(len(self))
         return [self._row(name, every, share) for name, share in QUANTILES]
 
     def groups(self, grouping: Grouping) -> tuple[list[Row], int]:
         """A row of medians for each group, or for those that are farthest from the others; and how many groups are."""
         members: dict[str, list[int]] = {}
-        for row, cells in enumerate(self._rows):
-            rank = rank_of(cells[self._rank_column])
-            label = None if rank is None else grouping.label_of.get(rank)
+        for row, rank in enumerate(self._ranks):
+            label = grouping.label_of.get(rank)
             if label is not None:
                 members.setdefault(label, []).append(row)
         rows = [
@@ -133,37 +199,50 @@ class _Part:
 
     def _row(self, label: str, rows: Integers, share: float) -> Row:
         """A row with a quantile of some rows in each column of numbers."""
-        cells = [*self._texts]
+        cells = [column.text for column in self._columns]
         cells[self._rank_column] = label
         for index, values in self._values.items():
             of_rows = values[rows]
             present = int((~np.isnan(of_rows)).sum())
             position = nearest_rank(present, share)
-            cells[index] = self._rows[rows[np.argsort(of_rows, kind="stable")[position]]][index] if present else None
+            cells[index] = (
+                self._cell(int(rows[np.argsort(of_rows, kind="stable")[position]]), index) if present else None
+            )
         return tuple(cells)
 
+    def _cell(self, row: int, index: int) -> Cell:
+        number = self._columns[index].number_at(row)
+        return self._every[self._places[row]][index] if number is None else number
 
-def _split(rows: Sequence[Row], rank_column: int) -> list[list[Row]]:
+
+def _split(every: Sequence[Row], rank_column: int) -> list[_Part]:
     """The rows by the texts that tell them apart, such as the step; all together where there are too many texts."""
-    columns = list(zip(*rows, strict=True))
-    telling = [
-        index
-        for index, cells in enumerate(columns)
-        if index != rank_column and all(isinstance(cell, str) for cell in cells) and len(set(cells)) <= _MOST_PARTS
-    ]
-    parts: dict[tuple[Cell, ...], list[Row]] = {}
-    for row in rows:
-        parts.setdefault(tuple(row[index] for index in telling), []).append(row)
-    return list(parts.values()) if len(parts) <= _MOST_PARTS else [list(rows)]
+    columns = len(every[0])
+    texts: dict[int, set[str]] = {index: set() for index in range(columns) if index != rank_column}
+    for row in every:
+        if _is_total(row, rank_column):
+            continue
+        for index, seen in list(texts.items()):
+            cell = row[index]
+            if isinstance(cell, str):
+                seen.add(cell)
+            if not isinstance(cell, str) or len(seen) > _MOST_PARTS:
+                del texts[index]
+    together = {tuple(row[index] for index in texts) for row in every if not _is_total(row, rank_column)}
+    telling = list(texts) if len(together) <= _MOST_PARTS else []
+    parts: dict[tuple[Cell, ...], _Part] = {}
+    for place, row in enumerate(every):
+        if not _is_total(row, rank_column):
+            key = tuple(row[index] for index in telling)
+            if key not in parts:
+                parts[key] = _Part(every, rank_column, columns)
+            parts[key].append(place, row)
+    return list(parts.values())
 
 
 def _is_total(row: Row, rank_column: int) -> bool:
     """Whether a row is over all ranks; it says so where other rows name the rank, or the host before it."""
     return _TOTAL in row[: rank_column + 1]
-
-
-def _is_numeric(cells: Sequence[Cell]) -> bool:
-    return any(cell is not None for cell in cells) and not any(isinstance(cell, str) for cell in cells)
 
 
 def _describe(rows: int, ranks: int, parts: Sequence[_Part], groups: Mapping[str, tuple[int, int]]) -> str:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial as bind
+from itertools import pairwise
 from pathlib import Path
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
+from perfscope.constants import MANY_RANKS
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution
 from perfscope.engine.groups import Mergers
@@ -17,6 +21,7 @@ from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
+from perfscope.packed import PackedRows, pack_at
 
 
 class Measurements(Struct):
@@ -33,7 +38,7 @@ class Measurements(Struct):
         lost_device_events: Whether every trace is of a GPU, and was cut off before its events.
     """
 
-    partials: dict[str, list[Partial]] = field(default_factory=dict)
+    partials: dict[str, Sequence[Partial]] = field(default_factory=dict)
     damage: list[str] = field(default_factory=list)
     readable: int = 0
     first_path: str = ""
@@ -72,14 +77,14 @@ def measure_traces(
     mergers: Mergers = {}
     if len(windows.files) > 1:  # there is nothing to merge of one, which is read while their modules are imported
         mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
-    answers, merged = _map(execution, windows.files, task, mergers, taking)
+    names = [name for name in task.analyzers if name not in on_demand]
+    answers, partials = _map(execution, windows.files, task, _Partials(names, mergers), taking)
     mismatched = [measured for measured in answers if measured.mismatch is not None]
     if mismatched:
         windows = windows.unpaired([(measured.mismatch or "", measured.mismatched_rank) for measured in mismatched])
         taking = Taking(is_fresh, inputs.absent, on_demand)
-        answers, merged = _map(execution, windows.files, task, mergers, taking)
-    names = [name for name in task.analyzers if name not in on_demand]
-    measurements = _assemble(inputs, windows, names, answers, merged)
+        answers, partials = _map(execution, windows.files, task, _Partials(names, mergers), taking)
+    measurements = _assemble(inputs, windows, names, answers, partials)
     measurements.damage[:0] = [line for measured in mismatched for line in measured.damage]
     measurements.taking = taking
     for name in taking.lacking:  # those of some ranks alone would say something else
@@ -94,23 +99,49 @@ def _measure_later(execution: Execution, task: Task, files: Sequence[TraceFiles]
     return execution.map(measuring(task), files, {})
 
 
+class _Partials:
+    """The partials of some analyzers, taken out of the answers as they come: merged, or packed where they are many."""
+
+    def __init__(self, names: Collection[str], mergers: Mergers) -> None:
+        self.mergers = mergers
+        self._merged: dict[str, Partial] = {}
+        self._rows: dict[str, list[Partial] | PackedRows[Partial]] = {}
+        self._places = {name: array("q") for name in names}
+
+    def take(self, measured: MeasuredTrace, place: int, traces: int) -> MeasuredTrace:
+        """An answer without these partials; ``place`` is that of its trace among all."""
+        others = dict(measured.partials)
+        for name in self._places.keys() & others.keys():
+            partial, merge = others.pop(name), self.mergers.get(name)
+            if merge is not None:
+                self._merged[name] = merge(self._merged[name], partial) if name in self._merged else partial
+                continue
+            if name not in self._rows:
+                self._rows[name] = PackedRows() if traces > MANY_RANKS else []
+            self._rows[name].append(partial)
+            self._places[name].append(place)
+        return replace(measured, partials=others)
+
+    def in_order(self) -> dict[str, Sequence[Partial]]:
+        """Each analyzer's partials, in the order of the traces; one where they were merged."""
+        partials: dict[str, Sequence[Partial]] = {}
+        for name, places in self._places.items():
+            rows = self._rows.pop(name, [])
+            is_in_order = all(first < second for first, second in pairwise(places))
+            partials[name] = rows if is_in_order else pack_at(rows, sorted(range(len(rows)), key=places.__getitem__))
+        return partials | {name: [partial] for name, partial in self._merged.items()}
+
+
 def _map(
-    execution: Execution,
-    files: Sequence[TraceFiles],
-    task: Task,
-    mergers: Mergers,
-    taking: Taking,
-) -> tuple[list[MeasuredTrace], dict[str, Partial]]:
-    """The answers in the order of the files, and the merged partials of the analyzers that can merge them."""
-    by_path: dict[str, MeasuredTrace] = {}
-    merged: dict[str, Partial] = {}
-    for measured in answer_each(execution, files, task, mergers, taking):
-        by_path[measured.path] = measured
-        for name, merge in mergers.items():
-            if merge is not None and name in measured.partials:
-                new = measured.partials.pop(name)
-                merged[name] = merge(merged[name], new) if name in merged else new
-    return [by_path[trace.path] for trace in files], merged
+    execution: Execution, files: Sequence[TraceFiles], task: Task, partials: _Partials, taking: Taking
+) -> tuple[list[MeasuredTrace], dict[str, Sequence[Partial]]]:
+    """The answers in the order of the files, and what was taken out of them."""
+    place_of = {trace.path: place for place, trace in enumerate(files)}
+    by_place: dict[int, MeasuredTrace] = {}
+    for measured in answer_each(execution, files, task, partials.mergers, taking):
+        place = place_of[measured.path]
+        by_place[place] = partials.take(measured, place, len(files))
+    return [by_place[place] for place in range(len(files))], partials.in_order()
 
 
 def _assemble(
@@ -118,7 +149,7 @@ def _assemble(
     windows: WindowPlan,
     names: Sequence[str],
     answers: Sequence[MeasuredTrace],
-    merged: Mapping[str, Partial],
+    partials: dict[str, Sequence[Partial]],
 ) -> Measurements:
     measured_traces = _without_other_files(inputs, answers)
     summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
@@ -127,10 +158,6 @@ def _assemble(
         for measured in measured_traces
         for line in (*measured.damage, *(measured.failed[name] for name in names if name in measured.failed))
     ]
-    partials = {
-        name: [measured.partials[name] for measured in measured_traces if name in measured.partials] for name in names
-    }
-    partials.update((name, [merged_partial]) for name, merged_partial in merged.items())
     activities = {measured.activities for measured in measured_traces if measured.summary is not None}
     return Measurements(
         partials,

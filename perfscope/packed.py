@@ -1,0 +1,174 @@
+"""Rows of very many ranks, packed: as bytes in a temporary file, of which few rows at a time are objects again.
+
+What is measured of a rank takes several times as much memory as objects of Python than as bytes, and an analysis looks
+at one rank after the other. So the memory that a sequence of rows takes is that of a few rows, however many there are.
+Where no temporary file can be written, the bytes stay in memory. Rows of up to 512 ranks are a tuple.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from importlib import import_module
+from itertools import chain, islice, pairwise
+from pathlib import Path
+from typing import Any, Generic, TypeAlias, TypeVar, overload
+from weakref import finalize
+
+from perfscope.constants import MANY_RANKS, MIB
+
+_T = TypeVar("_T")
+#: What rows are sorted by: a value, or a tuple of them, that can be compared.
+_Key: TypeAlias = Any
+
+#: So many rows are objects at the same time, and as many are read again for one of them.
+_IN_A_CHUNK = 128
+#: So many rows are put in order at the same time.
+_AT_ONCE = 4096
+#: Fewer bytes stay in memory.
+_MOST_HELD = MIB // 4
+#: Loaded by name where a file is written: with the random numbers in it, it takes long to import.
+_TEMPORARY = "tempfile"
+
+
+class PackedRows(Sequence[_T], Generic[_T]):
+    """A sequence of rows that can be pickled. Rows are added at its end; none is ever changed.
+
+    Every look at a row gives a new object; neighbours share what they shared when they were added.
+    """
+
+    def __init__(self, rows: Iterable[_T] = ()) -> None:
+        self._store = _Store()
+        self._last: list[_T] = []
+        self._chunk: tuple[int, list[_T]] = (-1, [])
+        for row in rows:
+            self.append(row)
+
+    def append(self, row: _T) -> None:
+        """Add a row."""
+        self._last.append(row)
+        if len(self._last) == _IN_A_CHUNK:
+            self._store.add(pickle.dumps(self._last, protocol=5))
+            self._last = []
+
+    def __len__(self) -> int:
+        return len(self._store) * _IN_A_CHUNK + len(self._last)
+
+    def __iter__(self) -> Iterator[_T]:
+        for number in range(len(self._store)):
+            yield from self._read(number)
+        yield from self._last
+
+    @overload
+    def __getitem__(self, index: int) -> _T: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[_T]: ...
+
+    def __getitem__(self, index: int | slice) -> _T | Sequence[_T]:
+        if isinstance(index, slice):
+            return pack(self[place] for place in range(len(self))[index])
+        number, place = divmod(range(len(self))[index], _IN_A_CHUNK)
+        if number == len(self._store):
+            return self._last[place]
+        if self._chunk[0] != number:  # who looks at a row looks at its neighbours next
+            self._chunk = number, self._read(number)
+        return self._chunk[1][place]
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return PackedRows, (list(self),)
+
+    def _read(self, number: int) -> list[_T]:
+        rows: list[_T] = pickle.loads(self._store.read(number))
+        return rows
+
+
+class _Store:
+    """Pieces of bytes, in a file without a name once they are many."""
+
+    def __init__(self) -> None:
+        self._held: dict[int, bytes] = {}
+        self._ends = array("q", [0])
+        self._file: int | None = None
+        self._is_writable = True
+
+    def __len__(self) -> int:
+        return len(self._ends) - 1
+
+    def add(self, piece: bytes) -> None:
+        begin = self._ends[-1]
+        self._held[len(self)] = piece
+        self._ends.append(begin + len(piece))
+        if self._ends[-1] > _MOST_HELD and self._is_writable:
+            try:
+                self._write()
+            except OSError:  # the disk is full, or nothing may be written: the memory has to do
+                self._is_writable = False
+
+    def read(self, number: int) -> bytes:
+        """A piece; by its place in the file, which a forked process shares with this one.
+
+        Raises:
+            OSError: The file cannot be read any more.
+        """
+        if number in self._held:
+            return self._held[number]
+        assert self._file is not None
+        begin, end = self._ends[number], self._ends[number + 1]
+        return os.pread(self._file, end - begin, begin)
+
+    def _write(self) -> None:
+        """Write what is in memory into the file.
+
+        Raises:
+            OSError: It cannot be made or written.
+        """
+        if self._file is None:
+            self._file, path = import_module(_TEMPORARY).mkstemp(prefix="perfscope-")
+            finalize(self, os.close, self._file)
+            Path(path).unlink()  # the file goes with its last reader, however that ends
+        for number, piece in list(self._held.items()):
+            if os.pwrite(self._file, piece, self._ends[number]) < len(piece):
+                raise OSError
+            del self._held[number]
+
+
+def pack(rows: Iterable[_T]) -> Sequence[_T]:
+    """Rows that can be looked at as often as wanted; packed where they are more than 512.
+
+    >>> pack(rank for rank in range(3))
+    (0, 1, 2)
+    """
+    every = iter(rows)
+    first = tuple(islice(every, MANY_RANKS + 1))
+    return first if len(first) <= MANY_RANKS else PackedRows(chain(first, every))
+
+
+def pack_in_order(rows: Iterable[_T], key: Callable[[_T], _Key]) -> Sequence[_T]:
+    """The same, sorted; rows of the same key stay as they are.
+
+    >>> pack_in_order(["b", "A", "a"], str.lower)
+    ('A', 'a', 'b')
+    """
+    packed = pack(rows)
+    if isinstance(packed, tuple):
+        return tuple(sorted(packed, key=key))
+    if all(first <= second for first, second in pairwise(map(key, packed))):
+        return packed
+    keys = list(map(key, packed))
+    return pack_at(packed, sorted(range(len(keys)), key=keys.__getitem__))
+
+
+def pack_at(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:
+    """The rows at some places, in the order of these."""
+    return pack(_rows_at(rows, places))
+
+
+def _rows_at(rows: Sequence[_T], places: Sequence[int]) -> Iterator[_T]:
+    """Rows that lie far apart are read in turn, not in order: each reading of one is a reading of its neighbours."""
+    for begin in range(0, len(places), _AT_ONCE):
+        some = places[begin : begin + _AT_ONCE]
+        row_at = {place: rows[place] for place in sorted(some)}
+        yield from (row_at[place] for place in some)
