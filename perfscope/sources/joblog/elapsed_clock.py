@@ -7,8 +7,9 @@ rounding to matter little, so that whole seconds say enough about short steps.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -139,20 +140,21 @@ class ElapsedClock:
         numbers = np.asarray(plain.iteration, np.int64).tolist()
         resolutions = np.broadcast_to(np.asarray(resolution_ns, np.int64), len(numbers)).tolist()
         readings = list(zip(numbers, plain.wall_ns.tolist(), resolutions, strict=True))
-        while readings:
+        row = 0
+        while row < len(readings):
             begin, last = self._begin, self._last
-            step, elapsed_ns, resolution = readings[0]
+            step, elapsed_ns, resolution = readings[row]
             if begin is None or last is None or step <= last.step or elapsed_ns < last.elapsed_ns:
                 self.add(log, Record(step), elapsed_ns, resolution, label=plain.label)
-                readings = readings[1:]
+                row += 1
             else:
-                readings = readings[self._add_forward(log, plain.label, readings, begin, last) :]
+                row += self._add_forward(log, plain.label, islice(readings, row, None), begin, last)
 
     def _add_forward(
         self,
         log: JobLogBuilder,
         label: bytes | None,
-        readings: list[tuple[int, int, int]],
+        readings: Iterable[tuple[int, int, int]],
         begin: _Reading,
         last: _Reading,
     ) -> int:
@@ -187,7 +189,7 @@ class ElapsedClock:
         begin, last, pending = self._begin, self._last, self._pending
         if begin is not None and last is not None and pending is not None:
             series, moved_ns = log.series_of(self.source), last.elapsed_ns - begin.elapsed_ns
-            if series.median_ns() is None and moved_ns >= _USABLE * self._resolution_ns:
+            if not series.has_times and moved_ns >= _USABLE * self._resolution_ns:
                 steps = last.step - begin.step
                 pending.wall_ns = moved_ns // steps
                 pending.wall_resolution_ns = max(self._resolution_ns // steps, 1)

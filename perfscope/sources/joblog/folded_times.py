@@ -59,9 +59,17 @@ class FoldedTimes:
             if len(self._single) >= _MERGE_AT_SINGLE:
                 self._merge()
 
-    def add_many(self, wall_ns: Int64, samples: int | None) -> None:
-        """Add many undisturbed records and their samples, None where those are unknown; a time above 0 is one."""
+    def add_many(self, wall_ns: Int64, samples: int | None, begins: Int64 | None = None) -> None:
+        """Add many undisturbed records and their samples, None where those are unknown; a time above 0 is one.
+
+        ``begins`` are the rows of the first ones of a start, if there are any.
+        """
         self.records += len(wall_ns)
+        if begins is not None and len(begins):
+            first = wall_ns[begins]
+            self._warmups.extend(first[first > 0].tolist())
+            self._wall_total_ns += int(first[first > 0].sum())
+            wall_ns = np.delete(wall_ns, begins)
         timed = wall_ns if wall_ns.min(initial=1) > 0 else wall_ns[wall_ns > 0]
         self._wall_total_ns += int(timed.sum())
         self._samples = None if self._samples is None or samples is None else self._samples + samples

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import numpy as np
+
+from perfscope.tables.columns import Int64
+
 
 @dataclass(slots=True)
 class Gaps:
@@ -23,6 +27,14 @@ class Gaps:
         self.counts[gap] += times
         if (self.counts[gap], -gap) > (self.counts[self.usual], -self.usual):
             self.usual = gap
+
+    def add_many(self, gaps: Int64) -> None:
+        """Add many gaps."""
+        if len(gaps) and (gaps == gaps[-1]).all():
+            self.add(int(gaps[-1]), len(gaps))
+            return
+        for gap, times in zip(*np.unique(gaps, return_counts=True), strict=True):
+            self.add(int(gap), int(times))
 
     def copy(self) -> Gaps:
         """A copy of its own."""

@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.folded_times import FoldedTimes
 from perfscope.sources.joblog.gaps import Gaps
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
+from perfscope.sources.joblog.rows import Rows, drop_times_after
 from perfscope.sources.joblog.turns import Turns
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
 
 #: Records that are kept one by one; those of a longer log are folded.
@@ -159,6 +162,58 @@ class IterationSeries:
         self._numbers[label] = PrintedNumbers(self.last, self.attempt, counts, processes)
         self._suspected = None
 
+    def add_rows(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None = None) -> Bool:
+        """Append many undisturbed records of one label as ``add`` does, and return which of them are new.
+
+        Where their numbers go back, a start begins, or they are copies. A time or a batch that is not above 0 is none.
+        """
+        is_new = np.ones(len(iterations), np.bool_)
+        moved = np.diff(iterations)
+        row, equal, back = 0, Rows(moved == 0), Rows(moved <= 0)
+        while row < len(iterations):
+            end = row
+            if self.is_full and self._goes_on_alone(label):
+                one_process = self._numbers[label].is_of_one_process
+                end = (equal if one_process else back).next_after(row) + 1
+                if self.last is None or iterations[row] <= self.last:
+                    end = end if one_process and iterations[row] != self.last else row
+            if end - row > 1:
+                self._fold(iterations[row:end], wall_ns[row:end], None if samples is None else samples[row:end], label)
+                row = end
+                continue
+            record = Record(int(iterations[row]), int(wall_ns[row]) if wall_ns[row] > 0 else None)
+            record.samples = None if samples is None else int(samples[row])
+            is_new[row] = self.add(record, label)
+            row += 1
+        return is_new
+
+    def _goes_on_alone(self, label: bytes | None) -> bool:
+        """Whether the last record is of this label, and the next one needs no closer look."""
+        numbers = self._numbers.get(label)
+        is_last = numbers is not None and numbers.last == self.last and numbers.attempt == self.attempt
+        return is_last and self.is_steady
+
+    def _fold(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None) -> None:
+        """Fold records that are new; where their numbers go back, their process has restarted."""
+        assert self.last is not None
+        moved = np.diff(iterations, prepend=self.last)
+        begins = np.flatnonzero(moved <= 0)
+        self._turns[label].add_many(iterations, begins)
+        self._gaps.add_many(np.delete(moved, begins) if len(begins) else moved)
+        if len(begins):
+            self.attempt += len(begins)
+            self.redone += len(begins) - int(moved[begins].sum())
+            self._first = int(iterations[begins[-1]])
+            if self.untimed_after_start:
+                wall_ns = drop_times_after(begins, iterations, wall_ns, self.untimed_after_start)
+        total = None if samples is None or (samples <= 0).any() else int(samples.sum())
+        self._folded.add_many(wall_ns, total, begins)
+        latest = zip(iterations[-COMPARED_ROWS:].tolist(), wall_ns[-COMPARED_ROWS:].tolist(), strict=True)
+        self._latest_folded.extend((number, time_ns if time_ns > 0 else None, None) for number, time_ns in latest)
+        self.last = int(iterations[-1])
+        self._numbers[label].add_many(iterations, begins, self.attempt, self.interval())
+        self._suspected = None
+
     def add_unnumbered(self, wall_ns: Int64, label: bytes | None = None) -> None:
         """Append many undisturbed records without a number, which are folded; a time that is not above 0 is none."""
         first, rows = 0, len(wall_ns)
@@ -197,7 +252,7 @@ class IterationSeries:
     @property
     def is_full(self) -> bool:
         """Whether further records are folded."""
-        return len(self._columns) >= self.records_kept
+        return self._folded.records > 0 or len(self._columns) >= self.records_kept
 
     @property
     def is_continuing(self) -> bool:
@@ -227,6 +282,11 @@ class IterationSeries:
         if self.covers_gaps or self.expects_gaps:
             return 0
         return self._gaps.count_above_usual()
+
+    @property
+    def has_times(self) -> bool:
+        """Whether a kept record has a time."""
+        return self._columns.has_times
 
     def median_ns(self) -> int | None:
         """Median time of the kept records; None without one."""
@@ -346,9 +406,9 @@ class IterationSeries:
         return begins
 
     def _suspect(self, label: bytes | None) -> _SuspectedRestart | None:
-        """The state to return to if this is not a restart; None where it certainly is one."""
+        """The state to return to if this is not a restart; None where it certainly is one, or cannot be undone."""
         numbers = self._numbers.get(label)
-        if numbers is None or numbers.processes is not None or self.last is None:
+        if self.is_full or numbers is None or numbers.processes is not None or self.last is None:
             return None
         counts = Counter(dict.fromkeys(self._columns.iterations_from(-SKEW), 1))
         rows, gaps = len(self), self._gaps.copy()

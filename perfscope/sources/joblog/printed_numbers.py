@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+import numpy as np
+
+from perfscope.tables.columns import Int64
+
 #: How many iterations the processes of a job may be apart when they print.
 SKEW = 4
 #: How many numbers of a label are kept.
@@ -39,6 +43,24 @@ class PrintedNumbers:
         if len(self.counts) > RECENT:
             for number in old[: len(self.counts) - RECENT]:
                 del self.counts[number]
+
+    @property
+    def is_of_one_process(self) -> bool:
+        """Whether a number that is less than the last one is certainly that of a restart."""
+        return self.processes == 1 or (self.processes is None and max(self.counts.values(), default=0) <= 1)
+
+    def add_many(self, numbers: Int64, begins: Int64, attempt: int, interval: int) -> None:
+        """Add numbers that ascend but at the rows ``begins``, up to an attempt; ``interval`` lies between two."""
+        starts = np.unique(np.append(begins, 0))
+        lowest, highest = numbers[starts], numbers[np.append(starts[1:], len(numbers)) - 1]
+        lowest[0] = min(self.counts, default=lowest[0]) if not (len(begins) and begins[0] == 0) else lowest[0]
+        if len(begins):
+            self.counts = Counter()
+        self.counts.update(numbers[starts[-1] if len(begins) else 0 :][-RECENT:].tolist())
+        self.last, self.attempt = int(numbers[-1]), attempt
+        if self.processes is None and (highest - lowest > SKEW * interval).any():
+            self.processes = 1
+        self.drop_old(interval)
 
     def is_repeat(self, number: int) -> bool:
         """Whether a number that does not grow was printed by another process; if not, the process itself went back."""

@@ -42,6 +42,7 @@ class RecordColumns:
         self._written_integers = {name: array("q") for name in _INTEGERS}
         self._written_floats = {name: array("d") for name in _FLOATS}
         self._unwritten: list[tuple[Record, int, int]] = []
+        self._has_times = False
 
     def __len__(self) -> int:
         return len(self._written_integers["wall_ns"]) + len(self._unwritten)
@@ -49,6 +50,12 @@ class RecordColumns:
     def append(self, record: Record, attempt: int, disturbance: int) -> None:
         """Append a record; ``disturbance`` is its place in ``DISTURBANCES``."""
         self._unwritten.append((record, attempt, disturbance))
+        self._has_times = self._has_times or record.wall_ns is not None
+
+    @property
+    def has_times(self) -> bool:
+        """Whether a record has a time."""
+        return self._has_times
 
     @property
     def _integers(self) -> dict[str, array[int]]:
@@ -102,6 +109,7 @@ class RecordColumns:
             floats[first:] = array("d", [floats[row] for row in rows])
         for row in range(first, len(numbers)):
             self._integers["attempt"][row] = attempt
+        self._has_times = self.median_ns() is not None
         return dropped
 
     def median_ns(self) -> int | None:
@@ -121,6 +129,7 @@ class RecordColumns:
             if wall_ns[row] == _ABSENT and speed > 0 and isfinite(speed):
                 time_ns = samples / speed * NS_PER_S
                 wall_ns[row] = round(time_ns) if 1 <= time_ns <= LARGEST_INTEGER else _ABSENT
+        self._has_times = self.median_ns() is not None
 
     def drop_times_after_starts(self, iterations: int) -> None:
         """Take the time of every record less than so many iterations behind the first one of its attempt."""
@@ -131,6 +140,7 @@ class RecordColumns:
                 first, attempt = number, self._integers["attempt"][row]
             elif first < number < first + iterations:
                 wall_ns[row] = _ABSENT
+        self._has_times = self.median_ns() is not None
 
     def table(self, interval: int | None, *, starts_over: bool) -> Iterations:
         """The records as a table, each the mean of ``interval`` iterations, or of all since the record before.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Generic, TypeAlias
 
 import numpy as np
@@ -21,7 +21,6 @@ from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_shapes import INTEGER, LABEL_TEXT, Cells, Column, Shape, learn_shape
 from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
 from perfscope.sources.joblog.rank_copies import find_copies, is_of_label
-from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import to_plain_text
 from perfscope.tables.columns import Bool, Int64
@@ -29,6 +28,7 @@ from perfscope.tables.columns import Bool, Int64
 _FEWEST = 16
 _MOST_LOOKED_AT = 32
 _EPOCH = 10**10
+_LAST = 64
 _LATIN = "latin-1"
 
 
@@ -151,11 +151,13 @@ class ShapeSplitter(Generic[State]):
             is_copy &= is_plain  # what the rules must read is none
             is_plain &= is_first
         else:
-            is_plain &= _is_of_one_process(labels, numbers)
+            is_plain &= _is_of_one_process(labels)
         for name in kind.peaks:
             if name in cells and is_plain.any():  # a copy may have the largest of all
                 is_plain[cells.row_of_peak_among(name, np.flatnonzero(is_plain))] = False
         is_plain[[0, -1]] = False
+        if kind.is_numbered:  # of the last ones with its number, the first is no copy
+            is_plain[-_LAST:][measured.iteration[-_LAST:] == measured.iteration[-1]] = False
         if is_copy.any() and is_plain.any():
             columns["copies"] = np.zeros(len(lines), np.int64)
             columns["copies"][np.flatnonzero(is_plain)[0]] = is_copy.sum()
@@ -189,16 +191,12 @@ def _label_of(labels: Sequence[str], is_plain: Bool) -> bytes | None:
     return labels[first].encode(_LATIN) or None
 
 
-def _is_of_one_process(labels: Sequence[str], numbers: Int64) -> Bool:
-    """Which records have the first one's label, up to where its numbers do not ascend: at a restart, or copies."""
-    is_own: Bool = np.ones(len(numbers), np.bool_)
+def _is_of_one_process(labels: Sequence[str]) -> Bool:
+    """Which records have the label of the first one."""
+    is_own: Bool = np.ones(len(labels), np.bool_)
     if labels.count(labels[0]) < len(labels):
         is_own = is_of_label(labels, labels[0])
-    rows = np.flatnonzero(is_own)
-    is_own[rows[-1]] = False
-    back = np.flatnonzero(np.diff(numbers[rows]) <= 0)
-    if len(back):
-        is_own[rows[back[0] + 1] :] = False
+        is_own[np.flatnonzero(is_own)[-1]] = False
     return is_own
 
 
@@ -212,8 +210,8 @@ def _rest(between: Sequence[str], lines: Sequence[str], is_plain: Bool, is_read:
     return rest, plain_before[[row for row, _ in pieces]].tolist()
 
 
-def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int, samples: Int64 | None = None) -> None:
-    """Add rows ``first`` to ``last`` of a block's plain lines: at once where their numbers ascend in equal steps.
+def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int, samples: Int64 | None = None) -> Bool:
+    """Add rows ``first`` to ``last`` of a block's plain lines, and return which of them are new.
 
     Args:
         series: The series, whose further records are folded.
@@ -223,26 +221,12 @@ def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int
         samples: The batch of each record; None where it is unknown.
     """
     if first >= last:
-        return
+        return np.empty(0, np.bool_)
     copies = plain.rows(first, last).copies
     series.add_copies(copies, copies if plain.wall_ns[first] > 0 else 0)
-    numbers, interval = np.asarray(plain.iteration[first:last], np.int64), series.interval()
-    uneven = np.flatnonzero(np.diff(numbers) != interval) + 1 + first
-    for start, stop in pairwise((first, *uneven.tolist(), last)):
-        row = start
-        while row < stop and not _goes_on(series, int(numbers[row - first]), interval):  # copies, a gap, a restart
-            wall_ns = int(plain.wall_ns[row])
-            record = Record(int(numbers[row - first]), wall_ns if wall_ns > 0 else None)
-            record.samples = None if samples is None else int(samples[row])
-            series.add(record, plain.label)
-            row += 1
-        if row < stop:
-            batch = None if samples is None else int(samples[row:stop].sum())
-            series.add_many(plain.iteration[row:stop], plain.wall_ns[row:stop], batch, plain.label)
-
-
-def _goes_on(series: IterationSeries, number: int, interval: int) -> bool:
-    return series.is_steady and series.last is not None and number - series.last == interval
+    numbers = np.asarray(plain.iteration[first:last], np.int64)
+    batches = None if samples is None else samples[first:last]
+    return series.add_rows(numbers, plain.wall_ns[first:last], batches, plain.label)
 
 
 #: Adds the plain lines of a block from one row up to another.

@@ -10,6 +10,7 @@ from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import add_evenly
+from perfscope.sources.joblog.rows import Rows
 from perfscope.sources.joblog.rules import LineMatch
 
 
@@ -39,17 +40,20 @@ class StepClock:
         """Append many records, whose ``wall_ns`` are the dates of their lines."""
         log.series_of(self.source).add_copies(plain.copies, compared=0)
         numbers, stamps = np.asarray(plain.iteration, np.int64), plain.wall_ns
+        ends = Rows(np.diff(numbers) <= 0)
         row = 0
         while row < len(numbers):
             is_new = self._add(log, plain.label, Record(int(numbers[row])), int(stamps[row]))
             row += 1
-            if is_new and (np.diff(numbers[row - 1 :]) > 0).all():
-                break  # all that follow are new, too
-        if row < len(numbers):
-            series, moved = log.series_of(self.source), np.diff(stamps[row - 1 :])
-            wall_ns = np.where(moved > 0, moved // np.diff(numbers[row - 1 :]), -1)
-            add_evenly(series, PlainLines(numbers[row:], wall_ns, label=plain.label), 0, len(wall_ns))
-            self._last = _Tick(int(numbers[-1]), int(stamps[-1]), series.attempt)
+            end = ends.next_after(row - 1) + 1
+            if not is_new or row == end:
+                continue
+            # All that follow up to there are new, too.
+            series, moved = log.series_of(self.source), np.diff(stamps[row - 1 : end])
+            wall_ns = np.where(moved > 0, moved // np.diff(numbers[row - 1 : end]), -1)
+            add_evenly(series, PlainLines(numbers[row:end], wall_ns, label=plain.label), 0, len(wall_ns))
+            self._last = _Tick(int(numbers[end - 1]), int(stamps[end - 1]), series.attempt)
+            row = end
 
     def _add(self, log: JobLogBuilder, label: bytes | None, record: Record, stamp: int | None) -> bool:
         series = log.series_of(self.source)

@@ -8,12 +8,17 @@ it was. A process of the same job is at most a few iterations behind the others.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
 
 from perfscope.sources.joblog.printed_numbers import SKEW
+from perfscope.tables.columns import Int64
 
 _FEWEST_TURNS = 3
 _FEWEST_STEPS = 3
 _MOST_PLACES = 4
+_MANY = 8
 
 
 @dataclass(slots=True)
@@ -38,6 +43,15 @@ class _Place:
             self.step = step if self.step is None else min(self.step, step)
             self.steps += 1
             self.last = number
+
+    def follow_many(self, numbers: Int64) -> bool:
+        """Go on to numbers of which each is one of the next after the one before; False where that is not certain."""
+        moved = np.diff(numbers, prepend=self.last)
+        if self.step is None or moved.min() < self.step or moved.max() > SKEW * self.step:
+            return False
+        self.steps += len(numbers)
+        self.last = int(numbers[-1])
+        return True
 
     def passes(self, other: _Place) -> bool:
         """Whether this is a restart of the other that has come to where that was."""
@@ -74,5 +88,20 @@ class Turns:
                 self._turns = self._turns if self.are_of_two_jobs else 0
                 return
         current.follow(number)  # the second number of a job tells its step
-        if len(places) > 1:
-            self._places = [place for place in places if not current.passes(place)]
+        self._drop_passed(current)
+
+    def add_many(self, numbers: Int64, begins: Int64) -> None:
+        """Add the numbers of many records, which ascend but at the rows ``begins``."""
+        for start, stop in pairwise((0, *begins.tolist(), len(numbers))):
+            row = min(start + _MANY, stop)
+            for number in numbers[start:row].tolist():
+                self.add(number)
+            if row < stop and self._places[-1].follow_many(numbers[row:stop]):
+                self._drop_passed(self._places[-1])
+            else:
+                for number in numbers[row:stop].tolist():
+                    self.add(number)
+
+    def _drop_passed(self, current: _Place) -> None:
+        if len(self._places) > 1:
+            self._places = [place for place in self._places if not current.passes(place)]
