@@ -96,8 +96,8 @@ def record_logs() -> Iterator[RecordLog]:
 def find_records(name: str, text: bytes) -> RecordLog | None:
     """The first record of a text that is read with many others; None without one."""
     for log_format in FORMATS:
-        split = log_format.bulk.split if log_format.bulk else None
-        for kind in split.kinds if isinstance(split, ShapeSplitter) else ():
+        splits = [path.split for path in log_format.fast_paths]
+        for kind in (kind for split in splits if isinstance(split, ShapeSplitter) for kind in split.kinds):
             for line in filter(kind.is_record, kind.rule.find(text)):
                 shape = kind.shape_of(line)
                 match = shape and shape.pattern.match((line.text + b"\n").decode("latin-1"), line.line)

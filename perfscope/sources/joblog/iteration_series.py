@@ -10,7 +10,6 @@ restart at first. Then numbers repeat, or go back again soon, and the suspected 
 from __future__ import annotations
 
 from collections import Counter, deque
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumber
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
 from perfscope.sources.joblog.rows import Rows, drop_times_after
+from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 from perfscope.sources.joblog.turns import Turns
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
@@ -34,20 +34,6 @@ COMPARED_ROWS = 8
 #: The ranks of a job wait for each other in every iteration.
 MOST_APART = 1.25
 _FEWEST_UNLIKE = 3
-
-
-@dataclass(frozen=True, slots=True)
-class _SuspectedRestart:
-    """A suspected restart, with the state to return to if it was another process with the same label."""
-
-    label: bytes | None
-    records: int
-    attempt: int
-    redone: int
-    last: int
-    first: int
-    gaps: Gaps
-    counts: Counter[int]
 
 
 class IterationSeries:
@@ -80,7 +66,7 @@ class IterationSeries:
         self.redone = 0
         self.last: int | None = None
         self._numbers: dict[bytes | None, PrintedNumbers] = {}
-        self._suspected: _SuspectedRestart | None = None
+        self._suspected: SuspectedRestart | None = None
         self._restarting = False
         self._first = 0
         self._disturbance = 0
@@ -174,16 +160,14 @@ class IterationSeries:
             end = row
             if self.is_full and self._goes_on_alone(label):
                 one_process = self._numbers[label].is_of_one_process
-                end = (equal if one_process else back).next_after(row) + 1
-                if self.last is None or iterations[row] <= self.last:
-                    end = end if one_process and iterations[row] != self.last else row
+                if iterations[row] > (self.last or 0) or (one_process and iterations[row] != self.last):
+                    end = (equal if one_process else back).next_after(row) + 1
             if end - row > 1:
                 self._fold(iterations[row:end], wall_ns[row:end], None if samples is None else samples[row:end], label)
                 row = end
                 continue
-            record = Record(int(iterations[row]), int(wall_ns[row]) if wall_ns[row] > 0 else None)
-            record.samples = None if samples is None else int(samples[row])
-            is_new[row] = self.add(record, label)
+            batch = None if samples is None else int(samples[row])
+            is_new[row] = self.add(Record(int(iterations[row]), int(wall_ns[row]), samples=batch), label)
             row += 1
         return is_new
 
@@ -405,11 +389,11 @@ class IterationSeries:
             numbers.last, numbers.attempt = number, self.attempt
         return begins
 
-    def _suspect(self, label: bytes | None) -> _SuspectedRestart | None:
+    def _suspect(self, label: bytes | None) -> SuspectedRestart | None:
         """The state to return to if this is not a restart; None where it certainly is one, or cannot be undone."""
         numbers = self._numbers.get(label)
         if self.is_full or numbers is None or numbers.processes is not None or self.last is None:
             return None
         counts = Counter(dict.fromkeys(self._columns.iterations_from(-SKEW), 1))
         rows, gaps = len(self), self._gaps.copy()
-        return _SuspectedRestart(label, rows, self.attempt, self.redone, self.last, self._first, gaps, counts)
+        return SuspectedRestart(label, rows, self.attempt, self.redone, self.last, self._first, gaps, counts)

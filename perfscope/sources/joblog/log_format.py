@@ -94,6 +94,7 @@ class Format(Generic[State]):
         framework_of: Returns the framework's name, where related frameworks print the same lines.
         role: What kind of software the framework is.
         bulk: The fast path, for logs of gigabytes.
+        bulk_of_others: The fast paths of its other sources, each of which may be long where the others are not.
     """
 
     framework: str | None
@@ -104,6 +105,12 @@ class Format(Generic[State]):
     framework_of: Callable[[State], str] | None = None
     role: Role = Role.TRAINER
     bulk: BulkReading[State] | None = None
+    bulk_of_others: tuple[BulkReading[State], ...] = ()
+
+    @property
+    def fast_paths(self) -> tuple[BulkReading[State], ...]:
+        """All its fast paths."""
+        return (*((self.bulk,) if self.bulk else ()), *self.bulk_of_others)
 
     def open(self, log: JobLogBuilder) -> OpenFormat:
         """Make a state for one log and bind the format to it."""
@@ -115,7 +122,7 @@ class Format(Generic[State]):
             bind=partial(self._bind, state),
             close=partial(self.close, state),
             framework_of=partial(self.framework_of, state) if self.framework_of else None,
-            bulk=_bind_bulk(self.bulk, state) if self.bulk else None,
+            fast_paths=tuple(_bind_bulk(bulk, state) for bulk in self.fast_paths),
         )
 
     def _bind(self, state: State, index: int) -> OpenRule:
@@ -141,8 +148,8 @@ class LogFormat(Protocol):
         """The framework that prints it."""
 
     @property
-    def bulk(self) -> BulkReading[Any] | None:
-        """Its fast path."""
+    def fast_paths(self) -> tuple[BulkReading[Any], ...]:
+        """Its fast paths."""
 
     @property
     def rules(self) -> Sequence[Rule[Any]]:
@@ -192,4 +199,4 @@ class OpenFormat:
     bind: Callable[[int], OpenRule]
     close: Callable[[], None]
     framework_of: Callable[[], str] | None
-    bulk: OpenBulkReading | None
+    fast_paths: tuple[OpenBulkReading, ...]

@@ -50,7 +50,7 @@ class _LogReader:
     def __init__(self, records_kept: int) -> None:
         self._log = JobLogBuilder(records_kept)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
-        self._bulk = [log_format.bulk for log_format in self._formats if log_format.bulk]
+        self._bulk = [bulk for log_format in self._formats for bulk in log_format.fast_paths]
         self._bound: dict[int, OpenRule] = {}
 
     def read(self, path: Path, size: int) -> JobLog:

@@ -50,6 +50,12 @@ def alterations(log: RecordLog) -> dict[str, str]:
         "nothing": "".join(lines),
         "other lines between": "\n".join(f"{line}worker {n} fetched shard {n}" for n, line in enumerate(lines)) + "\n",
         "a restart": "".join([*lines[:middle], *lines[middle - 5 :]]),
+        "a restart every few lines": "".join(lines[first + n] for first in range(0, middle, 3) for n in range(7)),
+        "restarts of different length": "".join(
+            "".join(lines[start : start + length])
+            for start, length in ((draw.randrange(middle), draw.randrange(1, 40)) for _ in range(40))
+        ),
+        "ranks without a label": "".join(line * 4 for line in lines),
         "a gap": "".join([*lines[:middle], *lines[middle + 3 :]]),
         "a copy": "".join([*lines[:middle], lines[middle - 1], *lines[middle:]]),
         "a torn line": "".join([*lines[:middle], torn, *lines[middle:]]),
@@ -119,4 +125,4 @@ def test_a_long_log_is_read_as_by_its_rules(tmp_path: Path, monkeypatch: pytest.
 
 def test_every_format_with_a_fast_path_has_an_excerpt_that_takes_it() -> None:
     tested = {log.framework for log in LOGS}
-    assert {str(item.framework) for item in FORMATS if item.bulk} - {"megatron"} - WITHOUT_EXCERPT <= tested
+    assert {str(item.framework) for item in FORMATS if item.fast_paths} - {"megatron"} - WITHOUT_EXCERPT <= tested

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Column
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, TimedSteps, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "Colossal-AI's step time"
@@ -62,6 +65,28 @@ _RULE = Rule(
 )
 _COLUMNS = {"step": STEP, "total": STEP, "seconds": Column()}
 
+
+def _is_numbered(line: LineMatch) -> bool:
+    return bool(line["step"])
+
+
+def _is_unnumbered(line: LineMatch) -> bool:
+    return not line["step"]
+
+
+def _measure_unnumbered(cells: Cells) -> Measured:
+    wall_ns = cells.times_ns("seconds", NS_PER_S)
+    return Measured(np.arange(len(wall_ns)), wall_ns, {"unnumbered": np.zeros_like(wall_ns)})
+
+
+def _add(state: FormatState, plain: PlainLines, first: int, last: int) -> None:
+    series = state.log.series_of(SOURCE)
+    if "unnumbered" in plain.columns:
+        series.add_unnumbered(plain.wall_ns[first:last], plain.label)
+    else:
+        add_evenly(series, plain, first, last)
+
+
 FORMAT = Format(
     framework="colossalai",
     state=FormatState,
@@ -79,5 +104,10 @@ FORMAT = Format(
         Rule(b"colossalai - colossalai - INFO", re.compile(rb"colossalai - colossalai - INFO"), ignore_line),
     ),
     sources=(StepTimeSource(SOURCE), StepTimeSource(END)),
-    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, TimedSteps("seconds", NS_PER_S), constants=("total",))),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(_RULE, _COLUMNS, TimedSteps("seconds", NS_PER_S), constants=("total",), is_record=_is_numbered),
+        LinesOfRecords(_RULE, {"seconds": Column()}, _measure_unnumbered, is_record=_is_unnumbered, is_numbered=False),
+        add=_add,
+    ),
 )

@@ -149,7 +149,8 @@ _COLUMNS = {
     "length": Column(INTEGER, is_optional=True),
     "done": _figure(b"time/sample"),
     "batches": _figure(b"time/batch"),
-    "speed": _figure(b"throughput/samples_per_sec"),
+    "speed": _figure(b"throughput/samples_per_sec", is_optional=True),
+    "inverse": _figure(b"throughput/batches_per_sec", is_optional=True),
     **_PEAKS,
 }
 _FURTHER = Further(re.compile(rb"(?:\n\s{1,40}Train [^\n]{1,200}(?=\n))+"), r"(?!\s{1,40}Train )")
@@ -157,17 +158,21 @@ _FURTHER = Further(re.compile(rb"(?:\n\s{1,40}Train [^\n]{1,200}(?=\n))+"), r"(?
 
 def _measure(cells: Cells) -> Measured:
     """Where samples are no multiple of batches, the rule takes those of the batch before."""
-    done, batches, speeds = (cells.numbers(name) for name in ("done", "batches", "speed"))
+    done, batches = cells.numbers("done"), cells.numbers("batches")
     samples = np.where(batches > 0, done, np.nan) / np.maximum(batches, 1)
     samples[(samples != np.rint(samples)) | (samples <= 0)] = np.nan
-    seconds = samples / np.where(speeds > 0, speeds, np.nan)
+    if "speed" in cells:
+        speeds = cells.numbers("speed")
+        wall_ns = times_ns(samples / np.where(speeds > 0, speeds, np.nan), NS_PER_S)
+    else:  # a speed in batches is for the rule
+        wall_ns = np.where(np.isnan(samples) | ("inverse" in cells), 0, -1)
     steps = cells.integers("step")
     columns = {
         "epoch": cells.integers("epoch") if "epoch" in cells else np.ones_like(steps),
         "length": cells.integers("length") if "length" in cells else np.zeros_like(steps),
         "samples": np.nan_to_num(samples).astype(np.int64),
     }
-    return Measured(steps, times_ns(seconds, NS_PER_S), columns)
+    return Measured(steps, wall_ns, columns)
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:

@@ -81,24 +81,29 @@ _RULE = Rule(
 )
 _COLUMNS = {
     "step": STEP,
-    "time": Column(r"\d{1,9}\.\d{1,9}", re.compile(rb"(?<![\w_])time: (\d{1,9}\.\d{1,9})")),
+    "time": Column(r"\d{1,9}\.\d{1,9}", re.compile(rb"(?<![\w_])time: (\d{1,9}\.\d{1,9})"), is_optional=True),
     "memory": Column(INTEGER, re.compile(rb"(?<![\w_])max_mem: (\d{1,15})"), is_optional=True),
 }
 
 
 def _measure(cells: Cells) -> Measured:
+    steps = cells.integers("step") + 1
+    if "time" not in cells:
+        return Measured(steps, np.full_like(steps, -1))
     decimals = np.asarray([len(text) - text.find(".") - 1 for text in cells.texts("time")])
     columns = {"resolution_ns": NS_PER_S // 10 ** np.minimum(decimals, 9)}
-    return Measured(cells.integers("step") + 1, cells.times_ns("time", NS_PER_S), columns)
+    return Measured(steps, cells.times_ns("time", NS_PER_S), columns)
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
     rows = plain.rows(first, last)
     add_evenly(state.log.series_of(MEAN), rows, 0, last - first)
-    if state.start is None or not len(rows.wall_ns):
+    if not len(rows.wall_ns):
         return
     numbers = np.asarray(rows.iteration, np.int64)
-    state.last = max(state.last, int(numbers[-1]) - 1)
+    state.last = max(state.last, int(numbers.max()) - 1)
+    if state.start is None or "resolution_ns" not in rows.columns:
+        return
     timed = np.maximum(numbers - state.start - _UNTIMED, 1)
     readings = replace(rows, wall_ns=rows.wall_ns * timed)
     state.clock.add_many(state.log, readings, np.maximum(rows.columns["resolution_ns"] * timed, 1))

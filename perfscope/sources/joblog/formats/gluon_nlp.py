@@ -14,14 +14,19 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
 
+import numpy as np
+
 from perfscope.constants import KILO, NS_PER_MS, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -81,6 +86,20 @@ def _on_interval(state: _State, line: LineMatch) -> None:
     series.add(record, line.label)
 
 
+def _measure(cells: Cells) -> Measured:
+    """The seconds of a whole interval; a text that is no number is for the rule."""
+    steps = cells.integers("step") + 1
+    return Measured(steps, cells.times_ns("seconds", NS_PER_S))
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    wall_ns = np.full(last - first, -1)
+    if state.interval:  # in the order of the rule, which rounds once
+        wall_ns = np.rint(plain.wall_ns[first:last] / NS_PER_S / state.interval * NS_PER_S).astype(np.int64)
+    rows = replace(plain.rows(first, last), wall_ns=wall_ns)
+    add_evenly(state.log.series_of(INTERVAL), rows, 0, last - first)
+
+
 def _on_save(state: FormatState, _line: LineMatch) -> None:
     state.log.on_disturbance(Disturbance.SAVE)
 
@@ -105,6 +124,17 @@ def _close(state: _State) -> None:
         _add_oldest_step(state)
 
 
+_INTERVAL_RULE = Rule(
+    b"K tks/s",
+    re.compile(
+        rb"\[step (?P<step>\d{1,12})\]\s+mlm_loss=(?P<loss>[^\s,]{1,20})[^\n]{0,300}?\s"
+        rb"throughput=(?P<speed>[\d.]{1,20})K tks/s\s+lr=\S{1,20} time=(?P<seconds>[\d.]{1,20})(?=\s*$)",
+        re.MULTILINE,
+    ),
+    _on_interval,
+    begin=(b"[step ",),
+)
+
 FORMAT = Format(
     framework="gluon-nlp",
     state=_State,
@@ -115,16 +145,7 @@ FORMAT = Format(
             _on_step,
             begin=(b"[step ",),
         ),
-        Rule(
-            b"K tks/s",
-            re.compile(
-                rb"\[step (?P<step>\d{1,12})\]\s+mlm_loss=(?P<loss>[^\s,]{1,20})[^\n]{0,300}?\s"
-                rb"throughput=(?P<speed>[\d.]{1,20})K tks/s\s+lr=\S{1,20} time=(?P<seconds>[\d.]{1,20})(?=\s*$)",
-                re.MULTILINE,
-            ),
-            _on_interval,
-            begin=(b"[step ",),
-        ),
+        _INTERVAL_RULE,
         Rule(
             b", log_interval=",
             re.compile(
@@ -139,4 +160,5 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(SOURCE), StepTimeSource(INTERVAL)),
     close=_close,
+    bulk=read_lines(INTERVAL, LinesOfRecords(_INTERVAL_RULE, {"step": STEP, "seconds": Column()}, _measure), add=_add),
 )

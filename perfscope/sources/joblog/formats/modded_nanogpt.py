@@ -85,14 +85,22 @@ def _is_step(line: LineMatch) -> bool:
     return b"val_loss:" not in line[0]
 
 
+def _is_validation(line: LineMatch) -> bool:
+    return b"val_loss:" in line[0]
+
+
 def _measure(cells: Cells) -> Measured:
     """Where the clock may be set to 0, the rule reads it."""
     steps = cells.integers("step")
     return Measured(steps, np.where(steps <= _LATEST_RESET, 0, cells.times_ns("ms", NS_PER_MS)))
 
 
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+def _add_steps(state: _State, plain: PlainLines, first: int, last: int) -> None:
     state.steps.clock.add_many(state.log, plain.rows(first, last), NS_PER_MS)
+
+
+def _add_validations(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    state.validations.clock.add_many(state.log, plain.rows(first, last), NS_PER_MS)
 
 
 _COLUMNS = {"step": STEP, "total": STEP, "ms": Column()}
@@ -106,7 +114,15 @@ FORMAT = Format(
     bulk=read_lines(
         STEPS,
         LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_step),
-        add=_add,
+        add=_add_steps,
         most_behind=SKEW,
+    ),
+    bulk_of_others=(
+        read_lines(
+            VALIDATIONS,
+            LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_validation),
+            add=_add_validations,
+            most_behind=SKEW,
+        ),
     ),
 )

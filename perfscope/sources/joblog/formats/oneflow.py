@@ -8,7 +8,7 @@ prints a latency, whose first value is warm-up.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -19,7 +19,14 @@ from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import (
+    STEP,
+    LinesOfRecords,
+    Measured,
+    add_evenly,
+    number_over_epochs,
+    read_lines,
+)
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_clock import StepClock
 from perfscope.tables.joblog import Disturbance
@@ -81,27 +88,47 @@ _STAMPED = Rule(
 )
 
 
+_OF_EPOCHS: Rule[_State] = Rule(
+    b"samples/s: ",
+    re.compile(
+        rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
+        rb"samples/s: (?P<speed>\S+)(?: (?P<stamp>\d{9,}(?:\.\d+)?))?"
+    ),
+    _on_stamped_step,
+    begin=(b"epoch ",),
+)
+
+_STAMP = Column(r"\d{9,10}(?:\.\d+)?")
+
+
 def _measure(cells: Cells) -> Measured:
     """The stamps are readings of the clock."""
+    steps = cells.integers("step")
+    columns = {"epoch": cells.integers("epoch")} if "epoch" in cells else {}
+    if "stamp" not in cells:
+        return Measured(steps, np.full_like(steps, -1), columns)
     stamps_ns = [_to_ns(text.encode()) for text in cells.texts("stamp")]
-    return Measured(cells.integers("step"), np.asarray(stamps_ns, np.int64))
+    return Measured(steps, np.asarray(stamps_ns, np.int64), columns)
+
+
+def _has_own_stamp(line: LineMatch) -> bool:
+    """A line without one may have a date in front."""
+    return bool(line["stamp"]) or line.timestamp_ns is None
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    state.clock.add_many(state.log, plain.rows(first, last))
+    rows = plain.rows(first, last)
+    if "epoch" in rows.columns:
+        rows = number_over_epochs(state.epochs, rows)
+    if first < last and rows.wall_ns[0] > 0:
+        state.clock.add_many(state.log, rows)
+    else:
+        add_evenly(state.log.series_of(STAMPS), rows, 0, last - first)
 
 
 _RULES: tuple[Rule[_State], ...] = (
     _STAMPED,
-    Rule(
-        b"samples/s: ",
-        re.compile(
-            rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
-            rb"samples/s: (?P<speed>\S+)(?: (?P<stamp>\d{9,}(?:\.\d+)?))?"
-        ),
-        _on_stamped_step,
-        begin=(b"epoch ",),
-    ),
+    _OF_EPOCHS,
     Rule(
         b"latency(ms): ",
         re.compile(
@@ -124,7 +151,13 @@ FORMAT = Format(
     sources=(StepTimeSource(LATENCY), StepTimeSource(STAMPS)),
     bulk=read_lines(
         STAMPS,
-        LinesOfRecords(_STAMPED, {"step": STEP, "stamp": Column(r"\d{9,10}(?:\.\d+)?")}, _measure),
+        LinesOfRecords(_STAMPED, {"step": STEP, "stamp": _STAMP}, _measure),
+        LinesOfRecords(
+            _OF_EPOCHS,
+            {"epoch": STEP, "step": STEP, "stamp": replace(_STAMP, is_optional=True)},
+            _measure,
+            is_record=_has_own_stamp,
+        ),
         add=_add,
     ),
 )

@@ -11,10 +11,15 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
+
 from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance, Save
 
@@ -75,12 +80,60 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
 
 _LINE = re.compile(rb"(?<!\S)step:(?P<step>\d{1,9})(?P<cells> - [^\n]{1,16000})")
 
+_RULE = Rule(b" - timing_s/", _LINE, _on_step)
+_RULE_OF_SFT = Rule(b" - train/time(s):", _LINE, _on_step)
+
+
+def _figure(name: bytes) -> Column:
+    cell = re.compile(rb" - " + re.escape(name) + rb":(?:np\.(?:float|int)\d\d\()?([\d.eE+-]{1,30})")
+    return Column(cell=cell, is_optional=True)
+
+
+_PEAKS = ("perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
+_COLUMNS = {
+    "step": STEP,
+    **{name.decode(): _figure(name) for name in _TIMES},
+    **{part.decode(): _figure(b"timing_s/" + part) for part in _PARTS},
+    **{name: _figure(name.encode()) for name in _PEAKS},
+}
+
+
+def _is_undisturbed(line: LineMatch) -> bool:
+    return b" - timing_s/testing:" not in line["cells"] and b" - timing_s/save_checkpoint:" not in line["cells"]
+
+
+def _measure(cells: Cells) -> Measured:
+    """The time of a step, and of each part; a part that is no number is for the rule."""
+    name = next((name.decode() for name in _TIMES if name.decode() in cells), None)
+    steps = cells.integers("step")
+    wall_ns = np.zeros_like(steps) if name is None else cells.times_ns(name, NS_PER_S)
+    parts = {}
+    for part in map(bytes.decode, _PARTS):
+        if part in cells:
+            seconds = cells.numbers(part)
+            wall_ns[~(seconds >= 0)] = 0
+            parts[part] = times_ns(seconds, NS_PER_S)
+    return Measured(steps, wall_ns, parts)
+
+
+def _add(state: FormatState, plain: PlainLines, first: int, last: int) -> None:
+    is_new = add_evenly(state.log.series_of(SOURCE), plain, first, last)
+    for part in map(bytes.decode, _PARTS):
+        if part in plain.columns and is_new.any():
+            state.log.add_timer(part, int(plain.columns[part][first:last][is_new].sum()), int(is_new.sum()))
+
+
 FORMAT = Format(
     framework="verl",
     state=FormatState,
-    rules=(
-        Rule(b" - timing_s/", _LINE, _on_step),
-        Rule(b" - train/time(s):", _LINE, _on_step),
-    ),
+    rules=(_RULE, _RULE_OF_SFT),
     sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        *(
+            LinesOfRecords(rule, _COLUMNS, _measure, peaks=_PEAKS, is_record=_is_undisturbed)
+            for rule in (_RULE, _RULE_OF_SFT)
+        ),
+        add=_add,
+    ),
 )
