@@ -1,10 +1,10 @@
 """Instructions of a step ahead of a window and behind it, counted by valgrind: what a window leaves in host code.
 
-Run: ``python -m benchmarks.instructions [--loop plain|megatron] [--steps N] [--json FILE]`` where valgrind is
-installed; a CPU trains. Times of steps differ by percents by chance, and their instructions by a thousandth. A callback
-that stayed registered, a wrapper, longer searches for garbage: each shows as instructions of all threads of the
-process. What does not show is what CUPTI would do in launches of kernels (``benchmarks.behind_windows`` is about that),
-and caches.
+Run: ``python -m benchmarks.instructions [--loop plain|megatron] [--steps N] [--json FILE]`` where valgrind and a C
+compiler are installed; a CPU trains. Times of steps differ by percents by chance, and their instructions by a
+thousandth. A callback that stayed registered, a wrapper, longer searches for garbage: each shows as instructions of all
+threads of the process. What does not show is what CUPTI would do in launches of kernels
+(``benchmarks.behind_windows`` is about that), and caches.
 
 A window of ``--modules --shapes`` opens in the middle. ``megatron`` trains Megatron-core's own model, schedule and
 optimizer, as tests do it on CPUs.
@@ -33,8 +33,9 @@ from perfscope import hooks
 from perfscope.workloads.gpt import GptConfig
 
 SCRIPTS = Path(__file__).resolve().parent.parent / "tests" / "scripts"
-#: A function of the C library that nobody calls: valgrind writes its counts at each call of it.
-_MARK = "gnu_get_libc_version"
+#: Built for each run: valgrind writes its counts at each call of the function.
+_MARK_SOURCE = "#include <valgrind/callgrind.h>\nvoid write_counts(void) { CALLGRIND_DUMP_STATS; }\n"
+_LIBRARY = "mark.so"
 _AHEAD, _BEHIND = 6, 8  # blocks; the first one ahead warms caches up, and is left out
 _WINDOW = 1  # block between them
 _SINGLE = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1"}
@@ -47,11 +48,11 @@ class Blocks:
         count: All steps of the training.
     """
 
-    def __init__(self, steps: int) -> None:
+    def __init__(self, steps: int, library: Path) -> None:
         self.count = (_AHEAD + _WINDOW + _BEHIND) * steps
         self._steps = steps
         self._trained = 0
-        self._mark: Callable[[], object] = getattr(ctypes.CDLL(None), _MARK)
+        self._mark: Callable[[], object] = ctypes.CDLL(str(library)).write_counts
 
     def begin(self) -> None:
         """What was before the first step is a block of its own."""
@@ -101,11 +102,11 @@ def _train_megatron(blocks: Blocks) -> None:
 LOOPS = {"plain": _train_plain, "megatron": _train_megatron}
 
 
-def run_child(loop: str, steps: int, run_dir: str) -> None:
+def run_child(loop: str, steps: int, folder: Path) -> None:
     """The process that is counted; it ends without the interpreter's end, which would be counted for minutes."""
     torch.set_num_threads(1)
-    hooks.attach(run_dir, steps=choose_window(steps), nvml_hz=0, modules=True, shapes=True)
-    LOOPS[loop](Blocks(steps))
+    hooks.attach(str(folder / "run"), steps=choose_window(steps), nvml_hz=0, modules=True, shapes=True)
+    LOOPS[loop](Blocks(steps, folder / _LIBRARY))
     os._exit(0)
 
 
@@ -115,10 +116,13 @@ def measure(loop: str, steps: int) -> dict[str, Any]:
     Raises:
         RuntimeError: The training failed, or its window was not recorded.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        counts, run_dir = Path(folder) / "counts", Path(folder) / "run"
-        command = ["valgrind", "--tool=callgrind", f"--dump-before={_MARK}", f"--callgrind-out-file={counts}"]
-        command += [sys.executable, "-m", "benchmarks.instructions", "--child", str(run_dir)]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        counts, run_dir = folder / "counts", folder / "run"
+        build = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", str(folder / _LIBRARY)]
+        subprocess.run(build, input=_MARK_SOURCE, text=True, check=True)
+        command = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={counts}"]
+        command += [sys.executable, "-m", "benchmarks.instructions", "--child", str(folder)]
         command += ["--loop", loop, "--steps", str(steps)]
         ended = subprocess.run(
             command, env={**os.environ, **_SINGLE, "MASTER_PORT": "0"}, capture_output=True, text=True, check=False
@@ -162,7 +166,7 @@ def main() -> None:
     parser.add_argument("--loop", choices=tuple(LOOPS), action="append")
     parser.add_argument("--steps", type=int, default=20, help="Steps of a block.")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--child")
+    parser.add_argument("--child", type=Path)
     options = parser.parse_args()
     if options.child:
         return run_child(options.loop[0], options.steps, options.child)
