@@ -38,6 +38,7 @@ WINDOW = 3  # steps
 _SETTLING = 3  # steps after a change of the batch that are left out
 _LIGHT = 12  # steps after a window that are left out: a light window is among them
 _TURN = 2  # steps
+_BLOCK = 20  # steps whose lead is written
 _AT_ONCE = 2  # pairs
 Times = tuple[list[float], list[float]]
 
@@ -95,7 +96,7 @@ def choose_plan(*, small: bool) -> Plan:
         host = Part("host-bound", 1, first=1, before=10, after=24, rest=10)
         device = Part("device-bound", 8, host.alone.stop, before=10, after=24, rest=10)
         return Plan(GptConfig(2, 32, 2, 64, 17), host, device)
-    host = Part("host-bound", 1, first=1, before=110, after=212, rest=100)
+    host = Part("host-bound", 1, first=1, before=220, after=412, rest=100)
     device = Part("device-bound", 40, host.alone.stop, before=20, after=40, rest=40)
     return Plan(GptConfig(layers=12, hidden=768, heads=12, vocabulary=8192, seq_len=513), host, device)
 
@@ -210,6 +211,7 @@ def summarize(part: Part, pairs: Sequence[Times], runs: Sequence[Run]) -> dict[s
         "change_percent": 100 * math.expm1(statistics.mean(changes)),
         "error_percent": 100 * statistics.stdev(changes) / math.sqrt(len(changes)),
         "changes_percent": [100 * math.expm1(change) for change in changes],
+        "leads_percent": [[_list_leads(part, pair, steps) for steps in (before, after)] for pair in pairs],
         "hooks_us": float(np.median(hooks_us)),
         "hooks_mean_us": float(np.mean(hooks_us)),
         "hook_steps": len(hooks_us),
@@ -228,6 +230,12 @@ def _lead(part: Part, pair: Times, steps: range) -> float:
     """The logarithm of the captured process's time over its twin's, step by step, in the median."""
     ours, bare = (_choose(part, times, steps) for times in pair)
     return statistics.median(math.log(step / twin) for step, twin in zip(ours, bare, strict=True))
+
+
+def _list_leads(part: Part, pair: Times, steps: range) -> list[float]:
+    """The lead of each block of a few turns, in percent, so that one sees when it changed."""
+    blocks = [steps[start : start + _BLOCK] for start in range(0, len(steps) - _BLOCK + 1, _BLOCK)]
+    return [round(100 * _lead(part, pair, block), 2) for block in blocks]
 
 
 def _hook_times_us(run: Run, steps: range) -> list[float]:
