@@ -98,7 +98,8 @@ class Summary:
         columns = tuple(map(Column, ("Rank", "Host", "Steps", "Idle (s)", "Last collective", "In", "End")))
         rows = tuple(self._rank_row(state) for _, state in sorted(self.evidence.ranks.items()))
         missing = [rank for rank in range(self.evidence.world_size) if rank not in self.evidence.ranks]
-        notes = (f"Nothing is known of ranks {format_ranges(missing)}.",) if missing else ()
+        named = f"rank{'s' if len(missing) > 1 else ''} {format_ranges(missing)}"
+        notes = (f"Nothing is known of {named}.",) if missing else ()
         return Section("Ranks", columns, rows, notes)
 
     def _rank_row(self, state: RankState) -> Row:

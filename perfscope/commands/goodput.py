@@ -60,7 +60,7 @@ def goodput(
             lives, resumed_at=steps, gpus=None if gpus is None else require_positive("--gpus", gpus), price=price
         )
     except MissingInput as error:
-        raise SourceError(paths[0], str(error)) from None
+        raise SourceError(paths[0], f"says nothing of goodput: {error}") from None
     data = answer.data()
     assert isinstance(data, dict)
     report = Report(answer.headline(), {"schema": SCHEMA, **data}, answer.sections(), tuple(damage))

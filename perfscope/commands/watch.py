@@ -94,7 +94,7 @@ def _show(view: _View, interval: float) -> None:
     console = Console()
     try:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:
-            while view.job.exit_status is None:
+            while not view.job.is_over:
                 began_s = time.process_time()
                 view.look()
                 if console.is_terminal:

@@ -32,6 +32,10 @@ _SCAN_EVERY = 8
 _LATE_SHARE = 0.05
 _STALL_NS = 60 * NS_PER_S
 _STALL_STEPS = 20
+#: What is read of processes that ended at once: each has some kilobytes of its last collectives.
+_MOST_DEATH_BYTES = 1 << 26
+#: A job whose ranks have all ended may start again for so long; then it is over, where nothing noted its end.
+_GONE_NS = 300 * NS_PER_S
 
 
 class GpuValues(msgspec.Struct):
@@ -54,6 +58,13 @@ class _SampleLine(msgspec.Struct):
     t_ns: int = 0
 
 
+class _DeathLine(msgspec.Struct):
+    kind: str = ""
+    rank: int = -1
+    attempt: int = -1
+
+
+_decode_death = msgspec.json.Decoder(_DeathLine).decode
 _decode_sample = msgspec.json.Decoder(_SampleLine).decode
 
 
@@ -179,6 +190,9 @@ class WatchedJob:
         self._files: dict[str, _RankFiles] = {}
         self._samples: dict[str, _GpuFile] = {}  # of each host, the latest
         self._seen: set[str] = set()
+        self._deaths: dict[str, Tail] = {}
+        self._dead: set[str] = set()  # folders of their ranks
+        self._gone_since_ns: int | None = None
         self._looks = 0
 
     @property
@@ -191,6 +205,19 @@ class WatchedJob:
         """The GPUs, by host."""
         return [gpu for _, samples in sorted(self._samples.items()) for gpu in samples.gpus]
 
+    @property
+    def missing_ranks(self) -> list[int]:
+        """The ranks of which nothing is known, where others are known."""
+        world_size = max((rank.record.world_size for rank in self.ranks.values()), default=0)
+        return sorted(set(range(world_size)) - set(self.ranks))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the command has ended, or all ranks have for minutes, as where the command was killed as well."""
+        if self.exit_status is not None:
+            return True
+        return self._gone_since_ns is not None and time.monotonic_ns() - self._gone_since_ns >= _GONE_NS
+
     def look(self) -> None:
         """Read what is new."""
         if self._looks % _SCAN_EVERY == 0:
@@ -199,8 +226,24 @@ class WatchedJob:
         self.wall_ns = time.time_ns()
         for files in self._files.values():
             files.read()
+        self._read_deaths()
         for samples in self._samples.values():
             samples.read()
+        is_gone = bool(self._files) and all(rank.has_ended for rank in self.ranks.values())
+        self._gone_since_ns = (self._gone_since_ns or time.monotonic_ns()) if is_gone else None
+
+    def _read_deaths(self) -> None:
+        """Processes that were killed write no end of their own."""
+        for tail in self._deaths.values():
+            for line in tail.read_lines():
+                try:
+                    death = _decode_death(line)
+                except msgspec.MsgspecError:
+                    continue
+                if death.kind == "death":
+                    self._dead.add(wire.rank_folder(death.rank, death.attempt))
+        for name in self._dead & self._files.keys():
+            self._files[name].rank.has_ended = True
 
     def _scan(self) -> None:
         for folder in sorted((self.path / wire.RANKS_FOLDER).glob("*")):
@@ -218,6 +261,8 @@ class WatchedJob:
                     latest = self._samples.get(samples.host)
                     if latest is None or samples.began_ns > latest.began_ns:
                         self._samples[samples.host] = samples
+        for path in (self.path / incidents.DEATHS_FOLDER).glob("*.jsonl"):
+            self._deaths.setdefault(path.name, Tail(path, _MOST_DEATH_BYTES))
         try:
             status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None

@@ -50,16 +50,23 @@ def _headlines(job: WatchedJob, mfu: float | None, mfu_reason: str) -> list[tupl
         rates += [f"{rate:,.0f} {count}/s"] if rate is not None else []
     rates.append(f"MFU {100 * mfu:.1f} %" if mfu is not None else f"MFU n/a ({mfu_reason})")
     lines.append((", ".join(rates), ""))
+    missing = job.missing_ranks
+    if missing and not job.exit_status:
+        lines.append((f"no sign of {_ranks(missing)} yet", "yellow"))
     stalled = [rank.rank for rank in ranks if job.is_stalled(rank)]
     if stalled:
         idle_s = max(rank.age_ns(job.wall_ns) or 0 for rank in ranks) / NS_PER_S
-        text = f"ranks {format_ranges(stalled)} finish no step for {idle_s:.0f} s: perfscope postmortem {job.path}"
+        text = f"{_ranks(stalled)} finish no step for {idle_s:.0f} s: perfscope postmortem {job.path}"
         lines.append((text, "bold red"))
     late = job.late_ranks()
     if late and step_ns:
         texts = [f"{rank} ({format_seconds(wait / NS_PER_S)}, {100 * wait / step_ns:.0f} %)" for rank, wait in late[:4]]
         lines.append((f"late ranks, and how long the others wait for them in a step: {', '.join(texts)}", "yellow"))
     return lines
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
 
 
 def _draw_ranks(job: WatchedJob) -> Table:

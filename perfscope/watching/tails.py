@@ -9,10 +9,16 @@ _MOST_BYTES = 65536
 
 
 class Tail:
-    """The end of one file."""
+    """The end of one file.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        path: The file.
+        most_bytes: How much is read at once.
+    """
+
+    def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._path = path
+        self._most_bytes = most_bytes
         self._offset = 0
         self._rest = b""
         self._identity = 0
@@ -25,7 +31,7 @@ class Tail:
                 return []
             if status.st_ino != self._identity or status.st_size < self._offset:  # it was replaced or cut
                 self._offset, self._rest, self._identity = 0, b"", status.st_ino
-            begin = max(self._offset, status.st_size - _MOST_BYTES)
+            begin = max(self._offset, status.st_size - self._most_bytes)
             with self._path.open("rb") as file:
                 file.seek(begin)
                 content = file.read(status.st_size - begin)

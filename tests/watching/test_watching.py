@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, 
 from perfscope.watching.screen import print_once
 from perfscope.watching.tails import Tail
 from perfscope.wire.host import HostWaits
+from perfscope.wire.incidents import DeathRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
 
 MS = 10**6
@@ -132,10 +135,49 @@ def test_a_rank_that_its_watchdog_says_is_stalled_is_until_it_resumes(tmp_path: 
     job.add_line(1, "incidents.jsonl", '{"kind":"stall","number":1}')
     watched.look()
     assert [watched.is_stalled(rank) for rank in watched.ranks.values()] == [False, True]
-    assert "ranks 1 finish no step" in print_once(watched, None, "")
+    assert "rank 1 finish no step" in print_once(watched, None, "")
     job.add_line(1, "incidents.jsonl", '{"kind":"resumed","number":1}')
     watched.look()
     assert not any(watched.is_stalled(rank) for rank in watched.ranks.values())
+
+
+def test_a_killed_rank_has_ended_and_the_job_is_over_minutes_after_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that is killed writes no end of its own; another one of its host notes it, with its last calls."""
+    job = Job(tmp_path / "RUN")
+    for rank in range(2):
+        job.add_steps(rank, 1, 5)
+    watched = look(job)
+    (job.folder / "deaths").mkdir()
+    records = [DeathRecord(rank, 0, 1000 + rank, job.now_ns, 0, signal=9, launched="A" * 100_000) for rank in range(2)]
+    deaths = [json.dumps(asdict(record)).encode() + b"\n" for record in records]
+    with (job.folder / "deaths" / "node.jsonl").open("ab") as file:
+        file.write(b'{"kind":"xid","code":79}\n' + deaths[0])
+        file.flush()
+        for _ in range(9):  # new files are looked for from time to time
+            watched.look()
+        assert [rank.has_ended for rank in watched.ranks.values()] == [True, False]
+        file.write(deaths[1] + b'{"half')
+    watched.look()
+    assert "0 of 2 ranks run" in print_once(watched, None, "")
+    assert all(rank.has_ended for rank in look(job).ranks.values())
+    assert not watched.is_over, "a launcher may start them again"
+    later_ns = time.monotonic_ns() + 400 * 10**9
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
+    assert watched.is_over
+    again = job.folder / "ranks" / "00001.1"
+    shutil.copytree(job.folder / "ranks" / "00001", again)
+    for _ in range(9):
+        watched.look()
+    assert not watched.is_over
+    assert [rank.has_ended for rank in watched.ranks.values()] == [True, False]
+
+
+def test_a_rank_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN", ranks=3)
+    shutil.rmtree(job.folder / "ranks" / "00001")
+    assert "no sign of rank 1 yet" in print_once(look(job), None, "")
 
 
 def test_a_run_without_steps_and_one_that_has_ended_are_shown(tmp_path: Path) -> None:
