@@ -16,10 +16,11 @@ from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
-from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
+from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.packed import pack
 from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
@@ -65,7 +66,7 @@ class Clock(Struct, frozen=True):
     """Every rank's clock."""
 
     reference: int
-    ranks: tuple[RankClock, ...]
+    ranks: Sequence[RankClock]
 
     @property
     def is_one_host(self) -> bool | None:
@@ -87,7 +88,7 @@ class Clock(Struct, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks."""
-        rows = tuple(
+        rows = pack(
             (
                 str(rank.rank),
                 rank.host or "not stated",
@@ -142,7 +143,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     hosts = {part.rank: part.host for partial in partials for part in partial if part.rank is not None}
     reference = min(hosts)
     reached = _reach(reference, links)
-    return Clock(reference, tuple(_clock(rank, hosts[rank], reached.get(rank)) for rank in sorted(hosts)))
+    return Clock(reference, pack(_clock(rank, hosts[rank], reached.get(rank)) for rank in sorted(hosts)))
 
 
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
@@ -154,7 +155,7 @@ def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
 def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int, _Link]]:
     """From each rank to the ranks that it made collectives with, through the first rank of each group."""
     links: dict[int, dict[int, _Link]] = {}
-    for key, calls in by_group(partials).items():
+    for key, calls in CallsByGroup(partials).items():
         numbered = {rank: group_calls for rank, group_calls in calls.items() if rank >= 0}
         if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
             continue

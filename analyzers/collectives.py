@@ -22,13 +22,14 @@ from msgspec import Struct
 from perfscope.analyzers.communication.bandwidth import check_busbw
 from perfscope.analyzers.communication.calls import GroupCalls, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
-from perfscope.analyzers.communication.rank_calls import RankCalls, by_group, measure_device
+from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls, measure_device
 from perfscope.analyzers.shared.doubt import Checked
 from perfscope.analyzers.shared.medians import median_of
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
 from perfscope.report import Column, Json, Section, long_table, percent
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_bytes
 
@@ -192,19 +193,19 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    groups = by_group(partials)
+    groups = CallsByGroup(partials)
     if not groups:
         raise MissingInput("no communication ran on a device")
-    matched = {key: match(calls) for key, calls in groups.items()}
-    rows: dict[tuple[str, int | None, Kind], list[tuple[Mapping[int, GroupCalls], MatchedCalls]]] = {}
+    sums: dict[tuple[str, int | None, Kind], _Sums] = {}
+    unmatched = 0
     for key, calls in groups.items():
-        first = next(iter(calls.values()))
+        matched, first = match(calls), next(iter(calls.values()))
+        unmatched += matched.unmatched
         for kind in sorted({kind for rank_calls in calls.values() for kind in rank_calls.kinds}):
             size = 2 if key.sender != ABSENT else first.size
-            rows.setdefault((first.role, size, kind), []).append((calls, matched[key]))
+            sums.setdefault((first.role, size, kind), _Sums()).add(kind, calls, matched)
     link = _find_link({part.gpu for partial in partials for part in partial})
-    operations = [_operation(role, size, kind, members, link) for (role, size, kind), members in rows.items()]
-    unmatched = sum(group.unmatched for group in matched.values())
+    operations = [of_kind.operation(role, size, kind, link) for (role, size, kind), of_kind in sums.items()]
     return Collectives(
         operations=tuple(sorted(operations, key=_by_duration)),
         unmatched=unmatched,
@@ -222,45 +223,49 @@ def _find_link(names: set[str]) -> Link | None:
     return gpu.link if gpu else None
 
 
-def _operation(
-    role: str,
-    size: int | None,
-    kind: Kind,
-    members: Sequence[tuple[Mapping[int, GroupCalls], MatchedCalls]],
-    link: Link | None,
-) -> Operation:
-    duration = covered_ns = hidden_ns = calls = wait = 0
-    transfers = []
-    for calls_of_rank, matched in members:
+class _Sums:
+    """One kind of operation, added up over groups."""
+
+    def __init__(self) -> None:
+        self._duration = self._covered_ns = self._hidden_ns = self._calls = self._wait = 0
+        self._transfers: list[Int64] = []
+        self._ranks_seen: list[int] = []
+
+    def add(self, kind: Kind, calls_of_rank: Mapping[int, GroupCalls], matched: MatchedCalls) -> None:
+        """Add those of a group."""
         chosen = matched.kind == matched.kinds.index(kind)
-        transfers.append(matched.transfer_ns[chosen])
-        wait += int(matched.wait_ns[:, chosen].sum())
+        self._transfers.append(matched.transfer_ns[chosen])
+        self._wait += int(matched.wait_ns[:, chosen].sum())
+        self._ranks_seen.append(len(calls_of_rank))
         most_calls = 0
         for group_calls in calls_of_rank.values():
             if kind in group_calls.kinds:
                 index = group_calls.kinds.index(kind)
                 durations_ns = group_calls.duration_ns[group_calls.kind == index]
                 most_calls = max(most_calls, len(durations_ns))
-                duration += int(durations_ns.sum())
-                covered_ns += int(group_calls.covered_ns[index])
-                hidden_ns += int(group_calls.hidden_ns[index])
-        calls += most_calls
-    is_comparable = kind.operation != "all_to_all_v"
-    transfer = np.concatenate(transfers) if is_comparable else np.zeros(0)
-    ranks_seen = min(len(calls_of_rank) for calls_of_rank, _ in members)
-    return Operation(
-        kind=kind,
-        role=role,
-        group_size=size,
-        ranks_seen=ranks_seen,
-        calls=calls,
-        duration=duration,
-        wait=wait if len(transfer) and ranks_seen > 1 else None,
-        transfer=median_of(transfer) if len(transfer) else None,
-        covered=covered_ns,
-        hidden=hidden_ns,
-        link=link,
-    )
+                self._duration += int(durations_ns.sum())
+                self._covered_ns += int(group_calls.covered_ns[index])
+                self._hidden_ns += int(group_calls.hidden_ns[index])
+        self._calls += most_calls
+
+    def operation(self, role: str, size: int | None, kind: Kind, link: Link | None) -> Operation:
+        """The kind of operation over all of these groups."""
+        is_comparable = kind.operation != "all_to_all_v"
+        transfer = np.concatenate(self._transfers) if is_comparable else np.zeros(0)
+        ranks_seen = min(self._ranks_seen)
+        return Operation(
+            kind=kind,
+            role=role,
+            group_size=size,
+            ranks_seen=ranks_seen,
+            calls=self._calls,
+            duration=self._duration,
+            wait=self._wait if len(transfer) and ranks_seen > 1 else None,
+            transfer=median_of(transfer) if len(transfer) else None,
+            covered=self._covered_ns,
+            hidden=self._hidden_ns,
+            link=link,
+        )
 
 
 def _notes(operations: Sequence[Operation], unmatched: int) -> tuple[str, ...]:

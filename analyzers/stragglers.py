@@ -26,11 +26,13 @@ from msgspec.structs import replace
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
 from perfscope.analyzers.communication.lateness import LateRank, find_late_ranks
 from perfscope.analyzers.communication.matching import MatchedCalls, match
-from perfscope.analyzers.communication.rank_calls import RankCalls, by_group
+from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.analyzers.communication.waits import GroupWait, Members, RankPace, RankWait, number_or_none
 from perfscope.analyzers.shared.compute_pace import Comparison, Pace
+from perfscope.analyzers.shared.step_profile import Reason
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Cell, Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
@@ -57,8 +59,8 @@ class Stragglers(Struct, frozen=True):
 
     straggler: int | None
     significant: float
-    groups: tuple[GroupWait, ...]
-    ranks: tuple[RankPace, ...]
+    groups: Sequence[GroupWait]
+    ranks: Sequence[RankPace]
     comparison: Comparison | None
     late: tuple[LateRank, ...] | None = None
 
@@ -76,14 +78,14 @@ class Stragglers(Struct, frozen=True):
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The data-parallel group of each rank: its ranks do the same work on other data."""
-        replicas = [group for group in self.groups if group.role == "DP"]
-        labels = {rank.rank: f"of rank {group.ranks[0].rank}" for group in replicas for rank in group.ranks}
-        return "data-parallel group", labels if len(replicas) > 1 else {}
+        replicas = ((group, f"of rank {group.ranks[0].rank}") for group in self.groups if group.role == "DP")
+        labels = {rank.rank: label for group, label in replicas for rank in group.ranks}
+        return "data-parallel group", labels if sum(group.role == "DP" for group in self.groups) > 1 else {}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of groups and ranks."""
-        paces = {rank.rank: rank.pace for rank in self.ranks}
-        rows = [
+        paces = self.comparison.paces if self.comparison else {}
+        rows = pack(
             (
                 group.label,
                 "unknown" if rank.rank < 0 else str(rank.rank),
@@ -96,7 +98,7 @@ class Stragglers(Struct, frozen=True):
             )
             for group in self.groups
             for rank in group.ranks
-        ]
+        )
         columns = (
             Column("Group"),
             Column("Rank"),
@@ -151,8 +153,7 @@ class Stragglers(Struct, frozen=True):
 
     def _verdict(self) -> str:
         limit = f"{self.significant / NS_PER_MS:.2f} ms or more"
-        blamed = [group for group in self.groups if not group.has_stages]
-        if not blamed:
+        if all(group.has_stages for group in self.groups):
             return "No straggler is named: all waits are between the stages of a pipeline."
         if self.straggler is None:
             slowest = max(self.ranks, key=lambda rank: rank.caused)
@@ -160,6 +161,7 @@ class Stragglers(Struct, frozen=True):
                 return f"No straggler: no rank caused a wait of {limit}."
             return f"No straggler: no rank caused a wait of {limit} beyond its own waits; ranks come last by turns."
         caused = next(rank.caused for rank in self.ranks if rank.rank == self.straggler)
+        blamed = (group for group in self.groups if not group.has_stages)
         group = max(blamed, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
         kinds = ", ".join(
             f"{kind.operation or 'unknown'}{'' if kind.bytes == ABSENT else ' of ' + format_bytes(kind.bytes)}"
@@ -205,26 +207,35 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     Raises:
         MissingInput: No two ranks made the same collectives.
     """
-    parts = [part for partial in partials for part in partial]
-    if not parts:
+    longest = max((part.span_ns for partial in partials for part in partial), default=None)
+    if longest is None:
         raise NoDevice("the traces contain no GPU events")
-    ranks = Members(parts)
-    waits = [_find_waits(key, calls, ranks) for key, calls in by_group(partials).items() if key.sender == ABSENT]
-    groups = [group for group in waits if group is not None]
+    significant = SIGNIFICANT_FRACTION * longest
+    ranks = Members(partials)
+    waits = (_find_waits(key, calls, ranks) for key, calls in CallsByGroup(partials).items() if key.sender == ABSENT)
+    groups = pack_in_order(
+        (ranks.with_reasons(group, significant) for group in waits if group is not None),
+        lambda group: (group.has_stages, -group.slowest.caused, group.name),
+        _count_ranks,
+    )
     if not groups:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
-    significant = SIGNIFICANT_FRACTION * max(part.span_ns for part in parts)
-    groups = [ranks.with_reasons(group, significant) for group in groups]
-    groups.sort(key=lambda group: (group.has_stages, -group.slowest.caused, group.name))
     paces = ranks.paces(groups)
     slowest = max(paces, key=lambda rank: (rank.excess, -rank.rank))
     is_straggler = slowest.excess >= significant and slowest.rank >= 0
     late = None
     if len(paces) > MANY_RANKS:
         every = find_late_ranks(groups, significant)
-        peers = {index: ranks.compare_peers(groups[index]) for index in {rank.group for rank in every}}
-        late = tuple(replace(rank, reason=peers[rank.group].reason(rank.rank, significant)) for rank in every)
-    return Stragglers(slowest.rank if is_straggler else None, significant, tuple(groups), paces, ranks.comparison, late)
+        reasons: dict[int, Reason | None] = {}
+        for index in sorted({rank.group for rank in every}):
+            peers = ranks.compare_peers(groups[index])
+            reasons |= {rank.rank: peers.reason(rank.rank, significant) for rank in every if rank.group == index}
+        late = tuple(replace(rank, reason=reasons[rank.rank]) for rank in every)
+    return Stragglers(slowest.rank if is_straggler else None, significant, groups, paces, ranks.comparison, late)
+
+
+def _count_ranks(group: GroupWait) -> int:
+    return len(group.ranks)
 
 
 def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -> GroupWait | None:

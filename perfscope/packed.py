@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import pickle
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
-from itertools import chain, islice, pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 from weakref import finalize
@@ -23,7 +24,7 @@ _T = TypeVar("_T")
 #: What rows are sorted by: a value, or a tuple of them, that can be compared.
 _Key: TypeAlias = Any
 
-#: So many rows are objects at the same time, and as many are read again for one of them.
+#: So much is objects at the same time, and is read again for one row of it; a row counts 1, where nothing else is said.
 _IN_A_CHUNK = 128
 #: So many rows are put in order at the same time.
 _AT_ONCE = 4096
@@ -37,11 +38,18 @@ class PackedRows(Sequence[_T], Generic[_T]):
     """A sequence of rows that can be pickled. Rows are added at its end; none is ever changed.
 
     Every look at a row gives a new object; neighbours share what they shared when they were added.
+
+    Args:
+        rows: The first rows.
+        weigh: How many small rows a row is as large as; one where it is not given.
     """
 
-    def __init__(self, rows: Iterable[_T] = ()) -> None:
+    def __init__(self, rows: Iterable[_T] = (), weigh: Callable[[_T], int] | None = None) -> None:
+        self._weigh = weigh
         self._store = _Store()
+        self._begins = array("q", [0])
         self._last: list[_T] = []
+        self._weight = 0
         self._chunk: tuple[int, list[_T]] = (-1, [])
         for row in rows:
             self.append(row)
@@ -49,12 +57,14 @@ class PackedRows(Sequence[_T], Generic[_T]):
     def append(self, row: _T) -> None:
         """Add a row."""
         self._last.append(row)
-        if len(self._last) == _IN_A_CHUNK:
+        self._weight += self._weigh(row) if self._weigh else 1
+        if self._weight >= _IN_A_CHUNK:
             self._store.add(pickle.dumps(self._last, protocol=5))
-            self._last = []
+            self._begins.append(len(self))
+            self._last, self._weight = [], 0
 
     def __len__(self) -> int:
-        return len(self._store) * _IN_A_CHUNK + len(self._last)
+        return self._begins[-1] + len(self._last)
 
     def __iter__(self) -> Iterator[_T]:
         for number in range(len(self._store)):
@@ -70,7 +80,9 @@ class PackedRows(Sequence[_T], Generic[_T]):
     def __getitem__(self, index: int | slice) -> _T | Sequence[_T]:
         if isinstance(index, slice):
             return pack(self[place] for place in range(len(self))[index])
-        number, place = divmod(range(len(self))[index], _IN_A_CHUNK)
+        index = range(len(self))[index]
+        number = bisect_right(self._begins, index) - 1
+        place = index - self._begins[number]
         if number == len(self._store):
             return self._last[place]
         if self._chunk[0] != number:  # who looks at a row looks at its neighbours next
@@ -78,7 +90,7 @@ class PackedRows(Sequence[_T], Generic[_T]):
         return self._chunk[1][place]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return PackedRows, (list(self),)
+        return PackedRows, (list(self), self._weigh)
 
     def _read(self, number: int) -> list[_T]:
         rows: list[_T] = pickle.loads(self._store.read(number))
@@ -135,30 +147,40 @@ class _Store:
             del self._held[number]
 
 
-def pack(rows: Iterable[_T]) -> Sequence[_T]:
+def pack(rows: Iterable[_T], weigh: Callable[[_T], int] | None = None) -> Sequence[_T]:
     """Rows that can be looked at as often as wanted; packed where they are more than 512.
+
+    Args:
+        rows: The rows.
+        weigh: How many small rows a row is as large as; one where it is not given.
 
     >>> pack(rank for rank in range(3))
     (0, 1, 2)
     """
-    every = iter(rows)
-    first = tuple(islice(every, MANY_RANKS + 1))
-    return first if len(first) <= MANY_RANKS else PackedRows(chain(first, every))
+    every, first, weight = iter(rows), [], 0
+    for row in every:
+        first.append(row)
+        weight += weigh(row) if weigh else 1
+        if weight > MANY_RANKS:
+            return PackedRows(chain(first, every), weigh)
+    return tuple(first)
 
 
-def pack_in_order(rows: Iterable[_T], key: Callable[[_T], _Key]) -> Sequence[_T]:
+def pack_in_order(
+    rows: Iterable[_T], key: Callable[[_T], _Key], weigh: Callable[[_T], int] | None = None
+) -> Sequence[_T]:
     """The same, sorted; rows of the same key stay as they are.
 
     >>> pack_in_order(["b", "A", "a"], str.lower)
     ('A', 'a', 'b')
     """
-    packed = pack(rows)
+    packed = pack(rows, weigh)
     if isinstance(packed, tuple):
         return tuple(sorted(packed, key=key))
     if all(first <= second for first, second in pairwise(map(key, packed))):
         return packed
     keys = list(map(key, packed))
-    return pack_at(packed, sorted(range(len(keys)), key=keys.__getitem__))
+    return pack(_rows_at(packed, sorted(range(len(keys)), key=keys.__getitem__)), weigh)
 
 
 def pack_at(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:

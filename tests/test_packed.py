@@ -48,7 +48,7 @@ def test_rows_are_sorted_as_python_sorts_them() -> None:
 
 
 def test_rows_in_order_are_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perfscope.packed.pack_at", lambda *_: pytest.fail("they are in order"))
+    monkeypatch.setattr("perfscope.packed._rows_at", lambda *_: pytest.fail("they are in order"))
     assert list(pack_in_order(rows_of(MANY), lambda row: row[0])) == list(rows_of(MANY))
 
 

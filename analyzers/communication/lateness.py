@@ -11,7 +11,7 @@ Groups whose ranks are stages of one pipeline do not count: see ``perfscope.anal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -51,30 +51,34 @@ class LateRank(Struct, frozen=True):
 
 def find_late_ranks(groups: Sequence[GroupWait], significant_ns: float) -> list[LateRank]:
     """The ranks whose lateness is significant, the latest first."""
-    chosen = [(index, group) for index, group in enumerate(groups) if not group.has_stages]
-    waits = {index: np.array([rank.wait for rank in group.ranks], np.int64) for index, group in chosen}
-    typical = _typical_waits(chosen, waits)
+
+    def chosen() -> Iterator[tuple[int, GroupWait]]:  # one after the other: all together may fill the memory
+        return ((index, group) for index, group in enumerate(groups) if not group.has_stages)
+
+    waits = {index: np.array([rank.wait for rank in group.ranks], np.int64) for index, group in chosen()}
+    typical = _typical_waits(chosen(), waits)
     excess: dict[int, int] = {}
-    for index, group in chosen:
+    for index, group in chosen():
         for rank, more in zip(group.ranks, _beyond(waits[index], typical[_axis(group)]).tolist(), strict=True):
             excess[rank.rank] = excess.get(rank.rank, 0) + more
     latest: dict[int, LateRank] = {}
-    for index, group in chosen:
+    for index, group in chosen():
         own_excess = _beyond(waits[index], typical[_axis(group)])
         behind = _upper_median(waits[index]) - waits[index] + own_excess
         for rank, behind_ns in zip(group.ranks, behind.tolist(), strict=True):
-            late = LateRank(rank.rank, behind_ns - excess[rank.rank], index)
-            if rank.rank >= 0 and (rank.rank not in latest or late.late_ns > latest[rank.rank].late_ns):
-                latest[rank.rank] = late
-    significant = [late for late in latest.values() if late.late_ns >= significant_ns]
-    return sorted(significant, key=lambda late: (-late.late_ns, late.rank))
+            late_ns = behind_ns - excess[rank.rank]
+            if rank.rank < 0 or late_ns < significant_ns:
+                continue
+            if rank.rank not in latest or late_ns > latest[rank.rank].late_ns:
+                latest[rank.rank] = LateRank(rank.rank, late_ns, index)
+    return sorted(latest.values(), key=lambda late: (-late.late_ns, late.rank))
 
 
 def _axis(group: GroupWait) -> tuple[str, int]:
     return group.role, len(group.ranks)
 
 
-def _typical_waits(groups: Sequence[tuple[int, GroupWait]], waits: Mapping[int, Int64]) -> dict[tuple[str, int], int]:
+def _typical_waits(groups: Iterable[tuple[int, GroupWait]], waits: Mapping[int, Int64]) -> dict[tuple[str, int], int]:
     """The median wait of the ranks of all groups of an axis and a size."""
     of_axis: dict[tuple[str, int], list[Int64]] = {}
     for index, group in groups:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, calls_by_group, operation_named
 from perfscope.analyzers.communication.matching import join_windows
 from perfscope.analyzers.communication.process_groups import is_point_to_point, is_transfer, role_of
-from perfscope.analyzers.shared.compute_pace import KernelMedians, measure_kernels
 from perfscope.analyzers.shared.intervals import covered
+from perfscope.analyzers.shared.kernel_medians import KernelMedians, measure_kernels
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.analyzers.shared.step_profile import StepProfile, measure_steps
+from perfscope.packed import pack, pack_at
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work
 
@@ -104,43 +109,117 @@ def _count_transfers(trace: Trace, communicates: Bool) -> int:
     return count
 
 
-def by_group(partials: Sequence[tuple[RankCalls, ...]]) -> dict[GroupKey, dict[int, GroupCalls]]:
-    """The operations of each group by rank.
+class CallsByGroup:
+    """The operations of each group by rank, of which those of one group at a time are in memory.
 
     The windows of a process are joined; of two of its traces that overlap in time the first counts. Another process of
     the same rank belongs to another run: the first processes of all ranks are matched to each other, then the second
     ones.
     """
-    groups: dict[GroupKey, dict[int, GroupCalls]] = {}
-    seen_until: dict[tuple[int, int], int] = {}
-    for part, rank, run in number_ranks_and_runs([part for partial in partials for part in partial]):
-        if part.first_ns < seen_until.get((rank, run), part.first_ns):
-            continue
-        seen_until[rank, run] = part.last_ns
-        for calls in part.groups:
-            members = groups.setdefault(replace(calls.key, run=run) if run else calls.key, {})
-            members[rank] = join_windows(members[rank], calls) if rank in members else calls
-    return dict(sorted(groups.items()))
+
+    def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
+        number_of: dict[GroupKey, int] = {}
+        groups, moments, ranks = array("q"), array("q"), array("q")
+
+        def list_calls() -> Iterator[GroupCalls]:
+            for numbered in number_ranks_and_runs(partials):
+                for calls in numbered.part.groups if numbered.counts else ():
+                    key = replace(calls.key, run=numbered.run) if numbered.run else calls.key
+                    groups.append(number_of.setdefault(key, len(number_of)))
+                    moments.append(numbered.moment)
+                    ranks.append(numbered.rank)
+                    yield calls
+
+        calls = pack(list_calls())
+        self._keys = sorted(number_of)
+        place_of = np.empty(len(number_of), np.int64)
+        place_of[[number_of[key] for key in self._keys]] = np.arange(len(number_of))
+        group = place_of[np.array(groups, np.int64)]
+        order = np.lexsort((np.array(moments, np.int64), group))
+        self._group, self._ranks = group[order], np.array(ranks, np.int64)[order]
+        self._calls = pack_at(calls, order.tolist())
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def items(self) -> Iterator[tuple[GroupKey, dict[int, GroupCalls]]]:
+        """Each group, by its key, with the operations of its ranks in the order of time."""
+        calls_of_rank: dict[int, GroupCalls] = {}
+        group = 0
+        for number, rank, calls in zip(self._group.tolist(), self._ranks.tolist(), self._calls, strict=True):
+            if number != group:
+                yield self._keys[group], calls_of_rank
+                group, calls_of_rank = number, {}
+            calls_of_rank[rank] = join_windows(calls_of_rank[rank], calls) if rank in calls_of_rank else calls
+        if calls_of_rank:
+            yield self._keys[group], calls_of_rank
 
 
-def number_ranks_and_runs(parts: Sequence[RankCalls]) -> Iterator[tuple[RankCalls, int, int]]:
-    """Each device's calls in the order of time, with the numbers of its rank and of its run.
+class NumberedCalls(NamedTuple):
+    """The calls of one device, and which of all they are.
 
-    A rank that is not known gets a negative number, and so does each device but the first of a rank that drives more.
+    Attributes:
+        part: The calls.
+        rank: The number of its rank: negative where it is not known, and for each device but the first of a rank.
+        run: The number of its run.
+        moment: Its place among all in the order of time.
+        counts: Whether no earlier window of the same process overlaps it.
     """
+
+    part: RankCalls
+    rank: int
+    run: int
+    moment: int
+    counts: bool
+
+
+class _Head(NamedTuple):
+    """What says which calls are whose, in the order of time."""
+
+    first_ns: int
+    device: int
+    trace: str
+    place: int
+    rank: int | None
+    process: int
+    last_ns: int
+
+
+def number_ranks_and_runs(partials: Iterable[tuple[RankCalls, ...]]) -> Iterator[NumberedCalls]:
+    """The calls of each device, in the order of the partials, which are read twice."""
+    ranks, runs, moments, counting = _number(
+        sorted(
+            _Head(part.first_ns, part.device, part.trace, place, part.rank, part.process, part.last_ns)
+            for place, part in enumerate(chain.from_iterable(partials))
+        )
+    )
+    every = chain.from_iterable(partials)
+    return (NumberedCalls(*each) for each in zip(every, ranks, runs, moments, map(bool, counting), strict=True))
+
+
+def _number(heads: Sequence[_Head]) -> tuple[array[int], ...]:
+    """The ranks, the runs and the moments of calls in the order of their places, and which of them count."""
     first_device: dict[int, int] = {}
-    for part in parts:
-        if part.rank is not None:
-            first_device[part.rank] = min(part.device, first_device.get(part.rank, part.device))
+    for head in heads:
+        if head.rank is not None:
+            first_device[head.rank] = min(head.device, first_device.get(head.rank, head.device))
     numbers: dict[tuple[str | int, int], int] = {}
     processes: dict[str | int, list[int]] = {}
-    for part in sorted(parts, key=lambda part: (part.first_ns, part.device, part.trace)):
-        owner = part.trace if part.rank is None else part.rank
-        runs = processes.setdefault(owner, [])
-        if part.process not in runs:
-            runs.append(part.process)
-        if part.rank is not None and part.device == first_device[part.rank]:
-            rank = part.rank
+    seen_until: dict[tuple[int, int], int] = {}
+    columns = tuple(array("q", bytes(8 * len(heads))) for _ in range(4))
+    for moment, head in enumerate(heads):
+        owner = head.trace if head.rank is None else head.rank
+        own = processes.setdefault(owner, [])
+        if head.process not in own:
+            own.append(head.process)
+        if head.rank is not None and head.device == first_device[head.rank]:
+            rank = head.rank
         else:
-            rank = numbers.setdefault((owner, part.device), -1 - len(numbers))
-        yield part, rank, runs.index(part.process)
+            rank = numbers.setdefault((owner, head.device), -1 - len(numbers))
+        run = own.index(head.process)
+        counts = head.first_ns >= seen_until.get((rank, run), head.first_ns)
+        if counts:
+            seen_until[rank, run] = head.last_ns
+        for column, value in zip(columns, (rank, run, moment, counts), strict=True):
+            column[head.place] = value
+    return columns

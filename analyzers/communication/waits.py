@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import groupby
 from math import fsum
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct, field
@@ -11,13 +16,17 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import Kind
 from perfscope.analyzers.communication.rank_calls import RankCalls, number_ranks_and_runs
-from perfscope.analyzers.shared.compute_pace import KernelMedians, Pace, compare, join_windows
+from perfscope.analyzers.shared.compute_pace import Pace, compare
+from perfscope.analyzers.shared.kernel_medians import KernelMedians, join_windows
 from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.analyzers.shared.step_profile import Reason, StepProfile, join_profiles, reason_of
 from perfscope.constants import NS_PER_US
+from perfscope.packed import pack, pack_in_order
 from perfscope.report import Json
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
+
+_T = TypeVar("_T")
 
 #: The axes whose groups may have ranks of several stages.
 _ROLES_OF_STAGES = frozenset(("PP", "MP", "world", ""))
@@ -170,28 +179,32 @@ class Members:
     Of several runs of one rank, the first one counts.
     """
 
-    def __init__(self, parts: Sequence[RankCalls]) -> None:
-        self._compute: dict[int, int] = {}
-        self._kernels: dict[int, KernelMedians] = {}
-        self._profiles: dict[int, StepProfile] = {}
+    def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
         self._transferring: set[int] = set()
         self._pairs: set[tuple[int, int]] = set()
-        for part, rank, run in number_ranks_and_runs(parts):
+        self._computed: dict[int, int] = {}
+        sent = pack_in_order(self._list_sent(partials), lambda each: (each.rank, each.moment))
+        compared = array("q")
+        kernels = pack(_joined(sent, "kernels", join_windows, compared))
+        self.comparison = compare(compared, kernels)
+        self._profiled = array("q")
+        self._profiles = pack(_joined(sent, "profile", join_profiles, self._profiled))
+        self._with_steps = {
+            rank for rank, profile in zip(self._profiled, self._profiles, strict=True) if ABSENT not in profile.steps
+        }
+
+    def _list_sent(self, partials: Sequence[tuple[RankCalls, ...]]) -> Iterator[_Sent]:
+        """What the ranks of the first run did in their steps; what else they sent is kept."""
+        for part, rank, run, moment, _ in number_ranks_and_runs(partials):
             if run:
                 continue
-            self._compute[rank] = max(self._compute.get(rank, 0), part.compute)
-            kernels = join_windows(self._kernels.get(rank), part.kernels)
-            profile = join_profiles(self._profiles.get(rank), part.profile)
-            if kernels is not None:
-                self._kernels[rank] = kernels
-            if profile is not None:
-                self._profiles[rank] = profile
+            self._computed[rank] = max(self._computed.get(rank, 0), part.compute)
             if part.transfers:
                 self._transferring.add(rank)
             self._pairs.update(
                 (calls.key.sender, calls.key.receiver) for calls in part.groups if calls.key.sender != ABSENT
             )
-        self.comparison = compare(self._kernels)
+            yield _Sent(rank, moment, part.kernels, part.profile)
 
     def are_stages(self, members: Iterable[int], role: str) -> bool:
         """Whether the ranks of a group are stages of a pipeline; its role is the axis that it serves."""
@@ -203,7 +216,7 @@ class Members:
 
     def mark_steps(self, members: Iterable[int]) -> bool:
         """Whether steps are marked on all ranks of a group."""
-        return all(rank in self._profiles and ABSENT not in self._profiles[rank].steps for rank in members)
+        return self._with_steps.issuperset(members)
 
     def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
         """A group, with why those of its ranks came last that caused a significant wait."""
@@ -218,9 +231,10 @@ class Members:
 
     def compare_peers(self, group: GroupWait) -> Peers:
         """What tells the ranks of a group apart."""
-        members = [member.rank for member in group.ranks if member.rank in self._profiles]
-        steps = common_steps(self._profiles[member].steps for member in members)
-        parts = np.array([self._profiles[member].of(steps) for member in members], np.int64)
+        members = [member.rank for member in group.ranks if self._place_of(member.rank) is not None]
+        profiles = [self._profiles[bisect_left(self._profiled, member)] for member in members]
+        steps = common_steps(profile.steps for profile in profiles)
+        parts = np.array([profile.of(steps) for profile in profiles], np.int64)
         paces = self.comparison.paces if self.comparison else {}
         compared = [paces[member] for member in members if member in paces]
         return Peers(
@@ -229,23 +243,49 @@ class Members:
             paces=tuple(compared) if len(compared) == len(members) else (),
         )
 
-    def paces(self, groups: Sequence[GroupWait]) -> tuple[RankPace, ...]:
+    def paces(self, groups: Sequence[GroupWait]) -> Sequence[RankPace]:
         """Each rank over all groups."""
-        caused: dict[int, float] = {}
-        waited: dict[int, int] = {}
-        caused_in: dict[int, dict[int, float]] = {}
-        for group in groups:
-            for rank in group.ranks:
-                steps = caused_in.setdefault(rank.rank, {})
-                for step, wait in ({} if group.has_stages else rank.caused_in).items():
-                    steps[step] = steps.get(step, 0.0) + wait
-                caused[rank.rank] = caused.get(rank.rank, 0.0) + (0.0 if group.has_stages else rank.caused)
-                waited[rank.rank] = waited.get(rank.rank, 0) + (0 if group.has_stages else rank.wait)
-        paces = self.comparison.paces if self.comparison else {}
-        return tuple(
-            RankPace(rank, caused[rank], waited[rank], self._compute.get(rank, 0), paces.get(rank), caused_in[rank])
-            for rank in sorted(caused)
+        waits = ((rank, group.has_stages) for group in groups for rank in group.ranks)
+        by_rank = groupby(pack_in_order(waits, lambda wait: wait[0].rank), lambda wait: wait[0].rank)
+        return pack(
+            self._pace(rank, [wait for wait, has_stages in of_rank if not has_stages]) for rank, of_rank in by_rank
         )
+
+    def _pace(self, rank: int, waits: Sequence[RankWait]) -> RankPace:
+        """A rank over its groups but those of a pipeline's stages."""
+        caused, waited = 0.0, 0
+        caused_in: dict[int, float] = {}
+        for wait in waits:
+            caused, waited = caused + wait.caused, waited + wait.wait
+            for step, ns in wait.caused_in.items():
+                caused_in[step] = caused_in.get(step, 0.0) + ns
+        pace = self.comparison.paces.get(rank) if self.comparison else None
+        return RankPace(rank, caused, waited, self._computed.get(rank, 0), pace, caused_in)
+
+    def _place_of(self, rank: int) -> int | None:
+        """Where the steps of a rank are; None where it sent none."""
+        place = bisect_left(self._profiled, rank)
+        return place if place < len(self._profiled) and self._profiled[place] == rank else None
+
+
+class _Sent(NamedTuple):
+    """What a window of a rank says of its steps; ``moment`` is its place in the order of time."""
+
+    rank: int
+    moment: int
+    kernels: KernelMedians | None
+    profile: StepProfile | None
+
+
+def _joined(
+    sent: Sequence[_Sent], name: str, join: Callable[[_T | None, _T | None], _T | None], ranks: array[int]
+) -> Iterator[_T]:
+    """A part of what each rank sent, over its windows; the ranks that have it are added to ``ranks``."""
+    for rank, windows in groupby(sent, lambda each: each.rank):
+        whole = reduce(join, (getattr(window, name) for window in windows))
+        if whole is not None:
+            ranks.append(rank)
+            yield whole
 
 
 def number_or_none(rank: int) -> int | None:

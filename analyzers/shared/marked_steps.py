@@ -135,5 +135,7 @@ def step_numbers(trace: Trace) -> Int64:
 
 def common_steps(steps: Iterable[Sequence[int]]) -> tuple[int, ...]:
     """The steps that all of some ranks marked, in order."""
-    sets = [set(numbers) for numbers in steps]
-    return tuple(sorted(set.intersection(*sets))) if sets else ()
+    common: set[int] | None = None
+    for numbers in steps:
+        common = set(numbers) if common is None else common.intersection(numbers)
+    return tuple(sorted(common or ()))
