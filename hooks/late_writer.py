@@ -55,7 +55,7 @@ class LateWriter:
         self,
         read_beside: Callable[[], Mapping[str, object]] | None = None,
         look_beside: Callable[[], None] | None = None,
-        on_written: Callable[[int, int], None] | None = None,
+        before_write: Callable[[int, int], None] | None = None,
     ) -> None:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
@@ -64,8 +64,8 @@ class LateWriter:
         self.on_turn: Callable[[], None] | None = None
         self._read_beside = read_beside
         self._look_beside = look_beside
-        #: Told the file and the number of lines after each write.
-        self._on_written = on_written
+        #: Told the file and the number of lines before each write.
+        self._before_write = before_write
         self._values: Mapping[str, object] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -107,9 +107,9 @@ class LateWriter:
                 content.append(make_line(*arguments))
             for descriptor, content in lines.items():
                 lines_of_file = b"".join(content)
+                if self._before_write is not None:
+                    self._before_write(descriptor, lines_of_file.count(b"\n"))
                 write_whole(descriptor, lines_of_file)
-                if self._on_written is not None:
-                    self._on_written(descriptor, lines_of_file.count(b"\n"))
 
     def close(self) -> None:
         """Write what waits, and let the thread end.

@@ -55,7 +55,7 @@ class Recorder:
         self._rotated: dict[int, RotatedFile] = {}
         self.steps_file = self._open_rotated(wire.STEPS_FILE)
         self._events = _open_to_append(os.path.join(self.folder, wire.EVENTS_FILE))
-        self.late = LateWriter(read_beside, look_beside, self._on_written)
+        self.late = LateWriter(read_beside, look_beside, self._before_write)
         self._pending_steps: int | None = None
         self._micro_batches: int | None = None
         self._checkpoints: int | None = None
@@ -119,7 +119,7 @@ class Recorder:
         self._rotated[descriptor] = RotatedFile(path, descriptor)
         return descriptor
 
-    def _on_written(self, descriptor: int, lines: int) -> None:
+    def _before_write(self, descriptor: int, lines: int) -> None:
         rotated = self._rotated.get(descriptor)
         if rotated is not None:
             rotated.add_lines(lines)

@@ -26,11 +26,14 @@ class RotatedFile:
         self._number = 0
 
     def add_lines(self, count: int) -> None:
-        """So many lines were appended; a full file is put aside, but not in the middle of a profiler window."""
-        self._lines += count
+        """So many lines are about to be appended; a full file is put aside, but not in the middle of a profiler window.
+
+        It is put aside as late as that, so that the new file has lines at once: a look at a running job reads its end.
+        """
         if self._lines >= LINES and not OPEN_WINDOW.is_open:
             self._lines = 0
             call_safely(self._rotate)  # a file that cannot be put aside goes on growing
+        self._lines += count
 
     def _rotate(self) -> None:
         """Put the file aside, and let the descriptor mean a new one.

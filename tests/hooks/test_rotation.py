@@ -201,6 +201,8 @@ def test_a_recorder_puts_full_files_aside(tmp_path: Path, monkeypatch: pytest.Mo
         recorder.late.append((descriptor, to_line, (StepRecord(step, step * 10**6, "optimizer"),)))
         if step % 10 == 0:
             recorder.late.flush()
+            last = (Path(recorder.folder) / wire.STEPS_FILE).read_bytes().splitlines()[-1]
+            assert decode_step(last).step == step, "who looks at a running job reads the end of this file"
     recorder.close()  # what waits for the one process that packs goes to another
     assert recorder.steps_file == descriptor
     until_s = time.monotonic() + 30
