@@ -30,6 +30,7 @@ printf '{_MARK}run\\n'; cat {wire.RUN_FILE} 2>/dev/null; echo
 for rank in {wire.RANKS_FOLDER}/*/; do
   printf '{_MARK}rank %s\\n' "$rank"; cat "$rank/{wire.RANK_FILE}" 2>/dev/null; echo
   printf '{_MARK}steps\\n'; tail -n {_STEPS} "$rank/{wire.STEPS_FILE}" 2>/dev/null
+  printf '{_MARK}written\\n'; stat -c %Y "$rank/{wire.STEPS_FILE}" 2>/dev/null
   printf '{_MARK}events\\n'; tail -n 1 "$rank/{wire.EVENTS_FILE}" 2>/dev/null
   printf '{_MARK}answers\\n'; cat "$rank/{requests.ANSWERS_FILE}" 2>/dev/null
 done
@@ -108,7 +109,7 @@ def look_at(part: Part) -> RunningPart:
             continue
         parsed = wire.parse_rank_folder(words[1].rstrip("/").rsplit("/", 1)[-1])
         if parsed is not None and parsed[1] >= latest.get(parsed[0], (0, None))[0]:
-            files = {words[0]: words[-1] for words in contents[index + 1 : index + 4]}
+            files = {words[0]: words[-1] for words in contents[index + 1 : index + 5]}
             record = _object(words[-1])
             latest[parsed[0]] = parsed[1], _to_rank(parsed[0], record, files, now_ns, is_dead=parsed in deaths)
     if not latest and not run:
@@ -164,6 +165,9 @@ def _to_rank(
     age_ns = 0
     if steps and isinstance(wall_ns, int) and isinstance(monotonic_ns, int):
         age_ns = max(0, now_ns - (steps[-1][1] - monotonic_ns + wall_ns))
+        written = files.get("written", "").strip()
+        if written.isdigit():  # a clock that was set forward since the process began makes no step old
+            age_ns = min(age_ns, max(0, now_ns - int(written) * NS_PER_S) + incidents.LATEST_WRITE_NS)
     has_ended = is_dead or any(fields.get("kind") == "end" for fields in _lines(files.get("events", "")))
     world_size = record.get("world_size")
     return RunningRank(

@@ -78,6 +78,7 @@ class WatchedRank:
         steps: Its last steps, the oldest first.
         has_ended: Whether its process is gone.
         is_stalled: Whether its own watchdog has noticed a stall.
+        written_ns: When its last steps were written, on the wall clock.
     """
 
     rank: int
@@ -85,6 +86,7 @@ class WatchedRank:
     steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
     has_ended: bool = False
     is_stalled: bool = False
+    written_ns: int | None = None
 
     @property
     def step(self) -> int:
@@ -97,10 +99,13 @@ class WatchedRank:
         return statistics.median(times) if times else None
 
     def age_ns(self, wall_ns: int) -> int | None:
-        """How long ago its last step ended."""
+        """How long ago its last step ended, also where a clock was set forward since the process began."""
         if not self.steps:
             return None
-        return max(0, wall_ns - (self.steps[-1].end_ns - self.record.monotonic_ns + self.record.wall_ns))
+        age_ns = max(0, wall_ns - (self.steps[-1].end_ns - self.record.monotonic_ns + self.record.wall_ns))
+        if self.written_ns is None:
+            return age_ns
+        return min(age_ns, max(0, wall_ns - self.written_ns) + incidents.LATEST_WRITE_NS)
 
     def wait_ns(self) -> float | None:
         """The median of its waits for other ranks in a step."""
@@ -129,6 +134,7 @@ class _RankFiles:
                 self.rank.steps.append(decode_step(line))
             except msgspec.MsgspecError:
                 continue  # a line of a version that is not known
+        self.rank.written_ns = self._steps.written_ns
         self.rank.has_ended |= any(b'"kind":"end"' in line for line in self._events.read_lines())
         for line in self._incidents.read_lines():
             self.rank.is_stalled = b'"kind":"resumed"' not in line

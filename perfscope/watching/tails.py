@@ -14,11 +14,15 @@ class Tail:
     Args:
         path: The file.
         most_bytes: How much is read at once.
+
+    Attributes:
+        written_ns: When it was written last, on the wall clock; None before it was there.
     """
 
     def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
         self._path = path
         self._most_bytes = most_bytes
+        self.written_ns: int | None = None
         self._offset = 0
         self._rest = b""
         self._identity = 0
@@ -27,6 +31,7 @@ class Tail:
         """The whole lines that are new; none where the file does not exist."""
         try:
             status = self._path.stat()
+            self.written_ns = status.st_mtime_ns
             if status.st_size == self._offset and status.st_ino == self._identity:
                 return []
             if status.st_ino != self._identity or status.st_size < self._offset:  # it was replaced or cut

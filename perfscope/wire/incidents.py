@@ -24,6 +24,9 @@ RECORDER_FOLDER = "recorder"
 DEATHS_FOLDER = "deaths"
 CONTROL_FOLDER = "control"
 
+#: Records are written two seconds after a step, and in a profiler window some later, but no later than this.
+LATEST_WRITE_NS = 10_000_000_000
+
 #: Kinds of incidents.
 STALL = "stall"
 FAILURE = "failure"

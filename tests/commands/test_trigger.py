@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -34,6 +35,7 @@ def make_run(folder: Path, ranks: int = 2, *, steps: int = 100, ms: int = 50, ag
         (target / "rank.json").write_bytes(to_line(RankRecord(rank, ranks, "node", 1, began_ns, 0, "3.11")))
         lines = [to_line(StepRecord(step, step * ms * MS, "optimizer", ms * MS)) for step in range(1, steps + 1)]
         (target / "steps.jsonl").write_bytes(b"".join(lines))
+        os.utime(target / "steps.jsonl", (time.time() - max(age_s, 0),) * 2)
     return folder
 
 
@@ -148,6 +150,16 @@ def test_records_from_the_future_count_as_new(age_s: float, tmp_path: Path) -> N
     ended = ask(run, {0: "planned", 1: "planned"})
     assert ended.code == 0, ended.stderr
     assert 100 < json.loads(ended.stdout)["first"] < 600
+
+
+def test_a_clock_that_was_set_forward_makes_no_step_old(tmp_path: Path) -> None:
+    """The process began by a clock that was two hours behind; its records come every two seconds since."""
+    run = make_run(tmp_path / "RUN", age_s=7200)
+    for rank in range(2):
+        os.utime(run / "ranks" / f"{rank:05d}" / "steps.jsonl")
+    ended = ask(run, {0: "planned", 1: "planned"})
+    assert ended.code == 0, ended.stderr
+    assert 100 < json.loads(ended.stdout)["first"] < 1000
 
 
 @pytest.fixture
