@@ -7,6 +7,7 @@ baseline. A cell is *rounded* if it is the exact value to its own digits, *trunc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -29,6 +30,7 @@ from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, Publ
 
 _Q = Quantity
 
+_IN_PERCENT = re.compile(r"[*_~`≈\s]*[\d.,]{1,30} ?%")
 _PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
 
 
@@ -227,21 +229,64 @@ def format_rounded(value: Fraction, decimals: int) -> str:
 
 def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
     row = table.rows[index]
-    reference = _find_reference(table.rows[:index], change.column)
     value = row.numbers[change.column]
-    if reference is None or value is None or reference.number == 0:
-        return Uncheckable(row.line, row.label, table.headings[change.column], "no row above to compare with")
-    difference = value.number - reference.number
+    references = _find_references(table, index, change.column)
+    heading = table.headings[change.column]
+    if value is None or not references:
+        return Uncheckable(row.line, row.label, heading, "no row above to compare with")
+    judged = [_judge_change(row, change, value, reference) for reference in references]
+    fitting = [position for position, (verdict, _, _) in enumerate(judged) if verdict is not Verdict.WRONG]
+    if len(references) > 1 and not fitting:
+        fitting = _compared_by_others(table, index, change, references)
+        if len(fitting) != 1:
+            return Uncheckable(row.line, row.label, heading, "several rows above may be the one to compare with")
+    verdict, printed, why = judged[fitting[0] if fitting else 0]
+    name = "change in %" if change.kind is ChangeKind.PERCENT else "change"
+    return _cell(_Position(table, row, change.column, name, change.figure), printed, verdict, why)
+
+
+def _judge_change(row: Row, change: Change, value: Figure, reference: Row) -> tuple[Verdict, Fraction, str]:
+    """The verdict on a change against one row, the exact change, and the mistake where one explains it."""
+    old = reference.numbers[change.column]
+    assert old is not None
+    difference = value.number - old.number
     is_percent = change.kind is ChangeKind.PERCENT
-    printed = _percent_change(value, reference) if is_percent else exact_interval(abs(difference))
-    verdict = judge(change.figure, printed)
-    why = ""
+    printed = _percent_change(value, old) if is_percent else exact_interval(abs(difference))
+    verdict, why = judge(change.figure, printed), ""
+    points = exact_interval(abs(difference))
+    if verdict is Verdict.WRONG and is_percent and _are_percent(row, reference, change.column):
+        in_points = judge(change.figure, points)
+        verdict, printed = (in_points, points) if in_points is not Verdict.WRONG else (verdict, printed)
     if change.sign * difference < 0:
         verdict, why = Verdict.WRONG, "the sign is reversed"
     elif verdict is Verdict.WRONG and is_percent:
         why = _explain_change(change, value, difference)
-    name = "change in %" if is_percent else "change"
-    return _cell(_Position(table, row, change.column, name, change.figure), printed.value, verdict, why)
+    return verdict, printed.value, why
+
+
+def _are_percent(row: Row, reference: Row, column: int) -> bool:
+    """Whether both values are printed in per cent, so that their difference is, too."""
+    return all(_IN_PERCENT.match(cells[column]) for cells in (row.cells, reference.cells))
+
+
+def _compared_by_others(table: PublishedTable, index: int, change: Change, references: Sequence[Row]) -> list[int]:
+    """The references that all other changes of the row agree with."""
+    row = table.rows[index]
+    changes = [neighbour for neighbour in row.changes if neighbour.column != change.column]
+    positions = []
+    for position, reference in enumerate(references):
+        pairs = [(neighbour, row.numbers[neighbour.column]) for neighbour in changes]
+        is_stated = all(reference.numbers[neighbour.column] is not None for neighbour in changes)
+        if (
+            changes
+            and is_stated
+            and all(
+                value is not None and _judge_change(row, neighbour, value, reference)[0] is not Verdict.WRONG
+                for neighbour, value in pairs
+            )
+        ):
+            positions.append(position)
+    return positions
 
 
 def _percent_change(value: Figure, reference: Figure) -> Interval:
@@ -260,13 +305,14 @@ def _explain_change(change: Change, value: Figure, difference: Fraction) -> str:
     return ""
 
 
-def _find_reference(above: Sequence[Row], column: int) -> Figure | None:
-    """The nearest value above without a change of its own: changes are relative to it."""
-    for row in reversed(above):
+def _find_references(table: PublishedTable, index: int, column: int) -> list[Row]:
+    """The rows above with a value without a change of its own, the nearest first; of equal values one."""
+    rows: dict[Fraction, Row] = {}
+    for row in reversed(table.rows[:index]):
         number = row.numbers[column] if column < len(row.numbers) else None
-        if number is not None and all(change.column != column for change in row.changes):
-            return number
-    return None
+        if number and number.number != 0 and all(change.column != column for change in row.changes):
+            rows.setdefault(number.number, row)
+    return list(rows.values())
 
 
 def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, published: Figure) -> str:

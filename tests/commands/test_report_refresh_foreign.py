@@ -90,6 +90,49 @@ def test_one_wrong_cell_is_still_wrong(refresh: Any) -> None:
     assert "wrong" in {cell["verdict"] for cell in answer.data["results"]["cells"]}
 
 
+SEVERAL_BASES = """\
+| Net | Pruning  | GFLOPs         | Size (MB)      | Input | Box AP     |
+| --- | -------- | -------------- | -------------- | ----- | ---------- |
+| N1  | baseline | 20.20          | 93.37          | 608   | 76.2       |
+| N1  | baseline | 9.46           | 93.37          | 416   | 76.7       |
+| N1  | baseline | 5.60           | 93.37          | 320   | 75.3       |
+| N1  | r578     | 6.15 (-69.55%) | 30.81 (-67.0%) | 608   | 78.8(+2.6) |
+| N1  | r578     | 2.88 (-69.56%) | 30.81 (-67.0%) | 416   | 78.7(+2.0) |
+| N1  | r578     | 1.70 (-69.64%) | 30.81 (-67.0%) | 320   | 76.3(+1.0) |
+"""
+
+
+def test_a_change_is_compared_with_the_row_above_that_it_is_of(refresh: Any) -> None:
+    answer, written = refresh(SEVERAL_BASES, "--format", "json")
+    cells = answer.data["results"]["cells"]
+    assert len(cells) == 9
+    assert {cell["verdict"] for cell in cells} <= {"rounded", "from unrounded inputs"}
+    assert written == SEVERAL_BASES.encode()
+
+
+def test_a_change_that_no_row_above_gives_is_wrong_where_the_rest_of_its_row_names_the_base(refresh: Any) -> None:
+    answer, _ = refresh(SEVERAL_BASES.replace("76.3(+1.0)", "76.3(+2.0)"), "--check", "--format", "json")
+    wrong = [
+        (cell["published"], cell["text"]) for cell in answer.data["results"]["cells"] if cell["verdict"] == "wrong"
+    ]
+    assert wrong == [("2.0", "1.0")]
+
+
+def test_a_change_that_may_be_of_several_rows_is_left_alone(refresh: Any) -> None:
+    text = "| Net | AP |\n| - | - |\n| A | 29.3 |\n| B | 36.2 |\n| C | 31.4(+3.3) |\n"
+    answer, written = refresh(text, "--format", "json")
+    assert answer.data["results"]["cells"] == []
+    assert "several rows above" in answer.data["results"]["not_recomputed"][0]["reason"]
+    assert written == text.encode()
+
+
+@pytest.mark.parametrize("change", ["+0.141%", "+0.145%"])
+def test_a_change_of_a_share_is_in_points_or_in_per_cent(refresh: Any, change: str) -> None:
+    text = f"| Model | Acc |\n| - | - |\n| A | 97.135% |\n| B | 97.276%({change}) |\n"
+    answer, _ = refresh(text, "--format", "json")
+    assert [cell["verdict"] for cell in answer.data["results"]["cells"]] == ["rounded"]
+
+
 NAMED_GPUS = """\
 | Model | SeqLen (T) | # GPUs | GPU | MFU | Model TFLOP | MicroBatchSize | GradAccum | GlobalBatchSize \
 | Throughput (S/s) | Throughput (T/s) | Throughput (T/s/GPU) | GlobalBatchSize (T) | NumParams |
