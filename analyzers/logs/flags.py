@@ -11,13 +11,14 @@ import numpy as np
 
 from perfscope.analyzers.logs.setup import TrainingSetup
 from perfscope.constants import GIB, GIGA, NS_PER_S
-from perfscope.tables.joblog import JobLog
+from perfscope.tables.joblog import Iterations, JobLog
 
 _TOLERANCE = 0.02
 _LAST_DIGIT = 0.0006
 _SOURCE_TOLERANCE = 0.05
 _TFLOPS_TOLERANCE = 0.4
 _SLOW = 3.0
+_COARSE = 0.1
 _SIZE_TOLERANCE = 0.03
 _LOWER_BOUND = "DeepSpeed's timers"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
@@ -148,6 +149,14 @@ def _check_name(log: JobLog, parameters: int | None) -> Iterator[str]:
         )
 
 
+def _check_clock(rows: Iterations, median_s: float) -> Iterator[str]:
+    """A clock of whole seconds says little about a few short steps."""
+    if rows.wall_resolution_ns.count():
+        resolution_s = float(np.median(rows.wall_resolution_ns.compressed())) / NS_PER_S
+        if resolution_s > _COARSE * median_s:
+            yield f"coarse-clock: the time is {median_s:.4g} s, give or take {resolution_s:.2g} s by its last digit"
+
+
 def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
     rows = log.iterations
     if median_s:
@@ -162,6 +171,7 @@ def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
                 f"slow-iterations: {int(slow.sum())} took over {_SLOW:g} times the median{where} "
                 f"({seconds[first]:.4g} s)"
             )
+        yield from _check_clock(rows, median_s)
     if log.unreadable:
         yield f"unreadable: {log.unreadable} iteration records hold no readable time and are left out"
     if log.gaps:

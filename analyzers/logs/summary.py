@@ -111,6 +111,7 @@ class LogSummary:
 
     def data(self) -> dict[str, Json]:
         """The log's entry in ``logs``."""
+        rows = self.log.iterations
         return {
             "path": self.path,
             "framework": self.framework,
@@ -122,8 +123,8 @@ class LogSummary:
             "tokens_per_s": self.tokens_per_s,
             "tflops_per_gpu": self.tflops_per_gpu,
             "logged": {
-                "samples_per_s": median(self.log.iterations.samples_per_s),
-                "tokens_per_s_per_gpu": median(self.log.iterations.tokens_per_s_per_gpu),
+                "samples_per_s": _steady_median(rows, rows.samples_per_s),
+                "tokens_per_s_per_gpu": _steady_median(rows, rows.tokens_per_s_per_gpu),
                 "tflops_per_gpu": self.logged_tflops_per_gpu,
             },
             **_setup_data(self.setup, self.log),

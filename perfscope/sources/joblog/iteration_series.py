@@ -43,6 +43,7 @@ class IterationSeries:
         records_kept: How many records are kept one by one.
         clock_runs_on: The time of a record begins at the record before it, so it contains evaluations and saves.
         covers_gaps: A record is the mean since the record before it, however many iterations lie between.
+        measures_from_zero: Where records cover gaps, a first record with a time is the mean of all iterations so far.
         expects_gaps: Lines are counted anew in every epoch, so that gaps at its end are no missing records.
         untimed_after_start: How many iterations after the first one of a start have a mean that contains that one.
         starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
@@ -56,7 +57,7 @@ class IterationSeries:
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
         self.records_kept = records_kept
         self.clock_runs_on = False
-        self.covers_gaps = False
+        self.covers_gaps, self.measures_from_zero = False, True
         self.expects_gaps = False
         self.starts_over = False
         self.untimed_after_start = 0
@@ -291,7 +292,7 @@ class IterationSeries:
     def iterations(self) -> Iterations:
         """The kept records as a table."""
         if self.covers_gaps:
-            return self._columns.table(None, starts_over=False)
+            return self._columns.table(None, first_span=None if self.measures_from_zero else self.interval())
         return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
 
     def folded(self) -> FoldedRecords | None:

@@ -3,8 +3,9 @@ r"""Progress bars of tqdm without a name, and the step times that follow from th
       4%|#         | 1/25 [00:03<01:12,  3.01s/it]
 
 The rate is a moving average over earlier updates, not the time of a step; the elapsed clock is exact to its second.
-Step times are therefore differences of that clock. Steps shorter than two seconds are joined until the clock has moved
-far enough for its whole seconds to be precise. Bars with a name (``Loading checkpoint shards:  50%|``) are no training.
+Step times are therefore differences of that clock. Steps are joined until the clock has moved far enough for its whole
+seconds to be precise: the median of single steps of 2.4 s would be 2 s. Bars with a name
+(``Loading checkpoint shards:  50%|``) are no training.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ _MANY = 16  # fewer are read faster one by one
 _LOSSES_OF_ANOTHER = 2
 _PRECISE_STEP_S = 2
 _PRECISE_CLOCK_S = 20
+_FEWEST_RECORDS = 4
+_USABLE_CLOCK_S = 5  # a second more or less is a fifth
 _DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
 
 
@@ -162,9 +165,13 @@ def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
 
 
 def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, int]]:
-    """Yield a record for each interval of one bar, and what disturbed it."""
+    """Yield a record for each interval of one bar, and what disturbed it; no times where the clock hardly moved."""
     steps, clocks = points.step, points.clock_s
     begin = first
+    if clocks[end - 1] - (0 if steps[first] == 1 else clocks[first]) < _USABLE_CLOCK_S:
+        numbers = dict.fromkeys((steps[first], steps[end - 1]))
+        yield from ((Record(number), 0) for number in numbers if number > 0)
+        return
     if steps[first] == 1:
         yield Record(1, clocks[first] * NS_PER_S, wall_resolution_ns=NS_PER_S), 0
     elif steps[first] > 1:
@@ -193,6 +200,9 @@ def _find_end(clocks: array[int], begin: int, last: int, least_s: int, *, ascend
 
 def _least_seconds(points: _Points, first: int, end: int) -> int:
     """How far the clock must move for a record, so that its whole seconds say enough about a step."""
-    count = points.step[end - 1] - points.step[first]
-    seconds = points.clock_s[end - 1] - points.clock_s[first]
-    return _PRECISE_CLOCK_S if seconds < _PRECISE_STEP_S * count else 1
+    undisturbed = np.asarray(points.disturbed[first + 1 : end]) == 0
+    count = int(np.diff(points.step[first:end])[undisturbed].sum())
+    seconds = int(np.diff(points.clock_s[first:end])[undisturbed].sum())
+    if seconds < _PRECISE_STEP_S * count:
+        return _PRECISE_CLOCK_S
+    return max(min(_PRECISE_CLOCK_S, seconds // _FEWEST_RECORDS), 1)

@@ -142,16 +142,17 @@ class RecordColumns:
                 wall_ns[row] = _ABSENT
         self._has_times = self.median_ns() is not None
 
-    def table(self, interval: int | None, *, starts_over: bool) -> Iterations:
+    def table(self, interval: int | None, *, starts_over: bool = False, first_span: int | None = None) -> Iterations:
         """The records as a table, each the mean of ``interval`` iterations, or of all since the record before.
 
-        See ``IterationSeries`` for ``starts_over``.
+        ``first_span`` is what a first record is then the mean of; None: all since iteration 0. See ``IterationSeries``
+        for ``starts_over``.
         """
         floats = {name: _masked_floats(values) for name, values in self._floats.items()}
         kinds = np.asarray(DISTURBANCES, np.str_)
         return Iterations(
             iteration=_masked(self._integers["iteration"]),
-            span=self._spans(interval, starts_over=starts_over),
+            span=self._spans(interval, starts_over=starts_over, first_span=first_span),
             attempt=as_integers(self._integers["attempt"]),
             wall_ns=_masked(self._integers["wall_ns"]),
             wall_resolution_ns=_masked(self._integers["wall_resolution_ns"]),
@@ -162,7 +163,7 @@ class RecordColumns:
             **floats,
         )
 
-    def _spans(self, interval: int | None, *, starts_over: bool) -> Int64:
+    def _spans(self, interval: int | None, *, starts_over: bool, first_span: int | None) -> Int64:
         """How many iterations each record is the mean of: ``interval``, or those since the record before."""
         numbers, attempts = as_integers(self._integers["iteration"]), as_integers(self._integers["attempt"])
         span = np.full(len(numbers), interval or 1, np.int64)
@@ -172,9 +173,8 @@ class RecordColumns:
         if interval is None:
             span[1:] = np.where(follows, np.diff(numbers), 1)
             first = np.flatnonzero(np.diff(attempts, prepend=-1))
-            # A first record with a time is measured from iteration 0 on.
-            timed = (as_integers(self._integers["wall_ns"])[first] != _ABSENT) & (numbers[first] > 0)
-            span[first[timed]] = numbers[first[timed]]
+            timed = first[(as_integers(self._integers["wall_ns"])[first] != _ABSENT) & (numbers[first] > 0)]
+            span[timed] = numbers[timed] if first_span is None else np.minimum(numbers[timed], first_span)
             return span
         since = np.where(follows, np.diff(numbers), interval)
         span[1:] = np.minimum(since, interval)

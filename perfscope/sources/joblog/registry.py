@@ -36,6 +36,7 @@ _MODULES = (
     "open_clip",
     "colossalai",
     "paddle",
+    "paddle_detection",
     "mlperf",
     "swift",
     "trainer_files",

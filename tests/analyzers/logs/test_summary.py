@@ -252,7 +252,11 @@ def test_a_run_of_deepspeed_that_logs_its_timers_alone() -> None:
 def test_stated_throughput_is_that_of_the_records_of_the_step_time(tmp_path: Path) -> None:
     lines = [neox(1, 9000.0, 2.93), neox(2, 5000.0, 4.904)]
     lines = [line.replace("approx flops", "flops") for line in lines]
-    assert summarize_log(read(tmp_path, *lines)).samples_per_s == 4.904
+    summary = summarize_log(read(tmp_path, *lines))
+    assert summary.samples_per_s == 4.904
+    logged = summary.data()["logged"]
+    assert isinstance(logged, dict)
+    assert logged["samples_per_s"] == 4.904
 
 
 def test_stated_throughput_of_another_source_is_not_dropped_where_the_batch_is_unknown(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
 from tests.ratios import assert_ratio
@@ -47,6 +48,28 @@ def test_step_times_are_differences_of_the_clock(tmp_path: Path) -> None:
     log = read(tmp_path, bar(0, 0, rate="?it/s"), bar(1, 3), bar(2, 7), bar(3, 15, rate="5.97s/it"), "\n", LOSS)
     assert seconds(log) == [3.0, 4.0, 8.0]
     assert log.time_source == "the progress bar's clock"
+
+
+@pytest.mark.parametrize("step_s", [1.3, 2.4, 3.5, 5.45, 11.6])
+def test_the_median_is_that_of_the_steps_not_of_whole_seconds(tmp_path: Path, step_s: float) -> None:
+    log = read(tmp_path, "".join(bar(n, int(n * step_s), 200) for n in range(201)), "\n", LOSS)
+    median_s = summarize_log(log).times.median_s
+    assert median_s == pytest.approx(step_s, rel=0.03)
+
+
+def test_a_clock_that_hardly_moved_gives_no_time(tmp_path: Path) -> None:
+    clocks = {1317: 697, 1318: 697, 1319: 698, 1320: 698, 1321: 699, 1322: 700}
+    log = read(tmp_path, "".join(bar(step, clock, 36234) for step, clock in clocks.items()), "\n", LOSS)
+    assert (log.framework, set(seconds(log))) == ("hf-trainer", {None})
+
+
+def test_few_seconds_of_a_clock_are_said_to_be_coarse(tmp_path: Path) -> None:
+    few = read(tmp_path, bar(1, 3), bar(2, 6), bar(3, 9), "\n", LOSS)
+    assert [flag for flag in summarize_log(few).flags if flag.startswith("coarse-clock")] == [
+        "coarse-clock: the time is 3 s, give or take 1 s by its last digit"
+    ]
+    many = read(tmp_path, "".join(bar(n, 3 * n, 200) for n in range(201)), "\n", LOSS)
+    assert not [flag for flag in summarize_log(many).flags if flag.startswith("coarse-clock")]
 
 
 def test_fast_steps_are_measured_over_many_seconds_of_the_clock(tmp_path: Path) -> None:

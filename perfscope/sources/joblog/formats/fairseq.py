@@ -68,6 +68,7 @@ def _on_update(state: _State, line: LineMatch) -> None:
         record.samples_per_s = (cells[b"bsz"] or 0.0) / seconds
     series = log.series_of(WORDS)
     series.clock_runs_on = series.covers_gaps = True
+    series.measures_from_zero = False
     if not series.add(record, line.label):
         return
     wall_s = cells.get(b"wall")

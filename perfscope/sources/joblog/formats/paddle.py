@@ -2,6 +2,7 @@
 
     [    INFO] - loss: 2.0, learning_rate: 2.1e-06, global_step: 20, interval_runtime: 26.3106, ...
     [2024/08/06 18:03:31] INFO: epoch: [1/2], global_step: 100, loss: 69.3, avg_batch_cost: 0.18023 s, ...
+    2021-03-30 06:56:04 [INFO] [TRAIN] epoch: 1, iter: 40/500, loss: 1.8769, batch_cost: 0.3483, reader_cost: ...
 
 Both are means since the line before. The Trainer's clock runs on through evaluations and saves; its samples a second
 are those of the whole job. ``ips`` and ``avg_samples`` of the scripts are of one card.
@@ -87,7 +88,7 @@ def _on_save(state: FormatState, _line: LineMatch) -> None:
 
 
 _SCRIPT = re.compile(
-    rb"(?P<cells>(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter=(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
+    rb"(?P<cells>(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter(?:=|: )(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
     rb"(?:avg_)?batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
 )
 
@@ -97,7 +98,7 @@ _TRAINER_RULE = Rule(
     _on_interval,
     begin=(b"loss: ",),
 )
-_SCRIPT_RULE = Rule(b"batch_cost", _SCRIPT, _on_batch_cost, begin=(b"global_step", b"global step", b"iter="))
+_SCRIPT_RULE = Rule(b"batch_cost", _SCRIPT, _on_batch_cost, begin=(b"global_step", b"global step", b"iter=", b"iter: "))
 _PEAKS = {
     name: Column(INTEGER, re.compile(name.encode() + rb"[:=] ?(\d{1,15})"), is_optional=True)
     for name in ("max_mem_reserved", "max_mem_allocated")
@@ -109,7 +110,7 @@ _SCRIPT_LINES = tuple(
         TimedSteps("seconds", NS_PER_S),
         peaks=tuple(_PEAKS),
     )
-    for step in (rb"global[_ ]step:? ?(\d{1,12})", rb"\biter=(\d{1,12})/")
+    for step in (rb"global[_ ]step:? ?(\d{1,12})", rb"\biter(?:=|: )(\d{1,12})/")
 )
 _CELLS = {
     "step": Column(INTEGER, re.compile(rb"global_step: (\d{1,12})")),

@@ -1,0 +1,100 @@
+"""PaddleDetection, and PaddleX on top of it: a line every ``log_iter`` iterations, counted from 0 in every epoch.
+
+    [07/21 14:43:00] ppdet.engine INFO: Epoch: [0] [ 20/200] learning_rate: 0.000025 ... loss: 1037.6 eta: 10:39:33
+    batch_cost: 6.6231 data_cost: 6.0753 ips: 4.8315 images/s
+
+``batch_cost`` is the mean of the last ``log_iter`` iterations, loading included, evaluation and saves left out. ``ips``
+is that of one card, the batch of which follows from both.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.epochs import EpochCounter
+from perfscope.sources.joblog.line_fields import parse_number, parse_numbers, parse_resolution
+from perfscope.sources.joblog.line_shapes import INTEGER, Column
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
+from perfscope.sources.joblog.rules import LineMatch, Rule
+
+SOURCE = "PaddleDetection's batch cost"
+
+_CELL = re.compile(rb"(?<![\w_])(loss|ips|max_mem_reserved|max_mem_allocated): ([\d.eE+-]{1,30})")
+_WHOLE = 0.01
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """Iterations over all epochs."""
+
+    epochs: EpochCounter = field(default_factory=EpochCounter)
+
+
+def _on_iteration(state: _State, line: LineMatch) -> None:
+    seconds = parse_number(line["seconds"])
+    if seconds is None or seconds <= 0:
+        state.log.unreadable += 1
+        return
+    cells = parse_numbers(_CELL.findall(line["cells"]))
+    step = state.epochs.add(int(line["epoch"]), int(line["step"]) + 1, int(line["total"]))
+    record = Record(step, round(seconds * NS_PER_S), loss=cells.get(b"loss"))
+    record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
+    series = state.log.series_of(SOURCE)
+    series.expects_gaps = True  # lines are counted from the beginning of each epoch
+    if not series.add(record, line.label):
+        return
+    images = (cells.get(b"ips") or 0.0) * seconds
+    if round(images) > 0 and abs(images - round(images)) < _WHOLE * images and not state.log.has_fact("mbs"):
+        state.log.set_fact("mbs", round(images), "records")
+    reserved, allocated = cells.get(b"max_mem_reserved"), cells.get(b"max_mem_allocated")
+    state.log.add_memory(
+        reserved=None if reserved is None else reserved * MIB, allocated=None if allocated is None else allocated * MIB
+    )
+
+
+_RULE = Rule(
+    b" batch_cost: ",
+    re.compile(
+        rb"Epoch: \[(?P<epoch>\d{1,6})\] \[ {0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})\] (?P<cells>[^\n]{0,2000}?"
+        rb" batch_cost: (?P<seconds>[\d.]{1,20}) data_cost: [^\n]{0,300})"
+    ),
+    _on_iteration,
+    begin=(b"Epoch: [",),
+)
+_PEAKS = {
+    name: Column(INTEGER, re.compile(name.encode() + rb": (\d{1,15})"), is_optional=True)
+    for name in ("max_mem_reserved", "max_mem_allocated")
+}
+
+
+def _epochs_of(state: _State) -> EpochCounter:
+    return state.epochs
+
+
+FORMAT = Format(
+    framework="paddledetection",
+    state=_State,
+    rules=(_RULE,),
+    sources=(StepTimeSource(SOURCE),),
+    bulk=read_lines(
+        SOURCE,
+        LinesOfRecords(
+            _RULE,
+            {
+                "epoch": STEP,
+                "step": STEP,
+                "length": Column(INTEGER, re.compile(rb"/(\d{1,9})\] ")),
+                "seconds": Column(),
+                **_PEAKS,
+            },
+            TimedSteps("seconds", NS_PER_S, first=0, others=("epoch", "length")),
+            peaks=tuple(_PEAKS),
+            constants=("length",),
+        ),
+        epochs_of=_epochs_of,
+    ),
+)
