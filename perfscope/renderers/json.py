@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 
@@ -17,6 +18,17 @@ _INDENT = 2
 _MEMBERS_TO_DEPTH = 4
 #: A list that deep has as many entries as there are ranks.
 _LISTS_TO_DEPTH = 3
+#: Numbers in MessagePack that the standard library writes with an exponent, or may: below 1/8192, and from 2**53 on.
+_SCALED = re.compile(
+    rb"\xcb(?:(?!.\0{7})[\x00-\x3e\x80-\xbe]|[\x3f\xbf][\x00-\x1f]|[\x43\xc3][\x40-\xff]|[\x44-\x7f\xc4-\xff])",
+    re.DOTALL,
+)
+#: Numbers that are NaN or infinite, which compiled code would write as null.
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
+#: What ends a line with an exponent, or as a small fraction that the standard library writes with one.
+_EXPONENT = re.compile(r"e-?\d+(?=,?\n)")
+_SMALL = re.compile(r"0\.0000\d+(?=,?\n)")
+_DELETE = "\x7f"
 
 
 def render(report: Report) -> str:
@@ -49,7 +61,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
     elif not isinstance(value, (dict, list, tuple, Entries)):
         yield _encode(value)
     else:
-        yield _indented(_encode(value)).replace("\n", newline)
+        yield _indented(value).replace("\n", newline)
 
 
 def _is_apart(entries: Sequence[object], depth: int) -> bool:
@@ -69,15 +81,38 @@ def _listed(value: object) -> list[Json]:
     return list(value)
 
 
-def _indented(text: str) -> str:
-    """JSON in one line over many lines: no text in it holds a line's end."""
+def _indented(value: object) -> str:
+    """What ``json.dumps(value, indent=2)`` returns, by compiled code where that writes the same.
+
+    Raises:
+        ValueError: A number is NaN or infinite.
+        TypeError: It holds what JSON does not have.
+    """
     try:
-        return msgspec.json.format(text, indent=_INDENT)
-    except msgspec.DecodeError:  # half a pair of surrogates, as of a file's name that is no UTF-8
-        return json.dumps(json.loads(text), indent=_INDENT)
+        packed, text = _PACKER.encode(value), msgspec.json.format(_WRITER.encode(value), indent=_INDENT).decode()
+    except (TypeError, ValueError, OverflowError):  # large integers, half a pair of surrogates, keys of other types
+        return json.dumps(value, indent=_INDENT, allow_nan=False, default=_listed)
+    is_scaled = _SCALED.search(packed) is not None
+    if not text.isascii() or _DELETE in text or (is_scaled and _NOT_FINITE.search(packed)):
+        return json.dumps(value, indent=_INDENT, allow_nan=False, default=_listed)
+    return _with_exponents(text) if is_scaled else text
+
+
+def _with_exponents(text: str) -> str:
+    """The same JSON with exponents as the standard library writes them; a line that ends with a digit ends a number."""
+    pieces, begin = [], 0
+    lines = f"{text}\n"
+    ends = sorted(match.end() for pattern in (_SMALL, _EXPONENT) for match in pattern.finditer(lines))
+    for end in ends:
+        number = lines.rfind(" ", begin, end) + 1
+        pieces += lines[begin:number], repr(float(lines[number:end]))
+        begin = end
+    return "".join([*pieces, text[begin:]])
 
 
 _encode = json.JSONEncoder(allow_nan=False, default=_listed).encode
+_WRITER = msgspec.json.Encoder(enc_hook=_listed)
+_PACKER = msgspec.msgpack.Encoder(enc_hook=_listed)
 
 
 @cache

@@ -66,6 +66,8 @@ def test_json_refuses_what_is_no_number() -> None:
 def test_json_refuses_what_is_no_number_in_a_long_list() -> None:
     with pytest.raises(ValueError, match="JSON"):
         render(Report("t", {"schema": "x", "values": [1.0, float("inf")]}, ()), Format.JSON)
+    with pytest.raises(ValueError, match="JSON"):
+        render(Report("t", {"results": {"a": {"ranks": [{"deep": [1.0, float("nan")]}]}}}, ()), Format.JSON)
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
@@ -76,6 +78,17 @@ KEYS = st.text() | st.integers() | st.booleans()
 def test_json_is_what_the_standard_library_writes(data: dict[str, Any]) -> None:
     expected = json.dumps({**data, "warnings": ["a", "b"]}, indent=2) + "\n"
     assert render(Report("t", data, (), ("a", "b")), Format.JSON) == expected
+
+
+@given(st.lists(st.floats(allow_nan=False, allow_infinity=False) | st.floats(-1e-3, 1e-3)))
+def test_numbers_of_json_are_what_the_standard_library_writes(numbers: list[float]) -> None:
+    entries = [{"e-5": number, "text": "e-5"} for number in numbers]
+    entries += [
+        {"e-5": number, "text": "0.00001\n1e16"} for number in (0.0, -0.0, 1e-4, 1e-5, 2.0**53, 1e15, 1e16, 1e17)
+    ]
+    data: dict[str, Any] = {"results": {"a": {"ranks": [{"deep": entries, "numbers": numbers}]}}}
+    expected = json.dumps({**data, "warnings": []}, indent=2) + "\n"
+    assert render(Report("t", data, ()), Format.JSON) == expected
 
 
 @pytest.mark.parametrize("text", ["\udc80.json", "\ud83d", "\ud83d\ude00", '\u2028\n\\"'])
