@@ -54,8 +54,14 @@ class Facts:
 
     def number(self, pointer: str) -> float | None:
         """A number; None where there is none."""
+        parent, _, part = pointer.rpartition("/")
+        members = self._parents.get(parent)
+        return to_number(members.get(part) if type(members) is dict else self.value(pointer))
+
+    def members(self, pointer: str) -> Mapping[str, Json]:
+        """What a pointer leads to, for those who ask for many of its members; empty where it leads to no mapping."""
         value = self.value(pointer)
-        return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
+        return value if isinstance(value, Mapping) else {}
 
     def amount(self, pointer: str) -> float:
         """A number, or 0 where there is none: for times of what was not seen."""
@@ -80,6 +86,13 @@ class Facts:
     def rank(self, pointer: str) -> int:
         """The rank of an entry; 0 where it states none."""
         return int(self.number(f"{pointer}/rank") or 0)
+
+
+def to_number(value: Json) -> float | None:
+    """A value as a number; None where it is none."""
+    if type(value) is float:  # most are, and this is asked for many figures of each rank
+        return value
+    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
 def _member(value: Json, part: str) -> Json:

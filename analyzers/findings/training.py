@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from perfscope.analyzers.findings.facts import Facts
+from perfscope.analyzers.findings.facts import Facts, to_number
 from perfscope.analyzers.findings.replays import Fixes
 from perfscope.constants import US_PER_S
 
@@ -19,6 +19,7 @@ _HOST_CAUSES = (
     "data_loading", "synchronisation", "cuda_call", "operator", "between_operators", "not_shown", "host_launch",
     "launch_latency",
 )  # fmt: skip
+_HOST_KEYS = {cause: f"{cause}_us" for cause in _HOST_CAUSES}
 
 POWER_CAP = "software power cap"
 #: A limit that is lower than the GPU's own was set by somebody.
@@ -221,10 +222,10 @@ class Training:
         """Idle time in a step by what the host did: within steps, and between them, where nothing else ran."""
         facts = self.facts
         gaps = max(count - 1, 1) + facts.amount(f"{pointer}/outside/steps")
+        causes, of_steps = facts.members(f"{idle_pointer}/causes"), facts.members(f"{idle_pointer}/marked")
         host = {}
-        for cause in _HOST_CAUSES:
-            whole = facts.amount(f"{idle_pointer}/causes/{cause}_us")
-            marked = facts.number(f"{idle_pointer}/marked/{cause}_us")
+        for cause, key in _HOST_KEYS.items():
+            whole, marked = to_number(causes.get(key)) or 0.0, to_number(of_steps.get(key))
             host[cause] = whole / count if marked is None else marked / count + max(whole - marked, 0.0) / gaps
         return host
 
