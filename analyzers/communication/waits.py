@@ -19,7 +19,7 @@ from perfscope.analyzers.communication.rank_calls import RankCalls, number_ranks
 from perfscope.analyzers.shared.compute_pace import Pace, compare
 from perfscope.analyzers.shared.kernel_medians import KernelMedians, join_windows
 from perfscope.analyzers.shared.marked_steps import common_steps
-from perfscope.analyzers.shared.step_profile import Reason, StepProfile, join_profiles, reason_of
+from perfscope.analyzers.shared.step_profile import Reason, StepProfile, join_profiles, parts_of, reason_of
 from perfscope.constants import NS_PER_US
 from perfscope.packed import pack, pack_in_order
 from perfscope.report import Json
@@ -234,7 +234,7 @@ class Members:
         members = [member.rank for member in group.ranks if self._place_of(member.rank) is not None]
         profiles = [self._profiles[bisect_left(self._profiled, member)] for member in members]
         steps = common_steps(profile.steps for profile in profiles)
-        parts = np.array([profile.of(steps) for profile in profiles], np.int64)
+        parts = parts_of(profiles, steps)
         paces = self.comparison.paces if self.comparison else {}
         compared = [paces[member] for member in members if member in paces]
         return Peers(

@@ -7,6 +7,7 @@ on its host, what they spend in waiting. So what it did longer than they did is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 import numpy as np
 from msgspec import Struct
@@ -46,10 +47,6 @@ class StepProfile(Struct, frozen=True, eq=False):
     steps: tuple[int, ...]
     parts: Int64
 
-    def of(self, steps: Sequence[int]) -> Int64:
-        """The parts over some of the steps."""
-        return np.asarray(self.parts[:, np.isin(self.steps, steps)].sum(axis=1))
-
 
 class Reason(Struct, frozen=True):
     """Why a rank came last, by what it did longer than the others.
@@ -72,6 +69,17 @@ def join_profiles(earlier: StepProfile | None, later: StepProfile | None) -> Ste
     if earlier is None or later is None:
         return earlier or later
     return StepProfile(earlier.steps + later.steps, np.concatenate([earlier.parts, later.parts], axis=1))
+
+
+def parts_of(profiles: Sequence[StepProfile], steps: Sequence[int]) -> Int64:
+    """The parts of each profile over some of its steps: one row a profile, one column for each of PARTS."""
+    rows = np.empty((len(profiles), len(PARTS)), np.int64)
+    begin = 0
+    for of_profile, neighbours in groupby(profiles, lambda profile: profile.steps):  # most ranks marked the same
+        alike = np.stack([profile.parts for profile in neighbours])
+        rows[begin : begin + len(alike)] = alike[:, :, np.isin(of_profile, steps)].sum(axis=2)
+        begin += len(alike)
+    return rows
 
 
 def measure_steps(trace: Trace, device: int, rows: Bool, numbers: Int64) -> StepProfile:
