@@ -15,7 +15,6 @@ import shutil
 import signal
 import sys
 from contextlib import contextmanager
-from difflib import get_close_matches
 from enum import Enum
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
@@ -66,6 +65,8 @@ COMMANDS = (
 )
 
 
+#: Loaded by name where a name was mistyped.
+_DIFFERENCES = "difflib"
 #: A line on standard error is lost where nobody reads for so many seconds.
 _PATIENCE_S = 5.0
 #: A screen fits the smallest terminal that is common, also on a larger one.
@@ -201,7 +202,7 @@ def _in_one_line(error: TyperError) -> PerfscopeError:
 
 
 def _suggest(typed: str, names: Iterable[str]) -> str:
-    matches = get_close_matches(typed, list(names))
+    matches = import_module(_DIFFERENCES).get_close_matches(typed, list(names))
     return f": did you mean {' or '.join(matches)}?" if matches else ""
 
 

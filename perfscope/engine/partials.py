@@ -7,7 +7,6 @@ for the same kinds of events, as far as these change a partial. So an answer is 
 from __future__ import annotations
 
 import hashlib
-import io
 import os
 from collections.abc import Collection, Sequence
 from functools import cache
@@ -190,15 +189,22 @@ def to_events(names: tuple[str, ...]) -> Events:
 @cache
 def fingerprint() -> str:
     """A hash of the code that partials depend on, the same on every host that has this version."""
-    digest = hashlib.sha256()
     package = str(_PACKAGE)  # paths of pathlib would take longer than to read the files
+    contents = []
     for folder in _CODE:
         files = [f"{place}/{name}" for place, _, names in os.walk(f"{package}/{folder}") for name in names]
         for path in sorted(path for path in files if path.endswith(".py")):
-            digest.update(path.removeprefix(package).encode())
-            with io.FileIO(path) as file:
-                digest.update(file.readall())
-    return digest.hexdigest()
+            contents += path.removeprefix(package).encode(), _read_whole(path)
+    return hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+def _read_whole(path: str) -> bytes:
+    """The bytes of a small file, in fewer calls of the system than a file object makes."""
+    number = os.open(path, os.O_RDONLY)
+    try:
+        return os.read(number, os.fstat(number).st_size)
+    finally:
+        os.close(number)
 
 
 def _pack(analyzer: Analyzer, measured: MeasuredTrace, paths: Sequence[str]) -> Packed | None:

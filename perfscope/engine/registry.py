@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, get_type_hints, runtime_checkable
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from perfscope.tables.run import Run
 
 ENTRY_POINTS = "perfscope.analyzers"
+#: How the folder of an installed distribution ends, and the file that lists its entry points.
+_DISTRIBUTION, _ENTRY_POINTS_FILE = "-info", "entry_points.txt"
 #: How many levels of a tree a result's tables show unless more are asked for.
 DEFAULT_DEPTH = 3
 #: What finds installed distributions takes longer to import than all analyzers to find that there are none.
@@ -334,10 +337,23 @@ def analyzers() -> Sequence[Analyzer]:
 
 def _may_have_others() -> bool:
     """Whether an installed distribution names the group, or may be installed otherwise than in a folder."""
-    for location in map(Path, sys.path):
-        if location.is_file():
+    for location in sys.path:
+        try:
+            with os.scandir(location or ".") as entries:  # paths of pathlib would take several times as long
+                folders = [entry.path for entry in entries if entry.name.endswith(_DISTRIBUTION)]
+        except NotADirectoryError:
             return True
-        for path in location.glob("*-info/entry_points.txt"):
-            if ENTRY_POINTS.encode() in path.read_bytes():
-                return True
+        except OSError:
+            continue
+        if any(_states_our_group(f"{folder}/{_ENTRY_POINTS_FILE}") for folder in folders):
+            return True
     return False
+
+
+def _states_our_group(file: str) -> bool:
+    """Whether a distribution's list of entry points has our group."""
+    try:
+        with io.FileIO(file) as content:
+            return ENTRY_POINTS.encode() in content.readall()
+    except OSError:
+        return False
