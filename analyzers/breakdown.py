@@ -34,7 +34,7 @@ _MOST_STEP_ROWS = 64
 _LEAST_OF_TWIN = 0.6
 
 
-class RankParts(Struct, frozen=True):
+class RankParts(Struct, frozen=True, array_like=True):
     """One device of one rank in one trace, or in several that follow each earlier.
 
     Attributes:

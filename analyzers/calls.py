@@ -37,7 +37,7 @@ _AT_ONCE_NS = 20_000
 _SCRIPT = ".py("
 
 
-class Caller(Struct, frozen=True):
+class Caller(Struct, frozen=True, array_like=True):
     """Calls of one kind by one caller, in nanoseconds over all marked steps.
 
     Attributes:
@@ -74,7 +74,7 @@ class Caller(Struct, frozen=True):
         }
 
 
-class RankCalls(Struct, frozen=True):
+class RankCalls(Struct, frozen=True, array_like=True):
     """The calls of one device of one rank.
 
     Attributes:

@@ -38,7 +38,7 @@ _MOST_OPERATORS = 20
 _MOST_STEP_ROWS = 64
 
 
-class HostParts(Struct, frozen=True):
+class HostParts(Struct, frozen=True, array_like=True):
     """Where a window of the host went, in nanoseconds.
 
     ``compute + exposed_communication + exposed_data_loading + other`` is the window.
@@ -65,7 +65,7 @@ class HostParts(Struct, frozen=True):
         return (self.window / NS_PER_MS, *shares, self.communication / NS_PER_MS)
 
 
-class OperatorTime(Struct, frozen=True):
+class OperatorTime(Struct, frozen=True, array_like=True):
     """One operator over a trace, or over all of them.
 
     Attributes:
@@ -93,7 +93,7 @@ class OperatorTime(Struct, frozen=True):
         )
 
 
-class HostRank(Struct, frozen=True):
+class HostRank(Struct, frozen=True, array_like=True):
     """The host's time in one trace.
 
     Attributes:

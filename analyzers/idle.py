@@ -33,7 +33,7 @@ _MOST_LABELS = 16
 _SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
 
 
-class Gap(Struct, frozen=True):
+class Gap(Struct, frozen=True, array_like=True):
     """One stretch of idle time.
 
     Attributes:
@@ -53,7 +53,7 @@ class Gap(Struct, frozen=True):
     after: str
 
 
-class RankIdle(Struct, frozen=True):
+class RankIdle(Struct, frozen=True, array_like=True):
     """The idle time of one device of one rank.
 
     Attributes:

@@ -33,7 +33,7 @@ from perfscope.tables.trace import ABSENT, Trace, span_at
 _MOST_LISTED = 64
 
 
-class RecordedGraphs(Struct, frozen=True):
+class RecordedGraphs(Struct, frozen=True, array_like=True):
     """The graphs that an engine recorded for one batch.
 
     Attributes:
@@ -81,7 +81,7 @@ class RecordedGraphs(Struct, frozen=True):
         return total
 
 
-class MeasuredIteration(Struct, frozen=True):
+class MeasuredIteration(Struct, frozen=True, array_like=True):
     """One iteration on one rank.
 
     Attributes:
@@ -105,7 +105,7 @@ class MeasuredIteration(Struct, frozen=True):
     not_counted: tuple[str, ...]
 
 
-class TraceIterations(Struct, frozen=True):
+class TraceIterations(Struct, frozen=True, array_like=True):
     """What one trace has of an engine.
 
     Attributes:

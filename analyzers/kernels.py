@@ -23,7 +23,7 @@ _MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
 
 
-class Times(Struct, frozen=True):
+class Times(Struct, frozen=True, array_like=True):
     """How often something ran and how long, in nanoseconds."""
 
     calls: int
@@ -43,7 +43,7 @@ class Times(Struct, frozen=True):
         )
 
 
-class KernelTimes(Struct, frozen=True):
+class KernelTimes(Struct, frozen=True, array_like=True):
     """The kernels of one trace, or of several.
 
     Attributes:

@@ -31,7 +31,7 @@ _IS_FOREACH = re.compile(r"multi_tensor_apply")
 _DECISIVE = 0.5
 
 
-class OptimizerStep(Struct, frozen=True):
+class OptimizerStep(Struct, frozen=True, array_like=True):
     """The optimizer of one device of one rank, over all marked steps.
 
     Attributes:

@@ -35,7 +35,7 @@ from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 _MOST_ROWS = 64
 
 
-class GroupOverlap(Struct, frozen=True):
+class GroupOverlap(Struct, frozen=True, array_like=True):
     """The communication of one process group on one device of one rank, in nanoseconds.
 
     Attributes:

@@ -52,7 +52,7 @@ EXCHANGES = frozenset(("all_to_all", "all_to_all_v"))
 EVEN = frozenset(("all_reduce", "broadcast", "barrier", "reduce"))
 
 
-class Kind(Struct, frozen=True, order=True):
+class Kind(Struct, frozen=True, order=True, array_like=True):
     """One kind of operation in a group.
 
     Attributes:
@@ -68,7 +68,7 @@ class Kind(Struct, frozen=True, order=True):
     bytes: int
 
 
-class GroupKey(Struct, frozen=True, order=True):
+class GroupKey(Struct, frozen=True, order=True, array_like=True):
     """A group of ranks, or one direction between two of them, as every member names it.
 
     Attributes:
@@ -86,7 +86,7 @@ class GroupKey(Struct, frozen=True, order=True):
     run: int = 0
 
 
-class GroupCalls(Struct, frozen=True, eq=False):
+class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
     """One rank's operations in one group, in the order of their start.
 
     Attributes:

@@ -25,7 +25,7 @@ from perfscope.tables.trace import ABSENT, Trace, Work
 _MOST_ENDS = 256
 
 
-class RankCalls(Struct, frozen=True, eq=False):
+class RankCalls(Struct, frozen=True, eq=False, array_like=True):
     """The communication of one device of one rank.
 
     Attributes:

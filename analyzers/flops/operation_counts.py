@@ -84,7 +84,7 @@ class Repeats(NamedTuple):
         return None if self.mlp is None and self.attention is None else Checkpointing.NONE
 
 
-class Operations(Struct, frozen=True):
+class Operations(Struct, frozen=True, array_like=True):
     """The operations of one trace.
 
     Attributes:

@@ -9,7 +9,7 @@ from perfscope.schedules.operations import PassKind
 from perfscope.tables.trace import ProcessGroup
 
 
-class MeasuredPass(Struct, frozen=True):
+class MeasuredPass(Struct, frozen=True, array_like=True):
     """One pass of one micro-batch as it ran.
 
     Attributes:
@@ -34,7 +34,7 @@ class MeasuredPass(Struct, frozen=True):
         return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
-class Transfer(Struct, frozen=True):
+class Transfer(Struct, frozen=True, array_like=True):
     """One kernel that moves activations or gradients between stages; it may send and receive at once.
 
     Attributes:
@@ -55,14 +55,14 @@ class Transfer(Struct, frozen=True):
         return replace(self, start_ns=self.start_ns + offset_ns, end_ns=self.end_ns + offset_ns)
 
 
-class CollectiveRun(Struct, frozen=True):
+class CollectiveRun(Struct, frozen=True, array_like=True):
     """A collective on one rank: when it ended, on the wall clock, and how long it ran."""
 
     end_ns: int
     duration_ns: int
 
 
-class RankStep(Struct, frozen=True):
+class RankStep(Struct, frozen=True, array_like=True):
     """One training step of one rank.
 
     Attributes:
@@ -91,7 +91,7 @@ class RankStep(Struct, frozen=True):
         return sum(measured.kind in kinds for measured in self.passes)
 
 
-class RankPasses(Struct, frozen=True):
+class RankPasses(Struct, frozen=True, array_like=True):
     """What one trace says of a pipeline.
 
     Attributes:

@@ -10,7 +10,7 @@ from perfscope.report import Cell, Column, Json, percent, percent_of
 from perfscope.tables.trace import DeviceEvents, Work
 
 
-class Parts(Struct, frozen=True):
+class Parts(Struct, frozen=True, array_like=True):
     """Where a window went, in nanoseconds.
 
     ``compute + exposed_communication + exposed_copy + idle`` is the window.
@@ -65,7 +65,7 @@ class Parts(Struct, frozen=True):
         )
 
 
-class StepParts(Struct, frozen=True):
+class StepParts(Struct, frozen=True, array_like=True):
     """Where one step's window went.
 
     Attributes:

@@ -36,7 +36,7 @@ class Phase(StrEnum):
     DIFFUSION = "diffusion"
 
 
-class Iteration(Struct, frozen=True):
+class Iteration(Struct, frozen=True, array_like=True):
     """One iteration of an engine.
 
     Attributes:

@@ -23,7 +23,7 @@ _GRID_BITS = 33
 _OF_PARAMETERS = re.compile(r"(?i)multi_tensor_apply|adam|lamb|_sgd|optimizer")
 
 
-class KernelMedians(Struct, frozen=True, eq=False):
+class KernelMedians(Struct, frozen=True, eq=False, array_like=True):
     """The compute kernels of one device by step and kernel; a kernel is a name and a grid.
 
     Attributes:

@@ -18,7 +18,7 @@ from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 
-class Outside(Struct, frozen=True):
+class Outside(Struct, frozen=True, array_like=True):
     """What a device did in a window besides its marked steps, in nanoseconds.
 
     The window is ``before + after + between`` and the union of the windows of its steps.

@@ -44,7 +44,7 @@ _FILE_CALLS_OF_OWNER = _FILE_CALLS | {
 _FILES = re.compile(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
 
 
-class OutsideTime(Struct, frozen=True):
+class OutsideTime(Struct, frozen=True, array_like=True):
     """Time that one function took outside of operators.
 
     Attributes:

@@ -36,7 +36,7 @@ _DECISIVE = 0.5
 _NOTICEABLE = 0.01
 
 
-class StepProfile(Struct, frozen=True, eq=False):
+class StepProfile(Struct, frozen=True, eq=False, array_like=True):
     """The marked steps of one device.
 
     Attributes:

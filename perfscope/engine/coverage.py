@@ -26,7 +26,7 @@ _CAPTURE_BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
 _CAPTURE_ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 
 
-class TraceSummary(Struct, frozen=True):
+class TraceSummary(Struct, frozen=True, array_like=True):
     """What the coverage of a set of traces is judged by, for one trace.
 
     Attributes:

@@ -190,7 +190,7 @@ def to_events(names: tuple[str, ...]) -> Events:
 def fingerprint() -> str:
     """A hash of the code that partials depend on, the same on every host that has this version."""
     package = str(_PACKAGE)  # paths of pathlib would take longer than to read the files
-    contents = []
+    contents: list[bytes] = []
     for folder in _CODE:
         files = [f"{place}/{name}" for place, _, names in os.walk(f"{package}/{folder}") for name in names]
         for path in sorted(path for path in files if path.endswith(".py")):

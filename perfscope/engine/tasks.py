@@ -46,7 +46,7 @@ class Task(Struct, frozen=True):
     modules: tuple[str, ...] = ()
 
 
-class MeasuredTrace(Struct, frozen=True):
+class MeasuredTrace(Struct, frozen=True, array_like=True):
     """One trace after the map step.
 
     Attributes:

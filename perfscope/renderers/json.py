@@ -18,16 +18,14 @@ _INDENT = 2
 _MEMBERS_TO_DEPTH = 4
 #: A list that deep has as many entries as there are ranks.
 _LISTS_TO_DEPTH = 3
-#: Numbers in MessagePack that the standard library writes with an exponent, or may: below 1/8192, and from 2**53 on.
-_SCALED = re.compile(
-    rb"\xcb(?:(?!.\0{7})[\x00-\x3e\x80-\xbe]|[\x3f\xbf][\x00-\x1f]|[\x43\xc3][\x40-\xff]|[\x44-\x7f\xc4-\xff])",
-    re.DOTALL,
-)
+#: Numbers in MessagePack that the standard library may write with an exponent: below 1/8192, and from 2**53 on.
+_TINY = re.compile(rb"\xcb(?:(?!.\0{7})[\x00-\x3e\x80-\xbe]|[\x3f\xbf][\x00-\x1f])", re.DOTALL)
+_HUGE = re.compile(rb"\xcb(?:[\x43\xc3][\x40-\xff]|[\x44-\x7f\xc4-\xff])")
 #: Numbers that are NaN or infinite, which compiled code would write as null.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-#: What ends a line with an exponent, or as a small fraction that the standard library writes with one.
-_EXPONENT = re.compile(r"e-?\d+(?=,?\n)")
-_SMALL = re.compile(r"0\.0000\d+(?=,?\n)")
+#: How such numbers end a line: as small fractions or with an exponent.
+_ENDS_OF_TINY = (re.compile(r"0\.0000\d+(?=,?\n)"), re.compile(r"e-\d+(?=,?\n)"))
+_ENDS_OF_HUGE = (re.compile(r"e\d+(?=,?\n)"),)
 _DELETE = "\x7f"
 
 
@@ -92,18 +90,18 @@ def _indented(value: object) -> str:
         packed, text = _PACKER.encode(value), msgspec.json.format(_WRITER.encode(value), indent=_INDENT).decode()
     except (TypeError, ValueError, OverflowError):  # large integers, half a pair of surrogates, keys of other types
         return json.dumps(value, indent=_INDENT, allow_nan=False, default=_listed)
-    is_scaled = _SCALED.search(packed) is not None
-    if not text.isascii() or _DELETE in text or (is_scaled and _NOT_FINITE.search(packed)):
+    ends = (*(_ENDS_OF_TINY if _TINY.search(packed) else ()), *(_ENDS_OF_HUGE if _HUGE.search(packed) else ()))
+    if not text.isascii() or _DELETE in text or (ends and _NOT_FINITE.search(packed)):
         return json.dumps(value, indent=_INDENT, allow_nan=False, default=_listed)
-    return _with_exponents(text) if is_scaled else text
+    return _with_exponents(text, ends) if ends else text
 
 
-def _with_exponents(text: str) -> str:
+def _with_exponents(text: str, ends: Sequence[re.Pattern[str]]) -> str:
     """The same JSON with exponents as the standard library writes them; a line that ends with a digit ends a number."""
-    pieces, begin = [], 0
     lines = f"{text}\n"
-    ends = sorted(match.end() for pattern in (_SMALL, _EXPONENT) for match in pattern.finditer(lines))
-    for end in ends:
+    pieces: list[str] = []
+    begin = 0
+    for end in sorted(match.end() for pattern in ends for match in pattern.finditer(lines)):
         number = lines.rfind(" ", begin, end) + 1
         pieces += lines[begin:number], repr(float(lines[number:end]))
         begin = end

@@ -9,7 +9,7 @@ from msgspec import Struct
 from perfscope.tables.columns import Bool, Int64
 
 
-class Product(Struct, frozen=True):
+class Product(Struct, frozen=True, array_like=True):
     """An operator that multiplies, with its inputs.
 
     Attributes:

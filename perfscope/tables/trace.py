@@ -197,7 +197,7 @@ class Collective(Struct, frozen=True):
     out_split: tuple[int, ...] | None = None
 
 
-class ProcessGroup(Struct, frozen=True):
+class ProcessGroup(Struct, frozen=True, array_like=True):
     """A process group that the trace describes.
 
     Attributes:

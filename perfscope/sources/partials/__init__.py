@@ -8,7 +8,8 @@ is code: a value is decoded as the type that the analyzer states, or is refused.
     8 bytes        b"PSPART1\n"
     4 bytes        length of the header, little-endian
     header         JSON: see ``perfscope.sources.partials.header.Header``
-    sections       one after the other, each deflated (zlib) MessagePack; arrays are extension 1, see ``arrays``
+    sections       one after the other, each MessagePack, deflated (zlib) where it is not of its unpacked size already;
+                   arrays are extension 1, see ``arrays``
     32 bytes       SHA-256 of all that stands before
 
 Write and read one, with the types of the analyzers (``perfscope.engine.partials`` knows them)::

@@ -28,7 +28,9 @@ _LARGEST_SECTION = 8 * MIB
 _LARGEST_IN_ALL = 32 * MIB
 _MOST_SECTIONS = 64
 _LEVEL = 6
-_SMALL_SECTION = 2 * KIB
+_SMALL_SECTION = 32 * KIB
+#: What deflating saves less of stands as it is.
+_LEAST_SAVED = 192
 #: What inflates twice as fast as the standard library.
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 
@@ -114,7 +116,8 @@ def _deflate(content: bytes) -> bytes:
     """Small sections with the codes that are fixed: to read the codes of their own would take longer than the text."""
     strategy = zlib.Z_FIXED if len(content) < _SMALL_SECTION else zlib.Z_DEFAULT_STRATEGY
     stream = zlib.compressobj(_LEVEL, strategy=strategy)
-    return stream.compress(content) + stream.flush()
+    packed = stream.compress(content) + stream.flush()
+    return packed if len(packed) + _LEAST_SAVED <= len(content) else content
 
 
 def to_bytes(header: Header, sections: Sequence[Packed]) -> bytes:
@@ -198,12 +201,14 @@ def _cut(body: bytes, sections: Sequence[Section]) -> dict[str, tuple[bytes, int
 
 
 def _inflate(packed: bytes, size: int) -> bytes:
-    """Inflate no more than what is stated.
+    """Inflate no more than what is stated; what is of that size already stands as it is.
 
     Raises:
         ValueError: It is more, or less.
         isal.isal_zlib.error: It cannot be inflated.
     """
+    if len(packed) == size:
+        return packed
     stream = isal_zlib.decompressobj()
     content: bytes = stream.decompress(packed, size + 1)
     if len(content) != size or not stream.eof or stream.unused_data:
