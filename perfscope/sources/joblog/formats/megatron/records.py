@@ -26,6 +26,7 @@ from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
+from perfscope.tables.columns import Int64
 
 SOURCE = "elapsed time per iteration"
 
@@ -205,12 +206,11 @@ def _set_tflops(state: MegatronState, record: Record, label: bytes, tflops: floa
 def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: int) -> None:
     """Add rows ``first`` to ``last`` of a block's plain lines."""
     series = state.log.series_of(SOURCE)
-    while first < last and not (series.is_steady and _is_even(plain.iteration[first:last], series)):
-        row = Record(iteration=int(plain.iteration[first]), wall_ns=int(plain.wall_ns[first]))
-        row.samples = _batch(state, int(plain.consumed[first]), series.last, row.iteration)
-        series.add(row)
-        first += 1
-    if first < last:
+    if first < last and not (series.is_steady and _is_even(plain.iteration[first:last], series)):
+        numbers = np.asarray(plain.iteration[first:last], np.int64)
+        batches = _batches(state, series.last, numbers, np.asarray(plain.consumed[first:last], np.int64))
+        series.add_rows(numbers, plain.wall_ns[first:last], batches)
+    elif first < last:
         before, consumed = state.consumed_samples, int(plain.consumed[last - 1])
         samples = None
         if before is not None and consumed > before:
@@ -226,6 +226,14 @@ def _is_even(iterations: Numbers, series: IterationSeries) -> bool:
     if isinstance(iterations, range):
         return len(iterations) == 1 or iterations.step == interval
     return bool((np.diff(iterations) == interval).all())
+
+
+def _batches(state: MegatronState, last: int | None, numbers: Int64, consumed: Int64) -> Int64:
+    """Mean samples an iteration since the record before, of many records; 0 where unknown, as after a restart."""
+    before, state.consumed_samples = state.consumed_samples, int(consumed[-1])
+    iterations = np.diff(numbers, prepend=numbers[0] if last is None else last)
+    samples = np.diff(consumed, prepend=consumed[0] if before is None else before)
+    return np.where((iterations > 0) & (samples > 0), samples // np.maximum(iterations, 1), 0)
 
 
 def _batch(state: MegatronState, consumed: int, last: int | None, iteration: int | None) -> int | None:
