@@ -18,6 +18,7 @@ from perfscope.sources.joblog.record_lines import LinesOfRecords, ShapeSplitter
 from perfscope.sources.joblog.registry import FORMATS
 
 _STEP_S = 7
+_MICRO_BATCHES = 4
 _CLOCKS = {"elapsed", "wall", STAMP}
 _TIMES = {"ms", "seconds", "time"}
 _FORMS = ("%Y-%m-%d %H:%M:%S", "%Y/%m/%d %H:%M:%S", "%Y-%m-%dT%H:%M:%S", "%Y/%m/%dT%H:%M:%S")
@@ -51,6 +52,10 @@ class RecordLog:
         return "".join(map(self.line, range(first, first + records)))
 
     def _figure(self, name: str, text: str, number: int) -> str:
+        if "ends" in self.columns and not self.parts[1 + 2 * self.columns.index("ends")]:  # of four micro-batches each
+            figures = {"step": str(1 + (number - 1) // _MICRO_BATCHES), "ends": " (step)"}
+            if name == "step" or (name == "ends" and number % _MICRO_BATCHES == 0):
+                return figures[name]
         if name in {"step", "samples", "counted", "iter"}:
             scale = int(self.parts[1 + 2 * self.columns.index("samples")]) if name == "samples" else 1
             return str(number * max(scale, 1))

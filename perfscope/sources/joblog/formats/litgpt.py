@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "LitGPT's iter time, summed over a step"
 
+_ENDS = rb" \((?:optimizer\.step|opt\.step|step)\)"
 _LOSS = re.compile(rb"loss(?: train)?(?: \(curr\))?:? ([\d.eE+naif-]{1,20})")
 
 
@@ -82,42 +84,62 @@ _RULE = Rule(
     b"iter time: ",
     re.compile(
         rb"\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
-        rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends> \((?:optimizer\.step|opt\.step|step)\))?",
+        rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends>(?:" + _ENDS + rb")?)",
         re.IGNORECASE,
     ),
     _on_batch,
     begin=(b"iter ",),
 )
-_COLUMNS = {"iter": STEP, "step": STEP, "ms": Column()}
-
-
-def _ends_step(line: LineMatch) -> bool:
-    return bool(line["ends"])
+_COLUMNS = {"iter": STEP, "step": STEP, "ms": Column(), "ends": Column(f"(?:{_ENDS.decode()})?")}
 
 
 def _measure(cells: Cells) -> Measured:
-    """A step of one micro-batch a line; where one does not follow the other, the rule reads it."""
-    batches, wall_ns = cells.integers("iter"), cells.times_ns("ms", NS_PER_MS)
-    wall_ns[np.diff(batches, prepend=batches[0]) != 1] = 0
-    return Measured(cells.integers("step"), wall_ns, {"iter": batches})
+    """Micro-batches, of which some end a step; the rule reads the last one of these, for its loss."""
+    columns = {"step": cells.integers("step"), "ends": np.asarray([len(text) for text in cells.texts("ends")])}
+    wall_ns = cells.times_ns("ms", NS_PER_MS)
+    wall_ns[np.flatnonzero(columns["ends"])[-1:]] = 0
+    return Measured(cells.integers("iter"), wall_ns, columns)
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    """Where other lines stand between, the first record may end a step of several micro-batches."""
-    batches, steps = plain.columns["iter"], np.asarray(plain.iteration, np.int64)
-    if first < last and int(batches[first]) == state.last:
-        first += 1  # another rank's copy
-    if first >= last:
-        return
-    series = state.log.series_of(SOURCE)
-    if state.batches or state.last is None or int(batches[first]) != state.last + 1:
-        _add_batch(state, int(batches[first]), int(steps[first]), int(plain.wall_ns[first]))
-        record = Record(int(steps[first]), state.wall_ns)
-        state.wall_ns, state.batches = 0, 0
-        series.add(record, plain.label)
-        first += 1
-    add_evenly(series, plain, first, last)
-    state.last, state.step = int(batches[last - 1]), int(steps[last - 1])
+    rows = plain.rows(first, last)
+    batches = np.asarray(rows.iteration, np.int64)
+    breaks = np.flatnonzero(np.diff(batches) != 1) + 1
+    for start, stop in pairwise((0, *breaks.tolist(), len(batches))):
+        row = start
+        if row < stop and int(batches[row]) == state.last:
+            row += 1  # another rank's copy
+        if row < stop and (state.last is None or int(batches[row]) != state.last + 1):
+            _add_batch(state, int(batches[row]), int(rows.columns["step"][row]), int(rows.wall_ns[row]))
+            if rows.columns["ends"][row]:
+                state.log.series_of(SOURCE).add(Record(int(rows.columns["step"][row]), state.wall_ns), rows.label)
+                state.wall_ns, state.batches = 0, 0
+            row += 1
+        if row < stop:
+            _add_following(state, rows.rows(row, stop))
+
+
+def _add_following(state: _State, rows: PlainLines) -> None:
+    """Add micro-batches of which each follows the one before."""
+    is_unknown = state.wall_ns is None and state.batches > 0
+    ends, steps = np.flatnonzero(rows.columns["ends"]), rows.columns["step"]
+    total_ns = np.cumsum(rows.wall_ns)
+    if len(ends):
+        wall_ns, batches = np.diff(total_ns[ends], prepend=0), np.diff(ends, prepend=-1)
+        wall_ns[0] = -1 if is_unknown else wall_ns[0] + (state.wall_ns or 0)
+        batches[0] += state.batches
+        series = state.log.series_of(SOURCE)
+        series.stated_interval = 1
+        add_evenly(series, PlainLines(steps[ends], wall_ns, label=rows.label), 0, len(ends))
+        if wall_ns[-1] > 0:
+            state.log.set_fact("gas", int(batches[-1]), "records")
+        state.wall_ns, state.batches, is_unknown = 0, 0, False
+        total_ns = total_ns[ends[-1] :] - total_ns[ends[-1]]
+        state.batches = len(total_ns) - 1
+    else:
+        state.batches += len(total_ns)
+    state.wall_ns = None if is_unknown else (state.wall_ns or 0) + int(total_ns[-1])
+    state.last, state.step = int(rows.iteration[-1]), int(steps[-1])
 
 
 FORMAT = Format(
@@ -126,7 +148,5 @@ FORMAT = Format(
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
-    bulk=read_lines(
-        SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_ends_step), add=_add, drops_copies=False
-    ),
+    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure), add=_add, drops_copies=False),
 )
