@@ -14,7 +14,7 @@ import re
 from array import array
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -28,8 +28,8 @@ from perfscope.sources.joblog.record import Record
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
 
-#: A line that may be a bar, and all lines that follow it and may be bars.
-BAR_LINES = re.compile(rb"[^\n%]{0,160}%\|[^\n]*+(?:\n++[^\n%]{0,160}%\|[^\n]*+)*+")
+#: A line that may be a bar.
+BAR_LINE = rb"[^\n%]{0,160}%\|[^\n]*+"
 #: How far such lines may reach.
 BAR_REACH = 1 << 20
 
@@ -85,13 +85,31 @@ class ProgressBars:
         """Add the bars of some lines."""
         steps, totals, clocks = find_columns(_BAR, b"\n" + text)
         for first, end in find_runs(totals):
-            self._current = int(totals[first])
-            points = self._bars.setdefault(self._current, _Points())
-            if end - first >= _MANY:
-                self._add_states(points, parse_counts(steps[first:end]), parse_clocks_s(clocks[first:end]))
-            else:
-                for row in range(first, end):
-                    self._add_state(points, int(steps[row]), parse_clock_s(clocks[row]))
+            self._add_rows(int(totals[first]), steps[first:end], clocks[first:end])
+
+    def add_of_one(self, text: bytes) -> bool:
+        """Add the bars of some lines if losses between them are those of the training: of one bar that goes on.
+
+        Returns whether they were added.
+        """
+        steps, totals, clocks = find_columns(_BAR, b"\n" + text)
+        total = int(totals[0]) if totals else None
+        if total is None or total != self._current or totals.count(totals[0]) < len(totals):
+            return False
+        if total in map(int, steps) or self.is_complete(total):
+            return False
+        self._add_rows(total, steps, clocks)
+        return True
+
+    def _add_rows(self, total: int, steps: Sequence[bytes], clocks: Sequence[bytes]) -> None:
+        """Add states of one bar."""
+        self._current = total
+        points = self._bars.setdefault(total, _Points())
+        if len(steps) >= _MANY:
+            self._add_states(points, parse_counts(steps), parse_clocks_s(clocks))
+        else:
+            for step, clock in zip(steps, clocks, strict=True):
+                self._add_state(points, int(step), parse_clock_s(clock))
 
     def _add_states(self, points: _Points, steps: Int64, clocks_s: Int64) -> None:
         """Add states of a bar: at once where it goes on, else those that are no copies."""

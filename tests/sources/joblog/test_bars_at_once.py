@@ -108,3 +108,29 @@ def test_the_usual_gap_is_the_most_frequent_and_of_several_the_smallest() -> Non
         gaps.add(drawn[-1])
         assert gaps.usual == min(set(drawn), key=lambda gap: (-drawn.count(gap), gap))
     assert gaps.count_above_usual() == sum(gap > gaps.usual for gap in drawn)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bars_and_losses_that_take_turns_are_those_with_other_lines_between(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    lines = []
+    for total in (draw.choice((40, 300)), 300, draw.choice((40, 300))):
+        step = seconds = 0
+        while step < total:
+            step = min(step + draw.choice((1, 1, 2, 9)), total)
+            seconds += draw.choice((0, 1, 2, 7))
+            lines.append(trainer_bar(0, step, total, seconds))
+            lines += [LOSSES.strip()] * draw.choice((0, 1, 1, 2))
+            if draw.random() < 0.03:
+                lines.append(draw.choice(("{'eval_runtime': 2.5, 'epoch': 0.1}", "Saving model checkpoint to x")))
+                lines.append(trainer_bar(0, draw.randrange(40), 39, seconds))
+            if draw.random() < 0.01:
+                step, seconds = step // 2, 0
+    log, apart = tmp_path / "log", tmp_path / "apart"
+    log.mkdir()
+    apart.mkdir()
+    (log / "run.log").write_text("\n".join(lines) + "\n")
+    (apart / "run.log").write_text("\nother\n".join(lines) + "\n")
+    together = read_log(log / "run.log")
+    assert together.framework == "hf-trainer"
+    assert differences(together, read_log(apart / "run.log")) == []

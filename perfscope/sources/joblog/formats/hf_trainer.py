@@ -16,7 +16,7 @@ from math import ceil, floor
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.progress_bars import BAR_LINES, BAR_REACH, ProgressBars
+from perfscope.sources.joblog.progress_bars import BAR_LINE, BAR_REACH, ProgressBars
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
@@ -41,6 +41,18 @@ _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _DICTIONARY_REACH = 500
+_LOSSES = rb"\{(?:'loss':|[^{}\n]*'loss':)[^{}\n]*\}"
+#: Bars and losses take turns. Both rules match all lines of either that follow, which the first of them reads.
+_FOLLOWING = rb"(?:[ \t]*+\n++(?:" + _LOSSES + rb"|" + BAR_LINE + rb"))*+"
+_BARS_OR_LOSSES = re.compile(
+    rb"(?P<losses>\{[^{}\n]*'loss':[^{}]*\}(?:[ \t]*\n++"
+    + _LOSSES
+    + rb")*+)|"
+    + BAR_LINE
+    + rb"(?:\n++"
+    + BAR_LINE
+    + rb")*+"
+)
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
@@ -60,6 +72,7 @@ class _State(FormatState):
         bars: The progress bars without a name.
         imitates: Another framework prints the Trainer's lines.
         name: The trainer, which may be built on the Trainer.
+        text, read: The block of text whose bars and losses were read last, and up to where.
     """
 
     runtime_s: float | None = None
@@ -72,6 +85,8 @@ class _State(FormatState):
     bars: ProgressBars = field(default_factory=ProgressBars)
     imitates: bool = False
     name: str = _FRAMEWORK
+    text: bytes = b""
+    read: int = 0
 
 
 def _on_start(state: FormatState, _line: LineMatch) -> None:
@@ -108,10 +123,6 @@ def _on_vocabulary(state: _State, line: LineMatch) -> None:
     state.vocabulary = int(line[1])
 
 
-def _on_bars(state: _State, line: LineMatch) -> None:
-    state.bars.add(line[0])
-
-
 def _on_evaluation(state: _State, _line: LineMatch) -> None:
     state.bars.on_disturbance(Disturbance.EVALUATION)
 
@@ -139,10 +150,31 @@ def _framework_of(state: _State) -> str:
     return state.name
 
 
-def _on_losses(state: _State, line: LineMatch) -> None:
-    """``{'loss': 2.075, ..., 'epoch': 0.04}``, many in a row: the first and the last loss are kept."""
-    losses = _LOSS.findall(line[0])
-    epochs = line[0].count(b"'epoch':")
+def _on_bars_and_losses(state: _State, line: LineMatch) -> None:
+    """Bars and ``{'loss': 2.075, ..., 'epoch': 0.04}``, many in a row."""
+    begin, end = line.match.span()
+    if state.text is line.text:
+        begin = max(begin, state.read)
+    if begin >= end:
+        return  # the other rule has read them
+    state.text, state.read = line.text, end
+    text = line.text[begin:end]
+    if b"'loss':" not in text:
+        state.bars.add(text)
+    elif b"%|" not in text or state.bars.add_of_one(text):
+        _add_losses(state, text)
+    else:
+        for part in _BARS_OR_LOSSES.finditer(text):
+            if part["losses"]:
+                _add_losses(state, part[0])
+            else:
+                state.bars.add(part[0])
+
+
+def _add_losses(state: _State, text: bytes) -> None:
+    """Add dictionaries; the first and the last loss are kept."""
+    losses = _LOSS.findall(text)
+    epochs = text.count(b"'epoch':")
     if epochs:
         state.log.frameworks.add(_FRAMEWORK)
         state.bars.on_losses(epochs)
@@ -281,11 +313,18 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
     Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d+)'), _on_vocabulary, identifies=False),
-    Rule(b"%|", BAR_LINES, _on_bars, reach=BAR_REACH, identifies=False, at_line_start=True),
+    Rule(
+        b"%|",
+        re.compile(BAR_LINE + _FOLLOWING),
+        _on_bars_and_losses,
+        reach=BAR_REACH,
+        identifies=False,
+        at_line_start=True,
+    ),
     Rule(
         b"'loss':",
-        re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}(?:[ \t]*\n\{[^{}\n]*'loss':[^{}\n]*\})*+"),
-        _on_losses,
+        re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}" + _FOLLOWING),
+        _on_bars_and_losses,
         reach=BAR_REACH,
         identifies=False,
         begin=(b"{",),
