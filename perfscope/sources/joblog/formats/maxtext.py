@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Column
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "MaxText's seconds"
@@ -82,6 +82,13 @@ _RULE = Rule(
 )
 
 
+def _measure(cells: Cells) -> Measured:
+    """The first steps of all, which may only have been dispatched, are for the rule."""
+    measured = TimedSteps("seconds", NS_PER_S, first=0)(cells)
+    measured.wall_ns[measured.iteration <= _DISPATCHED] = 0
+    return measured
+
+
 def _on_last(state: _State, number: int) -> None:
     state.last = number - 1
 
@@ -93,7 +100,7 @@ FORMAT = Format(
     sources=(StepTimeSource(SOURCE),),
     bulk=read_lines(
         SOURCE,
-        LinesOfRecords(_RULE, {"step": STEP, "seconds": Column()}, TimedSteps("seconds", NS_PER_S, first=0)),
+        LinesOfRecords(_RULE, {"step": STEP, "seconds": Column()}, _measure),
         on_last=_on_last,
     ),
 )
