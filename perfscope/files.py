@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 
@@ -33,8 +34,12 @@ def read_text(path: Path) -> str:
     return content.decode("utf-8", "surrogateescape")
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes | Iterable[bytes]) -> None:
     """Replace a file's content and keep its mode; a reader sees the old bytes or the new ones, never a part.
+
+    Args:
+        path: The file.
+        content: The new bytes, or their pieces, which are asked for one after the other.
 
     Raises:
         SourceError: The file is read-only, or its folder cannot be written.
@@ -48,7 +53,7 @@ def replace_file(path: Path, content: bytes) -> None:
         descriptor, name = import_module(_TEMPORARY).mkstemp(prefix=f".{target.name}.", dir=target.parent)
         temporary = Path(name)
         with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
+            file.writelines([content] if isinstance(content, bytes) else content)
             file.flush()
             os.fsync(file.fileno())
         temporary.chmod(stat.S_IMODE(mode) if mode is not None else 0o644)

@@ -14,8 +14,9 @@ from typing import TypeAlias, TypeGuard
 import numpy as np
 from msgspec import Struct, field
 
-from perfscope.aggregation.spread import QUANTILES, Floats, choose_rows, nearest_rank
+from perfscope.aggregation.spread import QUANTILES, CellColumn, choose_rows, nearest_rank
 from perfscope.constants import MANY_RANKS
+from perfscope.packed import PackedRows
 from perfscope.report import Entries, Json
 
 #: An object of JSON, and an entry as columns of a table.
@@ -28,34 +29,61 @@ _CARRIED = ("rank", "device", "group", "axis", "trace")
 _OF_RANKS = frozenset(("rank", "ranks", "straggler"))
 
 
-class EntryTable(Struct, frozen=True):
+class EntryTable:
     """The entries of a list, or of the lists inside the entries of another one.
 
-    Attributes:
+    Args:
         name: Where they are: ``breakdown.ranks.steps``.
-        rows: One object an entry.
     """
 
-    name: str
-    rows: tuple[Flat, ...]
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._columns: dict[str, None] = {}
+        self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}
+        self._rows: PackedRows[tuple[tuple[str, ...], tuple[Json, ...]]] = PackedRows()
+
+    def append(self, entry: Flat) -> None:
+        """Add an entry; most have the same keys."""
+        keys = tuple(entry)
+        if keys not in self._keys:
+            self._keys[keys] = keys
+            self._columns |= dict.fromkeys(keys)
+        self._rows.append((self._keys[keys], tuple(entry.values())))
+
+    @property
+    def columns(self) -> list[str]:
+        """The keys of all entries."""
+        return list(self._columns)
+
+    def rows(self) -> Iterator[list[Json]]:
+        """A row an entry, with a cell for each column."""
+        columns = tuple(self._columns)
+        for keys, values in self._rows:
+            if keys == columns:
+                yield list(values)
+            else:
+                entry = dict(zip(keys, values, strict=True))
+                yield [entry.get(column) for column in columns]
 
 
 def list_tables(results: Mapping[str, Json]) -> Iterator[EntryTable]:
     """A table for each list that is long because a job has many ranks, and for each list inside of it."""
     for name, value in results.items():
-        tables: dict[str, list[Flat]] = {}  # of one result after the other: all together are larger than the results
+        tables: dict[str, EntryTable] = {}
         _add_tables(tables, name, value, {}, is_inside=False)
-        yield from (EntryTable(table, tuple(rows)) for table, rows in tables.items())
+        yield from tables.values()
 
 
-def _add_tables(tables: dict[str, list[Flat]], name: str, value: Json, carried: Flat, *, is_inside: bool) -> None:
+def _add_tables(tables: dict[str, EntryTable], name: str, value: Json, carried: Flat, *, is_inside: bool) -> None:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             _add_tables(tables, f"{name}.{key}", inner, carried, is_inside=is_inside)
     elif _is_list_of_entries(value) and (is_inside or is_long(value)):
         for index, entry in enumerate(value):
             own = {**carried, **dict(_flatten(entry))}
-            tables.setdefault(name, []).append(own)
+            if name not in tables:
+                tables[name] = EntryTable(name)
+            tables[name].append(own)
             of_entry = {f"{name.rpartition('.')[2]}_index": index, **carried}
             of_entry |= {key: entry[key] for key in _CARRIED if key in entry}
             for key, inner in entry.items():
@@ -138,9 +166,8 @@ class _Condenser:
                 self.visit(inner, f"{old}/{index}", f"{new}/{index}", name) if isinstance(inner, Mapping) else inner
                 for index, inner in enumerate(value)
             ]
-        rows = [dict(_flatten(entry)) for entry in value]
-        columns = _numeric_columns(rows)
-        chosen = choose_rows(list(columns.values()))
+        columns = _numeric_columns(value)
+        chosen = choose_rows([column.values for column in columns.values() if column.values is not None])
         stays = [index for index in range(len(value)) if f"{old}/{index}" in self._pinned]
         shown = [*chosen.rows, *(index for index in stays if index not in chosen.rows)]
         self.lists[new] = {
@@ -150,7 +177,7 @@ class _Condenser:
             "chosen": "the entries with the smallest and the largest value of each number, those that are farthest "
             "from the median, and those that findings point to",
             "file": self._file_of.get(name),
-            "quantiles": {key: _quantiles(values, [row.get(key) for row in rows]) for key, values in columns.items()},
+            "quantiles": {key: _quantiles(column, key, value) for key, column in columns.items()},
         }
         entries = []
         for position, index in enumerate(shown):
@@ -192,19 +219,28 @@ def _move(value: Json, condenser: _Condenser) -> Json:
     return value
 
 
-def _numeric_columns(rows: Sequence[Flat]) -> dict[str, Floats]:
+def _numeric_columns(entries: Sequence[Entry]) -> dict[str, CellColumn[Json]]:
     """The values of each key that is a number in all entries that have it."""
-    columns: dict[str, Floats] = {}
-    for key in dict.fromkeys(key for row in rows for key in row):
-        cells = [row.get(key) for row in rows]
-        present = [cell for cell in cells if cell is not None]
-        if key != "rank" and present and all(type(cell) in (int, float) for cell in present):
-            columns[key] = np.array([np.nan if cell is None else cell for cell in cells], np.float64)
-    return columns
+    columns: dict[str, CellColumn[Json]] = {}
+    for row, entry in enumerate(entries):
+        for key, cell in _flatten(entry):
+            if key not in columns:
+                columns[key] = CellColumn(absent=row)
+            columns[key].append(cell)
+        for column in columns.values():
+            if len(column) == row:
+                column.append(None)
+    return {key: column for key, column in columns.items() if key != "rank" and column.has_numbers_alone}
 
 
-def _quantiles(values: Floats, cells: Sequence[Json]) -> dict[str, Json]:
+def _quantiles(column: CellColumn[Json], key: str, entries: Sequence[Entry]) -> dict[str, Json]:
     """The quantiles of a key, each of which is the value of an entry."""
+    values = column.values
+    assert values is not None
     order = np.argsort(values, kind="stable")
     present = int((~np.isnan(values)).sum())
-    return {name: cells[int(order[nearest_rank(present, share)])] for name, share in QUANTILES}
+    places = ((name, int(order[nearest_rank(present, share)])) for name, share in QUANTILES)
+    numbers = ((name, place, column.number_at(place)) for name, place in places)
+    return {
+        name: dict(_flatten(entries[place])).get(key) if number is None else number for name, place, number in numbers
+    }

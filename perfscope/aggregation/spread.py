@@ -6,9 +6,11 @@ rank). A row stands out where one of its values is farther from the median than 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-from math import ceil
-from typing import TypeAlias
+from math import ceil, nan
+from types import NoneType
+from typing import Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -26,8 +28,62 @@ MOST_OUTLIERS = 16
 #: The standard deviation of a normal distribution over its median deviation, and over its mean one.
 _OVER_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
 
+#: A float holds every integer below.
+_EXACT = 1 << 53
+
+_C = TypeVar("_C")
+
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
+
+
+class CellColumn(Generic[_C]):
+    """The cells of some rows in one column: as numbers, and as what they share; as objects they would fill the memory.
+
+    Args:
+        absent: How many rows before the first one have no cell.
+    """
+
+    def __init__(self, absent: int = 0) -> None:
+        self._numbers = array("d", [nan]) * absent
+        self._kinds: set[type] = {NoneType} if absent else set()
+        self._first: _C | None = None
+        self._is_shared = True
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def append(self, cell: _C) -> None:
+        """Add the cell of the next row."""
+        if not self._numbers:
+            self._first = cell
+        self._is_shared = self._is_shared and cell == self._first
+        self._kinds.add(type(cell))
+        self._numbers.append(float(cell) if isinstance(cell, (int, float)) else nan)
+
+    @property
+    def shared(self) -> _C | str | None:
+        """What all rows have; an empty text where they differ."""
+        return self._first if self._is_shared else ""
+
+    @property
+    def values(self) -> Floats | None:
+        """The numbers, NaN where there is none; None where a row has a text, or none a number."""
+        is_numeric = str not in self._kinds and self._kinds != {NoneType}
+        return np.frombuffer(self._numbers, np.float64) if is_numeric else None
+
+    @property
+    def has_numbers_alone(self) -> bool:
+        """Whether every row that has a cell has a number that is neither true nor false."""
+        kinds = self._kinds - {NoneType}
+        return bool(kinds) and kinds <= {int, float}
+
+    def number_at(self, row: int) -> float | None:
+        """The cell of a row, where the number alone tells it: all are floats, or integers that floats can hold."""
+        kinds, number = self._kinds - {NoneType}, self._numbers[row]
+        if kinds == {float}:
+            return number
+        return int(number) if kinds == {int} and abs(number) < _EXACT else None
 
 
 class Chosen(Struct, frozen=True):

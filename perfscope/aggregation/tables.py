@@ -11,8 +11,6 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from math import nan
-from types import NoneType
 
 import numpy as np
 from msgspec import Struct
@@ -20,6 +18,7 @@ from msgspec import Struct
 from perfscope.aggregation.spread import (
     FAR,
     QUANTILES,
+    CellColumn,
     Chosen,
     Floats,
     Integers,
@@ -41,8 +40,6 @@ _MOST_PARTS = 12
 #: So many groups are all shown; of more, those that are farthest from the median.
 _MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
 _MEDIAN = 0.5
-#: A float holds every integer below.
-_EXACT = 1 << 53
 #: Stands for the rank of a row that names none; no group has it.
 _NO_RANK = -1
 
@@ -102,49 +99,13 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     return replace(section, rows=tuple(rows), notes=(*notes, description), every=every, is_aggregated=True)
 
 
-class _Column:
-    """The cells of some rows in one column: as numbers, and as what they share."""
-
-    def __init__(self) -> None:
-        self._numbers = array("d")
-        self._kinds: set[type] = set()
-        self._first: Cell = None
-        self._is_shared = True
-
-    def append(self, cell: Cell) -> None:
-        """Add the cell of the next row."""
-        if not len(self._numbers):
-            self._first = cell
-        self._is_shared = self._is_shared and cell == self._first
-        self._kinds.add(type(cell))
-        self._numbers.append(nan if cell is None or isinstance(cell, str) else cell)
-
-    @property
-    def text(self) -> Cell:
-        """What all rows have; nothing where they differ."""
-        return self._first if self._is_shared else ""
-
-    @property
-    def values(self) -> Floats | None:
-        """The numbers, NaN where there is none; None where a row has a text, or none a number."""
-        is_numeric = str not in self._kinds and self._kinds != {NoneType}
-        return np.frombuffer(self._numbers, np.float64) if is_numeric else None
-
-    def number_at(self, row: int) -> float | None:
-        """The cell of a row, where the number alone tells it: all are floats, or integers that floats can hold."""
-        kinds, number = self._kinds - {NoneType}, self._numbers[row]
-        if kinds == {float}:
-            return number
-        return int(number) if kinds == {int} and abs(number) < _EXACT else None
-
-
 class _Part:
     """Rows that are compared with each other, by their columns: as objects all rows would fill the memory."""
 
     def __init__(self, every: Sequence[Row], rank_column: int, columns: int) -> None:
         self._every, self._rank_column = every, rank_column
         self._places, self._ranks = array("q"), array("q")
-        self._columns = [_Column() for _ in range(columns)]
+        self._columns = [CellColumn[Cell]() for _ in range(columns)]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -199,7 +160,7 @@ class _Part:
 
     def _row(self, label: str, rows: Integers, share: float) -> Row:
         """A row with a quantile of some rows in each column of numbers."""
-        cells = [column.text for column in self._columns]
+        cells = [column.shared for column in self._columns]
         cells[self._rank_column] = label
         for index, values in self._values.items():
             of_rows = values[rows]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
 from importlib import import_module
 from importlib.util import find_spec
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,10 @@ from perfscope.report import Json, Report, Section
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+#: So many rows are written at once.
+_AT_ONCE = 512
 
 
 class RowFormat(StrEnum):
@@ -51,9 +56,7 @@ def write_rows(report: Report, folder: Path, kind: RowFormat = RowFormat.CSV) ->
     assert isinstance(results, Mapping)
     file_of = {}
     for table in list_tables(results):
-        columns = list(dict.fromkeys(key for row in table.rows for key in row))
-        rows = [[row.get(column) for column in columns] for row in table.rows]
-        file_of[table.name] = _write(folder / f"{table.name}.{kind}", columns, rows, kind)
+        file_of[table.name] = _write(folder / f"{table.name}.{kind}", table.columns, table.rows(), kind)
     condensed = condense(results, file_of)
     aggregated = {"aggregated": condensed.lists} if condensed.lists else {}
     return replace(report, sections=sections, data={**report.data, **aggregated, "results": condensed.results})
@@ -69,16 +72,21 @@ def _write_section(section: Section, folder: Path, kind: RowFormat) -> Section:
     return replace(section, notes=tuple(note.replace(ALL_ROWS, f"All rows: {path}.") for note in section.notes))
 
 
-def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Json]], kind: RowFormat) -> str:
+def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Json]], kind: RowFormat) -> str:
     if kind is RowFormat.PARQUET:
         frame: pd.DataFrame = import_module("pandas").DataFrame(list(map(list, rows)), columns=list(columns))
         buffer = io.BytesIO()
         frame.convert_dtypes().to_parquet(buffer, index=False)
         replace_file(path, buffer.getvalue())
     else:
-        text = io.StringIO()
-        writer = csv.writer(text, lineterminator="\n")
-        writer.writerow(columns)
-        writer.writerows([["" if cell is None else cell for cell in row] for row in rows])
-        replace_file(path, text.getvalue().encode("utf-8", "surrogateescape"))
+        replace_file(path, _to_csv(columns, rows))
     return str(path)
+
+
+def _to_csv(columns: Sequence[str], rows: Iterable[Sequence[Json]]) -> Iterator[bytes]:
+    """A table as CSV, some rows at a time."""
+    every = chain([columns], (["" if cell is None else cell for cell in row] for row in rows))
+    while some := list(islice(every, _AT_ONCE)):
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows(some)
+        yield text.getvalue().encode("utf-8", "surrogateescape")
