@@ -55,6 +55,6 @@ MENDED = {
         "each process in turn; the rank is right, and the cause is not. DeepSpeed's device waits for its host in each",
         "step; what its passes take beyond these waits and the other rank's passes together is certain, and counts",
         "since then. Beside a quarter of a GPU's time a stage's passes take 7 % longer by parameter, less than stages",
-        "differ by.",
+        "differ by: since then a step's passes are compared with the fastest of them, which these records do not have.",
     ),
 }

@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
-from perfscope.analyzers.late_ranks.stage_pace import compare_stages
+from perfscope.analyzers.late_ranks.stage_pace import SLOW_STAGE, compare_stages
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.shared.throttle_causes import CAUSES
 from perfscope.tables.columns import Float64, present
@@ -29,8 +29,6 @@ _Times: TypeAlias = "Sequence[tuple[int | None, int | None]]"
 _FEWEST_PROBES = 5
 #: A device that needs so much longer is slow.
 _SLOW = 1.05
-#: Stages of a pipeline have different parameters, and their times are compared by them.
-_SLOW_STAGE = 1.25
 #: Sharded modules take up to 15 % longer while a collective waits for another rank beside them.
 _SLOW_UNITS = 1.25
 #: A device that another process takes from time to time needs longer in some probes only: their mean is compared, ...
@@ -65,7 +63,7 @@ class DevicePace:
         passes_ns: Of a stage, its passes in a step.
         clock_mhz: Clock of its multiprocessors; absent without samples.
         throttled: Why NVML says that this is not higher, most of the time; empty for nothing.
-        limit: From which ratio on it is slow, and ``forward_limit`` by its forward passes.
+        limit: From which ratio on it is slow, ``forward_limit`` by its forward passes, ``passes_limit`` by a stage's.
         compares_units: Whether ``relative_forward`` is that of sharded modules, of the first micro-batch alone.
         knows_launches: Whether it was recorded if the device waited for the host.
         is_behind: Whether the device comes to the optimizer later than the host: work is what it spends its time with.
@@ -84,6 +82,7 @@ class DevicePace:
     throttled: str = ""
     limit: float = _SLOW
     forward_limit: float = _SLOW
+    passes_limit: float = SLOW_STAGE
     compares_units: bool = False
     knows_launches: bool = False
     is_behind: bool = False
@@ -117,7 +116,7 @@ class DevicePace:
 
     @property
     def _has_slow_passes(self) -> bool:
-        return (self.relative_passes or 1.0) >= self.limit
+        return (self.relative_passes or 1.0) >= self.passes_limit
 
 
 def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[DevicePace, ...]:
@@ -131,7 +130,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
     units = {table.rank: [(probe.units_ns, probe.units_launch_ns) for probe in table.probes] for table in timed}
     updates = {table.rank: [(probe.update_ns, probe.update_launch_ns) for probe in table.probes] for table in timed}
     sizes = {model.rank: model.trainable for model in run.models} if has_stages else dict.fromkeys(medians, 1)
-    limit = _SLOW_STAGE if has_stages else _SLOW
+    limit = SLOW_STAGE if has_stages else _SLOW
     stages = compare_stages(run) if has_stages else {}
     paces = []
     for table in timed:
@@ -167,6 +166,7 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 is_behind=is_ahead and not has_stages,
                 relative_passes=None if stage is None or not is_ahead else stage.relative,
                 passes_ns=None if stage is None else stage.passes_ns,
+                passes_limit=SLOW_STAGE if stage is None else stage.limit,
             )
         )
     return tuple(paces)

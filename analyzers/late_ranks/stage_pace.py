@@ -3,6 +3,9 @@
 Stages have different work by design: layers, the embedding of the first, the head of the last. What is compared is
 therefore the time of a stage's passes over the parameters that are multiplied with, all those of the last stage, whose
 embedding may be its head. Passes are timed on the device, in each step, from when their inputs are there.
+
+Stages differ by more than a device does that another process uses now and then. But micro-batches of a stage are alike:
+the fastest pass of a step shows what the device does by itself, and the others how much is taken from it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,10 @@ from perfscope.tables.run import Run
 
 #: Fewer steps say nothing.
 _FEWEST_STEPS = 5
+#: By parameter stages differ by less than this.
+SLOW_STAGE = 1.25
+#: A collective beside a pass makes that one up to a quarter longer, and all passes of a step by less than this.
+_SLOW_AT_TIMES = 1.1
 #: Axes of parallelism whose ranks exchange nothing inside of passes.
 _OUTSIDE = ("pp", "dp")
 #: From this stage of ZeRO on passes gather parameters.
@@ -28,11 +35,14 @@ class StagePace:
 
     Attributes:
         passes_ns: Of a step, a median.
-        relative: By parameter, over the median of the other ranks.
+        relative: By parameter, over the median of the other ranks; or by the fastest passes of each step, where only
+            that is slow.
+        limit: From which ratio on it is slow.
     """
 
     passes_ns: int
     relative: float
+    limit: float = SLOW_STAGE
 
 
 def compare_stages(run: Run) -> dict[int, StagePace]:
@@ -50,11 +60,23 @@ def compare_stages(run: Run) -> dict[int, StagePace]:
         for rank, ns in passes.items()
         if (multiplied := _multiplied(models[rank], is_last=rank in last))
     }
+    stretches: dict[int, list[float]] = {}
+    for record in run.micro_batches:
+        if record.rank in passes and (stretch := record.stretch) is not None:
+            stretches.setdefault(record.rank, []).append(stretch)
+    at_times = {rank: median(values) for rank, values in stretches.items() if len(values) >= _FEWEST_STEPS}
     return {
-        rank: StagePace(round(passes[rank]), own / usual)
+        rank: _pace(round(passes[rank]), own / usual, at_times, rank)
         for rank, own in by_parameter.items()
         if (usual := _usual(by_parameter, rank))
     }
+
+
+def _pace(passes_ns: int, relative: float, at_times: Mapping[int, float], rank: int) -> StagePace:
+    usual = _usual(at_times, rank)
+    if relative < SLOW_STAGE and rank in at_times and usual and at_times[rank] / usual >= _SLOW_AT_TIMES:
+        return StagePace(passes_ns, at_times[rank] / usual, _SLOW_AT_TIMES)
+    return StagePace(passes_ns, relative)
 
 
 def _usual(by_parameter: Mapping[int, float], rank: int) -> float | None:

@@ -167,9 +167,10 @@ class PassTimer:
         times = [(_between_ns(start, timed.begin), _between_ns(timed.begin, timed.end)) for timed in step.passes]
         totals: dict[tuple[str, int], list[int]] = {}
         for timed, (_, duration_ns) in zip(step.passes, times, strict=True):
-            total = totals.setdefault((timed.identity.kind, timed.identity.stage), [0, 0])
+            total = totals.setdefault((timed.identity.kind, timed.identity.stage), [0, 0, duration_ns])
             total[0] += 1
             total[1] += duration_ns
+            total[2] = min(total[2], duration_ns)
         identities = [timed.identity for timed in step.passes]
         order = tuple(f"{identity.kind}{identity.microbatch}.{identity.stage}" for identity in identities)
         is_new = order != self._last_order
@@ -180,9 +181,10 @@ class PassTimer:
             devices=identities[0].devices,
             stages=identities[0].stages,
             span_ns=max(start_ns + duration_ns for start_ns, duration_ns in times),
-            totals=tuple((kind, stage, count, time_ns) for (kind, stage), (count, time_ns) in totals.items()),
+            totals=tuple((kind, stage, count, time_ns) for (kind, stage), (count, time_ns, _) in totals.items()),
             order=order if is_new or step.has_ranges else None,
             times_ns=tuple(times) if is_new or step.has_ranges else None,
+            fastest_ns=tuple(fastest_ns for _, _, fastest_ns in totals.values()),
         )
 
     def _recycle(self, step: _Step) -> None:

@@ -6,15 +6,19 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: The fastest of fewer passes says little.
+_FEWEST_PASSES = 3
+
 
 @dataclass(frozen=True, slots=True)
 class PassTotal:
-    """All passes of one kind on one virtual stage in a step: how many, and their time."""
+    """All passes of one kind on one virtual stage in a step: how many, their time, and the shortest one's."""
 
     kind: str
     stage: int
     count: int
     time_ns: int
+    fastest_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,16 @@ class MicroBatches:
     def busy_ns(self) -> int:
         """Time of all passes."""
         return sum(total.time_ns for total in self.totals)
+
+    @property
+    def stretch(self) -> float | None:
+        """Time of all passes over what they would take if each were the fastest of its kind; None where unknown."""
+        alone_ns = 0
+        for total in self.totals:
+            if not total.fastest_ns or total.count < _FEWEST_PASSES:
+                return None
+            alone_ns += total.count * total.fastest_ns
+        return self.busy_ns / alone_ns if alone_ns else None
 
 
 def of_last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:

@@ -65,6 +65,7 @@ class MicroBatchRecord:
         totals: Kind of pass (a key of ``PASS_KINDS``), virtual stage, number of passes and their time in nanoseconds.
         order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it repeats the previous record's.
         times_ns: Beginning and length of each pass of ``order``; absent with it.
+        fastest_ns: The shortest pass of each of ``totals``; absent in records of before it was recorded.
     """
 
     step: int
@@ -75,3 +76,4 @@ class MicroBatchRecord:
     totals: tuple[tuple[str, int, int, int], ...]
     order: tuple[str, ...] | None = None
     times_ns: tuple[tuple[int, int], ...] | None = None
+    fastest_ns: tuple[int, ...] | None = None

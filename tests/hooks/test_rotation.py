@@ -240,7 +240,9 @@ def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, mo
     recorder = Recorder(str(tmp_path), 0)
     for step in range(1, 26):
         order = ("F0.0",) if step == 1 else None
-        recorder.write_micro_batches(MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),), order))
+        fastest_ns = (4,) if step > 20 else None  # records of before did not have it
+        record = MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),), order, fastest_ns=fastest_ns)
+        recorder.write_micro_batches(record)
         recorder.late.flush()
     recorder.close()
     until_s = time.monotonic() + 30
@@ -249,3 +251,4 @@ def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, mo
     passes = read_micro_batches(Path(recorder.folder), 0, 0, [])
     assert [record.step for record in passes] == list(range(1, 26))
     assert passes[-1].order == ("F0.0",)
+    assert [record.totals[0].fastest_ns for record in passes] == [None] * 20 + [4] * 5

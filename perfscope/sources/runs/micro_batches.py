@@ -7,6 +7,7 @@ from pathlib import Path
 from perfscope import wire
 from perfscope.sources.runs.records import decode_micro_batch, list_segments, read_records
 from perfscope.tables.micro_batches import MicroBatches, PassTotal
+from perfscope.wire.passes import MicroBatchRecord
 
 
 def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> tuple[MicroBatches, ...]:
@@ -28,8 +29,18 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
                 devices=record.devices,
                 stages=record.stages,
                 span_ns=record.span_ns,
-                totals=tuple(PassTotal(*total) for total in record.totals),
+                totals=_totals(record),
                 order=order,
             )
         )
     return tuple(passes)
+
+
+def _totals(record: MicroBatchRecord) -> tuple[PassTotal, ...]:
+    fastest: tuple[int | None, ...] = record.fastest_ns or ()
+    if len(fastest) != len(record.totals):  # a record of before these were
+        fastest = (None,) * len(record.totals)
+    return tuple(
+        PassTotal(kind, stage, count, time_ns, fastest_ns)
+        for (kind, stage, count, time_ns), fastest_ns in zip(record.totals, fastest, strict=True)
+    )

@@ -225,6 +225,43 @@ def test_stages_that_wait_for_their_hosts_or_exchange_or_are_alike_are_not_slow(
     assert answers(run) == []
 
 
+def with_fastest(run: Run, fastest: dict[int, tuple[int, int]], count: int = 4) -> Run:
+    """The same pipeline, of whose passes (ms) the fastest forward and backward ones of each rank are known."""
+    records = tuple(
+        dataclasses.replace(
+            record,
+            totals=tuple(
+                dataclasses.replace(total, count=count, fastest_ns=ms * MS)
+                for total, ms in zip(record.totals, fastest[record.rank], strict=True)
+            ),
+        )
+        for record in run.micro_batches
+    )
+    return replace(run, micro_batches=records)
+
+
+@pytest.mark.parametrize(
+    ("fastest", "count", "expected"),
+    [
+        ({0: (5, 10), 1: (5, 10)}, 4, [(1, Cause.DEVICE)]),
+        ({0: (5, 10), 1: (6, 11)}, 4, []),  # a collective beside a pass
+        ({0: (4, 9), 1: (5, 10)}, 4, []),  # micro-batches differ, and are those of all stages
+        ({0: (5, 10), 1: (5, 10)}, 2, []),
+    ],
+)
+def test_a_stage_whose_passes_are_longer_than_its_fastest_is_slow_at_times(
+    fastest: dict[int, tuple[int, int]], count: int, expected: list[tuple[int, Cause]]
+) -> None:
+    """Both are alike by parameter; of the second stage, another process takes a tenth."""
+    run = stages_of([[60] * 7, [70] * 7], [(50, 8), (58, 0)])
+    assert answers(run) == [], "records without the fastest pass"
+    run = with_fastest(run, fastest, count)
+    assert answers(run) == expected
+    if expected:
+        (late,) = analyze(run).lateness
+        assert late.cost_ns == pytest.approx((70 - 60) * MS * len(run.steps[1]), rel=0.02)
+
+
 @pytest.mark.parametrize("change", [{"weights": ()}, {"trainable": 8}, {"checkpointing": "full"}])
 def test_stages_of_unknown_weights_or_that_train_or_recompute_different_parts_are_not_compared(
     change: dict[str, Any],

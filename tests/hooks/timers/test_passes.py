@@ -112,6 +112,7 @@ def test_a_step_is_written_when_the_device_is_done_and_nobody_waits(device: Devi
     assert record.times_ns == ((0, 2_000_000), (3_000_000, 4_000_000), (8_000_000, 2_000_000), (11_000_000, 4_000_000))
     assert record.span_ns == 15_000_000
     assert record.totals == (("F", 1, 2, 4_000_000), ("B", 1, 2, 8_000_000))
+    assert record.fastest_ns == (2_000_000, 4_000_000)
     assert device.waits == 0
 
 
