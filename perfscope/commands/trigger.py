@@ -167,7 +167,9 @@ def _answer(request: requests.WindowRequest, ranks: Sequence[RunningRank], name:
     planned = sum(row[2] == requests.PLANNED for row in rows)
     columns = tuple(map(Column, ("Rank", "Host", "Answer", "At step", "Reason")))
     window = str(request.first) if request.first == request.last else f"{request.first}-{request.last}"
-    notes = (f"{planned} of {len(rows)} ranks open a window on steps {window}.",)
+    notes = (
+        f"{planned} of {len(rows)} ranks open a window on steps {window}; a training that ends before opens none.",
+    )
     report = Report(
         f"Window on steps {window}",
         {"schema": _SCHEMA, "request": name, "first": request.first, "last": request.last, "ranks": data},
