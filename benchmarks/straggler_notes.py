@@ -1,6 +1,23 @@
-"""What runs of `python -m benchmarks.stragglers` on GPUs showed, in the words of its report."""
+"""The words of the report that `python -m benchmarks.stragglers` writes."""
 
 from __future__ import annotations
+
+#: On GPUs, where another process uses the late rank's GPU for a share of the time.
+SHARES = (25, 50, 100)
+#: What was put in, by cause.
+FAULTS = {
+    "clean": "nothing",
+    "garbage": "a full collection of garbage",
+    "data": "a sample takes 30 ms to load (240 ms in five steps)",
+    "contention": "another process on its processor",
+    "faults": "128 MiB of new memory",
+    "work": "sequences of twice the length",
+    "microbatches": "two micro-batches instead of one",
+    "sleep": "the host sleeps 30 ms (240 ms in five steps)",
+    "network": "an exchange takes 240 ms longer, on all ranks, in five steps",
+    "save": "a checkpoint after every sixth step, on this rank alone",
+    **{f"device{share}": f"another process on its GPU {share} % of the time" for share in SHARES},
+}
 
 #: What was wrong in each run, and was mended after its records had been seen.
 MENDED = {

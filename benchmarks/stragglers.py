@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.straggler_notes import MENDED
+from benchmarks.straggler_notes import FAULTS, MENDED, SHARES
 from perfscope.analyzers.late_ranks import analyze
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.constants import NS_PER_MS
@@ -36,8 +36,6 @@ SCRIPT = ROOT / "tests" / "scripts" / "late_ranks.py"
 REPORT = ROOT / "reports" / "stragglers.md"
 LATE = 1
 STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
-#: On GPUs, where another process uses the late rank's GPU for a share of the time.
-SHARES = (25, 50, 100)
 CAUSES = {
     "clean": None,
     "garbage": Cause.GARBAGE,
@@ -67,19 +65,6 @@ GPU_RUNS = {
 }
 #: The late rank, where it was another one.
 LATE_RANKS = {"fourth": 0, "sixth": 0}
-FAULTS = {
-    "clean": "nothing",
-    "garbage": "a full collection of garbage",
-    "data": "a sample takes 30 ms to load (240 ms in five steps)",
-    "contention": "another process on its processor",
-    "faults": "128 MiB of new memory",
-    "work": "sequences of twice the length",
-    "microbatches": "two micro-batches instead of one",
-    "sleep": "the host sleeps 30 ms (240 ms in five steps)",
-    "network": "an exchange takes 240 ms longer, on all ranks, in five steps",
-    "save": "a checkpoint after every sixth step, on this rank alone",
-    **{f"device{share}": f"another process on its GPU {share} % of the time" for share in SHARES},
-}
 
 
 @dataclass(frozen=True)
@@ -258,6 +243,7 @@ def to_markdown(answers: list[Answer]) -> str:
         "  delay is therefore 240 ms.",
         "- In `deepspeed.contention.rare` other work on the machine took rank 0's processor for longer, 1.6 s in 19",
         "  steps, than what was put in took rank 1's: that is the third answer, 0.7 s in steps 9, 14, 15 and 22.",
+        *describe_again(),
         *describe_gpus(),
     ]
     return "\n".join(lines) + "\n"
@@ -266,6 +252,58 @@ def to_markdown(answers: list[Answer]) -> str:
 def judge_fixtures() -> list[Answer]:
     """The answers to all trainings over gloo that were kept."""
     return [judge(case, FIXTURES / case) for case in all_cases() if (FIXTURES / case).is_dir()]
+
+
+def keep_again(runs: Path, kept: Path) -> None:
+    """Keep the answers to trainings whose records are not kept: another matrix, and more of contention in few steps."""
+    rows = []
+    for folder in sorted(runs.iterdir()):
+        for answer in judge_folder(folder) if folder.is_dir() else ():
+            lateness = analyze(read_run(folder / answer.case)).lateness
+            named = [late for late in lateness if late.rank == LATE and not late.is_persistent]
+            rows.append(
+                {
+                    "round": folder.name,
+                    "case": answer.case,
+                    "first": describe_first(to_row(answer)),
+                    "right": answer.is_right,
+                    "names_some": any(late.cause is Cause.CONTENTION for late in named),
+                }
+            )
+    kept.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def describe_again() -> list[str]:
+    """The answers to trainings that no rule was changed after."""
+    rows = json.loads((FIXTURES / "again.json").read_text())
+    matrix = [row for row in rows if row["round"] == "a"]
+    injected = [row for row in matrix if ".clean" not in row["case"]]
+    calm = sum(row["right"] for row in matrix if ".clean" in row["case"])
+    more = [row for row in rows if row["round"] != "a"]
+    wrong = [f"- `{row['case']}`: {row['first']}" for row in injected if not row["right"]]
+    return [
+        "",
+        "## A second matrix",
+        "",
+        "The rules for processors have seen the records above. Trained once more, beside so much other work that up to",
+        f"twenty threads wanted two processors, {sum(row['right'] for row in injected)} of {len(injected)} first "
+        f"answers are right, and {calm} of {len(matrix) - len(injected)}",
+        "clean runs are clean. No rule was changed after it, and its records are not kept. Wrong are:",
+        "",
+        *wrong,
+        "",
+        f"Of {len(more)} more trainings with contention in five steps, six of each strategy, the first answer to "
+        f"{sum(row['right'] for row in more)} is rank {LATE}:",
+        "other work takes the other rank's processor in most steps, for longer than what was put in takes this one's",
+        f"in five. That rank {LATE} has no processor in some steps is among the answers to "
+        f"{sum(row['names_some'] for row in more)}.",
+    ]
+
+
+def to_row(answer: Answer) -> tuple[str, int, int, int] | None:
+    """A first answer as it is kept."""
+    late = answer.first
+    return None if late is None else (str(late.cause), -1 if late.rank is None else late.rank, late.steps, late.cost_ns)
 
 
 def keep_fixture(run: Path, target: Path) -> None:
@@ -320,10 +358,14 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, help="runs that were trained already")
     parser.add_argument("--fixtures", action="store_true")
     parser.add_argument("--report", action="store_true", help="write the report from what was kept")
+    parser.add_argument("--again", type=Path, help="folders of more runs: keep the answers to them alone")
     parser.add_argument("--gpu", choices=GPU_RUNS, help="the runs are of GPUs: keep them as fixtures, and judge them")
     options = parser.parse_args()
     if options.gpu is not None:
         keep_gpu_runs(options.runs, GPU_RUNS[options.gpu], LATE_RANKS.get(options.gpu, LATE))
+        return
+    if options.again is not None:
+        keep_again(options.again, FIXTURES / "again.json")
         return
     if options.report:
         REPORT.write_text(to_markdown(judge_fixtures()))
