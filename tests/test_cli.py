@@ -41,11 +41,17 @@ def test_where_a_report_goes_to_a_file_its_warnings_are_on_the_terminal_too(caps
     assert printed(capsys, Format.MARKDOWN).count(WARNING) == 2
 
 
-def test_below_a_limit_of_files_no_bytecode_is_cut_off(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "start",
+    [
+        "import perfscope_toolkit; perfscope_toolkit.main()",
+        "import runpy; runpy.run_module('perfscope', run_name='__main__', alter_sys=True)",
+    ],
+)
+def test_below_a_limit_of_files_no_bytecode_is_cut_off(tmp_path: Path, start: str) -> None:
     limited = (
         "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))\n"
-        "import sys; sys.argv = ['perfscope', '--version']\n"
-        "import perfscope_toolkit; perfscope_toolkit.main()"
+        "import sys; sys.argv = ['perfscope', '--version']\n" + start
     )
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(tmp_path)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
