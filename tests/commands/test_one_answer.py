@@ -56,6 +56,9 @@ VARIANTS: dict[str, tuple[str, Callable[[bytes], bytes]]] = {
     "torchrun": ("run.log", _label(b"[default7]:")),
     "torchtitan": ("run.log", _label(b"[rank0]:")),
     "mpirun": ("run.log", _label(b"[1,0]<stdout>:")),
+    "srun": ("run.log", _label(b"0: ")),
+    "kubectl": ("run.log", _label(b"[pod/train-worker-0/pytorch] ")),
+    "colours": ("run.log", _label(b"\x1b[36m\x1b[0m")),
     "quoted": ("run.log", _label(b"> ")),
 }
 

@@ -14,10 +14,10 @@ from perfscope.tables.columns import Int64
 #: No figure of a log is larger, unless it is damaged or infinite.
 LARGEST = 1e30
 
-#: The labels of torchrun, its roles, torchtitan, mpirun, Ray, srun and pdsh, after any quotation marks of a mail.
+#: The labels of torchrun, its roles, torchtitan, mpirun, Ray, kubectl, srun and pdsh, after quotation marks of a mail.
 LABEL = (
     rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[[a-z]{1,40}\d+\|\d+\]:|\[\d+,\d+\]<std(?:out|err)>:"
-    rb"|\(\w+ pid=\d+[^)]*\) |\d{1,6}: |\d{1,3}(?:\.\d{1,3}){3}: "
+    rb"|\(\w+ pid=\d+[^)]*\) |\[pod/[\w./-]{1,100}\] |\d{1,6}: |\d{1,3}(?:\.\d{1,3}){3}: "
     rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
 )
 _LABEL = re.compile(LABEL)
