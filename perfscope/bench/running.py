@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from perfscope.wire import RUN_FILE
 
 SCHEMA = "perfscope/bench-settings/1"
 _SETTINGS_FILE = "bench.json"
+_LOCK_FILE = "bench.lock"
 _ROWS_FOLDER = "rows"
 _LONGEST_START_S = 300.0
 
@@ -104,6 +107,24 @@ def prepare_folder(folder: Path, settings: Settings) -> Settings:
 
 def _describe_change(name: str, before: Json, now: Json) -> str:
     return "the content of the model's file" if name == "model_sha256" else f"{name} {before!r} to {now!r}"
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Keep other benchmarks out of a folder that is prepared; the system lets go of it when the process ends.
+
+    Raises:
+        UsageError: Another process runs a benchmark there.
+    """
+    with (folder / _LOCK_FILE).open("ab") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            message = f"another perfscope bench is running in {folder}"
+            raise UsageError(message, hint="wait for its end, or name another folder with -o") from None
+        except OSError:
+            pass  # this file system has no locks
+        yield
 
 
 def read_settings(folder: Path) -> dict[str, Json]:

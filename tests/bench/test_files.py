@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 
 from perfscope.bench.matrix_file import expand_rows, read_matrix
 from perfscope.bench.measurement import Measurement, read_measurement
-from perfscope.bench.running import prepare_folder, read_rows, read_settings
+from perfscope.bench.running import hold_folder, prepare_folder, read_rows, read_settings
 from perfscope.errors import SourceError, UsageError
 from tests.bench.examples import SETTINGS, measurement, variant
 
@@ -152,3 +154,29 @@ def test_the_settings_are_plain_json(tmp_path: Path) -> None:
     prepare_folder(tmp_path / "bench", SETTINGS)
     document = json.loads((tmp_path / "bench" / "bench.json").read_text())
     assert document["schema"] == "perfscope/bench-settings/1"
+
+
+def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "B", SETTINGS)
+    another = hold_folder(tmp_path / "B")
+    with hold_folder(tmp_path / "B"), pytest.raises(UsageError, match="another perfscope bench is running in"), another:
+        pass
+    with hold_folder(tmp_path / "B"):
+        assert prepare_folder(tmp_path / "B", SETTINGS) == SETTINGS
+
+
+def test_a_sweep_that_was_killed_does_not_hold_its_folder(tmp_path: Path) -> None:
+    prepare_folder(tmp_path / "B", SETTINGS)
+    held = (
+        "import pathlib, sys, time; from perfscope.bench.running import hold_folder\n"
+        "with hold_folder(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
+    )
+    with subprocess.Popen([sys.executable, "-c", held, str(tmp_path / "B")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        with pytest.raises(UsageError), hold_folder(tmp_path / "B"):
+            pass
+        process.kill()
+        process.wait()
+        with hold_folder(tmp_path / "B"):
+            pass

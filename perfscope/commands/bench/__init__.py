@@ -14,7 +14,7 @@ from perfscope.bench.launching import describe_machine
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.prediction import Predictor
 from perfscope.bench.rows import sum_up
-from perfscope.bench.running import Plan, prepare_folder, read_rows, read_settings, run_trainings
+from perfscope.bench.running import Plan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
 from perfscope.bench.scaling import scaling_sections
 from perfscope.bench.settings import choose_strategies, order_variants
 from perfscope.bench.tables import rows_data, sections_of
@@ -63,30 +63,36 @@ def bench(
         start_ahead=running.start_ahead,
         keeps_runs=running.keep_runs,
     )
-    _tell(f"{len(choice.variants)} rows, {choice.repetitions} trainings each, into {running.output}")
-    earlier = read_rows(running.output)
+    with hold_folder(running.output):
+        return _sweep(plan, predicts=running.predict, fit_bytes=fit_bytes, format=format)
+
+
+def _sweep(plan: Plan, *, predicts: bool, fit_bytes: int | None, format: Format) -> Outcome:
+    """Train what is not trained yet, and tell of all of it."""
+    _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
+    earlier = read_rows(plan.folder)
     predictor = Predictor()
     predictor.start_from(earlier)
-    finished = [measurement for measurement in earlier if measurement.reason is None or not running.retry]
+    finished = [measurement for measurement in earlier if measurement.reason is None or not plan.retries]
     code: ExitCode | int = ExitCode.OK
     notes = []
     try:
         _let_signals_interrupt()
-        for measurement in run_trainings(plan, _tell, predictor if running.predict else lambda before, _: before):
+        for measurement in run_trainings(plan, _tell, predictor if predicts else lambda before, _: before):
             finished.append(measurement)
             if measurement.reason is not None:
                 _tell(f"{measurement.name}: {measurement.reason}")
     except KeyboardInterrupt:
         code = _INTERRUPTED
         names = {measurement.name for measurement in finished}
-        finished += [measurement for measurement in read_rows(running.output) if measurement.name not in names]
-        notes.append(f"interrupted: {running.output} keeps the rows that ended; the same command goes on with the rest")
-    chosen = [measurement for measurement in finished if measurement.variant in set(choice.variants)]
+        finished += [measurement for measurement in read_rows(plan.folder) if measurement.name not in names]
+        notes.append(f"interrupted: {plan.folder} keeps the rows that ended; the same command goes on with the rest")
+    chosen = [measurement for measurement in finished if measurement.variant in set(plan.variants)]
     if not chosen:
         raise PerfscopeError("; ".join(notes) or "no row was run")
     if code == ExitCode.OK and all(measurement.reason is not None for measurement in chosen):
         code = ExitCode.FAILED
-    report = to_report(settings_here.data_of(), chosen, fit_bytes)
+    report = to_report(plan.settings.data_of(), chosen, fit_bytes)
     return Outcome(report, format, notes=tuple(notes), exit_code=code)
 
 
