@@ -102,3 +102,40 @@ def test_pairs_of_megatron_on_the_same_cores_say_how_much_longer_steps_are_behin
             assert (
                 f"with a standard error of {cells[3]} (just behind a window {cells[0]} %, error {cells[1]})" in REPORT
             )
+
+
+def test_megatron_in_turns_of_two_steps_takes_behind_a_window_what_it_took_ahead_of_it() -> None:
+    pairs = read("h200-megatron-turns.json")
+    names = {
+        "modules": "windows of `--modules --shapes`",
+        "plain": "windows without options",
+        "hooks": "the hooks, and no window",
+    }
+    for run, kind in {(pair["run"], pair["kind"]) for pair in pairs}:
+        own = [pair for pair in pairs if (pair["run"], pair["kind"]) == (run, kind)]
+        cells = [str(run), names[kind], str(len(own)), f"{median(pair['step_ms'] for pair in own):.1f}"]
+        assert has_row(*cells, *describe_changes(own, "behind_one"), *describe_changes(own, "behind_five"))
+    captured = [pair for pair in pairs if pair["kind"] == "modules"]
+    change, error = describe_changes(captured, "behind_one")
+    assert (
+        f"over all {len(captured)} pairs with `--modules --shapes` by {change} %, with a standard error of {error}"
+        in REPORT
+    )
+
+
+def describe_changes(pairs: list[Any], part: str) -> list[str]:
+    """The mean change of the lead against that ahead of the window, and its standard error, in percent."""
+    changes = [mean(pair[part]) - mean(pair["ahead"]) for pair in pairs if pair[part]]
+    if not changes:
+        return ["n/a", "n/a"]
+    error = f"{stdev(changes) / math.sqrt(len(changes)):.2f}" if len(changes) > 1 else "n/a"
+    return [f"{mean(changes):+.2f}", error]
+
+
+def test_a_steps_instructions_behind_a_window_are_those_ahead_of_it() -> None:
+    for loop in read("instructions.json"):
+        ahead, behind = (mean(loop[part]) for part in ("ahead", "behind"))
+        change, error = (f"{loop[name]:.2f}" for name in ("change_percent", "error_percent"))
+        cells = [loop["loop"], f"{ahead / 1e6:.2f}", f"{behind / 1e6:.2f}", change, error]
+        assert has_row(*cells), cells
+        assert behind < 1.001 * ahead
