@@ -139,3 +139,13 @@ def test_a_steps_instructions_behind_a_window_are_those_ahead_of_it() -> None:
         cells = [loop["loop"], f"{ahead / 1e6:.2f}", f"{behind / 1e6:.2f}", change, error]
         assert has_row(*cells), cells
         assert behind < 1.001 * ahead
+
+
+def test_host_bound_steps_are_longer_in_the_first_seconds_behind_a_window() -> None:
+    leads = read("h200-processes.json")["processes"]["host-bound"]["leads_percent"]
+    first, later = (
+        [mean(behind[part]) - mean(ahead) for ahead, behind in leads] for part in (slice(5), slice(5, None))
+    )
+    error = stdev(first) / math.sqrt(len(first))
+    assert f"by {mean(first):.1f} % (error {error:.1f}) in the first hundred" in REPORT
+    assert f"and by {mean(later):.1f} % in\nthe three hundred behind those" in REPORT
