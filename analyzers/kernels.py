@@ -8,9 +8,11 @@ are read on request only.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
@@ -21,9 +23,14 @@ from perfscope.tables.trace import ABSENT, Trace, Work, join
 
 _MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
+#: Rows of times that are not added up, and the column of what never ran.
+_SHORTEST, _LONGEST = 2, 3
+_NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0]], np.int64)
+
+_Key = TypeVar("_Key", bound="str | tuple[str, int]")
 
 
-class Times(Struct, frozen=True, array_like=True):
+class Times(NamedTuple):
     """How often something ran and how long, in nanoseconds."""
 
     calls: int
@@ -31,28 +38,21 @@ class Times(Struct, frozen=True, array_like=True):
     shortest: int
     longest: int
 
-    def plus(self, addend: Times) -> Times:
-        """The calls of both."""
-        shortest, longest = addend.shortest, addend.longest
-        return Times(
-            self.calls + addend.calls,
-            self.total + addend.total,
-            # Comparisons take half as long as min() and max(), and this is done for each kernel of each rank.
-            shortest if shortest < self.shortest else self.shortest,
-            longest if longest > self.longest else self.longest,
-        )
 
-
-class KernelTimes(Struct, frozen=True, array_like=True):
+class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
     """The kernels of one trace, or of several.
 
     Attributes:
-        names: By name and work.
-        operators: By operator; absent where the operators were not read.
+        names: Each one's name and work, in order.
+        times: One row for each field of ``Times``, one column a name.
+        operators: The operators, in order; absent where they were not read.
+        operator_times: The same of these, one column an operator.
     """
 
-    names: dict[tuple[str, int], Times] = field(default_factory=dict)
-    operators: dict[str, Times] | None = None
+    names: tuple[tuple[str, int], ...]
+    times: Int64
+    operators: tuple[str, ...] | None = None
+    operator_times: Int64 | None = None
 
 
 class Kernels(Struct, frozen=True):
@@ -135,26 +135,22 @@ def measure(trace: Trace) -> KernelTimes | None:
     device = trace.device
     if not len(device):
         return None
-    kinds = device.name.astype(np.int64) * len(Work) + device.work
-    names = {
-        (trace.names[kind // len(Work)], kind % len(Work)): times
-        for kind, times in _times_by_key(kinds, device.duration_ns)
-    }
-    return KernelTimes(names, _operators(trace) if len(trace.operators) else None)
+    kinds, times = _times_by_key(device.name.astype(np.int64) * len(Work) + device.work, device.duration_ns)
+    names, times = _in_order([(trace.names[kind // len(Work)], kind % len(Work)) for kind in kinds], times)
+    if not len(trace.operators):
+        return KernelTimes(names, times)
+    return KernelTimes(names, times, *_operators(trace))
 
 
 def merge(first: KernelTimes, second: KernelTimes) -> KernelTimes:
     """The kernels of both; the order does not matter."""
-    names = dict(first.names)
-    for key, times in second.names.items():
-        known = names.get(key)
-        names[key] = times if known is None else known.plus(times)
-    if first.operators is None or second.operators is None:
-        return KernelTimes(names, first.operators or second.operators)
-    operators = dict(first.operators)
-    for name, times in second.operators.items():
-        operators[name] = operators[name].plus(times) if name in operators else times
-    return KernelTimes(names, operators)
+    names, times = _join(first.names, first.times, second.names, second.times)
+    if first.operators is None or first.operator_times is None:
+        return KernelTimes(names, times, second.operators, second.operator_times)
+    if second.operators is None or second.operator_times is None:
+        return KernelTimes(names, times, first.operators, first.operator_times)
+    of_operators = _join(first.operators, first.operator_times, second.operators, second.operator_times)
+    return KernelTimes(names, times, *of_operators)
 
 
 def analyze(partials: Sequence[KernelTimes]) -> Kernels:
@@ -165,42 +161,68 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    merged = KernelTimes()
-    for partial in partials:
-        merged = merge(merged, partial)
-    names = sorted(merged.names.items(), key=lambda item: (-item[1].total, item[0]))
-    operators = merged.operators
-    doubtful = sum(
-        times.total
-        for (name, work), times in merged.names.items()
-        if work == Work.COMPUTE and looks_like_communication(name)
-    )
+    merged = reduce(merge, partials)
+    operators = None
+    if merged.operators is not None and merged.operator_times is not None:
+        operators = tuple(_by_total(merged.operators, merged.operator_times))
+    names = tuple((name, Work(work), times) for (name, work), times in _by_total(merged.names, merged.times))
     return Kernels(
-        names=tuple((name, Work(work), times) for (name, work), times in names),
-        operators=None
-        if operators is None
-        else tuple(sorted(operators.items(), key=lambda item: (-item[1].total, item[0]))),
-        doubtful=doubtful,
+        names=names,
+        operators=operators,
+        doubtful=sum(
+            times.total for name, work, times in names if work == Work.COMPUTE and looks_like_communication(name)
+        ),
     )
 
 
-def _operators(trace: Trace) -> dict[str, Times]:
+def _by_total(keys: Sequence[_Key], times: Int64) -> list[tuple[_Key, Times]]:
+    """What has most time first."""
+    listed = zip(keys, map(Times._make, times.T.tolist()), strict=True)
+    return sorted(listed, key=lambda item: (-item[1].total, item[0]))
+
+
+def _in_order(keys: Sequence[_Key], times: Int64) -> tuple[tuple[_Key, ...], Int64]:
+    """Different keys in order with their times: those of two ranks that launch the same are the same."""
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    return tuple(keys[place] for place in order), np.ascontiguousarray(times[:, order])
+
+
+def _join(
+    first: tuple[_Key, ...], first_times: Int64, second: tuple[_Key, ...], second_times: Int64
+) -> tuple[tuple[_Key, ...], Int64]:
+    """The times of both by key."""
+    if first == second:
+        return first, _add(first_times, second_times)
+    column_of = {key: column for column, key in enumerate(first)}
+    keys = (*first, *(key for key in second if key not in column_of))
+    column_of.update((key, column) for column, key in enumerate(keys[len(first) :], len(first)))
+    columns = [column_of[key] for key in second]
+    times = np.repeat(_NOTHING, len(keys), axis=1)
+    times[:, : len(first)] = first_times
+    times[:, columns] = _add(times[:, columns], second_times)
+    return _in_order(keys, times)
+
+
+def _add(first: Int64, second: Int64) -> Int64:
+    """The times of both, column by column."""
+    times = first + second
+    np.minimum(first[_SHORTEST], second[_SHORTEST], out=times[_SHORTEST])
+    np.maximum(first[_LONGEST], second[_LONGEST], out=times[_LONGEST])
+    return times
+
+
+def _operators(trace: Trace) -> tuple[tuple[str, ...], Int64]:
     """Times of the device events by the operator that has their external id."""
     row = join(trace.device.external_id, trace.operators.external_id)
     names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
-    return {
-        _NO_OPERATOR if name == ABSENT else trace.names[name]: times
-        for name, times in _times_by_key(names, trace.device.duration_ns)
-    }
+    numbers, times = _times_by_key(names, trace.device.duration_ns)
+    return _in_order([_NO_OPERATOR if number == ABSENT else trace.names[number] for number in numbers], times)
 
 
-def _times_by_key(keys: Int64, duration_ns: Int64) -> list[tuple[int, Times]]:
-    """Times by key."""
+def _times_by_key(keys: Int64, duration_ns: Int64) -> tuple[list[int], Int64]:
+    """The different keys, and their times: one column a key."""
     order = np.argsort(keys, kind="stable")
     distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
     ordered = duration_ns[order]
     totals, shortest, longest = (aggregate.reduceat(ordered, begins) for aggregate in (np.add, np.minimum, np.maximum))
-    return [
-        (int(key), Times(int(count), int(total), int(least), int(most)))
-        for key, count, total, least, most in zip(distinct, calls, totals, shortest, longest, strict=True)
-    ]
+    return distinct.tolist(), np.array([calls, totals, shortest, longest], np.int64)

@@ -18,6 +18,7 @@ from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.kernel_medians import KernelMedians, measure_kernels
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.analyzers.shared.step_profile import StepProfile, measure_steps
+from perfscope.constants import MANY_RANKS
 from perfscope.packed import pack, pack_at
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work
@@ -130,14 +131,16 @@ class CallsByGroup:
                     ranks.append(numbered.rank)
                     yield calls
 
-        calls = pack(list_calls())
+        # Those of few ranks, however many groups they have, take less time to hold than to pack.
+        calls = tuple(list_calls()) if len(partials) <= MANY_RANKS else pack(list_calls())
         self._keys = sorted(number_of)
         place_of = np.empty(len(number_of), np.int64)
         place_of[[number_of[key] for key in self._keys]] = np.arange(len(number_of))
         group = place_of[np.array(groups, np.int64)]
         order = np.lexsort((np.array(moments, np.int64), group))
         self._group, self._ranks = group[order], np.array(ranks, np.int64)[order]
-        self._calls = pack_at(calls, order.tolist())
+        places = order.tolist()
+        self._calls = [calls[place] for place in places] if isinstance(calls, tuple) else pack_at(calls, places)
 
     def __len__(self) -> int:
         return len(self._keys)

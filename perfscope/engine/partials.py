@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -34,6 +34,7 @@ _OF_TRACE = ""
 #: What stands for the trace's path in sentences.
 _MARK = "\0trace\0"
 _PACKAGE = Path(__file__).resolve().parents[1]
+_BYTECODE = "__pycache__"
 #: What partials depend on.
 _CODE = ("analyzers", "engine", "sources/partials", "sources/traces", "tables")
 
@@ -192,10 +193,19 @@ def fingerprint() -> str:
     package = str(_PACKAGE)  # paths of pathlib would take longer than to read the files
     contents: list[bytes] = []
     for folder in _CODE:
-        files = [f"{place}/{name}" for place, _, names in os.walk(f"{package}/{folder}") for name in names]
-        for path in sorted(path for path in files if path.endswith(".py")):
+        for path in sorted(_list_code(f"{package}/{folder}")):
             contents += path.removeprefix(package).encode(), _read_whole(path)
     return hashlib.sha256(b"".join(contents)).hexdigest()
+
+
+def _list_code(folder: str) -> Iterator[str]:
+    """The files of Python below a folder."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.endswith(".py"):
+                yield entry.path
+            elif entry.name != _BYTECODE and entry.is_dir():
+                yield from _list_code(entry.path)
 
 
 def _read_whole(path: str) -> bytes:

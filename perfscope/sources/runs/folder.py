@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from perfscope import wire
@@ -39,7 +40,9 @@ def find_runs(location: str) -> list[str]:
         return [location]
     if is_url(location):
         return sorted(folder for folder in list_folders(location) if is_run_at(folder))
-    return [str(child) for child in sorted(Path(location).iterdir()) if child.is_dir() and is_run(child)]
+    with os.scandir(location) as entries:  # which tells folders without a look at each of very many files
+        folders = [Path(location) / entry.name for entry in entries if entry.is_dir()]
+    return [str(folder) for folder in sorted(folders) if is_run(folder)]
 
 
 def is_folder_at(location: str) -> bool:
