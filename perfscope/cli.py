@@ -17,7 +17,7 @@ import sys
 from contextlib import contextmanager
 from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,12 +30,13 @@ from perfscope.renderers import Format, Terminal
 from perfscope.report import escape_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
 # typer keeps its classes of contexts, errors and parameters private.
 Context: TypeAlias = Any
 TyperError: TypeAlias = Any
 Parameter: TypeAlias = Any
+_T = TypeVar("_T")
 
 COMMANDS = (
     "demo",
@@ -75,6 +76,8 @@ _NARROWEST, _FEWEST_LINES = 20, 6
 #: Garbage is looked for after so many new objects: those of results and of measured ranks stay, without circles.
 _COLLECT_AFTER = 50_000
 _BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+#: Slots of a frame that are more than half of a block of 256 KiB: some hundred other frames fit into the rest.
+_SLOTS = (1 << 14) + (1 << 8)
 _WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -333,7 +336,7 @@ def _die_by(number: int) -> None:
 def main() -> None:
     """Run the command line; a PerfscopeError becomes one line and its hint."""
     try:
-        code = _run()
+        code = with_room_for_frames(_run)
     except PerfscopeError as error:
         write_line(f"perfscope: {escape_control_characters(error.problem)}", _PATIENCE_S)
         if error.hint:
@@ -343,6 +346,19 @@ def main() -> None:
         _drop_output()  # the reader of a pipe went away
         raise SystemExit(1) from None
     raise SystemExit(code)
+
+
+def with_room_for_frames(run: Callable[[], _T]) -> _T:
+    """Call a function whose calls find room for their frames, however deep it stands.
+
+    Python keeps frames in blocks of 16 KiB. A loop whose calls begin a new block maps and unmaps it for each of them,
+    which takes a hundred times as long as the call. A frame as large as this function's gets a block of its size, in
+    which those that it calls stand, too.
+    """
+    return run()
+
+
+with_room_for_frames.__code__ = with_room_for_frames.__code__.replace(co_stacksize=_SLOTS)
 
 
 def _run() -> int:

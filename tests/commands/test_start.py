@@ -34,6 +34,25 @@ finally:
 """
 
 
+#: Calls in a loop at each of some depths: how many pages the loop that mapped most had to be given.
+LOOPS = """
+import resource
+from perfscope import cli
+def call(number):
+    return number
+def loop():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for number in range(1000):
+        call(number)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+def deep(depth):
+    return deep(depth - 1) if depth else loop()
+def most():
+    return max([deep(depth) for depth in range(200)])
+print(cli.with_room_for_frames(most))
+"""
+
+
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What was loaded and started when a trace of 1 MB had been analyzed."""
@@ -55,6 +74,12 @@ def test_what_a_command_starts_sees_the_threads_of_the_user(typed: str | None, m
     group = cli.CommandGroup(name="perfscope")
     assert group.get_command(None, "profile") is not None
     assert os.environ.get("OPENBLAS_NUM_THREADS") == typed
+
+
+def test_loops_of_a_command_map_no_memory_for_the_frames_of_their_calls() -> None:
+    ended = run([sys.executable, "-c", LOOPS], cwd=ROOT)
+    assert ended.code == 0, ended.stderr
+    assert int(ended.stdout) < 500  # each call of one loop would map a page
 
 
 def test_no_garbage_is_looked_for_among_modules(started: dict[str, Any]) -> None:
