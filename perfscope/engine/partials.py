@@ -200,12 +200,9 @@ def fingerprint() -> str:
 
 def _list_code(folder: str) -> Iterator[str]:
     """The files of Python below a folder."""
-    with os.scandir(folder) as entries:
-        for entry in entries:
-            if entry.name.endswith(".py"):
-                yield entry.path
-            elif entry.name != _BYTECODE and entry.is_dir():
-                yield from _list_code(entry.path)
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name != _BYTECODE]
+        yield from (f"{place}/{name}" for name in names if name.endswith(".py"))
 
 
 def _read_whole(path: str) -> bytes:
