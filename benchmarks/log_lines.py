@@ -52,6 +52,9 @@ def texts() -> Iterator[tuple[str, bytes]]:
     bar = "\r{:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it]"
     bars = "".join(bar.format(n // 2000, n, _draw_clock(n // 2)) for n in range(190_000))
     yield "bars of a Trainer", b"{'loss': 2.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n" + bars.encode() + b"\n"
+    losses = "\r{{'loss': {}, 'grad_norm': 1.0229653120040894, 'learning_rate': 1e-05, 'epoch': 0.1}}"
+    both = "".join(bar.format(n // 2000, n, _draw_clock(n // 2)) + losses.format(n / 7) for n in range(70_000))
+    yield "bars and losses of a Trainer in turn", both.encode() + b"\n"
     bar = "\rEpoch 0: {:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it, v_num=0, loss=1.0]"
     yield "bars of Lightning", "".join(bar.format(n // 2000, n, _draw_clock(n // 2)) for n in range(140_000)).encode()
     bar = "\r1|{}|Loss: 1.25: {:3d}%|##        | {}/200000 [{}<00:50,  4.67s/it]"
