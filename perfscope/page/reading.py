@@ -39,7 +39,7 @@ def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:
     if traces <= _MOST_REPLAYED and size <= _MOST_REPLAYED_BYTES:
         return analyze_inputs(inputs, replace(plan, besides=PAGE_ANALYZERS))
     analysis = analyze_inputs(inputs, replace(plan, besides=PAGE_ANALYZERS - {"whatif"}))
-    large = f"{traces} traces of {format_bytes(size)}"
+    large = f"{traces:,} traces {'that stayed on the hosts' if inputs.absent else f'of {format_bytes(size)}'}"
     reason = f"the critical path of {large} is left to `perfscope whatif`, because it takes long"
     return replace(analysis, skipped=(*analysis.skipped, Skipped("whatif", reason)))
 
