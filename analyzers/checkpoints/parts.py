@@ -100,7 +100,8 @@ def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: in
     if stated is not None:
         return stated, "from --size"
     if checkpoint.parameters is not None:
-        return checkpoint.parameters, "from the shapes in the checkpoint"
+        tied = f"; {checkpoint.tied} is a tied weight, stored again and counted once" if checkpoint.tied else ""
+        return checkpoint.parameters, f"from the shapes in the checkpoint{tied}"
     for role, name in ((Role.WEIGHTS, "weights"), (Role.MASTER, "fp32 master weights")):
         elements = count_elements(checkpoint, role)
         if elements:

@@ -137,6 +137,7 @@ class Checkpoint:
         siblings: All checkpoints in the same folder, this one included; empty for a single file.
         damage: What is missing or cannot be read, in words.
         notes: Why this checkpoint of the folder was taken, and what is unusual about the folder.
+        tied: A weight that is stored again under this name; absent if none is.
     """
 
     path: str
@@ -148,6 +149,7 @@ class Checkpoint:
     siblings: tuple[CheckpointSummary, ...]
     damage: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    tied: str | None = None
 
     @property
     def size_bytes(self) -> int:

@@ -21,6 +21,7 @@ from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_sa
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
 from perfscope.sources.checkpoints.shard_extents import ShardExtents
 from perfscope.sources.checkpoints.sharded_tensors import ShardedTensors
+from perfscope.sources.checkpoints.tied_weights import find_tied_copy
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
@@ -39,6 +40,7 @@ class _Reading:
         damage: Problems so far, in words.
         parameter_sizes: Elements of each parameter; ZeRO 3 stores shapes where the weights would be.
         dcp: The content of each ``.metadata`` that could be read, by its folder.
+        tied: The weights that are stored again under another name, by the folder of their ``.metadata``.
         metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
         shards: The tensors of which files hold the shards of single ranks.
         extents: The same of safetensors files.
@@ -48,6 +50,7 @@ class _Reading:
     damage: list[str] = field(default_factory=list)
     parameter_sizes: dict[str, int] = field(default_factory=dict)
     dcp: dict[str, DcpMetadata] = field(default_factory=dict)
+    tied: dict[str, str] = field(default_factory=dict)
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
     extents: ShardExtents = field(default_factory=ShardExtents)
@@ -118,6 +121,7 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
         siblings=selection.summaries,
         damage=tuple(dict.fromkeys(damage)),
         notes=selection.notes,
+        tied=next(iter(reading.tied.values()), None),
     )
 
 
@@ -180,9 +184,10 @@ def _count_stated_parameters(reading: _Reading) -> int | None:
     if reading.dcp:
         weights = sum(
             tensor.elements
-            for metadata in reading.dcp.values()
+            for parent, metadata in reading.dcp.items()
             for tensor in metadata.tensors.values()
             if find_role([tensor.name], tensor.dtype, Kind.SHARD) is Role.WEIGHTS
+            if tensor.name != reading.tied.get(parent)
         )
         return weights or None
     return sum(reading.parameter_sizes.values()) or reading.shards.count_parameters()
@@ -196,6 +201,8 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
         metadata = read_metadata(reading.folder / name)
         names = metadata.names
         reading.dcp[parent] = metadata
+        if (copy := find_tied_copy(metadata.tensors)) is not None:
+            reading.tied[parent] = copy
         reading.damage.extend(f"{name} {problem}" for problem in metadata.problems)
         absent = sorted(file for file in metadata.files if f"{parent}{file}" not in sizes)
         reading.damage.extend(f"{parent}{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING])
@@ -210,7 +217,8 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
 def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
     """The tensors of a shard of a distributed checkpoint, by the ``.metadata`` beside it."""
     parent, _, file_name = name.rpartition("/")
-    metadata = reading.dcp.get(f"{parent}/" if parent else "")
+    folder = f"{parent}/" if parent else ""
+    metadata = reading.dcp.get(folder)
     if metadata is None:
         return _Contents(unread="only .metadata lists the contents of a shard")
     extent = metadata.extents.get(file_name, 0)
@@ -221,7 +229,9 @@ def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
         tensor = metadata.tensors.get(tensor_name)
         if tensor is None or not part.elements:
             continue  # objects, and the headers around every tensor, are bytes of the file beside its tensors
-        entry = sums.setdefault((find_role([tensor_name], tensor.dtype, Kind.SHARD), tensor.dtype), [0, 0])
+        is_copy = tensor_name == reading.tied.get(folder)
+        role = Role.OTHER if is_copy else find_role([tensor_name], tensor.dtype, Kind.SHARD)
+        entry = sums.setdefault((role, tensor.dtype), [0, 0])
         entry[0] += part.elements
         entry[1] += part.tensor_bytes
     return _Contents(tuple(TensorGroup(role, dtype, *counts) for (role, dtype), counts in sorted(sums.items())))

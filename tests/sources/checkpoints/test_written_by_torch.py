@@ -132,6 +132,28 @@ class TestWrittenByTorch:
         assert sizes_of(tmp_path).parameters == 100
 
     @pytest.mark.filterwarnings("ignore")
+    @pytest.mark.parametrize("is_tied", [True, False])
+    def test_tied_weights_of_a_distributed_checkpoint_count_once(self, tmp_path: Path, is_tied: bool) -> None:
+        import torch
+        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model = torch.nn.ModuleDict({"emb": torch.nn.Embedding(50, 8), "head": torch.nn.Linear(8, 50, bias=False)})
+        if is_tied:
+            model["head"].weight = model["emb"].weight
+        optimizer = torch.optim.AdamW(model.parameters())
+        model["head"](model["emb"](torch.arange(4))).sum().backward()
+        optimizer.step()
+        weights, states = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optimizer": states}, checkpoint_id=tmp_path / "step-20")
+        sizes = sizes_of(tmp_path)
+        assert sizes.parameters == (400 if is_tied else 800)
+        assert parts(sizes)["weights"] == 4 * sizes.parameters
+        assert parts(sizes)["optimizer"] == 8 * sizes.parameters
+        assert not sizes.findings
+        assert ("model.head.weight is a tied weight" in sizes.parameters_from) == is_tied
+
+    @pytest.mark.filterwarnings("ignore")
     def test_a_distributed_checkpoint(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         import torch.distributed.checkpoint as dcp
         from torch.distributed.checkpoint.state_dict import get_state_dict
