@@ -149,3 +149,22 @@ def test_host_bound_steps_are_longer_in_the_first_seconds_behind_a_window() -> N
     error = stdev(first) / math.sqrt(len(first))
     assert f"by {mean(first):.1f} % (error {error:.1f}) in the first hundred" in REPORT
     assert f"and by {mean(later):.1f} % in\nthe three hundred behind those" in REPORT
+
+
+def test_pairs_in_which_something_else_happened_and_all_runs_of_plain_loops_together() -> None:
+    variants = read("h200-behind-variants.json")
+    names = ("a window of perfscope", "330,000 allocations, freed in another order", "nothing")
+    runs = [(0.64, 0.56), (1.10, 0.55)]  # earlier ones, whose figures the report states
+    runs += [
+        (part["change_percent"], part["error_percent"])
+        for part in (read("h200-behind.json")["behind"], read("h200-processes.json")["processes"]["host-bound"])
+    ]
+    for kind, name in zip(("perfscope", "churn", "none"), names, strict=True):
+        changes = [behind - ahead for ahead, behind in variants[kind]]
+        error = stdev(changes) / math.sqrt(len(changes))
+        assert has_row(name, str(len(changes)), f"{mean(changes):+.2f}", f"{error:.2f}")
+        if kind == "perfscope":
+            runs.append((mean(changes), error))
+    weights = [error**-2 for _, error in runs]
+    together = sum(weight * change for weight, (change, _) in zip(weights, runs, strict=True)) / sum(weights)
+    assert f"say {together:+.2f} % together, with a standard error of {sum(weights) ** -0.5:.2f}" in REPORT
