@@ -8,7 +8,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from perfscope.constants import NS_PER_S
-from perfscope.errors import UsageError
+from perfscope.errors import SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.watching.job import WatchedGpu, WatchedJob
 
@@ -110,14 +110,20 @@ class FileTarget:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._is_written = False
 
     def publish(self, text: str) -> None:
-        """Replace the file.
+        """Replace the file; one that was written before is left as it is while its disk is full.
 
         Raises:
-            SourceError: It cannot be written.
+            SourceError: It cannot be written, the first time.
         """
-        replace_file(self._path, text.encode())
+        try:
+            replace_file(self._path, text.encode())
+        except SourceError:
+            if not self._is_written:
+                raise
+        self._is_written = True
 
     def close(self) -> None:
         """Leave the file."""

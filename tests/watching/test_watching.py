@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import time
 import urllib.request
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser
 
+from perfscope.errors import SourceError
 from perfscope.watching.job import RECENT, WatchedJob
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
@@ -257,6 +259,19 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
     target.publish("b\n# EOF\n")
     assert (tmp_path / "perfscope.prom").read_text() == "b\n# EOF\n"
     assert list(tmp_path.iterdir()) == [tmp_path / "perfscope.prom"]
+
+
+def test_a_disk_that_is_full_meanwhile_ends_no_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = FileTarget(tmp_path / "metrics.prom")
+    target.publish("first")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+        target.publish("second")
+        assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]
+        with pytest.raises(SourceError, match="No space left on device"):
+            FileTarget(tmp_path / "another.prom").publish("first")
+    target.publish("third")
+    assert (tmp_path / "metrics.prom").read_text() == "third"
 
 
 @pytest.mark.parametrize(("word", "problem"), [("99999", "no port"), ("/none/at/all", "not a folder")])
