@@ -184,7 +184,7 @@ def _by_total(keys: Sequence[_Key], times: Int64) -> list[tuple[_Key, Times]]:
 def _in_order(keys: Sequence[_Key], times: Int64) -> tuple[tuple[_Key, ...], Int64]:
     """Different keys in order with their times: those of two ranks that launch the same are the same."""
     order = sorted(range(len(keys)), key=keys.__getitem__)
-    return tuple(keys[place] for place in order), np.ascontiguousarray(times[:, order])
+    return tuple(keys[column] for column in order), np.ascontiguousarray(times[:, order])
 
 
 def _join(

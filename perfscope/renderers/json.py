@@ -23,9 +23,9 @@ _TINY = re.compile(rb"\xcb(?:(?!.\0{7})[\x00-\x3e\x80-\xbe]|[\x3f\xbf][\x00-\x1f
 _HUGE = re.compile(rb"\xcb(?:[\x43\xc3][\x40-\xff]|[\x44-\x7f\xc4-\xff])")
 #: Numbers that are NaN or infinite, which compiled code would write as null.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]")
-#: How such numbers end a line: as small fractions or with an exponent.
-_ENDS_OF_TINY = (re.compile(r"0\.0000\d+(?=,?\n)"), re.compile(r"e-\d+(?=,?\n)"))
-_ENDS_OF_HUGE = (re.compile(r"e\d+(?=,?\n)"),)
+#: How what such numbers end a line with begins: small fractions and exponents.
+_BEGINS_OF_TINY, _BEGINS_OF_HUGE = ("0.0000", "e-"), tuple(f"e{digit}" for digit in range(1, 10))
+_END = re.compile(r"(?:0\.0000|e-?)\d+(?=,?\n)")
 _DELETE = "\x7f"
 
 
@@ -90,22 +90,31 @@ def _indented(value: object) -> str:
         packed, text = _PACKER.encode(value), msgspec.json.format(_WRITER.encode(value), indent=_INDENT).decode()
     except (TypeError, ValueError, OverflowError):  # large integers, half a pair of surrogates, keys of other types
         return json.dumps(value, indent=_INDENT, allow_nan=False, default=_listed)
-    ends = (*(_ENDS_OF_TINY if _TINY.search(packed) else ()), *(_ENDS_OF_HUGE if _HUGE.search(packed) else ()))
-    if not text.isascii() or _DELETE in text or (ends and _NOT_FINITE.search(packed)):
+    begins = (_BEGINS_OF_TINY if _TINY.search(packed) else ()) + (_BEGINS_OF_HUGE if _HUGE.search(packed) else ())
+    if not text.isascii() or _DELETE in text or (begins and _NOT_FINITE.search(packed)):
         return json.dumps(value, indent=_INDENT, allow_nan=False, default=_listed)
-    return _with_exponents(text, ends) if ends else text
+    return _with_exponents(text, begins) if begins else text
 
 
-def _with_exponents(text: str, ends: Sequence[re.Pattern[str]]) -> str:
+def _with_exponents(text: str, begins: Sequence[str]) -> str:
     """The same JSON with exponents as the standard library writes them; a line that ends with a digit ends a number."""
     lines = f"{text}\n"
     pieces: list[str] = []
     begin = 0
-    for end in sorted(match.end() for pattern in ends for match in pattern.finditer(lines)):
+    for end in sorted(end for each in begins for end in _ends(lines, each)):
         number = lines.rfind(" ", begin, end) + 1
         pieces += lines[begin:number], repr(float(lines[number:end]))
         begin = end
     return "".join([*pieces, text[begin:]])
+
+
+def _ends(lines: str, begin: str) -> Iterator[int]:
+    """Where numbers end whose last part begins so; an expression alone would look at each character."""
+    offset = lines.find(begin)
+    while offset >= 0:
+        if match := _END.match(lines, offset):
+            yield match.end()
+        offset = lines.find(begin, offset + 1)
 
 
 _encode = json.JSONEncoder(allow_nan=False, default=_listed).encode
