@@ -15,7 +15,7 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.steps.result import StepTimes
-from perfscope.constants import GB
+from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis
 from perfscope.page.html import render
@@ -72,7 +72,7 @@ def describe_scaling(study: Scaling, problems: tuple[str, ...] = ()) -> Document
 def describe_analysis(analysis: Analysis) -> Document:
     """What the page of an analysis shows, in its order."""
     run = analysis.run
-    title = shlex.join(run.command) if run is not None and run.command else analysis.inputs[0]
+    title = shlex.join(run.command) if run is not None and run.command else _name_inputs(analysis)
     parts = [show(analysis) for show in _PARTS]
     parts += [show_scaling(None), show_checkpoints(analysis), _difference_of_one(), show_others(analysis)]
     groupings = find_groupings(analysis)
@@ -90,6 +90,14 @@ def _aggregate_tables(part: Part, groupings: Sequence[Grouping]) -> Part:
         for figure in part.figures
     )
     return replace(part, figures=figures, sections=tuple(aggregate(section, groupings) for section in part.sections))
+
+
+def _name_inputs(analysis: Analysis) -> str:
+    """What was read: a run, a trace, or the folder of very many traces, of which none stands for the others."""
+    first, *others = analysis.inputs
+    folder = first.rpartition("/")[0]
+    is_shared = all(path.rpartition("/")[0] == folder for path in others)
+    return folder if analysis.run is None and len(others) >= MANY_RANKS and folder and is_shared else first
 
 
 def _difference_of_one() -> Part:

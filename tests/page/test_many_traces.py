@@ -8,7 +8,7 @@ import pytest
 
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan
-from perfscope.page import reading
+from perfscope.page import describe_analysis, reading
 
 MANY = 1_024
 
@@ -31,3 +31,15 @@ def test_a_critical_path_that_is_left_out_names_its_traces(
     inputs = Inputs((str(tmp_path),), None, paths, frozenset(paths if is_absent else ()))
     (skipped,) = reading.analyze_for_page(inputs).skipped
     assert described in skipped.reason
+
+
+@pytest.mark.parametrize(
+    ("paths", "title"),
+    [
+        ([f"job/rank{rank}.json" for rank in range(MANY)], "job"),
+        ([f"job/host{rank % 2}/rank{rank}.json" for rank in range(MANY)], "job/host0/rank0.json"),
+        (["job/rank0.json", "job/rank1.json"], "job/rank0.json"),
+    ],
+)
+def test_the_page_of_very_many_traces_bears_the_name_of_their_folder(paths: list[str], title: str) -> None:
+    assert describe_analysis(Analysis(tuple(paths), {}, (), (), None)).title == title
