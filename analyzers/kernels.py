@@ -26,6 +26,7 @@ _NO_OPERATOR = "(no operator)"
 #: Rows of times that are not added up, and the column of what never ran.
 _SHORTEST, _LONGEST = 2, 3
 _NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0]], np.int64)
+_NO_TIMES = np.zeros((4, 0), np.int64)
 
 _Key = TypeVar("_Key", bound="str | tuple[str, int]")
 
@@ -53,6 +54,17 @@ class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
     times: Int64
     operators: tuple[str, ...] | None = None
     operator_times: Int64 | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse columns that do not belong together, as of a stored partial that somebody made up.
+
+        Raises:
+            ValueError: There are more names than columns, or fewer.
+        """
+        columns = (self.operators or (), self.operator_times) if self.operator_times is not None else ((), _NO_TIMES)
+        for names, times in ((self.names, self.times), columns):
+            if times.shape != (len(Times._fields), len(names)):
+                raise ValueError("times are not those of the names")
 
 
 class Kernels(Struct, frozen=True):

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfscope.analyzers import kernels, overlap, pipeline_bubble
 from perfscope.analyzers.communication.process_groups import role_of
 from perfscope.analyzers.pipelines.marks import find_marks
+from perfscope.sources.partials.values import Unstorable, pack_value
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.kernel_classes import classify, classify_copy, short_name
 from perfscope.tables.trace import Work
@@ -174,6 +176,12 @@ def test_merging_partials_in_any_order_gives_the_same(tmp_path: Path) -> None:
     forwards, backwards = kernels.merge(kernels.merge(one, two), three), kernels.merge(three, kernels.merge(two, one))
     assert forwards.names == backwards.names
     assert forwards.times.tolist() == backwards.times.tolist()
+
+
+def test_a_stored_partial_whose_columns_do_not_belong_together_is_refused() -> None:
+    for times in (np.zeros((4, 2), np.int64), np.zeros((3, 1), np.int64), np.zeros(4, np.int64)):
+        with pytest.raises(Unstorable, match="not those of the names"):
+            pack_value([[["gemm", 0]], times], kernels.KernelTimes)
 
 
 def test_names_are_shortened_for_tables_only() -> None:
