@@ -192,11 +192,13 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
         try:
             results[analyzer.name] = _reduce(analyzer, run, measurements)
         except MissingInput as missing:
-            if isinstance(missing, NotApplicable) and analyzer.name not in plan.only:
+            is_recorded = analyzer.recorded_by in recorded
+            if isinstance(missing, NotApplicable) and not (is_recorded or analyzer.name in plan.only):
                 inapplicable.append(Skipped(analyzer.name, missing.problem))
                 continue
             reason = missing.problem
-            if isinstance(missing, NoDevice) and _trained_without_gpu(run):
+            needs_device = isinstance(missing, NoDevice) or (is_recorded and isinstance(missing, NotApplicable))
+            if needs_device and _trained_without_gpu(run):
                 reason = _NO_GPU
             elif isinstance(missing, NoDevice) and measurements.lost_device_events:
                 reason = _CUT_OFF
