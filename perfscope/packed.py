@@ -93,6 +93,7 @@ class PackedRows(Sequence[_T], Generic[_T]):
         return PackedRows, (list(self), self._weigh)
 
     def _read(self, number: int) -> list[_T]:
+        # These bytes are this process's own: they were never in a file that has a name when anything is read.
         rows: list[_T] = pickle.loads(self._store.read(number))
         return rows
 
