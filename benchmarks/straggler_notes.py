@@ -4,6 +4,8 @@ from __future__ import annotations
 
 #: On GPUs, where another process uses the late rank's GPU for a share of the time.
 SHARES = (25, 50, 100)
+#: Percentages of a GPU that the late rank has, where two ranks share one and the other has 50 %.
+PARTS = (25, 33, 40)
 #: What was put in, by cause.
 FAULTS = {
     "clean": "nothing",
@@ -16,6 +18,7 @@ FAULTS = {
     "sleep": "the host sleeps 30 ms (240 ms in five steps)",
     "network": "an exchange takes 240 ms longer, on all ranks, in five steps",
     "save": "a checkpoint after every sixth step, on this rank alone",
+    **{f"slow{part}": f"{part} % of the GPU, and 50 % for the other rank" for part in PARTS},
     **{f"device{share}": f"another process on its GPU {share} % of the time" for share in SHARES},
 }
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.straggler_notes import FAULTS, MENDED, SHARES
+from benchmarks.straggler_notes import FAULTS, MENDED, PARTS, SHARES
 from perfscope.analyzers.late_ranks import analyze
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.constants import NS_PER_MS
@@ -48,6 +48,7 @@ CAUSES = {
     "network": Cause.NETWORK,
     "save": Cause.SAVE,
     **{f"device{share}": Cause.DEVICE for share in SHARES},
+    **{f"slow{part}": Cause.DEVICE for part in PARTS},
 }
 RARE = ("garbage", "data", "sleep", "contention")
 #: Delays of a known length (ms): in each step, and in five; the network's are in five alone.
@@ -99,7 +100,7 @@ class Answer:
 
 def all_cases() -> list[str]:
     """Every case; stages of a pipeline cannot have work that differs by sequences or micro-batches."""
-    cases = [f"{strategy}.{cause}" for strategy in STRATEGIES for cause in CAUSES if "device" not in cause]
+    cases = [f"{strategy}.{cause}" for strategy in STRATEGIES for cause in CAUSES if not cause[-1].isdigit()]
     cases += [f"{strategy}.{cause}.rare" for strategy in STRATEGIES for cause in RARE]
     return [case for case in cases if case not in {"pipeline.work", "pipeline.microbatches"}]
 

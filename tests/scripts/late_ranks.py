@@ -8,6 +8,9 @@ torch is imported once; each rank trains in a process of its own, on a processor
 ``--overlap`` lets the processes of the next case start while one trains, on the other half of the processors: they wait
 for a file before they do. ``--limit`` begins no case that would not end within so many seconds. The variable ``LATE``
 chooses the late rank. Trainings on GPUs are short: devices are probed more often than in those of hours.
+
+The variable ``SHARE`` lets both ranks use halves of one GPU (``shared_gpu.py``). ``STRATEGY.slow33`` then gives the
+late rank 33 % of it instead of 50 %, and the work of ``STRATEGY.device50`` is launched by a thread of the late rank.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import shared_gpu
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
@@ -43,7 +48,6 @@ GPU = Path("/dev/nvidia0").exists() or Path("/proc/driver/nvidia").exists()
 LATE = int(os.environ.get("LATE", "1"))
 ON_CPU = GptConfig(layers=2, hidden=128, heads=4, vocabulary=512, seq_len=129)
 ON_GPU = GptConfig(layers=8, hidden=1024, heads=16, vocabulary=8192, seq_len=513)
-CONFIG = ON_GPU if GPU else ON_CPU
 STEPS = 300 if GPU else 32
 BATCH = 16 if GPU else 4
 DTYPE = torch.bfloat16 if GPU else torch.float32
@@ -62,7 +66,6 @@ class Tokens(Dataset):
 
     def __init__(self, plan):
         self.plan = plan
-        self.length = CONFIG.seq_len if plan.causes("work") else CONFIG.seq_len // 2
 
     def __len__(self):
         return 1 << 20
@@ -70,8 +73,9 @@ class Tokens(Dataset):
     def __getitem__(self, index):
         if index % self.plan.batch == 0 and self.plan.is_due("data"):
             time.sleep(self.plan.delay_s)
-        length = CONFIG.seq_len if self.plan.is_due("work") else CONFIG.seq_len // 2
-        return torch.randint(CONFIG.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
+        config = self.plan.config
+        length = config.seq_len if self.plan.is_due("work") else config.seq_len // 2
+        return torch.randint(config.vocabulary, (length,), generator=torch.Generator().manual_seed(index))
 
 
 class Plan:
@@ -83,14 +87,19 @@ class Plan:
         self.is_rare = "rare" in rest
         self.delay_s = RARE_DELAY_S if self.is_rare else DELAY_S
         # Small steps take as long as their launches: more work, or a slower GPU, then makes no rank late.
-        self.is_large = GPU and (self.cause.startswith(("work", "microbatches", "device")) or "large" in rest)
+        self.is_large = GPU and (self.cause.startswith(("work", "microbatches", "device", "slow")) or "large" in rest)
         self.batch = BATCH * (4 if self.is_large else 1)
+        self.config = ON_GPU if GPU else ON_CPU
+        if shared_gpu.IS_SHARED and GPU:
+            self.config = shared_gpu.LARGE if self.is_large else shared_gpu.SMALL
         self.rank, self.folder = rank, folder
         self.passes = 2 if self.causes("microbatches") else 1
         self.step = 1
         gc.freeze()  # what the imports made is not looked through
         self.held = [[number] for number in range(400_000)] if self.causes("garbage") else []
         self.rival = None
+        self.is_over = threading.Event()
+        self.processor = None
         self.gate = None
         self.device = torch.device("cpu")
 
@@ -121,13 +130,24 @@ class Plan:
     def end_step(self, state):
         if self.step == WARM and self.gate is not None:
             self.gate.with_suffix(".warm").touch()
+        if self.step == WARM:
+            self.disturb_later()
         if self.causes("save") and self.step % 6 == 0:
             torch.save([state, torch.zeros(1 << 24)], self.folder / "model.pt")
         self.step += 1
 
+    def disturb_later(self):
+        """Do what needs the threads of a training that runs, where ranks share a GPU."""
+        if self.processor is not None:
+            shared_gpu.bind_training(self.processor)
+        if shared_gpu.IS_SHARED and GPU and self.causes(self.cause) and self.cause.startswith("device"):
+            share = int(self.cause.removeprefix("device")) / 100
+            use = threading.Thread(target=shared_gpu.use_part, args=(share, self.device, self.is_over), daemon=True)
+            use.start()
+
     def start_rival(self):
         """Let a process compete for this rank's processor, or for its GPU."""
-        if self.causes(self.cause) and self.cause.startswith("device"):
+        if self.causes(self.cause) and self.cause.startswith("device") and not shared_gpu.IS_SHARED:
             self.rival = os.fork()
             if self.rival == 0:
                 use_gpu(int(self.cause.removeprefix("device")) / 100, self.gate)
@@ -136,6 +156,8 @@ class Plan:
         self.rival = os.fork()
         if self.rival == 0:
             parent = os.getppid()
+            if self.processor is not None:
+                os.sched_setaffinity(0, {self.processor})
             wait_for(self.gate)
             while os.getppid() == parent:
                 sum(range(10_000))
@@ -191,7 +213,7 @@ def use_gpu(share, gate):
 
 
 def train(plan):
-    model = Gpt(CONFIG).to(plan.device, DTYPE)
+    model = Gpt(plan.config).to(plan.device, DTYPE)
     if plan.strategy == "ddp":
         model = DistributedDataParallel(model)
         if plan.cause == "network":
@@ -229,7 +251,7 @@ def accumulates(model, plan, *, is_last):
 def train_deepspeed(plan):
     import deepspeed
 
-    model = Gpt(CONFIG)
+    model = Gpt(plan.config)
     config = {
         "train_micro_batch_size_per_gpu": plan.batch,
         "gradient_accumulation_steps": plan.passes,
@@ -250,14 +272,16 @@ def train_deepspeed(plan):
 
 
 def train_pipeline(plan):
-    part = Part(CONFIG, plan.rank, 2).to(plan.device, DTYPE)
+    part = Part(plan.config, plan.rank, 2).to(plan.device, DTYPE)
     schedule = Schedule1F1B(PipelineStage(part, plan.rank, 2, plan.device), MICROBATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=1e-4)
     batches = plan.load()
     generator = torch.Generator().manual_seed(0)
     for _ in range(plan.steps):
         next(batches)  # each rank reads, as scripts do
-        tokens = torch.randint(CONFIG.vocabulary, (MICROBATCHES * plan.batch // 4, CONFIG.seq_len), generator=generator)
+        tokens = torch.randint(
+            plan.config.vocabulary, (MICROBATCHES * plan.batch // 4, plan.config.seq_len), generator=generator
+        )
         tokens = (tokens.pin_memory() if plan.is_large else tokens).to(plan.device, non_blocking=True)
         if plan.rank == 0:
             schedule.step(tokens[:, :-1].contiguous())
@@ -279,12 +303,17 @@ def prepare(case, rank, plan):
     if case.half is not None and len(processors) > 3:
         processors = [processor for processor in processors if processor % 2 == case.half]
         os.sched_setaffinity(0, processors)
-    if not GPU or plan.cause == "contention":
-        os.sched_setaffinity(0, {processors[rank % len(processors)]})
+    processor = processors[rank % len(processors)]
+    if shared_gpu.IS_SHARED:
+        is_slow = plan.causes(plan.cause) and plan.cause.startswith("slow")
+        shared_gpu.take_part(rank, int(plan.cause.removeprefix("slow")) if is_slow else shared_gpu.HALF)
+        plan.processor = processor if plan.cause == "contention" else None
+    elif not GPU or plan.cause == "contention":
+        os.sched_setaffinity(0, {processor})
     plan.gate = case.gate
     plan.start_rival()
     if GPU:
-        plan.device = torch.device("cuda", rank)
+        plan.device = torch.device("cuda", 0 if shared_gpu.IS_SHARED else rank)
         torch.cuda.set_device(plan.device)
         torch.zeros(1, device=plan.device)
         late_writer.PERIOD_S = late_writer.FIRST_PERIOD_S = 0.25
@@ -307,6 +336,7 @@ def run(case, out, rank):
         dist.init_process_group("nccl" if GPU else "gloo")
     torch.manual_seed(0)
     {"deepspeed": train_deepspeed, "pipeline": train_pipeline}.get(plan.strategy, train)(plan)
+    plan.is_over.set()
     dist.barrier()
     if plan.rival is not None:
         os.kill(plan.rival, signal.SIGKILL)
