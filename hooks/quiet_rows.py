@@ -18,6 +18,7 @@ _NONE = ""
 _MICRO_BATCHES, _SAMPLES, _TOKENS = ',"micro_batches":', ',"samples":', ',"tokens":'
 _DATA_WAIT_NS, _GAP_NS = ',"data_wait_ns":', ',"gap_ns":'
 _HOST = f',"host":[{",".join(["%d"] * len(HostWork._fields))}]'
+_LAUNCHER_DELAY_NS = ',"launcher_delay_ns":'
 _WAITS = f',"waits":[{",".join(["%d"] * len(HostWaits._fields))}]'
 
 
@@ -62,6 +63,7 @@ def make_line(
     if sign_ns is not None and sign_ns > began_ns:
         gap_ns = (sign_ns if sign_ns < end_ns else end_ns) - began_ns
     work = None if counters is None else counters.to_work(host[0])
+    launcher_ns = None if counters is None else counters.to_launcher_delay(host[0])
     waits = None if host[1] is None else to_waits(host[1])
     if not stated:  # one text, because this runs for every step in a thread that holds the interpreter
         return (
@@ -74,12 +76,13 @@ def make_line(
             f',"hook_ns":{hook_ns}'
             f"{to_text(peaks.items()) if peaks else _NONE}"
             f"{_NONE if work is None else _HOST % work}"
+            f"{_NONE if launcher_ns is None else _LAUNCHER_DELAY_NS + str(launcher_ns)}"
             f"{_NONE if waits is None else _WAITS % waits}"
             "}\n"
         ).encode()
     return _make_stated_line(
         step, end_ns, source, end_ns - began_ns, stated, ((micro_batches, samples, tokens), loaded[2], gap_ns, hook_ns),
-        (*(peaks.items() if peaks else ()), ("host", work), ("waits", waits)),
+        (*(peaks.items() if peaks else ()), ("host", work), ("launcher_delay_ns", launcher_ns), ("waits", waits)),
     )  # fmt: skip
 
 

@@ -98,7 +98,9 @@ class StepRows:
 
     def _merge(self, boundaries: Sequence[ReachedBoundary], step: int, **peaks: Any) -> StepRecord:
         """One training step, made in the order of steps."""
-        return _merge(boundaries, step, self._counters.to_work(boundaries[-1].counters), **peaks)
+        raw = boundaries[-1].counters
+        host, launcher_ns = self._counters.to_work(raw), self._counters.to_launcher_delay(raw)
+        return _merge(boundaries, step, host, launcher_delay_ns=launcher_ns, **peaks)
 
     def pop_notes(self, *further: str) -> list[str]:
         """What a reader must know of the steps, and further texts; each text once, empty ones left out."""
@@ -110,7 +112,7 @@ class StepRows:
         return notes
 
 
-def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | None = None, **peaks: Any) -> StepRecord:
+def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | None = None, **read: Any) -> StepRecord:
     """One training step; times, waits and counts of its boundaries are added up."""
     last = boundaries[-1]
     stated, work = last.stated, _work(boundaries)
@@ -137,13 +139,14 @@ def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | No
         hook_ns=sum(boundary.hook_ns for boundary in boundaries),
         loss_scale=stated.loss_scale,
         boundaries=len(boundaries) if len(boundaries) > 1 else None,
-        memory_peak_bytes=peaks.get("memory_peak_bytes"),
-        memory_reserved_bytes=peaks.get("memory_reserved_bytes"),
-        alloc_retries=peaks.get("alloc_retries"),
-        device_allocs=peaks.get("device_allocs"),
-        ooms=peaks.get("ooms"),
-        probe=peaks.get("probe"),
+        memory_peak_bytes=read.get("memory_peak_bytes"),
+        memory_reserved_bytes=read.get("memory_reserved_bytes"),
+        alloc_retries=read.get("alloc_retries"),
+        device_allocs=read.get("device_allocs"),
+        ooms=read.get("ooms"),
+        probe=read.get("probe"),
         host=host,
+        launcher_delay_ns=read.get("launcher_delay_ns"),
         waits=_add_waits(boundaries),
     )
 

@@ -164,6 +164,7 @@ class TrainingSteps(TrainedModel):
 
     def _read_beside(self) -> dict[str, Any]:
         """What the thread that writes records reads: fields of StepRecord."""
+        self._counters.find_launcher()
         return {**self._memory.read_beside(), **PROBES.read()}
 
     @hook_entry

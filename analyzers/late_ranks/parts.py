@@ -180,16 +180,19 @@ def _split_rank(table: Steps, rows: _Rows, total: Int64, parts: Mapping[Part, In
     exchange = _values(host.collectives_ns, rows) + _values(host.transfers_ns, rows)
     outside = total - _values(host.cpu_ns, rows)
     delay = _values(host.delay_ns, rows)
-    off = outside - delay
     known_off = exchange + _values(table.data_wait_ns, rows) + _values(table.save_ns, rows)
+    blocked = outside - delay - known_off
+    # While another thread launches a backward pass the one that trains is blocked, and has no processor where that
+    # one has none.
+    launcher_delay = np.clip(_values(host.launcher_delay_ns, rows), 0, np.maximum(blocked, 0))
     claims = {
         Part.SAVE: _values(table.save_ns, rows),
         Part.COMPILATION: _values(table.compile_ns, rows),
         Part.GARBAGE: _values(table.garbage_ns, rows),
         Part.EXCHANGE: exchange,
         Part.DATA: _values(table.data_wait_ns, rows),
-        Part.NO_PROCESSOR: delay,
-        Part.BLOCKED: off - known_off,
+        Part.NO_PROCESSOR: delay + launcher_delay,
+        Part.BLOCKED: blocked - launcher_delay,
         Part.KERNEL: _values(host.system_ns, rows),
     }
     for part, claimed in claims.items():

@@ -5,12 +5,17 @@ nothing of the kernel's code in the caches. Where no waits are timed on the host
 only where they may say something: where the step took longer than usual, and else once in 16 steps, for all of them
 together. What the calls return is put into the step's row as it is, and becomes differences in the thread that writes
 records.
+
+On a device another thread launches backward passes, and the one that trains is blocked meanwhile: its time in the run
+queue is read with the other counters.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
+import sys
 import time
 from typing import TYPE_CHECKING
 
@@ -20,12 +25,17 @@ from perfscope.wire.host import HostWork, parse_delay
 if TYPE_CHECKING:
     from typing import TypeAlias
 
-    #: Processor time, the scheduler's text, and the thread's usage of resources, as they were read.
-    RawCounters: TypeAlias = tuple[int, bytes, resource.struct_rusage]
+    #: Processor time, the scheduler's text, and the thread's usage of resources, as they were read; then the
+    #: scheduler's text of the thread that launches backward passes, empty for none.
+    RawCounters: TypeAlias = tuple[int, bytes, resource.struct_rusage, bytes]
 
 _NS_PER_S = 1_000_000_000
 #: One step in so many reads the counters, where no other reason does: a power of two, less one.
 EACH_READ_MASK = 15
+#: torch's name of the threads that launch backward passes, one for each device.
+_LAUNCHERS = b"pt_autograd"
+#: So often the one that does is looked for: it exists from the first backward pass on.
+_MOST_SEARCHES = 8
 
 
 class HostCounters:
@@ -33,10 +43,13 @@ class HostCounters:
 
     Attributes:
         file: The scheduler's counters of the thread; -1 where the kernel has none.
+        launcher_file: Those of the thread that launches backward passes; -1 where none is known.
     """
 
     def __init__(self) -> None:
-        self.file = -1
+        self.file = self.launcher_file = -1
+        self._searches = 0
+        self._launcher_ns: int | None = None
         self._has_begun = False
         #: Processor time, time without a processor, processor time in the kernel, page faults and losses of the
         #: processor, as they were read last.
@@ -57,7 +70,28 @@ class HostCounters:
         """Read all counters, in the thread that trains; None where the kernel has none."""
         if self.file < 0:
             return None
-        return time.thread_time_ns(), read_counters(self.file), resource.getrusage(resource.RUSAGE_THREAD)
+        launcher = read_counters(self.launcher_file) if self.launcher_file >= 0 else b""
+        return time.thread_time_ns(), read_counters(self.file), resource.getrusage(resource.RUSAGE_THREAD), launcher
+
+    def find_launcher(self) -> None:
+        """Find the thread that launches backward passes on a device, in the thread that writes records."""
+        if self.launcher_file >= 0 or self.file < 0 or self._searches >= _MOST_SEARCHES:
+            return
+        if not sys.modules["torch"].cuda.is_initialized():
+            return
+        self._searches += 1
+        self.launcher_file = _open_launcher()
+
+    def to_launcher_delay(self, raw: RawCounters | None) -> int | None:
+        """How long the thread that launches backward passes had no processor, over the steps of ``to_work``.
+
+        Args:
+            raw: As in ``to_work``.
+        """
+        if raw is None:
+            return None
+        last_ns, self._launcher_ns = self._launcher_ns, parse_delay(raw[3])
+        return None if last_ns is None or self._launcher_ns is None else max(self._launcher_ns - last_ns, 0)
 
     def skip(self, steps: int) -> None:
         """The counters were not read at the end of so many steps, which come behind the one of the call before."""
@@ -72,7 +106,7 @@ class HostCounters:
         if raw is None:
             self._unread_steps += 1
             return None
-        cpu_ns, text, usage = raw
+        cpu_ns, text, usage, _ = raw
         last, steps = self._last, self._unread_steps + 1
         self._last, self._unread_steps = None, 0
         delay_ns = parse_delay(text)
@@ -93,3 +127,26 @@ class HostCounters:
             preempted - last_preempted if preempted > last_preempted else 0,
             steps,
         )
+
+
+def _open_launcher() -> int:
+    """The scheduler's counters of the thread that worked most of those that launch backward passes; -1 without any."""
+    most_ns, chosen = 0, -1
+    for task in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError):
+            if not _read_file(f"/proc/self/task/{task}/comm").startswith(_LAUNCHERS):
+                continue
+            path = f"/proc/self/task/{task}/schedstat"
+            counted = _read_file(path).split()
+            worked_ns = int(counted[0]) if parse_delay(b" ".join(counted)) is not None else 0
+            if worked_ns > most_ns:
+                opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                if chosen >= 0:
+                    os.close(chosen)
+                most_ns, chosen = worked_ns, opened
+    return chosen
+
+
+def _read_file(path: str) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()

@@ -25,6 +25,7 @@ class HostTimes:
     Attributes:
         cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``. Where they were read for several steps at
             once, each has an estimate, see ``perfscope.sources.runs.host_times``; the sums are what was counted.
+        launcher_delay_ns: See ``StepRecord``; an estimate likewise. Masked where none was read in the process.
         collectives_ns, transfers_ns, group0_ns, group1_ns, group2_ns, group3_ns: See ``HostWaits``.
     """
 
@@ -33,6 +34,7 @@ class HostTimes:
     system_ns: MaskedInt64
     faults: MaskedInt64
     preempted: MaskedInt64
+    launcher_delay_ns: MaskedInt64
     collectives_ns: MaskedInt64
     transfers_ns: MaskedInt64
     group0_ns: MaskedInt64

@@ -67,6 +67,8 @@ class StepRecord:
         ooms: How often it had none even then, since the process started; read with the peaks.
         probe: Times of an earlier step on the device, as they were read meanwhile.
         host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
+        launcher_delay_ns: How long the thread that launches backward passes on a device was ready to run and had no
+            processor, in the steps of ``host``; absent where it was not read, and without such a thread.
         waits: How long it waited for other ranks; absent on GPUs, where the device waits.
     """
 
@@ -97,6 +99,7 @@ class StepRecord:
     ooms: int | None = None
     probe: DeviceProbe | None = None
     host: HostWork | None = None
+    launcher_delay_ns: int | None = None
     waits: HostWaits | None = None
 
 

@@ -29,14 +29,16 @@ def to_host_times(columns: StepColumns) -> HostTimes | None:
     """
     if "host.0" not in columns.numbers:
         return None
-    cpu_ns, *others, steps = (columns.number(f"host.{index}") for index in range(len(HostWork._fields)))
+    cpu_ns, delay_ns, system_ns, faults, preempted, steps = (
+        columns.number(f"host.{index}") for index in range(len(HostWork._fields))
+    )
+    launcher_ns = columns.number("launcher_delay_ns")
     waits = [columns.number(f"waits.{index}") for index in range(len(HostWaits._fields))]
     # Records of earlier versions state no number of steps: each counts for its own.
     counts = np.maximum(np.ma.filled(steps, 1), 1)
     if not (counts > 1).any():
-        return HostTimes(cpu_ns, *others, *waits)
+        return HostTimes(cpu_ns, delay_ns, system_ns, faults, preempted, launcher_ns, *waits)
     blocks = _find_blocks(columns.whole("step"), columns.whole("end_ns"), present(cpu_ns), counts)
-    delay_ns, system_ns, faults, preempted = others
     spread_cpu = blocks.spread(cpu_ns, blocks.last_ns)
     ran_ns = np.ma.getdata(spread_cpu)[blocks.last]
     return HostTimes(
@@ -45,8 +47,16 @@ def to_host_times(columns: StepColumns) -> HostTimes | None:
         blocks.spread(system_ns, ran_ns),
         blocks.spread(faults),
         blocks.spread(preempted),
+        _spread_known(blocks, launcher_ns),
         *waits,
     )
+
+
+def _spread_known(blocks: _Blocks, delay_ns: MaskedInt64) -> MaskedInt64:
+    """Spread what was read in most processes only, and there from when its thread was found."""
+    if not present(delay_ns).any():
+        return delay_ns
+    return blocks.spread(np.ma.MaskedArray(np.ma.filled(delay_ns, 0)), blocks.last_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

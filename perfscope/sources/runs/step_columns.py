@@ -26,6 +26,7 @@ _LISTS = {"host": len(HostWork._fields), "waits": len(HostWaits._fields)}
 _NUMBERS = (
     "step", "end_ns", "wall_ns", "micro_batches", "samples", "tokens", "global_samples", "data_wait_ns", "save_ns",
     "no_grad_ns", "gap_ns", "hook_ns", "iteration", "memory_peak_bytes", "alloc_retries", "device_allocs",
+    "launcher_delay_ns",
 )  # fmt: skip
 _TEXTS = ("source", "window")
 _FLAGS = ("skipped", "draining")

@@ -33,7 +33,7 @@ def make_steps(
     """The steps of ranks that compute 20 ms each and wait for the last; each has parts (ms) of its own in some steps.
 
     A part is ``data``, ``garbage``, ``delay``, ``system``, ``sleep``, ``save``, ``compute``; ``tokens`` and ``faults``
-    are counts.
+    are counts. For ``queued`` of what it sleeps another thread that launches its backward passes has no processor.
     """
     source = random.Random(5)
     ends = [0] * len(ranks)
@@ -66,6 +66,7 @@ def make_steps(
                     save_ns=save or None,
                     spans=spans,
                     host=HostWork(total - off - delay, delay, round(ms.get("system", 0) * MS), ms.get("faults", 0), 0),
+                    launcher_delay_ns=round(ms["queued"] * MS) if "queued" in ms else None,
                     waits=None if wait is None else HostWaits(wait - sent_ns, sent_ns),
                 )
             )
@@ -188,6 +189,15 @@ def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
 def test_without_timed_waits_only_evidence_counts() -> None:
     assert answers([{}, {0: {"compute": 10}}], waits=False) == []
     assert answers([{}, {0: {"data": 10}}], waits=False) == [(1, Cause.DATA, True)]
+
+
+def test_a_thread_that_launches_backward_passes_without_a_processor_is_contention_and_no_sleep() -> None:
+    steps = (9, 14, 22)
+    asleep = {step: {"sleep": 30} for step in steps}
+    queued = {step: {"sleep": 30, "queued": 28} for step in steps}
+    assert answers([{}, asleep], waits=False) == [(1, Cause.BLOCKED, False)]
+    assert answers([{}, queued], waits=False, queued=0) == [(1, Cause.CONTENTION, False)]
+    assert answers([{}, asleep], waits=False, queued=0) == [(1, Cause.BLOCKED, False)]
 
 
 def test_stages_of_a_pipeline_are_not_blamed_for_their_work() -> None:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from perfscope.hooks.timers.exchanges import read_counters, to_waits
 from perfscope.hooks.timers.host_counters import HostCounters
@@ -38,9 +43,10 @@ def usage(preempted: int = 0, faults: int = 0) -> Any:
 def test_steps_without_a_read_count_in_the_next_one_with_a_read() -> None:
     counters = HostCounters()
     raws: list[Any] = [
-        None, (100, b"0 1000 1\n", usage()), (110, b"0 1000 1\n", usage(faults=3)), None, None,
-        (140, b"0 1450 9\n", usage(preempted=2, faults=4)), None, (160, b"0 1450 9\n", usage(preempted=2, faults=4)),
-        (170, b"0 1450 9\n", usage(preempted=2, faults=4)),
+        None, (100, b"0 1000 1\n", usage(), b""), (110, b"0 1000 1\n", usage(faults=3), b""), None, None,
+        (140, b"0 1450 9\n", usage(preempted=2, faults=4), b""), None,
+        (160, b"0 1450 9\n", usage(preempted=2, faults=4), b""),
+        (170, b"0 1450 9\n", usage(preempted=2, faults=4), b""),
     ]  # fmt: skip
     assert [counters.to_work(raw) for raw in raws] == [
         None, None, HostWork(10, 0, 0, 3, 0, steps=1), None, None, HostWork(30, 450, 0, 1, 2, steps=3), None,
@@ -48,11 +54,55 @@ def test_steps_without_a_read_count_in_the_next_one_with_a_read() -> None:
     ]  # fmt: skip
 
 
+def test_the_thread_that_launches_backward_passes_has_its_delay_over_the_same_steps() -> None:
+    counters = HostCounters()
+    texts = [b"", b"90 500 1\n", None, b"95 620 2\n", b"", b"99 700 3\n", b"99 700 3\n"]
+    raws: list[Any] = [None if text is None else (100, b"0 1000 1\n", usage(), text) for text in texts]
+    assert [counters.to_launcher_delay(raw) for raw in raws] == [None, None, None, 120, None, None, 0]
+
+
+def test_the_thread_that_launches_backward_passes_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    counters, is_over, has_worked = HostCounters(), threading.Event(), threading.Event()
+
+    def launch(name: str, work: int) -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        sum(range(work))
+        has_worked.set()
+        is_over.wait()
+
+    counters.begin()
+    if counters.file < 0:
+        pytest.skip("the kernel has no schedstat")
+    counters.find_launcher()
+    assert counters.launcher_file < 0, "there is no device"
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=SimpleNamespace(is_initialized=lambda: True)))
+    counters.find_launcher()
+    assert counters.launcher_file < 0
+    threads = []
+    for name, work in (("pt_autograd_0", 10), ("pt_autograd_1", 2_000_000), ("other", 4_000_000)):
+        has_worked.clear()
+        threads.append(threading.Thread(target=launch, args=(name, work)))
+        threads[-1].start()
+        has_worked.wait()
+    counters.find_launcher()
+    task = Path(f"/proc/self/fd/{counters.launcher_file}").resolve().parent
+    assert (task / "comm").read_text().strip() == "pt_autograd_1"
+    assert counters.to_launcher_delay(counters.read()) is None
+    delay_ns = counters.to_launcher_delay(counters.read())
+    assert delay_ns is not None
+    assert delay_ns >= 0
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    assert counters.to_launcher_delay(counters.read()) is None, "the thread is gone"
+    os.close(counters.launcher_file)
+
+
 def test_a_read_that_fails_ends_what_is_counted_until_the_next_one() -> None:
     counters = HostCounters()
     raws: list[Any] = [
-        (100, b"0 1000 1\n", usage()), None, (110, b"", usage()), None, (130, b"0 1300 1\n", usage()), None,
-        (150, b"0 1350 1\n", usage()),
+        (100, b"0 1000 1\n", usage(), b""), None, (110, b"", usage(), b""), None,
+        (130, b"0 1300 1\n", usage(), b""), None, (150, b"0 1350 1\n", usage(), b""),
     ]  # fmt: skip
     assert [counters.to_work(raw) for raw in raws] == [None] * 6 + [HostWork(20, 50, 0, 0, 0, 2)]
 
