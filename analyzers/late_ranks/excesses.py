@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.late_ranks.parts import EVIDENCE, Part, StepParts
+from perfscope.analyzers.late_ranks.peer_waits import without_peer_waits
 from perfscope.tables.columns import Float64, Int64
 
 #: For how much longer than the others a thread is blocked in backward passes, as a share of theirs: up to a third in
@@ -61,6 +62,9 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
         excess[Part.KERNEL] = _without_driver(excess[Part.KERNEL], parts)
         _move_waits_for_threads(excess, parts.parts_ns)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
+    if not parts.times_exchange:
+        median_ns = float(np.median(parts.total_ns))
+        excess[Part.BLOCKED] = without_peer_waits(excess, counted, parts.step, median_ns)
     if counts_compute and parts.times_exchange:
         over = over_others(parts.own_ns)
     else:  # a part that is short on this rank does not make up for one that is long
