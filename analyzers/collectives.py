@@ -201,7 +201,8 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     for key, calls in groups.items():
         matched, first = match(calls), next(iter(calls.values()))
         unmatched += matched.unmatched
-        for kind in sorted({kind for rank_calls in calls.values() for kind in rank_calls.kinds}):
+        tell_kinds = [first] if matched.are_alike else calls.values()
+        for kind in sorted({kind for rank_calls in tell_kinds for kind in rank_calls.kinds}):
             size = 2 if key.sender != ABSENT else first.size
             sums.setdefault((first.role, size, kind), _Sums()).add(kind, calls, matched)
     link = _find_link({part.gpu for partial in partials for part in partial})
@@ -237,6 +238,14 @@ class _Sums:
         self._transfers.append(matched.transfer_ns[chosen])
         self._wait += int(matched.wait_ns[:, chosen].sum())
         self._ranks_seen.append(len(calls_of_rank))
+        if matched.are_alike:  # of many ranks that made the same, one after the other takes long
+            durations_ns = matched.duration_ns[:, chosen]
+            self._duration += int(durations_ns.sum())
+            self._calls += durations_ns.shape[1]
+            index = next(iter(calls_of_rank.values())).kinds.index(kind)
+            self._covered_ns += sum(int(group_calls.covered_ns[index]) for group_calls in calls_of_rank.values())
+            self._hidden_ns += sum(int(group_calls.hidden_ns[index]) for group_calls in calls_of_rank.values())
+            return
         most_calls = 0
         for group_calls in calls_of_rank.values():
             if kind in group_calls.kinds:

@@ -34,6 +34,7 @@ class MatchedCalls(Struct, frozen=True, eq=False):
         duration_ns: One row a rank, one column an operation.
         end_ns: The same shape; masked (ABSENT) where not known.
         unmatched: How many operations of some rank have no match on every other rank.
+        are_alike: Whether all ranks made the same operations in the same order, none of which is left out.
     """
 
     ranks: tuple[int, ...]
@@ -43,6 +44,7 @@ class MatchedCalls(Struct, frozen=True, eq=False):
     duration_ns: Int64
     end_ns: Int64
     unmatched: int
+    are_alike: bool = False
 
     @property
     def transfer_ns(self) -> Int64:
@@ -90,19 +92,22 @@ def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     """
     ranks = tuple(sorted(calls))
     rows = match_rows([calls[rank] for rank in ranks])
-    kinds, kind = _common_kinds([calls[rank] for rank in ranks], rows)
     longest = max(len(calls[rank].kind) for rank in ranks)
-    is_whole = len(rows[0]) == longest and all(index is rows[0] for index in rows)
+    are_alike = len(rows[0]) == longest and all(index is rows[0] for index in rows)
+    if are_alike:
+        kinds, kind = _common_kinds([calls[ranks[0]]], rows[:1])
+    else:
+        kinds, kind = _common_kinds([calls[rank] for rank in ranks], rows)
     durations = [calls[rank].duration_ns for rank in ranks]
-    if not is_whole:
+    if not are_alike:
         durations = [of_rank[index] for of_rank, index in zip(durations, rows, strict=True)]
     duration_ns = np.stack(durations, dtype=np.int64)
     ends = [calls[rank].end_ns for rank in ranks]
-    if not is_whole or any(len(of_rank) != longest for of_rank in ends):
+    if not are_alike or any(len(of_rank) != longest for of_rank in ends):
         ends = [_ends_at(of_rank, index) for of_rank, index in zip(ends, rows, strict=True)]
     end_ns = np.stack(ends)
     step = calls[ranks[0]].step[rows[0]].astype(np.int64)
-    return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, unmatched=longest - len(kind))
+    return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, longest - len(kind), are_alike)
 
 
 def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:

@@ -29,6 +29,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.shared.kernel_medians import KernelMedians
 from perfscope.analyzers.shared.marked_steps import common_steps
+from perfscope.constants import MANY_RANKS
 from perfscope.report import Json
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT
@@ -137,17 +138,18 @@ def compare(ranks: Sequence[int], kernels: Sequence[KernelMedians]) -> Compariso
     common = reduce(_in_both, (medians.keys for medians in kernels))
     if not steps or not len(common):
         return None
+    blocks = _Blocks(kernels, steps)
     survey = _Survey(common)
-    for block in _blocks(kernels, steps):
+    for block in blocks:
         survey.add(block)
     # Kernels of one name and grid may differ in what they do; called equally often, they are the same mixture.
     if not survey.ran_everywhere.any():
         return None
-    ran_everywhere, is_resized = survey.ran_everywhere, _differ_in_size(survey.launches(), _blocks(kernels, steps))
+    ran_everywhere, is_resized = survey.ran_everywhere, _differ_in_size(survey.launches(), blocks)
     if is_resized:
         ran_everywhere = ran_everywhere & kernels[0].of_parameters[np.searchsorted(kernels[0].keys, common)]
     ran_alone = ran_everywhere & survey.ran_alone
-    of_blocks = [_sum_up(block, common, ran_everywhere, ran_alone, survey.least) for block in _blocks(kernels, steps)]
+    of_blocks = [_sum_up(block, common, ran_everywhere, ran_alone, survey.least) for block in blocks]
     of_everywhere, of_alone, times_alone, work, times, others = map(np.concatenate, zip(*of_blocks, strict=True))
     is_alone = bool((of_alone / np.maximum(of_everywhere, 1) >= _ENOUGH_ALONE).all())
     chosen = ran_alone if is_alone else ran_everywhere
@@ -200,18 +202,28 @@ class _Block(NamedTuple):
         )
 
 
-def _blocks(kernels: Iterable[KernelMedians], steps: Sequence[int]) -> Iterator[_Block]:
-    """The kernels of the ranks in their order, those of few at once: columns of all would fill the memory."""
+class _Blocks(Iterable[_Block]):
+    """The kernels of the ranks in their order, those of few at once: columns of very many would fill the memory."""
+
+    def __init__(self, kernels: Sequence[KernelMedians], steps: Sequence[int]) -> None:
+        self._kernels, self._steps = kernels, steps
+        self._kept = None if len(kernels) > MANY_RANKS else tuple(_cut(kernels, steps))
+
+    def __iter__(self) -> Iterator[_Block]:
+        return _cut(self._kernels, self._steps) if self._kept is None else iter(self._kept)
+
+
+def _cut(kernels: Iterable[KernelMedians], steps: Sequence[int]) -> Iterator[_Block]:
     for (own_steps, _), neighbours in groupby(kernels, lambda medians: (medians.steps, medians.keys.tobytes())):
         rows = [own_steps.index(step) for step in steps]
         while alike := list(islice(neighbours, _AT_ONCE)):
             yield _Block(
                 alike,
-                np.array([medians.other_ns[rows].sum() for medians in alike], np.int64),
-                np.stack([medians.calls[rows] for medians in alike]).sum(axis=1),
-                _median_of_present(np.stack([medians.median_ns[rows] for medians in alike])),
-                np.stack([medians.calls_alone[rows] for medians in alike]).sum(axis=1),
-                _median_of_present(np.stack([medians.median_alone_ns[rows] for medians in alike])),
+                np.stack([medians.other_ns for medians in alike])[:, rows].sum(axis=1, dtype=np.int64),
+                np.stack([medians.calls for medians in alike])[:, rows].sum(axis=1),
+                _median_of_present(np.stack([medians.median_ns for medians in alike])[:, rows]),
+                np.stack([medians.calls_alone for medians in alike])[:, rows].sum(axis=1),
+                _median_of_present(np.stack([medians.median_alone_ns for medians in alike])[:, rows]),
             )
 
 

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfscope.analyzers import collectives, stragglers
+from perfscope.analyzers.shared import compute_pace
 from perfscope.analyzers.shared.compute_pace import compare
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
@@ -334,6 +335,12 @@ def test_paces_are_those_of_plain_dictionaries(tmp_path: Path, ranks: list[list[
         assert measured.kernels is not None
         kernels[number] = measured.kernels
     comparison = compare(list(kernels), list(kernels.values()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compute_pace, "MANY_RANKS", 1)  # nothing is kept
+        again = compare(list(kernels), list(kernels.values()))
+    assert (again and (again.data(), list(again.paces.items()))) == (
+        comparison and (comparison.data(), list(comparison.paces.items()))
+    )
     expected = by_hand([[(name, grid, 2 * duration) for name, grid, duration in calls] for calls in ranks])
     if comparison is None or expected is None:
         assert comparison is None
