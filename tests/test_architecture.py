@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 MAPPED = {"analyzers": "perfscope/analyzers", "hooks": "perfscope/hooks"}
 EVERYTHING_BELOW = "all that stands below"
 #: What the text above the table gives to all packages but hooks, wire and workloads.
-FREE = {"perfscope.constants", "perfscope.errors"}
+FREE = {"perfscope.constants", "perfscope.errors", "perfscope.patterns"}
 TABLE_ROW = re.compile(r"^\| `(?P<package>[\w/]+)/` +\| (?P<holds>[^|]+) \|(?P<imports>[^|]*)\|$", re.MULTILINE)
 
 

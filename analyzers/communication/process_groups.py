@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from perfscope.patterns import compile_later
+
 #: The order in which exposed time counts for groups that communicate at the same time: the most urgent first.
 PRIORITY = ("PP", "TP", "MP", "EP", "CP", "DP", "world", "")
 
@@ -22,8 +24,8 @@ _ROLES = (
     ("MP", r"^model_parallel_group$"),  # Megatron's group of tensor- and pipeline-parallel ranks together
     ("TP", r"tensor|(?:^|_)tp(?:_|$)|model_parallel"),
 )
-_PATTERNS = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
-_TRANSFER = re.compile(r"sendrecv", re.IGNORECASE)
+_PATTERNS = tuple((role, compile_later(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
+_TRANSFER = compile_later(r"sendrecv", re.IGNORECASE)
 _POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
 _UNDESCRIBED = frozenset(("", "undefined", "default_pg"))
 

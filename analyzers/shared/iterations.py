@@ -16,15 +16,16 @@ from enum import StrEnum
 import numpy as np
 from msgspec import Struct
 
+from perfscope.patterns import compile_later
 from perfscope.tables.trace import HostSpans, Trace
 
 _SUMS = r"sq(\d+)sk(\d+)sqsq(\d+)sqsk(\d+)"
-_VLLM_IN_DETAIL = re.compile(rf"execute_\d+_context_(\d+)\({_SUMS}\)_generation_(\d+)\({_SUMS}\)")
-_VLLM = re.compile(r"execute_context_(\d+)\((\d+)(?:_(\d+))?\)_generation_(\d+)\((\d+)(?:_\d+)?\)")
-_BRACKETS = re.compile(r"(step|prefill|decode)\[(.*)\]")
-_FIELD = re.compile(r"(\w+)=(\d+)")
-_DIFFUSION = re.compile(r"execute_diffusion_(\d+)_\d+x\d+")
-_RECORDING = re.compile(r"capture_(\d+)_(\w+)")
+_VLLM_IN_DETAIL = compile_later(rf"execute_\d+_context_(\d+)\({_SUMS}\)_generation_(\d+)\({_SUMS}\)")
+_VLLM = compile_later(r"execute_context_(\d+)\((\d+)(?:_(\d+))?\)_generation_(\d+)\((\d+)(?:_\d+)?\)")
+_BRACKETS = compile_later(r"(step|prefill|decode)\[(.*)\]")
+_FIELD = compile_later(r"(\w+)=(\d+)")
+_DIFFUSION = compile_later(r"execute_diffusion_(\d+)_\d+x\d+")
+_RECORDING = compile_later(r"capture_(\d+)_(\w+)")
 
 
 class Phase(StrEnum):
