@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, TINY, Framework, Setting
+from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, SHARED, TINY, Framework, Setting
 from benchmarks.processes import ROOT
 from perfscope.charts.grammar import Chart, Dots, Line, Values
 from perfscope.charts.palette import SERIES
@@ -208,7 +208,7 @@ def document(figures: Mapping[str, Any]) -> str:
 
 
 def _cost(figures: Mapping[str, Any]) -> str:
-    plain = ", ".join(f"{step_ms:.3f}" for step_ms in figures["plain_ms"])
+    plain = ", ".join(f"{step_ms:.3f}" for step_ms in figures["plain_ms"]) or "n/a"
     return (
         f"Timing a pass takes {figures['hook_us_a_pass']:.1f} us on the host, which is "
         f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if it is not hidden. "
@@ -245,6 +245,13 @@ def _arguments(devices: int) -> argparse.Namespace:
     parser.add_argument("--microbatches", type=int, nargs="+", default=[4, 8, 16, 32])
     parser.add_argument("--tiny", action="store_true", help="a model for CPUs")
     parser.add_argument("--tensor", type=int, default=1, help="ranks of a stage, by Megatron's tensor parallelism")
+    parser.add_argument(
+        "--share", default="", metavar="PERCENT,...", help="of a GPU, for each rank: they share the GPUs"
+    )
+    parser.add_argument("--turn", type=Path, help="a file whose lock a training has while it trains, with --share")
+    parser.add_argument("--slow", nargs="*", default=[], choices=["device", "host"], help="also with one slow rank")
+    parser.add_argument("--others", nargs="*", help="schedules beside 1F1B")
+    parser.add_argument("--no-plain", action="store_true", help="no training without perfscope")
     return parser.parse_args()
 
 
@@ -253,27 +260,32 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     import torch  # as in main
 
     framework: Framework = arguments.framework
-    size = dict(TINY if arguments.tiny else LARGE)
+    shares = tuple(int(word) for word in arguments.share.split(",") if word)
+    size = dict(TINY if arguments.tiny else SHARED if shares else LARGE)
     size["micro-batch"] = arguments.micro_batch or size["micro-batch"]
     runs: Path = arguments.output / "runs"
     runs.mkdir(parents=True, exist_ok=True)
     cost_m = arguments.microbatches[min(1, len(arguments.microbatches) - 1)]
 
-    def setting(schedule: str, m: int) -> Setting:
-        return Setting(framework, schedule, m, arguments.ranks, size, arguments.megatron, arguments.tensor)
+    place = (arguments.megatron, arguments.tensor, shares, arguments.turn)
+
+    def setting(schedule: str, m: int, slow: str = "") -> Setting:
+        return Setting(framework, schedule, m, arguments.ranks, size, *place, slow)
 
     def plain(name: str) -> float:
         return kept(runs / f"{name}.json", lambda: plain_ms(setting("1f1b", cost_m)))
 
-    def under_perfscope(schedule: str, m: int) -> dict[str, Any]:
-        chosen = setting(schedule, m)
+    def under_perfscope(schedule: str, m: int, slow: str = "") -> dict[str, Any]:
+        chosen = setting(schedule, m, slow)
         return kept(runs / f"{chosen.name}.json", lambda: profiled(chosen, runs))
 
-    before = plain("plain_before")
+    others = OTHER_SCHEDULES[framework] if arguments.others is None else arguments.others
+    before = [] if arguments.no_plain else [plain("plain_before")]
     rows = [under_perfscope("1f1b", m) for m in sorted(arguments.microbatches)]
     slope = add_slope(rows)
-    after = plain("plain_after")
-    other_schedules = [under_perfscope(schedule, cost_m) for schedule in OTHER_SCHEDULES[framework]]
+    after = [] if arguments.no_plain else [plain("plain_after")]
+    slowed = [under_perfscope("1f1b", cost_m, slow) for slow in arguments.slow]
+    other_schedules = [under_perfscope(schedule, cost_m) for schedule in others]
     under = next(row["step_ms"] for row in rows if row["microbatches"] == cost_m)
     cost = hook_cost_us()
     return {
@@ -286,10 +298,12 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
         "sweep": rows,
         "slope_ms": slope,
         "others": other_schedules,
+        "slowed": slowed,
+        "shares": shares,
         "hook_us_a_pass": cost,
         "hook_share_of_a_step": 2 * cost_m * cost / (MS_PER_S * under),
         "cost_m": cost_m,
-        "plain_ms": [before, after],
+        "plain_ms": [*before, *after],
         "under_perfscope_ms": under,
     }
 

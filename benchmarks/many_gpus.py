@@ -12,32 +12,60 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Event
 
 from benchmarks.processes import ROOT
+from benchmarks.shared_gpus import equal_shares, sharing
+from benchmarks.start_ranks import list_gpus
 
 WORKLOADS = ROOT / "perfscope" / "workloads"
 #: Faults that hang a training, of which each has to be named among all ranks.
 FAULTS = ("ddp:skip", "ddp:host", "fsdp2:skip", "deepspeed:host", "pipeline:skip", "pipeline:host")
+#: Megatron's tensor parallelism refuses to run without it.
+_CONNECTIONS = {"megatron_tp2_pp": ("env", "CUDA_DEVICE_MAX_CONNECTIONS=1")}
 _KILL_AFTER_S = 10
+_POLL_S = 0.1
+#: What is trained on shared GPUs beside pipelines, through sockets: 100 million parameters, and many tokens.
+_SHARED_MODEL = ("--layers=8", "--hidden=1024", "--heads=16", "--seq-len=1024", "--micro-batch=16")
+#: Those that take one device a process.
+_SHARED_STRATEGIES = "single,ddp,fsdp2,zero-1,zero-3,1f1b"
 #: Always the same, as the command of a run must be, and not the launcher's own, which any other training takes.
 _PORT = "--master_port=29571"
 
 
 @dataclass(frozen=True)
 class Series:
-    """What all runs of a series share: ranks, whether models are tiny, and the folder of Megatron's script."""
+    """What all runs of a series have in common.
+
+    Attributes:
+        ranks: Of each training.
+        is_tiny: Whether models are for CPUs.
+        megatron: The folder of Megatron's script.
+        shares: The percentage of a GPU that each rank has, where ranks share the GPUs.
+        at_once: How many runs go on together, where ranks share the GPUs.
+    """
 
     ranks: int
     is_tiny: bool
     megatron: Path | None = None
+    shares: tuple[int, ...] = ()
+    at_once: int = 1
+
+    def share_words(self, turn: Path | None = None) -> list[str]:
+        """The options of a benchmark whose ranks share the GPUs, in turn with other runs."""
+        words = ["--share", ",".join(map(str, self.shares))] if self.shares else []
+        return [*words, "--turn", str(turn)] if self.shares and turn and self.at_once > 1 else words
 
 
 @dataclass(frozen=True)
@@ -47,51 +75,108 @@ class Run:
     Attributes:
         finished: Exit codes of a command that has done its work; an answer that is wrong is an answer.
         goes_on: Whether the command goes on with what an interrupted one left; otherwise that is removed.
+        takes_turns: Whether its trainings wait for those of other runs, so that it can go on beside them.
     """
 
     name: str
     command: tuple[str, ...]
     finished: tuple[int, ...] = (0,)
     goes_on: bool = True
+    takes_turns: bool = False
 
 
 def runs_of(series: Series, folder: Path) -> Iterator[Run]:
     """The runs, those first that no smaller machine can show."""
-    python = (sys.executable, "-m")
+    yield from _sweeps(series, folder)
+    yield _zero_run(series, folder)
+    yield from _stopped_runs(series, folder)
+    if series.shares:
+        yield from _pair_runs(series, folder)
+    yield _scaling_run(series, folder)
+
+
+def _python(*words: str) -> tuple[str, ...]:
+    return (sys.executable, "-m", *words)
+
+
+def _sweeps(series: Series, folder: Path) -> Iterator[Run]:
     tiny = ("--tiny",) if series.is_tiny else ()
-    sweep = (*python, "benchmarks.bubble_sweep", "--ranks", str(series.ranks), "--microbatches", "4", "8", "16", *tiny)
+    sweep = _python("benchmarks.bubble_sweep", "--ranks", str(series.ranks), "--microbatches", "4", "8", "16", *tiny)
+    slow = ("--slow", "device", "host", "--others", "interleaved", "zb-h1") if series.shares else ()
     for name, more in (
         *((("megatron_pp", ()), ("megatron_tp2_pp", ("--tensor", "2"))) if series.megatron else ()),
         ("deepspeed_pp", ()),
-        ("torch_pp", ()),
+        ("torch_pp", slow),
     ):
         framework = name.partition("_")[0]
         scripts = ("--megatron", str(series.megatron)) if framework == "megatron" else ()
-        yield Run(name, (*sweep, "--framework", framework, *scripts, *more, "-o", str(folder / name)))
-    zero = (
-        "--zero-stage=3",
-        *(() if series.is_tiny else ("--layers=24", "--hidden=2048", "--heads=16", "--seq-len=1024")),
-    )
-    yield Run(
-        "deepspeed_zero3",
-        (
-            *(*python, "perfscope", "profile", "-o", str(folder / "deepspeed_zero3" / "run"), "--"),
-            *(*python, "deepspeed.launcher.runner", "--num_gpus", str(series.ranks), _PORT),
-            *(str(WORKLOADS / "gpt_deepspeed.py"), *zero, "--steps=24"),
-        ),
-        goes_on=False,
-    )
-    matrix = (*python, "benchmarks.postmortem", "--ranks", str(series.ranks), *(() if series.is_tiny else ("--cuda",)))
+        shared = series.share_words(folder / "turn")
+        words = (
+            *_CONNECTIONS.get(name, ()),
+            *sweep,
+            "--framework",
+            framework,
+            *scripts,
+            *more,
+            *shared,
+            "-o",
+            str(folder / name),
+        )
+        yield Run(name, words, takes_turns=bool(shared))
+
+
+def _zero_run(series: Series, folder: Path) -> Run:
+    zero = (str(WORKLOADS / "gpt_deepspeed.py"), "--zero-stage=3", "--steps=24")
+    launcher = _python("deepspeed.launcher.runner", "--num_gpus", str(series.ranks), _PORT)
+    if series.shares:
+        launcher = _start_ranks(series, folder)
+        size: tuple[str, ...] = _SHARED_MODEL
+    else:
+        size = ("--layers=24", "--hidden=2048", "--heads=16", "--seq-len=1024")
+    size = () if series.is_tiny else size
+    words = (*_profile(folder / "deepspeed_zero3" / "run"), *launcher, *zero, *size)
+    return Run("deepspeed_zero3", words, goes_on=False, takes_turns=bool(series.shares))
+
+
+def _profile(run: Path) -> tuple[str, ...]:
+    return _python("perfscope", "profile", "-o", str(run), "--")
+
+
+def _start_ranks(series: Series, folder: Path | None = None) -> tuple[str, ...]:
+    """The launcher of ranks that share the GPUs."""
+    words = series.share_words(folder and folder / "turn")
+    return (sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), *words, str(series.ranks))
+
+
+def _stopped_runs(series: Series, folder: Path) -> Iterator[Run]:
+    matrix = _python("benchmarks.postmortem", "--ranks", str(series.ranks), *(() if series.is_tiny else ("--cuda",)))
+    shared = series.share_words(folder / "turn")
     for fault in FAULTS:
         name = "postmortem_" + fault.replace(":", "_")
-        command = (*matrix, "--only", fault, "--json", str(folder / name / "results.json"))
-        yield Run(name, command, finished=(0, 1), goes_on=False)
+        command = (*matrix, *shared, "--only", fault, "--json", str(folder / name / "results.json"))
+        command += ("--keep", str(folder / name / "runs"))
+        yield Run(name, command, finished=(0, 1), goes_on=False, takes_turns=bool(shared))
+
+
+def _pair_runs(series: Series, folder: Path) -> Iterator[Run]:
+    """Trainings with and without communication, for ``communication-free``."""
+    size = () if series.is_tiny else _SHARED_MODEL
+    for parallel in ("ddp", "fsdp2", "none"):
+        name = f"torch_{parallel}"
+        script = (str(WORKLOADS / "gpt_torch.py"), "--parallel", parallel, "--steps=24", *size)
+        words = (*_profile(folder / name / "run"), *_start_ranks(series), *script)
+        yield Run(name, words, goes_on=False)
+
+
+def _scaling_run(series: Series, folder: Path) -> Run:
     devices = ",".join(str(1 << power) for power in range(series.ranks.bit_length()))
     model = ("gpt:2x64x32", "--devices", "cpu", "--strategies", "ddp,fsdp2") if series.is_tiny else ("gpt2-small",)
-    yield Run(
-        "scaling",
-        (*python, "perfscope", "bench", "--model", *model, "--nproc", devices, "-o", str(folder / "scaling" / "bench")),
-    )
+    bench = _python("perfscope", "bench", "--model", *model, "--nproc", devices)
+    if series.shares:
+        launcher = shlex.join(_start_ranks(series)[:-1]) + " {nproc}"
+        bench = ("env", f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE={series.shares[0]}", *bench, "--launcher", launcher)
+        bench += () if series.is_tiny else ("--strategies", _SHARED_STRATEGIES, "--start-ahead", "6")
+    return Run("scaling", (*bench, "-o", str(folder / "scaling" / "bench")))
 
 
 def is_done(folder: Path, run: Run) -> bool:
@@ -103,8 +188,12 @@ def is_done(folder: Path, run: Run) -> bool:
     return earlier["returncode"] in run.finished and tuple(earlier["command"]) == run.command
 
 
-def perform(folder: Path, run: Run, limit_s: float) -> int:
-    """Run a command, its output in OUT/NAME.log, and write how it ended; returns the exit code, 124 for too long."""
+def perform(folder: Path, run: Run, limit_s: float, stop: Event | None = None) -> int:
+    """Run a command, its output in OUT/NAME.log, and write how it ended.
+
+    Returns:
+        The exit code; 124 for a command that took too long or had to ``stop``.
+    """
     if not run.goes_on:
         shutil.rmtree(folder / run.name, ignore_errors=True)
     (folder / run.name).mkdir(parents=True, exist_ok=True)
@@ -120,11 +209,7 @@ def perform(folder: Path, run: Run, limit_s: float) -> int:
             start_new_session=True,
         )
         try:
-            returncode = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGTERM)
-            time.sleep(_KILL_AFTER_S)
-            returncode = 124
+            returncode = _wait_for(process, began_s + limit_s, stop)
         finally:
             _kill_group(process)
     ended = {"command": run.command, "returncode": returncode, "seconds": round(time.monotonic() - began_s, 1)}
@@ -132,6 +217,17 @@ def perform(folder: Path, run: Run, limit_s: float) -> int:
     unfinished.write_text(json.dumps(ended, indent=1) + "\n")
     unfinished.replace(folder / f"{run.name}.json")
     return returncode
+
+
+def _wait_for(process: subprocess.Popen[bytes], end_s: float, stop: Event | None) -> int:
+    while process.poll() is None:
+        if time.monotonic() > end_s or (stop is not None and stop.is_set()):
+            os.killpg(process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_AFTER_S)
+            return 124
+        time.sleep(_POLL_S)
+    return process.returncode
 
 
 def _kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -143,24 +239,36 @@ def _kill_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def perform_all(folder: Path, series: Series, only: frozenset[str], limit_s: float) -> bool:
-    """Perform what is left of the series; whether every wanted run has ended well."""
+    """Perform what is left of the series; whether every wanted run has ended well.
+
+    Runs whose trainings take turns go on together, ``series.at_once`` of them; then each of the others alone.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
-    is_complete = True
-    for run in runs_of(series, folder):
-        if only and run.name not in only:
-            continue
+    stop = Event()
+    wanted = [run for run in runs_of(series, folder) if not only or run.name in only]
+
+    def perform_one(run: Run) -> bool:
         left_s = limit_s - (time.monotonic() - began_s)
         if is_done(folder, run):
             print(f"{run.name}: done before", flush=True)
-        elif left_s <= 0:
+            return True
+        if left_s <= 0 or stop.is_set():
             print(f"{run.name}: no time is left", flush=True)
-            is_complete = False
-        else:
-            returncode = perform(folder, run, left_s)
-            print(f"{run.name}: exit code {returncode}", flush=True)
-            is_complete &= returncode in run.finished
-    return is_complete
+            return False
+        print(f"{run.name}: begins", flush=True)
+        returncode = perform(folder, run, left_s, stop)
+        print(f"{run.name}: exit code {returncode} after {time.monotonic() - began_s:.0f} s", flush=True)
+        return returncode in run.finished
+
+    with ThreadPoolExecutor(series.at_once) as pool:
+        try:
+            ended = list(pool.map(perform_one, [run for run in wanted if run.takes_turns]))
+        finally:
+            stop.set()  # where this process is asked to end
+    stop.clear()
+    ended += [perform_one(run) for run in wanted if not run.takes_turns]
+    return all(ended)
 
 
 def main() -> None:
@@ -173,13 +281,21 @@ def main() -> None:
     parser.add_argument("--only", default="", help="names of runs, separated by commas")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("--tiny", action="store_true", help="models for CPUs")
+    parser.add_argument("--share", action="store_true", help="ranks share the GPUs that are there")
+    parser.add_argument("--at-once", type=int, default=1, help="runs that go on together, with --share")
     arguments = parser.parse_args()
-    series = Series(arguments.ranks, arguments.tiny, arguments.megatron and arguments.megatron.absolute())
+    shares = equal_shares(arguments.ranks, len(list_gpus(os.environ))) if arguments.share else ()
+    scripts = arguments.megatron and arguments.megatron.absolute()
+    series = Series(arguments.ranks, arguments.tiny, scripts, shares, arguments.at_once)
     only = frozenset(word for word in arguments.only.split(",") if word)
     known = {run.name for run in runs_of(series, arguments.output)}
     if unknown := only - known:
         parser.error(f"{', '.join(sorted(unknown))}: no such run; known are {', '.join(sorted(known))}")
-    sys.exit(0 if perform_all(arguments.output.absolute(), series, only, arguments.limit) else 1)
+    with ExitStack() as stack:
+        if shares:
+            os.environ |= stack.enter_context(sharing())
+        is_complete = perform_all(arguments.output.absolute(), series, only, arguments.limit)
+    sys.exit(0 if is_complete else 1)
 
 
 if __name__ == "__main__":

@@ -18,9 +18,14 @@ from benchmarks.processes import ROOT, find_free_port
 WORKLOADS = ROOT / "perfscope" / "workloads"
 STEPS = 16
 LARGE = {"layers": 16, "hidden": 2048, "heads": 16, "vocabulary": 2048, "seq-len": 1024, "micro-batch": 4}
+#: Where ranks share a GPU and talk through sockets: much to compute for each byte that goes to the next stage.
+SHARED = {**LARGE, "hidden": 4096, "heads": 32, "micro-batch": 1}
 TINY = {"layers": 8, "hidden": 64, "heads": 2, "vocabulary": 256, "seq-len": 64, "micro-batch": 2}
 _MEGATRON_ITERATION = re.compile(r"elapsed time per iteration \(ms\): ([\d.]+)")
 _MEGATRON_WARMUP = 3
+#: The rank with half a share, and the rank whose host waits, with the milliseconds of each forward pass.
+_SLOW_RANK = 2
+_SLOW_HOST = ("1", "15")
 #: Kernels of torch alone, so that no extension has to be built; data are random.
 _MEGATRON_ARGUMENTS = (
     "--mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --lr 1e-4 --bf16 --transformer-impl local "
@@ -53,6 +58,10 @@ class Setting:
     Attributes:
         scripts: The folder of Megatron's ``pretrain_gpt.py``.
         tensor: The ranks of a stage, by Megatron's tensor parallelism.
+        shares: The percentage of a GPU that each rank has, where ranks share GPUs.
+        turn: The file whose lock a training has while it trains, where ranks share GPUs and trainings start together.
+        slow: Whether the third rank has half of its share of the device (``device``), or the second a host that takes
+            longer for each forward pass (``host``).
     """
 
     framework: Framework
@@ -62,12 +71,17 @@ class Setting:
     size: Mapping[str, int]
     scripts: Path | None = None
     tensor: int = 1
+    shares: tuple[int, ...] = ()
+    turn: Path | None = None
+    slow: str = ""
 
     def __post_init__(self) -> None:
         if self.ranks % self.tensor:
             raise ValueError(f"{self.ranks} ranks are not divisible into stages of {self.tensor}")
         if self.tensor != 1 and self.framework is not Framework.MEGATRON:
             raise ValueError(f"{self.framework} has no tensor parallelism here")
+        if self.slow == "device" and not self.shares:
+            raise ValueError("a device is slow where ranks share GPUs")
 
     @property
     def stages(self) -> int:
@@ -77,19 +91,18 @@ class Setting:
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        return f"{self.framework}_{self.schedule}_m{self.microbatches}"
+        return f"{self.framework}_{self.schedule}_m{self.microbatches}" + (f"_slow_{self.slow}" if self.slow else "")
 
     def command(self) -> list[str]:
         """The training command, for subprocess."""
         if self.framework is Framework.MEGATRON:
-            return [*self._torchrun(), *self._megatron()]
+            return [*self._launcher(), *self._megatron()]
         words = [f"--{name}={value}" for name, value in self.size.items()]
         words += [f"--microbatches={self.microbatches}", f"--steps={STEPS}"]
         if self.framework is Framework.DEEPSPEED:
-            script = str(WORKLOADS / "gpt_deepspeed_pipeline.py")
-            launcher = [sys.executable, "-m", "deepspeed.launcher.runner", f"--master_port={find_free_port()}"]
-            return [*launcher, "--num_gpus", str(self.ranks), script, *words]
-        return [*self._torchrun(), str(WORKLOADS / "gpt_pipeline.py"), f"--schedule={self.schedule}", *words]
+            return [*self._launcher(), str(WORKLOADS / "gpt_deepspeed_pipeline.py"), *words]
+        delay = [str(ROOT / "benchmarks" / "slow_host.py"), *_SLOW_HOST] if self.slow == "host" else []
+        return [*self._launcher(), *delay, str(WORKLOADS / "gpt_pipeline.py"), f"--schedule={self.schedule}", *words]
 
     def median_step_ms(self, printed: str) -> float:
         """The median step of a run without perfscope, as the training script itself prints it.
@@ -105,8 +118,21 @@ class Setting:
             return float(match[1])
         raise ValueError(f"{self.name} printed no time of a step")
 
-    def _torchrun(self) -> list[str]:
+    def _launcher(self) -> list[str]:
+        if self.shares:
+            return self._start_ranks()
+        if self.framework is Framework.DEEPSPEED:
+            launcher = [sys.executable, "-m", "deepspeed.launcher.runner", f"--master_port={find_free_port()}"]
+            return [*launcher, "--num_gpus", str(self.ranks)]
         return [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+
+    def _start_ranks(self) -> list[str]:
+        shares = list(self.shares)
+        if self.slow == "device":
+            shares[_SLOW_RANK] //= 2
+        turn = ["--turn", str(self.turn)] if self.turn else []
+        launcher = [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py")]
+        return [*launcher, "--share", ",".join(map(str, shares)), *turn, str(self.ranks)]
 
     def _megatron(self) -> list[str]:
         if self.scripts is None:

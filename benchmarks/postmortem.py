@@ -88,13 +88,13 @@ def cases(ranks: Sequence[int], *, cuda: bool, only: Sequence[str], shift: int =
                     yield Case(framework, fault, size, number % size)
 
 
-def run_case(case: Case, folder: Path, *, cuda: bool) -> Path:
+def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()) -> Path:
     """Run one training to its end, or until all of its ranks have noticed that it stalls."""
     run = folder / f"{case.framework}-{case.fault}-{case.ranks}"
     script = ROOT / "benchmarks" / "stopping_training.py"
     words = [sys.executable, "-m", "perfscope", "--quiet", "profile", "-o", str(run), "--steps", "1000", "--exec"]
     words += ["--stall-seconds", str(_STALL_S), "--nvml-hz", "0", "--"]
-    words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), str(case.ranks)]
+    words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), *shared, str(case.ranks)]
     words += [str(script), case.framework, case.fault, "--rank", str(case.rank), *(["--cuda"] if cuda else [])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
     if cuda:
@@ -171,6 +171,8 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--share", metavar="PERCENT,...", help="of a GPU, for each rank: they share the GPUs")
+    parser.add_argument("--turn", help="a file whose lock a training has while it trains")
     parser.add_argument("--only", default="")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--shift", type=int, default=0, help="which rank the first case's is")
@@ -182,9 +184,14 @@ def main() -> None:
     sizes = [int(word) for word in arguments.ranks.split(",")]
     wanted = list(cases(sizes, cuda=arguments.cuda, only=only, shift=arguments.shift))
 
+    shared = [
+        *(("--share", arguments.share) if arguments.share else ()),
+        *(("--turn", arguments.turn) if arguments.turn else ()),
+    ]
+
     def measure(case: Case) -> Result:
         began_s = time.monotonic()
-        run = run_case(case, folder, cuda=arguments.cuda)
+        run = run_case(case, folder, cuda=arguments.cuda, shared=shared)
         result = judge(case, run, round(time.monotonic() - began_s, 1))
         print(
             f"{'right' if result.is_right else 'WRONG'} {case}: {result.reason} {result.blamed}: {result.text}",

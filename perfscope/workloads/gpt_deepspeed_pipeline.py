@@ -12,7 +12,7 @@ import time
 
 import deepspeed
 import torch
-from deepspeed.pipe import PipelineModule
+from deepspeed.pipe import LayerSpec, PipelineModule
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -67,8 +67,9 @@ def main() -> None:
         arguments.layers, arguments.hidden, arguments.heads, arguments.vocabulary, seq_len=arguments.seq_len
     )
     stages = torch.distributed.get_world_size()
+    blocks = (LayerSpec(Block, config) for _ in range(config.layers))
     module = PipelineModule(
-        layers=[Embedding(config), *(Block(config) for _ in range(config.layers)), Logits(config)],
+        layers=[LayerSpec(Embedding, config), *blocks, LayerSpec(Logits, config)],  # of which a rank makes its own
         num_stages=stages,
         loss_fn=loss_of,
         partition_method="type:Block",

@@ -70,7 +70,8 @@ def build(arguments: argparse.Namespace, device: torch.device) -> tuple[Any, nn.
     )
     stage_indices = [rank, count - 1 - rank] if arguments.schedule == "zbv" else list(range(rank, count, ranks))
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    parts = nn.ModuleList(Part(config, stage, count).to(device, dtype) for stage in stage_indices)
+    with device:  # which draws the initial weights of large stages sooner than the host
+        parts = nn.ModuleList(Part(config, stage, count) for stage in stage_indices).to(dtype)
     stages = [PipelineStage(part, stage, count, device) for part, stage in zip(parts, stage_indices, strict=True)]
     schedule_class = getattr(schedules, name)
     is_single = name in {"ScheduleGPipe", "Schedule1F1B"}
