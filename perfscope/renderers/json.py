@@ -18,6 +18,9 @@ _INDENT = 2
 _MEMBERS_TO_DEPTH = 4
 #: A list that deep has as many entries as there are ranks.
 _LISTS_TO_DEPTH = 3
+#: Of longer lists of numbers so many are written at once.
+_BLOCK = 4096
+_CONTAINERS = (dict, list, tuple, Entries)
 #: Numbers in MessagePack that the standard library may write with an exponent: below 1/8192, and from 2**53 on.
 _TINY = re.compile(rb"\xcb(?:(?!.\0{7})[\x00-\x3e\x80-\xbe]|[\x3f\xbf][\x00-\x1f])", re.DOTALL)
 _HUGE = re.compile(rb"\xcb(?:[\x43\xc3][\x40-\xff]|[\x44-\x7f\xc4-\xff])")
@@ -49,6 +52,13 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             yield from _pieces(member, depth + 1)
             before = ","
         yield newline + "}"
+    elif isinstance(value, (list, tuple)) and len(value) > _BLOCK and not isinstance(value[0], _CONTAINERS):
+        before = "["
+        for first in range(0, len(value), _BLOCK):  # such as the times of all steps
+            text = _indented(value[first : first + _BLOCK])
+            yield before + text[1 : text.rindex("\n")].replace("\n", newline)
+            before = ","
+        yield newline + "]"
     elif isinstance(value, (list, tuple, Entries)) and value and _is_apart(value, depth):
         before = "["
         for member in value:
@@ -56,7 +66,7 @@ def _pieces(value: object, depth: int) -> Iterator[str]:
             yield from _pieces(member, depth + 1)
             before = ","
         yield newline + "]"
-    elif not isinstance(value, (dict, list, tuple, Entries)):
+    elif not isinstance(value, _CONTAINERS):
         yield _encode(value)
     else:
         yield _indented(value).replace("\n", newline)
