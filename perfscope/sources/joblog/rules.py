@@ -11,8 +11,10 @@ from typing import Generic, TypeVar
 from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
 
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
+#: A line that may have more was not printed by ranks: its first record stands for it.
 MOST_OF_LINE = 8
 _COST_OF_A_FAILURE = 1
+_SECOND = 2
 _VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
 
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
@@ -65,6 +67,7 @@ class Rule(Generic[StateT_contra]):
         at_line_start: The pattern is tried at the beginning of the line only, which is faster.
         begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
+        span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
         identifies: Whether such a line proves that the format's framework wrote the log.
     """
 
@@ -75,9 +78,13 @@ class Rule(Generic[StateT_contra]):
     identifies: bool = True
     at_line_start: bool = False
     begin: tuple[bytes, ...] = ()
+    span: tuple[int, int] | None = None
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield the matches in a block of text; two records glued on one line are two matches, of at most eight."""
+        """Yield the matches in a block of text; two records glued on one line are two matches.
+
+        Up to eight are read of a line, and of one that has the anchor more often, the first.
+        """
         is_anywhere = not self.at_line_start and not self.begin
         match_from = self.pattern.search if is_anywhere else self.pattern.match
         anchored = text.find(self.anchor)
@@ -88,12 +95,16 @@ class Rule(Generic[StateT_contra]):
             tries = tries + 1 if line == before else 1
             end = text.find(b"\n", anchored)
             end = len(text) if end < 0 else end
-            first = self._beginning(text, max(line, searched), anchored) if self.begin else max(line, searched)
-            match = match_from(text, first, end + self.reach) if first >= 0 else None
+            if tries == _SECOND and text.count(self.anchor, anchored, end) >= MOST_OF_LINE:
+                anchored = text.find(self.anchor, end)
+                continue
+            first = self._beginning(text, max(line, searched), anchored)
+            last = end + self.reach if self.span is None else min(end, anchored + self.span[1])
+            match = match_from(text, first, last) if first >= 0 else None
             if match is not None:
                 yield LineMatch(text, line, end, match)
                 searched = end if says_once else max(anchored + len(self.anchor), match.end())
-            elif is_anywhere:
+            elif is_anywhere and self.span is None:
                 searched = end  # what does not match from here on does not match at a later anchor either
             else:
                 searched, tries = anchored + len(self.anchor), tries + _COST_OF_A_FAILURE
@@ -102,7 +113,11 @@ class Rule(Generic[StateT_contra]):
             anchored = text.find(self.anchor, searched)
 
     def _beginning(self, text: bytes, line: int, anchored: int) -> int:
-        """Where the record of an anchor begins; -1 where nothing begins."""
+        """Where the record of an anchor may begin; -1 where nothing begins."""
+        if self.span is not None:
+            return max(line, anchored - self.span[0])
+        if not self.begin:
+            return line
         if self.anchor in self.begin:
             return anchored
         for begin in self.begin:

@@ -24,7 +24,7 @@ from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "DeepSpeed's timers: fwd + bwd + step"
 
-_CELL = re.compile(rb"([\w/-]+): *(-?[\d.]+)")
+_CELL = re.compile(rb"\| ?([\w/-]++): *(-?[\d.]++)")
 _SUMS = ((b"fwd", b"bwd", b"step"), (b"forward", b"backward", b"step"))
 _SAVE = b"save-checkpoint"
 _ENOUGH_LINES = 20_000
@@ -112,7 +112,7 @@ def _add_timer(state: FormatState, name: bytes, time_ms: float | None) -> None:
     state.log.add_timer(text, round(time_ms * NS_PER_MS))
 
 
-TOTALS_RULE = Rule(b"time (ms) |", re.compile(rb"time \(ms\) \|([^\n]{0,4000})"), _on_all_timers, identifies=False)
+TOTALS_RULE = Rule(b"time (ms) |", re.compile(rb"time \(ms\) (\|[^\n]{0,4000})"), _on_all_timers, identifies=False)
 DEEPSPEED_RULES = (TOTALS_RULE,)
 _PARTS = ("", "_inner", "_allreduce")
 #: The totals of a step.
@@ -123,9 +123,12 @@ TOTALS = {
 MEGATRON_RULES = (
     Rule(
         b"..: ",
-        re.compile(rb"\s{2,4}([\w/-]+) \.{2,}: (?:\([\d.]+, *)?([\d.]+)\)?\s*$", re.MULTILINE),
+        re.compile(
+            rb"\s{2,4}([\w/-]{1,100}) \.{2,90}: (?:\([\d.]{1,20}, {0,20})?([\d.]{1,20}+)\)?\s{0,99}$", re.MULTILINE
+        ),
         _on_timer,
         identifies=False,
+        span=(200, 200),
     ),
     Rule(
         b"times across ranks (ms):",

@@ -22,6 +22,23 @@ TOTAL = 60_000
 LENGTHS = (5_000, 15_000)
 #: Half records are read as fast as whole ones; at the square of a line's length they took a hundred times as long.
 MOST_OF_RECORDS = 12
+#: Texts before, within and behind a long run of which two parts of a pattern may be.
+OVERLAPPING = (
+    ("", "1", "MiB / x"),
+    ("step: 7 loss: x", "1", "  tps:"),
+    ("step: 7 loss: x", "1", "  wps:"),
+    ("steps: 7 loss: x", "1", " iter time (s):"),
+    ("number of parameters", "1", "  Billion"),
+    ("", "iteration 7/7 |xglobal_step: 7 xtrain_step_timing in s:", ""),
+    ("", "Namespace(accumulate=x, log_interval=17, xnum_steps=", ", log_interval="),
+    ("", "1", " grad accum steps * "),
+    ("[epoch=7/7][batch=", "1", " [batch="),
+    ("  a ..: (7, 7) ", " ", " ..: "),
+)
+NANOGPT_AND_MEGATRON = (
+    "iter %d: loss 4.1200, time 250.10ms, mfu 12.00%% ",
+    " iteration %8d/ 100 | consumed samples: 8 | elapsed time per iteration (ms): 250.1 | loss scale: 1.0 | ",
+)
 
 
 def halves(text: str) -> list[str]:
@@ -44,7 +61,7 @@ def test_a_line_of_half_records_takes_no_longer_than_records(path: Path, tmp_pat
 
 
 @pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.stem)
-def test_of_a_line_of_many_records_each_rule_reads_eight(
+def test_of_a_line_of_many_records_each_rule_reads_at_most_eight(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However long it is: what is read of text grows with its lines, not with what each of them holds."""
@@ -68,6 +85,39 @@ def test_a_rule_that_reaches_beyond_its_line_is_tried_at_one_place() -> None:
     rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.reach]
     assert rules
     assert not [rule.anchor for rule in rules if not (rule.begin or rule.at_line_start)]
+
+
+@pytest.mark.parametrize("records", [1, 2, MOST_OF_LINE, MOST_OF_LINE + 1, 40])
+@pytest.mark.parametrize("record", NANOGPT_AND_MEGATRON, ids=["nanogpt", "megatron"])
+def test_of_more_records_than_ranks_print_on_a_line_the_first_is_read(
+    record: str, records: int, tmp_path: Path
+) -> None:
+    log = tmp_path / "run.log"
+    lines = ["".join(record % (line * records + place) for place in range(1, records + 1)) for line in range(3)]
+    log.write_text("\n".join(lines) + "\n")
+    numbers = read_log(log).iterations.iteration.compressed().tolist()
+    read = range(1, records + 1) if records <= MOST_OF_LINE else (1,)
+    expected = [line * records + place for line in range(3) for place in read]
+    assert [number - numbers[0] + 1 for number in numbers] == expected
+
+
+@pytest.mark.parametrize(("begin", "run", "end"), OVERLAPPING, ids=lambda text: text[:12].strip() or "-")
+def test_a_long_run_is_no_slower_than_other_text(begin: str, run: str, end: str, tmp_path: Path) -> None:
+    """Two parts of a pattern that can share a run of the same text in many ways took the square of its length."""
+    log, other = tmp_path / "run.log", tmp_path / "other.log"
+    line = begin + run * (1500 // len(run)) + end + "\n"
+    log.write_text(line * (TOTAL // len(line)))
+    other.write_text("".join(f"{number:x}" for number in range(TOTAL // 4)) + "\n")
+    assert_ratio(partial(read_log, log), partial(read_log, other), MOST_OF_RECORDS)
+
+
+def test_a_match_fits_into_the_span_of_its_rule() -> None:
+    rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.span]
+    assert rules
+    for rule in rules:
+        longest = re._parser.parse(rule.pattern.pattern.decode("latin-1")).getwidth()[1]  # type: ignore[attr-defined]
+        assert rule.span is not None
+        assert longest - len(rule.anchor) <= sum(rule.span), rule.anchor
 
 
 def test_a_marker_is_read_once_a_line() -> None:

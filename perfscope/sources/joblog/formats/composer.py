@@ -129,8 +129,11 @@ def _bytes(gigabytes: float | None) -> float | None:
 
 _HEADING = Rule(
     b"[batch=",
-    re.compile(rb"(?:\[epoch=(?P<epoch>\d+)(?:/\d+)?\])?\[batch=(?P<step>\d+)(?:/(?P<length>\d+))?\]:"),
+    re.compile(
+        rb"(?:\[epoch=(?P<epoch>\d{1,9})(?:/\d{1,9})?\])?\[batch=(?P<step>\d{1,15})(?:/(?P<length>\d{1,15}))?\]:"
+    ),
     _on_heading,
+    span=(40, 60),
 )
 
 

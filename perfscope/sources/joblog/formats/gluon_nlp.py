@@ -149,7 +149,7 @@ FORMAT = Format(
         Rule(
             b", log_interval=",
             re.compile(
-                rb"Namespace\(accumulate=[^\n]{0,900}?, log_interval=(?P<interval>[1-9]\d{0,8}), [^\n]{0,300}?"
+                rb"(?>Namespace\(accumulate=[^\n]{0,900}?, log_interval=)(?P<interval>[1-9]\d{0,8}), [^\n]{0,300}?"
                 rb"num_steps=(?P<steps>\d{1,12})"
             ),
             _on_arguments,

@@ -12,7 +12,8 @@ from perfscope.sources.joblog.rules import LineMatch, Rule
 
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": KIB}
 _LENGTH_OPTION = re.compile(
-    rb"(?<![\w-])(?:--)?(?:max[_-])?seq(?:uence)?[_-]len(?:gth)?(?![\w-])['\"]?(?:\s*[=:]\s*|\s+)(\d+)(?![\w.])"
+    rb"(?<![\w-])(?:--)?(?:max[_-])?seq(?:uence)?[_-]len(?:gth)?(?![\w-])['\"]?(?:\s{0,40}+[=:]\s{0,40}+|\s{1,40}+)"
+    rb"(\d{1,15})(?![\w.])"
 )
 _CAPACITY = re.compile(rb"([\d.]+) ([KMG]iB) total capacity|total capacity of ([\d.]+) ([KMG]iB)")
 
@@ -68,7 +69,7 @@ FORMAT = Format(
     framework=None,
     state=FormatState,
     rules=(
-        Rule(b"MiB / ", re.compile(rb"(\d+)MiB / +(\d+)MiB"), _on_smi_memory),
+        Rule(b"MiB / ", re.compile(rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB"), _on_smi_memory, span=(9, 40)),
         Rule(b"CUDA out of memory", re.compile(rb"CUDA out of memory"), _on_device_out_of_memory),
         Rule(b"OutOfMemoryError", re.compile(rb"OutOfMemoryError"), _on_device_out_of_memory),
         Rule(b"oom-kill", re.compile(rb"oom[-_]kill"), _on_host_out_of_memory),
@@ -90,7 +91,7 @@ FORMAT = Format(
         Rule(b"Model size:", re.compile(rb"Model size: (\d+(?:\.\d+)?)B\b"), _on_model_size),
         Rule(b"equence length", re.compile(rb"[Ss]equence length[ :=]+(\d+)"), _on_sequence_length),
         *(
-            Rule(anchor, _LENGTH_OPTION, _on_length_option)
+            Rule(anchor, _LENGTH_OPTION, _on_length_option, span=(6, 120))
             for anchor in (b"seq_len", b"seq-len", b"sequence_len", b"sequence-len")
         ),
     ),

@@ -80,12 +80,12 @@ _NANOGPT = re.compile(
 )
 _LLAMA2_C = re.compile(
     rb"(?<![^\s:])(?P<step>\d{1,15}) \| loss (?P<loss>\S{1,30}) \| lr \S{1,30} \| "
-    rb"(?P<ms>[\d.]{1,30})ms(?: \| mfu |\s*$)",
+    rb"(?P<ms>[\d.]{1,30})ms(?: \| mfu |\s{0,99}$)",
     re.M,
 )
 
 _RULE = Rule(b", time ", _NANOGPT, _on_iteration, begin=(b"iter ",))
-_RULE_OF_LLAMA2_C = Rule(b" | lr ", _LLAMA2_C, _on_iteration)
+_RULE_OF_LLAMA2_C = Rule(b" | lr ", _LLAMA2_C, _on_iteration, span=(60, 200))
 _COLUMNS = {"step": STEP, "ms": Column()}
 
 FORMAT = Format(
@@ -113,6 +113,7 @@ FORMAT = Format(
             ),
             _on_batch,
             identifies=False,
+            span=(9, 120),
         ),
     ),
     sources=(StepTimeSource(SOURCE),),

@@ -66,7 +66,8 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
 _BAR_RULE = Rule(
     b"train_step_timing in s=",
     re.compile(
-        rb"(?:Epoch (?P<epoch>\d+):[^\n|]*\|[^\n|]*)?\| *(?P<step>\d+)/(?P<total>\d+) \[.*?"
+        rb"(?:Epoch (?P<epoch>\d{1,9}):[^\n|]{0,200}+\|[^\n|]{0,400}+)?\| {0,20}(?P<step>\d{1,15})/(?P<total>\d{1,15}) "
+        rb"\[[^\n]{0,600}?"
         rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
     ),
     _on_bar,
@@ -75,7 +76,7 @@ _BAR_RULE = Rule(
 _LINE_RULE = Rule(
     b"train_step_timing in s:",
     re.compile(
-        rb"iteration \d+/(?P<total>\d+) \|[^\n]{0,800}?global_step: (?P<step>\d+) [^\n]{0,800}?"
+        rb"iteration \d{1,15}/(?P<total>\d{1,15}) (?>\|[^\n]{0,800}?global_step: )(?P<step>\d{1,15}) [^\n]{0,800}?"
         rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
     ),
     _on_line,

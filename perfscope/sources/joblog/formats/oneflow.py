@@ -139,7 +139,13 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(b"validation: epoch ", re.compile(rb"validation: epoch \d+, iter "), _on_validation, identifies=False),
     *(
-        Rule(anchor, re.compile(rb"(?:^|:)\s*(" + anchor + rb") = (\d+)", re.MULTILINE), _on_setting, identifies=False)
+        Rule(
+            anchor,
+            re.compile(rb"(?:^|:)\s{0,99}(" + anchor + rb") = (\d{1,15})", re.M),
+            _on_setting,
+            identifies=False,
+            span=(100, 60),
+        )
         for anchor in _SETTINGS
     ),
 )

@@ -89,7 +89,7 @@ def _on_save(state: FormatState, _line: LineMatch) -> None:
 
 _SCRIPT = re.compile(
     rb"(?P<cells>(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter(?:=|: )(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
-    rb"(?:avg_)?batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
+    rb"batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
 )
 
 _TRAINER_RULE = Rule(

@@ -145,9 +145,9 @@ def _close(state: _State) -> None:
 
 
 _STEP = re.compile(
-    rb"step:\s*(?P<step>\d+)\s+loss:\s*(?P<loss>\S+)[^\n]{0,300}?"
-    rb"(?:memory:\s*(?P<memory>[\d.]+)GiB(?:\((?P<percent>[\d.]+)%\))?\s+)?[tw]ps:\s*(?P<tps>[\d,]+)"
-    rb"(?:\s+tflops:\s*(?P<tflops>[\d.,]+))?"
+    rb"step:\s{0,20}+(?P<step>\d{1,15}+)\s{1,20}+loss:\s{0,20}+(?P<loss>\S{1,40}+)[^\n]{0,300}?"
+    rb"(?:memory:\s{0,20}+(?P<memory>[\d.]{1,20}+)GiB(?:\((?P<percent>[\d.]{1,20}+)%\))?\s{1,20}+)?"
+    rb"[tw]ps:\s{0,20}+(?P<tps>[\d,]{1,20}+)(?:\s{1,20}+tflops:\s{0,20}+(?P<tflops>[\d.,]{1,20}+))?"
 )
 
 _TPS_RULE = Rule(b"  tps:", _STEP, _on_step, begin=(b"step:",))
@@ -156,10 +156,10 @@ _WPS_RULE = Rule(b"  wps:", _STEP, _on_step, begin=(b"step:",))
 _RULES = (
     _TPS_RULE,
     _WPS_RULE,
-    Rule(b"Training starts at step", re.compile(rb"Training starts at step.*"), _on_start),
-    Rule(b"Trainer is initialized with", re.compile(rb"Trainer is initialized with.*"), _on_settings),
+    Rule(b"Training starts at step", re.compile(rb"Training starts at step.{0,600}"), _on_start),
+    Rule(b"Trainer is initialized with", re.compile(rb"Trainer is initialized with.{0,600}"), _on_settings),
     Rule(b"device mesh with", re.compile(rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])"), _on_mesh),
-    Rule(b"device mesh with parallelism", re.compile(rb"device mesh with parallelism: .*"), _on_parallelism),
+    Rule(b"device mesh with parallelism", re.compile(rb"device mesh with parallelism: .{0,600}"), _on_parallelism),
     Rule(
         b"activation checkpointing to the model",
         re.compile(rb"Applied (full|selective) activation checkpointing to the model"),
@@ -169,11 +169,12 @@ _RULES = (
     Rule(
         b"inish",
         re.compile(
-            rb"[Ff]inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
+            rb"inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
             rb"[^\n]{0,200}?in (?P<seconds>[\d.]+) seconds"
         ),
         _on_saved,
         identifies=False,
+        begin=(b"inish",),
     ),
     Rule(
         b"Last step checkpoint completed in",

@@ -79,7 +79,7 @@ RULES: tuple[Rule[DeepSpeedState], ...] = (
     ),
     Rule(
         b"UNIQUE_PARAMS=",
-        re.compile(rb"RANK=(\d+) STAGE=(\d+) .*?UNIQUE_PARAMS=(\d+)"),
+        re.compile(rb"RANK=(\d{1,9}) STAGE=(\d{1,9}) [^\n]{0,300}?UNIQUE_PARAMS=(\d+)"),
         _on_stage,
         begin=(b"RANK=",),
     ),

@@ -125,11 +125,12 @@ def _is_confirmed(median_times: dict[str, int]) -> bool:
 _THROUGHPUT_RULE = Rule(
     b"SamplesPerSec=",
     re.compile(
-        rb"(?:global_step=(?P<new>\d+)|\b(?P<epoch>\d+)/(?P<old>\d+)), "
-        rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]+)"
-        rb"(?:, *CurrSamplesPerSec=(?P<now>[^,\s]+))?"
+        rb"(?:global_step=(?P<new>\d{1,15})|\b(?P<epoch>\d{1,9})/(?P<old>\d{1,15})), "
+        rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]{1,60}+)"
+        rb"(?:, {0,9}CurrSamplesPerSec=(?P<now>[^,\s]{1,60}+))?"
     ),
     _on_throughput,
+    span=(50, 160),
 )
 _STEP_RULE = Rule(b", skipped=", re.compile(rb"\bstep=(\d+), skipped=(\d+), "), _on_step)
 _STEP_LINE = {"step": Column(INTEGER, re.compile(rb"\bstep=(\d{1,15}), skipped="))}
@@ -199,7 +200,7 @@ RULES = (
     Rule(
         b"iter time (s):",
         re.compile(
-            rb"steps: (?P<step>\d+) loss: (?P<loss>\S+)[^\n]{0,300}? iter time \(s\): (?P<seconds>[^,\s]+)"
+            rb"steps: (?P<step>\d{1,15}) loss: (?P<loss>\S{1,40}+)[^\n]{0,300}? iter time \(s\): (?P<seconds>[^,\s]+)"
             rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?"
         ),
         _on_pipeline_step,

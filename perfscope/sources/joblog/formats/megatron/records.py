@@ -78,16 +78,17 @@ class _RecordRule(Rule[MegatronState]):
     """Finds records by their beginning, not by lines: two may share a line, and one may be broken over several."""
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield every record of a block, of a line at most eight; ``end`` is the end of the record."""
+        """Yield every record of a block, of a line of more than eight the first; ``end`` is the end of the record."""
         starts = list(_START.finditer(text))
-        line = glued = 0
+        line = skipped = 0
         for index, match in enumerate(starts):
             limit = starts[index + 1].start() if index + 1 < len(starts) else len(text)
-            before = line if index else -1
-            line = text.rfind(b"\n", line, match.start()) + 1 or line
-            glued = glued + 1 if line == before else 1
-            if glued > MOST_OF_LINE:
+            if match.start() < skipped:
                 continue
+            line = text.rfind(b"\n", line, match.start()) + 1 or line
+            further = starts[index + MOST_OF_LINE].start() if index + MOST_OF_LINE < len(starts) else len(text)
+            if further < len(text) and text.find(b"\n", match.start(), further) < 0:
+                skipped = text.find(b"\n", further) % (len(text) + 1)  # its end, or that of the text
             record = _record_text(text, match.start(), min(limit, match.start() + _LONGEST))
             if _TIME.search(record):
                 yield LineMatch(text, line, match.start() + len(record), match)

@@ -97,5 +97,6 @@ RULES = (
         re.compile(rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)"),
         _on_memory,
         identifies=False,
+        begin=(b"memory (MB) |",),
     ),
 )

@@ -169,7 +169,7 @@ RULES = (
     ),
     Rule(
         b" Billion",
-        re.compile(rb"number of parameters[^\n]*?([\d.]+) Billion"),
+        re.compile(rb"number of parameters[^\n]{0,999}?(?<![\d.])([\d.]{1,20}+) Billion"),
         _on_billions,
         identifies=False,
         begin=(b"number of parameters",),
@@ -179,6 +179,7 @@ RULES = (
         re.compile(rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)"),
         _on_vocabulary,
         identifies=False,
+        begin=(b"padded vocab (size:",),
     ),
     Rule(
         b"number of micro-batches to constant",
