@@ -16,5 +16,6 @@ if __name__ == "__main__":
     is_cut_off = 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[0] < _LARGEST_BYTECODE
     sys.dont_write_bytecode = is_bytecode_off or is_cut_off
     from perfscope.cli import main
+    from perfscope.ending import run_and_end
 
-    main()
+    run_and_end(main)

@@ -30,5 +30,6 @@ def main() -> None:
 
     put_own_modules_first()
     from perfscope.cli import main as run  # only now, so that nothing of the user's is imported in its place
+    from perfscope.ending import run_and_end  # and so is this
 
-    run()
+    run_and_end(run)
