@@ -39,6 +39,8 @@ _CHANCE = 1
 _STEADY = 0.02
 #: ... and launches that spread more by this ratio are not what they follow.
 _BEYOND_LAUNCHES = 4
+#: A device that waits for launches for at most this part of a time spends it with work.
+_MOST_OF_LAUNCHES = 0.5
 #: A clock that is lower by this ratio is lower.
 _LOWER_CLOCK = 0.98
 #: From this stage of ZeRO on a forward pass gathers parameters.
@@ -214,6 +216,9 @@ def _relative(times: _Times, peers: Sequence[tuple[_Times, float]], limit: float
         )
         at_times = _mean(ahead) / mean_ns
         return at_times if usually < limit and at_times >= max(_SLOW_AT_TIMES, limit) else usually
+    alike = _times_like_peers(probed, [launch_ns for peer, _ in compared for _, launch_ns in peer])
+    if len(alike) >= _FEWEST_PROBES and median(alike) >= limit * usual_ns:
+        return median(alike) / usual_ns
     own_ns, launches_ns = np.array(probed, np.float64).T
     if _does_not_follow(own_ns, launches_ns):
         return float(np.median(own_ns)) / usual_ns
@@ -222,6 +227,15 @@ def _relative(times: _Times, peers: Sequence[tuple[_Times, float]], limit: float
     if least < limit:  # what is beyond the others' time even so is no wait: another process uses the device at times
         least = _mean(np.maximum(least_ns, usual_ns).tolist()) / usual_ns
     return least if least >= limit else None
+
+
+def _times_like_peers(probed: Sequence[tuple[int, int]], launches_ns: Sequence[int]) -> list[int]:
+    """The times for which the device can have waited no longer than the others', and for a small part of them.
+
+    A device that takes longer for the same launches waits less for them.
+    """
+    most_ns = max(launches_ns)
+    return [time_ns for time_ns, launch_ns in probed if launch_ns <= min(most_ns, time_ns * _MOST_OF_LAUNCHES)]
 
 
 def _mean(times_ns: Sequence[float]) -> float:

@@ -256,7 +256,7 @@ def train_deepspeed(plan):
         "train_micro_batch_size_per_gpu": plan.batch,
         "gradient_accumulation_steps": plan.passes,
         "bf16": {"enabled": GPU},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
         "zero_optimization": {"stage": 1},
         "steps_per_print": 10**9,
     }

@@ -23,9 +23,10 @@ HALF = 50
 #: Launches take longer than the exchange with the first model, and kernels longer than it with the second.
 SMALL = GptConfig(layers=8, hidden=256, heads=4, vocabulary=4096, seq_len=513)
 LARGE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=513)
-#: Products of matrices that keep half of an H200 busy for 20 ms.
-_BURST = 60
-_PERIOD_S = 0.02
+#: So many products of matrices of 4096 rows keep half of an H200 busy for 10 ms.
+_BURST = 31
+_ROWS = 4096
+_PERIOD_S = 0.01
 
 
 def take_part(rank: int, percentage: int) -> None:
@@ -40,12 +41,16 @@ def take_part(rank: int, percentage: int) -> None:
 
 
 def use_part(share: float, device: torch.device, is_over: threading.Event) -> None:
-    """Multiply matrices in this rank's part of the GPU for a share of the time, on a stream of their own."""
+    """Multiply matrices in this rank's part of the GPU for a share of the time, on a stream of their own.
+
+    A burst is one kernel: its launch takes the interpreter from the thread that trains once.
+    """
     with torch.cuda.stream(torch.cuda.Stream(device)):
-        matrix = torch.ones(4096, 4096, dtype=torch.bfloat16, device=device)
+        matrix = torch.ones(_ROWS, _ROWS, dtype=torch.bfloat16, device=device)
+        burst = torch.ones(round(_BURST * share) * _ROWS, _ROWS, dtype=torch.bfloat16, device=device)
+        product = torch.empty_like(burst)
         while not is_over.is_set():
-            for _ in range(round(_BURST * share)):
-                torch.mm(matrix, matrix)
+            torch.mm(burst, matrix, out=product)
             ended = torch.cuda.Event()
             ended.record()
             while not ended.query():

@@ -82,6 +82,23 @@ def test_times_that_are_steady_while_launches_are_not_are_those_of_the_device(
     assert answers(replace(run, steps=steps)) == expected
 
 
+@pytest.mark.parametrize(
+    ("peer", "own", "expected"),
+    [
+        ((8.5, 3), (9.4, 3), [(1, Cause.DEVICE)]),
+        ((8.5, 3), (8.7, 3), []),
+        ((8.5, 3), (9.4, 4), []),  # its launches took longer, too
+        ((8.5, 3), (9.4, 2), [(1, Cause.DEVICE)]),
+        ((4.4, 4.3), (5.2, 4.2), []),  # both do little but wait for launches
+    ],
+)
+def test_a_device_that_waits_for_its_host_as_the_others_do_is_slow_by_what_is_longer(
+    peer: tuple[float, float], own: tuple[float, float], expected: list[tuple[int, Cause]]
+) -> None:
+    ranks: list[dict[str, Any]] = [{"forward": time, "launch": launch, "update": 0.5} for time, launch in (peer, own)]
+    assert answers(probed(ranks, ZERO_1)) == expected
+
+
 @pytest.mark.parametrize(("longer", "expected"), [(1, []), (3, [(1, Cause.DEVICE)])])
 def test_a_device_that_another_process_takes_at_times_is_slow_in_some_probes(
     longer: int, expected: list[tuple[int, Cause]]
@@ -100,8 +117,8 @@ def test_a_device_that_another_process_takes_at_times_is_slow_in_some_probes(
 def test_a_device_that_waits_for_its_host_is_slow_by_what_is_longer_than_both(
     forward: float, longer: int, expected: list[tuple[int, Cause]]
 ) -> None:
-    """Passes of 8 ms that may hold 3 ms of waits; only what is beyond 11 ms is certain, and one of them is chance."""
-    run = probed([{"forward": 8, "launch": 3, "update": 9}, {}], ZERO_1)
+    """Passes that may hold longer waits than the other's, 3 ms: only what is beyond 11 ms is certain, not one alone."""
+    run = probed([{"forward": 8, "launch": 2.5, "update": 9}, {}], ZERO_1)
     probes = tuple(probe(step, forward if step < longer else 8, 9, 3) for step in range(10))
     steps = (run.steps[0], dataclasses.replace(run.steps[1], probes=probes))
     assert answers(replace(run, steps=steps)) == expected
