@@ -54,12 +54,14 @@ def totals(log: JobLog) -> dict[str, object]:
 
 def test_a_block_is_taken_apart_into_plain_lines_and_the_rest() -> None:
     lines = [megatron(n, f"{100.0 + n:.1f}") + TIMERS for n in range(1, 31)]
-    lines[12] = megatron(13, "113.0", skipped=1) + TIMERS
+    lines[12] = megatron(13, "113.0").replace("nan iterations:   0", "nan iterations:   1") + TIMERS
+    lines[14] = megatron(15, "115.0", skipped=12) + TIMERS
     text = "".join([*lines, SAVE]).encode()
     parts = split_block(text, len(text), np.empty(len(text), np.bool_))
     assert parts is not None
     assert list(parts.plain.iteration) == [n for n in range(1, 30) if n != 13]
     assert parts.plain.wall_ns.tolist() == [(1000 + 10 * n) * 10**5 for n in range(1, 30) if n != 13]
+    assert parts.plain.columns["skipped"].tolist() == [12 * (n == 15) for n in range(1, 30) if n != 13]
     assert parts.plain.consumed[0] == 1024
     rest = parts.rest.decode().splitlines()
     assert [line.split("|")[0].split("/")[0].split()[:2] for line in rest] == [

@@ -3,12 +3,13 @@
 Once enough records of a log are known in full, most of the rest is the same line with other numbers. The starts of
 lines are found with NumPy; the first eight bytes of a line, as one integer, show what kind of line it is. Numbers at
 fixed positions are read eight digits at a time: subtract ``'0'`` from each byte, then join neighbours, pairs and halves
-by three multiplications. A line that differs in any other way, such as one skipped iteration, is left to ``records``.
+by three multiplications. A line that differs in any other way is left to ``records``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -52,6 +53,8 @@ _TOP_BIT_OF_BYTE = np.asarray([1 << (8 * byte + 7) for byte in range(_WORD)], np
 _TAIL_END = _word(_TAIL[-_WORD:])
 _SKIPPED_FROM_END = len(_TAIL) - _TAIL.index(b"ns:   0 ")
 _TAIL_SKIPPED = _word(b"ns:   0 ")
+_AROUND_SKIPPED = np.uint64(0xFF000000FFFFFFFF)
+_LOSS = b"loss: "
 _HALF = np.uint64(32)
 _FOUR_BLANKS, *_SAVE_WORDS = (np.uint32(int.from_bytes(text, "little")) for text in (b"    ", b"save", b"load"))
 _SAVES = (_word(b"save-che"), _word(b"load-che"))
@@ -133,12 +136,12 @@ def _plain_lines(buffer: _Bytes, words: _Words, layout: _Layout, starts: Int64, 
         & (words[starts + (layout.iteration + _WORD + 1)] == layout.total)
         & (words[starts + (layout.time - _WORD)] == _TIMED)
         & (words[ends - _WORD] == _TAIL_END)
-        & (words[ends - _SKIPPED_FROM_END] == _TAIL_SKIPPED)
     )
+    skipped = _skipped(words[ends - _SKIPPED_FROM_END])
+    is_plain &= skipped >= 0
     tenth = starts + (layout.time + 1) + width
     is_plain &= (buffer[tenth + 1] == ord(" ")) & (buffer[tenth + 2] == ord("|"))
-    if is_plain.any():
-        is_plain[np.flatnonzero(is_plain)[-1]] = False  # read in full: its loss and loss scale are the block's last
+    is_plain[_rows_with_last_figures(buffer, starts, ends, is_plain)] = False
     tenths = _joined(digits[is_plain]) * 10 + (buffer[tenth[is_plain]].astype(np.int64) - ord("0"))
     starts = starts[is_plain]
     number = _joined(words[starts + layout.iteration] | _BLANK_TO_ZERO)
@@ -146,7 +149,25 @@ def _plain_lines(buffer: _Bytes, words: _Words, layout: _Layout, starts: Int64, 
     low = _joined(words[starts + (layout.consumed + _CONSUMED_WIDTH - _WORD)] | _BLANK_TO_ZERO)
     usable[usable] = is_plain
     consumed = high * 10**_WORD + low
-    return PlainLines(_as_range(number), tenths * (NS_PER_MS // 10), _as_range(consumed)), usable
+    columns = {"skipped": skipped[is_plain]} if skipped.any() else {}
+    return PlainLines(_as_range(number), tenths * (NS_PER_MS // 10), _as_range(consumed), columns=columns), usable
+
+
+def _skipped(tails: _Words) -> Int64:
+    """The skipped iterations of each line, of up to three digits; -1 where there is something else."""
+    if (tails == _TAIL_SKIPPED).all():
+        return np.zeros(len(tails), np.int64)
+    skipped = _joined(_shifted(tails >> _HALF, 3) | _BLANK_TO_ZERO)
+    is_number = ((tails ^ _TAIL_SKIPPED) & _AROUND_SKIPPED) == 0
+    is_number &= _are_digits(_shifted(tails >> _HALF, 3) | _BLANK_TO_ZERO)
+    return np.where(is_number, skipped, -1)
+
+
+def _rows_with_last_figures(buffer: _Bytes, starts: Int64, ends: Int64, is_plain: Bool) -> list[int]:
+    """The last plain line, with the block's last loss scale, and the last one with a loss: they are read in full."""
+    rows = np.flatnonzero(is_plain)[::-1].tolist()
+    losses = (row for row in rows if _LOSS in buffer[starts[row] : ends[row]].tobytes())
+    return [*rows[:1], *islice(losses, 1)]
 
 
 def _as_range(values: Int64) -> Numbers:

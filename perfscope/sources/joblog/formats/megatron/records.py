@@ -40,6 +40,7 @@ _FLOPS = re.compile(rb"\s*([\d.]+)([KMGTPE]?)FLOPS")
 _PREFIXES = {b"": 1, b"K": KILO, b"M": MEGA, b"G": GIGA, b"T": TERA, b"P": PETA, b"E": KILO * PETA}
 _LONGEST = 2000
 _MOST_LINES = 12
+_FEW = 8
 
 _TIMES = {
     b"elapsedtimeperiteration(ms)": NS_PER_MS,
@@ -122,6 +123,7 @@ def _on_record(state: MegatronState, line: LineMatch) -> None:
     for key, label, value in _cells(line.text[start : line.end]):
         _fill(state, record, key, label, value)
     log = state.log
+    state.batch = record.samples if record.samples is not None else state.batch
     if record.wall_ns is None:
         log.unreadable += 1
         return
@@ -207,17 +209,32 @@ def _set_tflops(state: MegatronState, record: Record, label: bytes, tflops: floa
 def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: int) -> None:
     """Add rows ``first`` to ``last`` of a block's plain lines."""
     series = state.log.series_of(SOURCE)
-    if first < last and not (series.is_steady and _is_even(plain.iteration[first:last], series)):
+    if last - first < _FEW:
+        for row in range(first, last):
+            _add_plain_line(state, series, plain, row)
+        return
+    skipped = plain.columns["skipped"][first:last] if "skipped" in plain.columns else None
+    if not (series.is_steady and _is_even(plain.iteration[first:last], series)):
         numbers = np.asarray(plain.iteration[first:last], np.int64)
         batches = _batches(state, series.last, numbers, np.asarray(plain.consumed[first:last], np.int64))
-        series.add_rows(numbers, plain.wall_ns[first:last], batches)
-    elif first < last:
+        is_new = series.add_rows(numbers, plain.wall_ns[first:last], batches)
+        skipped = skipped[is_new] if skipped is not None else None
+    else:
         before, consumed = state.consumed_samples, int(plain.consumed[last - 1])
         samples = None
         if before is not None and consumed > before:
             samples = (consumed - before) // series.interval()
         state.consumed_samples = consumed
         series.add_many(plain.iteration[first:last], plain.wall_ns[first:last], samples)
+    if skipped is not None:
+        series.folded_times.skipped += int(skipped.sum())
+
+
+def _add_plain_line(state: MegatronState, series: IterationSeries, plain: PlainLines, row: int) -> None:
+    number, consumed = int(plain.iteration[row]), int(plain.consumed[row])
+    skipped = int(plain.columns["skipped"][row]) if "skipped" in plain.columns else 0
+    batch = _batch(state, consumed, series.last, number)
+    series.add(Record(number, int(plain.wall_ns[row]), samples=batch, skipped=skipped))
 
 
 def _is_even(iterations: Numbers, series: IterationSeries) -> bool:
@@ -230,20 +247,25 @@ def _is_even(iterations: Numbers, series: IterationSeries) -> bool:
 
 
 def _batches(state: MegatronState, last: int | None, numbers: Int64, consumed: Int64) -> Int64:
-    """Mean samples an iteration since the record before, of many records; 0 where unknown, as after a restart."""
+    """Mean samples an iteration since the record before, of many records; after a restart that of the record behind."""
     before, state.consumed_samples = state.consumed_samples, int(consumed[-1])
     iterations = np.diff(numbers, prepend=numbers[0] if last is None else last)
     samples = np.diff(consumed, prepend=consumed[0] if before is None else before)
-    return np.where((iterations > 0) & (samples > 0), samples // np.maximum(iterations, 1), 0)
+    batches = np.where((iterations > 0) & (samples > 0), samples // np.maximum(iterations, 1), 0)
+    unknown = np.flatnonzero(batches <= 0)
+    behind = np.append(batches[1:], 0)[unknown]
+    batches[unknown] = np.where(behind > 0, behind, state.batch or 0)
+    state.batch = int(batches[-1]) or state.batch
+    return batches
 
 
-def _batch(state: MegatronState, consumed: int, last: int | None, iteration: int | None) -> int | None:
-    """Mean samples an iteration since the record before."""
+def _batch(state: MegatronState, consumed: int, last: int | None, iteration: int) -> int | None:
+    """Mean samples an iteration since the record before; after a restart those of the last one that is known."""
     before = state.consumed_samples
     state.consumed_samples = consumed
-    if before is None or last is None or iteration is None or iteration <= last or consumed <= before:
-        return None
-    return (consumed - before) // (iteration - last)
+    if before is not None and last is not None and iteration > last and consumed > before:
+        state.batch = (consumed - before) // (iteration - last)
+    return state.batch
 
 
 def conclude(state: MegatronState) -> None:

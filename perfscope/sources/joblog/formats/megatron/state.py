@@ -13,6 +13,7 @@ class MegatronState(FormatState):
 
     Attributes:
         consumed_samples: Samples consumed up to the last record.
+        batch: The batch of the last record that states one.
         train_iterations: The run's last iteration, as the last record states it.
         is_gpt_neox: Some line is printed only by GPT-NeoX.
         shards: Parameters by tensor and pipeline rank.
@@ -21,6 +22,7 @@ class MegatronState(FormatState):
     """
 
     consumed_samples: int | None = None
+    batch: int | None = None
     train_iterations: int | None = None
     is_gpt_neox: bool = False
     shards: dict[tuple[int, ...], int] = field(default_factory=dict)
