@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
+
+import numpy as np
 
 from perfscope.tables.columns import Bool, Int64
 
@@ -61,6 +63,12 @@ class SplitBlock:
     rest: bytes
     plain_before: Int64
     rest_start: Int64
+
+    def plain_before_each(self, starts: Sequence[int]) -> list[int]:
+        """How many plain lines stand before each of some places in ``rest``."""
+        rows = np.searchsorted(self.rest_start, starts, "right") - 1
+        before: list[int] = self.plain_before[rows].tolist()
+        return before
 
 
 #: Splits the first bytes of a text: the text, the number of bytes, and a buffer of at least as many flags, which is

@@ -6,22 +6,27 @@ rounding to matter little, so that whole seconds say enough about short steps.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
-from itertools import islice
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import add_evenly
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 
 _PRECISE = 20
-_MANY = 16
+_FEW = 4
 _USABLE = 5
+_NOWHERE = np.empty(0, np.int64)
+#: The row of a reading that waits for the clock to move: none, or one that came before the others.
+_NONE, _EARLIER = -1, -2
+
+#: The column of losses among those of many lines: the bits of their numbers, NaN without one.
+LOSS = "loss"
 
 #: A reading of fewer steps behind the last one is a copy of another rank's.
 SKEW = 4
@@ -32,6 +37,40 @@ class _Reading:
     step: int
     elapsed_ns: int
     tokens: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Readings:
+    """Many readings: steps, clocks, what their last digit stands for, records, and where the clock begins anew."""
+
+    steps: Sequence[int]
+    clocks_ns: Sequence[int]
+    resolutions_ns: Sequence[int]
+    record_of: Callable[[int], Record]
+    have_loss: bool
+    anew: frozenset[int] = frozenset()
+    label: bytes | None = None
+
+
+@dataclass(slots=True)
+class _Ends:
+    """The rows at which records end, their times, -1 without one, and the steps that each is the mean of."""
+
+    rows: list[int] = field(default_factory=list)
+    wall_ns: list[int] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+    starts: list[int] = field(default_factory=list)
+
+    def add(self, row: int, wall_ns: int, steps: int) -> None:
+        """Add a record."""
+        self.rows.append(row)
+        self.wall_ns.append(wall_ns)
+        self.steps.append(steps)
+
+    def add_untimed(self, row: int) -> None:
+        """Add a record without a time, if the row is one."""
+        if row != _NONE:
+            self.add(row, -1, 1)
 
 
 class ElapsedClock:
@@ -106,8 +145,11 @@ class ElapsedClock:
         clocks_ns: Int64,
         resolution_ns: int,
         record_of: Callable[[int], Record],
+        anew: Int64 = _NOWHERE,
+        *,
+        have_loss: bool = True,
     ) -> None:
-        """Add readings as ``add`` does; those that only wait for the clock to move are passed over.
+        """Add readings as ``add`` does, one after the other.
 
         Args:
             log: The log.
@@ -115,68 +157,111 @@ class ElapsedClock:
             clocks_ns: The clock of each.
             resolution_ns: What the clock's last printed digit stands for.
             record_of: Makes the record of a row.
+            anew: The rows before which the clock begins anew, as ``restart`` says, ascending.
+            have_loss: Whether a record may have a loss.
         """
-        clocks = clocks_ns.tolist()
-        if len(clocks) < _MANY:
-            for row, clock_ns in enumerate(clocks):
-                self.add(log, record_of(row), clock_ns, resolution_ns)
-            return
-        goes_back = (np.diff(steps) <= 0) | (np.diff(clocks_ns) < 0)
-        ends = iter((*np.flatnonzero(goes_back).tolist(), len(clocks) - 1))
-        row, end = 0, -1
-        while row < len(clocks):
-            end = next(ends) if row > end else end
-            reading = _Reading(int(steps[row]), clocks[row], None)
-            self.add(log, record_of(row), reading.elapsed_ns, resolution_ns)
-            row += 1
-            if row <= end and self._begin is not None and self._last == reading:
-                enough_ns = self._begin.elapsed_ns + _PRECISE * resolution_ns
-                row = bisect_left(clocks, enough_ns, row, end + 1)
-                if row > end and reading.step < int(steps[end]):
-                    self._last, self._pending = _Reading(int(steps[end]), clocks[end], None), record_of(end)
+        resolutions, rows = [resolution_ns] * len(steps), frozenset(anew.tolist())
+        self._add_all(log, _Readings(steps.tolist(), clocks_ns.tolist(), resolutions, record_of, have_loss, rows))
 
     def add_many(self, log: JobLogBuilder, plain: PlainLines, resolution_ns: int | Int64) -> None:
-        """Add many readings of the clock, which are the ``wall_ns`` of the lines."""
-        numbers = np.asarray(plain.iteration, np.int64).tolist()
-        resolutions = np.broadcast_to(np.asarray(resolution_ns, np.int64), len(numbers)).tolist()
-        readings = list(zip(numbers, plain.wall_ns.tolist(), resolutions, strict=True))
-        row = 0
-        while row < len(readings):
-            begin, last = self._begin, self._last
-            step, elapsed_ns, resolution = readings[row]
-            if begin is None or last is None or step <= last.step or elapsed_ns < last.elapsed_ns:
-                self.add(log, Record(step), elapsed_ns, resolution, label=plain.label)
-                row += 1
-            else:
-                row += self._add_forward(log, plain.label, islice(readings, row, None), begin, last)
+        """Add many readings of the clock, which are the ``wall_ns`` of the lines; ``LOSS`` may be a column of them."""
+        steps = np.asarray(plain.iteration, np.int64).tolist()
+        resolutions = np.broadcast_to(np.asarray(resolution_ns, np.int64), len(steps)).tolist()
+        losses = plain.columns[LOSS].view(np.float64) if LOSS in plain.columns else None
 
-    def _add_forward(
-        self,
-        log: JobLogBuilder,
-        label: bytes | None,
-        readings: Iterable[tuple[int, int, int]],
-        begin: _Reading,
-        last: _Reading,
-    ) -> int:
-        """Add readings while steps and clock go on; returns how many these are."""
-        step, clock_ns, first_step, begin_ns = last.step, last.elapsed_ns, begin.step, begin.elapsed_ns
-        precise: list[int] = []
-        wall_ns: list[int] = []
-        rows = 0
-        for number, elapsed_ns, resolution_ns in readings:
-            if number <= step or elapsed_ns < clock_ns:
+        def record_of(row: int) -> Record:
+            return Record(steps[row], loss=None if losses is None or np.isnan(losses[row]) else float(losses[row]))
+
+        have_loss = losses is not None
+        self._add_all(
+            log, _Readings(steps, plain.wall_ns.tolist(), resolutions, record_of, have_loss, label=plain.label)
+        )
+
+    def _add_all(self, log: JobLogBuilder, readings: _Readings) -> None:
+        row, rows = 0, len(readings.steps)
+        while row < rows:
+            if row in readings.anew:
+                self.restart(log)
+            record, label = readings.record_of(row), readings.label
+            self.add(log, record, readings.clocks_ns[row], readings.resolutions_ns[row], label=label)
+            row += 1
+            if rows - row >= _FEW and self._last is not None:
+                row = self._add_forward(log, readings, row)
+
+    def _add_forward(self, log: JobLogBuilder, readings: _Readings, first: int) -> int:
+        """Add readings from a row on, of which only those that a record ends at are looked at for more.
+
+        Returns the row behind the last one: not the end where the clock of a labelled process goes back.
+        """
+        assert self._last is not None
+        step, clock_ns, resolution_ns = self._last.step, self._last.elapsed_ns, self._resolution_ns
+        begin_step, begin_ns = (self._begin.step, self._begin.elapsed_ns) if self._begin is not None else (-1, 0)
+        waiting = _NONE if self._pending is None else _EARLIER
+        anew, is_labelled, ends = readings.anew, readings.label is not None, _Ends()
+        has_times = log.series_of(self.source).has_times
+        row = first
+        for row in range(first, len(readings.steps)):
+            number, now_ns = readings.steps[row], readings.clocks_ns[row]
+            if row in anew:
+                ends.add_untimed(waiting)
+                begin_step, waiting = -1, _NONE
+            if number <= step:
+                if number > step - SKEW or now_ns > clock_ns:
+                    continue  # another rank's copy
+                if is_labelled or not has_times:
+                    break
+                ends.add_untimed(waiting)
+                ends.starts.append(len(ends.rows))
+                begin_step, waiting = -1, _NONE
+            is_anew = begin_step < 0 or now_ns < clock_ns
+            if is_anew and is_labelled:
                 break
-            step, clock_ns, self._resolution_ns = number, elapsed_ns, resolution_ns
-            rows += 1
-            if clock_ns - begin_ns >= _PRECISE * resolution_ns:
-                wall_ns.append((clock_ns - begin_ns) // (step - first_step))
-                precise.append(step)
-                first_step, begin_ns = step, clock_ns
-        lines = PlainLines(np.asarray(precise, np.int64), np.asarray(wall_ns, np.int64), label=label)
-        add_evenly(log.series_of(self.source), lines, 0, len(precise))
-        self._begin, self._last = _Reading(first_step, begin_ns, None), _Reading(step, clock_ns, None)
-        self._pending = None if precise and precise[-1] == step else Record(step)
-        return rows
+            resolution_ns = readings.resolutions_ns[row]
+            if is_anew:
+                ends.add_untimed(waiting)
+                ends.add(row, -1, 1)
+            elif now_ns - begin_ns >= _PRECISE * resolution_ns:
+                ends.add(row, (now_ns - begin_ns) // (number - begin_step), number - begin_step)
+            else:
+                waiting, step, clock_ns = row, number, now_ns
+                continue
+            begin_step, begin_ns, waiting = number, now_ns, _NONE
+            step, clock_ns = number, now_ns
+        else:
+            row = len(readings.steps)
+        self._add_ends(log, readings, ends)
+        self._last, self._resolution_ns = _Reading(step, clock_ns, None), resolution_ns
+        self._begin = _Reading(begin_step, begin_ns, None) if begin_step >= 0 else None
+        if waiting != _EARLIER:
+            self._pending = None if waiting == _NONE else readings.record_of(waiting)
+        return row
+
+    def _add_ends(self, log: JobLogBuilder, readings: _Readings, ends: _Ends) -> None:
+        """Add the records that end at rows of readings: at once where the further records of the series are folded."""
+        series, earlier = log.series_of(self.source), self._pending
+
+        def record_at(row: int) -> Record:
+            return earlier if row == _EARLIER and earlier is not None else readings.record_of(row)
+
+        if not series.is_full or len(ends.rows) < _FEW:
+            starts = set(ends.starts)
+            for place, (row, wall_ns, steps) in enumerate(zip(ends.rows, ends.wall_ns, ends.steps, strict=True)):
+                record = record_at(row)
+                if wall_ns >= 0:
+                    record.wall_ns = wall_ns
+                    record.wall_resolution_ns = max(readings.resolutions_ns[row] // steps, 1)
+                if place in starts:
+                    series.on_restart()
+                series.add(record, readings.label)
+            return
+        numbers = [readings.steps[row] if row != _EARLIER else record_at(row).iteration for row in ends.rows]
+        lines = PlainLines(np.asarray(numbers), np.asarray(ends.wall_ns), label=readings.label)
+        is_new = _add_lines(series, lines, np.asarray(ends.starts, np.int64))
+        if readings.have_loss:
+            losses = (record_at(ends.rows[place]).loss for place in np.flatnonzero(is_new)[::-1].tolist())
+            series.folded_times.last_loss = next(
+                (loss for loss in losses if loss is not None), series.folded_times.last_loss
+            )
 
     def restart(self, log: JobLogBuilder) -> None:
         """The clock begins anew, as at the start of an epoch; what it has not yet measured precisely has no time."""
@@ -196,3 +281,19 @@ class ElapsedClock:
                 series.add(pending)
                 self._pending = None
         self.restart(log)
+
+
+def _add_lines(series: IterationSeries, lines: PlainLines, starts: Int64) -> Bool:
+    """Add lines to a series that is full; before the rows ``starts`` the process has started again."""
+    rows = len(lines.wall_ns)
+    first = int(starts[0]) if len(starts) else rows
+    is_new = np.ones(rows, np.bool_)
+    is_new[:first] = add_evenly(series, lines, 0, first)
+    if first < rows:
+        numbers = np.asarray(lines.iteration, np.int64)
+        series.on_restart()
+        is_new[first] = series.add(Record(int(numbers[first]), int(lines.wall_ns[first])), lines.label)
+        if first + 1 < rows:
+            rest = slice(first + 1, rows)
+            series.fold(numbers[rest], lines.wall_ns[rest], None, lines.label, starts[1:] - first - 1)
+    return is_new

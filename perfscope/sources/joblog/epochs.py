@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import numpy as np
 
 from perfscope.tables.columns import Int64
@@ -30,12 +28,14 @@ class EpochCounter:
         return first + step
 
     def add_many(self, epochs: Int64, steps: Int64, lengths: Int64) -> Int64:
-        """Record many steps, as ``add`` does; those of an epoch follow each other, with the same length, and ascend."""
-        numbers = np.empty_like(steps)
+        """Record many steps, as ``add`` does; those of an epoch follow each other, with the same length."""
         changes = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(lengths) != 0)) + 1
-        for start, stop in pairwise((0, *changes.tolist(), len(steps))):
-            if start < stop:
-                last = stop - 1
-                offset = self.add(int(epochs[last]), int(steps[last]), int(lengths[last])) - int(steps[last])
-                numbers[start:stop] = steps[start:stop] + offset
+        if not len(steps):
+            return steps
+        starts = np.concatenate((np.zeros(1, np.int64), changes))
+        largest = np.maximum.reduceat(steps, starts).tolist()
+        runs = zip(epochs[starts].tolist(), largest, lengths[starts].tolist(), strict=True)
+        offsets = np.asarray([self.add(epoch, step, length) - step for epoch, step, length in runs])
+        counts = np.diff(starts, append=len(steps))
+        numbers: Int64 = steps + np.repeat(offsets, counts)
         return numbers

@@ -21,7 +21,13 @@ _WIDEST_NS = 400 * NS_PER_S
 
 
 class FoldedTimes:
-    """Distinct times and how often each occurred, with what else is summed over the records."""
+    """Distinct times and how often each occurred, with what else is summed over the records.
+
+    Attributes:
+        records: How many there are.
+        skipped: Skipped iterations.
+        last_loss: The last loss.
+    """
 
     def __init__(self) -> None:
         self.records = 0
@@ -32,20 +38,20 @@ class FoldedTimes:
         self._single = array("q")
         self._wall_total_ns = 0
         self._samples: int | None = 0
-        self._skipped = 0
+        self.skipped = 0
         self._nan = 0
         self._disturbed = 0
         self._warmups: list[int] = []
-        self._last_loss: float | None = None
+        self.last_loss: float | None = None
         self._last_loss_scale: float | None = None
 
     def add(self, record: Record, *, is_disturbed: bool, begins: bool) -> None:
         """Add one record; ``begins`` says that it is the first one of a start."""
         self.records += 1
-        self._skipped += record.skipped
+        self.skipped += record.skipped
         self._nan += record.nan
         self._samples = None if self._samples is None or record.samples is None else self._samples + record.samples
-        self._last_loss = record.loss if record.loss is not None else self._last_loss
+        self.last_loss = record.loss if record.loss is not None else self.last_loss
         self._last_loss_scale = record.loss_scale if record.loss_scale is not None else self._last_loss_scale
         if record.wall_ns is None:
             return
@@ -89,11 +95,11 @@ class FoldedTimes:
             last_iteration=last_iteration,
             wall_total_ns=self._wall_total_ns * interval,
             samples=None if self._samples is None else self._samples * interval,
-            skipped=self._skipped,
+            skipped=self.skipped,
             nan=self._nan,
             disturbed=self._disturbed,
             warmups=tuple(self._warmups),
-            last_loss=self._last_loss,
+            last_loss=self.last_loss,
             last_loss_scale=self._last_loss_scale,
         )
 

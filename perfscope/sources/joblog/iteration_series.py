@@ -9,16 +9,18 @@ restart at first. Then numbers repeat, or go back again soon, and the suspected 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
+from itertools import repeat
 
 import numpy as np
 
 from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.folded_times import FoldedTimes
 from perfscope.sources.joblog.gaps import Gaps
+from perfscope.sources.joblog.latest_records import COMPARED_ROWS, LatestRecords
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_columns import DISTURBANCES, LARGEST_INTEGER, RecordColumns
+from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
+from perfscope.sources.joblog.record_columns import DISTURBANCES, RecordColumns
 from perfscope.sources.joblog.rows import Rows, drop_times_after
 from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 from perfscope.sources.joblog.turns import Turns
@@ -29,11 +31,7 @@ from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
 RECORDS_KEPT = 1 << 12
 
 _SUSPECTED_RECORDS = 16
-#: With so many of the last records a copy is compared.
-COMPARED_ROWS = 8
-#: The ranks of a job wait for each other in every iteration.
-MOST_APART = 1.25
-_FEWEST_UNLIKE = 3
+_NOWHERE = np.empty(0, np.int64)
 
 
 class IterationSeries:
@@ -52,6 +50,7 @@ class IterationSeries:
         attempt: Restarts so far.
         redone: Iterations that were done again after a restart.
         last: Number of the last iteration.
+        folded_times: The records that are not kept one by one.
     """
 
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
@@ -74,14 +73,12 @@ class IterationSeries:
         self._gaps = Gaps()
         self._turns: dict[bytes | None, Turns] = {}
         self._unnumbered: dict[bytes, int] = {}
-        self._compared_copies = 0
-        self._unlike_copies = 0
         self._columns = RecordColumns()
-        self._folded = FoldedTimes()
-        self._latest_folded: deque[tuple[int | None, int | None, int | None]] = deque(maxlen=COMPARED_ROWS)
+        self.folded_times = FoldedTimes()
+        self._latest = LatestRecords()
 
     def __len__(self) -> int:
-        return len(self._columns) + self._folded.records
+        return len(self._columns) + self.folded_times.records
 
     def on_restart(self) -> None:
         """A process begins to train; several ranks may print that."""
@@ -100,14 +97,7 @@ class IterationSeries:
         number = record.iteration
         if number is not None and number > LARGEST_INTEGER:
             return False
-        if record.wall_ns is not None and not 0 < record.wall_ns <= LARGEST_INTEGER:
-            record.wall_ns = None
-        if record.samples is not None and not 0 < record.samples <= LARGEST_INTEGER:
-            record.samples = None
-        if not 0 <= record.skipped <= LARGEST_INTEGER:
-            record.skipped = 0
-        if not 0 <= record.nan <= LARGEST_INTEGER:
-            record.nan = 0
+        record.drop_impossible()
         if number is not None:
             turns = self._turns.get(label)
             if turns is None:
@@ -123,8 +113,8 @@ class IterationSeries:
         if self.is_full:
             if number is not None and self._first < number < self._first + self.untimed_after_start:
                 record.wall_ns = None
-            self._folded.add(record, is_disturbed=self._disturbance > 0, begins=begins)
-            self._latest_folded.append((number, record.wall_ns, record.samples))
+            self.folded_times.add(record, is_disturbed=self._disturbance > 0, begins=begins)
+            self._latest.append(number, record.wall_ns, record.samples)
         else:
             self._columns.append(record, self.attempt, self._disturbance)
         self._disturbance = 0
@@ -135,9 +125,8 @@ class IterationSeries:
 
         A time that is not above 0 is none.
         """
-        self._folded.add_many(wall_ns, samples)
-        latest = zip(iterations[-COMPARED_ROWS:], wall_ns[-COMPARED_ROWS:].tolist(), strict=True)
-        self._latest_folded.extend((int(number), time_ns if time_ns > 0 else None, None) for number, time_ns in latest)
+        self.folded_times.add_many(wall_ns, samples)
+        self._latest.extend(iterations[-COMPARED_ROWS:], wall_ns)
         if self.last is not None:
             self._gaps.add(int(iterations[0]) - self.last)
         if len(iterations) > 1:
@@ -164,7 +153,7 @@ class IterationSeries:
                 if iterations[row] > (self.last or 0) or (one_process and iterations[row] != self.last):
                     end = (equal if one_process else back).next_after(row) + 1
             if end - row > 1:
-                self._fold(iterations[row:end], wall_ns[row:end], None if samples is None else samples[row:end], label)
+                self.fold(iterations[row:end], wall_ns[row:end], None if samples is None else samples[row:end], label)
                 row = end
                 continue
             batch = None if samples is None else int(samples[row])
@@ -178,24 +167,35 @@ class IterationSeries:
         is_last = numbers is not None and numbers.last == self.last and numbers.attempt == self.attempt
         return is_last and self.is_steady
 
-    def _fold(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None) -> None:
-        """Fold records that are new; where their numbers go back, their process has restarted."""
+    def fold(
+        self,
+        iterations: Int64,
+        wall_ns: Int64,
+        samples: Int64 | None = None,
+        label: bytes | None = None,
+        starts: Int64 = _NOWHERE,
+    ) -> None:
+        """Fold records that are new; where their numbers go back, and at ``starts``, their process has restarted."""
         assert self.last is not None
         moved = np.diff(iterations, prepend=self.last)
-        begins = np.flatnonzero(moved <= 0)
+        begins = np.union1d(np.flatnonzero(moved <= 0), starts)
         self._turns[label].add_many(iterations, begins)
         self._gaps.add_many(np.delete(moved, begins) if len(begins) else moved)
         if len(begins):
             self.attempt += len(begins)
-            self.redone += len(begins) - int(moved[begins].sum())
+            self.redone += int((1 - moved[moved <= 0]).sum())
             self._first = int(iterations[begins[-1]])
             if self.untimed_after_start:
                 wall_ns = drop_times_after(begins, iterations, wall_ns, self.untimed_after_start)
         total = None if samples is None or (samples <= 0).any() else int(samples.sum())
-        self._folded.add_many(wall_ns, total, begins)
-        latest = zip(iterations[-COMPARED_ROWS:].tolist(), wall_ns[-COMPARED_ROWS:].tolist(), strict=True)
-        self._latest_folded.extend((number, time_ns if time_ns > 0 else None, None) for number, time_ns in latest)
+        self.folded_times.add_many(wall_ns, total, begins)
+        self._latest.extend(iterations[-COMPARED_ROWS:], wall_ns)
         self.last = int(iterations[-1])
+        if len(starts):
+            self.on_restart()
+            iterations, begins = iterations[starts[-1] :], begins[begins > starts[-1]] - starts[-1]
+            self._numbers[label] = PrintedNumbers(self.last, self.attempt, Counter())
+            self._restarting = False
         self._numbers[label].add_many(iterations, begins, self.attempt, self.interval())
         self._suspected = None
 
@@ -209,16 +209,15 @@ class IterationSeries:
             first += 1
         if first == rows:
             return
-        self._folded.add_many(wall_ns[first:], None)
-        latest = wall_ns[first:][-COMPARED_ROWS:].tolist()
-        self._latest_folded.extend((None, time_ns if time_ns > 0 else None, None) for time_ns in latest)
+        self.folded_times.add_many(wall_ns[first:], None)
+        self._latest.extend(repeat(None, min(rows - first, COMPARED_ROWS)), wall_ns[first:])
         if label is not None:
             self._unnumbered[label] = self._unnumbered.get(label, 0) + rows - first
 
     def add_copies(self, count: int, compared: int) -> None:
         """Count records that repeat others, and how many of these were compared and found alike."""
         self.copies += count
-        self._compared_copies += compared
+        self._latest.compared += compared
 
     @property
     def unnumbered_ranks(self) -> int:
@@ -230,14 +229,14 @@ class IterationSeries:
         """Why the records cannot be of one job; None where they can."""
         if any(turns.are_of_two_jobs for turns in self._turns.values()):
             return "records of two jobs take turns: their iteration numbers go to and fro"
-        if self._unlike_copies >= _FEWEST_UNLIKE and 2 * self._unlike_copies > self._compared_copies:
+        if self._latest.are_of_two_jobs:
             return "records of two jobs take turns: they repeat each iteration with another time or batch"
         return None
 
     @property
     def is_full(self) -> bool:
         """Whether further records are folded."""
-        return self._folded.records > 0 or len(self._columns) >= self.records_kept
+        return self.folded_times.records > 0 or len(self._columns) >= self.records_kept
 
     @property
     def is_continuing(self) -> bool:
@@ -297,7 +296,7 @@ class IterationSeries:
 
     def folded(self) -> FoldedRecords | None:
         """The folded records; None where there are none."""
-        return self._folded.table(self.iterations_per_record, self.last) if self._folded.records else None
+        return self.folded_times.table(self.iterations_per_record, self.last) if self.folded_times.records else None
 
     def _is_of_another_rank(self, label: bytes) -> bool:
         """Whether a record without a number is that of another rank: the n-th of its label, where another has n."""
@@ -333,19 +332,12 @@ class IterationSeries:
         """Count a repeated record, and whether it can be one of the same iteration of the same job."""
         self.copies += 1
         original = self._find_latest(number)
-        if original is None or record.wall_ns is None:
-            return
-        wall_ns, samples = original
-        is_other_batch = samples is not None and record.samples is not None and samples != record.samples
-        low, high = sorted((record.wall_ns, wall_ns or record.wall_ns))
-        self._compared_copies += 1
-        self._unlike_copies += is_other_batch or high > MOST_APART * low
+        if original is not None and record.wall_ns is not None:
+            self._latest.compare(record, *original)
 
     def _find_latest(self, number: int) -> tuple[int | None, int | None] | None:
         """Time and samples of the record of an iteration among the last ones; None where there is none."""
-        if not self._latest_folded:
-            return self._columns.find_latest(number, COMPARED_ROWS)
-        return next(((wall_ns, samples) for latest, wall_ns, samples in self._latest_folded if latest == number), None)
+        return self._latest.find(number) if self._latest else self._columns.find_latest(number, COMPARED_ROWS)
 
     def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:
         """Undo a suspected restart if the numbers of its label do not continue as those of a single process would."""

@@ -14,8 +14,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.record_columns import LARGEST_INTEGER
+from perfscope.sources.joblog.line_fields import LARGEST, parse_number
+from perfscope.sources.joblog.record import LARGEST_INTEGER
 from perfscope.sources.joblog.rules import LineMatch
 from perfscope.tables.columns import Bool, Float64, Int64
 
@@ -85,6 +85,12 @@ class Cells:
         except ValueError:
             values = [parse_number(text.encode(_LATIN)) for text in texts]
             return np.asarray([np.nan if value is None else value for value in values], np.float64)
+
+    def number_bits(self, name: str) -> Int64:
+        """A column of numbers as the bits of its floats, to go with columns of counts; NaN where the text is none."""
+        numbers = self.numbers(name)
+        bits: Int64 = np.where(np.abs(numbers) < LARGEST, numbers, np.nan).view(np.int64)
+        return bits
 
     def times_ns(self, name: str, unit_ns: int) -> Int64:
         """A column of times in a unit as nanoseconds, as ``times_ns`` makes them."""

@@ -82,6 +82,19 @@ class BulkReading(Generic[State]):
 
 
 @dataclass(frozen=True, slots=True)
+class Sweep(Generic[State]):
+    """Lines that are so many and so much alike that they are not looked for one by one, as bars are.
+
+    Attributes:
+        anchors: Bytes of which such lines have one.
+        on_text: Called with the state and whole lines: all between two lines that rules read, among others.
+    """
+
+    anchors: tuple[bytes, ...]
+    on_text: Callable[[State, bytes], None]
+
+
+@dataclass(frozen=True, slots=True)
 class Format(Generic[State]):
     """A log format.
 
@@ -95,6 +108,7 @@ class Format(Generic[State]):
         role: What kind of software the framework is.
         bulk: The fast path, for logs of gigabytes.
         bulk_of_others: The fast paths of its other sources, each of which may be long where the others are not.
+        sweeps: The lines that are read many at once from the first one on.
     """
 
     framework: str | None
@@ -106,6 +120,7 @@ class Format(Generic[State]):
     role: Role = Role.TRAINER
     bulk: BulkReading[State] | None = None
     bulk_of_others: tuple[BulkReading[State], ...] = ()
+    sweeps: tuple[Sweep[State], ...] = ()
 
     @property
     def fast_paths(self) -> tuple[BulkReading[State], ...]:
@@ -123,13 +138,14 @@ class Format(Generic[State]):
             close=partial(self.close, state),
             framework_of=partial(self.framework_of, state) if self.framework_of else None,
             fast_paths=tuple(_bind_bulk(bulk, state) for bulk in self.fast_paths),
+            sweeps=tuple(partial(sweep.on_text, state) for sweep in self.sweeps),
         )
 
     def _bind(self, state: State, index: int) -> OpenRule:
         rule = self.rules[index]
         on_match, framework, frameworks = rule.on_match, self.framework, state.log.frameworks
         if framework is None or not rule.identifies:
-            return OpenRule(rule.anchor, rule.find, partial(on_match, state))
+            return OpenRule(rule.anchor, rule.find, partial(on_match, state), is_apart=rule.is_apart)
         if on_match is ignore_line:
             return OpenRule(rule.anchor, rule.find, partial(on_match, state), proves=framework)
 
@@ -137,7 +153,7 @@ class Format(Generic[State]):
             frameworks.add(framework)
             on_match(state, line)
 
-        return OpenRule(rule.anchor, rule.find, apply)
+        return OpenRule(rule.anchor, rule.find, apply, is_apart=rule.is_apart)
 
 
 class LogFormat(Protocol):
@@ -155,6 +171,10 @@ class LogFormat(Protocol):
     def rules(self) -> Sequence[Rule[Any]]:
         """Its rules."""
 
+    @property
+    def sweeps(self) -> Sequence[Sweep[Any]]:
+        """Its sweeps."""
+
     def open(self, log: JobLogBuilder) -> OpenFormat:
         """Make a state for one log and bind the format to it."""
 
@@ -168,12 +188,14 @@ class OpenRule:
         find: Yields its lines in a block.
         apply: Writes what a line states into the log's builder.
         proves: The framework that its lines prove, where they state nothing else: one of them is enough.
+        is_apart: It may be applied before or after what sweeps read before it.
     """
 
     anchor: bytes
     find: Callable[[bytes], Iterable[LineMatch]]
     apply: Callable[[LineMatch], None]
     proves: str | None = None
+    is_apart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,3 +222,4 @@ class OpenFormat:
     close: Callable[[], None]
     framework_of: Callable[[], str] | None
     fast_paths: tuple[OpenBulkReading, ...]
+    sweeps: tuple[Callable[[bytes], None], ...]

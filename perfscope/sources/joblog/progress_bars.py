@@ -30,8 +30,6 @@ from perfscope.tables.joblog import Disturbance
 
 #: A line that may be a bar.
 BAR_LINE = rb"[^\n%]{0,160}%\|[^\n]*+"
-#: How far such lines may reach.
-BAR_REACH = 1 << 20
 
 #: What srun -l, docker compose, kubectl and ts write before a line; a name of a bar ends with a colon.
 _FRONT = (

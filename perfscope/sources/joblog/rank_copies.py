@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfscope.sources.joblog.iteration_series import COMPARED_ROWS, MOST_APART
+from perfscope.sources.joblog.latest_records import COMPARED_ROWS, MOST_APART
 from perfscope.tables.columns import Bool, Int64
 
 

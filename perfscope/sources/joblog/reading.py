@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import compress, count
+from itertools import accumulate, compress, count
 from operator import itemgetter
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
 from perfscope.sources.joblog.parallel import split_blocks_between
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.rules import LineMatch
+from perfscope.sources.joblog.swept_text import OpenSweep, SweptText
 from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog
 
@@ -27,7 +28,22 @@ _RULES = [
     for format_index, log_format in enumerate(FORMATS)
     for rule_index in range(len(log_format.rules))
 ]
-_ANCHORS = tuple(rule.anchor for log_format in FORMATS for rule in log_format.rules)
+#: All sweeps, by the number of the format and that of the sweep in it.
+_SWEEPS = [
+    (format_index, sweep_index)
+    for format_index, log_format in enumerate(FORMATS)
+    for sweep_index in range(len(log_format.sweeps))
+]
+_SWEEP_ANCHORS = [sweep.anchors for log_format in FORMATS for sweep in log_format.sweeps]
+#: The places of their anchors among all.
+_PLACES = [
+    range(len(_RULES) + len(before), len(_RULES) + len(before) + len(anchors))
+    for before, anchors in zip(accumulate(_SWEEP_ANCHORS, initial=()), _SWEEP_ANCHORS, strict=False)
+]
+_ANCHORS = (
+    *(rule.anchor for log_format in FORMATS for rule in log_format.rules),
+    *(anchor for anchors in _SWEEP_ANCHORS for anchor in anchors),
+)
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22
 _RECORDS_BETWEEN_LOOKS = 64
@@ -89,32 +105,46 @@ class _LogReader:
             self._apply_split(bulk, block)
 
     def _apply_rules(self, text: bytes) -> None:
-        for _, rule, line in _find_lines(self._possible_rules(text), text):
-            rule.apply(line)
+        rules, swept = self._possible_rules(text)
+        for _, rule, line in _find_lines(rules, text):
+            swept.apply(rule, line)
+        swept.sweep_to(len(text))
 
     def _apply_until_full(self, text: bytes) -> None:
         """Apply the rules up to where a fast path may be taken, and take it."""
         done, next_look = 0, _RECORDS_BETWEEN_LOOKS
-        for number, (_, rule, line) in enumerate(_find_lines(self._possible_rules(text), text), start=1):
+        rules, swept = self._possible_rules(text)
+        for number, (_, rule, line) in enumerate(_find_lines(rules, text), start=1):
             if number >= next_look and line.line >= done:
                 next_look = number + _RECORDS_BETWEEN_LOOKS
                 bulk = self._bulk_reading()
                 if bulk is not None:
+                    swept.sweep_to(line.line)
                     self._apply(bulk, _split(bulk, text[line.line :]))
                     return
-            rule.apply(line)
+            swept.apply(rule, line)
             done = line.match.end()
+        swept.sweep_to(len(text))
 
-    def _possible_rules(self, text: bytes) -> list[OpenRule]:
-        """The rules whose anchors the text contains, without those that only prove a framework: these are applied."""
+    def _possible_rules(self, text: bytes) -> tuple[list[OpenRule], SweptText]:
+        """The rules whose anchors the text contains, without those that only prove a framework: these are applied.
+
+        With them come the sweeps whose anchors it contains.
+        """
         rules, frameworks = [], self._log.frameworks
-        for index in compress(count(), search_for(_ANCHORS).find(text)):
+        is_possible = search_for(_ANCHORS).find(text)
+        for index in compress(count(), is_possible[: len(_RULES)]):
             rule = self._bound.get(index) or self._bound.setdefault(index, self._bind(index))
             if rule.proves is None:
                 rules.append(rule)
             elif rule.proves not in frameworks and next(iter(rule.find(text)), None):
                 frameworks.add(rule.proves)
-        return rules
+        sweeps = [
+            OpenSweep(_SWEEP_ANCHORS[index], self._formats[format_index].sweeps[sweep_index])
+            for index, (format_index, sweep_index) in enumerate(_SWEEPS)
+            if any(is_possible[first] for first in _PLACES[index])
+        ]
+        return rules, SweptText(text, sweeps)
 
     def _bind(self, index: int) -> OpenRule:
         format_index, rule_index = _RULES[index]
@@ -123,13 +153,15 @@ class _LogReader:
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""
         plain, done = block.plain, 0
-        lines = _find_lines(self._possible_rules(block.rest), block.rest)
-        rows = np.searchsorted(block.rest_start, [start for start, _, _ in lines], "right") - 1
-        for before, (_, rule, line) in zip(block.plain_before[rows].tolist(), lines, strict=True):
+        rules, swept = self._possible_rules(block.rest)
+        lines = _find_lines(rules, block.rest)
+        places = block.plain_before_each([start for start, _, _ in lines])
+        for before, (_, rule, line) in zip(places, lines, strict=True):
             if before > done:
                 bulk.add(plain, done, before)
                 done = before
-            rule.apply(line)
+            swept.apply(rule, line)
+        swept.sweep_to(len(block.rest))
         bulk.add(plain, done, len(plain.wall_ns))
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
+LARGEST_INTEGER = 1 << 50
+
 
 @dataclass(slots=True)
 class Record:
@@ -22,3 +25,14 @@ class Record:
     nan: int = 0
     wall_resolution_ns: int | None = None
     tflops_resolution: float | None = None
+
+    def drop_impossible(self) -> None:
+        """Take what no record can have; the number is left."""
+        if self.wall_ns is not None and not 0 < self.wall_ns <= LARGEST_INTEGER:
+            self.wall_ns = None
+        if self.samples is not None and not 0 < self.samples <= LARGEST_INTEGER:
+            self.samples = None
+        if not 0 <= self.skipped <= LARGEST_INTEGER:
+            self.skipped = 0
+        if not 0 <= self.nan <= LARGEST_INTEGER:
+            self.nan = 0

@@ -10,12 +10,9 @@ from statistics import median
 import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
 from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64
 from perfscope.tables.joblog import Disturbance, Iterations
-
-#: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
-LARGEST_INTEGER = 1 << 50
 
 #: The kinds of disturbance by the number that stands for them in the column.
 DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)

@@ -80,6 +80,7 @@ class LinesOfRecords(Generic[State]):
         is_numbered: A record has a number; others are counted by the place of their line in the block.
         lines: How many lines a record has, counted from the last one that the rule matches.
         further: What matches the further lines of a record instead, where these are not always as many.
+        glue: Matches what stands between two records that share a line; its first group is the end of the first one.
     """
 
     rule: Rule[State]
@@ -92,6 +93,7 @@ class LinesOfRecords(Generic[State]):
     is_numbered: bool = True
     lines: int = 1
     further: Further | None = None
+    glue: re.Pattern[bytes] | None = None
 
     def shape_of(self, line: LineMatch) -> Shape | None:
         """The shape of a record; None where it has none, or where it is glued to another one."""
@@ -122,6 +124,8 @@ class ShapeSplitter(Generic[State]):
         plain = to_plain_text(bytes(text[:length]))
         if not plain.endswith(b"\n"):
             plain += b"\n"
+        for glue in {kind.glue for kind in self.kinds if kind.glue}:
+            plain = glue.sub(rb"\1\n", plain)
         decoded = plain.decode(_LATIN)
         for kind, shape in self._shapes(plain):
             parts = shape.pattern.split(decoded)
@@ -284,6 +288,36 @@ def read_lines(
     sources = (source,) if isinstance(source, str) else source
     splitter = ShapeSplitter(kinds, drops_copies, most_behind)
     return BulkReading(sources, splitter, add or _AddRecords(sources[0], epochs_of, on_last))
+
+
+@dataclass(frozen=True, slots=True)
+class SweptRecords(Generic[State]):
+    """Reads the records of text whose lines other formats read, too: many at once where they would be, else each.
+
+    Attributes:
+        rule: The rule of the records, which is none of the format's.
+        bulk: How many are read at once.
+    """
+
+    rule: Rule[State]
+    bulk: BulkReading[State]
+
+    def __call__(self, state: State, text: bytes) -> None:
+        """Read all records of whole lines."""
+        series = [state.log.series[name] for name in self.bulk.sources if name in state.log.series]
+        block = None
+        if series and all(source.is_full for source in series):
+            block = self.bulk.split(text, len(text), np.empty(0, np.bool_))
+        lines = list(self.rule.find(text if block is None else block.rest))
+        places = [0] * len(lines) if block is None else block.plain_before_each([line.match.start() for line in lines])
+        done = 0
+        for before, line in zip(places, lines, strict=True):
+            if block is not None and before > done:
+                self.bulk.add(state, block.plain, done, before)
+                done = before
+            self.rule.on_match(state, line)
+        if block is not None:
+            self.bulk.add(state, block.plain, done, len(block.plain.wall_ns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -69,6 +69,7 @@ class Rule(Generic[StateT_contra]):
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
         span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
         identifies: Whether such a line proves that the format's framework wrote the log.
+        is_apart: What it states does not depend on what sweeps read before it, nor the other way round.
     """
 
     anchor: bytes
@@ -79,6 +80,7 @@ class Rule(Generic[StateT_contra]):
     at_line_start: bool = False
     begin: tuple[bytes, ...] = ()
     span: tuple[int, int] | None = None
+    is_apart: bool = False
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
         """Yield the matches in a block of text; two records glued on one line are two matches.

@@ -6,14 +6,16 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from perfscope.sources.joblog import progress_bars, read_log
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.formats import lightning, torchtune
+from perfscope.sources.joblog.formats import torchtune
 from perfscope.sources.joblog.gaps import Gaps
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.swept_text import SweptText
 from perfscope.tables.columns import Int64
 from tests.sources.joblog.test_record_lines import differences
 
@@ -72,8 +74,9 @@ def test_bars_read_at_once_are_those_read_one_by_one(
     path.write_text("\r".join(lines) + "\n", newline="")
     at_once = read_log(path)
     with monkeypatch.context() as patch:
-        for module in (lightning, torchtune, progress_bars):
+        for module in (torchtune, progress_bars):
             patch.setattr(module, "find_runs", each)
+        patch.setattr(SweptText, "sweep_to", sweep_each)
         patch.setattr(ElapsedClock, "add_each", add_one_by_one)
         one_by_one = read_log(path)
     assert at_once.framework == framework
@@ -87,6 +90,15 @@ def each(column: list[bytes], *_others: list[bytes]) -> list[tuple[int, int]]:
     return [(row, row + 1) for row in range(len(column))]
 
 
+def sweep_each(swept: SweptText, end: int) -> None:
+    """Each line by itself."""
+    text, swept._read = swept._text[swept._read : end], max(end, swept._read)
+    for line in text.splitlines(keepends=True):
+        for sweep in swept._sweeps:
+            if any(anchor in text for anchor in sweep.anchors):
+                sweep.on_text(line)
+
+
 def add_one_by_one(
     clock: ElapsedClock,
     log: JobLogBuilder,
@@ -94,8 +106,12 @@ def add_one_by_one(
     clocks_ns: Int64,
     resolution_ns: int,
     record_of: Callable[[int], Record],
+    anew: Int64 = np.empty(0, np.int64),  # noqa: B008
+    **_options: bool,
 ) -> None:
     for row in range(len(steps)):
+        if row in anew:
+            clock.restart(log)
         clock.add(log, record_of(row), int(clocks_ns[row]), resolution_ns)
 
 

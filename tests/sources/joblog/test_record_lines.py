@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,8 @@ WRITTEN = {
 }
 LOGS = [*record_logs(), *filter(None, (find_records(name, text) for name, text in WRITTEN.items()))]
 ADVANCING = list(advancing_logs())
-#: Of Megatron's timers many lines are enough; readings of a clock that are added at once have no loss, but for the last.
-LEFT_OUT = {"megatron-bert": "log.timers", "ms-swift-sft": "log.folded.last_loss"}
+#: Of Megatron's timers many lines are enough.
+LEFT_OUT = {"megatron-bert": "log.timers"}
 KEPT = 24
 FIRST = 2001
 RECORDS = 400
@@ -71,6 +72,11 @@ def alterations(log: RecordLog) -> dict[str, str]:
         "two labels": "".join(f"[rank0]:{line}[rank1]:{line}" for line in lines),
         "ranks in any order": "".join(turns),
         "carriage returns": "".join(lines).replace("\n", "\r\n"),
+        "losses of their own": "".join(
+            re.sub(r"(loss'?\"?[:= ]+)\d+\.\d", rf"\g<1>{number % 10}.{number // 10 % 10}", line)
+            for number, line in enumerate(lines)
+        ),
+        "copies at the end": "".join([*lines, *lines[-3:], *lines[-2:]]),
         "half a line at the end": "".join(lines)[: -len(lines[-1]) // 2],
     }
 

@@ -15,8 +15,8 @@ from math import ceil, floor
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.progress_bars import BAR_LINE, BAR_REACH, ProgressBars
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
+from perfscope.sources.joblog.progress_bars import BAR_LINE, ProgressBars
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
@@ -41,17 +41,15 @@ _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _DICTIONARY_REACH = 500
-_LOSSES = rb"\{(?:'loss':|[^{}\n]*'loss':)[^{}\n]*\}"
-#: Bars and losses take turns. Both rules match all lines of either that follow, which the first of them reads.
-_FOLLOWING = rb"(?:[ \t]*+\n++(?:" + _LOSSES + rb"|" + BAR_LINE + rb"))*+"
+_DICTIONARY = re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}")
+_BARS = rb"(?:(?<=\})|^)" + BAR_LINE
 _BARS_OR_LOSSES = re.compile(
-    rb"(?P<losses>\{[^{}\n]*'loss':[^{}]*\}(?:[ \t]*\n++"
-    + _LOSSES
-    + rb")*+)|"
-    + BAR_LINE
+    rb"(?P<losses>\{[^{}\n]*'loss':[^{}]*\}(?:\s*+\{[^{}\n]*'loss':[^{}\n]*\})*+)|"
+    + _BARS
     + rb"(?:\n++"
     + BAR_LINE
-    + rb")*+"
+    + rb")*+",
+    re.MULTILINE,
 )
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
@@ -72,7 +70,6 @@ class _State(FormatState):
         bars: The progress bars without a name.
         imitates: Another framework prints the Trainer's lines.
         name: The trainer, which may be built on the Trainer.
-        text, read: The block of text whose bars and losses were read last, and up to where.
     """
 
     runtime_s: float | None = None
@@ -85,8 +82,6 @@ class _State(FormatState):
     bars: ProgressBars = field(default_factory=ProgressBars)
     imitates: bool = False
     name: str = _FRAMEWORK
-    text: bytes = b""
-    read: int = 0
 
 
 def _on_start(state: FormatState, _line: LineMatch) -> None:
@@ -150,19 +145,12 @@ def _framework_of(state: _State) -> str:
     return state.name
 
 
-def _on_bars_and_losses(state: _State, line: LineMatch) -> None:
-    """Bars and ``{'loss': 2.075, ..., 'epoch': 0.04}``, many in a row."""
-    begin, end = line.match.span()
-    if state.text is line.text:
-        begin = max(begin, state.read)
-    if begin >= end:
-        return  # the other rule has read them
-    state.text, state.read = line.text, end
-    text = line.text[begin:end]
+def _on_text(state: _State, text: bytes) -> None:
+    """Bars and ``{'loss': 2.075, ..., 'epoch': 0.04}``."""
     if b"'loss':" not in text:
         state.bars.add(text)
     elif b"%|" not in text or state.bars.add_of_one(text):
-        _add_losses(state, text)
+        _add_losses(state, b"\n".join(_DICTIONARY.findall(text)))
     else:
         for part in _BARS_OR_LOSSES.finditer(text):
             if part["losses"]:
@@ -313,31 +301,16 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
     Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d+)'), _on_vocabulary, identifies=False),
-    Rule(
-        b"%|",
-        re.compile(BAR_LINE + _FOLLOWING),
-        _on_bars_and_losses,
-        reach=BAR_REACH,
-        identifies=False,
-        at_line_start=True,
-    ),
-    Rule(
-        b"'loss':",
-        re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}" + _FOLLOWING),
-        _on_bars_and_losses,
-        reach=BAR_REACH,
-        identifies=False,
-        begin=(b"{",),
-    ),
     Rule(b"'eval_runtime':", re.compile(rb"'eval_runtime':"), _on_evaluation, identifies=False),
     Rule(b"***** Running Evaluation", re.compile(rb"\*{5} Running Evaluation \*{5}"), _on_evaluation, identifies=False),
     Rule(b"Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
-    Rule(b"[axolotl.", re.compile(rb"\[axolotl\."), _on_axolotl, identifies=False),
+    Rule(b"[axolotl.", re.compile(rb"\[axolotl\."), _on_axolotl, identifies=False, is_apart=True),
     Rule(
         b"'memory/",
         re.compile(rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})"),
         _on_memory,
         identifies=False,
+        is_apart=True,
     ),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
     Rule(b"[    INFO] - ", re.compile(rb"\[    INFO\] - "), _on_imitation, identifies=False),
@@ -350,10 +323,13 @@ _RULES: tuple[Rule[_State], ...] = (
         reach=_DICTIONARY_REACH,
         begin=(b"'train_runtime':",),
     ),
-    Rule(
-        b"train_",
-        re.compile(rb"(train_(?:runtime|samples_per_second|steps_per_second))\s+= +([\d:.]+(?: days?, [\d:.]+)?)"),
-        _on_final_block,
+    *(
+        Rule(
+            name,
+            re.compile(rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)"),
+            _on_final_block,
+        )
+        for name in (b"train_runtime", b"train_samples_per_second", b"train_steps_per_second")
     ),
     Rule(
         b"trainable parameters",
@@ -367,6 +343,7 @@ FORMAT = Format(
     framework=_FRAMEWORK,
     state=_State,
     rules=_RULES,
+    sweeps=(Sweep((b"%|", b"'loss':"), _on_text),),
     sources=(StepTimeSource(RUN), StepTimeSource(BAR)),
     close=_close,
     framework_of=_framework_of,

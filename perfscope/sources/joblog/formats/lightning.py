@@ -13,15 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bar_columns import find_columns, find_runs
+from perfscope.sources.joblog.bar_columns import find_columns
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number
-from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource, Sweep
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.columns import Bool, Int64
 
 SOURCE = "the clock of Lightning's bar"
 
@@ -31,9 +34,10 @@ _EPOCH_BAR = (
 )
 #: Without a validation all that is looked for begins alike, which is faster.
 _BAR = re.compile(_EPOCH_BAR + rb"\n?")
-_BAR_OR_VALIDATION = re.compile(_EPOCH_BAR + rb"|(Validating|Validation)(?: \w{1,20})?(?: \d{1,3})?: ")
+_BAR_OR_VALIDATION = re.compile(
+    _EPOCH_BAR + rb"|(Validating|Validation)(?: \w{1,20})?(?: \d{1,3})?: {1,4}(?:\d{1,3}%|\d{1,9}it)"
+)
 _LOSS = re.compile(rb"(?<![\w])(?:train_)?loss(?:_step)?=([\d.eE+-]{1,20})")
-_REACH = 1 << 20
 
 
 @dataclass(slots=True)
@@ -46,39 +50,60 @@ class _State(FormatState):
     validated: bool = False
 
 
-def _on_bars(state: _State, line: LineMatch) -> None:
-    pattern = _BAR_OR_VALIDATION if b"Validati" in line[0] else _BAR
-    epochs, steps, totals, clocks, cells, *_ = find_columns(pattern, line[0])
-    for first, end in find_runs(epochs, totals):
-        if not epochs[first]:
-            state.validated = True
-            continue
-        epoch = int(epochs[first])
-        if epoch != state.epoch:
-            state.clock.restart(state.log)
-            state.epoch, state.validated = epoch, False
-        if not state.validated:
-            columns = (steps[first:end], clocks[first:end], cells[first:end])
-            if any(b"v_num=" not in text for text in columns[2]) or b"0" in columns[0]:
-                bars = [bar for bar in zip(*columns, strict=True) if b"v_num=" in bar[2] and bar[0] != b"0"]
-                columns = ([bar[0] for bar in bars], [bar[1] for bar in bars], [bar[2] for bar in bars])
-            if columns[0]:
-                _add_bars(state, int(totals[first]), *columns)
+def _on_text(state: _State, text: bytes) -> None:
+    """Bars of all epochs, and the validations between them."""
+    state.log.frameworks.add("lightning")
+    pattern = _BAR_OR_VALIDATION if b"Validati" in text else _BAR
+    epochs, steps, totals, clocks, cells, *_ = find_columns(pattern, text)
+    if not all(cells) or any(b"v_num=" not in cell for cell in cells):  # of Lightning's bars alone, or a validation
+        rows = [row for row, cell in enumerate(cells) if not epochs[row] or b"v_num=" in cell]
+        epochs, steps, totals, clocks, cells = (
+            [column[row] for row in rows] for column in (epochs, steps, totals, clocks, cells)
+        )
+    if epochs:
+        is_bar = np.asarray([epoch is not None for epoch in epochs])
+        _add_bars(state, is_bar, *(list(filter(None, column)) for column in (epochs, steps, totals, clocks, cells)))
 
 
 def _add_bars(
-    state: _State, total: int, steps: Sequence[bytes], clocks: Sequence[bytes], cells: Sequence[bytes]
+    state: _State,
+    is_bar: Bool,
+    epochs: Sequence[bytes],
+    steps: Sequence[bytes],
+    totals: Sequence[bytes],
+    clocks: Sequence[bytes],
+    cells: Sequence[bytes],
 ) -> None:
-    """Add bars of one epoch: steps, clocks and figures."""
-    numbers = parse_counts(steps)
-    last = int(numbers.max())
-    numbers += state.epochs.add(state.epoch, last, total) - last
+    """Add bars; ``is_bar`` says of each line whether it is one, or a validation after which an epoch's are left out."""
+    lines = np.flatnonzero(is_bar)
+    is_validation = ~is_bar
+    if not len(lines):
+        state.validated = True
+        return
+    epoch, step = parse_counts(epochs), parse_counts(steps)
+    begins = np.diff(epoch, prepend=state.epoch) != 0
+    began = np.maximum.accumulate(np.where(begins, lines, -1))
+    validated = np.maximum.accumulate(np.where(is_validation, np.arange(len(is_bar)), -1))
+    is_late = (validated[lines] > began) | (state.validated & (began < 0))
+    state.validated = bool(validated[-1] > began[-1] or (state.validated and began[-1] < 0))
+    state.epoch = int(epoch[-1])
+    rows = np.flatnonzero(~is_late & (step > 0))
+    begun = np.cumsum(begins)
+    if len(rows):
+        length = parse_counts(totals)[rows]
+        numbers = state.epochs.add_many(epoch[rows], step[rows], length)
+        clocks_ns = parse_clocks_s(clocks)[rows] * NS_PER_S
+        have_loss = any(b"loss" in cell for cell in cells)
+        record_of = partial(_record, numbers, cells, rows)
+        anew = np.flatnonzero(np.diff(begun[rows], prepend=0))
+        state.clock.add_each(state.log, numbers, clocks_ns, NS_PER_S, record_of, anew, have_loss=have_loss)
+    if begun[-1] > (begun[rows[-1]] if len(rows) else 0):
+        state.clock.restart(state.log)
 
-    def record_of(row: int) -> Record:
-        loss = _LOSS.search(cells[row])
-        return Record(int(numbers[row]), loss=parse_number(loss[1]) if loss else None)
 
-    state.clock.add_each(state.log, numbers, parse_clocks_s(clocks) * NS_PER_S, NS_PER_S, record_of)
+def _record(numbers: Int64, cells: Sequence[bytes], places: Int64, row: int) -> Record:
+    loss = _LOSS.search(cells[places[row]])
+    return Record(int(numbers[row]), loss=parse_number(loss[1]) if loss else None)
 
 
 def _close(state: _State) -> None:
@@ -88,15 +113,8 @@ def _close(state: _State) -> None:
 FORMAT = Format(
     framework="lightning",
     state=_State,
-    rules=(
-        Rule(
-            b"v_num=",
-            re.compile(rb"[^\n]*+(?:\n++(?:[^\nvV]++|v(?!_num=)|V(?!alidati))*+[vV][^\n]*+)*+"),
-            _on_bars,
-            reach=_REACH,
-            at_line_start=True,
-        ),
-    ),
+    rules=(),
+    sweeps=(Sweep((b"v_num=",), _on_text),),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
     role=Role.LIBRARY,

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
-from perfscope.sources.joblog.line_shapes import INTEGER, Column
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, SweptRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "train_step_timing"
@@ -63,6 +63,12 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
         state.log.set_fact("gbs", int(consumed / step), "records")
 
 
+def _measure_bars(cells: Cells) -> Measured:
+    """A bar counts anew in every epoch; ``length`` is that of the epoch."""
+    columns = {"epoch": cells.integers("epoch"), "length": cells.integers("total")}
+    return Measured(cells.integers("step"), cells.times_ns("seconds", NS_PER_S), columns)
+
+
 _BAR_RULE = Rule(
     b"train_step_timing in s=",
     re.compile(
@@ -82,6 +88,26 @@ _LINE_RULE = Rule(
     _on_line,
     begin=(b"iteration ",),
 )
+_BARS = SweptRecords(
+    _BAR_RULE,
+    read_lines(
+        SOURCE,
+        LinesOfRecords(
+            _BAR_RULE,
+            {"epoch": STEP, "step": STEP, "total": STEP, "seconds": Column()},
+            _measure_bars,
+        ),
+        epochs_of=lambda state: state.epochs,
+    ),
+)
+
+
+def _on_text(state: _State, text: bytes) -> None:
+    """Bars, which are Lightning's, too."""
+    state.log.frameworks.add("nemo")
+    _BARS(state, text)
+
+
 _OTHER_RULE: Rule[FormatState] = Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line)
 _BATCH = Column(INTEGER, re.compile(rb"global_batch_size: (\d{1,12})(?:\.0)?(?=\s)"), is_optional=True)
 _COLUMNS = {"step": STEP, "total": STEP, "seconds": Column(), "samples": _BATCH}
@@ -89,7 +115,8 @@ _COLUMNS = {"step": STEP, "total": STEP, "seconds": Column(), "samples": _BATCH}
 FORMAT = Format(
     framework="nemo",
     state=_State,
-    rules=(_BAR_RULE, _LINE_RULE, _OTHER_RULE),
+    rules=(_LINE_RULE, _OTHER_RULE),
+    sweeps=(Sweep((_BAR_RULE.anchor,), _on_text),),
     sources=(StepTimeSource(SOURCE),),
     bulk=read_lines(
         SOURCE,

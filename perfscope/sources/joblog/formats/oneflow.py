@@ -78,7 +78,7 @@ def _on_setting(state: FormatState, line: LineMatch) -> None:
 
 
 _STAMPED = Rule(
-    b"step: ",
+    b", total_loss: ",
     re.compile(
         rb"step: (?P<step>\d+), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
         rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"

@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
+from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
@@ -75,7 +75,9 @@ _COLUMNS = {
     "step": Column(INTEGER, re.compile(rb"global_step/max_steps['\"]: ['\"](\d{1,12})/")),
     "total": Column(INTEGER, re.compile(rb"global_step/max_steps['\"]: ['\"]\d{1,12}/(\d{1,12})")),
     "elapsed": Column(r"[\d dhms]{2,40}", re.compile(rb"['\"]elapsed_time['\"]: ['\"]([\d dhms]{2,40})['\"]")),
+    "loss": Column(cell=re.compile(rb"['\"]loss['\"]: ([\d.eE+-]{1,30})"), is_optional=True),
 }
+_GLUE = re.compile(rb"^(\{[^{}\n]*\}) (?=\{[^{}\n]*\}$)", re.MULTILINE)
 
 
 def _is_training(line: LineMatch) -> bool:
@@ -85,7 +87,8 @@ def _is_training(line: LineMatch) -> bool:
 def _measure(cells: Cells) -> Measured:
     """The elapsed times are readings of the clock."""
     elapsed_s = [_elapsed_s(text.encode()) or 0 for text in cells.texts("elapsed")]
-    return Measured(cells.integers("step"), np.asarray(elapsed_s, np.int64) * NS_PER_S)
+    columns = {LOSS: cells.number_bits("loss")} if "loss" in cells else {}
+    return Measured(cells.integers("step"), np.asarray(elapsed_s, np.int64) * NS_PER_S, columns)
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
@@ -109,7 +112,7 @@ FORMAT = Format(
     close=_close,
     bulk=read_lines(
         SOURCE,
-        LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training),
+        LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training, glue=_GLUE),
         add=_add,
         most_behind=SKEW,
     ),
