@@ -245,12 +245,12 @@ class ElapsedClock:
 
         if not series.is_full or len(ends.rows) < _FEW:
             starts = set(ends.starts)
-            for place, (row, wall_ns, steps) in enumerate(zip(ends.rows, ends.wall_ns, ends.steps, strict=True)):
+            for added, (row, wall_ns, steps) in enumerate(zip(ends.rows, ends.wall_ns, ends.steps, strict=True)):
                 record = record_at(row)
                 if wall_ns >= 0:
                     record.wall_ns = wall_ns
                     record.wall_resolution_ns = max(readings.resolutions_ns[row] // steps, 1)
-                if place in starts:
+                if added in starts:
                     series.on_restart()
                 series.add(record, readings.label)
             return
@@ -258,7 +258,7 @@ class ElapsedClock:
         lines = PlainLines(np.asarray(numbers), np.asarray(ends.wall_ns), label=readings.label)
         is_new = _add_lines(series, lines, np.asarray(ends.starts, np.int64))
         if readings.have_loss:
-            losses = (record_at(ends.rows[place]).loss for place in np.flatnonzero(is_new)[::-1].tolist())
+            losses = (record_at(ends.rows[added]).loss for added in np.flatnonzero(is_new)[::-1].tolist())
             series.folded_times.last_loss = next(
                 (loss for loss in losses if loss is not None), series.folded_times.last_loss
             )
