@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from perfscope.analyzers.postmortem.places import locate
-from perfscope.tables.postmortem import PostMortem, RankState
+from perfscope.constants import NS_PER_S
+from perfscope.tables.postmortem import KernelError, PostMortem, RankState
 
 #: What a rank says that lost another one, or waited for it for too long.
 _OF_OTHERS = re.compile(
@@ -27,6 +28,9 @@ _KERNEL_FAILURE = re.compile(
 )
 #: What launchers, schedulers and people end processes with.
 _ASKED_TO_END = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+#: The driver reports what a process leaves on a device as the process is taken down.
+_END_NS = NS_PER_S
 
 
 class FailureKind(StrEnum):
@@ -81,7 +85,7 @@ def describe_unknown(evidence: PostMortem) -> str:
 def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailure]:
     death, failure = state.death, state.failure
     for error in evidence.kernel_errors:
-        if state.rank in error.ranks:
+        if state.rank in error.ranks and not _is_of_an_end(error, evidence):
             text = f"the driver reported Xid {error.xid} of GPU {error.uuid}"
             yield FirstFailure(state.rank, FailureKind.KERNEL, error.wall_ns, text)
     if failure is not None:
@@ -101,6 +105,18 @@ def _failures_of(state: RankState, evidence: PostMortem) -> Iterator[FirstFailur
     elif death.exit_code:
         text = f"it ended with exit code {death.exit_code}, without an exception that reached the interpreter"
         yield FirstFailure(state.rank, FailureKind.CRASH, death.wall_ns, text)
+
+
+def _is_of_an_end(error: KernelError, evidence: PostMortem) -> bool:
+    """Whether an error of a GPU is of a stalled process that was ended from outside, with kernels on the device."""
+    users = [state for rank in error.ranks if (state := evidence.ranks.get(rank)) is not None]
+    is_of_stalled = all(state.noticed_ns is not None and state.noticed_ns < error.wall_ns for state in users)
+    return is_of_stalled and any(
+        state.death is not None
+        and state.death.signal in (signal.SIGKILL, *_ASKED_TO_END)
+        and abs(state.death.wall_ns - error.wall_ns) <= _END_NS
+        for state in users
+    )
 
 
 def _kind_of(text: str) -> FailureKind:

@@ -307,6 +307,16 @@ def test_a_job_that_a_person_ends_after_a_stall_did_not_crash() -> None:
     assert (diagnosis.reason, diagnosis.ranks) == (Reason.HOST, (1,))
 
 
+def test_a_gpus_error_as_its_stalled_ranks_are_killed_is_of_the_end() -> None:
+    killed, end_ns = [Death(2 * 10**18 + rank, signal=9) for rank in range(2)], 2 * 10**18 - 1000
+    ranks = stalled(0, WAITING, death=killed[0]), stalled(1, OWN, death=killed[1])
+    of_the_end = (KernelError("GPU-1", 31, end_ns, (0, 1)),)
+    diagnosis = diagnose(job(*ranks, kernel_errors=of_the_end))
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.HOST, (1,))
+    long_before = (KernelError("GPU-1", 31, end_ns - 10**10, (0, 1)),)
+    assert diagnose(job(*ranks, kernel_errors=long_before)).reason is Reason.KERNEL
+
+
 def test_a_rank_that_left_nothing_never_started() -> None:
     failure = Failure("torch.distributed.DistStoreError", "Timed out after 61 seconds waiting for clients.", 5)
     diagnosis = diagnose(job(RankState(0, "h", 0, failure=failure), world_size=2))
