@@ -208,7 +208,7 @@ def document(figures: Mapping[str, Any]) -> str:
 
 
 def _cost(figures: Mapping[str, Any]) -> str:
-    plain = ", ".join(f"{step_ms:.3f}" for step_ms in figures["plain_ms"]) or "n/a"
+    plain = ", ".join(f"{step_ms:.3f}" for step_ms in figures["plain_ms"])
     return (
         f"Timing a pass takes {figures['hook_us_a_pass']:.1f} us on the host, which is "
         f"{100 * figures['hook_share_of_a_step']:.3f} % of a step at m = {figures['cost_m']} if it is not hidden. "
@@ -251,7 +251,7 @@ def _arguments(devices: int) -> argparse.Namespace:
     parser.add_argument("--turn", type=Path, help="a file whose lock a training has while it trains, with --share")
     parser.add_argument("--slow", nargs="*", default=[], choices=["device", "host"], help="also with one slow rank")
     parser.add_argument("--others", nargs="*", help="schedules beside 1F1B")
-    parser.add_argument("--no-plain", action="store_true", help="no training without perfscope")
+    parser.add_argument("--plain-once", action="store_true", help="no second training without perfscope at the end")
     return parser.parse_args()
 
 
@@ -280,10 +280,10 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
         return kept(runs / f"{chosen.name}.json", lambda: profiled(chosen, runs))
 
     others = OTHER_SCHEDULES[framework] if arguments.others is None else arguments.others
-    before = [] if arguments.no_plain else [plain("plain_before")]
+    before = plain("plain_before")
     rows = [under_perfscope("1f1b", m) for m in sorted(arguments.microbatches)]
     slope = add_slope(rows)
-    after = [] if arguments.no_plain else [plain("plain_after")]
+    without_perfscope = [before] if arguments.plain_once else [before, plain("plain_after")]
     slowed = [under_perfscope("1f1b", cost_m, slow) for slow in arguments.slow]
     other_schedules = [under_perfscope(schedule, cost_m) for schedule in others]
     under = next(row["step_ms"] for row in rows if row["microbatches"] == cost_m)
@@ -303,7 +303,7 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
         "hook_us_a_pass": cost,
         "hook_share_of_a_step": 2 * cost_m * cost / (MS_PER_S * under),
         "cost_m": cost_m,
-        "plain_ms": [*before, *after],
+        "plain_ms": without_perfscope,
         "under_perfscope_ms": under,
     }
 

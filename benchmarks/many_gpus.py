@@ -32,6 +32,8 @@ from benchmarks.start_ranks import list_gpus
 WORKLOADS = ROOT / "perfscope" / "workloads"
 #: Faults that hang a training, of which each has to be named among all ranks.
 FAULTS = ("ddp:skip", "ddp:host", "fsdp2:skip", "deepspeed:host", "pipeline:skip", "pipeline:host")
+#: What is killed while its kernels run takes down what else runs by the same multi-process service.
+_TIME_SLICES = ("env", "-u", "CUDA_MPS_PIPE_DIRECTORY")
 #: Megatron's tensor parallelism refuses to run without it.
 _CONNECTIONS = {"megatron_tp2_pp": ("env", "CUDA_DEVICE_MAX_CONNECTIONS=1")}
 _KILL_AFTER_S = 10
@@ -111,6 +113,7 @@ def _sweeps(series: Series, folder: Path) -> Iterator[Run]:
         framework = name.partition("_")[0]
         scripts = ("--megatron", str(series.megatron)) if framework == "megatron" else ()
         shared = series.share_words(folder / "turn")
+        once = ("--plain-once",) if shared else ()
         words = (
             *_CONNECTIONS.get(name, ()),
             *sweep,
@@ -118,6 +121,7 @@ def _sweeps(series: Series, folder: Path) -> Iterator[Run]:
             framework,
             *scripts,
             *more,
+            *once,
             *shared,
             "-o",
             str(folder / name),
@@ -149,7 +153,14 @@ def _start_ranks(series: Series, folder: Path | None = None) -> tuple[str, ...]:
 
 
 def _stopped_runs(series: Series, folder: Path) -> Iterator[Run]:
-    matrix = _python("benchmarks.postmortem", "--ranks", str(series.ranks), *(() if series.is_tiny else ("--cuda",)))
+    slices = _TIME_SLICES if series.shares else ()
+    matrix = (
+        *slices,
+        *_python("benchmarks.postmortem"),
+        "--ranks",
+        str(series.ranks),
+        *(() if series.is_tiny else ("--cuda",)),
+    )
     shared = series.share_words(folder / "turn")
     for fault in FAULTS:
         name = "postmortem_" + fault.replace(":", "_")

@@ -21,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import Event
 
 from tabulate import tabulate
 
@@ -48,6 +49,8 @@ _STALL_S = 3
 _FIRST_STEP = 5
 _LONGEST_S = 100
 _AFTER_STALL_S = 1.5
+#: Set when this process is asked to end: its trainings are ended, too, and no other is begun.
+_STOP = Event()
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def cases(ranks: Sequence[int], *, cuda: bool, only: Sequence[str], shift: int =
 
 
 def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()) -> Path:
-    """Run one training to its end, or until all of its ranks have noticed that it stalls."""
+    """Run one training to its end, or until all of its ranks have noticed that it stalls, or this process is to end."""
     run = folder / f"{case.framework}-{case.fault}-{case.ranks}"
     script = ROOT / "benchmarks" / "stopping_training.py"
     words = [sys.executable, "-m", "perfscope", "--quiet", "profile", "-o", str(run), "--steps", "1000", "--exec"]
@@ -102,15 +105,17 @@ def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()
     with (folder / f"{run.name}.log").open("wb") as log:
         process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
         began_s = time.monotonic()
-        while process.poll() is None and time.monotonic() < began_s + _LONGEST_S:
-            time.sleep(0.2)
-            if len(list(run.glob("ranks/*/incidents.jsonl"))) == case.ranks and _have_stalled(run):
-                time.sleep(_AFTER_STALL_S)
-                break
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    _end_ranks(run)
+        try:
+            while process.poll() is None and time.monotonic() < began_s + _LONGEST_S and not _STOP.is_set():
+                time.sleep(0.2)
+                if len(list(run.glob("ranks/*/incidents.jsonl"))) == case.ranks and _have_stalled(run):
+                    time.sleep(_AFTER_STALL_S)
+                    break
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            _end_ranks(run)
     time.sleep(0.5)  # the process that writes down how ranks ended
     return run
 
@@ -167,6 +172,7 @@ def to_markdown(results: Sequence[Mapping[str, object]]) -> str:
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: _STOP.set())
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ranks", default="2,4")

@@ -10,12 +10,14 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
 from perfscope.analyzers.replay.graphs import measure
+from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.scenarios import needs_operators
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.constants import NS_PER_MS
@@ -61,11 +63,16 @@ def list_pairs(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[SweepPair]:
 
 def predict(folder: Path, scenario: str, step_ms: float) -> WhatIf:
     """The answer from the traces of a run, and the median of its steps without a profiler."""
-    events = BASIC_EVENTS | Events.WAITS | Events.GRIDS
-    events |= Events.OPERATORS | Events.SEQUENCES if needs_operators((scenario,)) else NO_EVENTS
-    traces = sorted(folder.glob("traces/*.json.gz"))
-    graphs = [partial for path in traces if (partial := measure(read_trace(path, events)))]
+    graphs = _graphs(folder, with_operators=needs_operators((scenario,)))
     return answer(graphs, (scenario,), step_ms * NS_PER_MS)
+
+
+@cache
+def _graphs(folder: Path, *, with_operators: bool) -> tuple[tuple[RankGraph, ...], ...]:
+    events = BASIC_EVENTS | Events.WAITS | Events.GRIDS
+    events |= Events.OPERATORS | Events.SEQUENCES if with_operators else NO_EVENTS
+    paths = sorted(folder.glob("traces/*.json.gz"))
+    return tuple(partial for path in paths if (partial := measure(read_trace(path, events))))
 
 
 def judge(runs: Path) -> Iterator[dict[str, Any]]:
