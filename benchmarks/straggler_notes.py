@@ -22,6 +22,24 @@ FAULTS = {
     **{f"device{share}": f"another process on its GPU {share} % of the time" for share in SHARES},
 }
 
+#: The same where both ranks have a part of one GPU.
+FAULTS_IN_PARTS = {
+    **{f"device{share}": f"other work of its process on its part {share} % of the time" for share in SHARES},
+}
+
+#: How runs of two ranks on one GPU are made.
+IN_PARTS = (
+    "## On halves of one GPU",
+    "",
+    "One H200, of which each rank has half of the multiprocessors by NVIDIA's Multi-Process Service (`SHARE=1`,",
+    "`tests/scripts/shared_gpu.py`), with NCCL (torch 2.11) over sockets of the loopback, as between two hosts:",
+    "NCCL takes each rank for a host of its own. 64 MB take 19 ms, so that the GPT is smaller: 7 million",
+    "parameters, or 54 million where devices are compared, up to 110 steps. A slow device is one with fewer",
+    "multiprocessors: the same kernels take longer. Another process cannot be put onto one half alone, because a",
+    "part is a cap and not a place; instead a thread of the late rank's own process uses its half, in kernels of",
+    "its own. NVML shows both ranks on one GPU at one clock.",
+)
+
 #: What was wrong in each run, and was mended after its records had been seen.
 MENDED = {
     "first": (
@@ -76,5 +94,15 @@ MENDED = {
         "step; what its passes take beyond these waits and the other rank's passes together is certain, and counts",
         "since then. Beside a quarter of a GPU's time a stage's passes take 7 % longer by parameter, less than stages",
         "differ by: since then a step's passes are compared with the fastest of them, which these records do not have.",
+    ),
+    "eighth": (
+        "Rank 1 is the late one. The rules are those that the seventh run led to, with the run queue of the thread",
+        "that launches backward passes, and without waits for a late rank: contention in five steps has its cause.",
+        "In `deepspeed.device50` the device waits for launches in each step, equally long on both ranks, for a third",
+        "of a forward pass: since then such passes are compared as they are. In `fsdp2.device50` nobody was late:",
+        "its steps took 62.2 ms, those of its clean twin 63.1 ms, because each of many short kernels had to wait for",
+        "the interpreter. Since then a burst is one kernel. In `deepspeed.slow33` the gradients were not finite, and",
+        "every update was skipped: such steps are not timed on the device. Its rate of learning is a tenth since",
+        "then.",
     ),
 }

@@ -14,21 +14,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.straggler_notes import FAULTS, MENDED, PARTS, SHARES
+from benchmarks.straggler_fixtures import keep_fixture
+from benchmarks.straggler_notes import FAULTS, FAULTS_IN_PARTS, IN_PARTS, MENDED, PARTS, SHARES
 from perfscope.analyzers.late_ranks import analyze
 from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.constants import NS_PER_MS
-from perfscope.hooks.pack_records import pack
 from perfscope.sources.runs.run import read_run
-from perfscope.wire import MICRO_BATCHES_FILE
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures" / "stragglers"
@@ -63,7 +62,10 @@ GPU_RUNS = {
     "fifth": FIXTURES / "nccl-fifth",
     "sixth": FIXTURES / "nccl-sixth",
     "seventh": FIXTURES / "nccl-seventh",
+    "eighth": FIXTURES / "nccl-eighth",
 }
+#: Those in which both ranks have a part of one GPU.
+ON_ONE_GPU = ("eighth",)
 #: The late rank, where it was another one.
 LATE_RANKS = {"fourth": 0, "sixth": 0}
 
@@ -134,7 +136,7 @@ def judge_folder(folder: Path, late_rank: int = LATE) -> list[Answer]:
     return [judge(run.name, run, late_rank) for run in sorted(folder.iterdir()) if (run / "ranks").is_dir()]
 
 
-def to_table(answers: list[Answer]) -> list[str]:
+def to_table(answers: list[Answer], faults: Mapping[str, str] = FAULTS) -> list[str]:
     """What was put in, and what was answered."""
     lines = [
         "| Training | Put in | In | First answer | Rank | When | Steps | Cost (ms) | Delay put in (ms) | Right |",
@@ -152,7 +154,7 @@ def to_table(answers: list[Answer]) -> list[str]:
         when = "n/a" if cause == "clean" else "five steps" if "rare" in rest or cause == "network" else "each step"
         when = "each sixth step" if cause == "save" else when
         lines.append(
-            f"| {strategy} | {FAULTS[cause]} | {when} | {' | '.join(cells)} | {'yes' if answer.is_right else 'no'} |"
+            f"| {strategy} | {faults[cause]} | {when} | {' | '.join(cells)} | {'yes' if answer.is_right else 'no'} |"
         )
     return lines
 
@@ -198,9 +200,16 @@ def describe_gpus() -> list[str]:
         "network. A lower clock was not put in either: that needs rights over the GPU. Instead a test lets the sampler",
         "read one from a library that stands for the driver's, beside these records of kernels that took longer.",
     ]
-    all_answers = {name: judge_folder(folder, LATE_RANKS.get(name, LATE)) for name, folder in GPU_RUNS.items()}
-    lines += ["", *describe_when([answer for answers in all_answers.values() for answer in answers])]
-    for name, folder in GPU_RUNS.items():
+    lines += describe_runs([name for name in GPU_RUNS if name not in ON_ONE_GPU], FAULTS)
+    return [*lines, "", *IN_PARTS, *describe_runs(ON_ONE_GPU, {**FAULTS, **FAULTS_IN_PARTS})]
+
+
+def describe_runs(names: Sequence[str], faults: Mapping[str, str]) -> list[str]:
+    """Some runs on GPUs: what was wrong before rules were mended, and what they answer now."""
+    all_answers = {name: judge_folder(GPU_RUNS[name], LATE_RANKS.get(name, LATE)) for name in names}
+    lines = ["", *describe_when([answer for answers in all_answers.values() for answer in answers])]
+    for name in names:
+        folder = GPU_RUNS[name]
         before = json.loads((folder / "before.json").read_text())
         injected = [row for row in before if ".clean" not in row["case"]]
         clean = [row for row in before if ".clean" in row["case"]]
@@ -214,7 +223,7 @@ def describe_gpus() -> list[str]:
             *([*wrong, ""] if wrong else []),
             *MENDED[name],
             "",
-            *to_table(all_answers[name]),
+            *to_table(all_answers[name], faults),
         ]
     return lines
 
@@ -305,31 +314,6 @@ def to_row(answer: Answer) -> tuple[str, int, int, int] | None:
     """A first answer as it is kept."""
     late = answer.first
     return None if late is None else (str(late.cause), -1 if late.rank is None else late.rank, late.steps, late.cost_ns)
-
-
-def keep_fixture(run: Path, target: Path) -> None:
-    """Keep the records of a run, its steps in columns."""
-    shutil.rmtree(target, ignore_errors=True)
-    for folder in sorted((run / "ranks").iterdir()):
-        copy = target / "ranks" / folder.name
-        copy.mkdir(parents=True)
-        rank = json.loads((folder / "rank.json").read_text())
-        rank |= {"host": "host", "argv": [Path(word).name for word in rank["argv"]]}
-        rank |= {"device_uuid": f"GPU-{rank['rank']}"} if "device_uuid" in rank else {}
-        (copy / "rank.json").write_text(json.dumps(rank, separators=(",", ":")) + "\n")
-        for name in ("parallel.json", "setup.json"):
-            if (folder / name).exists():
-                shutil.copy(folder / name, copy / name)
-        if (folder / "model.json").exists():
-            model = json.loads((folder / "model.json").read_text())
-            is_stage = (folder / MICRO_BATCHES_FILE).exists()
-            weights = [weight | {"name": ""} for weight in model["weights"]] if is_stage else []
-            (copy / "model.json").write_text(json.dumps({**model, "weights": weights}, separators=(",", ":")) + "\n")
-            if is_stage:
-                shutil.copy(folder / MICRO_BATCHES_FILE, copy / MICRO_BATCHES_FILE)
-        shutil.copy(folder / "steps.jsonl", copy / "steps.000001.jsonl")
-        pack(str(copy / "steps.000001.jsonl"))
-    (target / "run.json").write_text('{"schema": "perfscope/run/1"}\n')
 
 
 def keep_gpu_runs(runs: Path, folder: Path, late_rank: int) -> None:

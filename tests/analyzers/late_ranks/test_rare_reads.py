@@ -34,10 +34,11 @@ def thin_out(table: Steps) -> Steps:
     assert table.host is not None
     quiet = QuietSteps()
     is_slow = (table.window != "") | present(table.save_ns) | present(table.no_grad_ns) | (table.step <= FIRST_STEPS)
-    columns = [np.ma.filled(getattr(table.host, name), 0).tolist() for name in WORK]
+    knows_launcher = present(table.host.launcher_delay_ns).any()
+    columns = [np.ma.filled(getattr(table.host, name), 0).tolist() for name in (*WORK, "launcher_delay_ns")]
     is_counted, walls = present(table.host.cpu_ns).tolist(), np.ma.filled(table.wall_ns, 0).tolist()
     kept: list[list[int] | None] = []
-    sums = [0] * (len(WORK) + 1)
+    sums = [0] * (len(WORK) + 2)
     for row, step in enumerate(table.step.tolist()):
         is_read = is_slow[row] or walls[row] > quiet.long_ns or not step & EACH_READ_MASK
         if not is_slow[row]:
@@ -49,8 +50,12 @@ def thin_out(table: Steps) -> Steps:
             sums = [0] * len(sums)
     numbers: dict[str, Any] = {"step": ReadNumbers(masked(table.step.tolist()))}
     numbers["end_ns"] = ReadNumbers(masked(table.end_ns.tolist()))
-    for index in range(len(WORK) + 1):
+    for index in range(len(WORK) + 2):
         numbers[f"host.{index}"] = ReadNumbers(masked([None if each is None else each[index] for each in kept]))
+    launcher_ns, steps = (numbers.pop(f"host.{len(WORK) + index}") for index in range(2))
+    numbers[f"host.{len(WORK)}"] = steps
+    if knows_launcher:
+        numbers["launcher_delay_ns"] = launcher_ns
     host = to_host_times(StepColumns(len(table), numbers, {}, {}))
     assert host is not None
     return dataclasses.replace(table, host=host)
