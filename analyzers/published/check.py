@@ -114,6 +114,11 @@ class CheckedTables:
         """The cells that do not follow from their rows."""
         return tuple(cell for cell in self.cells if not cell.agrees)
 
+    @property
+    def unfounded(self) -> tuple[CheckedCell, ...]:
+        """The differences that no input before it was rounded can explain: what such an input gives may be right."""
+        return tuple(cell for cell in self.differences if cell.verdict is not Verdict.FROM_UNROUNDED)
+
 
 def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
     """Recompute every derived cell.

@@ -34,8 +34,8 @@ class CheckedFile:
 
     @property
     def differs(self) -> bool:
-        """Whether a cell differs from its recomputed value, or a row contradicts itself."""
-        return bool(self.tables.differences or self.contradictions)
+        """Whether a cell cannot be right, or a row contradicts itself."""
+        return bool(self.tables.unfounded or self.contradictions)
 
 
 def check_file(path: Path, constants: Mapping[Quantity, Constant], peak_tflops: float | None) -> CheckedFile:
@@ -61,13 +61,13 @@ def _explain_unread(file: PublishedFile) -> str:
 
 
 def write_cells(path: Path, checked: CheckedFile) -> None:
-    """Replace the cells of a file that differ by their recomputed values.
+    """Replace the cells of a file that cannot be right by their recomputed values.
 
     Raises:
         SourceError: The file cannot be written.
     """
-    if checked.tables.differences:
-        content = replace_cells(checked.document, checked.tables.differences)
+    if checked.tables.unfounded:
+        content = replace_cells(checked.document, checked.tables.unfounded)
         replace_file(path, content.encode("utf-8", "surrogateescape"))
 
 

@@ -12,8 +12,8 @@ from perfscope.units import format_count
 
 _VERDICTS_EXPLAINED = (
     "`rounded`: right to its own digits. `truncated`: digits were cut off. `from unrounded inputs`: right if a time or "
-    "rate beside it is itself rounded or cut off. `wrong`: none of these. `other convention`: its whole column "
-    "differs, and is left alone. `missing`: empty, though it can be computed."
+    "rate beside it is itself rounded or cut off, and left alone. `wrong`: none of these. `other convention`: its "
+    "whole column differs, and is left alone. `missing`: empty, though it can be computed."
 )
 
 
@@ -24,7 +24,7 @@ def to_report(checked: CheckedFile, *, written: bool) -> Report:
     data: dict[str, Json] = {
         "schema": "perfscope/refresh/1",
         "file": file.path,
-        "written": written and bool(tables.differences),
+        "written": written and bool(tables.unfounded),
         "tables": len(file.tables),
         "counts": counts,
         "results": {
@@ -44,7 +44,7 @@ def to_report(checked: CheckedFile, *, written: bool) -> Report:
     }
     title = (
         f"{file.path}: {format_count(len(tables.cells), 'cell')} in {format_count(len(file.tables), 'table')}, "
-        f"{len(tables.differences)} {'rewritten' if written else 'different'}; "
+        f"{len(tables.unfounded)} {'rewritten' if written else 'different'}; "
         f"{format_count(len(checked.contradictions), 'contradiction')}"
     )
     sections = (*_sections(checked, counts, written=written), *_notes(file, tables))
@@ -74,8 +74,8 @@ def _cell_data(cell: CheckedCell) -> dict[str, Json]:
 def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool) -> list[Section]:
     tables, contradictions = checked.tables, checked.contradictions
     sections = [_verdicts(counts)]
-    if tables.differences:
-        sections.append(_differences("Rewritten cells" if written else "Cells that differ", tables.differences))
+    if tables.unfounded:
+        sections.append(_differences("Rewritten cells" if written else "Cells that differ", tables.unfounded))
     if contradictions:
         sections.append(
             Section(

@@ -99,6 +99,16 @@ def test_a_figure_that_follows_from_a_time_before_it_was_rounded_is_told_from_a_
     assert by_row(answer)[5] == ("505.0", "524.3", "from unrounded inputs")  # 13.5 s gives 504.9
 
 
+def test_a_figure_that_follows_from_a_time_before_it_was_rounded_is_never_rewritten(refresh: Any) -> None:
+    text = TABLE.replace(
+        "| 52B  |  1 | 16 | 256 |   4 | 1024 | 137s  |   46.7", "| 52B  |  1 | 16 | 256 |   4 | 1024 | 13s   |  505.0"
+    )
+    _, written = refresh(text)
+    assert b"505.0" in written
+    answer, unchanged = refresh(written, "--check")
+    assert (answer.code, unchanged) == (0, written)
+
+
 @pytest.mark.parametrize(
     ("published", "why"),
     [
