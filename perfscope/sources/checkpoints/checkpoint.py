@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -110,7 +110,8 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
     gaps = [] if reading.damage else reading.extents.find_gaps()
-    damage = [*reading.damage, *find_missing(selection.sizes), *gaps, *check_indexes(folder, files)]
+    missing = [problem for problem in find_missing(selection.sizes) if not _is_there(problem, selection.damage)]
+    damage = [*reading.damage, *missing, *gaps, *check_indexes(folder, files)]
     return Checkpoint(
         path=str(path),
         tag=selection.tag,
@@ -123,6 +124,12 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
         notes=selection.notes,
         tied=next(iter(reading.tied.values()), None),
     )
+
+
+def _is_there(problem: str, damage: Sequence[str]) -> bool:
+    """Whether a file that is said to be missing is there, but cannot be read: that is said already."""
+    name, is_missing, _ = problem.partition(" is missing: ")
+    return bool(is_missing) and any(known.startswith(f"{name} ") for known in damage)
 
 
 def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:

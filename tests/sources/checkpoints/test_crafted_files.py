@@ -216,6 +216,16 @@ class TestWhatIsNoFile:
         assert answer.code == 4
         assert f"{name} is a FIFO; it is not read" in answer.err
 
+    def test_a_fifo_in_the_place_of_metadata_is_one_message(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        os.mkfifo(tmp_path / ".metadata")
+        (tmp_path / "__0_0.distcp").write_bytes(b"x")
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert [line for line in answer.err.splitlines() if ".metadata" in line] == [
+            "perfscope: warning: .metadata is a FIFO; it is not read"
+        ]
+
     def test_a_fifo_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         os.mkfifo(tmp_path / "model.pt")
         answer = run(capsys, "checkpoint", tmp_path / "model.pt")
