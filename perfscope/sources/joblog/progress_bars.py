@@ -111,6 +111,10 @@ class ProgressBars:
 
     def _add_states(self, points: _Points, steps: Int64, clocks_s: Int64) -> None:
         """Add states of a bar: at once where it goes on, else those that are no copies."""
+        is_drawn_again = (np.diff(steps) == 0) & (np.diff(clocks_s) == 0)
+        if is_drawn_again.any():  # without progress, which is no state of its own
+            is_new = np.append(True, ~is_drawn_again)
+            steps, clocks_s = steps[is_new], clocks_s[is_new]
         before = points.step[-1] if points.step else -1
         if (np.diff(steps, prepend=before) > 0).all():
             points.step.frombytes(steps.tobytes())

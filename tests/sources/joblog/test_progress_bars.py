@@ -98,6 +98,13 @@ def test_a_bar_that_is_drawn_anew_is_a_restart_and_a_copy_is_not(tmp_path: Path)
     assert set(seconds(log)) == {3.0}
 
 
+def test_a_bar_that_is_drawn_many_times_without_progress_has_each_state_once(tmp_path: Path) -> None:
+    log = read(tmp_path, "".join(bar(n, 3 * n) * 40 for n in (*range(10), *range(10))), "\n", LOSS)
+    once = read(tmp_path, "".join(bar(n, 3 * n) for n in (*range(10), *range(10))), "\n", LOSS)
+    assert log.iterations.attempt.max() == 1
+    assert (seconds(log), log.iterations.iteration.tolist()) == (seconds(once), once.iterations.iteration.tolist())
+
+
 def test_the_bar_of_the_losses_is_the_trainings_among_others(tmp_path: Path) -> None:
     evaluation = "".join(bar(n, n, 90) for n in range(1, 91))
     log = read(tmp_path, evaluation, "\n", bar(1, 3), bar(2, 6), "\n", LOSS, evaluation, "\n")

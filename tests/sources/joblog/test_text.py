@@ -154,6 +154,11 @@ def test_of_a_line_of_ten_megabytes_only_the_ends_are_looked_at(
     assert_ratio(partial(read_log, path), partial(read_log, plain), 30)
 
 
+def test_a_window_title_without_an_end_takes_no_line_with_it() -> None:
+    assert to_plain_text(b"\x1b]0;title\x07a\x1b]0;cut\nstep 1\nb\x07c\n").startswith(b"a")
+    assert b"\nstep 1\nb" in to_plain_text(b"\x1b]0;title\x07a\x1b]0;cut\nstep 1\nb\x07c\n")
+
+
 def test_both_ends_of_a_long_line_are_read() -> None:
     line = b"head" + b"x" * 100_000 + b"tail\n"
     plain = to_plain_text(b"before\n" + line + b"after\n")
