@@ -21,7 +21,8 @@ _BUCKET = compile_later(r"(?i)bucket")
 _QUERY = compile_later(r"\?[^\s'\"]*")
 _MOST_CHARACTERS = 300
 _NONE_GIVEN = (
-    "no credentials were found; give them as the store's own tools take them (for S3: the AWS_* variables, ~/.aws)"
+    "no credentials were found; give them as the store's own tools take them (for S3: the AWS_* variables, ~/.aws; for "
+    "Azure: the AZURE_STORAGE_* variables)"
 )
 
 

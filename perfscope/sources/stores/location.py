@@ -6,6 +6,7 @@ the user, or from the machine.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -20,6 +21,10 @@ _URL = "://"
 _EXTRAS = {
     "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "abfs", "abfss": "abfs", "az": "abfs", "adl": "abfs",
 }  # fmt: skip
+#: The libraries that write what they try to standard error, where nobody set up logging: an error says it here.
+_TALKATIVE = ("azure",)
+#: Loaded by name where a URL is opened: nothing else needs it at a start.
+_LOGGING = "logging"
 
 
 def is_url(location: str) -> bool:
@@ -40,6 +45,24 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
+def url_of(found: str, location: str, path: str) -> str:
+    """The URL of what was found at a location, as that names its store: another form of it may lack the account.
+
+    Args:
+        found: What was found, as the file system names it.
+        location: The URL that was asked for.
+        path: The same as the file system names it.
+
+    >>> url_of("runs/zero1/run.json", "abfs://runs@account.dfs.core.windows.net/zero1/", "runs/zero1")
+    'abfs://runs@account.dfs.core.windows.net/zero1/run.json'
+    """
+    asked, named, parts = (text.rstrip("/").split("/") for text in (location, path, found))
+    alike = 0
+    while alike < min(len(asked), len(named)) and asked[-1 - alike] == named[-1 - alike]:
+        alike += 1
+    return "/".join([*asked[: len(asked) - alike], *parts[len(named) - alike :]])
+
+
 def locate(location: str) -> tuple[AbstractFileSystem, str]:
     """The file system of a URL, and the path in it.
 
@@ -55,13 +78,19 @@ def locate(location: str) -> tuple[AbstractFileSystem, str]:
         import fsspec  # an optional dependency
     except ImportError:
         raise UsageError(f"{location} is a URL, which needs fsspec", hint="pip install fsspec") from None
+    logging = import_module(_LOGGING)
+    for library in _TALKATIVE:
+        if not logging.getLogger(library).handlers:
+            logging.getLogger(library).addHandler(logging.NullHandler())
     # A listing of this process may be hours old, and lacks what a store lists late.
     try:
         filesystem, path = fsspec.core.url_to_fs(location, use_listings_cache=False)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
         extra = _EXTRAS.get(location.partition(_URL)[0])
         hint = None if extra is None else f"pip install 'perfscope-toolkit[{extra}]'"
         raise UsageError(f"{location} cannot be opened: {error}", hint=hint) from None
+    except ValueError as error:  # of a protocol that nobody knows, or a library that was told too little
+        raise UsageError(f"{location} cannot be opened: {error}") from None
     except failures() as error:
         raise SourceError(location, f"cannot be opened: {describe(error)}") from None
     return filesystem, path

@@ -16,7 +16,7 @@ from typing import BinaryIO
 from perfscope.constants import MIB
 from perfscope.errors import SourceError
 from perfscope.sources.stores.failures import describe, failures
-from perfscope.sources.stores.location import locate
+from perfscope.sources.stores.location import locate, url_of
 
 #: How much is asked for at once: enough that the time to the first byte does not count, little enough for many workers.
 AHEAD_BYTES = 4 * MIB
@@ -112,7 +112,7 @@ def find_stored(location: str, endings: tuple[str, ...]) -> Iterator[str]:
             matches = [path]
         else:
             matches = filesystem.glob(path) if glob.has_magic(path) else []
-        yield from (filesystem.unstrip_protocol(match) for match in matches)
+        yield from (url_of(match, location, path) for match in matches)
     except failures() as error:
         raise SourceError(location, f"cannot be listed: {describe(error)}") from None
 
@@ -128,7 +128,7 @@ def list_folders(location: str) -> list[str]:
         entries = filesystem.ls(path, detail=True)
     except failures() as error:
         raise SourceError(location, f"cannot be listed: {describe(error)}") from None
-    return [filesystem.unstrip_protocol(entry["name"]) for entry in entries if entry["type"] == FOLDER]
+    return [url_of(entry["name"], location, path) for entry in entries if entry["type"] == FOLDER]
 
 
 def list_below(location: str) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from perfscope.engine.run import analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
+from perfscope.sources.stores.location import url_of
 from perfscope.sources.stores.reading import list_below
 from tests.sources.stores.conftest import RUN
 
@@ -30,6 +31,32 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, loc
     with pytest.raises(UsageError, match=f"^{location} cannot be opened: ") as error:
         analyze([location])
     assert error.value.hint == f"pip install 'perfscope-toolkit[{extra}]'"
+
+
+def test_a_package_that_is_there_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def is_told_too_little(*_: object, **__: object) -> None:
+        raise ValueError("no account")
+
+    monkeypatch.setattr(fsspec.core, "url_to_fs", is_told_too_little)
+    with pytest.raises(UsageError, match=r"^abfs://runs/zero1 cannot be opened: no account$") as error:
+        analyze(["abfs://runs/zero1"])
+    assert error.value.hint is None
+
+
+@pytest.mark.parametrize(
+    ("location", "path", "found", "url"),
+    [
+        ("s3a://bucket/run", "bucket/run", "bucket/run/x", "s3a://bucket/run/x"),
+        ("s3://bucket", "bucket", "bucket/x", "s3://bucket/x"),
+        ("memory://place/run/", "/place/run", "/place/run/x", "memory://place/run/x"),
+        ("http://host/run", "http://host/run", "http://host/run/x", "http://host/run/x"),
+        ("file:///data/run", "/data/run", "/data/run/x", "file:///data/run/x"),
+        ("abfs://c@account/run/*/x*", "c/run/*/x*", "c/run/y/x1", "abfs://c@account/run/y/x1"),
+        ("abfs://c@account/", "c/", "c/x", "abfs://c@account/x"),
+    ],
+)
+def test_what_is_found_is_named_as_its_store_was(location: str, path: str, found: str, url: str) -> None:
+    assert url_of(found, location, path) == url
 
 
 @pytest.fixture
