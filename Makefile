@@ -15,16 +15,21 @@ HTA_READY := $(HTA)/.ready
 HOST_PROGRAMS := ip ssh sshd pdsh slurmctld slurmd sbatch
 HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh slurm-client slurmctld slurmd
 
+# A server of Azure's store; `node` runs it, and npm brings it.
+AZURITE := $(VENV)/azurite
+AZURITE_VERSION := 3.35.0
+LONGEST_INSTALLATION_S := 300
+
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-.PHONY: demo test quick lint bench docs clean hta hosts browser screenshots
+.PHONY: demo test quick lint bench docs clean hta hosts browser azurite screenshots
 
 demo: $(READY)
 	$(BIN)/perfscope demo
 
 # Trainings run on other projects' native threads, and machines are busy: what fails is run once more, and says so.
-test: lint hta hosts browser
+test: lint hta hosts browser azurite
 	$(PYTEST) --reruns 1
 
 # What a change breaks most often, in a few minutes: everything that starts no training.
@@ -57,6 +62,13 @@ browser:
 	command -v apt-get > /dev/null || { echo "make: no chromium, no apt-get: the tests of the page will fail" >&2; exit 0; }; \
 	apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium fonts-dejavu-core \
 	|| echo "make: chromium could not be installed: the tests of the page will fail" >&2
+
+# Where it cannot be installed, the tests of Azure's store are skipped and say so.
+azurite: $(READY)
+	@test -d $(AZURITE) || { rm -rf $(AZURITE).begun; \
+	timeout $(LONGEST_INSTALLATION_S) npm install --prefix $(AZURITE).begun --silent --ignore-scripts --no-audit --no-fund azurite@$(AZURITE_VERSION) \
+	&& mv $(AZURITE).begun $(AZURITE); } \
+	|| echo "make: Azurite could not be installed: the tests of Azure's store will be skipped" >&2
 
 # The pictures of the page in README.md and docs/.
 screenshots: $(READY) browser

@@ -1,0 +1,126 @@
+"""Runs in a store that speaks the interface of Azure's blobs give what they give on disk."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from perfscope.sources.traces.files import find_traces
+from tests.conftest import ROOT, perfscope
+from tests.engine.storing import copy_with_partials
+from tests.sources.stores.conftest import RUN
+from tests.sources.stores.server import free_ports, wait_for
+
+adlfs = pytest.importorskip("adlfs", reason="adlfs opens abfs://")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
+
+#: `make test` installs it there.
+SERVER = ROOT / ".venv" / "azurite" / "node_modules" / "azurite" / "dist" / "src" / "blob" / "main.js"
+ACCOUNT = "devstoreaccount1"
+#: Azurite's own, which its documentation names: it protects nothing.
+KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+CONNECTION = "AZURE_STORAGE_CONNECTION_STRING"
+
+
+@pytest.fixture(scope="module")
+def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """What leads adlfs to a server with an empty container ``runs``."""
+    node = shutil.which("node")
+    if node is None or not SERVER.exists():
+        pytest.skip("Azurite is not installed: `make azurite`")
+    (port,) = free_ports(1)
+    folder = tmp_path_factory.mktemp("azurite")
+    words = [node, str(SERVER), f"--blobPort={port}", "--inMemoryPersistence", "--disableTelemetry", "--silent"]
+    with (folder / "log").open("wb") as log:
+        # The library may speak a younger version of the interface than the server knows by name.
+        server = subprocess.Popen([*words, "--skipApiVersionCheck"], cwd=folder, stdout=log, stderr=log)
+    try:
+        try:
+            wait_for(port, server, folder / "log")
+        except AssertionError as error:  # npm gives Azurite's own dependencies in their newest versions
+            pytest.skip(f"Azurite does not start: {error}")
+        found = {
+            CONNECTION: f"DefaultEndpointsProtocol=http;AccountName={ACCOUNT};AccountKey={KEY};"
+            f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
+        }
+        with warnings.catch_warnings(action="ignore"):  # of a container that is not there yet
+            store(found).mkdir("runs")
+        yield found
+    finally:
+        server.kill()
+        server.wait()
+
+
+def store(variables: Mapping[str, str]) -> fsspec.AbstractFileSystem:
+    """The store by its class: fsspec, asked for it, would have adlfs from then on, as a test must not have it."""
+    opened: fsspec.AbstractFileSystem = adlfs.AzureBlobFileSystem(connection_string=variables[CONNECTION])
+    return opened
+
+
+def put(variables: Mapping[str, str], folder: Path, name: str) -> str:
+    """Put a folder's files into the container; returns its URL."""
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    store(variables).pipe({f"runs/{name}/{path.relative_to(folder)}": path.read_bytes() for path in paths})
+    return f"abfs://runs/{name}"
+
+
+@pytest.mark.parametrize("engine", ["process", "dask"])
+def test_a_run_gives_the_bytes_that_it_gives_on_disk(variables: dict[str, str], tmp_path: Path, engine: str) -> None:
+    location = put(variables, RUN, "zero1")
+    words = ("analyze", "--format", "json", "--engine", engine, "--workers", "2")
+    stored = perfscope(*words, location, cwd=tmp_path, **variables)
+    on_disk = perfscope("analyze", "--format", "json", str(RUN), cwd=tmp_path)
+    assert stored.code == on_disk.code, stored.stderr
+    assert stored.stdout == on_disk.stdout.replace(str(RUN), location)
+
+
+def test_a_url_with_its_account_names_the_traces_with_it(variables: dict[str, str], tmp_path: Path) -> None:
+    put(variables, RUN, "zero1")
+    location = f"abfs://runs@{ACCOUNT}.dfs.core.windows.net/zero1"
+    words = ("analyze", "--format", "json", "--only", "breakdown")
+    stored = perfscope(*words, location, cwd=tmp_path, **variables)
+    on_disk = perfscope(*words, str(RUN), cwd=tmp_path)
+    assert stored.stdout == on_disk.stdout.replace(str(RUN), location), stored.stderr
+
+
+def test_partials_answer_for_a_trace_that_is_gone(variables: dict[str, str], tmp_path: Path) -> None:
+    run = copy_with_partials(RUN, tmp_path)
+    location = put(variables, run, "partials")
+    gone = Path(find_traces([str(run / "traces")])[0])
+    store(variables).rm(f"runs/partials/traces/{gone.name}")
+    words = ("analyze", "--format", "json", "--only", "breakdown")
+    stored = perfscope(*words, location, cwd=tmp_path, **variables)
+    on_disk = perfscope(*words, str(run), cwd=tmp_path)
+    assert stored.stdout == on_disk.stdout.replace(str(run), location), stored.stderr
+
+
+@pytest.mark.parametrize("name", ["runs/nothing", "nothing/run"])
+def test_what_is_not_there_is_named(variables: dict[str, str], tmp_path: Path, name: str) -> None:
+    ended = perfscope("analyze", f"abfs://{name}", cwd=tmp_path, **variables)
+    assert (ended.code, ended.stderr) == (1, f"perfscope: abfs://{name} does not exist\n")
+
+
+def test_credentials_that_are_refused_are_named_and_not_shown(variables: dict[str, str], tmp_path: Path) -> None:
+    wrong = KEY.replace("Eby8", "wXyZ")
+    ended = perfscope(
+        "analyze", "abfs://runs/x", cwd=tmp_path, **{CONNECTION: variables[CONNECTION].replace(KEY, wrong)}
+    )
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("perfscope: abfs://runs/x cannot be read: ")
+    assert "authenticate" in line
+    assert wrong not in ended.stderr
+
+
+def test_an_account_that_nobody_named_is_one_plain_sentence(tmp_path: Path) -> None:
+    nothing = {name: "" for name in os.environ if name.startswith("AZURE_")}
+    ended = perfscope("analyze", "abfs://runs/zero1", cwd=tmp_path, **nothing)
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("perfscope: abfs://runs/zero1 cannot be opened: ")
+    assert "account_name" in line
