@@ -102,6 +102,7 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
         late = _unlisted(run, traces, folder) if is_url(folder) else []
         traces = sorted([*traces, *late])
         absent = _find_absent([folder], traces) if is_folder_at(folder) else []
+        absent = [*absent, *(_unlisted_partials(run, [*traces, *absent], folder) if is_url(folder) else [])]
         return Inputs(locations, run, tuple(sorted([*traces, *absent])), frozenset(absent))
     traces = find_traces(locations, most_files)
     absent = _find_absent(locations, traces)
@@ -112,9 +113,19 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
 
 def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:
     """Traces that the run names and a store has, but does not list yet."""
+    return [url for trace in _missing(run, traces, folder) for url in (f"{trace}.gz", trace) if kind_of(url) == FILE]
+
+
+def _unlisted_partials(run: Run, traces: Sequence[str], folder: str) -> list[str]:
+    """Traces that stayed on their hosts, whose partials a store has, but does not list yet."""
+    missing = [f"{trace}.gz" for trace in _missing(run, traces, folder)]
+    return [trace for trace in missing if kind_of(partials_path(trace)) == FILE]
+
+
+def _missing(run: Run, traces: Sequence[str], folder: str) -> list[str]:
+    """Where the traces would be that the run's windows name, and that are not among some."""
     listed = {Path(trace).name.removesuffix(".gz") for trace in traces}
-    missing = [join(folder, window.trace) for window in run.windows if Path(window.trace).name not in listed]
-    return [url for trace in missing for url in (f"{trace}.gz", trace) if kind_of(url) == FILE]
+    return [join(folder, window.trace) for window in run.windows if Path(window.trace).name not in listed]
 
 
 def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:

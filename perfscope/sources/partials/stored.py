@@ -149,8 +149,10 @@ def read_partials(location: str) -> StoredPartials:
             file.seek(0)
             # No more than there is: memory for the largest file takes longer than to read a small one.
             content = file.read(min(size, _LARGEST_FILE))
-    except (OSError, SourceError):
-        raise Missing("cannot be read") from None
+    except SourceError as error:
+        raise Missing(str(error).removeprefix(location).strip()) from None
+    except OSError as error:
+        raise Missing(f"cannot be read: {error.strerror or error}") from None
     if size > _LARGEST_FILE:
         raise Refused(f"is larger than {_LARGEST_FILE // MIB} MiB")
     return from_bytes(content)

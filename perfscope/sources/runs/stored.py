@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -83,10 +83,10 @@ def _copied(location: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[P
     Raises:
         SourceError: The store does not list its files, or they do not fit on the disk of temporary files.
     """
-    names = sorted(filter(is_wanted, list_below(location)))
+    sizes = {name: size for name, size in sorted(list_below(location).items()) if is_wanted(name)}
     with TemporaryDirectory(prefix="perfscope-") as folder:
         try:
-            lost = _copy(location, names, Path(folder))
+            lost = _copy(location, sizes, Path(folder))
         except OSError as error:
             hint = "TMPDIR names a folder on another disk"
             problem = f"cannot be copied to {folder}: {error.strerror or error}"
@@ -94,10 +94,11 @@ def _copied(location: str, is_wanted: Callable[[str], bool]) -> Iterator[tuple[P
         yield Path(folder), lost
 
 
-def _copy(location: str, names: Sequence[str], folder: Path) -> list[str]:
-    lost = []
+def _copy(location: str, sizes: Mapping[str, int], folder: Path) -> list[str]:
+    lost, names = [], list(sizes)
     for start in range(0, len(names), _TOGETHER):
-        for name, content in read_all(location, names[start : start + _TOGETHER]).items():
+        together = {name: sizes[name] for name in names[start : start + _TOGETHER]}
+        for name, content in read_all(location, together).items():
             if isinstance(content, str):
                 lost.append(f"{join(location, name)} cannot be read: {content}")
                 continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import glob
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -21,6 +21,7 @@ from perfscope.sources.stores.location import locate, url_of
 #: How much is asked for at once: enough that the time to the first byte does not count, little enough for many workers.
 AHEAD_BYTES = 4 * MIB
 FILE, FOLDER = "file", "directory"
+_TOO_LITTLE = "the store sent less of it than there is"
 
 
 def open_stored(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
@@ -46,7 +47,10 @@ class StoredFile(io.BufferedIOBase, BinaryIO):
     def read(self, size: int | None = -1, /) -> bytes:
         """Read so many bytes, or what is left."""
         with _as_of_disk():
-            return self._opened.read(-1 if size is None else size)
+            content = self._opened.read(-1 if size is None else size)
+        if not content and size != 0 and self.tell() < (getattr(self._opened, "size", None) or 0):
+            raise OSError(errno.EIO, _TOO_LITTLE)
+        return content
 
     def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
         """Go to a place; see ``io.IOBase.seek``."""
@@ -131,8 +135,10 @@ def list_folders(location: str) -> list[str]:
     return [url_of(entry["name"], location, path) for entry in entries if entry["type"] == FOLDER]
 
 
-def list_below(location: str) -> list[str]:
-    """The names of all files below a folder, relative to it; one that would lead out of it is left out.
+def list_below(location: str) -> dict[str, int]:
+    """The names of all files below a folder, relative to it, with their bytes; 0 where the store does not say them.
+
+    A name that would lead out of the folder is left out.
 
     Raises:
         SourceError: The store does not list them.
@@ -140,24 +146,34 @@ def list_below(location: str) -> list[str]:
     filesystem, path = locate(location)
     start = f"{path.rstrip('/')}/"
     try:
-        names = [match.removeprefix(start) for match in filesystem.find(path) if match.startswith(start)]
+        found = filesystem.find(path, detail=True)
     except failures() as error:
         raise SourceError(location, f"cannot be listed: {describe(error)}") from None
-    return [name for name in names if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name]
+    sizes = {key.removeprefix(start): entry.get("size") or 0 for key, entry in found.items() if key.startswith(start)}
+    return {
+        name: size for name, size in sizes.items() if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name
+    }
 
 
-def read_all(location: str, names: Sequence[str]) -> dict[str, bytes | str]:
+def read_all(location: str, sizes: Mapping[str, int]) -> dict[str, bytes | str]:
     """The contents of files below a folder, by name; of one that cannot be read, the reason.
 
     They are asked for together, where the file system can do that.
+
+    Args:
+        location: The folder.
+        sizes: The names of the files, with the bytes that each was listed with: what is shorter is not whole.
     """
     filesystem, path = locate(location)
-    paths = {f"{path.rstrip('/')}/{name}": name for name in names}
-    answers = filesystem.cat(list(paths), on_error="return")
-    return {
-        name: describe(answers[key]) if isinstance(answers[key], Exception) else bytes(answers[key])
-        for key, name in paths.items()
-    }
+    paths = {name: f"{path.rstrip('/')}/{name}" for name in sizes}
+    answers = filesystem.cat(list(paths.values()), on_error="return")
+    return {name: _whole(answers[paths[name]], size) for name, size in sizes.items()}
+
+
+def _whole(answer: Exception | bytes, size: int) -> bytes | str:
+    if isinstance(answer, Exception):
+        return describe(answer)
+    return bytes(answer) if len(answer) >= size else f"{_TOO_LITTLE}: {len(answer):,} of {size:,} bytes"
 
 
 def _is_begun(path: str) -> bool:

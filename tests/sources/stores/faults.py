@@ -1,4 +1,4 @@
-"""A proxy before a server of HTTP that throttles, breaks connections, lists late and loses objects as it is told."""
+"""A proxy before a server of HTTP that throttles, breaks off, shortens, is silent, lists late and loses objects."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ _LISTED = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
 #: What the proxy writes itself.
 _OWN_HEADERS = ("content-length", "transfer-encoding", "connection")
 ALWAYS = 1_000_000
+_LONGEST_SILENCE_S = 600.0
 
 
 @dataclass
@@ -26,8 +27,12 @@ class Faults:
     """What the proxy does to objects whose key contains a text, and what it was asked for.
 
     Attributes:
-        throttled: How often a request for them is answered with 503.
+        throttled: How often a request for them is refused.
+        status: What refuses it: 503, or 429.
         cut: How often the connection breaks in the middle of their content.
+        shortened: How often half of their content is given as all of it.
+        is_unframed: Whether what is shortened states no length at all.
+        silent: How often nothing at all is answered.
         unlisted: They are left out of listings.
         lost: They are listed, but not there.
         asked: How many GET requests there were for each key.
@@ -36,7 +41,12 @@ class Faults:
     """
 
     throttled: dict[str, int] = field(default_factory=dict)
+    status: int = 503
     cut: dict[str, int] = field(default_factory=dict)
+    shortened: dict[str, int] = field(default_factory=dict)
+    is_unframed: bool = False
+    silent: dict[str, int] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
     unlisted: str = ""
     lost: str = ""
     asked: Counter[str] = field(default_factory=Counter)
@@ -84,8 +94,11 @@ class _Handler(BaseHTTPRequestHandler):
             faults.asked[key] += self.command == "GET"
             faults.pages += is_listing
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-        if faults.take(faults.throttled, key):
-            self._refuse(503, _BUSY)
+        if faults.take(faults.silent, key):
+            faults.ended.wait(_LONGEST_SILENCE_S)
+            self.close_connection = True
+        elif faults.take(faults.throttled, key):
+            self._refuse(faults.status, _BUSY)
         elif faults.is_lost(key):
             self._refuse(404, _GONE)
         else:
@@ -108,10 +121,28 @@ class _Handler(BaseHTTPRequestHandler):
             content = response.read()
             is_cut = self.command == "GET" and not is_listing and faults.take(faults.cut, key)
             content = faults.list(content) if is_listing else content
+            if self.command == "GET" and not is_listing and faults.take(faults.shortened, key):
+                self._shorten(response, content)
+                connection.close()
+                return
             with faults.lock:
                 faults.bytes_sent[key] += len(content)
             self._answer(response.status, response.getheaders(), content, len(content) // 2 if is_cut else None)
         connection.close()
+
+    def _shorten(self, response: HTTPResponse, content: bytes) -> None:
+        """Answer with half of a body as if that were all."""
+        if not self.server.faults.is_unframed:
+            self._answer(response.status, response.getheaders(), content[: len(content) // 2])
+            return
+        self.send_response_only(response.status)
+        for name, value in response.getheaders():
+            if name.lower() not in _OWN_HEADERS:
+                self.send_header(name, value)
+        self.send_header("Connection", "close")
+        self.end_headers()
+        self.wfile.write(content[: len(content) // 2])
+        self.close_connection = True
 
     def _pass_on_head(self, response: HTTPResponse) -> None:
         self.send_response_only(response.status)
@@ -145,6 +176,7 @@ def faulty(server: str, faults: Faults) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{proxy.server_port}"
     finally:
+        faults.ended.set()
         proxy.shutdown()
         thread.join()
         proxy.server_close()

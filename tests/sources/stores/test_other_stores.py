@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import BinaryIO, cast
 
 import fsspec
 import pytest
@@ -12,7 +14,7 @@ from perfscope.engine.run import analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
 from perfscope.sources.stores.location import url_of
-from perfscope.sources.stores.reading import list_below
+from perfscope.sources.stores.reading import StoredFile, list_below, open_stored
 from tests.sources.stores.conftest import RUN
 
 
@@ -90,3 +92,31 @@ def test_a_disk_that_cannot_hold_the_records_is_named(
     with pytest.raises(SourceError, match=r"memory://bucket/run cannot be copied to \S+: No space left") as error:
         read_run_at("memory://bucket/run")
     assert error.value.hint == "TMPDIR names a folder on another disk"
+
+
+def test_a_record_that_is_shorter_than_it_was_listed_is_lost(
+    memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = type(memory).cat
+
+    def cut(store: fsspec.AbstractFileSystem, paths: list[str], **options: object) -> dict[str, bytes]:
+        content = whole(store, paths, **options)
+        return {path: text[:-10] if path.endswith("00002/steps.jsonl") else text for path, text in content.items()}
+
+    monkeypatch.setattr(type(memory), "cat", cut)
+    (line,) = (line for line in read_run_at("memory://bucket/run").damage if "steps.jsonl" in line)
+    assert line.startswith("memory://bucket/run/ranks/00002/steps.jsonl cannot be read: the store sent less of it")
+
+
+def test_a_file_whose_end_the_store_does_not_send_ends_with_an_error(
+    memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    memory.pipe("/bucket/log", b"0123456789")
+    with open_stored("memory://bucket/log") as file:
+        assert file.read() + file.read() == b"0123456789"
+    opened = SimpleNamespace(read=lambda _: b"", tell=lambda: 5, size=10, close=lambda: None)
+    with (
+        StoredFile(cast(BinaryIO, opened)) as file,
+        pytest.raises(OSError, match="the store sent less of it than there is"),
+    ):
+        file.read(5)

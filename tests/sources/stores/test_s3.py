@@ -15,7 +15,9 @@ from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.traces.files import find_traces
+from perfscope.wire.traces import partials_path
 from tests.conftest import Ended, perfscope
+from tests.engine.storing import copy_with_partials, without_traces
 from tests.sources.stores.conftest import RUN, without_keys
 from tests.sources.stores.faults import ALWAYS, Faults, faulty
 from tests.sources.stores.server import ACCESS_KEY, SECRET_KEY
@@ -23,6 +25,7 @@ from tests.sources.stores.server import ACCESS_KEY, SECRET_KEY
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
 
 TRACES = sorted(path.name for path in (RUN / "traces").iterdir())
+PARTIALS = partials_path(TRACES[2])
 #: Two that read the run's records, and two that read its traces.
 ONLY = frozenset(("steps", "setup", "breakdown", "collectives"))
 
@@ -106,8 +109,9 @@ def test_a_trace_that_the_store_lists_late_is_asked_for_by_its_name(s3: str, ask
     assert (analysis.damage, answers(analysis)) == ((), whole)
 
 
-def test_a_store_that_throttles_is_asked_again(s3: str, ask: Ask, whole: str) -> None:
-    faults = Faults(throttled={TRACES[0]: 2, "ranks/00001/steps.jsonl": 2})
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_store_that_throttles_is_asked_again(s3: str, ask: Ask, whole: str, status: int) -> None:
+    faults = Faults(throttled={TRACES[0]: 2, "ranks/00001/steps.jsonl": 2}, status=status)
     with faulty(s3, faults) as address:
         analysis = ask(address)
     assert (analysis.damage, answers(analysis)) == ((), whole)
@@ -154,6 +158,39 @@ def test_a_trace_and_a_record_that_were_listed_and_are_gone_are_named(s3: str, a
         analysis = ask(address)
     assert analysis.damage == ("s3://runs/zero1/ranks/00002/steps.jsonl cannot be read: it does not exist",)
     assert len(ranks(analysis)) == 4
+
+
+@pytest.mark.parametrize("is_unframed", [False, True])
+def test_half_of_a_trace_or_of_a_record_is_never_taken_for_all_of_it(s3: str, ask: Ask, *, is_unframed: bool) -> None:
+    with faulty(s3, Faults(shortened={TRACES[1]: ALWAYS}, is_unframed=is_unframed)) as address:
+        analysis = ask(address)
+    assert analysis.damage[0].startswith(f"s3://runs/zero1/traces/{TRACES[1]}")
+    with faulty(s3, Faults(shortened={"ranks/00001/steps.jsonl": ALWAYS}, is_unframed=is_unframed)) as address:
+        (line,) = ask(address).damage
+    assert line.startswith("s3://runs/zero1/ranks/00001/steps.jsonl cannot be read: ")
+
+
+def test_a_store_that_is_silent_is_asked_again(s3: str, ask: Ask, whole: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 1)
+    faults = Faults(silent={TRACES[0]: 1, "ranks/00001/steps.jsonl": 1})
+    with faulty(s3, faults) as address:
+        analysis = ask(address)
+    assert (analysis.damage, answers(analysis)) == ((), whole)
+    assert set(faults.silent.values()) == {0}
+
+
+def test_workers_of_dask_meet_a_store_that_fails_as_one_process_does(
+    s3: str, keys: dict[str, str], tmp_path: Path
+) -> None:
+    faults = Faults(throttled={TRACES[0]: 2}, cut={TRACES[1]: 1}, lost=TRACES[3])
+    with faulty(s3, faults) as address:
+        spread = say(address, "s3://runs/zero1", keys, tmp_path, "--engine", "dask", "--workers", "2")
+        assert {*faults.throttled.values(), *faults.cut.values()} == {0}
+        alone = say(address, "s3://runs/zero1", keys, tmp_path, "--engine", "serial")
+    assert (spread.code, spread.stdout) == (alone.code, alone.stdout)
+    assert f"s3://runs/zero1/traces/{TRACES[3]} cannot be read: it does not exist" in spread.stderr
 
 
 def test_missing_credentials_are_one_plain_sentence(s3: str, tmp_path: Path) -> None:
@@ -217,6 +254,51 @@ def test_partials_in_a_store_are_taken_in_place_of_their_traces(s3: str, ask: As
         absent = ask(address, "s3://runs/partials")
     assert answers(absent) == answers(analysis)
     store.rm("runs/partials", recursive=True)
+
+
+@pytest.fixture(scope="module")
+def absent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A run in the store whose traces stayed on their hosts."""
+    import s3fs
+
+    run = without_traces(copy_with_partials(RUN, tmp_path_factory.mktemp("absent")))
+    store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
+    store.put(str(run), "runs/absent", recursive=True)
+    yield "s3://runs/absent"
+    store.rm("runs/absent", recursive=True)
+
+
+@pytest.mark.parametrize(
+    "faults", [{"throttled": {PARTIALS: 2}}, {"cut": {PARTIALS: 1}}, {"unlisted": PARTIALS}], ids=str
+)
+def test_partials_of_a_store_that_fails_for_a_while_are_taken(
+    s3: str, ask: Ask, whole: str, absent: str, faults: dict[str, Any]
+) -> None:
+    with faulty(s3, Faults(**faults)) as address:
+        analysis = ask(address, absent)
+    assert (analysis.damage, answers(analysis)) == ((), whole.replace("runs/zero1", "runs/absent"))
+
+
+@pytest.mark.parametrize(
+    ("faults", "reason"),
+    [
+        ({"throttled": {PARTIALS: ALWAYS}}, "cannot be read: the store refused it each time that it was asked"),
+        ({"cut": {PARTIALS: ALWAYS}}, "cannot be read: "),
+        ({"shortened": {PARTIALS: ALWAYS}}, "is not whole"),
+        ({"shortened": {PARTIALS: ALWAYS}, "is_unframed": True}, "is not whole"),
+        ({"lost": PARTIALS}, "cannot be read: it does not exist"),
+    ],
+    ids=str,
+)
+def test_partials_that_a_store_loses_are_named_with_the_reason(
+    s3: str, ask: Ask, absent: str, faults: dict[str, Any], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
+    with faulty(s3, Faults(**faults)) as address:
+        analysis = ask(address, absent)
+    assert f"stayed on its host, and {PARTIALS} {reason}" in analysis.damage[0]
+    assert analysis.damage[1].startswith("1 of 4 ranks have no trace")
+    assert len(ranks(analysis)) == 3
 
 
 def test_runs_in_a_store_are_compared_as_runs(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
