@@ -45,22 +45,22 @@ def join(folder: str, name: str) -> str:
     return f"{folder.rstrip('/')}/{name}"
 
 
-def url_of(found: str, location: str, path: str) -> str:
+def url_of(match: str, location: str, path: str) -> str:
     """The URL of what was found at a location, as that names its store: another form of it may lack the account.
 
     Args:
-        found: What was found, as the file system names it.
+        match: What was found, as the file system names it.
         location: The URL that was asked for.
         path: The same as the file system names it.
 
     >>> url_of("runs/zero1/run.json", "abfs://runs@account.dfs.core.windows.net/zero1/", "runs/zero1")
     'abfs://runs@account.dfs.core.windows.net/zero1/run.json'
     """
-    asked, named, parts = (text.rstrip("/").split("/") for text in (location, path, found))
+    typed, named, parts = (text.rstrip("/").split("/") for text in (location, path, match))
     alike = 0
-    while alike < min(len(asked), len(named)) and asked[-1 - alike] == named[-1 - alike]:
+    while alike < min(len(typed), len(named)) and typed[-1 - alike] == named[-1 - alike]:
         alike += 1
-    return "/".join([*asked[: len(asked) - alike], *parts[len(named) - alike :]])
+    return "/".join([*typed[: len(typed) - alike], *parts[len(named) - alike :]])
 
 
 def locate(location: str) -> tuple[AbstractFileSystem, str]:

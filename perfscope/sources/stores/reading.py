@@ -146,10 +146,10 @@ def list_below(location: str) -> dict[str, int]:
     filesystem, path = locate(location)
     start = f"{path.rstrip('/')}/"
     try:
-        found = filesystem.find(path, detail=True)
+        entries = filesystem.find(path, detail=True)
     except failures() as error:
         raise SourceError(location, f"cannot be listed: {describe(error)}") from None
-    sizes = {key.removeprefix(start): entry.get("size") or 0 for key, entry in found.items() if key.startswith(start)}
+    sizes = {key.removeprefix(start): entry.get("size") or 0 for key, entry in entries.items() if key.startswith(start)}
     return {
         name: size for name, size in sizes.items() if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name
     }
