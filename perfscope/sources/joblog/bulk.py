@@ -57,12 +57,14 @@ class SplitBlock:
         rest: All lines that need a closer look.
         plain_before: For each line of ``rest``, how many plain lines stand before it in the block.
         rest_start: For each line of ``rest``, where it begins in ``rest``.
+        lines: The text of the plain lines, where it is kept.
     """
 
     plain: PlainLines
     rest: bytes
     plain_before: Int64
     rest_start: Int64
+    lines: Sequence[str] = ()
 
     def plain_before_each(self, starts: Sequence[int]) -> list[int]:
         """How many plain lines stand before each of some places in ``rest``."""

@@ -13,13 +13,12 @@ import numpy as np
 
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.iteration_series import IterationSeries
+from perfscope.sources.joblog.iteration_series import FEW, IterationSeries
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import add_evenly
 from perfscope.tables.columns import Bool, Int64
 
 _PRECISE = 20
-_FEW = 4
 _USABLE = 5
 _NOWHERE = np.empty(0, np.int64)
 #: The row of a reading that waits for the clock to move: none, or one that came before the others.
@@ -185,7 +184,7 @@ class ElapsedClock:
             record, label = readings.record_of(row), readings.label
             self.add(log, record, readings.clocks_ns[row], readings.resolutions_ns[row], label=label)
             row += 1
-            if rows - row >= _FEW and self._last is not None:
+            if rows - row >= FEW and self._last is not None:
                 row = self._add_forward(log, readings, row)
 
     def _add_forward(self, log: JobLogBuilder, readings: _Readings, first: int) -> int:
@@ -243,7 +242,7 @@ class ElapsedClock:
         def record_at(row: int) -> Record:
             return earlier if row == _EARLIER and earlier is not None else readings.record_of(row)
 
-        if not series.is_full or len(ends.rows) < _FEW:
+        if not series.is_full or len(ends.rows) < FEW:
             starts = set(ends.starts)
             for added, (row, wall_ns, steps) in enumerate(zip(ends.rows, ends.wall_ns, ends.steps, strict=True)):
                 record = record_at(row)

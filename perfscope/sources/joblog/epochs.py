@@ -6,6 +6,8 @@ import numpy as np
 
 from perfscope.tables.columns import Int64
 
+_FEW = 10
+
 
 class EpochCounter:
     """Turns the number of a step in its epoch into its number over all epochs."""
@@ -29,9 +31,10 @@ class EpochCounter:
 
     def add_many(self, epochs: Int64, steps: Int64, lengths: Int64) -> Int64:
         """Record many steps, as ``add`` does; those of an epoch follow each other, with the same length."""
+        if len(steps) < _FEW:
+            rows = zip(epochs.tolist(), steps.tolist(), lengths.tolist(), strict=True)
+            return np.asarray([self.add(*row) for row in rows], np.int64)
         changes = np.flatnonzero((np.diff(epochs) != 0) | (np.diff(lengths) != 0)) + 1
-        if not len(steps):
-            return steps
         starts = np.concatenate((np.zeros(1, np.int64), changes))
         largest = np.maximum.reduceat(steps, starts).tolist()
         runs = zip(epochs[starts].tolist(), largest, lengths[starts].tolist(), strict=True)

@@ -15,26 +15,28 @@ from itertools import repeat
 import numpy as np
 
 from perfscope.sources.joblog.bulk import Numbers
-from perfscope.sources.joblog.folded_times import FoldedTimes
-from perfscope.sources.joblog.gaps import Gaps
+from perfscope.sources.joblog.kept_records import KeptRecords
 from perfscope.sources.joblog.latest_records import COMPARED_ROWS, LatestRecords
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
-from perfscope.sources.joblog.record_columns import DISTURBANCES, RecordColumns
+from perfscope.sources.joblog.record_columns import DISTURBANCES
 from perfscope.sources.joblog.rows import Rows, drop_times_after
 from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 from perfscope.sources.joblog.turns import Turns
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.joblog import Disturbance, FoldedRecords, Iterations
+from perfscope.tables.joblog import Disturbance
 
 #: Records that are kept one by one; those of a longer log are folded.
 RECORDS_KEPT = 1 << 12
 
 _SUSPECTED_RECORDS = 16
+_MANY_COPIES = 128
+#: Fewer records are added faster one by one.
+FEW = 10
 _NOWHERE = np.empty(0, np.int64)
 
 
-class IterationSeries:
+class IterationSeries(KeptRecords):
     """The iteration records of one source in one log.
 
     Attributes:
@@ -54,31 +56,21 @@ class IterationSeries:
     """
 
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
+        super().__init__()
         self.records_kept = records_kept
         self.clock_runs_on = False
-        self.covers_gaps, self.measures_from_zero = False, True
-        self.expects_gaps = False
-        self.starts_over = False
-        self.untimed_after_start = 0
-        self.stated_interval: int | None = None
         self.copies = 0
         self.attempt = 0
         self.redone = 0
-        self.last: int | None = None
         self._numbers: dict[bytes | None, PrintedNumbers] = {}
         self._suspected: SuspectedRestart | None = None
+        self._since_new = 0
         self._restarting = False
         self._first = 0
         self._disturbance = 0
-        self._gaps = Gaps()
         self._turns: dict[bytes | None, Turns] = {}
         self._unnumbered: dict[bytes, int] = {}
-        self._columns = RecordColumns()
-        self.folded_times = FoldedTimes()
         self._latest = LatestRecords()
-
-    def __len__(self) -> int:
-        return len(self._columns) + self.folded_times.records
 
     def on_restart(self) -> None:
         """A process begins to train; several ranks may print that."""
@@ -109,6 +101,7 @@ class IterationSeries:
         elif label is not None and self._is_of_another_rank(label):
             self.copies += 1
             return False
+        self._since_new = 0
         begins = self._on_number(number, label)
         if self.is_full:
             if number is not None and self._first < number < self._first + self.untimed_after_start:
@@ -143,6 +136,14 @@ class IterationSeries:
 
         Where their numbers go back, a start begins, or they are copies. A time or a batch that is not above 0 is none.
         """
+        if len(iterations) < FEW:
+            batches = samples.tolist() if samples is not None else repeat(None)
+            rows = zip(iterations.tolist(), wall_ns.tolist(), batches, strict=False)
+            added = [self.add(Record(number, time_ns, samples=batch), label) for number, time_ns, batch in rows]
+            return np.asarray(added, np.bool_)
+        if self.are_copies(iterations, label):
+            self._add_copies(iterations, wall_ns, samples, label)
+            return np.zeros(len(iterations), np.bool_)
         is_new = np.ones(len(iterations), np.bool_)
         moved = np.diff(iterations)
         row, equal, back = 0, Rows(moved == 0), Rows(moved <= 0)
@@ -160,6 +161,30 @@ class IterationSeries:
             is_new[row] = self.add(Record(int(iterations[row]), int(wall_ns[row]), samples=batch), label)
             row += 1
         return is_new
+
+    def are_copies(self, iterations: Int64, label: bytes | None) -> bool:
+        """Whether many records of a label all repeat records of another process, in any order."""
+        numbers = self._numbers.get(label)
+        if numbers is None or self._restarting or self._suspected is not None or not len(iterations):
+            return False
+        return numbers.are_repeats(iterations)
+
+    def _add_copies(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None) -> None:
+        """Count records that ``are_copies``."""
+        self._turns[label].add_copies(iterations)
+        self.copies += len(iterations)
+        self._since_new += len(iterations)
+        for number, times in zip(*np.unique(iterations, return_counts=True), strict=True):
+            self._numbers[label].counts[int(number)] += int(times)
+            original = self._find_latest(int(number))
+            if original is not None:
+                rows = iterations == number
+                self._latest.compare_many(wall_ns[rows], None if samples is None else samples[rows], original)
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether many records came since the last new one, which is so where ranks without a label have finished."""
+        return self._since_new >= _MANY_COPIES
 
     def _goes_on_alone(self, label: bytes | None) -> bool:
         """Whether the last record is of this label, and the next one needs no closer look."""
@@ -249,55 +274,6 @@ class IterationSeries:
         is_timed = self.last is None or self.last + 1 >= self._first + self.untimed_after_start
         return self._disturbance == 0 and not self._restarting and is_timed
 
-    def interval(self) -> int:
-        """How many iterations lie between two records: what occurs most often, 1 without two records."""
-        return self._gaps.usual
-
-    @property
-    def iterations_per_record(self) -> int:
-        """How many iterations a record is the mean of; a stated number that the records contradict is not believed."""
-        if not self.stated_interval:
-            return self.interval()
-        return min(self.stated_interval, self.interval()) if self._gaps.counts else self.stated_interval
-
-    @property
-    def irregular_gaps(self) -> int:
-        """Places where more iterations lie between two records than elsewhere, and no record covers them."""
-        if self.covers_gaps or self.expects_gaps:
-            return 0
-        return self._gaps.count_above_usual()
-
-    @property
-    def has_times(self) -> bool:
-        """Whether a kept record has a time."""
-        return self._columns.has_times
-
-    def median_ns(self) -> int | None:
-        """Median time of the kept records; None without one."""
-        return self._columns.median_ns()
-
-    def median_samples_per_s(self) -> float | None:
-        """Median throughput of the kept records, as the log states it; None without one."""
-        return self._columns.median_samples_per_s()
-
-    def set_times_by_throughput(self, samples: int) -> None:
-        """Set the time of every record without one to ``samples``, the batch, divided by its throughput."""
-        self._columns.set_times_by_throughput(samples)
-
-    def drop_times_after_starts(self) -> None:
-        """Take the times of the kept records that follow the first one of a start too closely."""
-        self._columns.drop_times_after_starts(self.untimed_after_start)
-
-    def iterations(self) -> Iterations:
-        """The kept records as a table."""
-        if self.covers_gaps:
-            return self._columns.table(None, first_span=None if self.measures_from_zero else self.interval())
-        return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
-
-    def folded(self) -> FoldedRecords | None:
-        """The folded records; None where there are none."""
-        return self.folded_times.table(self.iterations_per_record, self.last) if self.folded_times.records else None
-
     def _is_of_another_rank(self, label: bytes) -> bool:
         """Whether a record without a number is that of another rank: the n-th of its label, where another has n."""
         count = self._unnumbered[label] = self._unnumbered.get(label, 0) + 1
@@ -331,6 +307,7 @@ class IterationSeries:
     def _on_copy(self, record: Record, number: int) -> None:
         """Count a repeated record, and whether it can be one of the same iteration of the same job."""
         self.copies += 1
+        self._since_new += 1
         original = self._find_latest(number)
         if original is not None and record.wall_ns is not None:
             self._latest.compare(record, *original)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+import numpy as np
+
 from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.record import Record
 from perfscope.tables.columns import Int64
@@ -58,3 +60,14 @@ class LatestRecords:
         low, high = sorted((record.wall_ns, wall_ns or record.wall_ns))
         self.compared += 1
         self.unlike += is_other_batch or high > MOST_APART * low
+
+    def compare_many(self, wall_ns: Int64, samples: Int64 | None, original: tuple[int | None, int | None]) -> None:
+        """Compare many copies with what they repeat; those without a time, not above 0, are not compared."""
+        is_timed = wall_ns > 0
+        first_ns, first_samples = original
+        times = wall_ns[is_timed]
+        is_unlike = np.maximum(times, first_ns or times) > MOST_APART * np.minimum(times, first_ns or times)
+        if samples is not None and first_samples is not None:
+            is_unlike |= (samples[is_timed] > 0) & (samples[is_timed] != first_samples)
+        self.compared += len(times)
+        self.unlike += int(is_unlike.sum())

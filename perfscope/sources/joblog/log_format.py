@@ -74,11 +74,14 @@ class BulkReading(Generic[State]):
         sources: The sources that it adds to; the fast path begins when each that has records has as many as are kept.
         split: Splits a block into plain lines and the rest.
         add: Adds the plain lines of a block from one row up to another.
+        are_copies: Whether all of these repeat records that are known, so that they may be added before as many records
+            are known as are kept; None where that is not told.
     """
 
     sources: tuple[str, ...]
     split: Splitter
     add: Callable[[State, PlainLines, int, int], None]
+    are_copies: Callable[[State, PlainLines, int, int], bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,10 +208,12 @@ class OpenBulkReading:
     sources: tuple[str, ...]
     split: Splitter
     add: Callable[[PlainLines, int, int], None]
+    are_copies: Callable[[PlainLines, int, int], bool] | None
 
 
 def _bind_bulk(bulk: BulkReading[State], state: State) -> OpenBulkReading:
-    return OpenBulkReading(bulk.sources, bulk.split, partial(bulk.add, state))
+    are_copies = partial(bulk.are_copies, state) if bulk.are_copies else None
+    return OpenBulkReading(bulk.sources, bulk.split, partial(bulk.add, state), are_copies)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,12 @@ class PrintedNumbers:
             self.processes = 1
         self.drop_old(interval)
 
+    def are_repeats(self, numbers: Int64) -> bool:
+        """Whether ``is_repeat`` holds for many numbers, none of them a new one, in any order."""
+        if self.processes is not None or numbers.max() > self.last:
+            return False
+        return max(self.counts.values(), default=0) > 1 or bool((numbers == self.last).all())
+
     def is_repeat(self, number: int) -> bool:
         """Whether a number that does not grow was printed by another process; if not, the process itself went back."""
         times = self.counts[number]

@@ -75,28 +75,36 @@ class _LogReader:
         for text in read_blocks(path):
             self._read_block(text)
             done += len(text)
-            bulk = self._bulk_reading()
-            if bulk and size - done > _LARGE and is_uncompressed_text(path):
+            bulk = self._bulk_reading() if size - done > _LARGE else None
+            if bulk and self._is_full(bulk) and is_uncompressed_text(path):
                 for block in split_blocks_between(path, done, size, bulk.split):
                     self._apply(bulk, block)
                 break
         return assemble_log(self._log, self._formats, path)
 
     def _bulk_reading(self) -> OpenBulkReading | None:
-        """The fast path of the format whose kept records are complete, so that its further records are folded."""
+        """The fast path of a format whose further records are folded, as those are complete that are kept.
+
+        Else that of a format of which for long no record was a new one.
+        """
         series = self._log.series
         for bulk in self._bulk:
             recorded = [series[name] for name in bulk.sources if name in series]
-            if recorded and all(source.is_full for source in recorded):
+            tells_copies = bulk.are_copies is not None
+            if recorded and all(source.is_full or (tells_copies and source.is_repeating) for source in recorded):
                 return bulk
         return None
+
+    def _is_full(self, bulk: OpenBulkReading) -> bool:
+        series = self._log.series
+        return all(series[name].is_full for name in bulk.sources if name in series)
 
     def _read_block(self, text: bytes) -> None:
         bulk = self._bulk_reading()
         if bulk is None:
             self._apply_until_full(to_plain_text(text))
         else:
-            self._apply(bulk, _split(bulk, text))
+            self._apply(bulk, self._split(bulk, text))
 
     def _apply(self, bulk: OpenBulkReading, block: SplitBlock | bytes) -> None:
         if isinstance(block, bytes):
@@ -120,7 +128,7 @@ class _LogReader:
                 bulk = self._bulk_reading()
                 if bulk is not None:
                     swept.sweep_to(line.line)
-                    self._apply(bulk, _split(bulk, text[line.line :]))
+                    self._apply(bulk, self._split(bulk, text[line.line :]))
                     return
             swept.apply(rule, line)
             done = line.match.end()
@@ -150,23 +158,33 @@ class _LogReader:
         format_index, rule_index = _RULES[index]
         return self._formats[format_index].bind(rule_index)
 
+    def _split(self, bulk: OpenBulkReading, text: bytes) -> SplitBlock | bytes:
+        block = bulk.split(text, len(text), np.empty(len(text), np.bool_))
+        return block if block is not None and (self._is_full(bulk) or not block.plain.copies) else text
+
+    def _add_plain(self, bulk: OpenBulkReading, block: SplitBlock, first: int, last: int) -> None:
+        """Add plain lines at once, or one by one where they may be records that are to be kept."""
+        if first >= last:
+            return
+        if self._is_full(bulk) or (bulk.are_copies is not None and bulk.are_copies(block.plain, first, last)):
+            bulk.add(block.plain, first, last)
+        else:
+            lines = block.lines[first:last]
+            self._apply_rules("".join(f"{line}\n" for line in lines).encode("latin-1"))
+
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""
-        plain, done = block.plain, 0
+        done = 0
         rules, swept = self._possible_rules(block.rest)
         lines = _find_lines(rules, block.rest)
         places = block.plain_before_each([start for start, _, _ in lines])
         for before, (_, rule, line) in zip(places, lines, strict=True):
             if before > done:
-                bulk.add(plain, done, before)
+                self._add_plain(bulk, block, done, before)
                 done = before
             swept.apply(rule, line)
         swept.sweep_to(len(block.rest))
-        bulk.add(plain, done, len(plain.wall_ns))
-
-
-def _split(bulk: OpenBulkReading, text: bytes) -> SplitBlock | bytes:
-    return bulk.split(text, len(text), np.empty(len(text), np.bool_)) or text
+        self._add_plain(bulk, block, done, len(block.plain.wall_ns))
 
 
 def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import compress, islice
 from typing import Generic, TypeAlias
 
 import numpy as np
@@ -175,7 +175,8 @@ class ShapeSplitter(Generic[State]):
             label=_label_of(labels, is_plain),
             columns={name: column[is_plain] for name, column in columns.items()},
         )
-        return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths)
+        kept = list(compress(lines, is_plain.tolist()))
+        return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths, kept)
 
     def _shapes(self, text: bytes) -> Iterator[tuple[LinesOfRecords[State], Shape]]:
         """The shape of the first record, and of those a third and two thirds further on."""
@@ -261,6 +262,32 @@ def number_over_epochs(epochs: EpochCounter, rows: PlainLines) -> PlainLines:
     return replace(rows, iteration=numbers)
 
 
+@dataclass(slots=True)
+class CopiesOf(Generic[State]):
+    """Tells whether lines repeat records that are known.
+
+    Attributes:
+        sources: The sources to which lines are added with their own numbers.
+        clocks: The sources that are made of them by a clock; their further records must be folded.
+        epochs_of: The counter of the epochs, where records have a column ``epoch``.
+    """
+
+    sources: tuple[str, ...]
+    clocks: tuple[str, ...] = ()
+    epochs_of: Callable[[State], EpochCounter] | None = None
+
+    def __call__(self, state: State, plain: PlainLines, first: int, last: int) -> bool:
+        """Whether rows ``first`` to ``last`` are such lines."""
+        rows, series = plain.rows(first, last), state.log.series
+        if self.epochs_of is not None and "epoch" in rows.columns:
+            rows = number_over_epochs(self.epochs_of(state), rows)
+        numbers = np.asarray(rows.iteration, np.int64)
+        recorded = [series[source] for source in self.sources if source in series]
+        return all(series[clock].is_full for clock in self.clocks if clock in series) and all(
+            each.is_full or each.are_copies(numbers, rows.label) for each in recorded
+        )
+
+
 def ignore_last(_state: FormatState, _number: int) -> None:
     """Remember nothing of the last record."""
 
@@ -271,6 +298,7 @@ def read_lines(
     epochs_of: Callable[[State], EpochCounter] | None = None,
     on_last: Callable[[State, int], None] = ignore_last,
     add: Adder[State] | None = None,
+    are_copies: Callable[[State, PlainLines, int, int], bool] | None = None,
     drops_copies: bool = True,
     most_behind: int | None = None,
 ) -> BulkReading[State]:
@@ -282,12 +310,16 @@ def read_lines(
         epochs_of: The counter of the epochs, where records have a column ``epoch``.
         on_last: Called with the number of the last record that was added.
         add: Adds them where the time is not in the line; by default they are added to the source.
+        are_copies: Tells for ``add`` whether lines repeat records that are known; see ``BulkReading``.
         drops_copies: ``add`` counts the copies of other ranks by ``PlainLines.copies``, and needs not see them.
         most_behind: How many steps behind the others a rank's line may be for this; any number by default.
     """
     sources = (source,) if isinstance(source, str) else source
     splitter = ShapeSplitter(kinds, drops_copies, most_behind)
-    return BulkReading(sources, splitter, add or _AddRecords(sources[0], epochs_of, on_last))
+    if add is not None:
+        return BulkReading(sources, splitter, add, are_copies)
+    copies = CopiesOf((sources[0],), sources[1:], epochs_of)
+    return BulkReading(sources, splitter, _AddRecords(sources[0], epochs_of, on_last), copies)
 
 
 @dataclass(frozen=True, slots=True)

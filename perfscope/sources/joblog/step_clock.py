@@ -8,6 +8,7 @@ import numpy as np
 
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.iteration_series import FEW
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import add_evenly
 from perfscope.sources.joblog.rows import Rows
@@ -38,8 +39,15 @@ class StepClock:
 
     def add_many(self, log: JobLogBuilder, plain: PlainLines) -> None:
         """Append many records, whose ``wall_ns`` are the dates of their lines."""
-        log.series_of(self.source).add_copies(plain.copies, compared=0)
-        numbers, stamps = np.asarray(plain.iteration, np.int64), plain.wall_ns
+        series, numbers, stamps = log.series_of(self.source), np.asarray(plain.iteration, np.int64), plain.wall_ns
+        series.add_copies(plain.copies, compared=0)
+        if len(numbers) < FEW:
+            for number, stamp_ns in zip(numbers.tolist(), stamps.tolist(), strict=True):
+                self._add(log, plain.label, Record(number), stamp_ns)
+            return
+        if series.are_copies(numbers, plain.label):
+            series.add_rows(numbers, np.full_like(stamps, -1), None, plain.label)  # a date says nothing of a copy
+            return
         ends = Rows(np.diff(numbers) <= 0)
         row = 0
         while row < len(numbers):

@@ -90,6 +90,15 @@ class Turns:
         current.follow(number)  # the second number of a job tells its step
         self._drop_passed(current)
 
+    def add_copies(self, numbers: Int64) -> None:
+        """Add the numbers of many records, none of which goes on."""
+        current = self._places[-1] if self._places else None
+        if current is not None and numbers.max() <= current.last and current.leads_to(int(numbers.min())):
+            self._drop_passed(current)
+            return
+        for number in numbers.tolist():
+            self.add(number)
+
     def add_many(self, numbers: Int64, begins: Int64) -> None:
         """Add the numbers of many records, which ascend but at the rows ``begins``."""
         for start, stop in pairwise((0, *begins.tolist(), len(numbers))):

@@ -62,6 +62,10 @@ def alterations(log: RecordLog) -> dict[str, str]:
             for start, length in ((draw.randrange(middle), draw.randrange(1, 40)) for _ in range(40))
         ),
         "ranks without a label": "".join(line * 4 for line in lines),
+        "the same few lines again and again": "".join(lines[:5]) * 80,
+        "a line again and again": lines[0] * RECORDS,
+        "copies, then a start, then others": "".join([*(lines[:5] * 60), *lines[:9], *(lines[:3] * 30), *lines[5:99]]),
+        "copies with other times": "".join([*(lines[:4] * 60), *(lines[20:24] * 30), *lines[24:60], *(lines[4:8] * 9)]),
         "a gap": "".join([*lines[:middle], *lines[middle + 3 :]]),
         "a copy": "".join([*lines[:middle], lines[middle - 1], *lines[middle:]]),
         "a torn line": "".join([*lines[:middle], torn, *lines[middle:]]),

@@ -20,7 +20,7 @@ from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
+from perfscope.sources.joblog.record_lines import STEP, CopiesOf, LinesOfRecords, Measured, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 BETWEEN = "between two of Detectron2's mean times"
@@ -121,6 +121,10 @@ FORMAT = Format(
     sources=(StepTimeSource(BETWEEN), StepTimeSource(MEAN)),
     close=_close,
     bulk=read_lines(
-        (MEAN, BETWEEN), LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)), add=_add, most_behind=SKEW
+        (MEAN, BETWEEN),
+        LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)),
+        add=_add,
+        are_copies=CopiesOf[_State]((MEAN,), (BETWEEN,)),
+        most_behind=SKEW,
     ),
 )

@@ -25,6 +25,7 @@ from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSou
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import (
     STEP,
+    CopiesOf,
     LinesOfRecords,
     Measured,
     add_evenly,
@@ -170,5 +171,6 @@ FORMAT = Format(
         LinesOfRecords(_JSON_RULE, {**_COLUMNS, **_UPDATES}, _measure),
         LinesOfRecords(_RULE, {**_COLUMNS, **_STEP_OF_EPOCH}, _measure, constants=("length",)),
         add=_add,
+        are_copies=CopiesOf[_State]((WORDS,), (WALL,), lambda state: state.epochs),
     ),
 )

@@ -17,6 +17,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.iteration_series import FEW
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
@@ -107,16 +108,25 @@ def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
     breaks = np.flatnonzero(np.diff(batches) != 1) + 1
     for start, stop in pairwise((0, *breaks.tolist(), len(batches))):
         row = start
-        if row < stop and int(batches[row]) == state.last:
-            row += 1  # another rank's copy
-        if row < stop and (state.last is None or int(batches[row]) != state.last + 1):
-            _add_batch(state, int(batches[row]), int(rows.columns["step"][row]), int(rows.wall_ns[row]))
-            if rows.columns["ends"][row]:
-                state.log.series_of(SOURCE).add(Record(int(rows.columns["step"][row]), state.wall_ns), rows.label)
-                state.wall_ns, state.batches = 0, 0
+        while row < stop and (row == start or stop - row < FEW):
+            _add_row(state, rows, row)
             row += 1
         if row < stop:
             _add_following(state, rows.rows(row, stop))
+
+
+def _add_row(state: _State, rows: PlainLines, row: int) -> None:
+    number, step, wall_ns = int(rows.iteration[row]), int(rows.columns["step"][row]), int(rows.wall_ns[row])
+    if number == state.last:
+        return  # another rank's copy
+    _add_batch(state, number, step, wall_ns)
+    if rows.columns["ends"][row]:
+        series = state.log.series_of(SOURCE)
+        series.stated_interval = 1
+        series.add(Record(step, state.wall_ns), rows.label)
+        if state.wall_ns is not None:
+            state.log.set_fact("gas", state.batches, "records")
+        state.wall_ns, state.batches = 0, 0
 
 
 def _add_following(state: _State, rows: PlainLines) -> None:

@@ -21,6 +21,7 @@ from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSou
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import (
     STEP,
+    CopiesOf,
     LinesOfRecords,
     Measured,
     add_evenly,
@@ -165,5 +166,6 @@ FORMAT = Format(
             is_record=_has_own_stamp,
         ),
         add=_add,
+        are_copies=CopiesOf[_State]((STAMPS,), (), lambda state: state.epochs),
     ),
 )

@@ -20,7 +20,7 @@ from perfscope.sources.joblog.line_fields import parse_number, parse_numbers, pa
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, TimedSteps, add_evenly, read_lines
+from perfscope.sources.joblog.record_lines import CopiesOf, LinesOfRecords, Measured, TimedSteps, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -149,5 +149,11 @@ FORMAT = Format(
         Rule(b"] - Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
     ),
     sources=(StepTimeSource(TRAINER), StepTimeSource(SCRIPT)),
-    bulk=read_lines((TRAINER, SCRIPT), LinesOfRecords(_TRAINER_RULE, _CELLS, _measure), *_SCRIPT_LINES, add=_add),
+    bulk=read_lines(
+        (TRAINER, SCRIPT),
+        LinesOfRecords(_TRAINER_RULE, _CELLS, _measure),
+        *_SCRIPT_LINES,
+        add=_add,
+        are_copies=CopiesOf[FormatState]((TRAINER, SCRIPT)),
+    ),
 )

@@ -19,7 +19,7 @@ from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import STEP, CopiesOf, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_clock import StepClock
 from perfscope.tables.joblog import Disturbance, Save
@@ -207,5 +207,6 @@ FORMAT = Format(
             for rule in (_TPS_RULE, _WPS_RULE)
         ),
         add=_add,
+        are_copies=CopiesOf[_State]((SOURCE,)),
     ),
 )

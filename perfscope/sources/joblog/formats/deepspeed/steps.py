@@ -178,6 +178,19 @@ def add_plain_lines(state: DeepSpeedState, plain: PlainLines, first: int, last: 
         state.step_clock.add_many(state.log, rows)
 
 
+def are_copies(state: DeepSpeedState, plain: PlainLines, first: int, last: int) -> bool:
+    """Whether rows ``first`` to ``last`` repeat records of all sources that they are added to."""
+    rows = plain.rows(first, last)
+    if "step" in rows.columns or not len(rows.wall_ns):
+        return False
+    numbers = {STEPS: np.asarray(rows.iteration, np.int64)} if int(rows.wall_ns[0]) > 0 else {}
+    for source in (THROUGHPUT, _AS_PRINTED) if "printed" in rows.columns else (THROUGHPUT,):
+        if "counted" in rows.columns:
+            numbers[source] = rows.columns["counted"]
+    series = {source: state.log.series_of(source) for source in numbers}
+    return all(series[source].is_full or series[source].are_copies(numbers[source], rows.label) for source in numbers)
+
+
 _TOTALS: LinesOfRecords[DeepSpeedState] = LinesOfRecords(
     timer_lines.TOTALS_RULE,
     timer_lines.TOTALS,
@@ -193,6 +206,7 @@ BULK = read_lines(
     LinesOfRecords(_THROUGHPUT_RULE, _MEAN_LINE, _measure_means),
     _TOTALS,
     add=add_plain_lines,
+    are_copies=are_copies,
 )
 
 RULES = (
