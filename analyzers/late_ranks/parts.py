@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.tables.steps import HostTimes, Steps
 
@@ -17,6 +18,10 @@ from perfscope.tables.steps import HostTimes, Steps
 _FEWEST_PROBES = 5
 #: A device that has nothing else to do waits for the launches of the optimizer for more than this share of it.
 _IS_WAIT = 0.75
+#: A clock that was set forward by at least this time, and by so many median steps.
+_LEAST_JUMP_NS, _LONG_JUMP = 10 * NS_PER_S, 20
+#: Ranks that train together are at most so many steps apart.
+_MOST_APART = 8
 #: Rows of a table.
 _Rows: TypeAlias = "Int64 | slice[int, int, None]"
 
@@ -94,6 +99,7 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
     numbers = _common_steps(tables)
     if not len(numbers):
         return None
+    numbers = _without_jumps(tables, numbers)
     rows = [find_rows(table.step, numbers) for table in tables]
     total_ns = np.stack([np.diff(table.end_ns, prepend=0)[row] for table, row in zip(tables, rows, strict=True)])
     parts_ns = {part: np.zeros(total_ns.shape, np.int64) for part in Part}
@@ -151,6 +157,26 @@ def _common_steps(tables: Sequence[Steps]) -> Int64:
         if common is None or not np.array_equal(common, chosen):
             common = chosen if common is None else np.intersect1d(common, chosen, assume_unique=True)
     return np.zeros(0, np.int64) if common is None else common
+
+
+def _without_jumps(tables: Sequence[Steps], numbers: Int64) -> Int64:
+    """The steps in which no clock was set forward.
+
+    Ranks wait for each other: from some steps before to some steps behind one that takes long on a rank, all ranks take
+    equally long. By what one takes longer its clock has jumped.
+    """
+    end_ns = np.stack([table.end_ns[find_rows(table.step, numbers)] for table in tables])
+    taken_ns = np.diff(end_ns, axis=1, prepend=end_ns[:, :1])
+    beyond_ns = taken_ns.max(axis=0) - taken_ns.min(axis=0)
+    doubtful = np.flatnonzero(beyond_ns > max(_LEAST_JUMP_NS, _LONG_JUMP * float(np.median(taken_ns))))
+    jumps = []
+    for column in doubtful.tolist():
+        first, last = max(column - _MOST_APART, 0), column + _MOST_APART
+        if last < len(numbers):
+            around_ns = end_ns[:, last] - end_ns[:, first]
+            if 2 * (around_ns.max() - around_ns.min()) > beyond_ns[column]:
+                jumps.append(column)
+    return np.delete(numbers, jumps)
 
 
 def find_rows(step: Int64, numbers: Int64) -> _Rows:

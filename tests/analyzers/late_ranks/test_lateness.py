@@ -16,6 +16,7 @@ from perfscope.analyzers.late_ranks.excesses import over_others
 from perfscope.analyzers.late_ranks.lateness import Cause
 from perfscope.analyzers.late_ranks.parts import Part, split_steps
 from perfscope.constants import NS_PER_MS as MS
+from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.tables.run import Rank, Run
@@ -270,6 +271,18 @@ def test_only_steps_that_all_ranks_have_are_compared() -> None:
     assert parts is not None
     assert not {10, 11, 12} & set(parts.step.tolist())
     assert 1 not in parts.step
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_clock_that_was_set_forward_on_one_rank_makes_it_not_late(*, waits: bool) -> None:
+    first, second = make_steps([{}, {20: {"sleep": 60_000}}], waits=waits)
+    later = np.where(second.step >= 12, 3600 * NS_PER_S, 0)
+    wall = np.ma.MaskedArray(second.wall_ns + np.where(second.step == 12, 3600 * NS_PER_S, 0))
+    jumped = dataclasses.replace(second, end_ns=second.end_ns + later, wall_ns=wall)
+    result = analyze(make_run([first, jumped]))
+    assert [(late.rank, late.cause, late.examples) for late in result.lateness] == [(1, Cause.BLOCKED, (20,))]
+    assert result.parts is not None
+    assert 12 not in result.parts.step.tolist()
 
 
 def test_a_clock_that_jumps_back_is_left_out() -> None:
