@@ -61,10 +61,13 @@ def _spread_known(blocks: _Blocks, delay_ns: MaskedInt64) -> MaskedInt64:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Steps that were read together; all arrays but ``end_ns`` have one value a block.
+    """Steps that were read together; all arrays but ``rows`` and ``shares`` have one value a block.
 
     Attributes:
-        end_ns: When each step of the process ended.
+        steps: How many steps the process has.
+        rows: The rows of all blocks, one after the other, and ``shares`` what part of its block's unread steps came
+            before the end of each.
+        firsts: Where the first row of each block stands among these.
         last: The row that was read, the last one of the block.
         counts: How many rows the block has.
         unread_ns: How long the others took together; 0 where there are none.
@@ -72,7 +75,10 @@ class _Blocks:
         rated: The block at whose rate the unread steps did their work: itself, where its last step is like the others.
     """
 
-    end_ns: Int64
+    steps: int
+    rows: Int64
+    shares: Float64
+    firsts: Int64
     last: Int64
     counts: Int64
     unread_ns: Int64
@@ -96,15 +102,11 @@ class _Blocks:
             last = np.clip(totals - unread, least, np.minimum(least + self.last_ns - usual_ns, most))
             unread = np.clip(totals - last, 0, np.minimum(self.unread_ns, totals))
         # Shares of what came before the end of each step, so that rounding adds up.
-        firsts = np.cumsum(self.counts) - self.counts
-        rows = np.arange(int(self.counts.sum())) + np.repeat(self.last + 1 - self.counts - firsts, self.counts)
-        ran_ns = self.end_ns[rows] - np.repeat(self.end_ns[self.last - 1] - self.unread_ns, self.counts)
-        shares = ran_ns / np.repeat(np.maximum(self.unread_ns, 1), self.counts)
-        sums = np.floor(np.repeat(unread, self.counts) * shares).astype(np.int64)
-        sums[firsts + self.counts - 1] = totals
-        values, absent = np.zeros(len(self.end_ns), np.int64), np.ones(len(self.end_ns), np.bool_)
-        values[rows], absent[rows] = np.diff(sums, prepend=0), False
-        values[rows[firsts]] = sums[firsts]
+        sums = np.floor(np.repeat(unread, self.counts) * self.shares).astype(np.int64)
+        sums[self.firsts + self.counts - 1] = totals
+        values, absent = np.zeros(self.steps, np.int64), np.ones(self.steps, np.bool_)
+        values[self.rows], absent[self.rows] = np.diff(sums, prepend=0), False
+        values[self.rows[self.firsts]] = sums[self.firsts]
         return np.ma.MaskedArray(values, mask=absent)
 
 
@@ -120,7 +122,12 @@ def _find_blocks(step: Int64, end_ns: Int64, is_read: Bool, counts: Int64) -> _B
     last, sizes, before = last[chosen], sizes[chosen], before[chosen]
     unread_ns = np.where(sizes > 1, end_ns[last - 1] - end_ns[before], 0)
     last_ns = np.where(last > 0, end_ns[last] - end_ns[last - 1], 0)
-    return _Blocks(end_ns, last, sizes, unread_ns, last_ns, _find_rated(sizes, unread_ns, last_ns))
+    firsts = np.cumsum(sizes) - sizes
+    rows = np.arange(int(sizes.sum())) + np.repeat(last + 1 - sizes - firsts, sizes)
+    ran_ns = end_ns[rows] - np.repeat(end_ns[last - 1] - unread_ns, sizes)
+    shares = ran_ns / np.repeat(np.maximum(unread_ns, 1), sizes)
+    rated = _find_rated(sizes, unread_ns, last_ns)
+    return _Blocks(len(end_ns), rows, shares, firsts, last, sizes, unread_ns, last_ns, rated)
 
 
 def _find_rated(sizes: Int64, unread_ns: Int64, last_ns: Int64) -> Int64:
