@@ -21,6 +21,7 @@ import gc
 import mmap
 import os
 import signal
+import socket
 import sys
 import threading
 import time
@@ -99,7 +100,7 @@ class Plan:
         self.held = [[number] for number in range(400_000)] if self.causes("garbage") else []
         self.rival = None
         self.is_over = threading.Event()
-        self.processor = None
+        self.processor, self.others = None, set()
         self.gate = None
         self.device = torch.device("cpu")
 
@@ -139,7 +140,7 @@ class Plan:
     def disturb_later(self):
         """Do what needs the threads of a training that runs, where ranks share a GPU."""
         if self.processor is not None:
-            shared_gpu.bind_training(self.processor)
+            shared_gpu.bind_training(self.processor, self.others)
         if shared_gpu.IS_SHARED and GPU and self.causes(self.cause) and self.cause.startswith("device"):
             share = int(self.cause.removeprefix("device")) / 100
             use = threading.Thread(target=shared_gpu.use_part, args=(share, self.device, self.is_over), daemon=True)
@@ -255,7 +256,8 @@ def train_deepspeed(plan):
     config = {
         "train_micro_batch_size_per_gpu": plan.batch,
         "gradient_accumulation_steps": plan.passes,
-        "bf16": {"enabled": GPU},
+        # On a third of an H200 gradients of this model are not finite: updates are not skipped for it.
+        "bf16": {"enabled": GPU, "check_grad_overflow": not shared_gpu.IS_SHARED},
         "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True}},
         "zero_optimization": {"stage": 1},
         "steps_per_print": 10**9,
@@ -307,7 +309,8 @@ def prepare(case, rank, plan):
     if shared_gpu.IS_SHARED:
         is_slow = plan.causes(plan.cause) and plan.cause.startswith("slow")
         shared_gpu.take_part(rank, int(plan.cause.removeprefix("slow")) if is_slow else shared_gpu.HALF)
-        plan.processor = processor if plan.cause == "contention" else None
+        if plan.cause == "contention":
+            plan.processor, plan.others = processor, set(processors[2:] or processors)
     elif not GPU or plan.cause == "contention":
         os.sched_setaffinity(0, {processor})
     plan.gate = case.gate
@@ -394,10 +397,16 @@ def start(case, out, rank):
         sys.exit(code)
 
 
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--port", type=int, default=29640)
+    parser.add_argument("--port", type=int, default=0, help="of the first training; a free one for each where 0")
     parser.add_argument("--overlap", action="store_true")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds")
     parser.add_argument("cases", nargs="+")
@@ -409,7 +418,9 @@ def main():
         name, _, steps = text.partition(":")
         gate = options.out / f"{name.replace('.', '-')}.gate" if options.overlap else None
         half = number % 2 if options.overlap else None
-        cases.append(Case(name, int(steps or STEPS), options.port + number, gate, half))
+        cases.append(
+            Case(name, int(steps or STEPS), options.port + number if options.port else free_port(), gate, half)
+        )
     for number, (case, following) in enumerate(zip(cases, [*cases[1:], None], strict=True)):
         began = time.monotonic()
         if (began - first) * (number + 1.5) / max(number, 1) > options.limit:  # as long as the others took

@@ -58,8 +58,8 @@ def use_part(share: float, device: torch.device, is_over: threading.Event) -> No
             time.sleep(_PERIOD_S * (1 - share))
 
 
-def bind_training(processor: int) -> None:
-    """Bind the thread that trains and those that launch backward passes, but none of NCCL's, which never sleep."""
+def bind_training(processor: int, others: set[int]) -> None:
+    """Bind the thread that trains and those that launch backward passes; NCCL's, which never sleep, run elsewhere."""
     for task in Path("/proc/self/task").iterdir():
-        if int(task.name) == os.getpid() or (task / "comm").read_text().startswith("pt_autograd"):
-            os.sched_setaffinity(int(task.name), {processor})
+        trains = int(task.name) == os.getpid() or (task / "comm").read_text().startswith("pt_autograd")
+        os.sched_setaffinity(int(task.name), {processor} if trains else others)

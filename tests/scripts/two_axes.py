@@ -25,6 +25,8 @@ from torch.nn.parallel import DistributedDataParallel
 from perfscope.hooks import attach
 
 LATE, RANKS, STEPS, DELAY_S = 3, 4, 24, 0.1
+#: On a busy machine a step takes long: the late rank sleeps for so many times as long as a step takes without that.
+LONGER = 4
 
 
 class Block(torch.nn.Module):
@@ -56,9 +58,13 @@ def run(name, out, rank):
         _pre_dp_module_transform(model)  # DDP and tensor parallelism meet here only
         model = DistributedDataParallel(model, process_group=mesh.get_group("dp"))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    for _ in range(STEPS if cause == "tp" else 10 * STEPS):
+    began_s, slept_s = time.monotonic(), 0.0
+    for step in range(STEPS if cause == "tp" else 10 * STEPS):
         if cause == "tp" and rank == LATE:
-            time.sleep(DELAY_S)
+            usual_s = (time.monotonic() - began_s - slept_s) / max(step, 1)
+            delay_s = max(DELAY_S, LONGER * usual_s)
+            time.sleep(delay_s)
+            slept_s += delay_s
         model(torch.randn(16, 64)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
