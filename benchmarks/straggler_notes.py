@@ -105,4 +105,14 @@ MENDED = {
         "every update was skipped: such steps are not timed on the device. Its rate of learning is a tenth since",
         "then.",
     ),
+    "ninth": (
+        "Rank 0 is the late one. The rules are those that the eighth run led to, and no rule was changed after it.",
+        "Other work of a rank's own process is no good stand-in for another process: with it steps of",
+        "`pipeline.device50` took 66.7 ms, those of its clean twin 68.2, and those of `ddp.device25` 46.9, where",
+        "nobody is late 44.8; in `fsdp2.device50` they took 68.7 ms instead of 62.3, and the modules and the",
+        "optimizer equally long on both ranks, because that work came between them, while the rank waited for",
+        "collectives. In `deepspeed.slow33` every update was skipped again: gradients are not finite on a third of",
+        "this GPU, whatever the rate of learning; later runs let DeepSpeed not look. In `pipeline.contention.rare`",
+        "threads of NCCL, which never sleep, used rank 1's processor as well: since then they are kept from it.",
+    ),
 }

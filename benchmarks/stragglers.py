@@ -63,11 +63,12 @@ GPU_RUNS = {
     "sixth": FIXTURES / "nccl-sixth",
     "seventh": FIXTURES / "nccl-seventh",
     "eighth": FIXTURES / "nccl-eighth",
+    "ninth": FIXTURES / "nccl-ninth",
 }
 #: Those in which both ranks have a part of one GPU.
-ON_ONE_GPU = ("eighth",)
+ON_ONE_GPU = ("eighth", "ninth")
 #: The late rank, where it was another one.
-LATE_RANKS = {"fourth": 0, "sixth": 0}
+LATE_RANKS = {"fourth": 0, "sixth": 0, "ninth": 0}
 
 
 @dataclass(frozen=True)

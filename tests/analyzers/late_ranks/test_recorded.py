@@ -25,6 +25,11 @@ WRONG = {
     "nccl-seventh/pipeline.device25",
     "nccl-eighth/deepspeed.slow33",
     "nccl-eighth/fsdp2.device50",
+    "nccl-ninth/ddp.device25",
+    "nccl-ninth/deepspeed.slow33",
+    "nccl-ninth/fsdp2.device50",
+    "nccl-ninth/pipeline.contention.rare",
+    "nccl-ninth/pipeline.device50",
 }
 
 
