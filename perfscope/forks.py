@@ -50,42 +50,45 @@ class Fork(Generic[_T]):
 
     def __init__(self, work: Callable[[], _T], unblocked: _Mask) -> None:
         self._file = os.memfd_create("perfscope-answer")
-        self._status: int | None = None
+        self._has_answered = False
         parent_pid = os.getpid()
+        try:
+            self._said, said = os.pipe()
+        except OSError:
+            os.close(self._file)
+            raise
         try:
             with warnings.catch_warnings():
                 # Of threads of numerical libraries, which their own handlers end before a fork.
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
         except OSError:
-            os.close(self._file)
+            for file in (self._file, self._said, said):
+                os.close(file)
             raise
         if self._pid == 0:
-            _answer(work, self._file, parent_pid, unblocked)
+            _answer(work, self._file, said, parent_pid, unblocked)
+        os.close(said)
 
     def answer(self) -> _T:
-        """Its answer; waits for its end.
+        """Its answer, once it says that this is whole: to end and to free its memory takes it longer.
 
         Raises:
             NoAnswer: It was killed, or could not compute it.
         """
-        if self._status is None:
-            self._status = 0
-            with suppress(ChildProcessError):  # the parent lets the system forget children
-                self._status = os.waitpid(self._pid, 0)[1]
-        if self._status:
+        self._has_answered = self._has_answered or bool(os.read(self._said, 1))
+        if not self._has_answered:
             raise NoAnswer
         return cast("_T", _read(self._file))
 
     def end(self) -> None:
         """End it, whatever it is at, and forget its answer."""
-        if self._status is None:
-            with suppress(ChildProcessError):
-                if os.waitpid(self._pid, os.WNOHANG) == (0, 0):
-                    os.kill(self._pid, signal.SIGKILL)
-                    os.waitpid(self._pid, 0)
-            self._status = 1
+        with suppress(ChildProcessError):  # the parent lets the system forget children
+            if os.waitpid(self._pid, os.WNOHANG) == (0, 0):
+                os.kill(self._pid, signal.SIGKILL)  # one that has answered ends anyway
+                os.waitpid(self._pid, 0)
         os.close(self._file)
+        os.close(self._said)
 
 
 def can_fork() -> bool:
@@ -128,7 +131,7 @@ def _watch(parent_pid: int) -> None:
     os._exit(1)
 
 
-def _answer(work: Callable[[], object], file: int, parent_pid: int, unblocked: _Mask) -> NoReturn:
+def _answer(work: Callable[[], object], file: int, said: int, parent_pid: int, unblocked: _Mask) -> NoReturn:
     """What the forked process does; nothing of its parent's runs in it, not even at its end."""
     code = 1
     try:
@@ -138,6 +141,7 @@ def _answer(work: Callable[[], object], file: int, parent_pid: int, unblocked: _
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         _write(file, work())
+        os.write(said, b"\0")
         code = 0
     finally:
         os._exit(code)

@@ -52,8 +52,8 @@ def collect_apart(
         stretches = dict(_collect_claimed(text, request, claims))
         for fork in forks:
             stretches.update(fork.answer())
-    for number in range(1, text.count):
-        begun.absorb(stretches.pop(number))
+        for number in range(1, text.count):  # while the processes end
+            begun.absorb(stretches.pop(number))
 
 
 def _collect_claimed(text: Text, request: Request, claims: Claims) -> Mapping[int, Stretch]:
