@@ -78,12 +78,13 @@ def _choose(difference: Int64, lead: Int64, transfer: Int64) -> _Chosen:
     """
     largest = transfer * _LARGEST_SKEW
     is_last, is_first = lead > largest, lead < -largest
-    if min(is_last.sum(), is_first.sum()) >= _FEWEST_OF_A_KIND:
+    last, first = int(np.count_nonzero(is_last)), int(np.count_nonzero(is_first))  # a sum takes several times as long
+    if min(last, first) >= _FEWEST_OF_A_KIND:
         rows = np.flatnonzero(is_last | is_first)
         skew = (median_of(difference[is_last]) - median_of(difference[is_first])) / 2
         return _Chosen(rows, np.where(is_last[rows], skew, -skew))
-    together = np.flatnonzero(~is_last & ~is_first)
-    if len(together) >= max(is_last.sum(), is_first.sum()):
+    together = np.flatnonzero(~(is_last | is_first))
+    if len(together) >= max(last, first):
         return _Chosen(together, np.zeros(len(together)))
     count = max((len(transfer) + 1) // 2, min(len(transfer), _FEWEST_SHORTEST))
     shortest = np.argsort(transfer, kind="stable")[:count]

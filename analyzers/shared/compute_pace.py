@@ -111,7 +111,7 @@ class Paces(Mapping[int, Pace]):
         self._compute, self._work = None if compute is None else compute[order], work[order]
 
     def __getitem__(self, rank: int) -> Pace:
-        row = int(np.searchsorted(self._ranks, rank))
+        row = int(self._ranks.searchsorted(rank))
         if row == len(self._ranks) or self._ranks[row] != rank:
             raise KeyError(rank)
         return Pace(None if self._compute is None else float(self._compute[row]), float(self._work[row]))

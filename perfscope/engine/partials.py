@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +36,8 @@ _OF_TRACE = ""
 _MARK = "\0trace\0"
 _PACKAGE = Path(__file__).resolve().parents[1]
 _BYTECODE = "__pycache__"
+#: Modules are smaller.
+_MODULE_BYTES = 64 * 1024
 #: What partials depend on.
 _CODE = ("analyzers", "engine", "sources/partials", "sources/traces", "tables")
 
@@ -200,16 +203,24 @@ def fingerprint() -> str:
 
 def _list_code(folder: str) -> Iterator[str]:
     """The files of Python below a folder."""
-    for place, folders, names in os.walk(folder):
-        folders[:] = [name for name in folders if name != _BYTECODE]
-        yield from (f"{place}/{name}" for name in names if name.endswith(".py"))
+    folders = [folder]
+    while folders:
+        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                if entry.name.endswith(".py"):
+                    yield entry.path
+                elif entry.name != _BYTECODE and entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
 
 
 def _read_whole(path: str) -> bytes:
     """The bytes of a small file, in fewer calls of the system than a file object makes."""
     number = os.open(path, os.O_RDONLY)
     try:
-        return os.read(number, os.fstat(number).st_size)
+        content = os.read(number, _MODULE_BYTES)
+        while len(content) % _MODULE_BYTES == 0 and (more := os.read(number, _MODULE_BYTES)):
+            content += more
+        return content
     finally:
         os.close(number)
 

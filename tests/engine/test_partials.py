@@ -120,7 +120,22 @@ def test_the_fingerprint_changes_with_the_code(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(partials, "_PACKAGE", tmp_path)
     before = partials.fingerprint.__wrapped__()
     (tmp_path / "tables" / "trace.py").write_text("A = 2\n")
-    assert partials.fingerprint.__wrapped__() != before
+    changed = partials.fingerprint.__wrapped__()
+    assert changed != before
+    (tmp_path / "tables" / "__pycache__").mkdir()
+    (tmp_path / "tables" / "__pycache__" / "trace.py").write_text("not of the code")
+    (tmp_path / "tables" / "notes.txt").write_text("not of the code")
+    assert partials.fingerprint.__wrapped__() == changed
+    (tmp_path / "tables" / "below").mkdir()
+    (tmp_path / "tables" / "below" / "trace.py").write_text("B = 1\n")
+    assert partials.fingerprint.__wrapped__() != changed
+
+
+@pytest.mark.parametrize("size", [0, 1, 2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16])
+def test_all_of_a_module_counts_whatever_its_size(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "module.py"
+    path.write_bytes(bytes(number % 251 for number in range(size)))
+    assert partials._read_whole(str(path)) == path.read_bytes()
 
 
 def test_a_trace_that_could_not_be_measured_is_not_stored(tmp_path: Path) -> None:

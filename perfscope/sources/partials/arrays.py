@@ -28,7 +28,9 @@ _HEAD = struct.Struct("<BBB")
 _HEAD_BYTES = _HEAD.size
 _LENGTH = struct.Struct("<I")
 _LENGTH_BYTES = _LENGTH.size
-_SHAPES = tuple(f"<{axes}I" for axes in range(_MOST_AXES + 1))
+_SHAPES = tuple(struct.Struct(f"<{axes}I") for axes in range(_MOST_AXES + 1))
+#: The bytes of each type, and whether it is an integer with a sign, and a truth value: a driver asks for each array.
+_SIZES = tuple((kind.itemsize, kind.kind == "i", kind.kind == "b") for kind in _TYPES)
 #: Whether arrays are as this machine has them already.
 _IS_NATIVE = sys.byteorder == "little"
 
@@ -61,18 +63,18 @@ def unpack_array(block: bytes | memoryview) -> Numbers:
     begin = _HEAD_BYTES + axes * _LENGTH_BYTES
     if code >= len(_TYPES) or used_filter > _DIFFERENCES or axes > _MOST_AXES or size < begin:
         raise ValueError("an array has a head that perfscope does not write")
-    kind = _TYPES[code]
-    shape = struct.unpack_from(_SHAPES[axes], block, _HEAD_BYTES)
-    if math.prod(shape) * kind.itemsize != size - begin:
+    kind, (number_bytes, is_integer, is_truth) = _TYPES[code], _SIZES[code]
+    shape = _SHAPES[axes].unpack_from(block, _HEAD_BYTES)
+    if (shape[0] if axes == 1 else math.prod(shape)) * number_bytes != size - begin:
         raise ValueError("an array is longer or shorter than its shape")
     if used_filter == _DIFFERENCES:
-        if kind.kind != "i" or axes != 1:
+        if not is_integer or axes != 1:
             raise ValueError("only a column of integers is stored as differences")
-        return _to_native(_from_differences(block, begin, kind), code)
-    content = bytes(block[begin:])  # of its own: an array keeps what it is a view of
-    if kind.kind == "b" and content.translate(None, b"\0\1"):
+        return _to_native(_from_differences(block, begin, kind, number_bytes), code)
+    content = bytearray(block[begin:])  # of its own: an array keeps what it is a view of
+    if is_truth and content.translate(None, b"\0\1"):
         raise ValueError("a truth value is neither 0 nor 1")
-    column = np.frombuffer(bytearray(content), kind)
+    column = np.frombuffer(content, kind)
     return _to_native(column if axes == 1 else column.reshape(shape), code)
 
 
@@ -88,8 +90,8 @@ def _to_differences(column: Numbers) -> bytes:
     return np.frombuffer(differences.tobytes(), np.uint8).reshape(-1, column.itemsize).T.tobytes()
 
 
-def _from_differences(block: bytes | memoryview, begin: int, kind: np.dtype[np.generic]) -> Numbers:
-    unsigned = _UNSIGNED[kind.itemsize]
-    by_place = np.frombuffer(block, np.uint8, offset=begin).reshape(kind.itemsize, -1)
+def _from_differences(block: bytes | memoryview, begin: int, kind: np.dtype[np.generic], number_bytes: int) -> Numbers:
+    unsigned = _UNSIGNED[number_bytes]
+    by_place = np.frombuffer(block, np.uint8, offset=begin).reshape(number_bytes, -1)
     differences = np.frombuffer(by_place.tobytes("F"), unsigned)
     return np.add.accumulate(differences, dtype=unsigned).view(kind)
