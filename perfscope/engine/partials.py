@@ -6,7 +6,6 @@ for the same kinds of events, as far as these change a partial. So an answer is 
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from perfscope import __version__
 from perfscope.engine.registry import BUILT_IN, Analyzer
 from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
-from perfscope.sources.partials.header import SCHEMA, Header, Identity, identify
+from perfscope.sources.partials.header import SCHEMA, Header, Identity, identify, sha256
 from perfscope.sources.partials.stored import Packed, Refused, StoredPartials, pack_section, read_partials, to_bytes
 from perfscope.sources.partials.values import Unstorable
 from perfscope.tables.trace import NO_EVENTS, Events
@@ -198,7 +197,7 @@ def fingerprint() -> str:
     for folder in _CODE:
         for path in sorted(_list_code(f"{package}/{folder}")):
             contents += path.removeprefix(package).encode(), _read_whole(path)
-    return hashlib.sha256(b"".join(contents)).hexdigest()
+    return sha256(b"".join(contents)).hexdigest()
 
 
 def _list_code(folder: str) -> Iterator[str]:

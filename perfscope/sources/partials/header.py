@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -13,7 +14,11 @@ from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import open_small, open_trace
 from perfscope.wire.traces import TraceMetadata, file_name
 
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
 SCHEMA = "perfscope/partials/1"
+_HASHES = "hashlib"
 _BLOCK_BYTES = 256 * KIB
 _ENDING_BYTES = 64
 
@@ -76,6 +81,12 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     alike_without_grids: tuple[str, ...] = ()
 
 
+def sha256(content: bytes | memoryview = b"") -> _Hash:
+    """What computes SHA-256; OpenSSL is loaded for it, which an analysis without partials does without."""
+    digest: _Hash = import_module(_HASHES).sha256(content)
+    return digest
+
+
 def identify(location: str) -> Identity:
     """The identity of a trace, for which all of it is read.
 
@@ -83,7 +94,7 @@ def identify(location: str) -> Identity:
         SourceError: It cannot be opened.
         OSError: It cannot be read.
     """
-    digest, size, ending = hashlib.sha256(), 0, b""
+    digest, size, ending = sha256(), 0, b""
     modified_ns = _modified_ns(location)  # before it is read: who changes it meanwhile is noticed
     with open_trace(location) as file:
         block = memoryview(bytearray(_BLOCK_BYTES))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import zlib
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from msgspec import Struct
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
-from perfscope.sources.partials.header import SCHEMA, Header, Section
+from perfscope.sources.partials.header import SCHEMA, Header, Section, sha256
 from perfscope.sources.partials.values import Unstorable, pack_value, unpack_value
 from perfscope.sources.traces.files import open_small
 
@@ -133,7 +132,7 @@ def to_bytes(header: Header, sections: Sequence[Packed]) -> bytes:
     unpacked = sum(packed.section.unpacked for packed in sections)
     if len(content) > _LARGEST_FILE - _DIGEST_BYTES or len(head) > _LARGEST_HEADER or unpacked > _LARGEST_IN_ALL:
         raise Unstorable("it is too large")
-    return content + hashlib.sha256(content).digest()
+    return content + sha256(content).digest()
 
 
 def read_partials(location: str) -> StoredPartials:
@@ -168,7 +167,7 @@ def from_bytes(content: bytes) -> StoredPartials:
     end = len(content) - _DIGEST_BYTES
     if not content.startswith(_MAGIC):
         raise Refused("is not of the schema " + SCHEMA)
-    if end < begin or hashlib.sha256(memoryview(content)[:end]).digest() != content[end:]:
+    if end < begin or sha256(memoryview(content)[:end]).digest() != content[end:]:
         raise Refused("is not whole")
     length = int.from_bytes(content[len(_MAGIC) : begin], "little")
     if length > min(_LARGEST_HEADER, end - begin):
