@@ -309,7 +309,11 @@ DERIVATIONS: tuple[Derivation, ...] = (
         "perfscope.analyzers.findings",
         needs_results=(),
         partials_of="whatif",
-        imports_later=("perfscope.analyzers.replay.regain",),
+        imports_later=(
+            "perfscope.analyzers.replay.regain",
+            "perfscope.analyzers.replay.graphs",
+            "perfscope.analyzers.findings.rules",
+        ),
     ),
     Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
