@@ -53,7 +53,7 @@ class Fork(Generic[_T]):
         self._has_answered = False
         parent_pid = os.getpid()
         try:
-            self._said, said = os.pipe()
+            self._whole, writer = os.pipe()
         except OSError:
             os.close(self._file)
             raise
@@ -63,12 +63,12 @@ class Fork(Generic[_T]):
                 warnings.simplefilter("ignore", DeprecationWarning)
                 self._pid = os.fork()
         except OSError:
-            for file in (self._file, self._said, said):
+            for file in (self._file, self._whole, writer):
                 os.close(file)
             raise
         if self._pid == 0:
-            _answer(work, self._file, said, parent_pid, unblocked)
-        os.close(said)
+            _answer(work, self._file, writer, parent_pid, unblocked)
+        os.close(writer)
 
     def answer(self) -> _T:
         """Its answer, once it says that this is whole: to end and to free its memory takes it longer.
@@ -76,7 +76,7 @@ class Fork(Generic[_T]):
         Raises:
             NoAnswer: It was killed, or could not compute it.
         """
-        self._has_answered = self._has_answered or bool(os.read(self._said, 1))
+        self._has_answered = self._has_answered or bool(os.read(self._whole, 1))
         if not self._has_answered:
             raise NoAnswer
         return cast("_T", _read(self._file))
@@ -88,7 +88,7 @@ class Fork(Generic[_T]):
                 os.kill(self._pid, signal.SIGKILL)  # one that has answered ends anyway
                 os.waitpid(self._pid, 0)
         os.close(self._file)
-        os.close(self._said)
+        os.close(self._whole)
 
 
 def can_fork() -> bool:
@@ -131,7 +131,7 @@ def _watch(parent_pid: int) -> None:
     os._exit(1)
 
 
-def _answer(work: Callable[[], object], file: int, said: int, parent_pid: int, unblocked: _Mask) -> NoReturn:
+def _answer(work: Callable[[], object], file: int, writer: int, parent_pid: int, unblocked: _Mask) -> NoReturn:
     """What the forked process does; nothing of its parent's runs in it, not even at its end."""
     code = 1
     try:
@@ -141,7 +141,7 @@ def _answer(work: Callable[[], object], file: int, said: int, parent_pid: int, u
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, unblocked)
         _write(file, work())
-        os.write(said, b"\0")
+        os.write(writer, b"\0")
         code = 0
     finally:
         os._exit(code)

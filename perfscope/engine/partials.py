@@ -217,8 +217,8 @@ def _read_whole(path: str) -> bytes:
     number = os.open(path, os.O_RDONLY)
     try:
         content = os.read(number, _MODULE_BYTES)
-        while len(content) % _MODULE_BYTES == 0 and (more := os.read(number, _MODULE_BYTES)):
-            content += more
+        while len(content) % _MODULE_BYTES == 0 and (rest := os.read(number, _MODULE_BYTES)):
+            content += rest
         return content
     finally:
         os.close(number)
