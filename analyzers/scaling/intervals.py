@@ -26,6 +26,8 @@ LEAST_ERROR = 0.02
 WIDEST = 1.0
 #: With fewer configurations, the few studies whose configurations happen to agree would get too narrow an interval.
 LEAST_CONFIGURATIONS = {"amdahl": 4, "gustafson": 4, "usl": 7}
+#: How often configurations that differ as usual may be taken for one that strays.
+STRAY = 0.05
 _WEIGHTINGS = 10
 
 Interval: TypeAlias = tuple[float, float]
@@ -92,6 +94,9 @@ def estimate_intervals(law: str, gpus: _Floats, speeds: _Floats) -> LawIntervals
     if degrees_of_freedom < 1:
         return f"{len(gpus)} configurations leave no error to judge {terms.shape[1]} parameters by"
     values = speeds if law == "gustafson" else gpus / speeds
+    stray = _find_stray(terms, values)
+    if stray is not None:
+        return f"the runs on {gpus[stray]:.0f} GPUs do not fit to the others: repeat them, or leave them out"
     expected = values
     for _ in range(_WEIGHTINGS):  # errors are relative to the law's values, which the fit gives
         weighted = terms / expected[:, None]
@@ -103,6 +108,29 @@ def estimate_intervals(law: str, gpus: _Floats, speeds: _Floats) -> LawIntervals
     factor = float(student.ppf((1 + CONFIDENCE) / 2, degrees_of_freedom))
     parameters = tuple(_parameter_intervals(law, coefficients, covariance, factor))
     return LawIntervals(law, len(gpus), coefficients, covariance, error, factor, parameters)
+
+
+def _find_stray(terms: _Floats, values: _Floats) -> int | None:
+    """The configuration that the law of the others misses by more than they differ; None where there is none.
+
+    That is the externally studentised residual, against its quantile for the largest of so many
+    (Cook and Weisberg, Residuals and Influence in Regression, 2.2.2). Of a single run a bad node is no share of an
+    error that all configurations have, and intervals that contain it hold neither for it nor for the others.
+    """
+    scaled = terms / values[:, None]
+    count, parameters = scaled.shape
+    degrees_of_freedom = count - 1 - parameters
+    if degrees_of_freedom < 1:
+        return None
+    misses = np.empty(count)
+    for row in range(count):
+        remaining = np.delete(scaled, row, axis=0)
+        coefficients, *_ = np.linalg.lstsq(remaining, np.ones(count - 1), rcond=None)
+        error = max(float(np.linalg.norm(1 - remaining @ coefficients)) / degrees_of_freedom**0.5, LEAST_ERROR)
+        leverage = float(scaled[row] @ np.linalg.pinv(remaining.T @ remaining) @ scaled[row])
+        misses[row] = abs(1 - float(scaled[row] @ coefficients)) / (error * (1 + leverage) ** 0.5)
+    worst = int(np.argmax(misses))
+    return worst if misses[worst] > student.ppf(1 - STRAY / (2 * count), degrees_of_freedom) else None
 
 
 def _list_terms(law: str, gpus: _Floats) -> _Floats:

@@ -126,10 +126,10 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     )
 
 
-def _is_there(problem: str, damage: Sequence[str]) -> bool:
+def _is_there(missing: str, damage: Sequence[str]) -> bool:
     """Whether a file that is said to be missing is there, but cannot be read: that is said already."""
-    name, is_missing, _ = problem.partition(" is missing: ")
-    return bool(is_missing) and any(known.startswith(f"{name} ") for known in damage)
+    name, is_missing, _ = missing.partition(" is missing: ")
+    return bool(is_missing) and any(problem.startswith(f"{name} ") for problem in damage)
 
 
 def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks import scaling_coverage
-from perfscope.analyzers.scaling.fits import Configuration, Fit, amdahl, fit_law, fit_laws, gustafson, usl
+from perfscope.analyzers.scaling.fits import LAWS, Configuration, Fit, amdahl, fit_law, fit_laws, gustafson, usl
 
 GPUS = (1, 2, 4, 8, 16, 32)
 
@@ -125,6 +125,10 @@ def test_the_last_points_of_published_series_are_in_nine_of_ten_intervals() -> N
     [
         ([(1, 100.0), (2, 190.0), (4, 360.0)], "3 configurations are too few, 4 are needed"),
         ([(1, 100.0), (2, 120.0), (4, 360.0), (8, 400.0), (16, 1400.0)], "the interval is wider than the prediction"),
+        (
+            [(1, 100.0), (2, 196.0), (4, 377.0), (8, 490.0), (16, 1230.0), (32, 1975.0), (64, 2830.0)],
+            "the runs on 8 GPUs do not fit to the others",
+        ),
         ([(1, 100.0), (2, 220.0), (4, 480.0), (8, 1050.0), (16, 2300.0)], "the law allows no such throughput"),
     ],
 )
@@ -132,6 +136,23 @@ def test_what_cannot_be_told_is_said_with_its_reason(configurations: list[tuple[
     prediction = fits(configurations, 64)["amdahl"].predictions[0]
     assert prediction.interval is None
     assert reason in (prediction.reason or "")
+
+
+@pytest.mark.parametrize("law", ["amdahl", "gustafson", "usl"])
+def test_with_one_run_that_strays_hardly_a_study_is_told_what_is_wrong(law: str) -> None:
+    draw = np.random.default_rng(7)
+    gpus = np.asarray([2.0**exponent for exponent in range(9)])
+    truth = LAWS[law].function(gpus, *scaling_coverage.TRUTH[law])
+    wrong = 0
+    for _ in range(100):
+        speeds = truth * draw.normal(1, 0.03, len(gpus))
+        speeds[draw.integers(len(gpus) - 1)] *= 0.7
+        configurations = [
+            Configuration(int(count), (float(speed),)) for count, speed in zip(gpus[:-1], speeds, strict=False)
+        ]
+        interval = fit_law(law, configurations, (256,)).predictions[0].interval
+        wrong += interval is not None and not interval[0] <= speeds[-1] <= interval[1]
+    assert wrong <= 10
 
 
 def test_a_line_does_not_rule_out_that_throughput_saturates() -> None:
