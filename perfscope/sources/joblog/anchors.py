@@ -16,7 +16,7 @@ import numpy.typing as npt
 from perfscope.tables.columns import Bool
 
 _DIGITS = b"0123456789"
-_SHORT_TEXT = 1 << 14
+_SHORT_TEXT = 1 << 9  # to mark a longer one takes less time than to look for each anchor in it
 _GRAM = 4
 _TABLE_BITS = 16
 _MULTIPLIER = np.uint32(2654435761)  # Knuth's, for hashing by multiplication
