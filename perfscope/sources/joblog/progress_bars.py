@@ -51,6 +51,8 @@ _PRECISE_STEP_S = 2
 _PRECISE_CLOCK_S = 20
 _FEWEST_RECORDS = 4
 _USABLE_CLOCK_S = 5  # a second more or less is a fifth
+_FEWEST_STATES = 3
+_TIMES_FASTER = 10
 _DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
 
 
@@ -184,9 +186,20 @@ def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
     return is_far and clock_s < points.clock_s[-1]
 
 
+def _skips_steps(points: _Points, first: int, end: int) -> bool:
+    """Whether a bar jumps from 0 to the step of a checkpoint, in no time for so many steps: it begins there."""
+    steps, clocks = points.step, points.clock_s
+    if end - first < _FEWEST_STATES or steps[first] > 0:
+        return False
+    jump, rest = steps[first + 1] - steps[first], steps[end - 1] - steps[first + 1]
+    jump_s, rest_s = clocks[first + 1] - clocks[first], clocks[end - 1] - clocks[first + 1]
+    return rest > 0 and (jump_s + 1) * rest * _TIMES_FASTER < rest_s * jump
+
+
 def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, int]]:
     """Yield a record for each interval of one bar, and what disturbed it; no times where the clock hardly moved."""
     steps, clocks = points.step, points.clock_s
+    first += _skips_steps(points, first, end)
     begin = first
     if clocks[end - 1] - (0 if steps[first] == 1 else clocks[first]) < _USABLE_CLOCK_S:
         numbers = dict.fromkeys((steps[first], steps[end - 1]))

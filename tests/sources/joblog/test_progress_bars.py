@@ -105,6 +105,22 @@ def test_a_bar_that_is_drawn_many_times_without_progress_has_each_state_once(tmp
     assert (seconds(log), log.iterations.iteration.tolist()) == (seconds(once), once.iterations.iteration.tolist())
 
 
+def test_a_bar_that_goes_on_from_a_checkpoint_begins_at_its_step(tmp_path: Path) -> None:
+    """The Trainer skips to the step of its checkpoint before it trains: these steps are not done again."""
+    bars = [bar(0, 0, 1000), bar(501, 7, 1000), *(bar(n, 7 + 4 * (n - 501), 1000) for n in range(502, 601))]
+    log = read(tmp_path, *bars[:20], "\n", LOSS, *bars[20:], "\n", LOSS)
+    numbers = log.iterations.iteration.tolist()
+    assert (numbers[0], numbers[-1]) == (501, 600)
+    assert seconds(log)[0] is None
+    assert set(seconds(log)[1:]) == {4.0}
+    assert summarize_log(log).iterations == 100
+
+
+def test_a_bar_whose_first_steps_are_quick_begins_at_0(tmp_path: Path) -> None:
+    bars = [bar(0, 0, 1000), *(bar(n, n // 2, 1000) for n in range(20, 200))]
+    assert read(tmp_path, *bars[:90], "\n", LOSS, *bars[90:]).iterations.iteration.tolist()[0] > 20
+
+
 def test_the_bar_of_the_losses_is_the_trainings_among_others(tmp_path: Path) -> None:
     evaluation = "".join(bar(n, n, 90) for n in range(1, 91))
     log = read(tmp_path, evaluation, "\n", bar(1, 3), bar(2, 6), "\n", LOSS, evaluation, "\n")
