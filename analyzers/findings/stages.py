@@ -6,11 +6,13 @@ from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Rule, Rules
 from perfscope.analyzers.findings.options import DEEPSPEED, MEGATRON, TORCH, option
 from perfscope.analyzers.findings.training import Training
-from perfscope.constants import US_PER_MS
+from perfscope.constants import MEGA, US_PER_MS
 from perfscope.report import percent
 
 #: Stages whose times differ by less are equal.
 _LEAST_DIFFERENCE = 0.05
+#: Less is a norm, or a flag.
+_LEAST_SHARED_BYTES = MEGA
 
 
 def find_uneven_stages(training: Training) -> Cause | None:
@@ -73,7 +75,40 @@ def find_large_bubble(training: Training) -> Cause | None:
     return Cause(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)
 
 
+def find_tied_embeddings(training: Training) -> Cause | None:
+    """The first and the last stage add up the gradient of weights that they share, and all stages wait for it."""
+    facts = training.facts
+    rows = [
+        row
+        for row in facts.rows("/collectives/operations")
+        if training.pipeline
+        and (facts.text(f"{row}/operation"), facts.text(f"{row}/axis")) == ("all_reduce", "PP")
+        and facts.amount(f"{row}/bytes") >= _LEAST_SHARED_BYTES
+    ]
+    if not rows:
+        return None
+    row = max(rows, key=lambda row: facts.amount(f"{row}/transfer_us"))
+    times = facts.amount(f"{row}/calls") / training.window_steps
+    transfer_us = times * facts.amount(f"{row}/transfer_us")
+    cost_us = (1 - facts.amount(f"{row}/overlap_fraction")) * transfer_us
+    evidence = Evidence(
+        f"The stages at both ends add up {facts.amount(f'{row}/bytes') / MEGA:.1f} MB of gradients in a step, which "
+        f"takes {transfer_us / US_PER_MS:.2f} ms.",
+        (f"{row}/bytes", f"{row}/transfer_us", f"{row}/calls", f"{row}/overlap_fraction"),
+    )
+    advice = "Give the output layer weights of its own, or a faster network between these stages: " + option(
+        training,
+        {
+            MEGATRON: "`--untie-embeddings-and-output-weights`.",
+            DEEPSPEED: "`LayerSpec` in place of `TiedLayerSpec`.",
+            TORCH: "a parameter of its own in the last stage.",
+        },
+    )
+    return Cause(cost_us, (cost_us, cost_us), (), (evidence,), advice)
+
+
 RULES: Rules = (
     Rule("uneven_stages", "Uneven pipeline stages", (Account.PIPELINE,), find_uneven_stages),
     Rule("large_bubble", "Pipeline bubble", (Account.PIPELINE,), find_large_bubble),
+    Rule("tied_embeddings", "Gradients of tied embeddings", (Account.COMMUNICATION,), find_tied_embeddings),
 )
