@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from tabulate import tabulate
 
-from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, SHARED, TINY, Framework, Setting
+from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, SHARED, TINY, VARIANTS, Framework, Setting
 from benchmarks.processes import ROOT
 from perfscope.charts.grammar import Chart, Dots, Line, Values
 from perfscope.charts.palette import SERIES
@@ -249,9 +249,9 @@ def _arguments(devices: int) -> argparse.Namespace:
         "--share", default="", metavar="PERCENT,...", help="of a GPU, for each rank: they share the GPUs"
     )
     parser.add_argument("--turn", type=Path, help="a file whose lock a training has while it trains, with --share")
-    parser.add_argument("--slow", nargs="*", default=[], choices=["device", "host"], help="also with one slow rank")
+    parser.add_argument("--variants", nargs="*", default=[], choices=VARIANTS, help="1F1B with something else, too")
     parser.add_argument("--others", nargs="*", help="schedules beside 1F1B")
-    parser.add_argument("--plain-once", action="store_true", help="no second training without perfscope at the end")
+    parser.add_argument("--plain-once", action="store_true", help="no training without perfscope at the begin")
     return parser.parse_args()
 
 
@@ -269,22 +269,22 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
 
     place = (arguments.megatron, arguments.tensor, shares, arguments.turn)
 
-    def setting(schedule: str, m: int, slow: str = "") -> Setting:
-        return Setting(framework, schedule, m, arguments.ranks, size, *place, slow)
+    def setting(schedule: str, m: int, variant: str = "") -> Setting:
+        return Setting(framework, schedule, m, arguments.ranks, size, *place, variant)
 
     def plain(name: str) -> float:
         return kept(runs / f"{name}.json", lambda: plain_ms(setting("1f1b", cost_m)))
 
-    def under_perfscope(schedule: str, m: int, slow: str = "") -> dict[str, Any]:
-        chosen = setting(schedule, m, slow)
+    def under_perfscope(schedule: str, m: int, variant: str = "") -> dict[str, Any]:
+        chosen = setting(schedule, m, variant)
         return kept(runs / f"{chosen.name}.json", lambda: profiled(chosen, runs))
 
     others = OTHER_SCHEDULES[framework] if arguments.others is None else arguments.others
-    before = plain("plain_before")
+    before = [] if arguments.plain_once else [plain("plain_before")]
     rows = [under_perfscope("1f1b", m) for m in sorted(arguments.microbatches)]
     slope = add_slope(rows)
-    without_perfscope = [before] if arguments.plain_once else [before, plain("plain_after")]
-    slowed = [under_perfscope("1f1b", cost_m, slow) for slow in arguments.slow]
+    after = plain("plain_after")
+    variants = [under_perfscope("1f1b", cost_m, variant) for variant in arguments.variants]
     other_schedules = [under_perfscope(schedule, cost_m) for schedule in others]
     under = next(row["step_ms"] for row in rows if row["microbatches"] == cost_m)
     cost = hook_cost_us()
@@ -298,12 +298,12 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
         "sweep": rows,
         "slope_ms": slope,
         "others": other_schedules,
-        "slowed": slowed,
+        "variants": variants,
         "shares": shares,
         "hook_us_a_pass": cost,
         "hook_share_of_a_step": 2 * cost_m * cost / (MS_PER_S * under),
         "cost_m": cost_m,
-        "plain_ms": without_perfscope,
+        "plain_ms": [*before, after],
         "under_perfscope_ms": under,
     }
 

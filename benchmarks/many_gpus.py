@@ -104,9 +104,13 @@ def _python(*words: str) -> tuple[str, ...]:
 def _sweeps(series: Series, folder: Path) -> Iterator[Run]:
     tiny = ("--tiny",) if series.is_tiny else ()
     sweep = _python("benchmarks.bubble_sweep", "--ranks", str(series.ranks), "--microbatches", "4", "8", "16", *tiny)
-    slow = ("--slow", "device", "host", "--others", "interleaved", "zb-h1") if series.shares else ()
+    slow = ("--variants", "slow_device", "slow_host", "--others", "interleaved", "zb-h1") if series.shares else ()
     for name, more in (
-        *((("megatron_pp", ()), ("megatron_tp2_pp", ("--tensor", "2"))) if series.megatron else ()),
+        *(
+            (("megatron_pp", ("--variants", "untied")), ("megatron_tp2_pp", ("--tensor", "2")))
+            if series.megatron
+            else ()
+        ),
         ("deepspeed_pp", ()),
         ("torch_pp", slow),
     ):

@@ -51,6 +51,11 @@ OTHER_SCHEDULES = {
 }
 
 
+#: Trainings in which one thing is else: the third rank has half of its share of the device, the host of the second
+#: takes longer for each forward pass, Megatron's output layer has weights of its own.
+VARIANTS = ("slow_device", "slow_host", "untied")
+
+
 @dataclass(frozen=True)
 class Setting:
     """One training run: its framework, schedule and micro-batches, on how many ranks, and the model's size.
@@ -60,8 +65,7 @@ class Setting:
         tensor: The ranks of a stage, by Megatron's tensor parallelism.
         shares: The percentage of a GPU that each rank has, where ranks share GPUs.
         turn: The file whose lock a training has while it trains, where ranks share GPUs and trainings start together.
-        slow: Whether the third rank has half of its share of the device (``device``), or the second a host that takes
-            longer for each forward pass (``host``).
+        variant: What is else with this training, one of ``VARIANTS``; nothing where it is empty.
     """
 
     framework: Framework
@@ -73,14 +77,14 @@ class Setting:
     tensor: int = 1
     shares: tuple[int, ...] = ()
     turn: Path | None = None
-    slow: str = ""
+    variant: str = ""
 
     def __post_init__(self) -> None:
         if self.ranks % self.tensor:
             raise ValueError(f"{self.ranks} ranks are not divisible into stages of {self.tensor}")
         if self.tensor != 1 and self.framework is not Framework.MEGATRON:
             raise ValueError(f"{self.framework} has no tensor parallelism here")
-        if self.slow == "device" and not self.shares:
+        if self.variant == "slow_device" and not self.shares:
             raise ValueError("a device is slow where ranks share GPUs")
 
     @property
@@ -91,7 +95,7 @@ class Setting:
     @property
     def name(self) -> str:
         """The name of the run's folder."""
-        return f"{self.framework}_{self.schedule}_m{self.microbatches}" + (f"_slow_{self.slow}" if self.slow else "")
+        return f"{self.framework}_{self.schedule}_m{self.microbatches}" + (f"_{self.variant}" if self.variant else "")
 
     def command(self) -> list[str]:
         """The training command, for subprocess."""
@@ -101,7 +105,7 @@ class Setting:
         words += [f"--microbatches={self.microbatches}", f"--steps={STEPS}"]
         if self.framework is Framework.DEEPSPEED:
             return [*self._launcher(), str(WORKLOADS / "gpt_deepspeed_pipeline.py"), *words]
-        delay = [str(ROOT / "benchmarks" / "slow_host.py"), *_SLOW_HOST] if self.slow == "host" else []
+        delay = [str(ROOT / "benchmarks" / "slow_host.py"), *_SLOW_HOST] if self.variant == "slow_host" else []
         return [*self._launcher(), *delay, str(WORKLOADS / "gpt_pipeline.py"), f"--schedule={self.schedule}", *words]
 
     def median_step_ms(self, printed: str) -> float:
@@ -128,7 +132,7 @@ class Setting:
 
     def _start_ranks(self) -> list[str]:
         shares = list(self.shares)
-        if self.slow == "device":
+        if self.variant == "slow_device":
             shares[_SLOW_RANK] //= 2
         turn = ["--turn", str(self.turn)] if self.turn else []
         launcher = [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py")]
@@ -150,4 +154,5 @@ class Setting:
             *("--pipeline-model-parallel-size", str(self.stages)),
             *("--tensor-model-parallel-size", str(self.tensor)),
             *(chunks if self.schedule == "interleaved" else []),
+            *(["--untie-embeddings-and-output-weights"] if self.variant == "untied" else []),
         ]

@@ -16,6 +16,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.pipeline_runs import VARIANTS
 from perfscope.analyzers.replay.graphs import measure
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.scenarios import needs_operators
@@ -48,7 +49,7 @@ def list_pairs(rows: Mapping[str, Mapping[str, Any]]) -> Iterator[SweepPair]:
     for traced, first in rows.items():
         for made, second in rows.items():
             is_slow, is_other_m = "_slow_" in traced, first["microbatches"] != second["microbatches"]
-            if traced == made or "_slow_" in made or (is_slow and is_other_m):
+            if traced == made or made.endswith(VARIANTS) or traced.endswith("untied") or (is_slow and is_other_m):
                 continue
             if first["schedule"] == second["schedule"]:
                 if is_other_m:

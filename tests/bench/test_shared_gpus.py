@@ -147,15 +147,17 @@ def test_every_framework_is_started_on_shares(framework: Framework, tmp_path: Pa
 
 
 def test_a_slow_device_has_half_a_share_and_a_slow_host_waits() -> None:
-    device = Setting(Framework.TORCH, "1f1b", 8, 4, TINY, shares=QUARTERS, slow="device")
+    device = Setting(Framework.TORCH, "1f1b", 8, 4, TINY, shares=QUARTERS, variant="slow_device")
     assert "25,25,12,25" in device.command()
     assert device.name == "torch_1f1b_m8_slow_device"
-    host = Setting(Framework.TORCH, "1f1b", 8, 4, TINY, slow="host").command()
+    host = Setting(Framework.TORCH, "1f1b", 8, 4, TINY, variant="slow_host").command()
     assert host.index(str(ROOT / "benchmarks" / "slow_host.py")) < host.index(
         str(ROOT / "perfscope" / "workloads" / "gpt_pipeline.py")
     )
+    untied = Setting(Framework.MEGATRON, "1f1b", 8, 4, TINY, Path("scripts"), variant="untied")
+    assert untied.command()[-1] == "--untie-embeddings-and-output-weights"
     with pytest.raises(ValueError, match="slow"):
-        Setting(Framework.TORCH, "1f1b", 8, 4, TINY, slow="device")
+        Setting(Framework.TORCH, "1f1b", 8, 4, TINY, variant="slow_device")
 
 
 def test_only_the_slow_host_waits_before_its_stage(tmp_path: Path) -> None:

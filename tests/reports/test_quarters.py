@@ -1,0 +1,50 @@
+"""The report of four ranks on the quarters of a GPU is what its raw figures say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quarters import collect, document
+from tests.conftest import ROOT
+
+RAW = ROOT / "fixtures" / "quarters" / "h200.json"
+REPORT = (ROOT / "reports" / "h200-quarters.md").read_text()
+
+
+def figures() -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads(RAW.read_text())
+    return raw
+
+
+def test_the_tables_are_those_of_the_raw_file() -> None:
+    assert REPORT.endswith(document(figures()))
+    changed = figures()
+    changed["sweeps"]["torch_pp"]["torch_1f1b_m8"]["trace_schedule"] += 0.01
+    assert not REPORT.endswith(document(changed))
+
+
+def test_the_schedules_share_is_theory_of_what_transfers_and_gaps_leave() -> None:
+    for rows in figures()["sweeps"].values():
+        for name, row in rows.items():
+            if "_1f1b_m" in name and "slow" not in name and row["trace_schedule"] is not None:
+                left = 1 - row["trace_transfer"] - row["trace_host"] - row["trace_imbalance"]
+                assert abs(row["trace_schedule"] - left * row["theory"]) < 0.005
+                assert 0 < row["hooks_schedule"] - row["trace_schedule"] < 0.02
+
+
+def test_every_stopped_training_is_explained() -> None:
+    stopped = figures()["stopped"]
+    assert len(stopped) >= 5
+    assert all(result["is_right"] and result["blamed"] == [result["rank"]] for result in stopped)
+
+
+def test_figures_of_an_earlier_call_stay(tmp_path: Path) -> None:
+    runs = tmp_path / "torch_pp" / "runs"
+    runs.mkdir(parents=True)
+    (runs / "torch_1f1b_m16.json").write_text(json.dumps({"schedule": "1f1b", "microbatches": 16, "step_ms": 800.0}))
+    (runs / "plain_after.json").write_text("450.0")
+    collected = collect(tmp_path, figures())["sweeps"]["torch_pp"]
+    assert {"torch_1f1b_m4", "torch_1f1b_m8", "torch_1f1b_m16"} <= set(collected)
+    assert collected["plain"] == 450.0
