@@ -30,6 +30,7 @@ WRONG = {
     "nccl-ninth/fsdp2.device50",
     "nccl-ninth/pipeline.contention.rare",
     "nccl-ninth/pipeline.device50",
+    "nccl-tenth/deepspeed.contention.rare",
 }
 
 
