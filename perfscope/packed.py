@@ -27,7 +27,7 @@ _Key: TypeAlias = Any
 #: So much is objects at the same time, and is read again for one row of it; a row counts 1, where nothing else is said.
 _IN_A_CHUNK = 128
 #: So many rows are put in order at the same time.
-_AT_ONCE = 4096
+_AT_ONCE = 1024
 #: Fewer bytes stay in memory.
 _MOST_HELD = MIB // 4
 #: Loaded by name where a file is written: with the random numbers in it, it takes long to import.

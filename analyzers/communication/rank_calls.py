@@ -190,7 +190,7 @@ class _Head(NamedTuple):
 
 def number_ranks_and_runs(partials: Iterable[tuple[RankCalls, ...]]) -> Iterator[NumberedCalls]:
     """The calls of each device, in the order of the partials, which are read twice."""
-    ranks, runs, moments, counting = _number(
+    ranks, runs, moments, counting = _number_alone(chain.from_iterable(partials)) or _number(
         sorted(
             _Head(part.first_ns, part.device, part.trace, place, part.rank, part.process, part.last_ns)
             for place, part in enumerate(chain.from_iterable(partials))
@@ -198,6 +198,26 @@ def number_ranks_and_runs(partials: Iterable[tuple[RankCalls, ...]]) -> Iterator
     )
     every = chain.from_iterable(partials)
     return (NumberedCalls(*each) for each in zip(every, ranks, runs, moments, map(bool, counting), strict=True))
+
+
+def _number_alone(parts: Iterable[RankCalls]) -> tuple[array[int], ...] | None:
+    """The same as ``_number`` where each rank has one device and one window: columns take less than a tuple a rank.
+
+    None where that is not so, or the parts are not in the order of their traces.
+    """
+    ranks, first_ns, devices, trace = array("q"), array("q"), array("q"), ""
+    for part in parts:
+        if part.rank is None or part.trace < trace:
+            return None
+        ranks.append(part.rank)
+        first_ns.append(part.first_ns)
+        devices.append(part.device)
+        trace = part.trace
+    if len(np.unique(np.array(ranks, np.int64))) < len(ranks):
+        return None
+    moments = np.empty(len(ranks), np.int64)
+    moments[np.lexsort((devices, first_ns))] = np.arange(len(ranks))
+    return ranks, array("q", bytes(8 * len(ranks))), array("q", moments.tobytes()), array("q", [1]) * len(ranks)
 
 
 def _number(heads: Sequence[_Head]) -> tuple[array[int], ...]:

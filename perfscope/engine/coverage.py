@@ -7,7 +7,7 @@ time are duplicates.
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -127,9 +127,10 @@ def _missing_ranks(summaries: Sequence[TraceSummary]) -> list[str]:
 
 
 def _duplicates(summaries: Sequence[TraceSummary]) -> list[str]:
+    traces_of = Counter(summary.rank for summary in summaries)
     by_rank: dict[int, list[TraceSummary]] = defaultdict(list)
     for summary in summaries:
-        if summary.rank is not None:
+        if summary.rank is not None and traces_of[summary.rank] > 1:
             by_rank[summary.rank].append(summary)
     problems = []
     for rank, windows in sorted(by_rank.items()):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial as bind
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -21,7 +22,9 @@ from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
-from perfscope.packed import PackedRows, pack_at
+from perfscope.packed import PackedRows, pack, pack_at
+
+_T = TypeVar("_T")
 
 
 class Measurements(Struct):
@@ -126,22 +129,30 @@ class _Partials:
         """Each analyzer's partials, in the order of the traces; one where they were merged."""
         partials: dict[str, Sequence[Partial]] = {}
         for name, places in self._places.items():
-            rows = self._rows.pop(name, [])
-            is_in_order = all(first < second for first, second in pairwise(places))
-            partials[name] = rows if is_in_order else pack_at(rows, sorted(range(len(rows)), key=places.__getitem__))
+            partials[name] = _sort(self._rows.pop(name, []), places)
         return partials | {name: [partial] for name, partial in self._merged.items()}
 
 
 def _map(
     execution: Execution, files: Sequence[TraceFiles], task: Task, partials: _Partials, taking: Taking
-) -> tuple[list[MeasuredTrace], dict[str, Sequence[Partial]]]:
+) -> tuple[Sequence[MeasuredTrace], dict[str, Sequence[Partial]]]:
     """The answers in the order of the files, and what was taken out of them."""
     place_of = {trace.path: place for place, trace in enumerate(files)}
-    by_place: dict[int, MeasuredTrace] = {}
-    for measured in answer_each(execution, files, task, partials.mergers, taking):
-        place = place_of[measured.path]
-        by_place[place] = partials.take(measured, place, len(files))
-    return [by_place[place] for place in range(len(files))], partials.in_order()
+    places = array("q")
+
+    def rest_of_each() -> Iterator[MeasuredTrace]:
+        for measured in answer_each(execution, files, task, partials.mergers, taking):
+            places.append(place_of[measured.path])
+            yield partials.take(measured, places[-1], len(files))
+
+    return _sort(pack(rest_of_each()), places), partials.in_order()
+
+
+def _sort(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:
+    """Rows in the order of their places."""
+    if all(first < second for first, second in pairwise(places)):
+        return rows
+    return pack_at(rows, sorted(range(len(rows)), key=places.__getitem__))
 
 
 def _assemble(
@@ -152,7 +163,7 @@ def _assemble(
     partials: dict[str, Sequence[Partial]],
 ) -> Measurements:
     measured_traces = _without_other_files(inputs, answers)
-    summaries = [measured.summary for measured in measured_traces if measured.summary is not None]
+    summaries = pack(measured.summary for measured in measured_traces if measured.summary is not None)
     damage = [
         line
         for measured in measured_traces
@@ -173,11 +184,11 @@ def _assemble(
     )
 
 
-def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> list[MeasuredTrace]:
+def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> Sequence[MeasuredTrace]:
     """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
     typed = set(inputs.locations)
-    return [
+    return pack(
         measured
         for measured in answers
         if not measured.is_no_trace or measured.path in typed or "trace" in Path(measured.path).name
-    ]
+    )
