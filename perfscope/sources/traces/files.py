@@ -44,7 +44,12 @@ def open_small(location: str) -> BinaryIO:
         OSError: It cannot be opened.
         SourceError: The URL cannot be opened.
     """
-    return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location))
+    return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location, opener=_open_at_once))
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file; a pipe in its place, which nobody may ever write into, is not waited for."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:

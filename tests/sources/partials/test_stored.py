@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tracemalloc
 import zlib
 from pathlib import Path
@@ -96,6 +97,12 @@ def test_bombs_are_not_inflated() -> None:
 def test_a_section_that_cannot_be_inflated_whole_is_refused(packed: bytes) -> None:
     with pytest.raises(Refused):
         from_bytes(with_section(packed, 1)).unpack("names", KIND, [TRACE])
+
+
+def test_a_pipe_into_which_nobody_writes_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.partials")
+    with pytest.raises(Refused, match="cannot be read: Illegal seek"):
+        read_partials(str(tmp_path / "pipe.partials"))
 
 
 def test_a_file_that_is_missing_or_huge_is_refused(tmp_path: Path) -> None:
