@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.elapsed_clock import LOSS, ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_numbers
 from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
@@ -128,6 +128,7 @@ _COLUMNS = {
     "wps": Column(cell=_cell(b"wps")),
     "wpb": Column(cell=_cell(b"wpb")),
     "wall": Column(INTEGER, _cell(b"wall"), is_optional=True),
+    LOSS: Column(cell=_cell(b"loss"), is_optional=True),
 }
 _UPDATES = {"step": Column(INTEGER, _cell(b"num_updates"))}
 _STEP_OF_EPOCH = {"epoch": STEP, "step": STEP, "length": Column(INTEGER, re.compile(rb" / (\d{1,9}) "))}
@@ -137,6 +138,8 @@ def _measure(cells: Cells) -> Measured:
     words, speeds = cells.numbers("wpb"), cells.numbers("wps")
     seconds = np.divide(words, speeds, out=np.zeros_like(words), where=speeds > 0)
     columns = {name: cells.integers(name) for name in ("wall", "epoch", "length") if name in cells}
+    if LOSS in cells:
+        columns[LOSS] = cells.number_bits(LOSS)
     return Measured(cells.integers("step"), times_ns(seconds, NS_PER_S), columns)
 
 

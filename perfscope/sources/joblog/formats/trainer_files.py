@@ -17,7 +17,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
+from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
@@ -93,7 +93,8 @@ def _is_training(line: LineMatch) -> bool:
 def _measure(cells: Cells) -> Measured:
     """The elapsed times are readings of the clock."""
     elapsed_ns = [_elapsed_ns(text) for text in cells.texts("elapsed")]
-    return Measured(cells.integers("step"), np.asarray(elapsed_ns, np.int64))
+    columns = {LOSS: cells.number_bits(LOSS)} if LOSS in cells else {}
+    return Measured(cells.integers("step"), np.asarray(elapsed_ns, np.int64), columns)
 
 
 def _elapsed_ns(text: str) -> int:
@@ -144,7 +145,12 @@ _RULE = Rule(
     _on_line,
     begin=(b'{"current_steps": ',),
 )
-_COLUMNS = {"step": STEP, "total": STEP, "elapsed": Column(r"\d{1,3}:\d\d:\d\d")}
+_COLUMNS = {
+    "step": STEP,
+    "total": STEP,
+    "elapsed": Column(r"\d{1,3}:\d\d:\d\d"),
+    LOSS: Column(cell=re.compile(rb'"loss": ([\d.eE+-]{1,30})'), is_optional=True),
+}
 
 FORMAT = Format(
     framework=_FRAMEWORK,
