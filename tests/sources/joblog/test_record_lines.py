@@ -66,7 +66,6 @@ def alterations(log: RecordLog) -> dict[str, str]:
         "a line again and again": lines[0] * RECORDS,
         "copies, then a start, then others": "".join([*(lines[:5] * 60), *lines[:9], *(lines[:3] * 30), *lines[5:99]]),
         "copies with other times": "".join([*(lines[:4] * 60), *(lines[20:24] * 30), *lines[24:60], *(lines[4:8] * 9)]),
-        "lines of two shapes": "".join(line if n % 3 else line.replace(" ", "  ", 1) for n, line in enumerate(lines)),
         "a gap": "".join([*lines[:middle], *lines[middle + 3 :]]),
         "a copy": "".join([*lines[:middle], lines[middle - 1], *lines[middle:]]),
         "a torn line": "".join([*lines[:middle], torn, *lines[middle:]]),
