@@ -228,6 +228,10 @@ def find_exposed_communication(training: Training) -> Cause | None:
     )
     settings = _settings_against_overlap(training)
     advice = _overlap_advice(training, axis)
+    if cost_us > rank.compute:
+        text = f"A step computes {rank.compute / US_PER_MS:.2f} ms, behind which not all of it can be hidden."
+        settings.append(Evidence(text, (f"{rank.pointer}/compute_us",)))
+        advice += " " + _fewer_bytes_advice(training)
     return Cause(
         cost_us, (0.0, cost_us), (rank.rank,), (evidence, *settings), advice, Confidence.MEDIUM, Basis.BOUND,
         scenario="perfect-overlap", is_counted=True,
@@ -263,6 +267,20 @@ def _overlap_advice(training: Training, axis: str) -> str:
             TORCH: "DistributedDataParallel, which reduces gradients while the backward pass goes on.",
         }
     return "Try " + option(training, by_framework)
+
+
+def _fewer_bytes_advice(training: Training) -> str:
+    """What to try where there is more communication than computation: overlap alone regains little of it."""
+    return "Transfer less for as much computation: micro-batches that are added up before a reduction, and " + option(
+        training,
+        {
+            DEEPSPEED: "`communication_data_type` of bf16.",
+            MEGATRON: "`--grad-reduce-in-bf16`.",
+            FSDP: "`MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)`.",
+            DDP: "`register_comm_hook` with `bf16_compress_hook`.",
+            TORCH: "gradients in bf16.",
+        },
+    )
 
 
 RULES: Rules = (

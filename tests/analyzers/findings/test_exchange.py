@@ -15,11 +15,17 @@ from perfscope.analyzers.findings.training import Training
 STEP_US = 10_000.0
 
 
-def training(setup: dict[str, Any], *, communication_us: float = 1000.0, copies: list[Any] | None = None) -> Training:
+def training(
+    setup: dict[str, Any],
+    *,
+    communication_us: float = 1000.0,
+    copies: list[Any] | None = None,
+    compute_us: float = 8000.0,
+) -> Training:
     """One rank that computes 8 ms of a step, and copies on the device as long as the copies say."""
     copies = copies or []
     copy_us = sum(copy["total_us"] for copy in copies)
-    times = {"compute_us": 8000.0, "exposed_communication_us": communication_us, "exposed_copy_us": copy_us}
+    times = {"compute_us": compute_us, "exposed_communication_us": communication_us, "exposed_copy_us": copy_us}
     rank: Any = {"rank": 0, "device": 0, "trace": "0", "steps": [{}], "marked": times, "outside": {"steps": 0.0}}
     axis: Any = {"axis": "world", "marked": {"exposed_us": communication_us, "overlap_fraction": 0.5}}
     steps: Any = {"median_s": 0.012, "ranks": [{"rank": 0, "means": {"step_s": 0.012}}]}
@@ -102,3 +108,15 @@ def test_the_waits_of_zero_for_what_it_fetches_are_no_synchronisation_of_the_scr
     assert cause is not None
     assert cause.cost_us == cost_us
     assert len(cause.evidence) == (2 if overlaps else 1)
+
+
+def test_more_communication_than_computation_cannot_all_be_hidden() -> None:
+    little, much = (
+        find_exposed_communication(training({}, communication_us=3000.0, compute_us=us)) for us in (8000.0, 1500.0)
+    )
+    assert little is not None
+    assert much is not None
+    assert "Transfer less" not in little.advice
+    assert not any("computes" in evidence.text for evidence in little.evidence)
+    assert much.evidence[-1].text == "A step computes 1.50 ms, behind which not all of it can be hidden."
+    assert "Transfer less" in much.advice
