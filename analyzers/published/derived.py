@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -255,7 +256,8 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
     A group of one row has none, nor has one whose row of the fewest GPUs states another speed-up than 1: it is relative
     to something that the table does not show.
 
-    If a group has several (a table below a table), the last one above the row counts.
+    If a group has several (a table below a table), the last one above the row counts. Where a speed-up does not follow
+    from these rows but each one of its group follows from the row directly above, that row is the baseline.
     """
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in table.rows:
@@ -269,7 +271,39 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
             latest[row.group] = row
         first = next(iter(candidates[row.group]), None)
         baselines.append(latest.get(row.group, first))
+    if _Q.EFFICIENCY in table.columns:  # which is never of the row above
+        return baselines
+    for rows in groups.values():
+        _compare_with_rows_above(table, rows, baselines)
     return baselines
+
+
+def _compare_with_rows_above(table: PublishedTable, rows: Sequence[Row], baselines: list[Row | None]) -> None:
+    """Take the row above as the baseline of each row of a group, in place, if that explains all stated speed-ups."""
+    positions = {row.line: index for index, row in enumerate(table.rows)}
+    stated = [
+        (row, above, baselines[positions[row.line]])
+        for above, row in pairwise(rows)
+        if _Q.SPEEDUP in row.figures and not _is_reference(row)
+    ]
+    if all(_follows(row, baseline) for row, _, baseline in stated):
+        return
+    if all(_follows(row, above) for row, above, _ in stated):
+        for row, above, _ in stated:
+            baselines[positions[row.line]] = above
+
+
+def _follows(row: Row, baseline: Row | None) -> bool:
+    """Whether the stated speed-up follows from the two rows, rounded or cut off."""
+    if baseline is None:
+        return False
+    try:
+        low, high = _speedup(row, baseline).nearest
+    except NotComputable:
+        return False
+    stated = row.figures[_Q.SPEEDUP]
+    last_place = stated.unit / 10**stated.decimals
+    return bool(low - last_place <= stated.number <= high + last_place)
 
 
 def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:

@@ -40,6 +40,14 @@ MARKED_BASE = """\
 | 8    | B         | 614.26       | 1.8x      |
 """
 
+EACH_OF_THE_ROW_ABOVE = """\
+| GPUs | Change    | Time per iteration (ms) | Speedup |
+| ---- | --------- | ----------------------- | ------- |
+| 1    | none      | 12.3                    | 1.00x   |
+| 1    | fused     | 6.1                     | 2.02x   |
+| 1    | captured  | 5.0                     | 1.22x   |
+"""
+
 SHARE_IN_BRACKETS = """\
 | GPUs | samples/s   | speedup |
 | ---- | ----------- | ------- |
@@ -48,13 +56,22 @@ SHARE_IN_BRACKETS = """\
 """
 
 
-@pytest.mark.parametrize("text", [LONGER_SEQUENCES, TWO_PRECISIONS, NO_TIME, MARKED_BASE, SHARE_IN_BRACKETS])
+@pytest.mark.parametrize(
+    "text", [LONGER_SEQUENCES, TWO_PRECISIONS, NO_TIME, MARKED_BASE, EACH_OF_THE_ROW_ABOVE, SHARE_IN_BRACKETS]
+)
 def test_a_row_without_a_baseline_of_its_own_group_is_left_alone(refresh: Any, text: str) -> None:
     answer, written = refresh(text, "--format", "json")
     cells = answer.data["results"]["cells"]
     assert {cell["verdict"] for cell in cells} <= {"rounded"}
     assert answer.data["written"] is False
     assert written == text.encode()
+
+
+def test_one_speed_up_of_the_row_above_among_others_of_the_first_row_is_wrong(refresh: Any) -> None:
+    answer, _ = refresh(
+        EACH_OF_THE_ROW_ABOVE + "| 1    | compiled  | 4.1                     | 3.00x   |\n", "--format", "json"
+    )
+    assert [(cell["published"], cell["verdict"]) for cell in answer.data["results"]["cells"]][2] == ("1.22", "wrong")
 
 
 def test_rows_of_one_group_are_still_compared(refresh: Any) -> None:
