@@ -62,8 +62,12 @@ def make_line(
     gap_ns = None
     if sign_ns is not None and sign_ns > began_ns:
         gap_ns = (sign_ns if sign_ns < end_ns else end_ns) - began_ns
-    work = None if counters is None else counters.to_work(host[0])
-    launcher_ns = None if counters is None else counters.to_launcher_delay(host[0])
+    work = launcher_ns = None
+    if counters is not None:
+        raw = host[0]
+        work = counters.to_work(raw)
+        if raw is not None and raw[3]:  # most steps read nothing: no call then
+            launcher_ns = counters.to_launcher_delay(raw)
     waits = None if host[1] is None else to_waits(host[1])
     if not stated:  # one text, because this runs for every step in a thread that holds the interpreter
         return (
