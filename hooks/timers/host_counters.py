@@ -77,7 +77,8 @@ class HostCounters:
         """Find the thread that launches backward passes on a device, in the thread that writes records."""
         if self.launcher_file >= 0 or self.file < 0 or self._searches >= _MOST_SEARCHES:
             return
-        if not sys.modules["torch"].cuda.is_initialized():
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
             return
         self._searches += 1
         self.launcher_file = _open_launcher()
