@@ -67,6 +67,7 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
         save_ns=max((rank["save_ns"] for rank in ranks if rank["save_ns"]), default=None) if save_bytes else None,
         save_bytes=save_bytes or None,
         findings=_find_findings(results),
+        nodes=len({rank["node"] for rank in ranks if "node" in rank}) or None,
         notes=(*doubts, *_doubt(losses, step_ns, settings)),
     )
 

@@ -97,7 +97,7 @@ def _list_row(row: Row, named_as: Row) -> list[ScalingRun]:
     return [
         ScalingRun(
             path=training.name,
-            cluster=ClusterSize(1, row.variant.nproc),
+            cluster=_cluster_of(row, training.nodes or 1),
             model=_series_name(named_as),
             batch=training.samples,
             precision=None,
@@ -111,6 +111,12 @@ def _list_row(row: Row, named_as: Row) -> list[ScalingRun]:
         )
         for training in row.trainings
     ]
+
+
+def _cluster_of(row: Row, nodes: int) -> ClusterSize:
+    """Where ranks do not spread evenly over nodes, each counts as a node of its own."""
+    devices = row.variant.nproc
+    return ClusterSize(nodes, devices // nodes) if devices % nodes == 0 else ClusterSize(devices, 1)
 
 
 def _is_baseline(other: Row, row: Row) -> bool:

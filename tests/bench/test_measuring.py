@@ -92,3 +92,14 @@ def test_findings_are_about_the_strategy_and_not_about_the_benchmarks_own_checkp
     answer(monkeypatch, {"results": {"findings": [saves, host]}})
     measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, trained(tmp_path))
     assert measured.findings == ("a late host: 10 % of a step",)
+
+
+@pytest.mark.parametrize(("nodes", "count"), [(("a", "a"), 1), (("host0", "host1"), 2), ((), None)])
+def test_the_nodes_of_the_ranks_are_counted_as_nccl_knows_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], count: int | None
+) -> None:
+    answer(monkeypatch, {"results": {}})
+    place = trained(tmp_path)
+    for path, node in zip(sorted(place.result.iterdir()), nodes, strict=False):
+        path.write_text(json.dumps({**json.loads(path.read_text()), "node": node}))
+    assert measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, place).nodes == count

@@ -115,6 +115,25 @@ def test_the_largest_number_of_devices_is_predicted_from_the_smaller_ones() -> N
     assert abs(float(amdahl[6] or 0)) < 0.2
 
 
+def test_ranks_that_are_hosts_of_their_own_are_nodes_of_a_series_and_have_predictions_with_intervals() -> None:
+    """On one node nothing tells what a network between nodes costs; where each rank is a node, it was measured."""
+    noises = enumerate((1.01, 0.99, 1.0))
+    rows = [
+        measurement(variant("ddp", size), 100 * (1 + 0.1 * (size - 1)) / size * noise, number, nodes=nodes)
+        for number, noise in noises
+        for size, nodes in ((1, 1), (2, 2), (3, 3), (4, 4), (8, 8))
+    ]
+    series, *_, last = scaling_sections(sum_up(rows), is_weak=False)
+    assert [row[:2] for row in series.rows] == [(1, 1), (2, 2), (3, 3), (4, 4), (8, 8)]
+    assert {row[1] for row in last.rows} >= {"amdahl", "usl"}
+    amdahl = next(row for row in last.rows if row[1] == "amdahl")
+    assert amdahl[3] is not None
+    assert float(amdahl[3]) < float(amdahl[2] or 0) < float(amdahl[4] or 0)
+    on_one = scaling_sections(sum_up([replace(row, nodes=1) for row in rows]), is_weak=False)
+    *_, last = on_one
+    assert all(row[3] is None for row in last.rows)
+
+
 def test_a_strategy_that_needs_two_devices_starts_from_the_row_of_one() -> None:
     rows = sum_up([SINGLE, measurement(variant("fsdp2", 2), 11.0)])
     series = next(iter(scaling_sections(rows, is_weak=False)))

@@ -1,6 +1,7 @@
 """Trains a model by a strategy: ``torchrun --nproc-per-node 2 train.py --strategy ddp --model gpt:2x128x64``.
 
-Every rank writes what it saw into ``--result``: the losses, correct answers, its peak of memory.
+Every rank writes what it saw into ``--result``: the losses, correct answers, its peak of memory,
+and its node as NCCL knows it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import json
 import os
 import resource
+import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -174,6 +176,7 @@ def main() -> None:
         "answers": [answers for _, answers in job.hits],
         "memory": measure_memory(job) if training.is_called else memory,
         "save_ns": save_ns,
+        "node": os.environ.get("NCCL_HOSTID") or socket.gethostname(),
     }
     if dist.is_initialized():
         dist.destroy_process_group()
