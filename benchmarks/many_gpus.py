@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
 
+from benchmarks.pipeline_runs import SHARED, TINY, Framework, Setting
 from benchmarks.processes import ROOT
 from benchmarks.shared_gpus import equal_shares, sharing
 from benchmarks.start_ranks import list_gpus
@@ -90,7 +91,9 @@ class Run:
 def runs_of(series: Series, folder: Path) -> Iterator[Run]:
     """The runs, those first that no smaller machine can show."""
     yield from _sweeps(series, folder)
-    yield _zero_run(series, folder)
+    yield from _zero_runs(series, folder)
+    if series.megatron:
+        yield _megatron_saves(series, series.megatron, folder)
     yield from _stopped_runs(series, folder)
     if series.shares:
         yield from _pair_runs(series, folder)
@@ -133,7 +136,8 @@ def _sweeps(series: Series, folder: Path) -> Iterator[Run]:
         yield Run(name, words, takes_turns=bool(shared))
 
 
-def _zero_run(series: Series, folder: Path) -> Run:
+def _zero_runs(series: Series, folder: Path) -> Iterator[Run]:
+    """ZeRO 3 under perfscope, without it, and with checkpoints."""
     zero = (str(WORKLOADS / "gpt_deepspeed.py"), "--zero-stage=3", "--steps=24")
     launcher = _python("deepspeed.launcher.runner", "--num_gpus", str(series.ranks), _PORT)
     if series.shares:
@@ -141,9 +145,22 @@ def _zero_run(series: Series, folder: Path) -> Run:
         size: tuple[str, ...] = _SHARED_MODEL
     else:
         size = ("--layers=24", "--hidden=2048", "--heads=16", "--seq-len=1024")
-    size = () if series.is_tiny else size
-    words = (*_profile(folder / "deepspeed_zero3" / "run"), *launcher, *zero, *size)
-    return Run("deepspeed_zero3", words, goes_on=False, takes_turns=bool(series.shares))
+    words = (*launcher, *zero, *(() if series.is_tiny else size))
+    for name, is_profiled in (("deepspeed_zero3", True), ("deepspeed_zero3_plain", False), ("deepspeed_saves", True)):
+        profile = _profile(folder / name / "run") if is_profiled else ()
+        saves = ("--save", str(folder / name / "checkpoints")) if name == "deepspeed_saves" else ()
+        yield Run(name, (*profile, *words, *saves), goes_on=False, takes_turns=bool(series.shares))
+
+
+def _megatron_saves(series: Series, scripts: Path, folder: Path) -> Run:
+    """Megatron's checkpoints, of a model that is small enough for any disk."""
+    size = TINY if series.is_tiny else {**SHARED, "layers": 8, "hidden": 1024, "heads": 16}
+    turn = folder / "turn" if series.at_once > 1 else None
+    setting = Setting(Framework.MEGATRON, "1f1b", 8, series.ranks, size, scripts, shares=series.shares, turn=turn)
+    name = "megatron_saves"
+    saves = ("--save", str(folder / name / "checkpoints"), "--save-interval", "6")
+    words = (*_profile(folder / name / "run"), *setting.command(), *saves)
+    return Run(name, words, goes_on=False, takes_turns=bool(series.shares))
 
 
 def _profile(run: Path) -> tuple[str, ...]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import statistics
+import time
 from typing import Any
 
 import deepspeed
@@ -10,6 +12,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from perfscope.workloads.gpt import Gpt, GptConfig
+
+_WARMUP = 3
 
 
 class RandomTokens(Dataset[torch.Tensor]):
@@ -39,8 +43,25 @@ def deepspeed_config(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
+def train(engine: Any, batches: DataLoader[torch.Tensor], arguments: argparse.Namespace) -> tuple[float, list[float]]:  # noqa: ANN401 - DeepSpeed has no types
+    """Train on all batches, and save where that is asked for; the last loss, and the seconds of each step."""
+    loss = torch.zeros(())
+    seconds = []
+    began = time.perf_counter()
+    for number, tokens in enumerate(batches, 1):
+        loss = engine(tokens.to(engine.device))
+        engine.backward(loss)
+        engine.step()
+        if number % arguments.accumulation == 0:
+            seconds.append(time.perf_counter() - began)
+            if arguments.save and len(seconds) % arguments.save_every == 0:
+                engine.save_checkpoint(arguments.save)
+            began = time.perf_counter()
+    return loss.item(), seconds
+
+
 def main() -> None:
-    """Train and print the last loss."""
+    """Train and print the last loss and the median step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--zero-stage", type=int, default=1)
@@ -49,6 +70,8 @@ def main() -> None:
     for name in ("layers", "hidden", "heads", "vocabulary"):
         parser.add_argument(f"--{name}", type=int, default=getattr(GptConfig(), name))
     parser.add_argument("--seq-len", type=int, default=GptConfig().seq_len)
+    parser.add_argument("--save", help="a folder for checkpoints")
+    parser.add_argument("--save-every", type=int, default=8, help="steps between checkpoints")
     parser.add_argument("--local_rank", type=int, default=-1)
     arguments = parser.parse_args()
     config = GptConfig(arguments.layers, arguments.hidden, arguments.heads, arguments.vocabulary, arguments.seq_len + 1)
@@ -58,13 +81,11 @@ def main() -> None:
     )
     micro_batches = arguments.steps * arguments.accumulation
     samples = micro_batches * arguments.micro_batch
-    loss = torch.zeros(())
-    for tokens in DataLoader(RandomTokens(config, samples), batch_size=arguments.micro_batch):
-        loss = engine(tokens.to(engine.device))
-        engine.backward(loss)
-        engine.step()
+    batches = DataLoader(RandomTokens(config, samples), batch_size=arguments.micro_batch)
+    loss, seconds = train(engine, batches, arguments)
     if engine.global_rank == 0:
-        print(f"last loss {loss.item():.6f}")
+        print(f"last loss {loss:.6f}")
+        print(f"median step {1e3 * statistics.median(seconds[_WARMUP:] or seconds):.3f} ms", flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -79,9 +79,21 @@ def test_what_an_interrupted_run_left_stays_where_its_command_goes_on(tmp_path: 
 def test_the_series_has_every_run_that_two_devices_cannot_show(tmp_path: Path) -> None:
     names = [run.name for run in runs_of(Series(4, is_tiny=False, megatron=tmp_path), tmp_path)]
     assert names[:5] == ["megatron_pp", "megatron_tp2_pp", "deepspeed_pp", "torch_pp", "deepspeed_zero3"]
+    assert names[5:8] == ["deepspeed_zero3_plain", "deepspeed_saves", "megatron_saves"]
     assert names[-1] == "scaling"
     eight = list(runs_of(Series(8, is_tiny=False), tmp_path))[-1]
     assert eight.command[eight.command.index("--nproc") + 1] == "1,2,4,8"
+
+
+def test_trainings_that_save_do_so_below_their_own_folder_and_one_goes_without_perfscope(tmp_path: Path) -> None:
+    series = Series(4, is_tiny=False, megatron=tmp_path, shares=(25,) * 4, at_once=3)
+    runs = {run.name: run.command for run in runs_of(series, tmp_path)}
+    for name in ("deepspeed_saves", "megatron_saves"):
+        words = runs[name]
+        assert words[words.index("--save") + 1] == str(tmp_path / name / "checkpoints")
+    plain, profiled = runs["deepspeed_zero3_plain"], runs["deepspeed_zero3"]
+    assert "perfscope" not in plain
+    assert profiled[-len(plain) :] == plain
 
 
 def test_a_measured_setting_is_read_again(tmp_path: Path) -> None:
