@@ -47,7 +47,9 @@ _NEEDS_DEVICE = ("device",)
 _STALL_S = 3
 #: A stall before this step is a slow start, on a machine that does much else.
 _FIRST_STEP = 5
+#: From when its first rank has begun; with ``--turn``, ranks begin when other trainings have ended.
 _LONGEST_S = 100
+_LONGEST_TURN_S = 500
 _AFTER_STALL_S = 1.5
 #: Set when this process is asked to end: its trainings are ended, too, and no other is begun.
 _STOP = Event()
@@ -104,10 +106,13 @@ def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()
         environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else no dump tells which device has not begun
     with (folder / f"{run.name}.log").open("wb") as log:
         process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
-        began_s = time.monotonic()
+        end_s = time.monotonic() + (_LONGEST_TURN_S if "--turn" in shared else _LONGEST_S)
+        has_begun = False
         try:
-            while process.poll() is None and time.monotonic() < began_s + _LONGEST_S and not _STOP.is_set():
+            while process.poll() is None and time.monotonic() < end_s and not _STOP.is_set():
                 time.sleep(0.2)
+                if not has_begun and any(run.glob("ranks/*/rank.json")):
+                    has_begun, end_s = True, time.monotonic() + _LONGEST_S
                 if len(list(run.glob("ranks/*/incidents.jsonl"))) == case.ranks and _have_stalled(run):
                     time.sleep(_AFTER_STALL_S)
                     break
