@@ -18,9 +18,12 @@ from perfscope.tables.columns import Bool
 _DIGITS = b"0123456789"
 _SHORT_TEXT = 1 << 9  # to mark a longer one takes less time than to look for each anchor in it
 _GRAM = 4
-_TABLE_BITS = 16
+_TABLE_BITS = 16  # a table that stays in the processor's cache
+_LARGE_TABLE_BITS = 22  # for random text, of which a small table would be full
+_FULL = 4
 _MULTIPLIER = np.uint32(2654435761)  # Knuth's, for hashing by multiplication
-_SHIFT = np.uint32(32 - _TABLE_BITS)
+_HASH_BITS = 32
+_BLANK_LINES = b"\n" * 8
 
 
 class AnchorSearch:
@@ -32,13 +35,14 @@ class AnchorSearch:
 
     def __init__(self, anchors: Sequence[bytes]) -> None:
         self.anchors = [anchor.translate(None, _DIGITS) for anchor in anchors]
-        grams = [_grams(anchor.ljust(_GRAM, b"\0")) for anchor in self.anchors]
+        self._hashes = [_hashes(anchor.ljust(_GRAM, b"\0")) for anchor in self.anchors]
         self._is_short = np.asarray([len(anchor) < _GRAM for anchor in self.anchors])
-        self._grams = np.concatenate(grams) if grams else np.empty(0, np.uint16)
-        self._starts = np.cumsum([0, *(len(gram) for gram in grams)])[:-1]
+        self._starts = np.cumsum([0, *map(len, self._hashes)])[:-1]
 
     def find(self, text: bytes) -> list[bool]:
         """For each anchor, whether the text may contain it; False is certain."""
+        if _BLANK_LINES in text:  # as many as bytes, maybe
+            text = text.replace(_BLANK_LINES, b"\n")
         lines = b"\n".join(set(text.translate(None, _DIGITS).split(b"\n")))
         if len(lines) <= _SHORT_TEXT or not self.anchors:
             return [anchor in lines for anchor in self.anchors]
@@ -47,10 +51,12 @@ class AnchorSearch:
 
     def _mark(self, text: bytes) -> list[bool]:
         """For each anchor, whether all its sequences of four bytes are in the text."""
-        table = np.zeros(1 << _TABLE_BITS, np.bool_)
-        for offset in range(_GRAM):
-            table[_grams_from(text, offset)] = True
-        flags: Bool = np.logical_and.reduceat(table[self._grams], self._starts) | self._is_short
+        table = _table_of(text, _TABLE_BITS)
+        bits = _TABLE_BITS
+        if _FULL * np.count_nonzero(table) > len(table):
+            table, bits = _table_of(text, _LARGE_TABLE_BITS), _LARGE_TABLE_BITS
+        places = _places(np.concatenate(self._hashes), bits)
+        flags: Bool = np.logical_and.reduceat(table[places], self._starts) | self._is_short
         return [bool(flag) for flag in flags]
 
 
@@ -60,14 +66,27 @@ def search_for(anchors: tuple[bytes, ...]) -> AnchorSearch:
     return AnchorSearch(anchors)
 
 
-def _grams(text: bytes) -> npt.NDArray[np.uint16]:
-    """The places in the table of every sequence of four bytes."""
-    return np.concatenate([_grams_from(text, offset) for offset in range(_GRAM)])
+def _table_of(text: bytes, bits: int) -> Bool:
+    """A table of that many bits in which every sequence of four bytes of a text is marked."""
+    table = np.zeros(1 << bits, np.bool_)
+    for offset in range(_GRAM):
+        table[_places(_hashes_from(text, offset), bits)] = True
+    return table
 
 
-def _grams_from(text: bytes, offset: int) -> npt.NDArray[np.uint16]:
-    words = np.frombuffer(text, "<u4", (len(text) - offset) // _GRAM, offset) if len(text) >= offset + _GRAM else None
-    if words is None:
-        return np.empty(0, np.uint16)
-    places: npt.NDArray[np.uint16] = ((words * _MULTIPLIER) >> _SHIFT).astype(np.uint16)
-    return places
+def _places(hashes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
+    """The places of sequences in a table of that many bits; a table of 16 is faster with places of as many."""
+    places: npt.NDArray[np.uint32] = hashes >> np.uint32(_HASH_BITS - bits)
+    return places.astype(np.uint16) if bits == _TABLE_BITS else places
+
+
+def _hashes(text: bytes) -> npt.NDArray[np.uint32]:
+    """A hash of every sequence of four bytes."""
+    return np.concatenate([_hashes_from(text, offset) for offset in range(_GRAM)])
+
+
+def _hashes_from(text: bytes, offset: int) -> npt.NDArray[np.uint32]:
+    """A hash of every fourth sequence of four bytes, from a place on."""
+    if len(text) < offset + _GRAM:
+        return np.empty(0, np.uint32)
+    return np.frombuffer(text, "<u4", (len(text) - offset) // _GRAM, offset) * _MULTIPLIER

@@ -26,7 +26,9 @@ _FIRST = 1 << 16
 
 _GZIP = b"\x1f\x8b"
 _ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not say that it is an exception
-_ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,400}+(?:\x07|\x1b\\)|[@-Z\\-_])")
+_ESCAPE = rb"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\](?:[^\x07\x1b\n]{0,400}+(?:\x07|\x1b\\))?+|[@-Z\\^_])"
+_ESCAPES = re.compile(_ESCAPE + rb"(?:" + _ESCAPE + rb")*+")  # one match for all that stand in a row
+_RETURNS_TO_ENDS = bytes.maketrans(b"\r", b"\n")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
 _LONGEST_WAIT_MS = 10_000
@@ -210,12 +212,12 @@ def to_plain_text(text: bytes) -> bytes:
     b'step: 1\n 10%|#|\n'
     """
     if b"\r" in text:
-        text = text.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-    if b"\0" in text:
-        text = text.replace(b"\0", b"")
+        text = text.replace(b"\r\n", b"\n")
+    if b"\r" in text or b"\0" in text:  # which may be many
+        text = text.translate(_RETURNS_TO_ENDS, b"\0")
     text = _shorten_lines(text)
     if b"\x1b" in text:
-        text = _ESCAPES.sub(b"", text)
+        text = b"".join(_ESCAPES.split(text))  # faster than to substitute each
     return text
 
 

@@ -45,3 +45,12 @@ def test_what_a_long_text_lacks_is_not_searched_for() -> None:
     found = [anchor for anchor, is_possible in zip(ANCHORS, SEARCH.find(text), strict=True) if is_possible]
     assert all(anchor.translate(None, b"0123456789") in text.translate(None, b"0123456789") for anchor in found)
     assert len(found) < 10
+
+
+def test_of_random_text_hardly_an_anchor_is_searched_for() -> None:
+    """All sequences of three bytes are in it, and a small table is full of those of four."""
+    draw = random.Random(1)
+    text = bytes(draw.choices(range(32, 127), k=1 << 20))
+    searched = [anchor for anchor, is_possible in zip(ANCHORS, SEARCH._mark(text), strict=True) if is_possible]
+    assert len(searched) < 20
+    assert all(SEARCH._mark(text + anchor)[index] for index, anchor in enumerate(ANCHORS[:5]))

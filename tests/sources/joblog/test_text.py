@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -152,6 +153,12 @@ def test_of_a_line_of_ten_megabytes_only_the_ends_are_looked_at(
     read_log(path)
     assert sum(lengths) < 1 << 15
     assert_ratio(partial(read_log, path), partial(read_log, plain), 30)
+
+
+@given(st.text("\x1b[]0;m?\x07\\a\n"))
+def test_escape_sequences_in_a_row_go_as_they_do_one_by_one(text: str) -> None:
+    one = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)|[@-Z\\-_])"
+    assert to_plain_text(text.encode()) == re.sub(one, b"", text.encode())
 
 
 def test_a_window_title_without_an_end_takes_no_line_with_it() -> None:
