@@ -7,7 +7,6 @@ every process has one, else of the windows with operators: those of all ranks ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
@@ -17,13 +16,17 @@ from perfscope.engine.reading import read_each
 from perfscope.report import Json
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.units import format_ranges
-from perfscope.wire.traces import TraceMetadata
+from perfscope.wire.traces import TraceMetadata, file_name
 
 if TYPE_CHECKING:
     from perfscope.tables.run import Run
 
 #: What gives the metadata that the hooks wrote into a trace; None where there is none.
 ReadMetadata: TypeAlias = "Callable[[str], TraceMetadata | None]"
+
+
+#: Light windows, and those with operators.
+_KINDS = 2
 
 
 class TraceFiles(Struct, frozen=True):
@@ -123,10 +126,11 @@ def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = re
         run: The run that they are of; it may have recorded their windows.
         read: Reads what the hooks wrote into a trace that no run recorded.
     """
-    processes = _group(_describe(traces, run, read))
+    windows = _describe(traces, run, read)
     alone = tuple(TraceFiles(path) for path in traces)
-    if not any(process.light for process in processes) or not any(process.operators for process in processes):
+    if len({window.is_light for window in windows}) < _KINDS:
         return WindowPlan(alone, alone)
+    processes = _group(windows)
     is_light = {window.path for process in processes for window in process.light}
     operators = tuple(files for files in alone if files.path not in is_light)
     lacking = [process for process in processes if not process.light and process.is_stated]
@@ -176,10 +180,10 @@ def _describe(traces: Sequence[str], run: Run | None, read: ReadMetadata) -> lis
 
     A trace that says nothing is a process of its own, as far as pairs are concerned.
     """
-    recorded = {Path(window.trace).name: window for window in run.windows} if run else {}
+    recorded = {file_name(window.trace): window for window in run.windows} if run else {}
     windows, unrecorded = [], []
     for path in traces:
-        window = recorded.get(Path(path).name.removesuffix(".gz"))
+        window = recorded.get(file_name(path).removesuffix(".gz"))
         if window is None:
             unrecorded.append(path)
             continue
