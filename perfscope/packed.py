@@ -26,8 +26,8 @@ _Key: TypeAlias = Any
 
 #: So much is objects at the same time, and is read again for one row of it; a row counts 1, where nothing else is said.
 _IN_A_CHUNK = 128
-#: So many rows are put in order at the same time.
-_AT_ONCE = 1024
+#: So much is put in order at the same time.
+_AT_ONCE = 512
 #: Fewer bytes stay in memory.
 _MOST_HELD = MIB // 4
 #: Loaded by name where a file is written: with the random numbers in it, it takes long to import.
@@ -180,8 +180,12 @@ def pack_in_order(
         return tuple(sorted(packed, key=key))
     if all(first <= second for first, second in pairwise(map(key, packed))):
         return packed
-    keys = list(map(key, packed))
-    return pack(_rows_at(packed, sorted(range(len(keys)), key=keys.__getitem__)), weigh)
+    keys: list[_Key] = []
+    weights = array("q")
+    for row in packed:
+        keys.append(key(row))
+        weights.append(weigh(row) if weigh else 1)
+    return pack(_rows_at(packed, sorted(range(len(keys)), key=keys.__getitem__), weights), weigh)
 
 
 def pack_at(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:
@@ -189,9 +193,21 @@ def pack_at(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:
     return pack(_rows_at(rows, places))
 
 
-def _rows_at(rows: Sequence[_T], places: Sequence[int]) -> Iterator[_T]:
+def _rows_at(rows: Sequence[_T], places: Sequence[int], weights: Sequence[int] | None = None) -> Iterator[_T]:
     """Rows that lie far apart are read in turn, not in order: each reading of one is a reading of its neighbours."""
-    for begin in range(0, len(places), _AT_ONCE):
-        some = places[begin : begin + _AT_ONCE]
+    for some in _cut(places, weights):
         row_at = {place: rows[place] for place in sorted(some)}
         yield from (row_at[place] for place in some)
+
+
+def _cut(places: Sequence[int], weights: Sequence[int] | None) -> Iterator[list[int]]:
+    """Places whose rows are as large as so many small ones that they may be objects at the same time."""
+    some: list[int] = []
+    weight = 0
+    for place in places:
+        some.append(place)
+        weight += weights[place] if weights else 1
+        if weight >= _AT_ONCE:
+            yield some
+            some, weight = [], 0
+    yield some
