@@ -156,7 +156,7 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int
     """From each rank to the ranks that it made collectives with, through the first rank of each group."""
     links: dict[int, dict[int, _Link]] = {}
     for key, calls in CallsByGroup(partials).items():
-        numbered = {rank: group_calls for rank, group_calls in calls.items() if rank >= 0}
+        numbered = calls.numbered()
         if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
             continue
         matched = match(numbered)

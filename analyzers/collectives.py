@@ -14,7 +14,7 @@ transfer time and no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -201,10 +201,11 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     for key, calls in groups.items():
         matched, first = match(calls), next(iter(calls.values()))
         unmatched += matched.unmatched
-        tell_kinds = [first] if matched.are_alike else calls.values()
-        for kind in sorted({kind for rank_calls in tell_kinds for kind in rank_calls.kinds}):
+        unlike = () if matched.alike else tuple(calls.values())
+        kinds = matched.alike.kinds if matched.alike else {kind for rank_calls in unlike for kind in rank_calls.kinds}
+        for kind in sorted(kinds):
             size = 2 if key.sender != ABSENT else first.size
-            sums.setdefault((first.role, size, kind), _Sums()).add(kind, calls, matched)
+            sums.setdefault((first.role, size, kind), _Sums()).add(kind, matched, unlike)
     link = _find_link({part.gpu for partial in partials for part in partial})
     operations = [of_kind.operation(role, size, kind, link) for (role, size, kind), of_kind in sums.items()]
     return Collectives(
@@ -232,22 +233,22 @@ class _Sums:
         self._transfers: list[Int64] = []
         self._ranks_seen: list[int] = []
 
-    def add(self, kind: Kind, calls_of_rank: Mapping[int, GroupCalls], matched: MatchedCalls) -> None:
-        """Add those of a group."""
+    def add(self, kind: Kind, matched: MatchedCalls, unlike: Sequence[GroupCalls]) -> None:
+        """Add those of a group; ``unlike`` is what each rank made, where they did not make the same."""
         chosen = matched.kind == matched.kinds.index(kind)
         self._transfers.append(matched.transfer_ns[chosen])
         self._wait += int(matched.wait_ns[:, chosen].sum())
-        self._ranks_seen.append(len(calls_of_rank))
-        if matched.are_alike:  # of many ranks that made the same, one after the other takes long
+        self._ranks_seen.append(len(matched.ranks))
+        if matched.alike is not None:  # of many ranks that made the same, one after the other takes long
             durations_ns = matched.duration_ns[:, chosen]
             self._duration += int(durations_ns.sum())
             self._calls += durations_ns.shape[1]
-            index = next(iter(calls_of_rank.values())).kinds.index(kind)
-            self._covered_ns += sum(int(group_calls.covered_ns[index]) for group_calls in calls_of_rank.values())
-            self._hidden_ns += sum(int(group_calls.hidden_ns[index]) for group_calls in calls_of_rank.values())
+            index = matched.alike.kinds.index(kind)
+            self._covered_ns += int(matched.alike.covered_ns[index])
+            self._hidden_ns += int(matched.alike.hidden_ns[index])
             return
         most_calls = 0
-        for group_calls in calls_of_rank.values():
+        for group_calls in unlike:
             if kind in group_calls.kinds:
                 index = group_calls.kinds.index(kind)
                 durations_ns = group_calls.duration_ns[group_calls.kind == index]

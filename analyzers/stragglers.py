@@ -238,7 +238,7 @@ def _count_ranks(group: GroupWait) -> int:
     return len(group.ranks)
 
 
-def _find_waits(key: GroupKey, calls: dict[int, GroupCalls], members: Members) -> GroupWait | None:
+def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: Members) -> GroupWait | None:
     """The waits of one group; None where it has no collective that two ranks made together."""
     if len(calls) < _FEWEST_RANKS:
         return None

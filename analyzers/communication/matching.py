@@ -23,6 +23,20 @@ from perfscope.tables.trace import ABSENT
 _FEWEST_ENDS = 3
 
 
+class AlikeCalls(Struct, frozen=True, eq=False):
+    """Operations that all ranks of a group made in the same order.
+
+    Attributes:
+        kinds: Their kinds.
+        covered_ns: For each of ``kinds`` the time that its operations cover, over all ranks.
+        hidden_ns: For each the part of that time during which compute runs.
+    """
+
+    kinds: tuple[Kind, ...]
+    covered_ns: Int64
+    hidden_ns: Int64
+
+
 class MatchedCalls(Struct, frozen=True, eq=False):
     """Operations of one group, each of which all given ranks made.
 
@@ -34,7 +48,7 @@ class MatchedCalls(Struct, frozen=True, eq=False):
         duration_ns: One row a rank, one column an operation.
         end_ns: The same shape; masked (ABSENT) where not known.
         unmatched: How many operations of some rank have no match on every other rank.
-        are_alike: Whether all ranks made the same operations in the same order, none of which is left out.
+        alike: Their times, where all ranks made the same operations in the same order, and none is left out.
     """
 
     ranks: tuple[int, ...]
@@ -44,7 +58,7 @@ class MatchedCalls(Struct, frozen=True, eq=False):
     duration_ns: Int64
     end_ns: Int64
     unmatched: int
-    are_alike: bool = False
+    alike: AlikeCalls | None = None
 
     @property
     def transfer_ns(self) -> Int64:
@@ -88,26 +102,46 @@ def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
 def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     """Match the operations that several ranks made in one group; ``calls`` is by rank.
 
-    An operation that some rank does not have is left out and counted.
+    An operation that some rank does not have is left out and counted. Those of ranks that made the same are read one
+    rank after the other.
     """
+    return _match_alike(calls) or _match_unlike(dict(calls))
+
+
+def _match_alike(calls: Mapping[int, GroupCalls]) -> MatchedCalls | None:
+    """The operations of ranks that all made the same; None where one did not."""
     ranks = tuple(sorted(calls))
-    rows = match_rows([calls[rank] for rank in ranks])
-    longest = max(len(calls[rank].kind) for rank in ranks)
-    are_alike = len(rows[0]) == longest and all(index is rows[0] for index in rows)
-    if are_alike:
-        kinds, kind = _common_kinds([calls[ranks[0]]], rows[:1])
-    else:
-        kinds, kind = _common_kinds([calls[rank] for rank in ranks], rows)
-    durations = [calls[rank].duration_ns for rank in ranks]
-    if not are_alike:
-        durations = [of_rank[index] for of_rank, index in zip(durations, rows, strict=True)]
-    duration_ns = np.stack(durations, dtype=np.int64)
-    ends = [calls[rank].end_ns for rank in ranks]
-    if not are_alike or any(len(of_rank) != longest for of_rank in ends):
-        ends = [_ends_at(of_rank, index) for of_rank, index in zip(ends, rows, strict=True)]
-    end_ns = np.stack(ends)
-    step = calls[ranks[0]].step[rows[0]].astype(np.int64)
-    return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, longest - len(kind), are_alike)
+    row_of = {rank: row for row, rank in enumerate(ranks)}
+    first = next(iter(calls.values()))
+    duration_ns = np.empty((len(ranks), len(first.kind)), np.int64)
+    end_ns = np.full(duration_ns.shape, ABSENT, np.int64)
+    covered_ns, hidden_ns = np.zeros(len(first.kinds), np.int64), np.zeros(len(first.kinds), np.int64)
+    for rank, rank_calls in calls.items():
+        if not _has_same_operations(first, rank_calls):
+            return None
+        row = row_of[rank]
+        duration_ns[row] = rank_calls.duration_ns
+        end_ns[row, : len(rank_calls.end_ns)] = rank_calls.end_ns
+        covered_ns += rank_calls.covered_ns
+        hidden_ns += rank_calls.hidden_ns
+    kinds, kind = _common_kinds([first], [np.arange(len(first.kind))])
+    alike = AlikeCalls(first.kinds, covered_ns, hidden_ns)
+    return MatchedCalls(ranks, kinds, kind, first.step.astype(np.int64), duration_ns, end_ns, 0, alike)
+
+
+def _match_unlike(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
+    """The operations that all ranks made, of which some made others, too."""
+    ranks = tuple(sorted(calls))
+    of_ranks = [calls[rank] for rank in ranks]
+    rows = match_rows(of_ranks)
+    kinds, kind = _common_kinds(of_ranks, rows)
+    duration_ns = np.stack(
+        [of_rank.duration_ns[index] for of_rank, index in zip(of_ranks, rows, strict=True)], dtype=np.int64
+    )
+    end_ns = np.stack([_ends_at(of_rank.end_ns, index) for of_rank, index in zip(of_ranks, rows, strict=True)])
+    step = of_ranks[0].step[rows[0]].astype(np.int64)
+    longest = max(len(of_rank.kind) for of_rank in of_ranks)
+    return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, longest - len(kind))
 
 
 def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:

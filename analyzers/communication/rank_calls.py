@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import reduce
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -110,8 +111,33 @@ def _count_transfers(trace: Trace, communicates: Bool) -> int:
     return count
 
 
+class RanksOfGroup(Mapping[int, GroupCalls]):
+    """The operations of the ranks of one group, in the order of ranks; those of a rank are read when it is looked at.
+
+    Args:
+        calls: The operations of all groups.
+        rows: Where among them the windows of each rank are, which are joined.
+    """
+
+    def __init__(self, calls: Sequence[GroupCalls], rows: Mapping[int, range]) -> None:
+        self._calls, self._rows = calls, rows
+
+    def __getitem__(self, rank: int) -> GroupCalls:
+        return reduce(join_windows, map(self._calls.__getitem__, self._rows[rank]))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._rows)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def numbered(self) -> RanksOfGroup:
+        """Those whose number is known."""
+        return RanksOfGroup(self._calls, {rank: rows for rank, rows in self._rows.items() if rank >= 0})
+
+
 class CallsByGroup:
-    """The operations of each group by rank, of which those of one group at a time are in memory.
+    """The operations of each group by rank, of which those of few ranks at a time are in memory.
 
     The windows of a process are joined; of two of its traces that overlap in time the first counts. Another process of
     the same rank belongs to another run: the first processes of all ranks are matched to each other, then the second
@@ -136,26 +162,22 @@ class CallsByGroup:
         self._keys = sorted(number_of)
         place_of = np.empty(len(number_of), np.int64)
         place_of[[number_of[key] for key in self._keys]] = np.arange(len(number_of))
-        group = place_of[np.array(groups, np.int64)]
-        order = np.lexsort((np.array(moments, np.int64), group))
-        self._group, self._ranks = group[order], np.array(ranks, np.int64)[order]
-        places = order.tolist()
+        group, rank = place_of[np.array(groups, np.int64)], np.array(ranks, np.int64)
+        order = np.lexsort((np.array(moments, np.int64), rank, group))
+        self._group, self._ranks = group[order], rank[order]
+        places = array("q", order.tobytes())
         self._calls = [calls[place] for place in places] if isinstance(calls, tuple) else pack_at(calls, places)
 
     def __len__(self) -> int:
         return len(self._keys)
 
-    def items(self) -> Iterator[tuple[GroupKey, dict[int, GroupCalls]]]:
-        """Each group, by its key, with the operations of its ranks in the order of time."""
-        calls_of_rank: dict[int, GroupCalls] = {}
-        group = 0
-        for number, rank, calls in zip(self._group.tolist(), self._ranks.tolist(), self._calls, strict=True):
-            if number != group:
-                yield self._keys[group], calls_of_rank
-                group, calls_of_rank = number, {}
-            calls_of_rank[rank] = join_windows(calls_of_rank[rank], calls) if rank in calls_of_rank else calls
-        if calls_of_rank:
-            yield self._keys[group], calls_of_rank
+    def items(self) -> Iterator[tuple[GroupKey, RanksOfGroup]]:
+        """Each group, by its key, with the operations of its ranks in their order."""
+        ends = np.searchsorted(self._group, np.arange(len(self._keys)), side="right").tolist()
+        for key, (begin, end) in zip(self._keys, pairwise([0, *ends]), strict=True):
+            ranks, begins = np.unique(self._ranks[begin:end], return_index=True)
+            rows = map(range, begins + begin, [*(begins[1:] + begin), end])
+            yield key, RanksOfGroup(self._calls, dict(zip(ranks.tolist(), rows, strict=True)))
 
 
 class NumberedCalls(NamedTuple):

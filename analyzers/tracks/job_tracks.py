@@ -172,7 +172,7 @@ def _join_operations(
     partials: Sequence[tuple[RankCalls, ...]], clocks: dict[int, RankClock]
 ) -> Iterator[JoinedOperation]:
     for key, members in CallsByGroup(partials).items():
-        numbered = {rank: calls for rank, calls in members.items() if rank >= 0}
+        numbered = members.numbered()
         if len(numbered) < _FEWEST_RANKS:
             continue
         matched = match(numbered)

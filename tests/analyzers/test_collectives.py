@@ -123,12 +123,12 @@ def test_ranks_that_made_the_same_are_added_up_at_once_as_one_after_the_other(
 
     def match_apart(calls: Any) -> MatchedCalls:
         matched = match(calls)
-        assert matched.are_alike
-        return replace(matched, are_alike=False)
+        assert matched.alike
+        return replace(matched, alike=None)
 
     monkeypatch.setattr(collectives, "match", match_apart)
     assert collectives.analyze(partials).data() == at_once
-    assert not match({0: partials[0][0].groups[0], 1: without_last(partials[1][0].groups[0])}).are_alike
+    assert not match({0: partials[0][0].groups[0], 1: without_last(partials[1][0].groups[0])}).alike
 
 
 def without_last(calls: GroupCalls) -> GroupCalls:
