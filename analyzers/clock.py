@@ -8,8 +8,10 @@ drift is fitted, too.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
+from math import isnan, nan
 
 import numpy as np
 from msgspec import Struct
@@ -129,6 +131,58 @@ class _Link(Struct, frozen=True):
         return _Link(self.offset + next_link.offset, self.residual + next_link.residual, operations, drift)
 
 
+class _Links:
+    """Clocks against each other, by the collectives that two ranks made together; columns, because they are many.
+
+    Where two ranks have several, the one with the smallest residual counts, and of equal ones the first.
+    """
+
+    def __init__(self) -> None:
+        self.ranks, self.others, self.operations = array("q"), array("q"), array("q")
+        self.offsets, self.residuals, self.drifts = array("d"), array("d"), array("d")
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def append(self, rank: int, other: int, found: _Link) -> None:
+        """Add the clock of ``other`` against that of ``rank``."""
+        self.ranks.append(rank)
+        self.others.append(other)
+        self.offsets.append(found.offset)
+        self.residuals.append(found.residual)
+        self.operations.append(found.operations)
+        self.drifts.append(nan if found.drift is None else found.drift)
+
+    def by_rank(self) -> _Neighbours:
+        """The links from each rank, in both directions."""
+        ranks, others = np.array(self.ranks, np.int64), np.array(self.others, np.int64)
+        sources, targets = np.concatenate([ranks, others]), np.concatenate([others, ranks])
+        rows = np.tile(np.arange(len(ranks)), 2)
+        order = np.lexsort((rows, np.array(self.residuals)[rows], targets, sources))
+        sources, targets, rows = sources[order], targets[order], rows[order]
+        is_best = np.ones(len(order), np.bool_)
+        is_best[1:] = (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
+        return _Neighbours(self, sources[is_best], targets[is_best], rows[is_best])
+
+
+class _Neighbours(Struct, frozen=True, eq=False):
+    """The links from each rank: ``rows`` of them lead from ``sources``, which are in order, to ``targets``."""
+
+    links: _Links
+    sources: Int64
+    targets: Int64
+    rows: Int64
+
+    def of(self, rank: int) -> Iterator[tuple[int, _Link]]:
+        """The ranks that a rank made collectives with, and their clocks against its own."""
+        links = self.links
+        begin, end = np.searchsorted(self.sources, rank, "left"), np.searchsorted(self.sources, rank, "right")
+        for target, row in zip(self.targets[begin:end].tolist(), self.rows[begin:end].tolist(), strict=True):
+            drift = None if isnan(links.drifts[row]) else links.drifts[row]
+            link = _Link(links.offsets[row], links.residuals[row], links.operations[row], drift)
+            yield target, link if links.ranks[row] == rank else link.reversed()
+
+
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     """Align every rank to the lowest one.
 
@@ -140,10 +194,29 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     links = _link_ranks(partials)
     if not links:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
-    hosts = {part.rank: part.host for partial in partials for part in partial if part.rank is not None}
-    reference = min(hosts)
-    reached = _reach(reference, links)
-    return Clock(reference, pack(_clock(rank, hosts[rank], reached.get(rank)) for rank in sorted(hosts)))
+    ranks, hosts = _hosts(partials)
+    reference = int(ranks[0])
+    reached = _reach(reference, links.by_rank())
+    return Clock(
+        reference,
+        pack(_clock(rank, host, reached.get(rank)) for rank, host in zip(ranks.tolist(), hosts, strict=True)),
+    )
+
+
+def _hosts(partials: Sequence[tuple[RankCalls, ...]]) -> tuple[Int64, Iterator[str]]:
+    """The ranks, in order, and the host of each, by its last window."""
+    number_of: dict[str, int] = {}
+    ranks, hosts = array("q"), array("q")
+    for partial in partials:
+        for part in partial:
+            if part.rank is not None:
+                ranks.append(part.rank)
+                hosts.append(number_of.setdefault(part.host, len(number_of)))
+    names = list(number_of)
+    order = np.argsort(np.array(ranks, np.int64), kind="stable")
+    in_order = np.array(ranks, np.int64)[order]
+    is_last = np.append(in_order[1:] != in_order[:-1], True)
+    return in_order[is_last], (names[host] for host in np.array(hosts, np.int64)[order][is_last].tolist())
 
 
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
@@ -152,9 +225,9 @@ def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
     return RankClock(rank, host, link.offset, link.residual, link.operations, link.drift)
 
 
-def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int, _Link]]:
-    """From each rank to the ranks that it made collectives with, through the first rank of each group."""
-    links: dict[int, dict[int, _Link]] = {}
+def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> _Links:
+    """From the first rank of each group to the ranks that it made collectives with."""
+    links = _Links()
     for key, calls in CallsByGroup(partials).items():
         numbered = calls.numbered()
         if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
@@ -165,8 +238,7 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> dict[int, dict[int
         for row, rank in enumerate(matched.ranks[1:], 1):
             link = _link(matched, row, chosen, transfer_ns)
             if link is not None:
-                _keep_better(links.setdefault(matched.ranks[0], {}), rank, link)
-                _keep_better(links.setdefault(rank, {}), matched.ranks[0], link.reversed())
+                links.append(matched.ranks[0], rank, link)
     return links
 
 
@@ -193,12 +265,7 @@ def _link(matched: MatchedCalls, row: int, synchronises: Bool, transfer_ns: Int6
     return _Link(found.offset_ns, found.residual_ns, len(differences), drift)
 
 
-def _keep_better(links: dict[int, _Link], rank: int, link: _Link) -> None:
-    if rank not in links or link.residual < links[rank].residual:
-        links[rank] = link
-
-
-def _reach(reference: int, links: dict[int, dict[int, _Link]]) -> dict[int, _Link]:
+def _reach(reference: int, neighbours: _Neighbours) -> dict[int, _Link]:
     """The best chain of links to each rank: always extend the one with the smallest residual so far."""
     reached = {reference: _Link(0.0, 0.0, 0, 0.0)}
     waiting = [(0.0, reference)]
@@ -208,7 +275,7 @@ def _reach(reference: int, links: dict[int, dict[int, _Link]]) -> dict[int, _Lin
         if rank in done:
             continue
         done.add(rank)
-        for neighbour, link in links.get(rank, {}).items():
+        for neighbour, link in neighbours.of(rank):
             if neighbour in done:
                 continue
             chain = link if rank == reference else reached[rank].then(link)
