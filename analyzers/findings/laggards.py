@@ -58,14 +58,15 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
         kind = WORK if is_more or pace is None or pace > 1 - _NOTICEABLE else DEVICE
     elif largest and parts[largest] > 0:
         kind = HOST
-    rest = [rank for rank in training.ranks if rank.rank != straggler]
-    exposed_us = min(cost_us, max((rank.communication for rank in rest), default=cost_us))
+    exposed_us = min(cost_us, max((rank.communication for rank in training.ranks_but(straggler)), default=cost_us))
     if kind != OTHER and parts[largest] / steps < _EXPLAINED * exposed_us:
         kind = OTHER
     if kind == OTHER and exposed_us < _LEAST_UNEXPLAINED * (training.step_us or 0.0):
         return None
-    if largest == "host" and min((rank.compute for rank in rest), default=0.0) < _BUSY * (training.step_us or 0.0):
-        return None  # all hosts launch too slowly, and one of them is always the last
+    if largest == "host":
+        least_compute_us = min((rank.compute for rank in training.ranks_but(straggler)), default=0.0)
+        if least_compute_us < _BUSY * (training.step_us or 0.0):
+            return None  # all hosts launch too slowly, and one of them is always the last
     detail = f", in which it {_describe(largest)} longer than they do" if kind != OTHER else ""
     if kind == OTHER:
         kind = _by_replay(training, int(straggler), cost_us)

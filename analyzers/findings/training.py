@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from msgspec import Struct
 from perfscope.analyzers.findings.facts import Facts, to_number
 from perfscope.analyzers.findings.replays import Fixes
 from perfscope.constants import US_PER_S
+from perfscope.packed import pack
 
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.regain import Regain
@@ -111,11 +112,15 @@ class Training:
         return max(seconds * US_PER_S, *(self._busy_us(row) for row in self.facts.rows("/breakdown/ranks")), 0.0)
 
     @cached_property
-    def ranks(self) -> tuple[RankStep, ...]:
+    def ranks(self) -> Sequence[RankStep]:
         """The profiled steps of each rank; none without traces."""
         if self.has_device:
-            return tuple(self._device_step(row) for row in self.facts.rows("/breakdown/ranks"))
-        return tuple(self._host_step(row) for row in self.facts.rows("/host/ranks"))
+            return pack(self._device_step(row) for row in self.facts.rows("/breakdown/ranks"))
+        return pack(self._host_step(row) for row in self.facts.rows("/host/ranks"))
+
+    def ranks_but(self, number: float | None) -> Iterator[RankStep]:
+        """The profiled steps of all ranks but one."""
+        return (rank for rank in self.ranks if rank.rank != number)
 
     @cached_property
     def largest(self) -> RankStep | None:
