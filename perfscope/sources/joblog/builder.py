@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import product
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
 from perfscope.sources.joblog.iteration_series import RECORDS_KEPT, IterationSeries
 from perfscope.sources.joblog.job_changes import JobChanges
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
 from perfscope.sources.joblog.saves_builder import SavesBuilder
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
 
@@ -32,6 +33,9 @@ _BAD_ENDS = (
     "srun reports an error",
 )
 
+#: Values of timers of which each line is read.
+ENOUGH_TIMER_LINES = 20_000
+
 #: What a fact can be.
 Value: TypeAlias = "int | float | str | bool"
 
@@ -52,6 +56,8 @@ class JobLogBuilder:
         remarks: The first remark of each kind, by its code.
     """
 
+    COUNTS: ClassVar = ("unreadable", "timer_lines", "_timers")
+
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
         self.series: dict[str, IterationSeries] = {}
         self.frameworks: set[str] = set()
@@ -69,6 +75,22 @@ class JobLogBuilder:
         self._timers: dict[str, tuple[int, int]] = {}
         self._bad_ends: dict[int, str] = {}
         self._jobs = JobChanges()
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted, but that timers are left out of long logs: up to there."""
+        added = added_of(self)["timer_lines"]
+        until = ENOUGH_TIMER_LINES - self.timer_lines
+        return ANY_NUMBER if not added or until < 0 else until // added - 1
+
+    @property
+    def records_kept(self) -> int:
+        """How many records of all sources are kept one by one."""
+        return sum(len(series) - series.folded_times.records for series in self.series.values())
+
+    def settle(self) -> None:
+        """Put all that waits to be counted into its place."""
+        for series in self.series.values():
+            series.settle()
 
     def series_of(self, source: str) -> IterationSeries:
         """The series of one source, which is created at the first call."""

@@ -6,17 +6,20 @@ The counts are exact and small: logs print tenths of milliseconds, so times repe
 from __future__ import annotations
 
 from array import array
+from typing import ClassVar
 
 import numpy as np
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_columns import as_integers
+from perfscope.sources.joblog.repetition import ALIKE, ANY_NUMBER, AddedOf
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import FoldedRecords
 
 _MERGE_AT_SINGLE = 1 << 12
 _MERGE_AT_ROWS = 1 << 19
+_FEWEST_OF_A_COUNT = 64  # places of the counts for each time: with more, sorting is faster
 _WIDEST_NS = 400 * NS_PER_S
 
 
@@ -28,6 +31,17 @@ class FoldedTimes:
         skipped: Skipped iterations.
         last_loss: The last loss.
     """
+
+    COUNTS: ClassVar = (
+        "records",
+        "skipped",
+        "_wall_total_ns",
+        "_samples",
+        "_nan",
+        "_disturbed",
+        "_count",
+        "_warmups",
+    )
 
     def __init__(self) -> None:
         self.records = 0
@@ -103,6 +117,17 @@ class FoldedTimes:
             last_loss_scale=self._last_loss_scale,
         )
 
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted, where the same times began the starts of each repetition."""
+        added, times = added_of(self)["_warmups"], self._warmups
+        last = times[len(times) - added :]
+        return ANY_NUMBER if not added or times[-ALIKE * added :] == last * ALIKE else 0
+
+    def settle(self) -> None:
+        """Count the times that wait for it."""
+        if self._single or self._pending:
+            self._merge()
+
     def _merge(self) -> None:
         """Merge the new times into the sorted distinct ones; a stable sort of two sorted lists takes one pass."""
         values, counts = _count(np.concatenate((*self._pending, as_integers(self._single))))
@@ -123,7 +148,8 @@ def _count(times: Int64) -> tuple[Int64, Int64]:
     if len(times) and (width := int(times.max()) - (least := int(times.min()))) < _WIDEST_NS:
         above = times - least
         tenths = above // (NS_PER_MS // 10)
-        if (tenths * (NS_PER_MS // 10) == above).all():  # counting takes one pass, sorting many
+        is_dense = width // (NS_PER_MS // 10) <= _FEWEST_OF_A_COUNT * len(times)
+        if is_dense and (tenths * (NS_PER_MS // 10) == above).all():  # counting takes one pass, sorting many
             counts = np.bincount(tenths, minlength=width // (NS_PER_MS // 10) + 1)
             places = np.flatnonzero(counts)
             return least + places * (NS_PER_MS // 10), counts[places]

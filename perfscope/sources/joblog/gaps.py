@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.tables.columns import Int64
 
 
@@ -19,8 +21,21 @@ class Gaps:
         usual: The one that occurs most often, of several the smallest; 1 without any.
     """
 
+    COUNTS: ClassVar = ("counts",)
+
     counts: Counter[int] = field(default_factory=Counter)
     usual: int = 1
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted where the usual gap is far ahead of the others, or stays as far ahead."""
+        added, usual = added_of(self)["counts"], self.usual
+        least = added.get(usual, 0)
+        is_certain = all(
+            added[gap] == least
+            or (added[gap] < least and is_far(self.counts[usual] - count, least - added[gap], least))
+            for gap, count in self.counts.items()
+        )
+        return ANY_NUMBER if is_certain else 0
 
     def add(self, gap: int, times: int = 1) -> None:
         """Add a gap."""

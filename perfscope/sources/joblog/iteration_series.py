@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import repeat
+from typing import ClassVar
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from perfscope.sources.joblog.latest_records import COMPARED_ROWS, LatestRecords
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.sources.joblog.rows import Rows, drop_times_after
 from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 from perfscope.sources.joblog.turns import Turns
@@ -55,6 +57,8 @@ class IterationSeries(KeptRecords):
         folded_times: The records that are not kept one by one.
     """
 
+    COUNTS: ClassVar = ("copies", "attempt", "redone", "_since_new", "_unnumbered")
+
     def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
         super().__init__()
         self.records_kept = records_kept
@@ -71,6 +75,15 @@ class IterationSeries(KeptRecords):
         self._turns: dict[bytes | None, Turns] = {}
         self._unnumbered: dict[bytes, int] = {}
         self._latest = LatestRecords()
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted where the attempt of each label stays as far behind, or falls further behind."""
+        added, unnumbered = added_of(self)["attempt"], set(added_of(self)["_unnumbered"].values())
+        are_behind = all(
+            added_of(numbers)["attempt"] == added or is_far(self.attempt - numbers.attempt, added, added)
+            for numbers in self._numbers.values()
+        )
+        return ANY_NUMBER if are_behind and len(unnumbered) <= 1 else 0
 
     def on_restart(self) -> None:
         """A process begins to train; several ranks may print that."""

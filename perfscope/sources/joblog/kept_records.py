@@ -25,6 +25,11 @@ class KeptRecords:
     def __len__(self) -> int:
         return len(self._columns) + self.folded_times.records
 
+    def settle(self) -> None:
+        """Put records that wait to be written or counted into their place."""
+        self._columns.write()
+        self.folded_times.settle()
+
     def interval(self) -> int:
         """How many iterations lie between two records: what occurs most often, 1 without two records."""
         return self._gaps.usual

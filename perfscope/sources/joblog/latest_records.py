@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import ClassVar
 
 import numpy as np
 
 from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
 from perfscope.tables.columns import Int64
 
 #: With so many of the last records a copy is compared.
@@ -26,6 +28,8 @@ class LatestRecords:
         unlike: Copies with another time or batch.
     """
 
+    COUNTS: ClassVar = ("compared", "unlike")
+
     def __init__(self) -> None:
         self.compared = 0
         self.unlike = 0
@@ -38,6 +42,10 @@ class LatestRecords:
     def are_of_two_jobs(self) -> bool:
         """Whether most copies are unlike what they repeat."""
         return self.unlike >= _FEWEST_UNLIKE and 2 * self.unlike > self.compared
+
+    def most_repetitions(self, _added_of: AddedOf) -> int:
+        """As often as is wanted: nothing is decided by the counts before the end."""
+        return ANY_NUMBER
 
     def append(self, number: int | None, wall_ns: int | None, samples: int | None) -> None:
         """Add a record."""

@@ -135,6 +135,7 @@ class Format(Generic[State]):
         state = self.state(log)
         return OpenFormat(
             framework=self.framework,
+            state=state,
             sources=self.sources,
             role=self.role,
             bind=partial(self._bind, state),
@@ -221,6 +222,7 @@ class OpenFormat:
     """A format bound to the state of one log; see ``Format``. ``bind`` binds a rule, when a block has its anchor."""
 
     framework: str | None
+    state: FormatState
     sources: tuple[StepTimeSource, ...]
     role: Role
     bind: Callable[[int], OpenRule]

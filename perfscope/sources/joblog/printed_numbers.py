@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.tables.columns import Int64
 
 #: How many iterations the processes of a job may be apart when they print.
@@ -27,10 +29,19 @@ class PrintedNumbers:
         processes: How many processes print with this label; None until enough iterations were printed to count them.
     """
 
+    COUNTS: ClassVar = ("attempt", "counts")
+
     last: int
     attempt: int
     counts: Counter[int]
     processes: int | None = None
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted where counts that grow decide nothing: several processes print, not yet counted."""
+        largest = max(added_of(self)["counts"].values(), default=0)
+        if largest and (self.processes is not None or not is_far(max(self.counts.values()), largest, 2)):
+            return 0
+        return ANY_NUMBER
 
     def drop_old(self, interval: int) -> None:
         """Learn the number of processes from iterations that all have printed, and drop the oldest of them."""

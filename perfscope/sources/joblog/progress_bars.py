@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from perfscope.sources.joblog.bar_columns import find_columns, find_runs
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clock_s, parse_clocks_s, parse_counts
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
 
@@ -69,12 +71,18 @@ class _Points:
 class ProgressBars:
     """The bars of one log, by their number of steps."""
 
+    COUNTS: ClassVar = ("_votes", "_late_votes")
+
     def __init__(self) -> None:
         self._bars: dict[int, _Points] = {}
         self._current: int | None = None
         self._votes: Counter[int] = Counter()
         self._late_votes: Counter[int] = Counter()
         self._disturbance = 0
+
+    def most_repetitions(self, _added_of: AddedOf) -> int:
+        """As often as is wanted: votes are counted at the end."""
+        return ANY_NUMBER
 
     @property
     def totals(self) -> tuple[int, ...]:

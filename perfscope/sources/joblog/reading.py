@@ -17,6 +17,8 @@ from perfscope.sources.joblog.iteration_series import RECORDS_KEPT
 from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
 from perfscope.sources.joblog.parallel import split_blocks_between
 from perfscope.sources.joblog.registry import FORMATS
+from perfscope.sources.joblog.repeated_text import find_period
+from perfscope.sources.joblog.repetition import ALIKE, Repetition
 from perfscope.sources.joblog.rules import LineMatch
 from perfscope.sources.joblog.swept_text import OpenSweep, SweptText
 from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
@@ -44,6 +46,12 @@ _ANCHORS = (
     *(rule.anchor for log_format in FORMATS for rule in log_format.rules),
     *(anchor for anchors in _SWEEP_ANCHORS for anchor in anchors),
 )
+#: Those of rules that match more than a line.
+_OF_SEVERAL_LINES = [(number, rule) for number, rule in _RULES if FORMATS[number].rules[rule].reach]
+_MOST_REPETITIONS_READ = 2 * ALIKE
+_MOST_FAILURES = 4
+_MOST_BEGINS = 32
+_PIECE = 1 << 15
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22
 _RECORDS_BETWEEN_LOOKS = 64
@@ -68,14 +76,15 @@ class _LogReader:
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
         self._bulk = [bulk for log_format in self._formats for bulk in log_format.fast_paths]
         self._bound: dict[int, OpenRule] = {}
+        self._uneven = 0
 
     def read(self, path: Path, size: int) -> JobLog:
         """Read the log: block by block, and in several processes once a fast path may be taken."""
         done = 0
         for text in read_blocks(path):
-            self._read_block(text)
+            is_repeating = self._read_repetitions(text)
             done += len(text)
-            bulk = self._bulk_reading() if size - done > _LARGE else None
+            bulk = self._bulk_reading() if size - done > _LARGE and not is_repeating else None
             if bulk and self._is_full(bulk) and is_uncompressed_text(path):
                 for block in split_blocks_between(path, done, size, bulk.split):
                     self._apply(bulk, block)
@@ -98,6 +107,46 @@ class _LogReader:
     def _is_full(self, bulk: OpenBulkReading) -> bool:
         series = self._log.series
         return all(series[name].is_full for name in bulk.sources if name in series)
+
+    def _read_repetitions(self, text: bytes) -> bool:
+        """Read a block, and count what it repeats instead of reading it; returns whether it did."""
+        found = find_period(text) if self._uneven < _MOST_FAILURES else None
+        done = _begin_of_period(text[: found[0]]) if found else None
+        if found is None or done is None:
+            self._read_block(text)
+            return False
+        period, end = found
+        if done:
+            self._read_block(text[:done])
+        piece, counted = max(_PIECE // period, 1) * period, 0
+        while done + _MOST_REPETITIONS_READ * period < end and self._uneven < _MOST_FAILURES:
+            read, counted = self._count_repetitions(text, done, period, end)
+            done += (read + counted) * period
+            if counted:
+                break
+            last = min(done + piece, done + (end - done) // period * period)
+            self._read_block(text[done:last])
+            done = last
+        self._read_block(text[done:])
+        return counted > 0
+
+    def _count_repetitions(self, text: bytes, begin: int, period: int, end: int) -> tuple[int, int]:
+        """Read some repetitions, and count the others if these are alike; returns how many were read and counted."""
+        repetition, records = None, self._log.records_kept
+        for read in range(1, _MOST_REPETITIONS_READ + 1):
+            self._read_block(text[begin + (read - 1) * period : begin + read * period])
+            if self._log.records_kept != records:
+                return read, 0  # these are read one by one
+            if repetition is None:
+                repetition = Repetition(self._log, [each.state for each in self._formats])
+                continue
+            repetition.look()
+            if repetition.is_even:
+                counted = repetition.add((end - begin) // period - read)
+                self._uneven = 0 if counted else self._uneven + 1
+                return read, counted
+        self._uneven += 1
+        return _MOST_REPETITIONS_READ, 0
 
     def _read_block(self, text: bytes) -> None:
         bulk = self._bulk_reading()
@@ -191,3 +240,19 @@ def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenR
     """Every match of every rule with its place in the text, in that order."""
     matches = [(line.match.start(), rule, line) for rule in rules for line in rule.find(text)]
     return sorted(matches, key=itemgetter(0))
+
+
+def _begin_of_period(lines: bytes) -> int | None:
+    """Where to begin with lines that follow each other again, so that no rule matches across their end."""
+    text = to_plain_text(2 * lines)
+    rules = [FORMATS[number].rules[rule] for number, rule in _OF_SEVERAL_LINES]
+    spans = [line.match.span() for rule in rules if rule.anchor in text for line in rule.find(text)]
+    begin = 0
+    for _ in range(_MOST_BEGINS):
+        places = (begin, begin + len(lines))
+        if not any(first < place < last for first, last in spans for place in places):
+            return begin
+        begin = text.find(b"\n", begin, len(lines)) + 1
+        if not begin or len(text) != 2 * len(lines):
+            break
+    return None

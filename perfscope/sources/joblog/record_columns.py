@@ -56,15 +56,15 @@ class RecordColumns:
 
     @property
     def _integers(self) -> dict[str, array[int]]:
-        self._write()
+        self.write()
         return self._written_integers
 
     @property
     def _floats(self) -> dict[str, array[float]]:
-        self._write()
+        self.write()
         return self._written_floats
 
-    def _write(self) -> None:
+    def write(self) -> None:
         """Write the last records into the columns; many at once cost less."""
         if not self._unwritten:
             return

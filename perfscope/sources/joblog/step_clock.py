@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
@@ -11,15 +12,22 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.iteration_series import FEW
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import add_evenly
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
 from perfscope.sources.joblog.rows import Rows
 from perfscope.sources.joblog.rules import LineMatch
 
 
 @dataclass(slots=True)
 class _Tick:
+    COUNTS: ClassVar = ("attempt",)
+
     iteration: int
     stamp_ns: int
     attempt: int
+
+    def most_repetitions(self, _added_of: AddedOf) -> int:
+        """As often as is wanted: the attempt of the last record of its series, or one that has passed for good."""
+        return ANY_NUMBER
 
 
 class StepClock:

@@ -14,6 +14,7 @@ import re
 import numpy as np
 
 from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.builder import ENOUGH_TIMER_LINES
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
@@ -27,7 +28,6 @@ SOURCE = "DeepSpeed's timers: fwd + bwd + step"
 _CELL = re.compile(rb"\| ?([\w/-]++): *(-?[\d.]++)")
 _SUMS = ((b"fwd", b"bwd", b"step"), (b"forward", b"backward", b"step"))
 _SAVE = b"save-checkpoint"
-_ENOUGH_LINES = 20_000
 _RANK_LINES_REACH = 1 << 18
 _RANK = re.compile(rb" rank +\d+: ([\d.]+)\s*$")
 _NAME = re.compile(rb"  ([\w/-]+):\s*$")
@@ -36,7 +36,7 @@ _NAME = re.compile(rb"  ([\w/-]+):\s*$")
 def _on_all_timers(state: FormatState, line: LineMatch) -> None:
     """``time (ms) | name: value | ...``, of one rank; the line is empty under DeepSpeed's pipeline."""
     log = state.log
-    if log.timer_lines > _ENOUGH_LINES and b"fwd" not in line[1] and b"forward: " not in line[1]:
+    if log.timer_lines > ENOUGH_TIMER_LINES and b"fwd" not in line[1] and b"forward: " not in line[1]:
         return
     cells = parse_numbers(_CELL.findall(line[1]))
     for name, time_ms in cells.items():

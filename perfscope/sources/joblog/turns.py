@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
 from perfscope.sources.joblog.printed_numbers import SKEW
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.tables.columns import Int64
 
 _FEWEST_TURNS = 3
@@ -25,10 +27,17 @@ _MANY = 8
 class _Place:
     """Where one job may be: its first and last number, the least step between two numbers, how many steps it took."""
 
+    COUNTS: ClassVar = ("steps",)
+
     first: int
     last: int
     step: int | None = None
     steps: int = 0
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted once it took enough steps."""
+        added = added_of(self)["steps"]
+        return ANY_NUMBER if not added or is_far(self.steps, added, _FEWEST_STEPS) else 0
 
     def leads_to(self, number: int) -> bool:
         """Whether a number is one of the next, or a repetition of one of the last."""
@@ -61,9 +70,16 @@ class _Place:
 class Turns:
     """The places of the jobs that print with one label."""
 
+    COUNTS: ClassVar = ("_turns",)
+
     def __init__(self) -> None:
         self._places: list[_Place] = []
         self._turns = 0
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted once there are enough turns."""
+        added = added_of(self)["_turns"]
+        return ANY_NUMBER if not added or is_far(self._turns, added, _FEWEST_TURNS) else 0
 
     @property
     def are_of_two_jobs(self) -> bool:

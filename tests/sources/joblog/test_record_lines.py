@@ -113,6 +113,7 @@ def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobLog, JobL
     with monkeypatch.context() as patch:
         patch.setattr(reading, "RECORDS_KEPT", KEPT)
         patch.setattr(reading, "_RECORDS_BETWEEN_LOOKS", 4)
+        patch.setattr(reading, "find_period", lambda _text: None)
         apply_split = reading._LogReader._apply_split
 
         def count(reader: reading._LogReader, bulk: object, block: object) -> None:

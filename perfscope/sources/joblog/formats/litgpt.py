@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
+from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "LitGPT's iter time, summed over a step"
@@ -35,10 +37,17 @@ _LOSS = re.compile(rb"loss(?: train)?(?: \(curr\))?:? ([\d.eE+naif-]{1,20})")
 class _State(FormatState):
     """The micro-batches of the step that is printed: the last one, their time, their number, and the step."""
 
+    COUNTS: ClassVar = ("wall_ns", "batches")
+
     last: int | None = None
     wall_ns: int | None = None
     batches: int = 0
     step: int | None = None
+
+    def most_repetitions(self, added_of: AddedOf) -> int:
+        """As often as is wanted where a step goes on for long."""
+        added = added_of(self)["batches"]
+        return ANY_NUMBER if not added or is_far(self.batches, added, 1) else 0
 
 
 def _on_batch(state: _State, line: LineMatch) -> None:
