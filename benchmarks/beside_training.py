@@ -32,7 +32,7 @@ from torch import distributed as dist
 from benchmarks.many_traces import SOURCES
 from benchmarks.partials import commands
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.hooks.profiler import compress
+from perfscope.hooks.profiler import compressors
 from perfscope.wire.traces import partials_path
 from perfscope.workloads.gpt_torch import Training, build, option_parser
 
@@ -148,8 +148,8 @@ class Ranks:
     def _start(self, arm: str, paths: Sequence[str]) -> None:
         if arm == MEASURED:
             for path in paths:
-                compress.delay_compressing(path)
-            compress.compress_queue()
+                compressors.delay_compressing(path)
+            compressors.compress_queue()
         elif arm == COMPRESSED:
             words = commands("compress", [Path(path) for path in paths], together=True)[0]
             subprocess.Popen(words, start_new_session=True, stdin=subprocess.DEVNULL, env={})

@@ -31,7 +31,7 @@ from perfscope.engine.registry import BUILT_IN, Reads
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.tasks import Task
 from perfscope.engine.windows import TraceFiles
-from perfscope.hooks.profiler import compress
+from perfscope.hooks.profiler import compress, compressors
 from perfscope.tables.trace import Events
 from perfscope.wire.traces import partials_path
 
@@ -179,18 +179,21 @@ def _write(folder: Path, text: bytes, traces: int) -> list[Path]:
 def commands(name: str, paths: Sequence[Path], *, together: bool = False) -> list[list[str]]:
     """The processes of a host: one for each trace, or one for all of them, as where a rank has several."""
     python = [sys.executable, "-I", "-S"]
-    script = str(Path(compress.__file__).resolve())
-    load = f"import os, runpy, sys; module = runpy.run_path({script!r}); "
-    folders = compress._list_folders()  # noqa: SLF001 - as the training process has them
+    script = Path(compress.__file__).resolve()
+    load = f"import os, sys; sys.path.append({str(script.parent)!r}); import compress; "
+    folders = compressors.list_folders()  # as the training process has them
     if name == "compress":
         code = load + f"os.environ['PERFSCOPE_MODULES'] = {os.pathsep.join(folders)!r}; "
-        code += "module['main'].__globals__['start_measuring'] = lambda traces: None; module['main'](sys.argv[1:])"
+        code += "compress.start_measuring = lambda traces: None; compress.main(sys.argv[1:])"
         words = [[str(path) for path in paths]] if together else [[str(path)] for path in paths]
         return [[*python, "-c", code, *traces] for traces in words]
     if name == "before":
-        code = load + f"module['compress'].__globals__['_LEVEL'] = {LEVEL_BEFORE}; module['compress'](sys.argv[1])"
+        # A script with these imports, which each process compiled.
+        code = "import contextlib, os, subprocess, sys, typing; module = {'__name__': 'compress'}; "
+        code += f"exec(compile(open({str(script)!r}).read(), 'compress', 'exec'), module); os.nice(19); "
+        code += f"module['_LEVEL'] = {LEVEL_BEFORE}; module['compress'](sys.argv[1])"
         return [[*python, "-c", code, str(path)] for path in paths]
-    code = load.replace("import ", "import gc, ") + "module['become_idle'](); gc.disable(); "
+    code = load.replace("import ", "import gc, ", 1) + "compress.become_idle(); gc.disable(); "
     code += f"os.environ.update(OPENBLAS_NUM_THREADS='1', OMP_NUM_THREADS='1'); sys.path[:] = {folders!r}; "
     code += "from perfscope.engine.partials_at_capture import main; gc.freeze(); gc.enable(); main(sys.argv[1:])"
     return [[*python, "-c", code, *map(str, paths)]]

@@ -20,7 +20,7 @@ from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.memory.module_marks import ModuleMarks
 from perfscope.hooks.memory.snapshot_columns import SnapshotColumns
 from perfscope.hooks.memory.tensor_roles import Role, find_roles
-from perfscope.hooks.profiler.compress import delay_compressing
+from perfscope.hooks.profiler.compressors import delay_compressing
 from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SUFFIX, WINDOW, MemoryHeader
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Compresses a finished trace in a process of its own at the lowest priority, because gzip would stall training.
 
-Run by itself (``python -I -S compress.py TRACE...``) it imports the standard library only. One such process runs at a
-time: if windows end faster than traces are compressed, the next process takes all traces of the queue.
+Run by itself (``python -I -S compress.py TRACE...``) it imports little of the standard library and nothing else: each
+rank starts such a process behind each window (``perfscope.hooks.profiler.compressors``), and ``contextlib``,
+``subprocess`` and ``typing`` would take as long to import as some megabytes to compress.
 
 A file that it writes has parts that can be inflated apart: see ``perfscope.wire.trace_parts``. Behind it, in a process
 of its own that nobody waits for, what perfscope measures of these traces is stored beside them: see
@@ -12,17 +13,18 @@ there costs nothing: who analyzes the run reads the traces.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import os
 import stat
 import struct
-import subprocess
 import sys
 import time
 import zlib
-from types import ModuleType
-from typing import BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import ModuleType
+    from typing import BinaryIO
 
 #: Of the modules that measure, where they are: nothing of the user's comes before them.
 _PATH_VARIABLE = "PERFSCOPE_MODULES"
@@ -31,19 +33,12 @@ _MEASURE = (
     "import gc, os, sys; gc.disable(); sys.path[:] = os.environ[{variable!r}].split(os.pathsep); "
     "from perfscope.engine.partials_at_capture import serve; gc.freeze(); gc.enable(); serve(sys.argv[1:])"
 )
-_PACKAGE_FOLDERS = ("site-packages", "dist-packages")
-#: A folder that holds one of them is a place of installed packages, whatever its name (``pip install --target``).
-_PACKAGES = ("isal", "msgspec", "numpy")
-
 _SESSION_PRIORITY = "/proc/self/autogroup"
 _TEMPORARY = "/tmp"
 _LOCK = "lock"
 _LONGEST_S = 3600
 _SEPARATOR = "\0"
 
-_children: list[subprocess.Popen[bytes]] = []
-_queue: list[str] = []
-_MOST_PER_PROCESS = 100
 #: Against 5 it takes 0.6 times the time, and the file is a sixth larger.
 _LEVEL = 3
 #: The library that inflates traces where they are analyzed deflates, too: against zlib at level 3 this level takes a
@@ -57,39 +52,17 @@ _INDEX, _PART = struct.Struct("<IQQ"), struct.Struct("<II")
 _MOST_PARTS = (0xFFFF - 4 - _INDEX.size) // _PART.size
 
 
-def start_compressing(path: str) -> None:
-    """Compress a trace to .gz soon; a trace that is never compressed stays plain JSON, which all readers accept.
+class _Suppressed:
+    """Errors that end a block without a word."""
 
-    The end of the launcher does not end the child, which has a session of its own and no pipe of the training process.
-    """
-    delay_compressing(path)
-    _children[:] = [child for child in _children if child.poll() is None]
-    if not _children:
-        compress_queue()
+    def __init__(self, kind: type[Exception]) -> None:
+        self._kind = kind
 
+    def __enter__(self) -> None:
+        pass
 
-def delay_compressing(path: str) -> None:
-    """Compress a trace with the next one, or at the end: a process of its own still disturbs a window that follows."""
-    _queue.append(path)
-
-
-def compress_queue() -> None:
-    """Start a process for the traces in the queue."""
-    if not _queue:
-        return
-    paths = _queue[:_MOST_PER_PROCESS]
-    del _queue[:_MOST_PER_PROCESS]
-    with contextlib.suppress(OSError):
-        _children.append(
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", os.path.abspath(__file__), *paths],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                env={_PATH_VARIABLE: os.pathsep.join(_list_folders())},
-            )
-        )
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self._kind)
 
 
 def compress(path: str, library: ModuleType = zlib) -> None:
@@ -102,7 +75,7 @@ def compress(path: str, library: ModuleType = zlib) -> None:
     Raises:
         OSError: It cannot be written; the file is unchanged.
     """
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as source:
+    with _Suppressed(FileNotFoundError), open(path, "rb") as source:
         fcntl.flock(source, fcntl.LOCK_EX)
         if not os.path.exists(path):
             return
@@ -112,7 +85,7 @@ def compress(path: str, library: ModuleType = zlib) -> None:
                 write_parts(source, target, library=library)
             os.replace(unfinished, f"{path}.gz")
         except OSError:
-            with contextlib.suppress(FileNotFoundError):
+            with _Suppressed(FileNotFoundError):
                 os.unlink(unfinished)
             raise
         os.unlink(path)
@@ -153,22 +126,9 @@ def write_parts(source: BinaryIO, target: BinaryIO, part_bytes: int = _PART_BYTE
         target.write(index)
 
 
-def _list_folders() -> list[str]:
-    """The folders of Python and of installed packages that this process imports from, and the one of perfscope."""
-    ours = os.path.dirname(os.path.dirname(sys.modules["perfscope"].__path__[0] + os.sep))
-    return [*dict.fromkeys((*(os.path.abspath(path) for path in sys.path if _is_of_packages(path)), ours))]
-
-
-def _is_of_packages(path: str) -> bool:
-    prefixes = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix, sys.base_exec_prefix})
-    if os.path.basename(path) in _PACKAGE_FOLDERS or path.startswith(prefixes):
-        return True
-    return any(os.path.isfile(os.path.join(path, package, "__init__.py")) for package in _PACKAGES)
-
-
 def start_measuring(paths: list[str]) -> None:
     """Have traces measured that were compressed: by the process that measures on this host, or by a new one."""
-    with contextlib.suppress(OSError):
+    with _Suppressed(OSError):
         queue = open_queue(os.environ[_PATH_VARIABLE])
         enqueue(queue, paths)
         lock = os.open(os.path.join(queue, _LOCK), os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -188,7 +148,7 @@ def open_queue(modules: str) -> str:
         OSError: It cannot be made, or another user could write into it.
     """
     folder = os.path.join(_TEMPORARY, f"perfscope-queue-{os.getuid()}-{zlib.crc32(modules.encode()):08x}")
-    with contextlib.suppress(FileExistsError):
+    with _Suppressed(FileExistsError):
         os.mkdir(folder, 0o700)
     status = os.lstat(folder)
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
@@ -203,7 +163,7 @@ def enqueue(queue: str, paths: list[str]) -> None:
         OSError: The queue cannot be written.
     """
     for entry in os.scandir(queue):
-        with contextlib.suppress(FileNotFoundError):  # it was taken
+        with _Suppressed(FileNotFoundError):  # it was taken
             if entry.name != _LOCK and time.time() - entry.stat().st_mtime > _LONGEST_S:
                 os.unlink(entry.path)
     name = os.path.join(queue, f"{time.time_ns()}.{os.getpid()}")
@@ -215,16 +175,18 @@ def enqueue(queue: str, paths: list[str]) -> None:
 def _start_measuring(queue: str, lock: int) -> None:
     """Start the process that measures, at the priority of this one; the lock is its own from its start on."""
     flags = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]
-    with contextlib.suppress(OSError):
-        subprocess.Popen(
-            [sys.executable, *flags, "-c", _MEASURE.format(variable=_PATH_VARIABLE), queue, str(lock)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            # It stays in the session of this process, whose priority is that of both.
-            pass_fds=[lock],
+    words = [sys.executable, *flags, "-c", _MEASURE.format(variable=_PATH_VARIABLE), queue, str(lock)]
+    modules = os.environ[_PATH_VARIABLE]
+    is_inherited = True
+    os.set_inheritable(lock, is_inherited)
+    with _Suppressed(OSError):
+        # It stays in the session of this process, whose priority is that of both.
+        os.posix_spawn(
+            sys.executable,
+            words,
             # Threads of numerical libraries would start on every processor.
-            env={_PATH_VARIABLE: os.environ[_PATH_VARIABLE], "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            {_PATH_VARIABLE: modules, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+            file_actions=[(os.POSIX_SPAWN_OPEN, number, os.devnull, os.O_RDWR, 0) for number in range(3)],
         )
 
 
@@ -236,7 +198,7 @@ def become_idle() -> None:
     """
     os.nice(19)
     if os.getsid(0) == os.getpid():  # else it is the session of whoever started it by hand
-        with contextlib.suppress(OSError), open(_SESSION_PRIORITY, "w", encoding="ascii") as file:
+        with _Suppressed(OSError), open(_SESSION_PRIORITY, "w", encoding="ascii") as file:
             file.write("19")
 
 
@@ -258,7 +220,7 @@ def main(traces: list[str]) -> None:
     become_idle()
     library = load_quick_library() if os.environ.get(_PATH_VARIABLE) else zlib
     for trace in traces:
-        with contextlib.suppress(OSError):
+        with _Suppressed(OSError):
             compress(trace, library)
     if os.environ.get(_PATH_VARIABLE):
         start_measuring(traces)

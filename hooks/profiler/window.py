@@ -24,7 +24,7 @@ from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
 from perfscope.hooks.messages import write_message
-from perfscope.hooks.profiler.compress import delay_compressing, start_compressing
+from perfscope.hooks.profiler.compressors import delay_compressing, start_compressing
 from perfscope.hooks.profiler.cupti import CuptiDetachment
 from perfscope.hooks.profiler.trace_marks import Mark, add_marks
 from perfscope.hooks.selection import StepWindow

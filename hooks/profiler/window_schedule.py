@@ -15,7 +15,7 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
-from perfscope.hooks.profiler.compress import compress_queue
+from perfscope.hooks.profiler.compressors import compress_queue
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 from isal import igzip, isal_zlib
 
-from perfscope.hooks.profiler import compress
+from perfscope.hooks.profiler import compress, compressors
 from perfscope.wire import trace_parts
 
 LIBRARIES = [zlib, isal_zlib]
@@ -144,7 +144,7 @@ def test_a_trace_is_replaced_by_its_compressed_file_at_once(tmp_path: Path, text
 
 def test_the_library_that_is_installed_beside_perfscope_deflates(monkeypatch: pytest.MonkeyPatch) -> None:
     before = sys.path[:]
-    monkeypatch.setenv("PERFSCOPE_MODULES", os.pathsep.join(compress._list_folders()))
+    monkeypatch.setenv("PERFSCOPE_MODULES", os.pathsep.join(compressors.list_folders()))
     assert compress.load_quick_library() is isal_zlib
     monkeypatch.setattr(compress, "_QUICK_LIBRARY", "perfscope_has_no_such_library")
     assert compress.load_quick_library() is zlib
@@ -158,7 +158,7 @@ def test_a_compressor_takes_the_quick_library_where_it_is_there(
     plain = tmp_path / "vm_1.1.pt.trace.json"
     plain.write_bytes(text)
     if has_it:
-        monkeypatch.setenv("PERFSCOPE_MODULES", os.pathsep.join(compress._list_folders()))
+        monkeypatch.setenv("PERFSCOPE_MODULES", os.pathsep.join(compressors.list_folders()))
     monkeypatch.setattr(compress, "become_idle", lambda: None)
     monkeypatch.setattr(compress, "start_measuring", lambda traces: None)
     compress.main([str(plain)])

@@ -20,7 +20,7 @@ from perfscope.engine.partials import load
 from perfscope.engine.partials_at_capture import main, process_of
 from perfscope.engine.run import Plan, analyze
 from perfscope.engine.windows import TraceFiles
-from perfscope.hooks.profiler import compress
+from perfscope.hooks.profiler import compress, compressors
 from tests.conftest import ROOT, SCRIPTS, profile
 
 SOURCE = ROOT / "fixtures" / "traces" / "gloo2"
@@ -76,7 +76,7 @@ def another_process_measures(tmp_path: Path) -> Iterator[None]:
 
 
 def test_what_was_compressed_is_measured_in_a_process_behind_it(trace: Path) -> None:
-    compress.start_compressing(str(trace))
+    compressors.start_compressing(str(trace))
     assert appears(partials_of(trace))
     loaded = load(str(partials_of(trace)))
     assert loaded.measured(TraceFiles(f"{trace}.gz")).partials
@@ -95,7 +95,7 @@ def test_a_trace_is_compressed_where_nothing_can_measure_it(trace: Path, modules
 def test_the_modules_of_the_training_script_are_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("raise SystemExit")
     monkeypatch.syspath_prepend(tmp_path)
-    folders = compress._list_folders()
+    folders = compressors.list_folders()
     assert str(tmp_path) not in folders
     assert folders[-1] == str(ROOT)
 
@@ -104,7 +104,7 @@ def test_packages_are_found_in_a_folder_of_any_name(monkeypatch: pytest.MonkeyPa
     (tmp_path / "packages" / "msgspec").mkdir(parents=True)
     (tmp_path / "packages" / "msgspec" / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path / "packages")
-    assert compress._list_folders()[0] == str(tmp_path / "packages")
+    assert compressors.list_folders()[0] == str(tmp_path / "packages")
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"traceEvents": [{"ph": "X", "na', os.urandom(4096)])
@@ -139,13 +139,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     words_of_each: list[list[str]] = []
     monkeypatch.setenv("PERFSCOPE_MODULES", "/nowhere")
 
-    class Started:
-        def __init__(self, words: list[str], **options: object) -> None:
-            words_of_each.append([*words[:-1], str(os.dup(int(words[-1])))])
-            assert "start_new_session" not in options  # it has the priority of the compressor's session
-            assert options["stdout"] is options["stderr"] is subprocess.DEVNULL
+    def start(_: str, words: list[str], __: object, **options: object) -> None:
+        words_of_each.append([*words[:-1], str(os.dup(int(words[-1])))])
+        assert os.get_inheritable(int(words[-1]))
+        assert "setsid" not in options  # it has the priority of the compressor's session
+        assert options["file_actions"] == [(os.POSIX_SPAWN_OPEN, each, os.devnull, os.O_RDWR, 0) for each in range(3)]
 
-    monkeypatch.setattr(subprocess, "Popen", Started)  # it has nothing else that could be called
+    monkeypatch.setattr(os, "posix_spawn", start)
     return words_of_each
 
 
