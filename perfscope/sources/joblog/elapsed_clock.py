@@ -193,6 +193,7 @@ class ElapsedClock:
         Returns the row behind the last one: not the end where the clock of a labelled process goes back.
         """
         assert self._last is not None
+        first = self._add_precise(log, readings, first)
         step, clock_ns, resolution_ns = self._last.step, self._last.elapsed_ns, self._resolution_ns
         begin_step, begin_ns = (self._begin.step, self._begin.elapsed_ns) if self._begin is not None else (-1, 0)
         waiting = _NONE if self._pending is None else _EARLIER
@@ -234,6 +235,25 @@ class ElapsedClock:
         if waiting != _EARLIER:
             self._pending = None if waiting == _NONE else readings.record_of(waiting)
         return row
+
+    def _add_precise(self, log: JobLogBuilder, readings: _Readings, first: int) -> int:
+        """Add readings that each end a record, up to the first one that does not; returns the row behind them."""
+        begin, last = self._begin, self._last
+        if begin is None or last is None or self._pending is not None or begin.step != last.step:
+            return first
+        steps = np.diff(np.asarray(readings.steps[first:], np.int64), prepend=begin.step)
+        moved_ns = np.diff(np.asarray(readings.clocks_ns[first:], np.int64), prepend=begin.elapsed_ns)
+        is_precise = (steps > 0) & (moved_ns >= _PRECISE * np.asarray(readings.resolutions_ns[first:], np.int64))
+        is_precise[[row - first for row in readings.anew if row >= first]] = False
+        count = len(steps) if is_precise.all() else int(np.argmin(is_precise))
+        if count < FEW:
+            return first
+        rows = list(range(first, first + count))
+        wall_ns = moved_ns[:count] // steps[:count]
+        self._add_ends(log, readings, _Ends(rows, wall_ns.tolist(), steps[:count].tolist()))
+        self._begin = self._last = _Reading(readings.steps[rows[-1]], readings.clocks_ns[rows[-1]], None)
+        self._resolution_ns = readings.resolutions_ns[rows[-1]]
+        return first + count
 
     def _add_ends(self, log: JobLogBuilder, readings: _Readings, ends: _Ends) -> None:
         """Add the records that end at rows of readings: at once where the further records of the series are folded."""

@@ -181,11 +181,27 @@ class ProgressBars:
         for first, end in pairwise(edges):
             if first:
                 series.on_restart()
+            waiting: list[Record] = []
             for record, disturbance in _measure(points, first, end):
                 kind = _DISTURBANCES[disturbance]
+                if kind is None and series.is_full:
+                    waiting.append(record)
+                    continue
+                _add_records(series, waiting)
+                waiting = []
                 if kind is not None:
                     series.on_disturbance(kind)
                 series.add(record)
+            _add_records(series, waiting)
+
+
+def _add_records(series: IterationSeries, records: Sequence[Record]) -> None:
+    """Add undisturbed records at once to a series whose further ones are folded."""
+    if records:
+        for record in records:
+            record.drop_impossible()
+        numbers = np.asarray([record.iteration for record in records], np.int64)
+        series.add_rows(numbers, np.asarray([record.wall_ns or -1 for record in records], np.int64), None)
 
 
 def _begins_again(step: int, clock_s: int, points: _Points) -> bool:

@@ -80,7 +80,8 @@ class LinesOfRecords(Generic[State]):
         is_numbered: A record has a number; others are counted by the place of their line in the block.
         lines: How many lines a record has, counted from the last one that the rule matches.
         further: What matches the further lines of a record instead, where these are not always as many.
-        glue: Matches what stands between two records that share a line; its first group is the end of the first one.
+        glue: Bytes between two records that share a line, and a pattern that matches there; its first group is the end
+            of the first one.
     """
 
     rule: Rule[State]
@@ -93,7 +94,7 @@ class LinesOfRecords(Generic[State]):
     is_numbered: bool = True
     lines: int = 1
     further: Further | None = None
-    glue: re.Pattern[bytes] | None = None
+    glue: tuple[bytes, re.Pattern[bytes]] | None = None
 
     def shape_of(self, line: LineMatch) -> Shape | None:
         """The shape of a record; None where it has none, or where it is glued to another one."""
@@ -124,8 +125,9 @@ class ShapeSplitter(Generic[State]):
         plain = to_plain_text(bytes(text[:length]))
         if not plain.endswith(b"\n"):
             plain += b"\n"
-        for glue in {kind.glue for kind in self.kinds if kind.glue}:
-            plain = glue.sub(rb"\1\n", plain)
+        for between, glue in {kind.glue for kind in self.kinds if kind.glue}:
+            if between in plain:
+                plain = glue.sub(rb"\1\n", plain)
         decoded = plain.decode(_LATIN)
         for kind, shape in self._shapes(plain):
             parts = shape.pattern.split(decoded)

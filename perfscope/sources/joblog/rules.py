@@ -68,6 +68,7 @@ class Rule(Generic[StateT_contra]):
         begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
         span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
+        sign: What begins with the anchor in such a line, where other text has the anchor often.
         identifies: Whether such a line proves that the format's framework wrote the log.
         is_apart: What it states does not depend on what sweeps read before it, nor the other way round.
     """
@@ -81,6 +82,7 @@ class Rule(Generic[StateT_contra]):
     begin: tuple[bytes, ...] = ()
     span: tuple[int, int] | None = None
     is_apart: bool = False
+    sign: re.Pattern[bytes] | None = None
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
         """Yield the matches in a block of text; two records glued on one line are two matches.
@@ -89,7 +91,7 @@ class Rule(Generic[StateT_contra]):
         """
         is_anywhere = not self.at_line_start and not self.begin
         match_from = self.pattern.search if is_anywhere else self.pattern.match
-        anchored = text.find(self.anchor)
+        anchored = self._next(text, 0)
         says_once = not self.reach and _is_marker(self.pattern)
         line, searched, tries = -1, 0, 0
         while anchored >= 0:
@@ -98,7 +100,7 @@ class Rule(Generic[StateT_contra]):
             end = text.find(b"\n", anchored)
             end = len(text) if end < 0 else end
             if tries == _SECOND and text.count(self.anchor, anchored, end) >= MOST_OF_LINE:
-                anchored = text.find(self.anchor, end)
+                anchored = self._next(text, end)
                 continue
             first = self._beginning(text, max(line, searched), anchored)
             last = end + self.reach if self.span is None else min(end, anchored + self.span[1])
@@ -112,7 +114,14 @@ class Rule(Generic[StateT_contra]):
                 searched, tries = anchored + len(self.anchor), tries + _COST_OF_A_FAILURE
             if tries >= MOST_OF_LINE:
                 searched = max(end, searched)
-            anchored = text.find(self.anchor, searched)
+            anchored = self._next(text, searched)
+
+    def _next(self, text: bytes, begin: int) -> int:
+        """Where the next anchor is; -1 without one."""
+        if self.sign is None:
+            return text.find(self.anchor, begin)
+        sign = self.sign.search(text, begin)
+        return sign.start() if sign else -1
 
     def _beginning(self, text: bytes, line: int, anchored: int) -> int:
         """Where the record of an anchor may begin; -1 where nothing begins."""

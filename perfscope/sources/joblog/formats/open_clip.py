@@ -84,8 +84,7 @@ def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
     rows, batch = plain.rows(first, last), state.batch
     series, samples = state.log.series_of(SOURCE), np.asarray(rows.iteration, np.int64)
     if not batch or (samples % batch).any() or not len(samples):
-        for wall_ns in rows.wall_ns.tolist():
-            series.add(Record(wall_ns=wall_ns), rows.label)
+        series.add_unnumbered(rows.wall_ns, rows.label)
         return
     numbers = state.epochs.add_many(rows.columns["epoch"], samples // batch, rows.columns["total"] // batch)
     state.epoch = int(rows.columns["epoch"][-1])

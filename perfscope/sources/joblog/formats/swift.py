@@ -9,6 +9,7 @@ mean since the start, with its warm-up, and is not used.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -22,11 +23,14 @@ from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSou
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "ms-swift's elapsed_time"
 
 _ELAPSED = re.compile(rb"(?:(\d{1,4})d ?)?(?:(\d{1,3})h ?)?(?:(\d{1,3})m ?)?(?:(\d{1,3})s)?")
+_ELAPSED_LINE = re.compile(rb"^" + _ELAPSED.pattern + rb"$", re.MULTILINE)
+_UNITS_S = (S_PER_DAY, S_PER_HOUR, S_PER_MINUTE, 1)
 _CELL = re.compile(
     rb"['\"](loss|elapsed_time|eval_runtime|iteration|global_step/max_steps)['\"]: ['\"]?([^,'\"}\n]{1,40})"
 )
@@ -61,6 +65,17 @@ def _elapsed_s(text: bytes) -> int | None:
     return days * S_PER_DAY + hours * S_PER_HOUR + minutes * S_PER_MINUTE + seconds
 
 
+def _many_elapsed_s(texts: Sequence[str]) -> Int64:
+    """Many times as ``_elapsed_s`` reads them; 0 where it reads none."""
+    parts = _ELAPSED_LINE.findall("\n".join(texts).encode())
+    if len(parts) != len(texts):
+        return np.asarray([_elapsed_s(text.encode()) or 0 for text in texts], np.int64)
+    seconds = np.zeros(len(texts), np.int64)
+    for column, unit_s in zip(zip(*parts, strict=True), _UNITS_S, strict=True):
+        seconds += unit_s * np.asarray([int(part or 0) for part in column], np.int64)
+    return seconds
+
+
 def _close(state: _State) -> None:
     state.clock.close(state.log)
 
@@ -77,7 +92,8 @@ _COLUMNS = {
     "elapsed": Column(r"[\d dhms]{2,40}", re.compile(rb"['\"]elapsed_time['\"]: ['\"]([\d dhms]{2,40})['\"]")),
     "loss": Column(cell=re.compile(rb"['\"]loss['\"]: ([\d.eE+-]{1,30})"), is_optional=True),
 }
-_GLUE = re.compile(rb"^(\{[^{}\n]*\}) (?=\{[^{}\n]*\}$)", re.MULTILINE)
+#: Without the bytes between there is nothing to look for.
+_GLUE = (b"} {", re.compile(rb"^(\{[^{}\n]*\}) (?=\{[^{}\n]*\}$)", re.MULTILINE))
 
 
 def _is_training(line: LineMatch) -> bool:
@@ -86,9 +102,9 @@ def _is_training(line: LineMatch) -> bool:
 
 def _measure(cells: Cells) -> Measured:
     """The elapsed times are readings of the clock."""
-    elapsed_s = [_elapsed_s(text.encode()) or 0 for text in cells.texts("elapsed")]
+    elapsed_s = _many_elapsed_s(cells.texts("elapsed"))
     columns = {LOSS: cells.number_bits("loss")} if "loss" in cells else {}
-    return Measured(cells.integers("step"), np.asarray(elapsed_s, np.int64) * NS_PER_S, columns)
+    return Measured(cells.integers("step"), elapsed_s * NS_PER_S, columns)
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:

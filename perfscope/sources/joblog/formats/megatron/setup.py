@@ -149,13 +149,12 @@ RULES = (
     Rule(
         b" ..",
         re.compile(
-            rb"^(?=[^\n]*? \.{2,}+(?: |$))(?:"  # most lines with dots have them elsewhere
-            + LABEL
-            + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
+            rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
             re.MULTILINE,
         ),
         _on_argument,
         at_line_start=True,
+        sign=re.compile(rb" \.{2,}+(?: |$)", re.MULTILINE),
     ),
     Rule(b"end of arguments --", re.compile(rb"end of arguments --"), _on_last_argument),
     Rule(b"using world size:", re.compile(rb"using world size: (\d+)"), _on_world_size),
