@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.tables.columns import Int64
 
@@ -37,16 +37,14 @@ class Kernel(NamedTuple):
     grid: int
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(Struct, frozen=True, array_like=True):
     """How often a kernel ran in all counted steps of a device, and for how long altogether."""
 
     calls: int
     total_ns: int
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Operation:
+class Operation(Struct, frozen=True, array_like=True, order=True):
     """Calls of a matrix product with the same shapes: its operator, shapes and element types."""
 
     operator: str
@@ -54,8 +52,7 @@ class Operation:
     elements: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepBudget:
+class StepBudget(Struct, frozen=True, array_like=True, eq=False):
     """The budget of each step of one device, or of one rank's host.
 
     Attributes:

@@ -25,9 +25,8 @@ from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
 from perfscope.engine.tasks import MeasuredTrace, Task, read_events
 from perfscope.engine.windows import TraceFiles, plan_windows
 from perfscope.errors import SourceError
-from perfscope.files import replace_file
 from perfscope.sources.partials.values import Unstorable, pack_value
-from perfscope.sources.runs.records import read_object, recorded_options
+from perfscope.sources.runs.objects import read_object, recorded_options
 from perfscope.sources.traces.matching import NoMatch
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.tables.trace import ABSENT, Events, Trace
@@ -118,10 +117,24 @@ def store_beside(files: TraceFiles, task: Task) -> bool:
             alike_without_grids=_find_alike(trace, measured, task),
             hooks=read_metadata(files.path) or TraceMetadata(),
         )
-        replace_file(Path(partials_path(files.path)), content)
+        _replace(partials_path(files.path), content)
     except (MemoryError, NoMatch, OSError, SourceError, Unstorable):
         return False
     return True
+
+
+def _replace(path: str, content: bytes) -> None:
+    """Write a file so that nobody reads a part; after a crash of the host it may be cut, which who reads it notices.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    unfinished = Path(f"{path}.{os.getpid()}.tmp")
+    try:
+        unfinished.write_bytes(content)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
 
 
 def task_at_capture(run: Path) -> Task:

@@ -6,9 +6,8 @@ Hooks write full lines, but a killed process or a full disk can leave half a lin
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,24 +89,3 @@ def read_rank_record(folder: Path) -> RankRecord | None:
         return msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=RankRecord)
     except (OSError, msgspec.MsgspecError):
         return None
-
-
-def read_object(path: Path, damage: list[str]) -> dict[str, object]:
-    """The JSON object in a file; empty where it cannot be read, which is added to ``damage``."""
-    if not path.is_file():
-        damage.append(f"{path.name} is missing")
-        return {}
-    try:
-        fields = json.loads(path.read_bytes())
-    except ValueError:
-        damage.append(f"{path} is not complete JSON")
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def recorded_options(facts: Mapping[str, object]) -> frozenset[str]:
-    """The profiler's options that were on; none where the run does not say."""
-    options = facts.get("recorded")
-    return (
-        frozenset(option for option in options if isinstance(option, str)) if isinstance(options, list) else frozenset()
-    )

@@ -17,13 +17,8 @@ from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
-from perfscope.sources.runs.records import (
-    decode_event,
-    read_object,
-    read_rank_record,
-    read_records,
-    recorded_options,
-)
+from perfscope.sources.runs.objects import read_object, recorded_options
+from perfscope.sources.runs.records import decode_event, read_rank_record, read_records
 from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
 from perfscope.sources.runs.setup_record import read_setup
 from perfscope.sources.runs.step_columns import read_step_columns

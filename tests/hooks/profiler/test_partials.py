@@ -249,7 +249,7 @@ def test_a_full_disk_leaves_the_trace_as_it_is(trace: Path, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.fsync", fail)
+    monkeypatch.setattr(Path, "write_bytes", fail)
     main([str(trace)])
     assert [path.name for path in trace.parent.iterdir()] == [packed.name]
     assert packed.read_bytes() == before
