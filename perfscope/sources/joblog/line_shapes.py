@@ -8,13 +8,23 @@ figures that are needed becomes one regular expression, in which numbers may be 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from perfscope.sources.joblog.line_fields import LARGEST, parse_number
+from perfscope.sources.joblog.line_forms import (
+    BLANKS,
+    CLOCKS,
+    NUMBER,
+    NUMBERS,
+    Form,
+    Piece,
+    choose_forms,
+    forms_of_column,
+)
 from perfscope.sources.joblog.record import LARGEST_INTEGER
 from perfscope.sources.joblog.rules import LineMatch
 from perfscope.tables.columns import Bool, Float64, Int64
@@ -33,11 +43,7 @@ _TOKEN = re.compile(
     r"(?:(?<![A-Za-z_\d.])|(?<=\d[hms]))\d[\d.]*(?:(?P<clock>(?::\d\d)+)|[eE][-+]?\d+)?)"
 )
 _DRAWING = r"\|[#\d \x80-\xff]*\|"
-_CLOCK = r"\d[\d:]*"
 _STAMP_REACH = 200
-#: What a column may be: a count, or a number.
-INTEGER = r"\d{1,15}"
-NUMBER = r"[\d.eE+-]+"
 _LONGEST = 4000
 _FEW_TEXTS = 16
 _LATIN = "latin-1"
@@ -80,21 +86,29 @@ class Cells:
         try:
             different = set(texts)
             if 2 * len(different) <= len(texts):
-                return np.asarray(list(map({text: float(text) for text in different}.__getitem__, texts)), np.float64)
-            return np.asarray(list(map(float, texts)), np.float64)
+                values = np.asarray(list(map({text: float(text) for text in different}.__getitem__, texts)), np.float64)
+            else:
+                values = np.asarray(list(map(float, texts)), np.float64)
         except ValueError:
-            values = [parse_number(text.encode(_LATIN)) for text in texts]
-            return np.asarray([np.nan if value is None else value for value in values], np.float64)
+            parsed = [parse_number(text.encode(_LATIN)) for text in texts]
+            values = np.asarray([np.nan if value is None else value for value in parsed], np.float64)
+        values[np.abs(values) >= LARGEST] = np.nan
+        return values
 
     def number_bits(self, name: str) -> Int64:
         """A column of numbers as the bits of its floats, to go with columns of counts; NaN where the text is none."""
-        numbers = self.numbers(name)
-        bits: Int64 = np.where(np.abs(numbers) < LARGEST, numbers, np.nan).view(np.int64)
+        bits: Int64 = self.numbers(name).view(np.int64)
         return bits
 
     def times_ns(self, name: str, unit_ns: int) -> Int64:
         """A column of times in a unit as nanoseconds, as ``times_ns`` makes them."""
         return times_ns(self.numbers(name), unit_ns)
+
+    def are_times(self, name: str, unit_ns: int) -> Bool:
+        """Where a column is a time that ``times_ns`` can express, be it 0."""
+        in_ns = self.numbers(name) * unit_ns
+        fits: Bool = (in_ns >= 0) & (in_ns <= LARGEST_INTEGER)
+        return fits
 
     def are_same(self, name: str) -> Bool:
         """Where a column has the text of the last row."""
@@ -160,7 +174,13 @@ class Column:
 
 
 def learn_shape(
-    line: LineMatch, columns: Mapping[str, Column], *, has_stamp: bool, end: int, behind: str = ""
+    line: LineMatch,
+    columns: Mapping[str, Column],
+    *,
+    has_stamp: bool,
+    end: int,
+    match: Callable[[bytes], LineMatch | None],
+    behind: str = "",
 ) -> Shape | None:
     """The shape of a record.
 
@@ -169,6 +189,7 @@ def learn_shape(
         columns: The figures that are needed.
         has_stamp: Its date is needed, too.
         end: Where it ends: at the end of a line.
+        match: The match of the rule for another record, from the beginning of its first line on; None where it is none.
         behind: What must be true behind its last line, as a regular expression of text that matches nothing.
 
     Returns:
@@ -181,27 +202,42 @@ def learn_shape(
         return None
     label = line.label
     offset = text.find(label, begin, end) if label else begin
-    parts = [re.escape(text[begin:offset].decode(_LATIN))]
-    names: list[str] = []
+    pieces = [Piece(text[begin:offset].decode(_LATIN))]
     if label:  # other ranks have the same one with another number
-        parts.append("(" + re.sub(r"\d+", r"\\d+", re.escape(label.decode(_LATIN))) + ")")
-        names.append(LABEL_TEXT)
+        form = Form(re.sub(r"\d+", r"\\d+", re.escape(label.decode(_LATIN))))
+        pieces.append(Piece(label.decode(_LATIN), (form,), LABEL_TEXT))
         offset += len(label)
+    has_no_stamp = has_stamp
     for start, stop, name in (*spans, (end, end, "")):
         gap = text[offset:start].decode(_LATIN)
         if start < offset or (name and gap[-1:].isdigit()):
             return None
-        wants_stamp = has_stamp and STAMP not in names and offset - begin < _STAMP_REACH
-        for part, is_stamp in _generalise(gap, wants_stamp=wants_stamp):
-            parts.append(part)
-            names += [STAMP] if is_stamp else []
+        pieces += _generalise(gap, wants_stamp=has_no_stamp and offset - begin < _STAMP_REACH)
+        has_no_stamp = has_no_stamp and all(piece.name != STAMP for piece in pieces)
         if name:
-            parts.append(f"({columns[name].text})")
-            names.append(name)
+            pieces.append(Piece(text[start:stop].decode(_LATIN), forms_of_column(columns[name].text), name))
         offset = stop
-    if has_stamp and STAMP not in names:
+    if has_no_stamp:
         return None
-    return Shape(_compile("".join(parts), behind), tuple(names))
+
+    def is_read(texts: Sequence[str]) -> bool:
+        other = match("".join(texts).encode(_LATIN))
+        return other is not None and _has_columns(other, columns, pieces, texts)
+
+    forms = choose_forms(pieces, is_read)
+    parts = [form.pattern if form else re.escape(piece.text) for piece, form in zip(pieces, forms, strict=True)]
+    parts = [f"({part})" if piece.name else part for piece, part in zip(pieces, parts, strict=True)]
+    return Shape(_compile("".join(parts), behind), tuple(piece.name for piece in pieces if piece.name))
+
+
+def _has_columns(line: LineMatch, columns: Mapping[str, Column], pieces: Sequence[Piece], texts: Sequence[str]) -> bool:
+    """Whether the columns of a record are the pieces of their names, of which ``texts`` are the texts."""
+    start, end = 0, len(line.text)
+    for piece, text in zip(pieces, texts, strict=True):
+        if piece.name in columns and columns[piece.name].span(line, piece.name, end) != (start, start + len(text)):
+            return False
+        start += len(text)
+    return True
 
 
 @lru_cache(maxsize=256)
@@ -209,19 +245,24 @@ def _compile(line: str, behind: str) -> re.Pattern[str]:
     return re.compile(f"^({line})\n{behind}", re.MULTILINE | re.ASCII)
 
 
-def _generalise(text: str, *, wants_stamp: bool) -> Iterator[tuple[str, bool]]:
-    """A text in which numbers and the blanks before them may be others, in parts, and whether a part is the date."""
+def _generalise(text: str, *, wants_stamp: bool) -> Iterator[Piece]:
+    """A text in which numbers and the blanks before them may be others."""
     offset = 0
     while token := _TOKEN.search(text, offset):
-        yield re.escape(text[offset : token.start()]), False
-        is_stamp = token["stamp"] is not None and wants_stamp
+        yield Piece(text[offset : token.start()])
+        blanks = token["blanks"] or ""
+        if blanks:
+            yield Piece(blanks, BLANKS)
+        rest = token[0][len(blanks) :]
         if token["stamp"] is not None:
-            yield (" +" if token["blanks"] else "") + (f"({_STAMP})" if is_stamp else _STAMP), is_stamp
+            yield Piece(rest, (Form(_STAMP),), STAMP if wants_stamp else "")
             wants_stamp = False
         elif token["drawing"] is not None:
-            yield _DRAWING, False
+            yield Piece(rest, (Form(_DRAWING),))
         else:
-            yield (" +" if token["blanks"] else "") + (_CLOCK if token["clock"] else NUMBER), False
+            yield Piece(rest, CLOCKS if token["clock"] else NUMBERS)
         offset = token.end()
-    blanks = text[offset:].endswith(" ")
-    yield re.escape(text[offset:].rstrip(" ") if blanks else text[offset:]) + (" +" if blanks else ""), False
+    last = text[offset:].rstrip(" ")
+    yield Piece(last)
+    if len(last) < len(text) - offset:
+        yield Piece(text[offset + len(last) :], BLANKS)

@@ -18,7 +18,8 @@ import numpy as np
 from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_shapes import INTEGER, LABEL_TEXT, Cells, Column, Shape, learn_shape
+from perfscope.sources.joblog.line_forms import INTEGER
+from perfscope.sources.joblog.line_shapes import LABEL_TEXT, Cells, Column, Shape, learn_shape
 from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
 from perfscope.sources.joblog.rank_copies import find_copies, is_of_label
 from perfscope.sources.joblog.rules import LineMatch, Rule
@@ -98,18 +99,28 @@ class LinesOfRecords(Generic[State]):
 
     def shape_of(self, line: LineMatch) -> Shape | None:
         """The shape of a record; None where it has none, or where it is glued to another one."""
+        end = self._end_of(line)
+        if self._match(line.text[line.line : end]) is None:
+            return None
+        behind = self.further.behind if self.further else ""
+        return learn_shape(line, self.columns, has_stamp=self.has_stamp, end=end, match=self._match, behind=behind)
+
+    def _end_of(self, line: LineMatch) -> int:
+        """Where the last line of a record ends."""
         text, end = line.text, line.match.end() - 1
         for _ in range(self.lines):
             end = text.find(b"\n", end + 1)
             if end < 0:
                 end = len(text)
                 break
-        if self.further is not None and (further := self.further.lines.match(text, end)):
-            end = further.end()
-        if len(list(self.rule.find(text[line.line : end]))) != 1:
-            return None
-        behind = self.further.behind if self.further else ""
-        return learn_shape(line, self.columns, has_stamp=self.has_stamp, end=end, behind=behind)
+        further = self.further.lines.match(text, end) if self.further else None
+        return further.end() if further else end
+
+    def _match(self, text: bytes) -> LineMatch | None:
+        """The match of a text that is one record and nothing else."""
+        lines = list(self.rule.find(text + b"\n"))
+        is_one = len(lines) == 1 and self.is_record(lines[0]) and self._end_of(lines[0]) == len(text)
+        return lines[0] if is_one else None
 
 
 @dataclass(frozen=True, slots=True)

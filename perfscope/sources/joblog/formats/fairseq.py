@@ -20,9 +20,10 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import LOSS, ElapsedClock
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_numbers
-from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column, times_ns
+from perfscope.sources.joblog.line_forms import INTEGER
+from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
 from perfscope.sources.joblog.record_lines import (
     STEP,
     CopiesOf,
@@ -140,7 +141,10 @@ def _measure(cells: Cells) -> Measured:
     columns = {name: cells.integers(name) for name in ("wall", "epoch", "length") if name in cells}
     if LOSS in cells:
         columns[LOSS] = cells.number_bits(LOSS)
-    return Measured(cells.integers("step"), times_ns(seconds, NS_PER_S), columns)
+    wall_ns = times_ns(seconds, NS_PER_S)
+    if "wall" in columns:
+        wall_ns[columns["wall"] > LARGEST_INTEGER // NS_PER_S] = 0
+    return Measured(cells.integers("step"), wall_ns, columns)
 
 
 def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:

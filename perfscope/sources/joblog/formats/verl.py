@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, add_evenly, read_lines
@@ -110,9 +110,8 @@ def _measure(cells: Cells) -> Measured:
     parts = {}
     for part in map(bytes.decode, _PARTS):
         if part in cells:
-            seconds = cells.numbers(part)
-            wall_ns[~(seconds >= 0)] = 0
-            parts[part] = times_ns(seconds, NS_PER_S)
+            wall_ns[~cells.are_times(part, NS_PER_S)] = 0
+            parts[part] = cells.times_ns(part, NS_PER_S)
     return Measured(steps, wall_ns, parts)
 
 

@@ -20,7 +20,8 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import INTEGER, Cells, Column
+from perfscope.sources.joblog.line_forms import INTEGER
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import FormatState, ignore_line
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, add_evenly, read_lines
@@ -137,6 +138,7 @@ _STEP_LINE = {"step": Column(INTEGER, re.compile(rb"\bstep=(\d{1,15}), skipped="
 _SPEED_LINE = {
     "counted": Column(INTEGER, re.compile(rb"(?:global_step=|\b\d{1,9}/)(\d{1,15}), (?:RunningAvg)?SamplesPerSec=")),
     "now": Column(cell=re.compile(rb"CurrSamplesPerSec=([\d.eE+-]{1,30})")),
+    "memory": Column(cell=re.compile(rb"MaxMemAllocated=([\d.]{1,30})\s*GB"), is_optional=True),
 }
 _MEAN_LINE = {
     "counted": _SPEED_LINE["counted"],
@@ -200,9 +202,11 @@ _TOTALS: LinesOfRecords[DeepSpeedState] = LinesOfRecords(
 )
 BULK = read_lines(
     (STEPS, THROUGHPUT, PIPELINE, _AS_PRINTED, timer_lines.SOURCE),
-    LinesOfRecords(_STEP_RULE, {**_STEP_LINE, **_SPEED_LINE}, _measure_steps, has_stamp=True, lines=2),
+    LinesOfRecords(
+        _STEP_RULE, {**_STEP_LINE, **_SPEED_LINE}, _measure_steps, peaks=("memory",), has_stamp=True, lines=2
+    ),
     LinesOfRecords(_STEP_RULE, _STEP_LINE, _measure_steps, has_stamp=True),
-    LinesOfRecords(_THROUGHPUT_RULE, _SPEED_LINE, _measure_speeds),
+    LinesOfRecords(_THROUGHPUT_RULE, _SPEED_LINE, _measure_speeds, peaks=("memory",)),
     LinesOfRecords(_THROUGHPUT_RULE, _MEAN_LINE, _measure_means),
     _TOTALS,
     add=add_plain_lines,
