@@ -184,6 +184,7 @@ def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
         _close(state)
         rows = number_over_epochs(state.epochs, plain.rows(first, last))
         add_evenly(state.log.series_of(SOURCE), rows, 0, last - first, rows.columns["samples"])
+        state.samples = int(rows.columns["samples"][-1])
 
 
 FORMAT = Format(
