@@ -105,30 +105,30 @@ def choose_forms(pieces: Sequence[Piece], is_read: Callable[[Sequence[str]], boo
     widest_first = [[form for form in piece.forms if re.fullmatch(form.pattern, piece.text)] for piece in pieces]
     level = [0 if forms else -1 for forms in widest_first]
 
-    def take(places: Sequence[int]) -> bool:
+    def take(chosen: Sequence[int]) -> bool:
         """Take the present forms of some pieces if the rule reads all their examples, the others as they are."""
-        forms = [widest_first[place][level[place]] for place in places]
-        before = [texts[place] for place in places]
-        for number in range(max(len(form.examples) for form in forms) - 1, -1, -1):  # the longest remains
-            for place, form in zip(places, forms, strict=True):
-                texts[place] = form.examples[number % len(form.examples)]
+        forms = [widest_first[number][level[number]] for number in chosen]
+        before = [texts[number] for number in chosen]
+        for example in range(max(len(form.examples) for form in forms) - 1, -1, -1):  # the longest remains
+            for number, form in zip(chosen, forms, strict=True):
+                texts[number] = form.examples[example % len(form.examples)]
             if not is_read(texts):
-                for place, text in zip(places, before, strict=True):
-                    texts[place] = text
+                for number, text in zip(chosen, before, strict=True):
+                    texts[number] = text
                 return False
         return True
 
-    def settle(places: Sequence[int]) -> None:
-        if not places or take(places):
+    def settle(chosen: Sequence[int]) -> None:
+        if not chosen or take(chosen):
             return
-        if len(places) > 1:
-            half = len(places) // 2
-            settle(places[:half])
-            settle(places[half:])
+        if len(chosen) > 1:
+            half = len(chosen) // 2
+            settle(chosen[:half])
+            settle(chosen[half:])
             return
-        (place,) = places
-        level[place] = level[place] + 1 if level[place] + 1 < len(widest_first[place]) else -1
-        settle(places if level[place] >= 0 else ())
+        (number,) = chosen
+        level[number] = level[number] + 1 if level[number] + 1 < len(widest_first[number]) else -1
+        settle(chosen if level[number] >= 0 else ())
 
-    settle([place for place, forms in enumerate(widest_first) if forms and forms[0].examples])
+    settle([number for number, forms in enumerate(widest_first) if forms and forms[0].examples])
     return [forms[at] if at >= 0 else None for forms, at in zip(widest_first, level, strict=True)]

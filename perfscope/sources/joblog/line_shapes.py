@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 
@@ -195,12 +195,38 @@ def learn_shape(
     Returns:
         None where the record is too long, lacks a figure, or has a number directly beside one.
     """
-    text, begin = line.text, line.line
+    begin = line.line
     spans = sorted((*column.span(line, name, end), name) for name, column in columns.items())
     spans = [span for span in spans if span[0] >= 0 or not columns[span[2]].is_optional]
     if end - begin > _LONGEST or (spans and spans[0][0] < begin):
         return None
-    label = line.label
+    latest = _latest_shape(line.match.re, tuple((name, columns[name]) for *_, name in spans), behind)
+    record = line.text[begin:end].decode(_LATIN) + "\n"
+    repeated = latest[0].pattern.match(record) if latest else None
+    if repeated is None or repeated.end() != len(record):
+        pieces = _take_apart(line, spans, columns, has_stamp=has_stamp, end=end)
+        if pieces is None:
+            return None
+        latest[:] = [_shape_of(pieces, columns, match, behind)]
+    return latest[0]
+
+
+@cache
+def _latest_shape(_rule: re.Pattern[bytes], _columns: tuple[tuple[str, Column], ...], _behind: str) -> list[Shape]:
+    """The latest shape that was learned of a rule's records: most blocks have it, too, and trying takes time."""
+    return []
+
+
+def _take_apart(
+    line: LineMatch,
+    spans: Sequence[tuple[int, int, str]],
+    columns: Mapping[str, Column],
+    *,
+    has_stamp: bool,
+    end: int,
+) -> list[Piece] | None:
+    """The pieces of a record whose columns are at ``spans``; None where a number stands beside one."""
+    text, begin, label = line.text, line.line, line.label
     offset = text.find(label, begin, end) if label else begin
     pieces = [Piece(text[begin:offset].decode(_LATIN))]
     if label:  # other ranks have the same one with another number
@@ -217,12 +243,20 @@ def learn_shape(
         if name:
             pieces.append(Piece(text[start:stop].decode(_LATIN), forms_of_column(columns[name].text), name))
         offset = stop
-    if has_no_stamp:
-        return None
+    return None if has_no_stamp else pieces
+
+
+def _shape_of(
+    pieces: Sequence[Piece],
+    columns: Mapping[str, Column],
+    match: Callable[[bytes], LineMatch | None],
+    behind: str,
+) -> Shape:
+    """The widest shape of a record's pieces that the rule reads."""
 
     def is_read(texts: Sequence[str]) -> bool:
-        other = match("".join(texts).encode(_LATIN))
-        return other is not None and _has_columns(other, columns, pieces, texts)
+        line = match("".join(texts).encode(_LATIN))
+        return line is not None and _has_columns(line, columns, pieces, texts)
 
     forms = choose_forms(pieces, is_read)
     parts = [form.pattern if form else re.escape(piece.text) for piece, form in zip(pieces, forms, strict=True)]
