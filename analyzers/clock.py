@@ -232,7 +232,7 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> _Links:
         numbered = calls.numbered()
         if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
             continue
-        matched = match(numbered)
+        matched = match(numbered, with_ends=True)
         synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
         chosen, transfer_ns = synchronises[matched.kind], matched.transfer_ns
         for row, rank in enumerate(matched.ranks[1:], 1):

@@ -236,12 +236,13 @@ class _Sums:
     def add(self, kind: Kind, matched: MatchedCalls, unlike: Sequence[GroupCalls]) -> None:
         """Add those of a group; ``unlike`` is what each rank made, where they did not make the same."""
         chosen = matched.kind == matched.kinds.index(kind)
-        self._transfers.append(matched.transfer_ns[chosen])
-        self._wait += int(matched.wait_ns[:, chosen].sum())
+        durations_ns = matched.duration_ns[:, chosen]
+        transfers_ns, duration = durations_ns.min(axis=0), int(durations_ns.sum())
+        self._transfers.append(transfers_ns)
+        self._wait += duration - len(matched.ranks) * int(transfers_ns.sum())
         self._ranks_seen.append(len(matched.ranks))
         if matched.alike is not None:  # of many ranks that made the same, one after the other takes long
-            durations_ns = matched.duration_ns[:, chosen]
-            self._duration += int(durations_ns.sum())
+            self._duration += duration
             self._calls += durations_ns.shape[1]
             index = matched.alike.kinds.index(kind)
             self._covered_ns += int(matched.alike.covered_ns[index])

@@ -249,11 +249,12 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: Members
         chosen = chosen & (matched.step != ABSENT)
     if not chosen.any():
         return None
-    wait = matched.wait_ns[:, chosen]
-    last = matched.duration_ns[:, chosen].argmin(axis=0)
-    caused = wait.sum(axis=0) / (len(matched.ranks) - 1)
+    durations_ns = matched.duration_ns[:, chosen]
+    last, transfers_ns = durations_ns.argmin(axis=0), durations_ns.min(axis=0)
+    # Sums of waits by sums of durations: the waits themselves would take as much memory again.
+    caused = (durations_ns.sum(axis=0) - len(matched.ranks) * transfers_ns) / (len(matched.ranks) - 1)
     first = next(iter(calls.values()))
-    communication = matched.duration_ns[:, chosen].sum(axis=1).tolist()
+    communication = durations_ns.sum(axis=1)
     steps = distinct(matched.step[chosen])
     caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
     nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))
@@ -261,8 +262,8 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: Members
         RankWait(rank, waited, communicated, of_row.ns, of_row.calls, caused_in=of_row.in_steps)
         for rank, waited, communicated, of_row in zip(
             matched.ranks,
-            wait.sum(axis=1).tolist(),
-            communication,
+            (communication - int(transfers_ns.sum())).tolist(),
+            communication.tolist(),
             (caused_by.get(row, nothing) for row in range(len(matched.ranks))),
             strict=True,
         )

@@ -99,29 +99,30 @@ def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
     )
 
 
-def match(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
+def match(calls: Mapping[int, GroupCalls], *, with_ends: bool = False) -> MatchedCalls:
     """Match the operations that several ranks made in one group; ``calls`` is by rank.
 
     An operation that some rank does not have is left out and counted. Those of ranks that made the same are read one
-    rank after the other.
+    rank after the other. Without ends ``end_ns`` is ABSENT everywhere, and takes no memory.
     """
-    return _match_alike(calls) or _match_unlike(dict(calls))
+    return _match_alike(calls, with_ends=with_ends) or _match_unlike(dict(calls), with_ends=with_ends)
 
 
-def _match_alike(calls: Mapping[int, GroupCalls]) -> MatchedCalls | None:
+def _match_alike(calls: Mapping[int, GroupCalls], *, with_ends: bool) -> MatchedCalls | None:
     """The operations of ranks that all made the same; None where one did not."""
     ranks = tuple(sorted(calls))
     row_of = {rank: row for row, rank in enumerate(ranks)}
     first = next(iter(calls.values()))
     duration_ns = np.empty((len(ranks), len(first.kind)), np.int64)
-    end_ns = np.full(duration_ns.shape, ABSENT, np.int64)
+    end_ns = np.full(duration_ns.shape, ABSENT, np.int64) if with_ends else _no_ends(duration_ns)
     covered_ns, hidden_ns = np.zeros(len(first.kinds), np.int64), np.zeros(len(first.kinds), np.int64)
     for rank, rank_calls in calls.items():
         if not _has_same_operations(first, rank_calls):
             return None
         row = row_of[rank]
         duration_ns[row] = rank_calls.duration_ns
-        end_ns[row, : len(rank_calls.end_ns)] = rank_calls.end_ns
+        if with_ends:
+            end_ns[row, : len(rank_calls.end_ns)] = rank_calls.end_ns
         covered_ns += rank_calls.covered_ns
         hidden_ns += rank_calls.hidden_ns
     kinds, kind = _common_kinds([first], [np.arange(len(first.kind))])
@@ -129,7 +130,12 @@ def _match_alike(calls: Mapping[int, GroupCalls]) -> MatchedCalls | None:
     return MatchedCalls(ranks, kinds, kind, first.step.astype(np.int64), duration_ns, end_ns, 0, alike)
 
 
-def _match_unlike(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
+def _no_ends(duration_ns: Int64) -> Int64:
+    """ABSENT in that shape, which takes the memory of one number."""
+    return np.broadcast_to(np.int64(ABSENT), duration_ns.shape)
+
+
+def _match_unlike(calls: Mapping[int, GroupCalls], *, with_ends: bool) -> MatchedCalls:
     """The operations that all ranks made, of which some made others, too."""
     ranks = tuple(sorted(calls))
     of_ranks = [calls[rank] for rank in ranks]
@@ -138,7 +144,10 @@ def _match_unlike(calls: Mapping[int, GroupCalls]) -> MatchedCalls:
     duration_ns = np.stack(
         [of_rank.duration_ns[index] for of_rank, index in zip(of_ranks, rows, strict=True)], dtype=np.int64
     )
-    end_ns = np.stack([_ends_at(of_rank.end_ns, index) for of_rank, index in zip(of_ranks, rows, strict=True)])
+    ends = zip(of_ranks, rows, strict=True)
+    end_ns = (
+        np.stack([_ends_at(of_rank.end_ns, index) for of_rank, index in ends]) if with_ends else _no_ends(duration_ns)
+    )
     step = of_ranks[0].step[rows[0]].astype(np.int64)
     longest = max(len(of_rank.kind) for of_rank in of_ranks)
     return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, longest - len(kind))

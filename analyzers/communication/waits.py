@@ -182,23 +182,27 @@ class Members:
     def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
         self._transferring: set[int] = set()
         self._pairs: set[tuple[int, int]] = set()
-        self._computed: dict[int, int] = {}
-        sent = pack_in_order(self._list_sent(partials), lambda each: (each.rank, each.moment))
+        ranks, computed = array("q"), array("q")
+        sent = pack_in_order(self._list_sent(partials, ranks, computed), lambda each: (each.rank, each.moment))
+        self._computed = _LargestOfRanks(ranks, computed)
         compared = array("q")
         kernels = pack(_joined(sent, "kernels", join_windows, compared))
         self.comparison = compare(compared, kernels)
         self._profiled = array("q")
         self._profiles = pack(_joined(sent, "profile", join_profiles, self._profiled))
-        self._with_steps = {
-            rank for rank, profile in zip(self._profiled, self._profiles, strict=True) if ABSENT not in profile.steps
+        self._without_steps = {
+            rank for rank, profile in zip(self._profiled, self._profiles, strict=True) if ABSENT in profile.steps
         }
 
-    def _list_sent(self, partials: Sequence[tuple[RankCalls, ...]]) -> Iterator[_Sent]:
-        """What the ranks of the first run did in their steps; what else they sent is kept."""
+    def _list_sent(
+        self, partials: Sequence[tuple[RankCalls, ...]], ranks: array[int], computed: array[int]
+    ) -> Iterator[_Sent]:
+        """What the ranks of the first run did in their steps; what else they sent is kept, or added to the columns."""
         for part, rank, run, moment, _ in number_ranks_and_runs(partials):
             if run:
                 continue
-            self._computed[rank] = max(self._computed.get(rank, 0), part.compute)
+            ranks.append(rank)
+            computed.append(part.compute)
             if part.transfers:
                 self._transferring.add(rank)
             self._pairs.update(
@@ -216,7 +220,7 @@ class Members:
 
     def mark_steps(self, members: Iterable[int]) -> bool:
         """Whether steps are marked on all ranks of a group."""
-        return self._with_steps.issuperset(members)
+        return all(self._place_of(rank) is not None and rank not in self._without_steps for rank in members)
 
     def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
         """A group, with why those of its ranks came last that caused a significant wait."""
@@ -260,12 +264,39 @@ class Members:
             for step, ns in wait.caused_in.items():
                 caused_in[step] = caused_in.get(step, 0.0) + ns
         pace = self.comparison.paces.get(rank) if self.comparison else None
-        return RankPace(rank, caused, waited, self._computed.get(rank, 0), pace, caused_in)
+        return RankPace(rank, caused, waited, self._computed.of(rank), pace, caused_in)
 
     def _place_of(self, rank: int) -> int | None:
         """Where the steps of a rank are; None where it sent none."""
-        place = bisect_left(self._profiled, rank)
-        return place if place < len(self._profiled) and self._profiled[place] == rank else None
+        return _place_of(rank, self._profiled)
+
+
+class _LargestOfRanks:
+    """The largest number that each rank has; columns, because ranks may be many.
+
+    Args:
+        ranks: The ranks, in any order.
+        numbers: The number that stands beside each, which is not negative.
+    """
+
+    def __init__(self, ranks: array[int], numbers: array[int]) -> None:
+        every, beside = np.array(ranks, np.int64), np.array(numbers, np.int64)
+        order = np.lexsort((beside, every))
+        every, beside = every[order], beside[order]
+        is_last = np.append(every[1:] != every[:-1], True)[: len(every)]
+        self._ranks = array("q", every[is_last].tobytes())
+        self._numbers = array("q", beside[is_last].tobytes())
+
+    def of(self, rank: int) -> int:
+        """The number of a rank; 0 of one that has none."""
+        place = _place_of(rank, self._ranks)
+        return 0 if place is None else self._numbers[place]
+
+
+def _place_of(rank: int, ranks: array[int]) -> int | None:
+    """Where a rank stands among some in order; None where it is none of them."""
+    place = bisect_left(ranks, rank)
+    return place if place < len(ranks) and ranks[place] == rank else None
 
 
 class _Sent(NamedTuple):

@@ -175,7 +175,7 @@ def _join_operations(
         numbered = members.numbered()
         if len(numbered) < _FEWEST_RANKS:
             continue
-        matched = match(numbered)
+        matched = match(numbered, with_ends=True)
         offsets = np.array([clocks.get(rank, RankClock()).offset_ns for rank in matched.ranks], np.int64)
         ends = matched.end_ns - offsets[:, np.newaxis]
         starts = ends - matched.duration_ns
