@@ -9,6 +9,7 @@ drift is fitted, too.
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import isnan, nan
@@ -20,6 +21,7 @@ from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Ki
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.analyzers.shared.clock_offsets import find_offset
+from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.packed import pack
@@ -31,6 +33,7 @@ _DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
 _FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
 _FEWEST_RANKS = 2
+_NOT_REACHED = -1
 
 
 class RankClock(Struct, frozen=True):
@@ -86,7 +89,7 @@ class Clock(Struct, frozen=True):
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The host of each rank that states it."""
-        return "host", {rank.rank: rank.host for rank in self.ranks if rank.host}
+        return "host", LabelOfRank((rank.rank, rank.host) for rank in self.ranks if rank.host)
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks."""
@@ -138,25 +141,29 @@ class _Links:
     """
 
     def __init__(self) -> None:
-        self.ranks, self.others, self.operations = array("q"), array("q"), array("q")
+        self.ranks, self.partners, self.operations = array("q"), array("q"), array("q")
         self.offsets, self.residuals, self.drifts = array("d"), array("d"), array("d")
 
     def __len__(self) -> int:
         return len(self.ranks)
 
-    def append(self, rank: int, other: int, found: _Link) -> None:
-        """Add the clock of ``other`` against that of ``rank``."""
+    def append(self, rank: int, partner: int, link: _Link) -> None:
+        """Add the clock of ``partner`` against that of ``rank``."""
         self.ranks.append(rank)
-        self.others.append(other)
-        self.offsets.append(found.offset)
-        self.residuals.append(found.residual)
-        self.operations.append(found.operations)
-        self.drifts.append(nan if found.drift is None else found.drift)
+        self.partners.append(partner)
+        self.offsets.append(link.offset)
+        self.residuals.append(link.residual)
+        self.operations.append(link.operations)
+        self.drifts.append(nan if link.drift is None else link.drift)
+
+    def __getitem__(self, row: int) -> _Link:
+        drift = None if isnan(self.drifts[row]) else self.drifts[row]
+        return _Link(self.offsets[row], self.residuals[row], self.operations[row], drift)
 
     def by_rank(self) -> _Neighbours:
         """The links from each rank, in both directions."""
-        ranks, others = np.array(self.ranks, np.int64), np.array(self.others, np.int64)
-        sources, targets = np.concatenate([ranks, others]), np.concatenate([others, ranks])
+        ranks, partners = np.array(self.ranks, np.int64), np.array(self.partners, np.int64)
+        sources, targets = np.concatenate([ranks, partners]), np.concatenate([partners, ranks])
         rows = np.tile(np.arange(len(ranks)), 2)
         order = np.lexsort((rows, np.array(self.residuals)[rows], targets, sources))
         sources, targets, rows = sources[order], targets[order], rows[order]
@@ -178,9 +185,7 @@ class _Neighbours(Struct, frozen=True, eq=False):
         links = self.links
         begin, end = np.searchsorted(self.sources, rank, "left"), np.searchsorted(self.sources, rank, "right")
         for target, row in zip(self.targets[begin:end].tolist(), self.rows[begin:end].tolist(), strict=True):
-            drift = None if isnan(links.drifts[row]) else links.drifts[row]
-            link = _Link(links.offsets[row], links.residuals[row], links.operations[row], drift)
-            yield target, link if links.ranks[row] == rank else link.reversed()
+            yield target, links[row] if links.ranks[row] == rank else links[row].reversed()
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
@@ -194,29 +199,13 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     links = _link_ranks(partials)
     if not links:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
-    ranks, hosts = _hosts(partials)
-    reference = int(ranks[0])
-    reached = _reach(reference, links.by_rank())
+    hosts = LabelOfRank((part.rank, part.host) for partial in partials for part in partial if part.rank is not None)
+    ranks = array("q", hosts)
+    reached = _reach(ranks, links.by_rank())
     return Clock(
-        reference,
-        pack(_clock(rank, host, reached.get(rank)) for rank, host in zip(ranks.tolist(), hosts, strict=True)),
+        ranks[0],
+        pack(_clock(rank, host, link) for (rank, host), link in zip(hosts.items(), reached, strict=True)),
     )
-
-
-def _hosts(partials: Sequence[tuple[RankCalls, ...]]) -> tuple[Int64, Iterator[str]]:
-    """The ranks, in order, and the host of each, by its last window."""
-    number_of: dict[str, int] = {}
-    ranks, hosts = array("q"), array("q")
-    for partial in partials:
-        for part in partial:
-            if part.rank is not None:
-                ranks.append(part.rank)
-                hosts.append(number_of.setdefault(part.host, len(number_of)))
-    names = list(number_of)
-    order = np.argsort(np.array(ranks, np.int64), kind="stable")
-    in_order = np.array(ranks, np.int64)[order]
-    is_last = np.append(in_order[1:] != in_order[:-1], True)
-    return in_order[is_last], (names[host] for host in np.array(hosts, np.int64)[order][is_last].tolist())
 
 
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
@@ -230,16 +219,19 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> _Links:
     links = _Links()
     for key, calls in CallsByGroup(partials).items():
         numbered = calls.numbered()
-        if key.sender != ABSENT or len(numbered) < _FEWEST_RANKS:
-            continue
-        matched = match(numbered, with_ends=True)
-        synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
-        chosen, transfer_ns = synchronises[matched.kind], matched.transfer_ns
-        for row, rank in enumerate(matched.ranks[1:], 1):
-            link = _link(matched, row, chosen, transfer_ns)
-            if link is not None:
-                links.append(matched.ranks[0], rank, link)
+        if key.sender == ABSENT and len(numbered) >= _FEWEST_RANKS:
+            _link_group(match(numbered, with_ends=True), links)
     return links
+
+
+def _link_group(matched: MatchedCalls, links: _Links) -> None:
+    """Add the links of a group."""
+    synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
+    chosen, transfer_ns = synchronises[matched.kind], matched.transfer_ns
+    for row, rank in enumerate(matched.ranks[1:], 1):
+        link = _link(matched, row, chosen, transfer_ns)
+        if link is not None:
+            links.append(matched.ranks[0], rank, link)
 
 
 def _aligns(kind: Kind) -> bool:
@@ -265,21 +257,25 @@ def _link(matched: MatchedCalls, row: int, synchronises: Bool, transfer_ns: Int6
     return _Link(found.offset_ns, found.residual_ns, len(differences), drift)
 
 
-def _reach(reference: int, neighbours: _Neighbours) -> dict[int, _Link]:
-    """The best chain of links to each rank: always extend the one with the smallest residual so far."""
-    reached = {reference: _Link(0.0, 0.0, 0, 0.0)}
-    waiting = [(0.0, reference)]
-    done: set[int] = set()
+def _reach(ranks: array[int], neighbours: _Neighbours) -> Iterator[_Link | None]:
+    """The best chain of links from the first rank to each: always extend the one with the smallest residual so far."""
+    chains = _Links()
+    row_of, done = array("q", [_NOT_REACHED]) * len(ranks), bytearray(len(ranks))
+    chains.append(ranks[0], ranks[0], _Link(0.0, 0.0, 0, 0.0))
+    row_of[0] = 0
+    waiting = [(0.0, 0)]
     while waiting:
-        _, rank = heappop(waiting)
-        if rank in done:
+        _, own = heappop(waiting)
+        if done[own]:
             continue
-        done.add(rank)
-        for neighbour, link in neighbours.of(rank):
-            if neighbour in done:
+        done[own] = True
+        for neighbour, link in neighbours.of(ranks[own]):
+            target = bisect_left(ranks, neighbour)
+            if done[target]:
                 continue
-            chain = link if rank == reference else reached[rank].then(link)
-            if neighbour not in reached or chain.residual < reached[neighbour].residual:
-                reached[neighbour] = chain
-                heappush(waiting, (chain.residual, neighbour))
-    return reached
+            chain = link if own == 0 else chains[row_of[own]].then(link)
+            if row_of[target] == _NOT_REACHED or chain.residual < chains.residuals[row_of[target]]:
+                row_of[target] = len(chains)
+                chains.append(ranks[0], neighbour, chain)
+                heappush(waiting, (chain.residual, target))
+    return (None if row == _NOT_REACHED else chains[row] for row in row_of)

@@ -206,6 +206,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
         for kind in sorted(kinds):
             size = 2 if key.sender != ABSENT else first.size
             sums.setdefault((first.role, size, kind), _Sums()).add(kind, matched, unlike)
+        del matched, unlike  # those of the next group shall not be there besides
     link = _find_link({part.gpu for partial in partials for part in partial})
     operations = [of_kind.operation(role, size, kind, link) for (role, size, kind), of_kind in sums.items()]
     return Collectives(

@@ -29,6 +29,7 @@ from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.analyzers.communication.waits import GroupWait, Members, RankPace, RankWait, number_or_none
 from perfscope.analyzers.shared.compute_pace import Comparison, Pace
+from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.analyzers.shared.step_profile import Reason
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
@@ -79,7 +80,7 @@ class Stragglers(Struct, frozen=True):
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The data-parallel group of each rank: its ranks do the same work on other data."""
         replicas = ((group, f"of rank {group.ranks[0].rank}") for group in self.groups if group.role == "DP")
-        labels = {rank.rank: label for group, label in replicas for rank in group.ranks}
+        labels = LabelOfRank((rank.rank, label) for group, label in replicas for rank in group.ranks)
         return "data-parallel group", labels if sum(group.role == "DP" for group in self.groups) > 1 else {}
 
     def sections(self) -> tuple[Section, ...]:

@@ -289,18 +289,18 @@ class _LargestOfRanks:
 
     def of(self, rank: int) -> int:
         """The number of a rank; 0 of one that has none."""
-        place = _place_of(rank, self._ranks)
-        return 0 if place is None else self._numbers[place]
+        row = _place_of(rank, self._ranks)
+        return 0 if row is None else self._numbers[row]
 
 
 def _place_of(rank: int, ranks: array[int]) -> int | None:
     """Where a rank stands among some in order; None where it is none of them."""
-    place = bisect_left(ranks, rank)
-    return place if place < len(ranks) and ranks[place] == rank else None
+    row = bisect_left(ranks, rank)
+    return row if row < len(ranks) and ranks[row] == rank else None
 
 
 class _Sent(NamedTuple):
-    """What a window of a rank says of its steps; ``moment`` is its place in the order of time."""
+    """What a window of a rank says of its steps; ``moment`` is its row in the order of time."""
 
     rank: int
     moment: int

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -40,6 +41,8 @@ _MOST_PARTS = 12
 #: So many groups are all shown; of more, those that are farthest from the median.
 _MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
 _MEDIAN = 0.5
+#: The columns of so many rows are in memory at the same time, where texts tell more apart.
+_AT_ONCE = 32768
 #: Stands for the rank of a row that names none; no group has it.
 _NO_RANK = -1
 
@@ -82,30 +85,32 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     ranks = len({rank_of(row[rank_column]) for row in every} - {None})
     if ranks <= MANY_RANKS:
         return section
-    parts = _split(every, rank_column)
+    split = _Split(every, rank_column)
     rows: list[Row] = []
     shown_of: dict[str, tuple[int, int]] = {}
-    for part in parts:
+    chosen: list[Chosen] = []
+    for part in split.parts():
         rows += part.quantiles()
         # Where texts tell rows apart, such as the step, groups would make as many tables as there are texts.
-        for grouping in groupings if len(parts) == 1 else ():
+        for grouping in groupings if len(split.sizes) == 1 else ():
             groups, count = part.groups(grouping)
             shown_of[grouping.name] = len(groups), count
             rows += groups
         rows += part.exact()
+        chosen.append(part.chosen)
     rows += [row for row in every if _is_total(row, rank_column)]
     notes = section.notes[:-1] if section.every else section.notes
-    description = _describe(sum(map(len, parts)), ranks, parts, shown_of)
+    description = _describe(sum(split.sizes.values()), ranks, chosen, shown_of)
     return replace(section, rows=tuple(rows), notes=(*notes, description), every=every, is_aggregated=True)
 
 
 class _Part:
     """Rows that are compared with each other, by their columns: as objects all rows would fill the memory."""
 
-    def __init__(self, every: Sequence[Row], rank_column: int, columns: int) -> None:
+    def __init__(self, every: Sequence[Row], rank_column: int) -> None:
         self._every, self._rank_column = every, rank_column
         self._places, self._ranks = array("q"), array("q")
-        self._columns = [CellColumn[Cell]() for _ in range(columns)]
+        self._columns = [CellColumn[Cell]() for _ in every[0]]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -176,29 +181,52 @@ class _Part:
         return self._every[self._places[row]][index] if number is None else number
 
 
-def _split(every: Sequence[Row], rank_column: int) -> list[_Part]:
-    """The rows by the texts that tell them apart, such as the step; all together where there are too many texts."""
-    columns = len(every[0])
-    texts: dict[int, set[str]] = {index: set() for index in range(columns) if index != rank_column}
-    for row in every:
-        if _is_total(row, rank_column):
-            continue
-        for index, seen in list(texts.items()):
-            cell = row[index]
-            if isinstance(cell, str):
-                seen.add(cell)
-            if not isinstance(cell, str) or len(seen) > _MOST_PARTS:
-                del texts[index]
-    together = {tuple(row[index] for index in texts) for row in every if not _is_total(row, rank_column)}
-    telling = list(texts) if len(together) <= _MOST_PARTS else []
-    parts: dict[tuple[Cell, ...], _Part] = {}
-    for place, row in enumerate(every):
-        if not _is_total(row, rank_column):
-            key = tuple(row[index] for index in telling)
-            if key not in parts:
-                parts[key] = _Part(every, rank_column, columns)
-            parts[key].append(place, row)
-    return list(parts.values())
+class _Split:
+    """Rows by the texts that tell them apart, such as the step; all together where there are too many texts.
+
+    Attributes:
+        sizes: How many rows have the same texts, in the order of the first of them.
+    """
+
+    def __init__(self, every: Sequence[Row], rank_column: int) -> None:
+        self._every, self._rank_column = every, rank_column
+        texts: dict[int, set[str]] = {index: set() for index in range(len(every[0])) if index != rank_column}
+        for row in self._rows():
+            for index, seen in list(texts.items()):
+                cell = row[index]
+                if isinstance(cell, str):
+                    seen.add(cell)
+                if not isinstance(cell, str) or len(seen) > _MOST_PARTS:
+                    del texts[index]
+        self._telling = tuple(texts)
+        self.sizes = Counter(map(self._key, self._rows()))
+        if len(self.sizes) > _MOST_PARTS:
+            self._telling = ()
+            self.sizes = Counter({(): self.sizes.total()})
+
+    def parts(self) -> Iterator[_Part]:
+        """The parts one after the other; all rows are read again for each few, whose columns are in memory."""
+        waiting = deque(self.sizes)
+        while waiting:
+            parts = {key: _Part(self._every, self._rank_column) for key in self._next_few(waiting)}
+            for position, row in enumerate(self._every):
+                part = parts.get(self._key(row))
+                if part is not None and not _is_total(row, self._rank_column):
+                    part.append(position, row)
+            while parts:
+                yield parts.pop(next(iter(parts)))
+
+    def _next_few(self, waiting: deque[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
+        few = [waiting.popleft()]
+        while waiting and sum(self.sizes[key] for key in (*few, waiting[0])) <= _AT_ONCE:
+            few.append(waiting.popleft())
+        return few
+
+    def _rows(self) -> Iterator[Row]:
+        return (row for row in self._every if not _is_total(row, self._rank_column))
+
+    def _key(self, row: Row) -> tuple[Cell, ...]:
+        return tuple(row[index] for index in self._telling)
 
 
 def _is_total(row: Row, rank_column: int) -> bool:
@@ -206,11 +234,10 @@ def _is_total(row: Row, rank_column: int) -> bool:
     return _TOTAL in row[: rank_column + 1]
 
 
-def _describe(rows: int, ranks: int, parts: Sequence[_Part], groups: Mapping[str, tuple[int, int]]) -> str:
+def _describe(rows: int, ranks: int, chosen: Sequence[Chosen], groups: Mapping[str, tuple[int, int]]) -> str:
     """Of how many rows a table is, and how those that are shown were chosen."""
-    chosen = [part.chosen for part in parts]
     outliers, shown = sum(part.outliers for part in chosen), sum(part.shown_outliers for part in chosen)
-    apart = ", for each text that tells rows apart" if len(parts) > 1 else ""
+    apart = ", for each text that tells rows apart" if len(chosen) > 1 else ""
     by_group = [
         f"{name}: medians of {'all' if most == total else f'the {most} farthest of'} {total:,}"
         for name, (most, total) in groups.items()
