@@ -22,6 +22,7 @@ class Changed(Struct, frozen=True):
         assumptions: What the answer rests on, as sentences.
         least_ns: The steps cannot take less than this, whatever the graph says; 0 where nothing else limits them.
         added_ns: What a step takes beside its replay with these durations; negative where it takes less.
+        start_ns: What the step takes without the change, where it does not start from the replay.
         doubt_ns: How far a step may be off for what the traces do not show.
     """
 
@@ -29,6 +30,7 @@ class Changed(Struct, frozen=True):
     assumptions: tuple[str, ...]
     least_ns: int = 0
     added_ns: float = 0.0
+    start_ns: float | None = None
     doubt_ns: float = 0.0
 
 

@@ -51,20 +51,19 @@ class Measured(Struct, frozen=True):
         return self.exact.step_ns / self.steps.step_ns - 1
 
     @property
-    def relief_ns(self) -> float:
-        """What a step is shorter without the profiler's cost on the host: by its replay, and beyond it as measured."""
-        return self.exact.step_ns - self.replayed.step_ns + self.unexplained_ns
+    def usual_ns(self) -> float:
+        """A step as it was measured: one that nobody profiled where its time is known."""
+        return self.steps.step_ns if self.undisturbed_ns is None else self.undisturbed_ns
 
     @property
-    def unexplained_ns(self) -> float:
-        """What the replay without the profiler's cost is longer than a step that nobody profiled; 0 where not known."""
-        return 0.0 if self.undisturbed_ns is None else max(self.replayed.step_ns - self.undisturbed_ns, 0.0)
+    def relief_ns(self) -> float:
+        """What a profiled step took longer than one that nobody profiled; 0 where none is known, or it took less."""
+        return max(self.steps.step_ns - self.usual_ns, 0.0)
 
     @property
     def uncertain_ns(self) -> float:
         """How far the replayed step may be off: the error of the replay, and the standard error of a measured step."""
-        target_ns = self.steps.step_ns if self.undisturbed_ns is None else self.undisturbed_ns
-        return math.hypot(self.replayed.step_ns - target_ns, self.steps.standard_error_ns)
+        return math.hypot(self.replayed.step_ns - self.usual_ns, self.steps.standard_error_ns)
 
 
 def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> Measured:

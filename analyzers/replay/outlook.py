@@ -24,7 +24,7 @@ class Outlook(Struct, frozen=True):
         name: The scenario as it is written.
         title: What it means.
         step_ns: The time of a step.
-        saved_ns: What is saved of the replayed step.
+        saved_ns: What is saved of the replayed step, or of the measured one where passes are simulated.
         uncertain_ns: How far the answer may be off: the error of the replay of the measured step, how much the
             measured steps differ, what this scenario cannot know, and a fifth of what it saves: by so much changes that
             were really made differed from their predictions, where none of the others tells (reports/what-if.md).
@@ -68,8 +68,10 @@ def apply_scenario(measured: Measured, scenario: Scenario, value: str) -> Outloo
     """
     changed = scenario.change(measured, value)
     span = span_of_steps(measured.job, measured.replay.run(changed.times).end_ns)
-    step_ns = max(span.step_ns + changed.added_ns, changed.least_ns / span.steps, 0.0)
-    saved_ns = measured.replayed.step_ns - step_ns
+    start_ns = measured.replayed.step_ns if changed.start_ns is None else changed.start_ns
+    ahead_ns = start_ns - measured.replayed.step_ns
+    step_ns = max(span.step_ns + ahead_ns + changed.added_ns, changed.least_ns / span.steps, 0.0)
+    saved_ns = start_ns - step_ns
     return Outlook(
         name=write_scenario(scenario, value),
         title=scenario.title,

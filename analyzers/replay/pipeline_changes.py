@@ -97,8 +97,8 @@ def equalize_stages(measured: Measured, ranks: Collection[int | None]) -> Change
 
 
 def _change_passes(measured: Measured, sentences: Sequence[str], added_ns: float, doubt_ns: float) -> Changed:
-    """A step with other passes: they are simulated, not replayed, and start from the step that nobody profiled."""
-    return Changed(measured.times, tuple(sentences), added_ns=added_ns - measured.unexplained_ns, doubt_ns=doubt_ns)
+    """A step with other passes: they are simulated, not replayed, and start from the step as it was measured."""
+    return Changed(measured.times, tuple(sentences), added_ns=added_ns, start_ns=measured.usual_ns, doubt_ns=doubt_ns)
 
 
 #: How far the simulation of a change of passes may be off, as a share of what it saves.

@@ -6,7 +6,12 @@ import statistics
 
 import pytest
 
-from benchmarks.whatif_pairs import ALL, MISSED, PAIRS, Pair
+from benchmarks.whatif_pairs import ALL, FOLDER, MISSED, PAIRS, Pair
+from perfscope.analyzers.replay.graphs import measure
+from perfscope.analyzers.whatif import answer
+from perfscope.constants import NS_PER_MS
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import BASIC_EVENTS, Events
 
 LARGEST_ERROR, MEDIAN_ERROR = 0.05, 0.03
 
@@ -40,3 +45,18 @@ def test_a_prediction_is_nearer_than_no_change(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", MISSED, ids=name)
 def test_what_is_listed_as_missed_is_missed(pair: Pair) -> None:
     assert error_of(pair) > LARGEST_ERROR
+
+
+@pytest.mark.parametrize("undisturbed_ms", [66.0, 75.6, 90.0])
+def test_other_micro_batches_start_from_the_step_as_it_was_measured_and_not_from_its_replay(
+    undisturbed_ms: float,
+) -> None:
+    """So many micro-batches as there are change nothing, wherever the replay of the profiled steps is."""
+    paths = sorted((FOLDER / "pairs" / "pipelines" / "1f1b_m4").glob("*.json.gz"))
+    graphs = tuple(partial for path in paths if (partial := measure(read_trace(path, BASIC_EVENTS | Events.WAITS))))
+    found = answer(graphs, ("microbatches=4", "microbatches=8"), undisturbed_ms * NS_PER_MS)
+    same, more = found.outlooks
+    assert same.step_ns == pytest.approx(undisturbed_ms * NS_PER_MS)
+    assert same.saved_ns == pytest.approx(0, abs=1)
+    assert more.step_ns + more.saved_ns == pytest.approx(undisturbed_ms * NS_PER_MS)
+    assert -more.saved_ns == pytest.approx(4 * 10.2 * NS_PER_MS, rel=0.15)
