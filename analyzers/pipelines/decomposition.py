@@ -6,7 +6,9 @@ each with a further cause of idle time:
 - a simulation of equal stages with the mean times of all passes: the cost of the schedule alone;
 - a simulation of the passes with their measured times: the cost of unequal stages and micro-batches;
 - the same with transfers: their own time, without the time for which NCCL's kernels wait for the peer;
-- the measured step: the rest, in which the host did not keep the device busy.
+- the same with the gaps in which a device ran nothing at all, within passes and right before them: what the host cost;
+- the measured step: the rest, which belongs to the transfers, whose kernels ran longer than their own time says. Where
+  the traces show no transfer, it is among the host's.
 
 The increase of a stage's idle time from step to step is the part of that cause, so the parts add up to the measured
 idle time. Imbalance is negative on a slow stage, which idles less than an equal stage would.
@@ -14,15 +16,16 @@ idle time. Imbalance is negative on a slow stage, which idles less than an equal
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import lcm
 
 from perfscope.analyzers.pipelines.rank_passes import MeasuredPass, RankStep, Transfer
-from perfscope.schedules.operations import Op, PassKind, Plan
+from perfscope.schedules.operations import Block, Op, PassKind, Plan
 from perfscope.schedules.simulator import Timeline, Timing, simulate
 
 
@@ -151,6 +154,12 @@ def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
     transfers = _estimate_transfer_times(plan, passes, [stage.transfers for stage in stages])
     blocking = _find_blocking_sends(plan, passes, transfers)
     with_transfers = simulate(plan, _MeasuredTiming(work, transfers, blocking)).section
+    beyond = base.section_ns - with_transfers
+    host = beyond
+    if any(stage.transfers for stage in stages):
+        held = {op: time for order, stage in zip(plan.orders, stages, strict=True) for op, time in _hold(order, stage)}
+        gaps = simulate(plan, _MeasuredTiming(held, transfers, blocking)).section - with_transfers
+        host = min(gaps, beyond) if beyond > 0 else beyond
     parts = []
     for device, stage in enumerate(stages):
         stage_parts = _sum_stage(stage.passes, base.section_ns)
@@ -160,8 +169,8 @@ def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
                 stage_parts,
                 schedule=schedule,
                 imbalance=without_transfers - stage_parts.useful - schedule,
-                transfer=with_transfers - without_transfers,
-                host=base.section_ns - with_transfers,
+                transfer=with_transfers - without_transfers + beyond - host,
+                host=host,
             )
         )
     return replace(base, stages=tuple(parts))
@@ -218,6 +227,18 @@ def _list_crossings(plan: Plan, device_of: dict[Op, int]) -> list[tuple[Op, Op]]
         if reader is not None and device_of[reader] != device:
             crossings.append((op, reader))
     return crossings
+
+
+def _hold(order: Sequence[Block], stage: RankStep) -> Iterator[tuple[Op, int]]:
+    """How long each pass held its stage, by itself: until its end, from when the device ran nothing else before it."""
+    passes = [(measured.start_ns, measured.end_ns) for measured in stage.passes]
+    events = sorted([*passes, *((transfer.start_ns, transfer.end_ns) for transfer in stage.transfers)])
+    starts = [start for start, _ in events]
+    latest = list(accumulate((end for _, end in events), max))
+    for (op,), measured in zip(order, stage.passes, strict=True):
+        before = bisect_left(starts, measured.start_ns)
+        idle = measured.start_ns - latest[before - 1] if before else 0
+        yield op, measured.end_ns - measured.start_ns + max(idle, 0)
 
 
 def _find_send(transfers: Sequence[Transfer], measured: MeasuredPass) -> Transfer | None:

@@ -69,8 +69,8 @@ class BubbleData(Windowed):
         theory_fraction_of_total: The same for equal stages, without transfers and host gaps.
         schedule_fraction_of_total: The part of the schedule.
         imbalance_fraction_of_total: The part of unequal stages.
-        transfer_fraction_of_total: The part of transfers.
-        host_fraction_of_total: The part of the host.
+        transfer_fraction_of_total: The part of transfers, with what they took longer than their shorter kernels say.
+        host_fraction_of_total: The part of gaps in which a device ran nothing.
         stages: Each stage in a mean step.
         section_us: T, the mean over steps.
         microbatches: Micro-batches in a step.
