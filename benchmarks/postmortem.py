@@ -25,6 +25,7 @@ from threading import Event
 
 from tabulate import tabulate
 
+from benchmarks.pipeline_runs import TINY, Framework, Setting
 from benchmarks.stopping_training import FRAMEWORKS
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
 from perfscope.errors import PerfscopeError
@@ -44,6 +45,9 @@ FAULTS = {
     "clean": Reason.NOTHING,
 }
 _NEEDS_DEVICE = ("device",)
+#: Megatron's own script, which ``stop_script`` stops, by these.
+MEGATRON, _MEGATRON_FAULTS = "megatron", ("skip", "host")
+_MICRO_BATCHES, _FAULTY_STEP = 4, 10
 _STALL_S = 3
 #: A stall before this step is a slow start, on a machine that does much else.
 _FIRST_STEP = 5
@@ -93,14 +97,33 @@ def cases(ranks: Sequence[int], *, cuda: bool, only: Sequence[str], shift: int =
                     yield Case(framework, fault, size, number % size)
 
 
-def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()) -> Path:
+def megatron_cases(size: int, only: Sequence[str]) -> Iterator[Case]:
+    """Megatron's cases, the faulty ranks in turn."""
+    for number, fault in enumerate(_MEGATRON_FAULTS, 1):
+        if not only or {f"{MEGATRON}:{fault}", fault, MEGATRON} & set(only):
+            yield Case(MEGATRON, fault, size, number % size)
+
+
+def training_words(case: Case, *, cuda: bool, scripts: Path | None) -> list[str]:
+    """The script of a training, with what stops it."""
+    benchmarks = ROOT / "benchmarks"
+    if case.framework != MEGATRON:
+        words = [str(benchmarks / "stopping_training.py"), case.framework, case.fault, "--rank", str(case.rank)]
+        return [*words, *(["--cuda"] if cuda else [])]
+    setting = Setting(Framework.MEGATRON, "1f1b", _MICRO_BATCHES, case.ranks, TINY, scripts)
+    command = setting.command()
+    script = next(index for index, word in enumerate(command) if word.endswith("pretrain_gpt.py"))
+    at = _MICRO_BATCHES * _FAULTY_STEP
+    return [str(benchmarks / "stop_script.py"), str(case.rank), case.fault, str(at), *command[script:]]
+
+
+def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = (), scripts: Path | None = None) -> Path:
     """Run one training to its end, or until all of its ranks have noticed that it stalls, or this process is to end."""
     run = folder / f"{case.framework}-{case.fault}-{case.ranks}"
-    script = ROOT / "benchmarks" / "stopping_training.py"
     words = [sys.executable, "-m", "perfscope", "--quiet", "profile", "-o", str(run), "--steps", "1000", "--exec"]
     words += ["--stall-seconds", str(_STALL_S), "--nvml-hz", "0", "--"]
     words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), *shared, str(case.ranks)]
-    words += [str(script), case.framework, case.fault, "--rank", str(case.rank), *(["--cuda"] if cuda else [])]
+    words += training_words(case, cuda=cuda, scripts=scripts)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
     if cuda:
         environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else no dump tells which device has not begun
@@ -188,12 +211,15 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--shift", type=int, default=0, help="which rank the first case's is")
     parser.add_argument("--keep", type=Path)
+    parser.add_argument("--megatron", type=Path, help="the folder of Megatron's pretrain_gpt.py: stop it, too")
     arguments = parser.parse_args()
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="postmortem-"))
     folder.mkdir(parents=True, exist_ok=True)
     only = [word for word in arguments.only.split(",") if word]
     sizes = [int(word) for word in arguments.ranks.split(",")]
     wanted = list(cases(sizes, cuda=arguments.cuda, only=only, shift=arguments.shift))
+    if arguments.megatron:
+        wanted += [case for size in sizes for case in megatron_cases(size, only)]
 
     shared = [
         *(("--share", arguments.share) if arguments.share else ()),
@@ -202,7 +228,7 @@ def main() -> None:
 
     def measure(case: Case) -> Result:
         began_s = time.monotonic()
-        run = run_case(case, folder, cuda=arguments.cuda, shared=shared)
+        run = run_case(case, folder, cuda=arguments.cuda, shared=shared, scripts=arguments.megatron)
         result = judge(case, run, round(time.monotonic() - began_s, 1))
         print(
             f"{'right' if result.is_right else 'WRONG'} {case}: {result.reason} {result.blamed}: {result.text}",
