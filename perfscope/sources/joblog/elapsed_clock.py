@@ -20,6 +20,7 @@ from perfscope.tables.columns import Bool, Int64
 
 _PRECISE = 20
 _USABLE = 5
+_FEW_READINGS = 64
 _NOWHERE = np.empty(0, np.int64)
 #: The row of a reading that waits for the clock to move: none, or one that came before the others.
 _NONE, _EARLIER = -1, -2
@@ -238,22 +239,38 @@ class ElapsedClock:
 
     def _add_precise(self, log: JobLogBuilder, readings: _Readings, first: int) -> int:
         """Add readings that each end a record, up to the first one that does not; returns the row behind them."""
-        begin, last = self._begin, self._last
-        if begin is None or last is None or self._pending is not None or begin.step != last.step:
+        if self._begin is None or self._pending is not None or self._begin != self._last:
             return first
-        steps = np.diff(np.asarray(readings.steps[first:], np.int64), prepend=begin.step)
-        moved_ns = np.diff(np.asarray(readings.clocks_ns[first:], np.int64), prepend=begin.elapsed_ns)
-        is_precise = (steps > 0) & (moved_ns >= _PRECISE * np.asarray(readings.resolutions_ns[first:], np.int64))
-        is_precise[[row - first for row in readings.anew if row >= first]] = False
-        count = len(steps) if is_precise.all() else int(np.argmin(is_precise))
+        moved_ns = readings.clocks_ns[first] - self._begin.elapsed_ns
+        if moved_ns < _PRECISE * readings.resolutions_ns[first]:
+            return first  # as with whole seconds, mostly
+        row, size = first, _FEW_READINGS
+        while row < len(readings.steps):
+            rows = range(row, min(row + size, len(readings.steps)))
+            count = self._add_precise_of(log, readings, rows)
+            row, size = row + count, 2 * size
+            if count < len(rows):
+                break
+        return row
+
+    def _add_precise_of(self, log: JobLogBuilder, readings: _Readings, rows: range) -> int:
+        """Add the first ones of some readings that each end a record; returns how many, none where these are few."""
+        assert self._begin is not None
+        places = slice(rows.start, rows.stop)
+        steps = np.diff(np.asarray(readings.steps[places], np.int64), prepend=self._begin.step)
+        moved_ns = np.diff(np.asarray(readings.clocks_ns[places], np.int64), prepend=self._begin.elapsed_ns)
+        is_precise = (steps > 0) & (moved_ns >= _PRECISE * np.asarray(readings.resolutions_ns[places], np.int64))
+        if readings.anew:
+            is_precise &= [row not in readings.anew for row in rows]
+        count = len(rows) if is_precise.all() else int(np.argmin(is_precise))
         if count < FEW:
-            return first
-        rows = list(range(first, first + count))
+            return 0
         wall_ns = moved_ns[:count] // steps[:count]
-        self._add_ends(log, readings, _Ends(rows, wall_ns.tolist(), steps[:count].tolist()))
-        self._begin = self._last = _Reading(readings.steps[rows[-1]], readings.clocks_ns[rows[-1]], None)
-        self._resolution_ns = readings.resolutions_ns[rows[-1]]
-        return first + count
+        self._add_ends(log, readings, _Ends(list(rows[:count]), wall_ns.tolist(), steps[:count].tolist()))
+        last = rows[count - 1]
+        self._begin = self._last = _Reading(readings.steps[last], readings.clocks_ns[last], None)
+        self._resolution_ns = readings.resolutions_ns[last]
+        return count
 
     def _add_ends(self, log: JobLogBuilder, readings: _Readings, ends: _Ends) -> None:
         """Add the records that end at rows of readings: at once where the further records of the series are folded."""

@@ -100,6 +100,8 @@ class ProgressBars:
 
         Returns whether they were added.
         """
+        if self._current is None:
+            return False
         steps, totals, clocks = find_columns(_BAR, b"\n" + text)
         total = int(totals[0]) if totals else None
         if total is None or total != self._current or totals.count(totals[0]) < len(totals):

@@ -51,6 +51,9 @@ _BARS_OR_LOSSES = re.compile(
     + rb")*+",
     re.MULTILINE,
 )
+_BAR_BEHIND_LOSSES = re.compile(rb"\}[^\n%]{0,160}%\|")
+#: After so many parts it is clear which bar is the training's, if it is the only one.
+_PARTS_BEFORE_THE_REST = (8, 64, 512)
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
@@ -152,11 +155,21 @@ def _on_text(state: _State, text: bytes) -> None:
     elif b"%|" not in text or state.bars.add_of_one(text):
         _add_losses(state, b"\n".join(_DICTIONARY.findall(text)))
     else:
-        for part in _BARS_OR_LOSSES.finditer(text):
+        for number, part in enumerate(_BARS_OR_LOSSES.finditer(text), start=1):
             if part["losses"]:
                 _add_losses(state, part[0])
             else:
                 state.bars.add(part[0])
+            if number in _PARTS_BEFORE_THE_REST and _add_rest(state, text[part.end() :]):
+                return
+
+
+def _add_rest(state: _State, text: bytes) -> bool:
+    """Add bars and losses if the bars are of one that goes on, each on a line of its own; returns whether they were."""
+    if b"\n" not in text or _BAR_BEHIND_LOSSES.search(text) or not state.bars.add_of_one(text):
+        return False
+    _add_losses(state, b"\n".join(_DICTIONARY.findall(text)))
+    return True
 
 
 def _add_losses(state: _State, text: bytes) -> None:
