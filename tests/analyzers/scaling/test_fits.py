@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import scaling_coverage
 from perfscope.analyzers.scaling.fits import LAWS, Configuration, Fit, amdahl, fit_law, fit_laws, gustafson, usl
+from perfscope.analyzers.scaling.intervals import estimate_intervals
 
 GPUS = (1, 2, 4, 8, 16, 32)
 
@@ -153,6 +154,24 @@ def test_with_one_run_that_strays_hardly_a_study_is_told_what_is_wrong(law: str)
         interval = fit_law(law, configurations, (256,)).predictions[0].interval
         wrong += interval is not None and not interval[0] <= speeds[-1] <= interval[1]
     assert wrong <= 10
+
+
+@pytest.mark.parametrize("law", ["amdahl", "gustafson"])
+@pytest.mark.parametrize("count", [4, 5, 6])
+@pytest.mark.parametrize("stray", [0.0, 0.1, 0.2, 0.3])
+def test_parameters_hold_whichever_run_strays_unnoticed(law: str, count: int, stray: float) -> None:
+    draw = np.random.default_rng((7, count, round(10 * stray)))
+    gpus = np.asarray([2.0**exponent for exponent in range(count)])
+    truth = LAWS[law].function(gpus, *scaling_coverage.TRUTH[law])
+    holds = []
+    for _ in range(150):
+        speeds = truth * draw.normal(1, 0.03, count)
+        speeds[draw.integers(count)] *= 1 - stray
+        estimate = estimate_intervals(law, gpus, speeds)
+        if not isinstance(estimate, str):
+            pairs = zip(estimate.parameters, scaling_coverage.TRUTH[law], strict=True)
+            holds.append([low <= value <= high for (low, high), value in pairs])
+    assert np.mean(holds, axis=0).min() >= 0.9 or len(holds) < 30
 
 
 def test_a_line_does_not_rule_out_that_throughput_saturates() -> None:
