@@ -23,11 +23,13 @@ from perfscope.sources.checkpoints.shard_extents import ShardExtents
 from perfscope.sources.checkpoints.sharded_tensors import ShardedTensors
 from perfscope.sources.checkpoints.tied_weights import find_tied_copy
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
+from perfscope.sources.checkpoints.zero_samples import describe_zeros
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _LISTED_MISSING = 10
+_FEWEST_BYTES_JUDGED = 1 << 16  # fewer may be a few biases
 _EXPERT_KINDS = (Kind.EXPERT, Kind.EXPERT_OPTIMIZER)
 
 
@@ -170,7 +172,10 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     if name.endswith(".safetensors"):
         tensors = read_safetensors(path)
         reading.extents.add(tensors)
-        return _Contents(sum_safetensors(tensors, path.name))
+        groups = sum_safetensors(tensors, path.name)
+        if groups and all(group.role is Role.WEIGHTS for group in groups):
+            _add_zeros(reading, name, size, size - sum(group.size_bytes for group in groups))
+        return _Contents(groups)
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
@@ -181,6 +186,13 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     if name.endswith(".distcp"):
         return _read_shard(reading, name, size)
     return _Contents(dangerous_calls=reading.metadata_calls.get(name, ()))
+
+
+def _add_zeros(reading: _Reading, name: str, size: int, begin: int = 0) -> None:
+    """Name a file of which nothing but zeros was found, where so many cannot be what was saved."""
+    zeros = describe_zeros(reading.folder / name, begin) if size - begin >= _FEWEST_BYTES_JUDGED else None
+    if zeros is not None:
+        reading.damage.append(f"{name} {zeros}")
 
 
 def _is_metadata(name: str) -> bool:
@@ -231,6 +243,7 @@ def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
     extent = metadata.extents.get(file_name, 0)
     if extent > size:
         reading.damage.append(f"{name} is cut off: .metadata states {extent:,} bytes, not {size:,}")
+    _add_zeros(reading, name, size)
     sums: dict[tuple[Role, str], list[int]] = {}
     for tensor_name, part in metadata.files.get(file_name, {}).items():
         tensor = metadata.tensors.get(tensor_name)

@@ -1,0 +1,58 @@
+"""Shards of the right size to which nothing was written are named, and tensors that begin as zeros are not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.sources.checkpoints.checkpoint import read_checkpoint
+
+torch: Any = pytest.importorskip("torch")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+
+
+def save(folder: Path, value: float) -> Path:
+    """A distributed checkpoint whose weights have one value and whose moments are zero."""
+    import torch.distributed.checkpoint as dcp
+
+    state = {
+        "model": {f"layers.{n}.weight": torch.full((128, 256), value) for n in range(4)},
+        "optimizer": {f"layers.{n}.weight": {"exp_avg": torch.zeros(128, 256)} for n in range(4)},
+    }
+    dcp.save(state, checkpoint_id=folder)
+    return next(folder.glob("*.distcp"))
+
+
+@pytest.mark.parametrize("is_sparse", [False, True])
+def test_a_shard_of_zeros_is_named(tmp_path: Path, is_sparse: bool) -> None:
+    shard = save(tmp_path / "step-1", 1.0)
+    assert read_checkpoint(tmp_path / "step-1").damage == ()
+    size = shard.stat().st_size
+    if is_sparse:
+        os.truncate(shard, 0)
+        os.truncate(shard, size)
+    else:
+        shard.write_bytes(bytes(size))
+    (damage,) = read_checkpoint(tmp_path / "step-1").damage
+    assert damage.startswith(f"{shard.name} is zero at all 64 places looked at")
+    assert ("the file system has 0 bytes of it" in damage) == is_sparse
+
+
+def test_tensors_that_are_zero_are_sound(tmp_path: Path) -> None:
+    save(tmp_path / "step-1", 0.0)
+    assert read_checkpoint(tmp_path / "step-1").damage == ()
+
+
+@pytest.mark.parametrize(("value", "is_named"), [(0.0, True), (1e-3, False)])
+def test_weights_behind_a_sound_header_that_are_zero_throughout_are_named(
+    tmp_path: Path, value: float, is_named: bool
+) -> None:
+    safetensors = pytest.importorskip("safetensors.torch")
+    tensors = {"a.weight": torch.zeros(256, 256), "b.weight": torch.full((64, 256), value), "b.bias": torch.zeros(64)}
+    safetensors.save_file(tensors, tmp_path / "model.safetensors")
+    damage = read_checkpoint(tmp_path).damage
+    assert len(damage) == is_named
+    assert all("may never have been written" in text for text in damage)
