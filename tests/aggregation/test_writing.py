@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,9 @@ import pytest
 
 from benchmarks.synthetic_ranks import make_job
 from perfscope.aggregation.writing import RowFormat, write_rows
-from perfscope.constants import MB
+from perfscope.constants import KIB, MB
 from perfscope.engine.analysis_report import to_report
+from perfscope.errors import SourceError
 from perfscope.page import build_page
 from perfscope.renderers import Format, render
 from perfscope.report import Report
@@ -162,6 +166,35 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert answer.code != 0
     assert "rows cannot be made" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+@contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Whatever is larger can be written in part alone, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(("kind", "most"), [(RowFormat.CSV, 150 * KIB), (RowFormat.PARQUET, 20 * KIB)])
+def test_a_disk_that_fills_is_told_and_leaves_no_half_file(
+    report: Report, tmp_path: Path, kind: RowFormat, most: int
+) -> None:
+    complete, cut = tmp_path / "complete", tmp_path / "cut"
+    write_rows(report, complete, kind)
+    with largest_file(most), pytest.raises(SourceError, match="cannot be written"):
+        write_rows(report, cut, kind)
+    names = [path.name for path in cut.iterdir()]
+    assert 0 < len(names) < len(list(complete.iterdir()))
+    for name in names:
+        assert (cut / name).read_bytes() == (complete / name).read_bytes()
+    write_rows(report, cut, kind)
+    assert {path.name: path.read_bytes() for path in cut.iterdir()} == {
+        path.name: path.read_bytes() for path in complete.iterdir()
+    }
 
 
 def test_pages_show_aggregated_tables() -> None:
