@@ -68,6 +68,8 @@ COMMANDS = (
 
 #: Loaded by name where a name was mistyped.
 _DIFFERENCES = "difflib"
+#: So many characters of an answer are there a second time, as bytes, while they are printed.
+_PRINTED_AT_ONCE = 1 << 20
 #: A line on standard error is lost where nobody reads for so many seconds.
 _PATIENCE_S = 5.0
 #: A screen fits the smallest terminal that is common, also on a larger one.
@@ -311,7 +313,8 @@ def _print_output(text: str) -> None:
     if sys.stdout is None:
         raise PerfscopeError("nothing can be printed: standard output is closed")
     try:
-        sys.stdout.write(text)
+        for begin in range(0, len(text), _PRINTED_AT_ONCE):
+            sys.stdout.write(text[begin : begin + _PRINTED_AT_ONCE])
         sys.stdout.flush()
     except BrokenPipeError:
         raise
