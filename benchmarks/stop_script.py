@@ -1,7 +1,7 @@
 """Runs a training script of which one rank stalls, or skips a collective: ``postmortem`` has to say which, and why.
 
 Run: ``python benchmarks/stop_script.py RANK host|skip PASS SCRIPT [ARGUMENTS...]``, below a launcher. The fault is at
-the forward pass of that number of a Megatron-core model: the host waits there, or the next all-reduce is left out.
+the forward pass of that number of a Megatron-core model: the host waits, or an all-reduce with others is left out.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import runpy
 import sys
 import time
+from typing import Any
 
-from torch import distributed, nn
+from torch import Tensor, distributed, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 _MODEL = "GPTModel"
@@ -26,10 +27,13 @@ class Nothing:
 
 
 def skip_all_reduce() -> None:
-    """Leave out the next all-reduce."""
+    """Leave out the next all-reduce in which another rank takes part."""
     called = distributed.all_reduce
 
-    def skip(*_arguments: object, async_op: bool = False, **_others: object) -> Nothing | None:
+    def skip(tensor: Tensor, *rest: object, group: Any = None, async_op: bool = False, **others: Any) -> object:  # noqa: ANN401 - as torch
+        members = group if group is not None else next((word for word in rest if hasattr(word, "size")), None)
+        if distributed.get_world_size(members) == 1:
+            return called(tensor, *rest, group=group, async_op=async_op, **others)
         distributed.all_reduce = called
         return Nothing() if async_op else None
 
