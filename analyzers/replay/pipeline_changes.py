@@ -145,10 +145,19 @@ def _change(measured: Measured, pipeline: MeasuredPipeline, setup: Setup) -> Cha
     ]
     # Half of what the simulation does not explain of the change.
     doubt_ns = abs(beyond) / (1 + beyond) * abs(added_ns) / 2
-    if (now.schedule in _SIMPLE) != (setup.schedule in _SIMPLE):
+    doubt_of_transfers = doubt_transfers(now, setup)
+    if doubt_of_transfers:
         sentences.append(_OTHER_TRANSFERS)
-        doubt_ns += _DOUBT_OF_TRANSFERS * (pipeline.section_ns + added_ns)
+        doubt_ns += doubt_of_transfers * (pipeline.section_ns + added_ns)
     return _change_passes(measured, sentences, added_ns, doubt_ns)
+
+
+def doubt_transfers(now: Setup, then: Setup) -> float:
+    """How far the simulation of another schedule may be off for its transfers, as a share of the pipeline's time."""
+    if {now.schedule, then.schedule} <= set(_SIMPLE) or (now.schedule, now.chunks) == (then.schedule, then.chunks):
+        return 0.0
+    is_alike = now.schedule not in _SIMPLE and then.schedule not in _SIMPLE
+    return _DOUBT_AMONG_OTHERS if is_alike else _DOUBT_OF_TRANSFERS
 
 
 #: Schedules with one transfer for each pass, which every framework runs alike.
@@ -160,3 +169,5 @@ _OTHER_TRANSFERS = (
 )
 #: By so much of a pipeline's time predictions were off, on four H200 with two chunks or a split backward pass.
 _DOUBT_OF_TRANSFERS = 0.7
+#: By so much from one of these schedules to another, on quarters of a GPU.
+_DOUBT_AMONG_OTHERS = 0.25

@@ -8,8 +8,11 @@ import pytest
 
 from benchmarks.whatif_pairs import ALL, FOLDER, MISSED, PAIRS, Pair
 from perfscope.analyzers.replay.graphs import measure
+from perfscope.analyzers.replay.pipeline_changes import doubt_transfers
 from perfscope.analyzers.whatif import answer
 from perfscope.constants import NS_PER_MS
+from perfscope.schedules.catalog import Schedule
+from perfscope.schedules.prediction import PassTimes, Setup
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events
 
@@ -60,3 +63,17 @@ def test_other_micro_batches_start_from_the_step_as_it_was_measured_and_not_from
     assert same.saved_ns == pytest.approx(0, abs=1)
     assert more.step_ns + more.saved_ns == pytest.approx(undisturbed_ms * NS_PER_MS)
     assert -more.saved_ns == pytest.approx(4 * 10.2 * NS_PER_MS, rel=0.15)
+
+
+def test_other_schedules_are_doubted_by_the_transfers_that_nobody_saw() -> None:
+    times = PassTimes(forward=(1, 1), backward=(2, 2), weight=(1, 1), transfer=(0, 0))
+    setups = {
+        name: Setup(schedule=name, devices=2, microbatches=8, chunks=1, times=times)
+        for name in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.ZB_H1, Schedule.ZBV)
+    }
+
+    def doubt(now: Schedule, then: Schedule) -> float:
+        return doubt_transfers(setups[now], setups[then])
+
+    assert doubt(Schedule.GPIPE, Schedule.ONE_F_ONE_B) == doubt(Schedule.ZBV, Schedule.ZBV) == 0
+    assert 0 < doubt(Schedule.ZB_H1, Schedule.ZBV) < doubt(Schedule.ONE_F_ONE_B, Schedule.ZBV)
