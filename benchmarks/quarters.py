@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
 from benchmarks.bubble_sweep import add_slope
+from benchmarks.quarter_runs import bench_sections, collect_bench, collect_exchanges, collect_runs, run_sections
 from benchmarks.sweep_pairs import document as document_pairs
 from benchmarks.sweep_pairs import judge
 
@@ -30,8 +31,7 @@ _SHARES = {
     "slope": "Slope (%)",
     "trace_schedule": "Trace: schedule (%)",
     "hooks_schedule": "Hooks: schedule (%)",
-    "trace_transfer": "Trace: transfer (%)",
-    "trace_host": "Trace: host gaps (%)",
+    "trace_rest": "Trace: transfers and host gaps (%)",
     "trace_total": "Trace: all (%)",
     "hooks_total": "Hooks: all (%)",
 }
@@ -49,9 +49,13 @@ def collect(out: Path, figures: dict[str, Any]) -> dict[str, Any]:
             rows[path.stem] = {key: _rounded(value) for key, value in row.items() if key not in {"slope", "outside_ms"}}
         for path in sorted(runs.glob("plain_*.json")):
             rows["plain"] = json.loads(path.read_text())
-        pairs = {(pair["traced"], pair["scenario"], pair["made"]): pair for pair in figures.setdefault("pairs", [])}
-        pairs |= {(pair["traced"], pair["scenario"], pair["made"]): pair for pair in judge(runs)}
-        figures["pairs"] = list(pairs.values())
+        _add_pairs(figures, judge(runs))
+    for path in sorted(out.glob("pairs_*.json")):  # judged where the traces were
+        _add_pairs(figures, json.loads(path.read_text()))
+    others = collect_runs(out)
+    figures.setdefault("runs", {}).update(_rounded(others))
+    _add_pairs(figures, collect_exchanges(out, others))
+    figures["bench"] = [*figures.get("bench", ()), *_next_rounds(figures.get("bench", ()), collect_bench(out))]
     stopped = {(result["framework"], result["fault"]): result for result in figures.setdefault("stopped", [])}
     for path in sorted(out.glob("postmortem_*/results.json")):
         results = json.loads(path.read_text())["results"]
@@ -60,7 +64,23 @@ def collect(out: Path, figures: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
+def _add_pairs(figures: dict[str, Any], judged: Iterable[Mapping[str, Any]]) -> None:
+    pairs = {(pair["traced"], pair["scenario"], pair["made"]): pair for pair in figures.setdefault("pairs", [])}
+    pairs |= {(pair["traced"], pair["scenario"], pair["made"]): _rounded(pair) for pair in judged}
+    figures["pairs"] = list(pairs.values())
+
+
+def _next_rounds(earlier: Sequence[Mapping[str, Any]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rounds of another call are others than those before: it may have had another GPU."""
+    first = 1 + max((row["repetition"] for row in earlier), default=-1)
+    return [{**row, "repetition": first + row["repetition"]} for row in rows]
+
+
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - a figure of JSON
+    if isinstance(value, Mapping):
+        return {key: _rounded(member) for key, member in value.items()}
+    if isinstance(value, list):
+        return [_rounded(member) for member in value]
     return round(value, 5) if isinstance(value, float) else value
 
 
@@ -70,6 +90,10 @@ def document(figures: Mapping[str, Any]) -> str:
     for name, title in _TITLES.items():
         if rows := figures["sweeps"].get(name):
             parts += [f"## {title}", *_sweep(rows)]
+    if figures.get("runs"):
+        parts += ["## Trainings that are no pipelines", *run_sections(figures["runs"])]
+    if figures.get("bench"):
+        parts += ["## Eighths: strategies by number of ranks", *bench_sections(figures["bench"])]
     parts += ["## Predicted and made", document_pairs(figures["pairs"])]
     parts += ["## Trainings that were stopped", _stopped(figures["stopped"])]
     return "\n\n".join(parts) + "\n"
@@ -103,6 +127,7 @@ def _microbatches(row: Mapping[str, Any]) -> int:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     headings = ("Training", "m", "Step (ms)", "Profiled step (ms)", *_SHARES.values())
+    rows = [{**row, "trace_rest": _add(row.get("trace_transfer"), row.get("trace_host"))} for row in rows]
     cells = [
         (
             *(row["schedule"], row["microbatches"], _cell(row.get("step_ms")), _cell(row.get("profiled_step_ms"))),
@@ -112,6 +137,10 @@ def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     ]
     table: str = tabulate(cells, headings, tablefmt="pipe", disable_numparse=True)
     return table
+
+
+def _add(first: float | None, second: float | None) -> float | None:
+    return None if first is None or second is None else first + second
 
 
 def _cell(value: float | None, scale: int = 1) -> str:
