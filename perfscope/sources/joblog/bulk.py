@@ -58,6 +58,7 @@ class SplitBlock:
         plain_before: For each line of ``rest``, how many plain lines stand before it in the block.
         rest_start: For each line of ``rest``, where it begins in ``rest``.
         lines: The text of the plain lines, where it is kept.
+        first_of_labels: The first number of each label, where lines that repeat those of another label were dropped.
     """
 
     plain: PlainLines
@@ -65,6 +66,19 @@ class SplitBlock:
     plain_before: Int64
     rest_start: Int64
     lines: Sequence[str] = ()
+    first_of_labels: Mapping[bytes, int] = field(default_factory=dict)
+
+    def text(self) -> bytes:
+        """All lines in their order, without the copies that were dropped."""
+        parts: list[str] = []
+        done, rest = 0, self.rest.decode("latin-1")
+        ends = [*self.rest_start[1:].tolist(), len(rest)]
+        for start, end, before in zip(self.rest_start.tolist(), ends, self.plain_before.tolist(), strict=True):
+            parts += (f"{line}\n" for line in self.lines[done:before])
+            parts.append(rest[start:end])
+            done = before
+        parts += (f"{line}\n" for line in self.lines[done:])
+        return "".join(parts).encode("latin-1")
 
     def plain_before_each(self, starts: Sequence[int]) -> list[int]:
         """How many plain lines stand before each of some places in ``rest``."""

@@ -10,15 +10,17 @@ restart at first. Then numbers repeat, or go back again soon, and the suspected 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from itertools import repeat
 from typing import ClassVar
 
 import numpy as np
 
 from perfscope.sources.joblog.bulk import Numbers
-from perfscope.sources.joblog.kept_records import KeptRecords
-from perfscope.sources.joblog.latest_records import COMPARED_ROWS, LatestRecords
+from perfscope.sources.joblog.compared_copies import MANY_COPIES, ComparedCopies
+from perfscope.sources.joblog.latest_records import COMPARED_ROWS
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
+from perfscope.sources.joblog.rank_copies import follow_repeats
 from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES
 from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
@@ -32,13 +34,14 @@ from perfscope.tables.joblog import Disturbance
 RECORDS_KEPT = 1 << 12
 
 _SUSPECTED_RECORDS = 16
-_MANY_COPIES = 128
+#: So many records of several processes are followed at once.
+REPEATS_AT_ONCE = 1 << 12
 #: Fewer records are added faster one by one.
 FEW = 10
 _NOWHERE = np.empty(0, np.int64)
 
 
-class IterationSeries(KeptRecords):
+class IterationSeries(ComparedCopies):
     """The iteration records of one source in one log.
 
     Attributes:
@@ -63,18 +66,15 @@ class IterationSeries(KeptRecords):
         super().__init__()
         self.records_kept = records_kept
         self.clock_runs_on = False
-        self.copies = 0
         self.attempt = 0
         self.redone = 0
         self._numbers: dict[bytes | None, PrintedNumbers] = {}
         self._suspected: SuspectedRestart | None = None
-        self._since_new = 0
         self._restarting = False
         self._first = 0
         self._disturbance = 0
         self._turns: dict[bytes | None, Turns] = {}
         self._unnumbered: dict[bytes, int] = {}
-        self._latest = LatestRecords()
 
     def most_repetitions(self, added_of: AddedOf) -> int:
         """As often as is wanted where the attempt of each label stays as far behind, or falls further behind."""
@@ -159,8 +159,16 @@ class IterationSeries(KeptRecords):
             return np.zeros(len(iterations), np.bool_)
         is_new = np.ones(len(iterations), np.bool_)
         moved = np.diff(iterations)
-        row, equal, back = 0, Rows(moved == 0), Rows(moved <= 0)
+        row, equal, back, next_look = 0, Rows(moved == 0), Rows(moved <= 0), 0
         while row < len(iterations):
+            if row >= next_look and self.repeats_go_on(label):
+                some = slice(row, row + REPEATS_AT_ONCE)
+                batches = None if samples is None else samples[some]
+                taken = self.follow_repeats(iterations[some], wall_ns[some], batches, label)
+                is_new[row : row + len(taken)] = taken
+                row += len(taken)
+                next_look = row if len(taken) >= FEW else row + FEW
+                continue
             end = row
             if self.is_full and self._goes_on_alone(label):
                 one_process = self._numbers[label].is_of_one_process
@@ -182,6 +190,28 @@ class IterationSeries(KeptRecords):
             return False
         return numbers.are_repeats(iterations)
 
+    def repeats_go_on(self, label: bytes | None) -> bool:
+        """Whether several processes print with this label, and how many is known."""
+        is_of_many = self.is_full and self._goes_on_alone(label) and (self._numbers[label].processes or 1) > 1
+        return is_of_many and self._latest.ascend
+
+    def follow_repeats(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None) -> Bool:
+        """Add records as ``add`` does, up to the first that is not surely new or a copy; return which are new."""
+        is_new = follow_repeats(iterations, self._numbers[label], self._turns[label], self._gaps)
+        self._latest.compare_rows(iterations, wall_ns, samples, is_new)
+        rows = np.flatnonzero(is_new)
+        self.copies += len(is_new) - len(rows)
+        self._since_new = len(is_new) - 1 - int(rows[-1]) if len(rows) else self._since_new + len(is_new)
+        if len(rows):
+            numbers, batches = iterations[rows], None if samples is None else samples[rows]
+            self._turns[label].add_many(numbers, _NOWHERE)
+            self._gaps.add(self._gaps.usual, len(rows))
+            total = None if batches is None or (batches <= 0).any() else int(batches.sum())
+            self.folded_times.add_many(wall_ns[rows], total)
+            self._latest.extend(numbers[-COMPARED_ROWS:], wall_ns[rows], batches)
+            self.last, self._suspected = int(numbers[-1]), None
+        return is_new
+
     def _add_copies(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None) -> None:
         """Count records that ``are_copies``."""
         self._turns[label].add_copies(iterations)
@@ -195,9 +225,15 @@ class IterationSeries(KeptRecords):
                 self._latest.compare_many(wall_ns[rows], None if samples is None else samples[rows], original)
 
     @property
-    def is_repeating(self) -> bool:
-        """Whether many records came since the last new one, which is so where ranks without a label have finished."""
-        return self._since_new >= _MANY_COPIES
+    def are_ranks_in_step(self) -> bool:
+        """Whether other ranks repeated many records, and every label is in the same attempt, without a doubt."""
+        is_certain = self.copies >= MANY_COPIES and self._suspected is None and not self._restarting
+        return is_certain and all(numbers.attempt == self.attempt for numbers in self._numbers.values())
+
+    def all_go_on(self, first_of_labels: Mapping[bytes, int]) -> bool:
+        """Whether the next numbers of some labels go on from their last ones."""
+        known = ((self._numbers.get(label), number) for label, number in first_of_labels.items())
+        return all(numbers is not None and number > numbers.last for numbers, number in known)
 
     def _goes_on_alone(self, label: bytes | None) -> bool:
         """Whether the last record is of this label, and the next one needs no closer look."""
@@ -251,11 +287,6 @@ class IterationSeries(KeptRecords):
         self._latest.extend(repeat(None, min(rows - first, COMPARED_ROWS)), wall_ns[first:])
         if label is not None:
             self._unnumbered[label] = self._unnumbered.get(label, 0) + rows - first
-
-    def add_copies(self, count: int, compared: int) -> None:
-        """Count records that repeat others, and how many of these were compared and found alike."""
-        self.copies += count
-        self._latest.compared += compared
 
     @property
     def unnumbered_ranks(self) -> int:
@@ -316,18 +347,6 @@ class IterationSeries(KeptRecords):
         if numbers.attempt > self.attempt:
             return False
         return numbers.attempt < self.attempt or (self.last is not None and number <= self.last)
-
-    def _on_copy(self, record: Record, number: int) -> None:
-        """Count a repeated record, and whether it can be one of the same iteration of the same job."""
-        self.copies += 1
-        self._since_new += 1
-        original = self._find_latest(number)
-        if original is not None and record.wall_ns is not None:
-            self._latest.compare(record, *original)
-
-    def _find_latest(self, number: int) -> tuple[int | None, int | None] | None:
-        """Time and samples of the record of an iteration among the last ones; None where there is none."""
-        return self._latest.find(number) if self._latest else self._columns.find_latest(number, COMPARED_ROWS)
 
     def _take_back_restart(self, numbers: PrintedNumbers, number: int, label: bytes | None) -> bool:
         """Undo a suspected restart if the numbers of its label do not continue as those of a single process would."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from perfscope.sources.joblog.bulk import Numbers
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 
 #: With so many of the last records a copy is compared.
 COMPARED_ROWS = 8
@@ -39,6 +40,12 @@ class LatestRecords:
         return bool(self._latest)
 
     @property
+    def ascend(self) -> bool:
+        """Whether there are some, and each has a larger number than the one before."""
+        numbers = [number for number, _, _ in self._latest if number is not None]
+        return len(numbers) == len(self._latest) > 0 and all(one < other for one, other in pairwise(numbers))
+
+    @property
     def are_of_two_jobs(self) -> bool:
         """Whether most copies are unlike what they repeat."""
         return self.unlike >= _FEWEST_UNLIKE and 2 * self.unlike > self.compared
@@ -51,11 +58,13 @@ class LatestRecords:
         """Add a record."""
         self._latest.append((number, wall_ns, samples))
 
-    def extend(self, numbers: Numbers | Iterable[None], wall_ns: Int64) -> None:
-        """Add many records, of which the numbers are the last ones; a time that is not above 0 is none."""
+    def extend(self, numbers: Numbers | Iterable[None], wall_ns: Int64, samples: Int64 | None = None) -> None:
+        """Add many records, of which the numbers are the last ones; a time or a batch not above 0 is none."""
         times = wall_ns[-COMPARED_ROWS:].tolist()
-        for number, time_ns in zip(numbers, times, strict=True):
-            self.append(None if number is None else int(number), time_ns if time_ns > 0 else None, None)
+        batches = [0] * len(times) if samples is None else samples[-COMPARED_ROWS:].tolist()
+        for number, time_ns, batch in zip(numbers, times, batches, strict=True):
+            latest = None if number is None else int(number)
+            self.append(latest, time_ns if time_ns > 0 else None, batch if batch > 0 else None)
 
     def find(self, number: int) -> tuple[int | None, int | None] | None:
         """Time and samples of the record of an iteration; None where there is none."""
@@ -78,4 +87,34 @@ class LatestRecords:
         if samples is not None and first_samples is not None:
             is_unlike |= (samples[is_timed] > 0) & (samples[is_timed] != first_samples)
         self.compared += len(times)
+        self.unlike += int(is_unlike.sum())
+
+    def compare_rows(self, numbers: Int64, wall_ns: Int64, samples: Int64 | None, is_new: Bool) -> None:
+        """Compare copies among records in turn, none of which goes back to another start, with what they repeat.
+
+        Args:
+            numbers: The iterations, of which the new ones ascend, and maybe some that do not belong to them.
+            wall_ns: Their times; 0 or less where there is none.
+            samples: Their batches; 0 or less where there is none.
+            is_new: Which are no copies.
+        """
+        rows = len(is_new)
+        numbers, times = numbers[:rows], wall_ns[:rows]
+        if is_new.all():
+            return
+        batches = np.zeros(rows, np.int64) if samples is None else samples[:rows]
+        known = np.asarray([[value or 0 for value in row] for row in self._latest], np.int64).T
+        firsts = np.append(known[0], numbers[is_new])
+        first_ns, first_samples = np.append(known[1], times[is_new]), np.append(known[2], batches[is_new])
+        copies = np.flatnonzero(~is_new & (times > 0))
+        places = np.searchsorted(firsts, numbers[copies])
+        latest = len(self._latest) + np.cumsum(is_new)[copies]
+        places = np.minimum(places, len(firsts) - 1)
+        is_near = (firsts[places] == numbers[copies]) & (places >= latest - COMPARED_ROWS)
+        copies, places = copies[is_near], places[is_near]
+        one = times[copies]
+        other = np.where(first_ns[places] > 0, first_ns[places], one)
+        is_unlike = np.maximum(one, other) > MOST_APART * np.minimum(one, other)
+        is_unlike |= (batches[copies] > 0) & (first_samples[places] > 0) & (batches[copies] != first_samples[places])
+        self.compared += len(copies)
         self.unlike += int(is_unlike.sum())

@@ -76,12 +76,15 @@ class BulkReading(Generic[State]):
         add: Adds the plain lines of a block from one row up to another.
         are_copies: Whether all of these repeat records that are known, so that they may be added before as many records
             are known as are kept; None where that is not told.
+        copies_of: The source that counts the copies of other ranks, and whether it compares their times with those of
+            the records that they repeat; None where lines that the splitter drops as copies say more.
     """
 
     sources: tuple[str, ...]
     split: Splitter
     add: Callable[[State, PlainLines, int, int], None]
     are_copies: Callable[[State, PlainLines, int, int], bool] | None = None
+    copies_of: tuple[str, bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,11 +213,12 @@ class OpenBulkReading:
     split: Splitter
     add: Callable[[PlainLines, int, int], None]
     are_copies: Callable[[PlainLines, int, int], bool] | None
+    copies_of: tuple[str, bool] | None = None
 
 
 def _bind_bulk(bulk: BulkReading[State], state: State) -> OpenBulkReading:
     are_copies = partial(bulk.are_copies, state) if bulk.are_copies else None
-    return OpenBulkReading(bulk.sources, bulk.split, partial(bulk.add, state), are_copies)
+    return OpenBulkReading(bulk.sources, bulk.split, partial(bulk.add, state), are_copies, bulk.copies_of)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perfscope.sources.joblog.gaps import Gaps
 from perfscope.sources.joblog.latest_records import COMPARED_ROWS, MOST_APART
+from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
+from perfscope.sources.joblog.turns import Turns
 from perfscope.tables.columns import Bool, Int64
 
 
@@ -28,7 +31,8 @@ def find_copies(
 
     Returns:
         Two flags a record. A record with neither is for the rules: of another label that came first, the first and the
-        last of a label, one with another time, and all from where the numbers of a label do not ascend.
+        last of a label, one with another time, and all from where the numbers of a label do not ascend; the last before
+        there, too.
     """
     before = np.maximum.accumulate(numbers)
     is_first = np.diff(before, prepend=-1) > 0
@@ -46,13 +50,49 @@ def find_copies(
     is_same = np.diff(ids[by_label]) == 0
     back = by_label[1:][is_same & (np.diff(numbers[by_label]) <= 0)]
     is_copy[by_label[np.flatnonzero(np.diff(ids[by_label], prepend=-1))]] = False
+    end = back.min() if len(back) else len(ids)
+    by_label = by_label[by_label < end]
     is_copy[by_label[np.flatnonzero(np.diff(ids[by_label], append=-1))]] = False
     is_first &= ids == np.argmax(np.bincount(ids[is_first]))
-    if len(back):
-        is_first[back.min() :] = is_copy[back.min() :] = False
+    is_first[end:] = is_copy[end:] = False
     rows = np.flatnonzero(is_first)
     is_first[rows[:1]] = is_first[rows[-1:]] = False
     return is_first, is_copy
+
+
+def follow_repeats(iterations: Int64, printed: PrintedNumbers, turns: Turns, gaps: Gaps) -> Bool:
+    """Which records of several processes without a label are new, up to the first that is not surely new or a copy.
+
+    Args:
+        iterations: Their numbers.
+        printed: The numbers before, to which these are added, and how many processes print.
+        turns: The place of the job; these records leave it where it goes on.
+        gaps: What lies between two records; none of these is further apart than it usually is.
+    """
+    counts, last, step, interval = printed.counts, printed.last, turns.step_behind(printed.last), gaps.usual
+    is_new: list[bool] = []
+    if step is None or not gaps.counts or not step <= interval <= SKEW * step:
+        return np.asarray(is_new, np.bool_)
+    processes, farthest = printed.processes or 0, SKEW * step
+    for number in iterations.tolist():
+        if number <= last:
+            times = counts.get(number, 0)
+            if not 0 < times < processes or last - number > farthest:
+                break
+            counts[number] = times + 1
+            is_new.append(False)
+            continue
+        if number - last != interval:
+            break
+        last = number
+        if len(counts) > RECENT:
+            printed.last = last
+            printed.drop_old(interval)
+            processes = printed.processes or 0
+        counts[number] = 1
+        is_new.append(True)
+    printed.last = last
+    return np.asarray(is_new, np.bool_)
 
 
 def _number_labels(labels: Sequence[str]) -> Int64:

@@ -148,9 +148,32 @@ class _LogReader:
         self._uneven += 1
         return _MOST_REPETITIONS_READ, 0
 
+    def _bulk_of_ranks(self) -> OpenBulkReading | None:
+        """The fast path that drops copies of other ranks, where many have printed before its records are folded."""
+        series = self._log.series
+        for bulk in self._bulk:
+            counting = series.get(bulk.copies_of[0]) if bulk.copies_of is not None else None
+            if counting is not None and counting.are_ranks_in_step:
+                return bulk
+        return None
+
+    def _drop_copies(self, bulk: OpenBulkReading, text: bytes) -> bytes:
+        """A block's plain text without the lines that repeat those of another rank, which are counted."""
+        block = bulk.split(text, len(text), np.empty(len(text), np.bool_))
+        if block is None or not block.plain.copies or bulk.copies_of is None or "epoch" in block.plain.columns:
+            return to_plain_text(text)
+        source, compares = bulk.copies_of
+        series, copies = self._log.series[source], block.plain.copies
+        if not series.all_go_on(block.first_of_labels):
+            return to_plain_text(text)
+        series.add_copies(copies, copies if compares and block.plain.wall_ns[0] > 0 else 0)
+        return block.text()
+
     def _read_block(self, text: bytes) -> None:
         bulk = self._bulk_reading()
-        if bulk is None:
+        if bulk is None and (printing := self._bulk_of_ranks()) is not None:
+            self._apply_until_full(self._drop_copies(printing, text), has_copies=False)
+        elif bulk is None:
             self._apply_until_full(to_plain_text(text))
         else:
             self._apply(bulk, self._split(bulk, text))
@@ -167,17 +190,21 @@ class _LogReader:
             swept.apply(rule, line)
         swept.sweep_to(len(text))
 
-    def _apply_until_full(self, text: bytes) -> None:
-        """Apply the rules up to where a fast path may be taken, and take it."""
+    def _apply_until_full(self, text: bytes, *, has_copies: bool = True) -> None:
+        """Apply the rules up to where a fast path may be taken, and take it; before, drop the copies of ranks."""
         done, next_look = 0, _RECORDS_BETWEEN_LOOKS
         rules, swept = self._possible_rules(text)
         for number, (_, rule, line) in enumerate(_find_lines(rules, text), start=1):
             if number >= next_look and line.line >= done:
                 next_look = number + _RECORDS_BETWEEN_LOOKS
-                bulk = self._bulk_reading()
-                if bulk is not None:
+                bulk, printing = self._bulk_reading(), self._bulk_of_ranks() if has_copies else None
+                if bulk is not None or printing is not None:
                     swept.sweep_to(line.line)
-                    self._apply(bulk, self._split(bulk, text[line.line :]))
+                    rest = text[line.line :]
+                    if bulk is not None:
+                        self._apply(bulk, self._split(bulk, rest))
+                    elif printing is not None:
+                        self._apply_until_full(self._drop_copies(printing, rest), has_copies=False)
                     return
             swept.apply(rule, line)
             done = line.match.end()

@@ -175,7 +175,10 @@ class ShapeSplitter(Generic[State]):
         is_plain[[0, -1]] = False
         if kind.is_numbered:  # of the last ones with its number, the first is no copy
             is_plain[-_LAST:][measured.iteration[-_LAST:] == measured.iteration[-1]] = False
+        first_of_labels: dict[bytes, int] = {}
         if is_copy.any() and is_plain.any():
+            firsts = dict(zip(reversed(labels), numbers[::-1].tolist(), strict=True))
+            first_of_labels = {label.encode(_LATIN): number for label, number in firsts.items()}
             columns["copies"] = np.zeros(len(lines), np.int64)
             columns["copies"][np.flatnonzero(is_plain)[0]] = is_copy.sum()
         else:
@@ -189,7 +192,9 @@ class ShapeSplitter(Generic[State]):
             columns={name: column[is_plain] for name, column in columns.items()},
         )
         kept = list(compress(lines, is_plain.tolist()))
-        return SplitBlock(plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths, kept)
+        return SplitBlock(
+            plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths, kept, first_of_labels
+        )
 
     def _shapes(self, text: bytes) -> Iterator[tuple[LinesOfRecords[State], Shape]]:
         """The shape of the first record, and of those a third and two thirds further on."""
@@ -313,6 +318,7 @@ def read_lines(
     add: Adder[State] | None = None,
     are_copies: Callable[[State, PlainLines, int, int], bool] | None = None,
     drops_copies: bool = True,
+    compares_copies: bool | None = None,
     most_behind: int | None = None,
 ) -> BulkReading[State]:
     """The fast path of a format that prints a record a line.
@@ -325,14 +331,17 @@ def read_lines(
         add: Adds them where the time is not in the line; by default they are added to the source.
         are_copies: Tells for ``add`` whether lines repeat records that are known; see ``BulkReading``.
         drops_copies: ``add`` counts the copies of other ranks by ``PlainLines.copies``, and needs not see them.
+        compares_copies: ``add`` compares the times of copies with those that they repeat; None where copies may be
+            dropped only among records that are folded.
         most_behind: How many steps behind the others a rank's line may be for this; any number by default.
     """
     sources = (source,) if isinstance(source, str) else source
     splitter = ShapeSplitter(kinds, drops_copies, most_behind)
     if add is not None:
-        return BulkReading(sources, splitter, add, are_copies)
+        copies_of = None if compares_copies is None else (sources[0], compares_copies)
+        return BulkReading(sources, splitter, add, are_copies, copies_of)
     copies = CopiesOf((sources[0],), sources[1:], epochs_of)
-    return BulkReading(sources, splitter, _AddRecords(sources[0], epochs_of, on_last), copies)
+    return BulkReading(sources, splitter, _AddRecords(sources[0], epochs_of, on_last), copies, (sources[0], True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,13 @@ import numpy as np
 
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.iteration_series import FEW
+from perfscope.sources.joblog.iteration_series import FEW, REPEATS_AT_ONCE, IterationSeries
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import add_evenly
 from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
 from perfscope.sources.joblog.rows import Rows
 from perfscope.sources.joblog.rules import LineMatch
+from perfscope.tables.columns import Int64
 
 
 @dataclass(slots=True)
@@ -57,8 +58,14 @@ class StepClock:
             series.add_rows(numbers, np.full_like(stamps, -1), None, plain.label)  # a date says nothing of a copy
             return
         ends = Rows(np.diff(numbers) <= 0)
-        row = 0
+        row = next_look = 0
         while row < len(numbers):
+            if row >= next_look and series.repeats_go_on(plain.label) and self._goes_on(series):
+                some = slice(row, row + REPEATS_AT_ONCE)
+                followed = self._follow_repeats(series, numbers[some], stamps[some], plain.label)
+                row += followed
+                next_look = row if followed >= FEW else row + FEW
+                continue
             is_new = self._add(log, plain.label, Record(int(numbers[row])), int(stamps[row]))
             row += 1
             end = ends.next_after(row - 1) + 1
@@ -70,6 +77,26 @@ class StepClock:
             add_evenly(series, PlainLines(numbers[row:end], wall_ns, label=plain.label), 0, len(wall_ns))
             self._last = _Tick(int(numbers[end - 1]), int(stamps[end - 1]), series.attempt)
             row = end
+
+    def _goes_on(self, series: IterationSeries) -> bool:
+        """Whether the clock was last read at the last record, in the same start."""
+        last = self._last
+        return last is not None and (last.iteration, last.attempt) == (series.last, series.attempt)
+
+    def _follow_repeats(self, series: IterationSeries, numbers: Int64, stamps: Int64, label: bytes | None) -> int:
+        """Append records of several processes that go on or repeat, and return how many could be followed."""
+        assert self._last is not None
+        before = np.maximum.accumulate(np.append(self._last.iteration, numbers))
+        firsts = np.flatnonzero(numbers > before[:-1])
+        wall_ns = np.full_like(stamps, -1)
+        moved = np.diff(stamps[firsts], prepend=self._last.stamp_ns)
+        steps = np.diff(numbers[firsts], prepend=self._last.iteration)
+        wall_ns[firsts] = np.where(moved > 0, moved // steps, -1)
+        is_new = series.follow_repeats(numbers, wall_ns, None, label)
+        if is_new.any():
+            row = int(np.flatnonzero(is_new)[-1])
+            self._last = _Tick(int(numbers[row]), int(stamps[row]), series.attempt)
+        return len(is_new)
 
     def _add(self, log: JobLogBuilder, label: bytes | None, record: Record, stamp: int | None) -> bool:
         series = log.series_of(self.source)

@@ -115,6 +115,11 @@ class Turns:
         for number in numbers.tolist():
             self.add(number)
 
+    def step_behind(self, number: int) -> int | None:
+        """The least step between two numbers of the job that was last at a number; None where it is unknown."""
+        current = self._places[-1] if self._places else None
+        return current.step if current is not None and current.last == number else None
+
     def add_many(self, numbers: Int64, begins: Int64) -> None:
         """Add the numbers of many records, which ascend but at the rows ``begins``."""
         for start, stop in pairwise((0, *begins.tolist(), len(numbers))):

@@ -51,6 +51,8 @@ def alterations(log: RecordLog) -> dict[str, str]:
     moments = [(number + draw.random() + 1.5 * (rank == 3), rank) for number in range(RECORDS) for rank in range(4)]
     left = [iter(lines) for _ in range(4)]
     turns = [f"[rank{rank}]:{next(left[rank])}" for _, rank in sorted(moments)]
+    unlabelled = [iter(lines) for _ in range(4)]
+    lost = [line * (3 if number % 90 == 7 else 4) for number, line in enumerate(lines)]
     torn = lines[middle][: len(lines[middle]) // 2]
     return {
         "nothing": "".join(lines),
@@ -61,6 +63,8 @@ def alterations(log: RecordLog) -> dict[str, str]:
             "".join(lines[start : start + length])
             for start, length in ((draw.randrange(middle), draw.randrange(1, 40)) for _ in range(40))
         ),
+        "ranks without a label in any order": "".join(next(unlabelled[rank]) for _, rank in sorted(moments)),
+        "ranks without a label, a line lost": "".join(lost),
         "ranks without a label": "".join(line * 4 for line in lines),
         "the same few lines again and again": "".join(lines[:5]) * 80,
         "a line again and again": lines[0] * RECORDS,
@@ -124,6 +128,7 @@ def read_both(path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[JobLog, JobL
         patch.setattr(reading._LogReader, "_apply_split", count)
         fast = read_log(path)
         patch.setattr(reading._LogReader, "_bulk_reading", lambda _reader: None)
+        patch.setattr(reading._LogReader, "_bulk_of_ranks", lambda _reader: None)
         slow = read_log(path)
     return slow, fast, at_once
 

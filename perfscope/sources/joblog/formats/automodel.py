@@ -100,5 +100,6 @@ FORMAT = Format(
         (DATES, SPEED),
         LinesOfRecords(_RULE, {"step": STEP, "memory": Column()}, _measure, peaks=("memory",), has_stamp=True),
         add=_add,
+        compares_copies=False,
     ),
 )

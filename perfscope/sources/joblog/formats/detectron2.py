@@ -125,6 +125,7 @@ FORMAT = Format(
         (MEAN, BETWEEN),
         LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)),
         add=_add,
+        compares_copies=True,
         are_copies=CopiesOf[_State]((MEAN,), (BETWEEN,)),
         most_behind=SKEW,
     ),

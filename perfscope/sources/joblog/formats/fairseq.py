@@ -178,6 +178,7 @@ FORMAT = Format(
         LinesOfRecords(_JSON_RULE, {**_COLUMNS, **_UPDATES}, _measure),
         LinesOfRecords(_RULE, {**_COLUMNS, **_STEP_OF_EPOCH}, _measure, constants=("length",)),
         add=_add,
+        compares_copies=True,
         are_copies=CopiesOf[_State]((WORDS,), (WALL,), lambda state: state.epochs),
     ),
 )

@@ -207,6 +207,7 @@ FORMAT = Format(
             for rule in (_TPS_RULE, _WPS_RULE)
         ),
         add=_add,
+        compares_copies=False,
         are_copies=CopiesOf[_State]((SOURCE,)),
     ),
 )

@@ -134,5 +134,6 @@ FORMAT = Format(
             for rule in (_RULE, _RULE_OF_SFT)
         ),
         add=_add,
+        compares_copies=True,
     ),
 )
