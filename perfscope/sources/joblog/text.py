@@ -48,7 +48,8 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as raw:
             _wait_for_writer(path, raw.fileno())
-            yield from _whole_lines(_read(path, raw, size))
+            for lines in _whole_lines(_read(path, raw, size)):
+                yield from _split_at_returns(lines)
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
 
@@ -203,6 +204,18 @@ def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
         yield text[:end]
     if rest:
         yield rest
+
+
+def _split_at_returns(lines: bytes) -> Iterator[bytes]:
+    """A block in parts where its lines are much longer, as one of overwritten bars is; all of it leaves the cache."""
+    begin = 0
+    while len(lines) - begin > 2 * BLOCK:
+        end = lines.rfind(b"\r", begin, begin + BLOCK) + 1
+        if end == 0 or lines.startswith(b"\n", end):
+            break
+        yield lines[begin:end]
+        begin = end
+    yield lines[begin:] if begin else lines
 
 
 def to_plain_text(text: bytes) -> bytes:

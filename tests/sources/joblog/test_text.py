@@ -32,6 +32,17 @@ def test_blocks_hold_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
     assert all(part.endswith(b"\n") for part in parts)
 
 
+def test_a_long_line_of_bars_comes_in_parts_of_whole_bars(tmp_path: Path) -> None:
+    for bar in (b"\r50%%|# | %7d/9", b"50%%|# | %7d/9\r\n", b"%7d"):
+        text = b"first\n" + b"".join(bar % number for number in range(600_000)) + b"\nlast\n"
+        (tmp_path / "a.log").write_bytes(text)
+        parts = list(read_blocks(tmp_path / "a.log"))
+        assert b"".join(parts) == text
+        assert all(part.endswith((b"\n", b"\r")) for part in parts)
+        assert not any(part.startswith(b"\n") for part in parts)
+        assert max(map(len, parts)) <= (4 << 20 if b"\r" in bar else len(text))
+
+
 def test_the_half_line_at_the_end_is_there(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(b"one\ntwo")
     assert whole(tmp_path / "a.log") == b"one\ntwo"

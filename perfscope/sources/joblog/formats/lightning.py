@@ -14,6 +14,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import repeat
+from operator import contains
 
 import numpy as np
 
@@ -55,7 +57,7 @@ def _on_text(state: _State, text: bytes) -> None:
     state.log.frameworks.add("lightning")
     pattern = _BAR_OR_VALIDATION if b"Validati" in text else _BAR
     epochs, steps, totals, clocks, cells, *_ = find_columns(pattern, text)
-    if not all(cells) or any(b"v_num=" not in cell for cell in cells):  # of Lightning's bars alone, or a validation
+    if not all(cells) or not all(map(contains, cells, repeat(b"v_num="))):  # of Lightning's bars alone, or a validation
         rows = [row for row, cell in enumerate(cells) if not epochs[row] or b"v_num=" in cell]
         epochs, steps, totals, clocks, cells = (
             [column[row] for row in rows] for column in (epochs, steps, totals, clocks, cells)
@@ -93,7 +95,7 @@ def _add_bars(
         length = parse_counts(totals)[rows]
         numbers = state.epochs.add_many(epoch[rows], step[rows], length)
         clocks_ns = parse_clocks_s(clocks)[rows] * NS_PER_S
-        have_loss = any(b"loss" in cell for cell in cells)
+        have_loss = any(map(contains, cells, repeat(b"loss")))
         record_of = partial(_record, numbers, cells, rows)
         anew = np.flatnonzero(np.diff(begun[rows], prepend=0))
         state.clock.add_each(state.log, numbers, clocks_ns, NS_PER_S, record_of, anew, have_loss=have_loss)
