@@ -34,8 +34,7 @@ from perfscope.tables.joblog import Disturbance
 RECORDS_KEPT = 1 << 12
 
 _SUSPECTED_RECORDS = 16
-#: So many records of several processes are followed at once.
-REPEATS_AT_ONCE = 1 << 12
+REPEATS_AT_ONCE = 1 << 12  # records of several processes
 #: Fewer records are added faster one by one.
 FEW = 10
 _NOWHERE = np.empty(0, np.int64)
@@ -192,8 +191,8 @@ class IterationSeries(ComparedCopies):
 
     def repeats_go_on(self, label: bytes | None) -> bool:
         """Whether several processes print with this label, and how many is known."""
-        is_of_many = self.is_full and self._goes_on_alone(label) and (self._numbers[label].processes or 1) > 1
-        return is_of_many and self._latest.ascend
+        is_certain = self.is_full and self._goes_on_alone(label) and self._latest.ascend
+        return is_certain and (self._numbers[label].processes or 1) > 1
 
     def follow_repeats(self, iterations: Int64, wall_ns: Int64, samples: Int64 | None, label: bytes | None) -> Bool:
         """Add records as ``add`` does, up to the first that is not surely new or a copy; return which are new."""
