@@ -231,8 +231,8 @@ class IterationSeries(ComparedCopies):
 
     def all_go_on(self, first_of_labels: Mapping[bytes, int]) -> bool:
         """Whether the next numbers of some labels go on from their last ones."""
-        known = ((self._numbers.get(label), number) for label, number in first_of_labels.items())
-        return all(numbers is not None and number > numbers.last for numbers, number in known)
+        printed = ((self._numbers.get(label), number) for label, number in first_of_labels.items())
+        return all(numbers is not None and number > numbers.last for numbers, number in printed)
 
     def _goes_on_alone(self, label: bytes | None) -> bool:
         """Whether the last record is of this label, and the next one needs no closer look."""

@@ -43,7 +43,9 @@ class LatestRecords:
     def ascend(self) -> bool:
         """Whether there are some, and each has a larger number than the one before."""
         numbers = [number for number, _, _ in self._latest if number is not None]
-        return len(numbers) == len(self._latest) > 0 and all(one < other for one, other in pairwise(numbers))
+        return len(numbers) == len(self._latest) > 0 and all(
+            number < following for number, following in pairwise(numbers)
+        )
 
     @property
     def are_of_two_jobs(self) -> bool:
@@ -103,18 +105,18 @@ class LatestRecords:
         if is_new.all():
             return
         batches = np.zeros(rows, np.int64) if samples is None else samples[:rows]
-        known = np.asarray([[value or 0 for value in row] for row in self._latest], np.int64).T
-        firsts = np.append(known[0], numbers[is_new])
-        first_ns, first_samples = np.append(known[1], times[is_new]), np.append(known[2], batches[is_new])
+        latest_rows = np.asarray([[value or 0 for value in row] for row in self._latest], np.int64).T
+        firsts = np.append(latest_rows[0], numbers[is_new])
+        first_ns, first_samples = np.append(latest_rows[1], times[is_new]), np.append(latest_rows[2], batches[is_new])
         copies = np.flatnonzero(~is_new & (times > 0))
         places = np.searchsorted(firsts, numbers[copies])
         latest = len(self._latest) + np.cumsum(is_new)[copies]
         places = np.minimum(places, len(firsts) - 1)
         is_near = (firsts[places] == numbers[copies]) & (places >= latest - COMPARED_ROWS)
         copies, places = copies[is_near], places[is_near]
-        one = times[copies]
-        other = np.where(first_ns[places] > 0, first_ns[places], one)
-        is_unlike = np.maximum(one, other) > MOST_APART * np.minimum(one, other)
+        copy_ns = times[copies]
+        first_of_copy_ns = np.where(first_ns[places] > 0, first_ns[places], copy_ns)
+        is_unlike = np.maximum(copy_ns, first_of_copy_ns) > MOST_APART * np.minimum(copy_ns, first_of_copy_ns)
         is_unlike |= (batches[copies] > 0) & (first_samples[places] > 0) & (batches[copies] != first_samples[places])
         self.compared += len(copies)
         self.unlike += int(is_unlike.sum())
