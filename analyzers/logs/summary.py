@@ -221,8 +221,8 @@ def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
         return "ok", _explain_absence(log) if times.mean_all_s is None else None
     if log.fact("finished_runs") is not None:
         return "ok", "the log states the time of the run, but not its number of steps"
-    if log.fact("first_loss") is not None:
-        return "incomplete", log.ended or "the log states losses, but neither the number of steps nor their time"
+    if log.fact("scaled_bars") is not None or log.fact("first_loss") is not None:
+        return "incomplete", log.ended or _explain_losses(log)
     if log.framework is None and not log.names_run and not log.unreadable and log.ended is None:
         return "unrecognised", "no line matches a known framework"
     return "fail", _explain_failure(log)
@@ -232,6 +232,12 @@ def _explain_absence(log: JobLog) -> str:
     if log.mixture is not None:
         return f"{log.mixture}: no figure is of one job"
     return "the log does not state the time of an iteration"
+
+
+def _explain_losses(log: JobLog) -> str:
+    if log.fact("scaled_bars") is not None:
+        return "its bars count steps in thousands, which is too coarse for the time of a step"
+    return "the log states losses, but neither the number of steps nor their time"
 
 
 def _explain_failure(log: JobLog) -> str:

@@ -81,6 +81,14 @@ def test_hugging_faces_speed_is_explained_by_its_last_batch(tmp_path: Path) -> N
     assert flag.endswith("it counts 1000 examples in 2 steps, whose last batch is not full")
 
 
+def test_bars_in_thousands_are_no_failure(tmp_path: Path) -> None:
+    start = "***** Running training *****\n  Num examples = 40,000\n"
+    bars = [f"\r {n:2d}%|###  | {n / 20:.2f}k/5.00k [{n:02d}:00<1:00, 1.00it/s]" for n in range(0, 60, 5)]
+    summary = summarize_log(read(tmp_path, start, *bars, "\n"), Overrides())
+    assert (summary.status, summary.times.median_s) == ("incomplete", None)
+    assert "count steps in thousands" in (summary.reason or "")
+
+
 def test_every_start_warms_up(tmp_path: Path) -> None:
     times = [(1, 900.0), (2, 100.0), (3, 100.0), (2, 800.0), (3, 100.0), (4, 100.0)]
     result = summary(tmp_path, *(megatron(n, ms) for n, ms in times))

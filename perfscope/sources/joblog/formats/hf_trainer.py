@@ -54,6 +54,8 @@ _BARS_OR_LOSSES = re.compile(
 _BAR_BEHIND_LOSSES = re.compile(rb"\}[^\n%]{0,160}%\|")
 #: After so many parts it is clear which bar is the training's, if it is the only one.
 _PARTS_BEFORE_THE_REST = (8, 64, 512)
+#: Bars that count in thousands: their steps are known to three digits only.
+_SCALED_BAR = re.compile(rb"\| *\d[\d.]{0,5}[kMG]?/\d[\d.]{0,5}[kMG] \[\d")
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _HALF_A_PRINTED_DIGIT = 0.0005
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
@@ -71,6 +73,7 @@ class _State(FormatState):
         mean_loss: Of the run, at its end.
         vocabulary: Of the configuration that was printed last.
         bars: The progress bars without a name.
+        has_scaled_bars: Bars count their steps in thousands.
         imitates: Another framework prints the Trainer's lines.
         name: The trainer, which may be built on the Trainer.
     """
@@ -83,6 +86,7 @@ class _State(FormatState):
     mean_loss: float | None = None
     vocabulary: int | None = None
     bars: ProgressBars = field(default_factory=ProgressBars)
+    has_scaled_bars: bool = False
     imitates: bool = False
     name: str = _FRAMEWORK
 
@@ -150,6 +154,8 @@ def _framework_of(state: _State) -> str:
 
 def _on_text(state: _State, text: bytes) -> None:
     """Bars and ``{'loss': 2.075, ..., 'epoch': 0.04}``."""
+    if not state.bars.totals and not state.has_scaled_bars:
+        state.has_scaled_bars = _SCALED_BAR.search(text) is not None
     if b"'loss':" not in text:
         state.bars.add(text)
     elif b"%|" not in text or state.bars.add_of_one(text):
@@ -235,6 +241,8 @@ def _close(state: _State) -> None:
     total = state.bars.training_total(log.count("train_iterations"))
     if total is not None:
         state.bars.add_records(total, log.series_of(BAR))
+    elif state.has_scaled_bars:
+        log.set_fact("scaled_bars", 1, "log")
     if state.first_loss is not None:
         log.set_fact("first_loss", state.first_loss, "records")
     if state.runtime_s is not None:
