@@ -174,7 +174,8 @@ class ScenarioData(TypedDict):
         name: As ``--scenario`` takes it.
         title: In words.
         step_us: The replayed step.
-        saved_us: What it saves of ``compared_step_us``.
+        saved_us: What it saves of ``compared_step_us``; of the step as it was measured where a pipeline's passes are
+            simulated.
         interval_us: Least and most of ``step_us``.
         change: ``-saved_us / compared_step_us``.
         assumptions: What it rests on.
