@@ -8,7 +8,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
-from perfscope.tables.postmortem import CollectiveCall
+from perfscope.tables.postmortem import CodeLine, CollectiveCall
 
 #: Calls whose tensors may differ between the ranks of a group.
 _UNEVEN = ("all_to_all", "alltoall", "gather", "scatter", "send", "recv", "coalesced")
@@ -58,7 +58,7 @@ class Shift(Enum):
     LEFT_OUT = auto()
 
 
-def explain_shift(actual: Sequence[Token], expected: Sequence[Token]) -> Shift | None:
+def explain_shift(actual: Sequence[object], expected: Sequence[object]) -> Shift | None:
     """Whether calls are the expected ones but for two that changed places, or for the first ones, which were left out.
 
     None where neither explains at least two calls, and all of those that can be compared.
@@ -106,9 +106,15 @@ class History:
         places = _find_same_places(moves, position)
         if not places:
             return None
-        actual, since = moves[position:], moves[places[0] : position]
-        repeats = 2 + len(actual) // len(since)  # what followed there goes on as what came since
-        return explain_shift(actual, since * repeats)
+        since = slice(places[0], position)
+        actual = moves[position:]
+        repeats = 2 + len(actual) // len(moves[since])  # what followed there goes on as what came since
+        shift = explain_shift(actual, moves[since] * repeats)
+        if shift is not Shift.EXCHANGED:
+            return shift
+        # of calls that look alike, such as two of one number each, the lines of code tell which one it was
+        known = list(zip(moves, self._moves.lines, strict=True))
+        return explain_shift(known[position:], known[since] * repeats) or shift
 
     def _is_new(self, position: int) -> bool:
         moves = self._moves.tokens
@@ -148,20 +154,29 @@ _TRANSFERS = Token("", Signature("sends and receives", None, None))
 
 
 class _Moves(NamedTuple):
-    """Collectives and the sends and receives between them; ``positions`` are those of the collectives."""
+    """Collectives and the sends and receives between them.
+
+    Attributes:
+        tokens: What was called.
+        lines: Where in the code; of sends and receives nothing.
+        positions: Those of the collectives among the tokens.
+    """
 
     tokens: list[Token]
+    lines: list[tuple[CodeLine, ...]]
     positions: list[int]
 
 
 def _to_moves(calls: Sequence[CollectiveCall]) -> _Moves:
-    moves = _Moves([], [])
+    moves = _Moves([], [], [])
     for call in calls:
         if not call.is_p2p:
             moves.positions.append(len(moves.tokens))
             moves.tokens.append(Token(call.group, signature_of(call)))
+            moves.lines.append(call.frames)
         elif not moves.tokens or moves.tokens[-1] != _TRANSFERS:
             moves.tokens.append(_TRANSFERS)
+            moves.lines.append(())
     return moves
 
 
