@@ -21,18 +21,20 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 
-from benchmarks.pipeline_runs import SHARED, TINY, Framework, Setting
+from benchmarks.pipeline_runs import SHARED, SLOW_HOST, SLOW_RANK, TINY, Framework, Setting
 from benchmarks.processes import ROOT
 from benchmarks.shared_gpus import equal_shares, sharing
 from benchmarks.start_ranks import list_gpus
 
 WORKLOADS = ROOT / "perfscope" / "workloads"
 #: Faults that hang a training, of which each has to be named among all ranks.
-FAULTS = ("ddp:skip", "ddp:host", "fsdp2:skip", "deepspeed:host", "pipeline:skip", "pipeline:host")
+FAULTS = tuple(f"{name}:{fault}" for name in ("ddp", "fsdp2", "deepspeed", "pipeline") for fault in ("skip", "host"))
+#: Those of Megatron's own training.
+_MEGATRON_FAULTS = ("megatron:skip", "megatron:host")
 #: What is killed while its kernels run takes down what else runs by the same multi-process service.
 _TIME_SLICES = ("env", "-u", "CUDA_MPS_PIPE_DIRECTORY")
 #: Megatron's tensor parallelism refuses to run without it.
@@ -183,7 +185,9 @@ def _stopped_runs(series: Series, folder: Path) -> Iterator[Run]:
         *(() if series.is_tiny else ("--cuda",)),
     )
     shared = series.share_words(folder / "turn")
-    for fault in FAULTS:
+    if series.megatron:
+        matrix += ("--megatron", str(series.megatron))
+    for fault in FAULTS + (_MEGATRON_FAULTS if series.megatron else ()):
         name = "postmortem_" + fault.replace(":", "_")
         command = (*matrix, *shared, "--only", fault, "--json", str(folder / name / "results.json"))
         command += ("--keep", str(folder / name / "runs"))
@@ -191,13 +195,24 @@ def _stopped_runs(series: Series, folder: Path) -> Iterator[Run]:
 
 
 def _pair_runs(series: Series, folder: Path) -> Iterator[Run]:
-    """Trainings with and without communication, for ``communication-free``."""
+    """Trainings with and without communication, and with a device or a host that is slow."""
     size = () if series.is_tiny else _SHARED_MODEL
-    for parallel in ("ddp", "fsdp2", "none"):
-        name = f"torch_{parallel}"
-        script = (str(WORKLOADS / "gpt_torch.py"), "--parallel", parallel, "--steps=24", *size)
-        words = (*_profile(folder / name / "run"), *_start_ranks(series), *script)
-        yield Run(name, words, goes_on=False)
+    half = tuple(share // (2 if rank == SLOW_RANK else 1) for rank, share in enumerate(series.shares))
+    slow_host = (str(ROOT / "benchmarks" / "slow_host.py"), *SLOW_HOST)
+    for name, parallel in (
+        ("torch_ddp", "ddp"),
+        ("torch_fsdp2", "fsdp2"),
+        ("torch_none", "none"),
+        ("torch_ddp_slow_device", "ddp"),
+        ("torch_ddp_slow_host", "ddp"),
+    ):
+        takes_turns = bool(series.shares) and parallel != "none"  # ranks wait for their turn in a process group
+        own = replace(series, shares=half) if name.endswith("slow_device") else series
+        launcher = _start_ranks(own, folder if takes_turns else None)
+        delay = slow_host if name.endswith("slow_host") else ()
+        script = (*delay, str(WORKLOADS / "gpt_torch.py"), "--parallel", parallel, "--steps=24", *size)
+        words = (*_profile(folder / name / "run"), *launcher, *script)
+        yield Run(name, words, goes_on=False, takes_turns=takes_turns)
 
 
 def _scaling_run(series: Series, folder: Path) -> Run:

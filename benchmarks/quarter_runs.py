@@ -13,6 +13,7 @@ from typing import Any
 
 from tabulate import tabulate
 
+from benchmarks.pipeline_runs import SLOW_HOST, SLOW_RANK
 from benchmarks.sweep_pairs import predict
 from perfscope.bench.measurement import Measurement, read_measurements
 from perfscope.bench.rows import sum_up
@@ -29,10 +30,20 @@ _TITLES = {
     "torch_ddp": "DistributedDataParallel",
     "torch_fsdp2": "FSDP 2",
     "torch_none": "no communication",
+    "torch_ddp_slow_device": "DistributedDataParallel, a slow device",
+    "torch_ddp_slow_host": "DistributedDataParallel, a slow host",
 }
 _ANALYZERS = frozenset({"steps", "breakdown", "energy", "saves"})
 _PARTS = ("compute", "exposed_communication", "exposed_copy", "idle")
-_ALONE, _COMMUNICATING = "torch_none", ("torch_ddp", "torch_fsdp2")
+#: Of each training with traces the change, and the training in which it is made.
+_PAIRS = (
+    ("torch_ddp", "communication-free", "torch_none"),
+    ("torch_fsdp2", "communication-free", "torch_none"),
+    ("torch_ddp_slow_device", f"median-device={SLOW_RANK}", "torch_ddp"),
+    ("torch_ddp_slow_device", "no-stragglers", "torch_ddp"),
+    ("torch_ddp_slow_host", f"median-host={SLOW_HOST[0]}", "torch_ddp"),
+    ("torch_ddp_slow_host", "no-stragglers", "torch_ddp"),
+)
 _MEDIAN = re.compile(r"median step ([\d.]+) ms")
 _KEPT = ("repetition", "step_ns", "samples", "nodes")
 _LARGEST_SIZES = 3
@@ -69,21 +80,19 @@ def _read_run(out: Path, name: str) -> dict[str, Any] | None:
     }
 
 
-def collect_exchanges(out: Path, runs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """``communication-free`` from the traces of a training that communicates, and what one without took."""
-    for name in _COMMUNICATING:
-        if name not in runs or _ALONE not in runs or not any((out / name / "run" / "traces").glob("*.json*")):
+def collect_pairs(out: Path, runs: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """What is predicted from the traces of a training, and what the one took in which the change is made."""
+    for name, scenario, made in _PAIRS:
+        if name not in runs or made not in runs or not any((out / name / "run" / "traces").glob("*.json*")):
             continue
-        found = predict(out / name / "run", "communication-free", runs[name]["step_ms"])
-        if not found.outlooks:
+        judged = {"traced": name, "scenario": scenario, "made": made, "took_ms": runs[made]["step_ms"]}
+        found = predict(out / name / "run", scenario, runs[name]["step_ms"])
+        if found.refused:
+            yield judged | {"reason": found.refused[0][1]}
             continue
         (outlook,) = found.outlooks
-        predicted_ms, took_ms = outlook.step_ns / NS_PER_MS, runs[_ALONE]["step_ms"]
-        yield {
-            "traced": name,
-            "scenario": "communication-free",
-            "made": _ALONE,
-            "took_ms": took_ms,
+        predicted_ms, took_ms = outlook.step_ns / NS_PER_MS, runs[made]["step_ms"]
+        yield judged | {
             "predicted_ms": predicted_ms,
             "uncertain_ms": outlook.uncertain_ns / NS_PER_MS,
             "error": predicted_ms / took_ms - 1,

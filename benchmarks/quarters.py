@@ -16,7 +16,7 @@ from typing import Any
 from tabulate import tabulate
 
 from benchmarks.bubble_sweep import add_slope
-from benchmarks.quarter_runs import bench_sections, collect_bench, collect_exchanges, collect_runs, run_sections
+from benchmarks.quarter_runs import bench_sections, collect_bench, collect_pairs, collect_runs, run_sections
 from benchmarks.sweep_pairs import document as document_pairs
 from benchmarks.sweep_pairs import judge
 
@@ -54,7 +54,7 @@ def collect(out: Path, figures: dict[str, Any]) -> dict[str, Any]:
         _add_pairs(figures, json.loads(path.read_text()))
     others = collect_runs(out)
     figures.setdefault("runs", {}).update(_rounded(others))
-    _add_pairs(figures, collect_exchanges(out, others))
+    _add_pairs(figures, collect_pairs(out, others))
     figures["bench"] = [*figures.get("bench", ()), *_next_rounds(figures.get("bench", ()), collect_bench(out))]
     stopped = {(result["framework"], result["fault"]): result for result in figures.setdefault("stopped", [])}
     for path in sorted(out.glob("postmortem_*/results.json")):

@@ -174,10 +174,13 @@ def test_only_the_slow_host_waits_before_its_stage(tmp_path: Path) -> None:
 def test_a_series_on_shared_gpus_shares_in_every_run(tmp_path: Path) -> None:
     series = Series(4, is_tiny=False, megatron=tmp_path, shares=QUARTERS, at_once=3)
     runs = {run.name: run for run in runs_of(series, tmp_path)}
+    slow = runs.pop("torch_ddp_slow_device")
+    assert "25,25,12,25" in slow.command
     assert all("25,25,25,25" in " ".join(run.command) for run in runs.values())
-    assert {"torch_ddp", "torch_none"} <= set(runs)
-    assert not any(runs[name].takes_turns for name in ("torch_ddp", "torch_none", "scaling"))
+    assert {"torch_ddp", "torch_none", "postmortem_megatron_skip", "postmortem_deepspeed_skip"} <= set(runs)
+    assert not any(runs[name].takes_turns for name in ("torch_none", "scaling"))
     assert all("--turn" in run.command for run in runs.values() if run.takes_turns)
+    assert str(ROOT / "benchmarks" / "slow_host.py") in runs["torch_ddp_slow_host"].command
     launcher = runs["scaling"].command[runs["scaling"].command.index("--launcher") + 1]
     assert launcher.endswith("--share 25,25,25,25 {nproc}")
     assert runs["megatron_tp2_pp"].command[:2] == ("env", "CUDA_DEVICE_MAX_CONNECTIONS=1")

@@ -118,8 +118,12 @@ def test_one_of_two_calls_that_take_turns_is_missing(left_out: int, tmp_path: Pa
 
 @pytest.mark.parametrize("is_exchanged", [False, True])
 def test_lines_of_code_tell_apart_calls_that_look_alike(is_exchanged: bool, tmp_path: Path) -> None:
-    """A norm, whether all could update, and a maximum: without the norm, the rest looks like the first two exchanged."""
-    step = [{"size": 1, "line": 40}, {"size": 1, "line": 41, "dtype": "Int"}, {"size": 1, "line": 42}]
+    """A norm, whether all could update, a maximum: without the norm, the rest looks like the first two exchanged."""
+    step: list[dict[str, Any]] = [
+        {"size": 1, "line": 40},
+        {"size": 1, "line": 41, "dtype": "Int"},
+        {"size": 1, "line": 42},
+    ]
     faulty = [step[1], step[0]] if is_exchanged else step[1:]
     diagnosis = diagnose_dumps(tmp_path, {0: number(step * STEPS), 1: number([*step * (STEPS - 1), *faulty])})
     reason = Reason.ORDER if is_exchanged else Reason.SKIPPED
