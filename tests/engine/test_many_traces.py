@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import time
 from collections.abc import Sequence
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +126,31 @@ def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered
         f"{paths[5]} could not be measured: its worker was killed, perhaps because memory ran out",
     )
     assert sorted(answers) == paths
+
+
+def dies_while_sending(marks: Path, files: TraceFiles) -> MeasuredTrace:
+    """Measure a trace, but be killed the first time when a part of the answer is sent."""
+
+    def send_a_part(connection: Any, content: bytes) -> None:
+        os.write(connection.fileno(), bytes(content[:1000]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    mark = marks / str(os.getppid())
+    if Path(files.path).name == "rank004.json.gz" and not mark.exists():
+        mark.touch()
+        setattr(Connection, "_send", send_a_part)  # noqa: B010
+    return measure(files, TASK)
+
+
+def test_a_worker_that_is_killed_while_it_sends_costs_no_trace(tmp_path: Path) -> None:
+    paths = job(tmp_path, 9)
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    answers = list(measure_in_processes(partial(dies_while_sending, marks), groups(paths, 3), {}, 2))
+    assert sorted(answer.path for answer in answers) == paths
+    assert all(answer.summary is not None for answer in answers)
+    assert len(list(marks.iterdir())) == 1
+    assert not multiprocessing.active_children()
 
 
 def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
