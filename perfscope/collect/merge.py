@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import filecmp
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,14 +105,10 @@ def _plan_ranks(staged: Path, ranks: Path, plan: MergePlan) -> dict[str, _Target
         new = [process for process in arriving if process.identity not in by_identity]
         ordered = sorted([*existing, *new], key=lambda process: (process.first_ns, process.folder.name))
         folders = {process.identity: ranks / wire.rank_folder(rank, attempt) for attempt, process in enumerate(ordered)}
-        renamed = [process.folder for process in existing if process.folder != folders[process.identity]]
-        # Two steps, because the new name of one folder can be the old name of another.
-        plan.renames += [(folder, _temporary_name(folder)) for folder in renamed]
-        plan.renames += [
-            (_temporary_name(process.folder), folders[process.identity])
-            for process in existing
-            if process.folder in renamed
-        ]
+        target_of = {process.folder: folders[process.identity] for process in existing}
+        renamed = [folder for folder, target in target_of.items() if folder != target]
+        numbers = (ranks / wire.rank_folder(rank, attempt) for attempt in itertools.count(len(ordered)))
+        plan.renames += _order(target_of, numbers)
         for process in arriving:
             path = folders[process.identity]
             counterpart = by_identity.get(process.identity)
@@ -124,8 +120,27 @@ def _plan_ranks(staged: Path, ranks: Path, plan: MergePlan) -> dict[str, _Target
     return targets
 
 
-def _temporary_name(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.moving")
+def _order(target_of: Mapping[Path, Path], others: Iterator[Path]) -> Iterator[tuple[Path, Path]]:
+    """Renames one after the other, each to a name that is free by then.
+
+    Whoever reads the run, or goes on with a merge that was interrupted, finds every folder under a name of its rank.
+
+    Args:
+        target_of: What each folder is to be called.
+        others: Further names, for folders that exchange theirs.
+    """
+    taken = set(target_of)
+    waiting = {folder: target for folder, target in target_of.items() if folder != target}
+    while waiting:
+        folder = next((folder for folder, target in waiting.items() if target not in taken), None)
+        if folder is None:
+            folder, target = waiting.popitem()
+            name = next(name for name in others if name not in taken)
+            waiting[name] = target
+        else:
+            name = waiting.pop(folder)
+        taken = (taken - {folder}) | {name}
+        yield folder, name
 
 
 def _read_processes(ranks: Path) -> dict[int, list[RankProcess]]:
