@@ -13,6 +13,7 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from glob import escape
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from msgspec.structs import replace
 
 from perfscope.constants import GIB
 from perfscope.engine.measuring import measure_trace, read_files
-from perfscope.engine.partials import store
+from perfscope.engine.partials import paths_of, store
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
 from perfscope.engine.tasks import MeasuredTrace, Task, read_events
 from perfscope.engine.windows import TraceFiles, plan_windows
@@ -52,9 +53,12 @@ def serve(words: Sequence[str]) -> None:
     queue, lock = Path(words[0]), int(words[1])
     while True:
         for entry in _entries(queue):
-            queued_s = entry.stat().st_mtime
-            traces = entry.read_bytes().decode(errors="surrogateescape").split("\0")
-            entry.unlink()  # first: what ends this process is not met again
+            try:
+                queued_s = entry.stat().st_mtime
+                traces = entry.read_bytes().decode(errors="surrogateescape").split("\0")
+                entry.unlink()  # first: what ends this process is not met again
+            except FileNotFoundError:  # it lay there so long that who queued another one took it out
+                continue
             main(traces, queued_s + LONGEST_S - time.time())
         fcntl.flock(lock, fcntl.LOCK_UN)
         if not _entries(queue):
@@ -107,6 +111,7 @@ def measure_process(trace: str, compressed: frozenset[str], until: float = float
 def store_beside(files: TraceFiles, task: Task) -> bool:
     """Measure one trace, and write its partials beside it; False where there is nothing to write."""
     try:
+        before = [Path(path).stat() for path in paths_of(files)]
         trace = read_files(files, task)
         measured = measure_trace(files.path, trace, task)
         content = store(
@@ -117,18 +122,35 @@ def store_beside(files: TraceFiles, task: Task) -> bool:
             alike_without_grids=_find_alike(trace, measured, task),
             hooks=read_metadata(files.path) or TraceMetadata(),
         )
+        if not all(map(_is_unchanged, paths_of(files), before)):
+            return False  # it says what it measured of one trace, and has the hash of another
         _replace(partials_path(files.path), content)
     except (MemoryError, NoMatch, OSError, SourceError, Unstorable):
         return False
     return True
 
 
+def _is_unchanged(path: str, before: os.stat_result) -> bool:
+    """Whether a file is the one that it was, and nobody wrote into it.
+
+    Raises:
+        OSError: It is gone.
+    """
+    now = Path(path).stat()
+    return (now.st_ino, now.st_size, now.st_mtime_ns) == (before.st_ino, before.st_size, before.st_mtime_ns)
+
+
 def _replace(path: str, content: bytes) -> None:
     """Write a file so that nobody reads a part; after a crash of the host it may be cut, which who reads it notices.
+
+    What a process began that was killed is removed: only one measures on a host.
 
     Raises:
         OSError: It cannot be written.
     """
+    target = Path(path)
+    for begun in target.parent.glob(f"{escape(target.name)}.*.tmp"):
+        begun.unlink(missing_ok=True)
     unfinished = Path(f"{path}.{os.getpid()}.tmp")
     try:
         unfinished.write_bytes(content)

@@ -209,6 +209,18 @@ def test_what_waited_too_long_in_the_queue_is_not_measured(trace: Path, started:
     assert not entry.exists()
 
 
+def test_an_entry_that_somebody_takes_out_of_the_queue_ends_nothing(
+    trace: Path, started: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compressed(trace)
+    compress.start_measuring([str(trace)])
+    ((*_, queue, lock),) = started
+    listed = iter([[Path(queue) / "0.0.traces", *Path(queue).glob("*.traces")]])
+    monkeypatch.setattr(partials_at_capture, "_entries", lambda _: next(listed, []))
+    partials_at_capture.serve([queue, lock])
+    assert partials_of(trace).exists()
+
+
 @pytest.mark.parametrize("kind", ["open to others", "a link", "a file"])
 def test_a_queue_that_others_could_write_is_not_used(
     trace: Path, started: list[list[str]], tmp_path: Path, kind: str

@@ -1,0 +1,103 @@
+"""Whatever kills the compressor, or what measures behind it: the run has its answer, and the next try completes it."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from perfscope.engine import measuring, partials_at_capture
+from perfscope.engine.analysis_report import to_report
+from perfscope.engine.partials_at_capture import store_beside, task_at_capture
+from perfscope.engine.run import analyze
+from perfscope.engine.tasks import Task
+from perfscope.engine.windows import TraceFiles
+from perfscope.hooks.profiler import compress
+from perfscope.renderers import Format, render
+from perfscope.tables.trace import Trace
+from perfscope.wire.traces import partials_path
+from tests.conftest import ROOT
+from tests.dying import kill_at_each_step, kill_at_size
+
+SOURCE = ROOT / "fixtures" / "nodes" / "node1"
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A queue and a lock of its own; what is to measure in a process of its own does so in the compressor's."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(compress, "_TEMPORARY", str(tmp_path / "tmp"))
+    monkeypatch.setattr(partials_at_capture, "_TEMPORARY", str(tmp_path / "tmp"))
+    monkeypatch.setattr(partials_at_capture, "limit_resources", lambda: None)
+    monkeypatch.setenv("PERFSCOPE_MODULES", "/nowhere")
+    monkeypatch.setattr(os, "posix_spawn", lambda _, words, *__, **___: partials_at_capture.serve(words[-2:]))
+
+
+def new_run(tmp_path: Path) -> Path:
+    """A run whose window has just ended; returns its trace."""
+    shutil.rmtree(tmp_path / "run", ignore_errors=True)
+    shutil.copytree(SOURCE, tmp_path / "run")
+    for queue in (tmp_path / "tmp").glob("perfscope-queue-*"):
+        shutil.rmtree(queue)
+    (packed,) = (tmp_path / "run" / "traces").glob("*.gz")
+    trace = packed.with_suffix("")
+    trace.write_bytes(gzip.decompress(packed.read_bytes()))
+    packed.unlink()
+    return trace
+
+
+def answer(run: Path) -> tuple[list[str], tuple[str, ...]]:
+    """What is said of a run, whether its trace is compressed or not."""
+    analysis = analyze([run])
+    return [render(to_report(analysis), to).replace(".json.gz", ".json") for to in Format], analysis.notes
+
+
+def test_a_run_gives_its_answer_after_each_kill_and_is_completed_by_the_next_try(tmp_path: Path) -> None:
+    trace = new_run(tmp_path)
+    text, expected = trace.read_bytes(), answer(tmp_path / "run")
+
+    def work() -> None:
+        compress.compress(str(trace))
+        compress.start_measuring([str(trace)])
+
+    def complete() -> None:
+        assert answer(tmp_path / "run") == expected
+        work()
+        assert answer(tmp_path / "run") == expected
+        packed, partials = sorted(trace.parent.iterdir())
+        assert (packed.name, str(partials)) == (f"{trace.name}.gz", partials_path(str(trace)))
+        assert gzip.decompress(packed.read_bytes()) == text
+        new_run(tmp_path)
+
+    kills = 0
+    for _ in kill_at_each_step(work):
+        complete()
+        kills += 1
+    assert kills > 10
+    new_run(tmp_path)
+    while kill_at_size(work, 300 * kills):
+        complete()
+        kills += 1
+    assert kills > 20
+
+
+def test_a_trace_that_is_replaced_while_it_is_measured_has_no_partials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trace = Path(shutil.copytree(SOURCE, tmp_path / "run")) / "traces"
+    (path,) = trace.glob("*.gz")
+    read = measuring.read_files
+
+    def read_and_replace(files: TraceFiles, task: Task) -> Trace:
+        whole = read(files, task)
+        other = path.with_name("other.tmp")
+        other.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'"dur": 1', b'"dur": 2')))
+        other.replace(path)
+        return whole
+
+    monkeypatch.setattr(partials_at_capture, "read_files", read_and_replace)
+    assert not store_beside(TraceFiles(str(path)), task_at_capture(tmp_path / "run"))
+    assert not list(trace.glob("*.partials*"))
