@@ -148,6 +148,14 @@ class _Store:
             del self._held[number]
 
 
+def hold_text(pieces: Iterable[str]) -> Iterator[str]:
+    """Pieces of text that have all been made when this returns, and are read again one by one."""
+    store = _Store()
+    for piece in pieces:
+        store.add(piece.encode("utf-8", "surrogatepass"))  # a name of a file may have what is no text
+    return (store.read(number).decode("utf-8", "surrogatepass") for number in range(len(store)))
+
+
 def pack(rows: Iterable[_T], weigh: Callable[[_T], int] | None = None) -> Sequence[_T]:
     """Rows that can be looked at as often as wanted; packed where they are more than 512.
 

@@ -38,8 +38,17 @@ def render(report: Report) -> str:
     Raises:
         ValueError: A number is NaN or infinite, which is a defect of the analyzer that made it.
     """
-    document = {**report.data, "warnings": list(report.warnings)}
-    return "".join([*_pieces(document, 0), "\n"])
+    return "".join(pieces(report))
+
+
+def pieces(report: Report) -> Iterator[str]:
+    """The same text piece by piece, in the memory of one entry of a rank, however many ranks there are.
+
+    Raises:
+        ValueError: A number is NaN or infinite: a part of the text is out then.
+    """
+    yield from _pieces({**report.data, "warnings": list(report.warnings)}, 0)
+    yield "\n"
 
 
 def _pieces(value: object, depth: int) -> Iterator[str]:
@@ -109,13 +118,13 @@ def _indented(value: object) -> str:
 def _with_exponents(text: str, begins: Sequence[str]) -> str:
     """The same JSON with exponents as the standard library writes them; a line that ends with a digit ends a number."""
     lines = f"{text}\n"
-    pieces: list[str] = []
+    parts: list[str] = []
     begin = 0
     for end in sorted(end for each in begins for end in _ends(lines, each)):
         number = lines.rfind(" ", begin, end) + 1
-        pieces += lines[begin:number], repr(float(lines[number:end]))
+        parts += lines[begin:number], repr(float(lines[number:end]))
         begin = end
-    return "".join([*pieces, text[begin:]])
+    return "".join([*parts, text[begin:]])
 
 
 def _ends(lines: str, begin: str) -> Iterator[int]:
