@@ -10,9 +10,15 @@ _FEW = 10
 
 
 class EpochCounter:
-    """Turns the number of a step in its epoch into its number over all epochs."""
+    """Turns the number of a step in its epoch into its number over all epochs.
 
-    def __init__(self) -> None:
+    Args:
+        first_epoch: The number of the first epoch, where a log that begins with a later one had others of the same
+            length before it; None where that is not known.
+    """
+
+    def __init__(self, first_epoch: int | None = None) -> None:
+        self._first_epoch = first_epoch
         self._epochs: dict[int, tuple[int, int]] = {}
 
     def add(self, epoch: int, step: int, length: int = 0) -> int:
@@ -26,6 +32,8 @@ class EpochCounter:
         first, largest = self._epochs.get(epoch, (None, 0))
         if first is None:
             first = sum(self._epochs.get(epoch - 1, (0, 0)))
+            if not self._epochs and self._first_epoch is not None:
+                first = max(epoch - self._first_epoch, 0) * length
         self._epochs[epoch] = (first, max(largest, step, length))
         return first + step
 

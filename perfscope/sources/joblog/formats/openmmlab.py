@@ -4,9 +4,9 @@ r"""OpenMMLab: MMEngine, and MMCV before it.
     2021-08-17 17:00:36,627 - mmcls - INFO - Epoch [1][200/5005]\tlr: 1.0e-01, eta: 19 days, 4:23:45, time: 0.196, ...
 
 The time runs from the end of an iteration to the end of the next and so contains the loading of data. MMCV prints the
-mean since the last line, MMEngine that of the last 10 iterations: where it prints a line more often, the first 10 of
-these contain the first iteration and have no time here. Epochs begin with a new clock; in ``Iter`` mode MMCV's clock
-runs on through evaluations and saves.
+mean since the last line, MMEngine that of the last 10 iterations, or as many as its configuration says: where it prints
+a line more often, the first 10 of these contain the first iteration and have no time here. Epochs begin with a new
+clock; in ``Iter`` mode the clock runs on through evaluations and saves.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
 from perfscope.sources.joblog.line_forms import INTEGER
@@ -27,15 +28,54 @@ from perfscope.tables.joblog import Disturbance
 
 SOURCE = "OpenMMLab's time of an iteration"
 
-_WINDOW = 10
 _CELL = re.compile(rb"(?<![\w_])(time|memory|loss): ([\d.eE+naif-]{1,20})")
 
 
 @dataclass(slots=True)
-class _State(FormatState):
-    """Iterations over all epochs."""
+class EngineClock:
+    """What MMEngine's times contain: each is the mean of the last iterations.
 
-    epochs: EpochCounter = field(default_factory=EpochCounter)
+    Attributes:
+        window: How many iterations.
+        last: The last iteration.
+        paused: The last iteration before an evaluation or a save through which the clock runs on, and which it was.
+    """
+
+    window: int = 10
+    last: int = 0
+    paused: tuple[int, Disturbance] | None = None
+
+    def pause(self, kind: Disturbance, iteration: int | None = None) -> None:
+        """Training is interrupted after an iteration, the last one without a number."""
+        self.paused = (self.last if iteration is None else iteration, kind)
+
+    def add(self, log: JobLogBuilder, source: str, record: Record, label: bytes | None, *, by_epoch: bool) -> bool:
+        """Add a record, and return whether it is a new one; epochs begin with a new clock."""
+        assert record.iteration is not None
+        series = log.series_of(source)
+        series.expects_gaps = True  # lines are counted from the beginning of each epoch
+        series.stated_interval = self.window
+        series.untimed_after_start = self.window
+        series.clock_runs_on = not by_epoch
+        if record.iteration == 1:
+            record.wall_ns = None
+        if self.paused is not None and not by_epoch:
+            iteration, kind = self.paused
+            if iteration < record.iteration <= iteration + self.window:
+                series.on_disturbance(kind)
+            else:
+                self.paused = None
+        self.last = record.iteration
+        return series.add(record, label)
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """Iterations over all epochs, and MMEngine's clock where it prints the log."""
+
+    epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1))
+    clock: EngineClock = field(default_factory=EngineClock)
+    is_engine: bool = False
 
 
 def _on_iteration(state: _State, line: LineMatch) -> None:
@@ -49,16 +89,15 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     log = state.log
     record = Record(step, round(seconds * NS_PER_S), loss=parse_number(cells.get(b"loss", b"")))
     record.wall_resolution_ns = round(parse_resolution(cells[b"time"]) * NS_PER_S)
-    series = log.series_of(SOURCE)
-    series.expects_gaps = True  # lines are counted from the beginning of each epoch
     if line["engine"]:
-        series.stated_interval = _WINDOW
-        series.untimed_after_start = _WINDOW
-        if step == 1:
-            record.wall_ns = None
+        state.is_engine = True
+        is_new = state.clock.add(log, SOURCE, record, line.label, by_epoch=bool(line["epoch"]))
     else:
+        series = log.series_of(SOURCE)
+        series.expects_gaps = True  # lines are counted from the beginning of each epoch
         series.clock_runs_on = not line["epoch"]
-    if not series.add(record, line.label):
+        is_new = series.add(record, line.label)
+    if not is_new:
         return
     if not line["epoch"]:
         log.set_fact("train_iterations", total, "records")
@@ -66,19 +105,30 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     log.add_memory(allocated=None if memory is None else memory * MIB)
 
 
-def _on_evaluation(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
+def _on_evaluation(state: _State, _line: LineMatch) -> None:
+    _pause(state, Disturbance.EVALUATION)
 
 
-def _on_save(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.SAVE)
+def _on_save(state: _State, line: LineMatch) -> None:
+    _pause(state, Disturbance.SAVE, int(line[1]) if line[2] == b"iterations" else None)
+
+
+def _pause(state: _State, kind: Disturbance, iteration: int | None = None) -> None:
+    if state.is_engine:
+        state.clock.pause(kind, iteration)
+    else:
+        state.log.on_disturbance(kind)
+
+
+def _on_window(state: _State, line: LineMatch) -> None:
+    state.clock.window = max(int(line[1]), 1)
 
 
 _HEAD = rb"(?P<step>\d{1,9}) ?/ ?(?P<total>\d{1,9})\](?P<cells>[^\n]{0,160}? time: [^\n]{0,1500})"
 
 _RULE = Rule(
     b"data_time: ",
-    re.compile(rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? ?(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}" + _HEAD),
+    re.compile(rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? {0,9}(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}" + _HEAD),
     _on_iteration,
     begin=(b" - INFO - ",),
 )
@@ -106,7 +156,20 @@ FORMAT = Format(
     rules=(
         _RULE,
         Rule(b"(val) [", re.compile(rb" - INFO - (?:Epoch|Iter)\(val\) "), _on_evaluation, identifies=False),
-        Rule(b" - INFO - Saving checkpoint at ", re.compile(rb" Saving checkpoint at \d"), _on_save, identifies=False),
+        Rule(
+            b" - INFO - Saving checkpoint at ",
+            re.compile(rb" Saving checkpoint at (\d{1,9}) (iterations|epochs)"),
+            _on_save,
+            identifies=False,
+        ),
+        Rule(
+            b"log_processor = dict(",
+            re.compile(rb"log_processor = dict\([^()]{0,300}?\bwindow_size=(\d{1,6})\b"),
+            _on_window,
+            reach=400,
+            begin=(b"log_processor = dict(",),
+            identifies=False,
+        ),
     ),
     sources=(StepTimeSource(SOURCE),),
     bulk=read_lines(
