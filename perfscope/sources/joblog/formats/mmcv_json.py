@@ -1,0 +1,103 @@
+"""MMCV's ``YYYYMMDD_HHMMSS.log.json``: a line of set-up, then one for each printed training iteration or evaluation.
+
+    {"mode": "train", "epoch": 1, "iter": 50, "lr": 0.01, "memory": 3100, "data_time": 0.02, "loss": 1.5, "time": 0.44}
+    {"mode": "val", "epoch": 1, "iter": 625, "lr": 0.01, "bbox_mAP": 0.29}
+
+``time`` is the mean since the line before, with five decimals. ``iter`` counts from the beginning of each epoch where
+MMCV trains by epochs, else from the beginning of the training; the file does not say which, but in the first case
+alone it falls when an epoch begins. It does not say either how long an epoch is: these records have no number over
+all epochs. Where MMCV trains by iterations, the clock runs on through evaluations and saves; of saves the file says
+nothing. Objects with a comma behind them are of an array and are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
+
+BY_ITERATION = "log.json's time of an iteration"
+BY_EPOCH = "log.json's time of an iteration of an epoch"
+
+_KEY = re.compile(rb'"([\w.]{1,60})": (-?[\d.]{1,30}(?:[eE][+-]?\d{1,4})?|NaN|-?Infinity)(?=, "|$)')
+_RESOLUTION_NS = NS_PER_S // 100_000
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """The last training iteration, whether its numbers begin anew in every epoch, and an evaluation since; an array."""
+
+    epoch: int = 1
+    iteration: int = 0
+    is_by_epoch: bool = False
+    has_evaluated: bool = False
+    is_array: bool = False
+
+
+def _on_line(state: _State, line: LineMatch) -> None:
+    state.is_array |= bool(line["comma"])
+    if state.is_array:
+        return
+    if line["mode"] == b"val":
+        state.has_evaluated = True
+        return
+    cells, log = dict(_KEY.findall(line["cells"])), state.log
+    if not {b"time", b"data_time"} <= cells.keys():
+        return
+    seconds = parse_number(cells[b"time"])
+    if seconds is None or seconds <= 0:
+        log.unreadable += 1
+        return
+    epoch, iteration = int(line["epoch"]), int(line["iter"])
+    numbered, unnumbered = log.series_of(BY_ITERATION), log.series_of(BY_EPOCH)
+    numbered.clock_runs_on = True
+    goes_back = iteration <= state.iteration
+    if epoch > state.epoch and (goes_back or not state.iteration):
+        state.is_by_epoch = True
+    if goes_back:
+        numbered.on_restart()
+        if epoch <= state.epoch:
+            unnumbered.on_restart()
+    elif state.has_evaluated:
+        numbered.on_disturbance(Disturbance.EVALUATION)
+    state.epoch, state.iteration, state.has_evaluated = epoch, iteration, False
+    loss, wall_ns = parse_number(cells.get(b"loss", b"")), round(seconds * NS_PER_S)
+    unnumbered.add(Record(None, wall_ns, loss=loss, wall_resolution_ns=_RESOLUTION_NS), line.label)
+    numbered.add(Record(iteration, wall_ns, loss=loss, wall_resolution_ns=_RESOLUTION_NS), line.label)
+    memory = parse_number(cells.get(b"memory", b""))
+    log.add_memory(allocated=None if memory is None else memory * MIB)
+
+
+def _close(state: _State) -> None:
+    """Keep the records with the numbers that are right."""
+    series = state.log.series
+    if BY_ITERATION in series:
+        del series[BY_ITERATION if state.is_by_epoch else BY_EPOCH]
+        if state.is_by_epoch:
+            state.log.set_fact("unnumbered_runs", 1, "records")
+
+
+FORMAT = Format(
+    framework="openmmlab",
+    state=_State,
+    rules=(
+        Rule(
+            b'{"mode": "',
+            re.compile(
+                rb'\{"mode": "(?P<mode>train|val)", "epoch": (?P<epoch>\d{1,9}), "iter": (?P<iter>\d{1,12}), '
+                rb"(?P<cells>(?:[^\n{}]++|\{[^\n{}]*+\})++)\}(?P<comma>,?)[ \t]*\Z"
+            ),
+            _on_line,
+            begin=(b'{"mode": "',),
+            identifies=False,
+        ),
+    ),
+    sources=(StepTimeSource(BY_ITERATION), StepTimeSource(BY_EPOCH)),
+    close=_close,
+)

@@ -1,0 +1,89 @@
+"""MMEngine's ``vis_data/scalars.json`` and the dated JSON file beside it, which has the same lines.
+
+    {"lr": 0.01, "data_time": 0.0009, "loss": 0.8785, "time": 0.0242, "epoch": 1, "iter": 10, "memory": 912, "step": 10}
+    {"acc": 0.5, "data_time": 0.0002, "time": 0.0003, "step": 1}
+
+The same figures as in the text log with all their digits, and ``step`` over all epochs; the text log alone says how
+many iterations a time is the mean of, ten here. The second line is of an evaluation: it has no learning rate, its
+time is that of an evaluated batch, and its step may be that of the epoch. Where a line has no ``epoch``, MMEngine
+trains by iterations, and its clock runs on through evaluations and saves; of saves the file says nothing. Objects
+with a comma behind them are of an array and are not read.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from perfscope.constants import MIB, NS_PER_S
+from perfscope.sources.joblog.formats.openmmlab import EngineClock
+from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.joblog import Disturbance
+
+SOURCE = "scalars.json's time of an iteration"
+
+_KEY = re.compile(
+    rb'"(?:train/)?([\w.]{1,60})": (-?[\d.]{1,30}(?:[eE][+-]?\d{1,4})?|NaN|-?Infinity|null)(?=, "|$)',
+)
+_TIMES = {b"data_time", b"time", b"step"}
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """What the times contain, the last step, and whether this is an array."""
+
+    clock: EngineClock = field(default_factory=EngineClock)
+    last: int = 0
+    is_array: bool = False
+
+
+def _on_object(state: _State, line: LineMatch) -> None:
+    state.is_array |= bool(line["comma"])
+    if state.is_array:
+        return
+    names = dict(_KEY.findall(line["cells"]))
+    if not names.keys() >= _TIMES:
+        return
+    if not names.keys() & {b"lr", b"base_lr"}:
+        if state.last:
+            state.clock.pause(Disturbance.EVALUATION)
+        return
+    step, stated = names[b"step"], names.get(b"iter", names[b"step"])
+    if not step.isdigit() or stated != step:
+        return
+    log, seconds = state.log, parse_number(names[b"time"])
+    if seconds is None or seconds <= 0:
+        log.unreadable += 1
+        return
+    if int(step) <= state.last:
+        log.on_restart()
+    state.last = int(step)
+    record = Record(int(step), round(seconds * NS_PER_S), loss=parse_number(names.get(b"loss", b"")))
+    if state.clock.add(log, SOURCE, record, line.label, by_epoch=b"epoch" in names):
+        memory = parse_number(names.get(b"memory", b""))
+        log.add_memory(allocated=None if memory is None else memory * MIB)
+
+
+def _close(state: _State) -> None:
+    if SOURCE in state.log.series:
+        state.log.series[SOURCE].drop_times_after_starts()
+
+
+FORMAT = Format(
+    framework="openmmlab",
+    state=_State,
+    rules=(
+        Rule(
+            b'"step": ',
+            re.compile(rb'\{(?P<cells>"[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z'),
+            _on_object,
+            begin=(b'{"',),
+            identifies=False,
+        ),
+    ),
+    sources=(StepTimeSource(SOURCE),),
+    close=_close,
+)
