@@ -21,6 +21,8 @@ _SLOW = 3.0
 _COARSE = 0.1
 _SIZE_TOLERANCE = 0.03
 _LOWER_BOUND = "DeepSpeed's timers"
+_MEDIANS = "metrics.json's median"
+_DEFAULT_WINDOW = "scalars.json's time"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
 
@@ -182,8 +184,15 @@ def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
         yield "lower-bound: the timers cover forward, backward and step, not the time between them"
     spans = np.unique(rows.span)
     if len(spans) and spans[-1] > 1:
-        yield (
-            f"means: a record is the mean of {int(spans[-1])} iterations; median and p95 are of those means"
-            if len(rows) > 1
-            else f"means: the only figure is a mean over {int(spans[-1])} iterations, warm-up included"
-        )
+        yield _name_spans(log.time_source or "", int(spans[-1]), len(rows))
+
+
+def _name_spans(source: str, span: int, records: int) -> str:
+    """What the figures are of where a record is of several iterations."""
+    if records == 1:
+        figure = "median" if source.startswith(_MEDIANS) else "mean"
+        return f"means: the only figure is a {figure} over {span} iterations, warm-up included"
+    if source.startswith(_MEDIANS):
+        return f"medians: a record is the median of {span} iterations; all figures are of those medians"
+    unless = ", unless MMEngine's configuration sets another window" if source.startswith(_DEFAULT_WINDOW) else ""
+    return f"means: a record is the mean of {span} iterations{unless}; median and p95 are of those means"

@@ -136,3 +136,12 @@ def test_a_log_that_begins_with_a_later_epoch_counts_the_earlier_ones(tmp_path: 
         for step in (10, 20, 30)
     )
     assert read(tmp_path, text).data()["last_iteration"] == 120
+
+
+def test_what_a_record_is_of_is_named_as_its_framework_makes_it(tmp_path: Path) -> None:
+    flags = {name: [flag for flag in read(tmp_path, text).flags if "a record is" in flag] for name, text in ALL.items()}
+    assert flags["d2"] == ["medians: a record is the median of 20 iterations; all figures are of those medians"]
+    assert flags["mmengine"] == [
+        "means: a record is the mean of 10 iterations, unless MMEngine's configuration sets another window; "
+        "median and p95 are of those means"
+    ]
