@@ -25,13 +25,12 @@ from tests.dying import kill_at_each_step, kill_at_size
 SOURCE = ROOT / "fixtures" / "nodes" / "node1"
 
 
+pytestmark = pytest.mark.usefixtures("apart")
+
+
 @pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A queue and a lock of its own; what is to measure in a process of its own does so in the compressor's."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(compress, "_TEMPORARY", str(tmp_path / "tmp"))
-    monkeypatch.setattr(partials_at_capture, "_TEMPORARY", str(tmp_path / "tmp"))
-    monkeypatch.setattr(partials_at_capture, "limit_resources", lambda: None)
+def _in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is to measure in a process of its own does so in the compressor's."""
     monkeypatch.setenv("PERFSCOPE_MODULES", "/nowhere")
     monkeypatch.setattr(os, "posix_spawn", lambda _, words, *__, **___: partials_at_capture.serve(words[-2:]))
 

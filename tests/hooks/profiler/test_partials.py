@@ -27,6 +27,8 @@ SOURCE = ROOT / "fixtures" / "traces" / "gloo2"
 NAME = "vm_17.1795.pt.trace.json"
 PATIENCE_S = 60
 
+pytestmark = pytest.mark.usefixtures("apart")
+
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
@@ -35,15 +37,6 @@ def trace(tmp_path: Path) -> Path:
     path.parent.mkdir(parents=True)
     path.write_bytes(gzip.decompress((SOURCE / "rank0.pt.trace.json.gz").read_bytes()))
     return path
-
-
-@pytest.fixture(autouse=True)
-def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock and a queue of its own, and no limits for the process of the tests."""
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(compress, "_TEMPORARY", str(tmp_path / "tmp"))
-    monkeypatch.setattr(partials_at_capture, "_TEMPORARY", str(tmp_path / "tmp"))
-    monkeypatch.setattr(partials_at_capture, "limit_resources", lambda: None)
 
 
 def partials_of(trace: Path) -> Path:
