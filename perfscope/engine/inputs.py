@@ -14,7 +14,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
-from perfscope.sources.stores.reading import FILE, kind_of
+from perfscope.sources.stores.reading import FILE, FOLDER, kind_of
 from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_absent, find_traces
 from perfscope.units import format_count
 from perfscope.wire import LIGHT_FOLDER, TRACES_FOLDER
@@ -81,8 +81,10 @@ def split_into_runs(paths: Sequence[str | os.PathLike[str]]) -> list[tuple[str, 
 
 
 def _may_be_traces(location: str) -> bool:
-    """Whether a URL names a trace, or is a pattern: the store need not be asked whether it is a run."""
-    return is_url(location) and (location.endswith(TRACE_ENDINGS) or glob.has_magic(location))
+    """Whether a URL names a trace, or is a pattern and no folder of that name: then it is no run."""
+    if not is_url(location):
+        return False
+    return location.endswith(TRACE_ENDINGS) or (glob.has_magic(location) and kind_of(location) != FOLDER)
 
 
 def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_FILES) -> Inputs:

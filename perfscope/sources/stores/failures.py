@@ -6,6 +6,7 @@ import errno
 import sys
 
 from perfscope.patterns import compile_later
+from perfscope.sources.stores.secrets import without_secrets
 
 #: The errors of libraries that are none of Python's: the module, and the base of its errors.
 _FOREIGN = (
@@ -15,6 +16,7 @@ _FOREIGN = (
     ("google.auth.exceptions", "GoogleAuthError"),
     ("gcsfs.retry", "HttpError"),
     ("aiohttp.client_exceptions", "ClientError"),
+    ("paramiko.ssh_exception", "SSHException"),
 )
 _NO_CREDENTIALS = compile_later(r"(?i)credential|authentication")
 _BUCKET = compile_later(r"(?i)bucket")
@@ -37,7 +39,7 @@ def describe(error: Exception) -> str:
     if _NO_CREDENTIALS.search(type(error).__name__):
         return _NONE_GIVEN
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    reason = _QUERY.sub("", " ".join(str(text).split()))[:_MOST_CHARACTERS]
+    reason = without_secrets(_QUERY.sub("", " ".join(str(text).split())))[:_MOST_CHARACTERS]
     if isinstance(error, FileNotFoundError):
         return "its bucket does not exist" if _BUCKET.search(reason) and "key" not in reason else "it does not exist"
     if isinstance(error, PermissionError):

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.stores.failures import describe, failures
+from perfscope.sources.stores.secrets import without_secrets
 
 if TYPE_CHECKING:  # an optional dependency
     from fsspec import AbstractFileSystem
@@ -88,9 +89,9 @@ def locate(location: str) -> tuple[AbstractFileSystem, str]:
     except ImportError as error:
         extra = _EXTRAS.get(location.partition(_URL)[0])
         hint = None if extra is None else f"pip install 'perfscope-toolkit[{extra}]'"
-        raise UsageError(f"{location} cannot be opened: {error}", hint=hint) from None
+        raise UsageError(f"{location} cannot be opened: {without_secrets(str(error))}", hint=hint) from None
     except ValueError as error:  # of a protocol that nobody knows, or a library that was told too little
-        raise UsageError(f"{location} cannot be opened: {error}") from None
+        raise UsageError(f"{location} cannot be opened: {without_secrets(str(error))}") from None
     except failures() as error:
         raise SourceError(location, f"cannot be opened: {describe(error)}") from None
     return filesystem, path

@@ -17,6 +17,7 @@ from perfscope.constants import MIB
 from perfscope.errors import SourceError
 from perfscope.sources.stores.failures import describe, failures
 from perfscope.sources.stores.location import locate, url_of
+from perfscope.sources.stores.secrets import without_secrets
 
 #: How much is asked for at once: enough that the time to the first byte does not count, little enough for many workers.
 AHEAD_BYTES = 4 * MIB
@@ -79,8 +80,9 @@ class StoredFile(io.BufferedIOBase, BinaryIO):
 def _as_of_disk() -> Iterator[None]:
     try:
         yield
-    except OSError:
-        raise
+    except OSError as error:
+        text = without_secrets(error.strerror or str(error) or type(error).__name__)
+        raise OSError(error.errno or errno.EIO, text) from None
     except failures() as error:
         raise OSError(errno.EIO, describe(error)) from None
 
@@ -165,9 +167,10 @@ def read_all(location: str, sizes: Mapping[str, int]) -> dict[str, bytes | str]:
         sizes: The names of the files, with the bytes that each was listed with: what is shorter is not whole.
     """
     filesystem, path = locate(location)
-    paths = {name: f"{path.rstrip('/')}/{name}" for name in sizes}
-    answers = filesystem.cat(list(paths.values()), on_error="return")
-    return {name: _whole(answers[paths[name]], size) for name, size in sizes.items()}
+    paths = [f"{path.rstrip('/')}/{name}" for name in sizes]
+    # Not ``cat``, which takes a name with a bracket, an asterisk or a question mark for a pattern.
+    answers = filesystem.cat_ranges(paths, None, None, on_error="return")
+    return {name: _whole(answer, size) for (name, size), answer in zip(sizes.items(), answers, strict=True)}
 
 
 def _whole(answer: Exception | bytes, size: int) -> bytes | str:

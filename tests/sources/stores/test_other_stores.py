@@ -10,11 +10,12 @@ from typing import BinaryIO, cast
 import fsspec
 import pytest
 
+from perfscope.engine.inputs import find_inputs
 from perfscope.engine.run import analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
 from perfscope.sources.stores.location import url_of
-from perfscope.sources.stores.reading import StoredFile, list_below, open_stored
+from perfscope.sources.stores.reading import StoredFile, list_below, open_stored, read_all
 from tests.sources.stores.conftest import RUN
 
 
@@ -97,13 +98,13 @@ def test_a_disk_that_cannot_hold_the_records_is_named(
 def test_a_record_that_is_shorter_than_it_was_listed_is_lost(
     memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = type(memory).cat
+    whole = type(memory).cat_file
 
-    def cut(store: fsspec.AbstractFileSystem, paths: list[str], **options: object) -> dict[str, bytes]:
-        content = whole(store, paths, **options)
-        return {path: text[:-10] if path.endswith("00002/steps.jsonl") else text for path, text in content.items()}
+    def cut(store: fsspec.AbstractFileSystem, path: str, *range_of: int | None) -> bytes:
+        content: bytes = whole(store, path, *range_of)
+        return content[:-10] if path.endswith("00002/steps.jsonl") else content
 
-    monkeypatch.setattr(type(memory), "cat", cut)
+    monkeypatch.setattr(type(memory), "cat_file", cut)
     (line,) = (line for line in read_run_at("memory://bucket/run").damage if "steps.jsonl" in line)
     assert line.startswith("memory://bucket/run/ranks/00002/steps.jsonl cannot be read: the store sent less of it")
 
@@ -120,3 +121,16 @@ def test_a_file_whose_end_the_store_does_not_send_ends_with_an_error(
         pytest.raises(OSError, match="the store sent less of it than there is"),
     ):
         file.read(5)
+
+
+@pytest.mark.parametrize("name", ["ranks/00002/a[0].jsonl", "hosts/a*.json", "nvml/what?.bin", "[", "ranks/00001/*"])
+def test_a_name_that_looks_like_a_pattern_is_a_name(memory: fsspec.AbstractFileSystem, name: str) -> None:
+    memory.pipe_file(f"/bucket/run/{name}", b"content")
+    assert name in list_below("memory://bucket/run")
+    assert read_all("memory://bucket/run", {name: 7, "run.json": 1})[name] == b"content"
+    assert len(read_run_at("memory://bucket/run").ranks) == 4
+
+
+def test_a_run_whose_folder_looks_like_a_pattern_is_a_run(memory: fsspec.AbstractFileSystem) -> None:
+    memory.copy("/bucket/run", "/bucket/run[1]", recursive=True)
+    assert find_inputs(["memory://bucket/run[1]"]).run is not None
