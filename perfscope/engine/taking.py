@@ -167,7 +167,7 @@ def _require(identity: Identity, path: str, *, is_absent: bool) -> None:
     """Require that a trace is the one that was measured.
 
     Raises:
-        Refused: It is another one.
+        Refused: It is another one, or cannot be read.
     """
     name = file_name(path)
     if is_absent:
@@ -177,8 +177,10 @@ def _require(identity: Identity, path: str, *, is_absent: bool) -> None:
         try:
             if identity.name == name and is_still(identity, path):
                 return
-        except (OSError, SourceError):
-            pass
+        except SourceError as error:  # the store failed, which says nothing of whose partials these are
+            raise Refused(f"cannot be compared with its trace: {error.problem.removeprefix(path).strip()}") from None
+        except OSError as error:
+            raise Refused(f"cannot be compared with its trace: {error.strerror or error}") from None
     raise Refused("is of another trace")
 
 

@@ -254,6 +254,23 @@ def test_a_file_that_cannot_be_taken_costs_a_note(how: str, run: Path, read: lis
     assert all("its trace is read" in note for note in analysis.notes)
 
 
+@pytest.mark.parametrize(
+    "failure", [SourceError("", "cannot be opened: the store refused it"), OSError(5, "the store refused it")]
+)
+def test_a_trace_that_cannot_be_compared_is_not_called_another_one(
+    run: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    def fails(*_: object) -> bool:
+        raise failure
+
+    monkeypatch.setattr(taking, "is_still", fails)
+    analysis = analyze([run], Plan(only=frozenset({"breakdown"})))
+    (note,) = analysis.notes
+    assert "cannot be compared with its trace: " in note
+    assert "the store refused it" in note
+    assert "another trace" not in note
+
+
 def test_partials_of_other_code_cost_one_note_for_all_ranks(
     run: Path, monkeypatch: pytest.MonkeyPatch, read: list[tuple[str, tuple[str, ...]]]
 ) -> None:
