@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.checkpoints.findings import Finding, check_files, check_sizes
-from perfscope.analyzers.checkpoints.parts import Share, compute_shares, count_parameters, sum_parts
+from perfscope.analyzers.checkpoints.parts import Share, compute_shares, count_parameters, has_no_elements, sum_parts
 from perfscope.analyzers.checkpoints.plan import BytesPerParameter
 from perfscope.analyzers.checkpoints.siblings import check_newest, list_siblings, sibling_data
 from perfscope.constants import GB, GIB, KB, KIB, MB, MIB, TB, TIB
@@ -164,7 +164,8 @@ def check_checkpoint(
     sums = sum_parts(checkpoint)
     parameters, origin = count_parameters(checkpoint, sums, parameters)
     shares = compute_shares(checkpoint, sums, per_parameter)
-    read = "contents" if any(file.contents for file in checkpoint.files) else "names"
+    is_read = any(file.contents for file in checkpoint.files) or has_no_elements(checkpoint)
+    read = "contents" if is_read else "names"
     # Bytes of a file that cannot be read belong to parameters that were not counted.
     judged = None if read == "contents" and any(file.unread for file in checkpoint.files) else parameters
     findings = (

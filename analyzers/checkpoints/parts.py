@@ -106,7 +106,16 @@ def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: in
         elements = count_elements(checkpoint, role)
         if elements:
             return elements, f"counted in the {name} (tensors that model-parallel ranks replicate count once per rank)"
+    if has_no_elements(checkpoint):
+        return None, "no tensor has an element, so that there is no parameter to count"
     return _estimate_parameters(sums)
+
+
+def has_no_elements(checkpoint: Checkpoint) -> bool:
+    """Whether all tables of contents were read, and no tensor with an element is in them."""
+    files = checkpoint.files
+    is_read = any(file.contents is not None for file in files) and not any(file.unread for file in files)
+    return is_read and not any(group.elements for file in files for group in file.contents or ())
 
 
 def _estimate_parameters(sums: Mapping[str, int]) -> tuple[int | None, str]:

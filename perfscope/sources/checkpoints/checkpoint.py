@@ -46,6 +46,7 @@ class _Reading:
         metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
         shards: The tensors of which files hold the shards of single ranks.
         extents: The same of safetensors files.
+        elements: How many elements each tensor has, of all tables of contents.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class _Reading:
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
     extents: ShardExtents = field(default_factory=ShardExtents)
+    elements: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -112,8 +114,8 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
     gaps = [] if reading.damage else reading.extents.find_gaps()
-    missing = [problem for problem in find_missing(selection.sizes) if not _is_there(problem, selection.damage)]
-    damage = [*reading.damage, *missing, *gaps, *check_indexes(folder, files)]
+    missing = [problem for problem in find_missing(selection.sizes) if not _is_there(problem, selection)]
+    damage = [*reading.damage, *missing, *gaps, *check_indexes(folder, files), *_find_emptiness(reading, files)]
     return Checkpoint(
         path=str(path),
         tag=selection.tag,
@@ -128,10 +130,19 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     )
 
 
-def _is_there(missing: str, damage: Sequence[str]) -> bool:
+def _is_there(missing: str, selection: Selection) -> bool:
     """Whether a file that is said to be missing is there, but cannot be read: that is said already."""
     name, is_missing, _ = missing.partition(" is missing: ")
-    return bool(is_missing) and any(problem.startswith(f"{name} ") for problem in damage)
+    path = f"{selection.folder}/{name}" if selection.folder else name
+    return bool(is_missing) and any(problem.startswith((f"{name} ", f"{path} ")) for problem in selection.damage)
+
+
+def _find_emptiness(reading: _Reading, files: Sequence[CheckpointFile]) -> list[str]:
+    """What to say of a checkpoint whose tensors all have no element, as those of ZeRO 3 that are saved ungathered."""
+    if not reading.elements or any(reading.elements) or any(file.unread for file in files):
+        return []
+    tensors = "its only tensor has" if len(reading.elements) == 1 else f"its {len(reading.elements):,} tensors have"
+    return [f"{tensors} no element: there are names and shapes, but no values to load"]
 
 
 def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
@@ -172,12 +183,14 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     if name.endswith(".safetensors"):
         tensors = read_safetensors(path)
         reading.extents.add(tensors)
+        reading.elements.extend(tensor.elements for tensor in tensors)
         groups = sum_safetensors(tensors, path.name)
         if groups and all(group.role is Role.WEIGHTS for group in groups):
             _add_zeros(reading, name, size, size - sum(group.size_bytes for group in groups))
         return _Contents(groups)
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
+        reading.elements.extend(tensor.items for tensor in file.tensors)
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
         reading.parameter_sizes.update(parse_parameter_sizes(file.value))
         reading.shards.add(file, kind)
@@ -220,6 +233,7 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
         metadata = read_metadata(reading.folder / name)
         names = metadata.names
         reading.dcp[parent] = metadata
+        reading.elements.extend(tensor.elements for tensor in metadata.tensors.values())
         if (copy := find_tied_copy(metadata.tensors)) is not None:
             reading.tied[parent] = copy
         reading.damage.extend(f"{name} {problem}" for problem in metadata.problems)
