@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from perfscope.analyzers.logs.setup import TrainingSetup
+from perfscope.analyzers.logs.step_times import steady_records
 from perfscope.constants import GIB, GIGA, NS_PER_S
 from perfscope.tables.joblog import Iterations, JobLog
 
@@ -36,6 +37,7 @@ def find_flags(log: JobLog, setup: TrainingSetup, median_s: float | None, tflops
         *_check_batch(log, setup.samples),
         *_check_name(log, setup.parameters),
         *_check_records(log, median_s),
+        *_check_disturbances(log.iterations),
         *log.remarks,
     )
 
@@ -185,6 +187,17 @@ def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
     spans = np.unique(rows.span)
     if len(spans) and spans[-1] > 1:
         yield _name_spans(log.time_source or "", int(spans[-1]), len(rows))
+
+
+def _check_disturbances(rows: Iterations) -> Iterator[str]:
+    used = steady_records(rows, None)
+    disturbed = rows.disturbed[used & (rows.disturbed != "")]
+    if len(disturbed):
+        what = "an evaluation or a checkpoint save" if "evaluation" in disturbed else "a checkpoint save"
+        yield (
+            f"disturbed: {len(disturbed)} of the {int(used.sum())} times that the median is of contain {what}; "
+            "too few others are left"
+        )
 
 
 def _name_spans(source: str, span: int, records: int) -> str:

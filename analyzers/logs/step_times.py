@@ -47,16 +47,18 @@ class StepTimes:
 
 
 def steady_records(rows: Iterations, warmup: int | None) -> Bool:
-    """Which records are steady: timed, not warm-up, and not disturbed, unless most of them are.
+    """Which records are steady: timed, not warm-up, and not disturbed.
 
+    Where most are disturbed, those without an evaluation are, and where there are too few of these, all.
     ``warmup`` is a number of iterations of every start; None leaves out one record.
     """
     timed = ~np.ma.getmaskarray(rows.wall_ns)
     settled = timed & ~warmup_records(rows, warmup)
     if not settled.any():
         return timed if warmup is None else settled
-    undisturbed = settled & (rows.disturbed == "")
-    return undisturbed if undisturbed.sum() >= _LEAST_STEADY_SHARE * settled.sum() else settled
+    fewest = max(_LEAST_STEADY_SHARE * settled.sum(), 1)
+    choices = (settled & (rows.disturbed == ""), settled & (rows.disturbed != "evaluation"))
+    return next((rows for rows in choices if rows.sum() >= fewest), settled)
 
 
 def warmup_records(rows: Iterations, warmup: int | None) -> Bool:

@@ -66,7 +66,8 @@ class LogSummary:
         """Iterations of the records; None of two jobs, and where only a figure over all of them is stated."""
         if self.log.mixture is not None:
             return None
-        if self.log.fact("unnumbered_runs") is not None and self.log.iterations.iteration.count() == 0:
+        is_unnumbered = any(self.log.fact(name) is not None for name in ("unnumbered_runs", "finished_runs"))
+        if is_unnumbered and self.log.iterations.iteration.count() == 0:
             return None
         folded = self.log.folded.iterations if self.log.folded else 0
         return int(self.log.iterations.new.sum()) + folded

@@ -108,7 +108,7 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
     if not summaries:
         raise PerfscopeError(
             "; ".join(unread[:3]) or "there is no log in " + ", ".join(map(str, paths)),
-            hint="logs end in .out, .log, .txt or .err; a log may also be named by itself",
+            hint="logs end in .out, .log, .txt or .err, or hold a trainer's metrics; a log may also be named by itself",
         )
     return summaries, unread
 

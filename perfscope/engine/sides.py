@@ -19,6 +19,7 @@ from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
+from perfscope.sources.joblog.files import is_log
 from perfscope.sources.runs.folder import is_run, is_run_at
 from perfscope.sources.runs.stored import read_environment_at
 from perfscope.sources.stores.location import is_url
@@ -66,7 +67,7 @@ def _read_part(location: str, *, with_operators: bool) -> Side:
         return _read_folder(location, with_operators=with_operators)
     if path.is_file() and is_saved(path):
         return read_saved(path)
-    if path.is_file() and not location.endswith(TRACE_ENDINGS):
+    if path.is_file() and (is_log(path) or not location.endswith(TRACE_ENDINGS)):
         return _read_log(path)
     return _read_traces([location], name=location, with_operators=with_operators)
 
@@ -78,7 +79,7 @@ def _read_folder(location: str, *, with_operators: bool) -> Side:
     runs = [group[0] for group in split_into_runs([location]) if is_run(Path(group[0]))]
     if runs:
         return join_runs(location, [_read_run(run, with_operators=with_operators) for run in runs])
-    if any(file.name.endswith(TRACE_ENDINGS) for file in path.rglob("*")):
+    if any(file.name.endswith(TRACE_ENDINGS) and not is_log(file) for file in path.rglob("*")):
         return _read_traces([location], name=location, with_operators=with_operators)
     logs = find_logs([path])
     if not logs:
@@ -125,7 +126,7 @@ def _read_log(path: Path) -> Side:
 
 
 def _is_trace(path: Path) -> bool:
-    return path.is_file() and path.name.endswith(TRACE_ENDINGS) and not is_saved(path)
+    return path.is_file() and path.name.endswith(TRACE_ENDINGS) and not is_saved(path) and not is_log(path)
 
 
 def is_saved(path: Path) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfscope.errors import SourceError
+from perfscope.sources.joblog.metrics_files import is_metrics_file, is_new_run, may_be_metrics, superseded_states
 
 _ENDINGS = (".out", ".log", ".txt", ".err")
 #: Logs that trainers keep under a name of their own.
@@ -43,12 +44,26 @@ def natural_order(path: Path) -> list[tuple[int, int | str]]:
 
 def _logs_below(folder: Path) -> Iterator[Path]:
     """The logs in a folder and its folders; of the other files, which may be very many, only the names are seen."""
-    for parent, _, names in os.walk(folder):
-        files = (Path(parent, name) for name in names if is_log_name(name))
-        yield from (file for file in files if file.is_file())
+    superseded: set[Path] = set()
+    for parent, folders, names in os.walk(folder):
+        superseded.update(superseded_states(Path(parent), folders, names))
+        for name in filter(is_log_name, names):
+            path = Path(parent, name)
+            if is_new_run(path, folder) if _is_uncertain(name) else path.is_file() and path not in superseded:
+                yield path
 
 
 def is_log_name(name: str) -> bool:
-    """Whether a file in a folder is a log, by its name."""
+    """Whether a file in a folder may be a log, by its name, or its path relative to the folder."""
     name = name.removesuffix(".gz")
-    return name in _NAMES or name.endswith(_ENDINGS)
+    return name.endswith(_ENDINGS) or name.rpartition("/")[2] in _NAMES or may_be_metrics(name)
+
+
+def is_log(path: Path) -> bool:
+    """Whether a file is a log, by its name and, where that says too little, by its beginning."""
+    return is_log_name(path.name) and path.is_file() and (not _is_uncertain(path.name) or is_metrics_file(path))
+
+
+def _is_uncertain(name: str) -> bool:
+    """Whether other programs keep files of this name, too."""
+    return may_be_metrics(name.removesuffix(".gz"))

@@ -65,8 +65,7 @@ class FoldedTimes:
         self.skipped += record.skipped
         self._nan += record.nan
         self._samples = None if self._samples is None or record.samples is None else self._samples + record.samples
-        self.last_loss = record.loss if record.loss is not None else self.last_loss
-        self._last_loss_scale = record.loss_scale if record.loss_scale is not None else self._last_loss_scale
+        self.set_last(record)
         if record.wall_ns is None:
             return
         self._wall_total_ns += record.wall_ns
@@ -78,6 +77,11 @@ class FoldedTimes:
             self._single.append(record.wall_ns)
             if len(self._single) >= _MERGE_AT_SINGLE:
                 self._merge()
+
+    def set_last(self, record: Record) -> None:
+        """Keep the figures of a record, or of a copy, as those of the last one."""
+        self.last_loss = record.loss if record.loss is not None else self.last_loss
+        self._last_loss_scale = record.loss_scale if record.loss_scale is not None else self._last_loss_scale
 
     def add_many(self, wall_ns: Int64, samples: int | None, begins: Int64 | None = None) -> None:
         """Add many undisturbed records and their samples, None where those are unknown; a time above 0 is one.

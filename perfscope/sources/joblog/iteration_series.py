@@ -94,7 +94,7 @@ class IterationSeries(ComparedCopies):
     def on_disturbance(self, kind: Disturbance) -> None:
         """Training is interrupted; where the clock runs on, the time of the next record contains that."""
         if self.clock_runs_on:
-            self._disturbance = DISTURBANCES.index(kind)
+            self._disturbance = min(DISTURBANCES.index(kind), self._disturbance or len(DISTURBANCES))
 
     def add(self, record: Record, label: bytes | None = None) -> bool:
         """Append a record and return True, unless it repeats that of another rank or has an impossible number."""

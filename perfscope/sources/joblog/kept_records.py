@@ -17,6 +17,7 @@ class KeptRecords:
         self.starts_over = False
         self.untimed_after_start = 0
         self.stated_interval: int | None = None
+        self.starts: list[int] = []  # the iteration that each start goes on from, where the log states it
         self.last: int | None = None
         self.folded_times = FoldedTimes()
         self._gaps = Gaps()
@@ -72,7 +73,8 @@ class KeptRecords:
     def iterations(self) -> Iterations:
         """The kept records as a table."""
         if self.covers_gaps:
-            return self._columns.table(None, first_span=None if self.measures_from_zero else self.interval())
+            first_span = None if self.measures_from_zero else self.interval()
+            return self._columns.table(None, first_span=first_span, starts=self.starts)
         return self._columns.table(self.iterations_per_record, starts_over=self.starts_over)
 
     def folded(self) -> FoldedRecords | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 from math import isfinite, nan
 from operator import attrgetter
 from statistics import median
@@ -11,7 +12,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
-from perfscope.tables.columns import Int64, MaskedFloat64, MaskedInt64
+from perfscope.tables.columns import Bool, Int64, MaskedFloat64, MaskedInt64
 from perfscope.tables.joblog import Disturbance, Iterations
 
 #: The kinds of disturbance by the number that stands for them in the column.
@@ -139,17 +140,26 @@ class RecordColumns:
                 wall_ns[row] = _ABSENT
         self._has_times = self.median_ns() is not None
 
-    def table(self, interval: int | None, *, starts_over: bool = False, first_span: int | None = None) -> Iterations:
+    def table(
+        self,
+        interval: int | None,
+        *,
+        starts_over: bool = False,
+        first_span: int | None = None,
+        starts: Sequence[int] = (),
+    ) -> Iterations:
         """The records as a table, each the mean of ``interval`` iterations, or of all since the record before.
 
         ``first_span`` is what a first record is then the mean of; None: all since iteration 0. See ``IterationSeries``
-        for ``starts_over``.
+        for ``starts_over``. ``starts`` are the iterations that each attempt goes on from, where they are known.
         """
         floats = {name: _masked_floats(values) for name, values in self._floats.items()}
         kinds = np.asarray(DISTURBANCES, np.str_)
         return Iterations(
             iteration=_masked(self._integers["iteration"]),
-            span=self._spans(interval, starts_over=starts_over, first_span=first_span),
+            span=self._spans_since(first_span, starts)
+            if interval is None
+            else self._spans(interval, starts_over=starts_over),
             attempt=as_integers(self._integers["attempt"]),
             wall_ns=_masked(self._integers["wall_ns"]),
             wall_resolution_ns=_masked(self._integers["wall_resolution_ns"]),
@@ -160,19 +170,29 @@ class RecordColumns:
             **floats,
         )
 
-    def _spans(self, interval: int | None, *, starts_over: bool, first_span: int | None) -> Int64:
-        """How many iterations each record is the mean of: ``interval``, or those since the record before."""
+    def _spans_since(self, first_span: int | None, starts: Sequence[int]) -> Int64:
+        """How many iterations lie between each record and the one before."""
+        numbers, attempts = as_integers(self._integers["iteration"]), as_integers(self._integers["attempt"])
+        span = np.ones(len(numbers), np.int64)
+        if not len(numbers):
+            return span
+        span[1:] = np.where(self._follows(), np.diff(numbers), 1)
+        first = np.flatnonzero(np.diff(attempts, prepend=-1))
+        timed = first[(as_integers(self._integers["wall_ns"])[first] != _ABSENT) & (numbers[first] > 0)]
+        span[timed] = numbers[timed] if first_span is None else np.minimum(numbers[timed], first_span)
+        for row in np.setdiff1d(first, timed).tolist():
+            attempt, usual = int(attempts[row]), int(span[row + 1]) if row + 1 < len(span) else 0
+            if attempt < len(starts) and 0 < numbers[row] - starts[attempt] <= usual:
+                span[row] = numbers[row] - starts[attempt]
+        return span
+
+    def _spans(self, interval: int, *, starts_over: bool) -> Int64:
+        """How many iterations each record is the mean of: ``interval``, or fewer where fewer lie between."""
         numbers, attempts = as_integers(self._integers["iteration"]), as_integers(self._integers["attempt"])
         span = np.full(len(numbers), interval or 1, np.int64)
         if not len(numbers):
             return span
-        follows = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != _ABSENT)
-        if interval is None:
-            span[1:] = np.where(follows, np.diff(numbers), 1)
-            first = np.flatnonzero(np.diff(attempts, prepend=-1))
-            timed = first[(as_integers(self._integers["wall_ns"])[first] != _ABSENT) & (numbers[first] > 0)]
-            span[timed] = numbers[timed] if first_span is None else np.minimum(numbers[timed], first_span)
-            return span
+        follows = self._follows()
         since = np.where(follows, np.diff(numbers), interval)
         span[1:] = np.minimum(since, interval)
         first = np.flatnonzero(np.diff(attempts, prepend=-1))
@@ -185,6 +205,12 @@ class RecordColumns:
             span[again] = 1
             span[again + 1] = since[again] + 1
         return span
+
+    def _follows(self) -> Bool:
+        """Which records but the first one follow the one before in the same attempt."""
+        numbers, attempts = as_integers(self._integers["iteration"]), as_integers(self._integers["attempt"])
+        follows: Bool = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != _ABSENT)
+        return follows
 
 
 def as_integers(values: array[int]) -> Int64:

@@ -45,6 +45,7 @@ _MODULES = (
     "trainer_files",
     "lightning",
     "hf_trainer",
+    "trainer_results",
 )
 
 

@@ -17,7 +17,7 @@ PUBLISHED = load(EXCERPTS)
 OF_OTHERS = load(FOREIGN)
 FEWEST = 46
 #: Formats whose logs bear the name of one of several programs.
-NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory"}
+NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory", "hf-trainer-results": "hf-trainer"}
 
 
 def name(excerpt: Excerpt) -> str:

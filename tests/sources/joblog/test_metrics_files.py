@@ -81,6 +81,35 @@ def test_mmcv_numbers_only_what_its_file_numbers(tmp_path: Path) -> None:
     assert iterations.times.median_s == pytest.approx(0.02123)
 
 
+def test_an_evaluation_that_mmcv_calls_training_is_one(tmp_path: Path) -> None:
+    text = MMCV_ITERATIONS.replace('"mode": "val", "epoch": 1, "iter": 47', '"mode": "train", "epoch": 1, "iter": 500')
+    summary = read(tmp_path, text)
+    assert summary.times.evaluation == 1
+    assert summary.times.median_s == pytest.approx(0.02123)
+
+
+def test_of_disturbed_times_those_without_an_evaluation_count(tmp_path: Path) -> None:
+    """The save at 40 and at 80 takes less than the evaluations behind it, which the records of 60 and 100 contain."""
+    record = (
+        "2026-11-24 00:29:0{0} - mmcls - INFO - Iter [{0}0/100]\tlr: 1e-02, time: {1}, data_time: 0.001, loss: 1.0\n"
+    )
+    save = "2026-11-24 00:29:02,854 - mmcls - INFO - Saving checkpoint at {0}0 iterations\n"
+    evaluation = "2026-11-24 00:29:03,355 - mmcls - INFO - Iter(val) [47]\tacc: 0.5000\n"
+    lines = (record.format(2, 0.022), save.format(4), record.format(4, 0.021), evaluation, record.format(6, 0.146))
+    rest = (save.format(8), record.format(8, 0.021), evaluation, save.format(10), record.format(10, 0.146))
+    summary = read(tmp_path, "".join((*lines, *rest)))
+    assert (summary.times.median_s, summary.times.evaluation, summary.times.records) == (0.021, 2, 2)
+    (flag,) = [flag for flag in summary.flags if flag.startswith("disturbed")]
+    assert "2 of the 2 times that the median is of contain a checkpoint save" in flag
+
+
+def test_where_every_time_contains_an_evaluation_that_is_said(tmp_path: Path) -> None:
+    lines = MMCV_ITERATIONS.splitlines()
+    text = "\n".join((lines[0], lines[2], lines[3], lines[2], lines[3].replace('"iter": 60', '"iter": 80')))
+    flags = read(tmp_path, text).flags
+    assert any("2 of the 2 times that the median is of contain an evaluation" in flag for flag in flags)
+
+
 @pytest.mark.parametrize("text", ALL.values(), ids=ALL)
 def test_arrays_and_changed_keys_are_no_log(tmp_path: Path, text: str) -> None:
     lines = text.splitlines()
@@ -145,3 +174,39 @@ def test_what_a_record_is_of_is_named_as_its_framework_makes_it(tmp_path: Path) 
         "means: a record is the mean of 10 iterations, unless MMEngine's configuration sets another window; "
         "median and p95 are of those means"
     ]
+
+
+def test_detectron2_counts_all_iterations_of_a_start_that_it_states(tmp_path: Path) -> None:
+    """Up to the first line of each start there is no time, but the start says where it went on from."""
+
+    def line(step: int, mean: float) -> str:
+        return f"[11/24 00:29:47] d2.utils.events INFO:  eta: 0:00:00  iter: {step}  total_loss: 0.5  time: {mean}  \n"
+
+    start = "[11/24 00:29:43] d2.engine.train_loop INFO: Starting training from iteration {}\n"
+    steps = (19, 39, 59, 79, 99, 119, 129)
+    first = start.format(0) + "".join(line(step, 0.03 - step / 1e5) for step in steps)
+    second = start.format(100) + "".join(line(step, 0.03 - step / 1e5) for step in (119, 139, 159, 169))
+    summary = read(tmp_path, first + second)
+    assert (summary.iterations, summary.log.redone) == (200, 30)
+    assert read(tmp_path, first).iterations == 130
+    unstated = read(tmp_path, second.partition("\n")[2])
+    assert unstated.iterations is not None
+    assert unstated.iterations <= 70
+
+
+def test_the_last_figures_of_a_long_log_that_prints_each_line_twice_are_kept(tmp_path: Path) -> None:
+    def lines(copies: int) -> str:
+        return "".join(
+            f" iteration {10 * n:8d}/ 1000000 | consumed samples: {40 * n:12d} | elapsed time per iteration (ms): "
+            f"{140 + n % 7 / 10:.1f} | learning rate: 2.020E-08 | global batch size:     4 | lm loss: {20 - n / 1e4:.6E} | "
+            f"loss scale: {32768.0 * (n // 29_999 + 1)} | number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+            * copies
+            for n in range(1, 30_001)
+        )
+
+    once, twice = read(tmp_path, lines(1)), read(tmp_path, lines(2))
+    for summary in (once, twice):
+        assert summary.loss_scale is not None
+        assert summary.loss is not None
+        assert (summary.loss_scale.last, summary.loss.last) == (65536.0, 17.0)
+        assert summary.iterations == 300_000

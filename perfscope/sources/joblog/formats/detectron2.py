@@ -4,6 +4,7 @@
 
 ``time`` is the mean since the start without its first three iterations; the clock stands still during evaluations and
 saves. Where the start is known, the time since the line before follows from two means; else it is used as printed.
+What the lines up to the first one of a start took does not follow: its iterations are counted, and have no time.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ _CELL = re.compile(rb"(?<![\w_])(total_loss|time|max_mem): ([\d.eE+naif-]{1,20})
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The iteration of the start, and a clock of the iterations since."""
+    """The iteration of the start, a clock of the iterations since, all starts, and what they repeated."""
 
     start: int | None = None
     clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(BETWEEN, runs_on=False))
     last: int = -1
+    starts: list[int] = field(default_factory=list)
+    reached: int = 0
+    redone: int = 0
 
 
 def _on_start(state: _State, line: LineMatch) -> None:
     state.start = int(line[1])
+    state.starts.append(state.start)
+    state.redone += max(state.reached - state.start, 0)
     state.clock.close(state.log)
     state.log.on_restart()
 
@@ -55,7 +61,8 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     log.add_memory(allocated=None if memory is None else memory * MIB)
     if state.start is None and state.last < 0 and step < _LATEST_FIRST:
         state.start = 0
-    state.last = max(state.last, step)
+        state.starts.append(0)
+    state.last, state.reached = max(state.last, step), step + 1
     record = Record(step + 1, loss=parse_number(cells.get(b"total_loss", b"")))
     if seconds is None or seconds <= 0:
         log.series_of(MEAN).add(record, line.label)
@@ -72,6 +79,10 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
 
 def _close(state: _State) -> None:
     state.clock.close(state.log)
+    for name in (BETWEEN, MEAN):
+        series = state.log.series.get(name)
+        if series is not None and series.attempt == len(state.starts) - 1:
+            series.starts, series.redone = state.starts, state.redone
 
 
 _RULE = Rule(
@@ -102,7 +113,7 @@ def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
     if not len(rows.wall_ns):
         return
     numbers = np.asarray(rows.iteration, np.int64)
-    state.last = max(state.last, int(numbers.max()) - 1)
+    state.last, state.reached = max(state.last, int(numbers.max()) - 1), int(numbers[-1])
     if state.start is None or "resolution_ns" not in rows.columns:
         return
     timed = np.maximum(numbers - state.start - _UNTIMED, 1)

@@ -15,11 +15,18 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number
+from perfscope.sources.joblog.line_forms import INTEGER
+from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.started_lines import add_starts
 
 SOURCE = "metrics.json's median of the last 20 iterations"
 
@@ -36,14 +43,21 @@ class _State(FormatState):
     is_array: bool = False
 
 
+def _figures(line: LineMatch) -> dict[bytes, bytes] | None:
+    """The figures of a training iteration; None where the object is of something else."""
+    cells = _KEY.findall(line["cells"])
+    figures = dict(cells)
+    names = [name for name, _ in cells]
+    is_one = figures.keys() >= _REQUIRED and names == sorted(names) and figures[b"iteration"].isdigit()
+    return figures if is_one else None
+
+
 def _on_object(state: _State, line: LineMatch) -> None:
     state.is_array |= bool(line["comma"])
     if state.is_array:
         return
-    cells = _KEY.findall(line["cells"])
-    figures = dict(cells)
-    names = [name for name, _ in cells]
-    if not figures.keys() >= _REQUIRED or names != sorted(names) or not figures[b"iteration"].isdigit():
+    figures = _figures(line)
+    if figures is None:
         return
     iteration, log = int(figures[b"iteration"]), state.log
     if iteration <= state.last:
@@ -63,18 +77,39 @@ def _close(state: _State) -> None:
         state.log.set_fact("train_iterations", state.last + 1, "records")
 
 
+def _is_training(line: LineMatch) -> bool:
+    return line.line == line.match.start() and not line["comma"] and _figures(line) is not None
+
+
+def _measure(cells: Cells) -> Measured:
+    """Iterations from 1 on; what has no time is for the rule."""
+    return Measured(cells.integers("iteration") + 1, np.maximum(cells.times_ns("time", NS_PER_S), 0))
+
+
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
+    """Add rows ``first`` to ``last``; the rule reads the last line of a file, which may be that of the training."""
+    if first < last and not state.is_array:
+        add_starts(state.log.series_of(SOURCE), plain, first, last, after=state.last + 1)
+        state.last, state.is_end = int(plain.iteration[last - 1]) - 1, False
+
+
+_RULE = Rule(
+    b'"total_loss": ',
+    re.compile(rb"\{(?P<cells>[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z"),
+    _on_object,
+    begin=(b'{"',),
+    identifies=False,
+)
+_COLUMNS = {
+    "iteration": Column(INTEGER, re.compile(rb'"iteration": (\d{1,15})')),
+    "time": Column(cell=re.compile(rb'"time": ([\d.eE+-]{1,30})')),
+}
+
 FORMAT = Format(
     framework="detectron2",
     state=_State,
-    rules=(
-        Rule(
-            b'"total_loss": ',
-            re.compile(rb"\{(?P<cells>[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z"),
-            _on_object,
-            begin=(b'{"',),
-            identifies=False,
-        ),
-    ),
+    rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
+    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_is_training), add=_add),
 )

@@ -18,6 +18,7 @@ import numpy as np
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
+from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
@@ -158,9 +159,15 @@ FORMAT = Format(
     rules=(
         _RULE,
         Rule(b'"log_history": [', re.compile(rb'"log_history": \['), ignore_line),
-        Rule(b'"loss": ', re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE), _on_loss, identifies=False),
+        LastRule(
+            b'"loss": ',
+            re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE),
+            _on_loss,
+            identifies=False,
+            with_first=True,
+        ),
         *(
-            Rule(
+            LastRule(
                 b'"' + name + b'": ',
                 re.compile(rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', re.MULTILINE),
                 _on_figure,

@@ -131,6 +131,8 @@ def _on_record(state: MegatronState, line: LineMatch) -> None:
     is_dated = b"[" in front and _DATE_IN_FRONT.search(front) is not None
     series.clock_runs_on, series.starts_over = not is_dated, is_dated
     is_new = series.add(record, parse_label(line.text, line.line) if front.strip() else None)
+    if not is_new and record.iteration == series.last and series.folded_times.records:
+        series.folded_times.set_last(record)  # what it repeats was read with many others, for its time alone
     if is_new and state.train_iterations != int(line[2]):
         state.train_iterations = int(line[2])
         log.on_end_of_records(state.train_iterations, record.iteration or 0)
