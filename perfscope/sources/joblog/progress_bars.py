@@ -55,6 +55,7 @@ _FEWEST_RECORDS = 4
 _USABLE_CLOCK_S = 5  # a second more or less is a fifth
 _FEWEST_STATES = 3
 _TIMES_FASTER = 10
+_DRAWN_PER_S = 10
 _DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
 
 
@@ -66,6 +67,14 @@ class _Points:
     clock_s: array[int] = field(default_factory=lambda: array("q"))
     disturbed: array[int] = field(default_factory=lambda: array("b"))
     starts: list[int] = field(default_factory=lambda: [0])
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRun:
+    """The steps at which a bar began, None where they are unknown, and ended."""
+
+    begin: int | None
+    reached: int
 
 
 class ProgressBars:
@@ -174,6 +183,20 @@ class ProgressBars:
     def is_complete(self, total: int) -> bool:
         """Whether the bar of a length was drawn to its end."""
         return total in self._bars and self._bars[total].step[-1] == total
+
+    def last_start(self, total: int) -> DrawnRun:
+        """Where the bar of a length began when it was drawn anew last, and where it ended."""
+        points = self._bars[total]
+        first, reached = points.starts[-1], points.step[-1]
+        steps, clocks = points.step, points.clock_s
+        if _skips_steps(points, first, len(steps)):
+            moved_s = clocks[-1] - clocks[first + 1]
+            # A bar is drawn at most every tenth of a second: faster steps before the first drawing are not counted.
+            is_exact = moved_s * _DRAWN_PER_S > (reached - steps[first + 1])
+            return DrawnRun(steps[first + 1] - 1 if is_exact else None, reached)
+        if steps[first] * _TIMES_FASTER <= reached:
+            return DrawnRun(0, reached)
+        return DrawnRun(steps[first] if clocks[first] == 0 else None, reached)
 
     def add_records(self, total: int, series: IterationSeries) -> None:
         """Append the step times of the bar of a length."""

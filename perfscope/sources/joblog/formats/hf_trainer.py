@@ -1,9 +1,9 @@
 """Hugging Face Trainer: a start-up block, progress bars, dictionaries of losses, one dictionary at the end.
 
-No line states the time of a step. The run time at the end covers warm-up and the last partial batch; its
-``train_steps_per_second`` is rounded to three decimals (0.007 has too few digits). Every node prints the final
-dictionary. A bar alone proves nothing, because every tool draws them; it is read where other lines are the Trainer's.
-Dictionaries are parsed as text, never evaluated.
+No line states the time of a step. The run time at the end covers warm-up, evaluations and the last partial batch, of
+the steps since the last start (``run_end.py``); ``train_steps_per_second`` has three decimals (0.007 has too few
+digits) or four digits. Every node prints the final dictionary. A bar alone proves nothing, because every tool draws
+them; it is read where other lines are the Trainer's. Dictionaries are parsed as text, never evaluated.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from math import ceil, floor
 
 from perfscope.constants import GIB, NS_PER_S
+from perfscope.sources.joblog.formats.run_end import EVALUATIONS, NO_STEPS, EndFigures
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
 from perfscope.sources.joblog.progress_bars import BAR_LINE, ProgressBars
@@ -40,6 +40,7 @@ _GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_posi
 _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
+_QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
 _DICTIONARY = re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}")
 _BARS = rb"(?:(?<=\})|^)" + BAR_LINE
@@ -57,7 +58,7 @@ _PARTS_BEFORE_THE_REST = (8, 64, 512)
 #: Bars that count in thousands: their steps are known to three digits only.
 _SCALED_BAR = re.compile(rb"\| *\d[\d.]{0,5}[kMG]?/\d[\d.]{0,5}[kMG] \[\d")
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
-_HALF_A_PRINTED_DIGIT = 0.0005
+_EPOCH = re.compile(rb"'epoch':\s*'?([\d.]{1,20})")
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
 _PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
 
@@ -67,10 +68,7 @@ class _State(FormatState):
     """What is collected over the lines of one run.
 
     Attributes:
-        runtime_s: The run time at the end, of the slowest node.
-        samples_per_s, steps_per_s: The speeds at the end, of the slowest node.
-        first_loss, last_loss: Of the dictionaries.
-        mean_loss: Of the run, at its end.
+        end: The figures of the end, and what says which steps they are of.
         vocabulary: Of the configuration that was printed last.
         bars: The progress bars without a name.
         has_scaled_bars: Bars count their steps in thousands.
@@ -78,12 +76,7 @@ class _State(FormatState):
         name: The trainer, which may be built on the Trainer.
     """
 
-    runtime_s: float | None = None
-    samples_per_s: float | None = None
-    steps_per_s: float | None = None
-    first_loss: float | None = None
-    last_loss: float | None = None
-    mean_loss: float | None = None
+    end: EndFigures = field(default_factory=EndFigures)
     vocabulary: int | None = None
     bars: ProgressBars = field(default_factory=ProgressBars)
     has_scaled_bars: bool = False
@@ -91,8 +84,17 @@ class _State(FormatState):
     name: str = _FRAMEWORK
 
 
-def _on_start(state: FormatState, _line: LineMatch) -> None:
+def _on_start(state: _State, _line: LineMatch) -> None:
+    state.end.on_start()
     state.log.on_restart()
+
+
+def _on_resume(state: _State, line: LineMatch) -> None:
+    state.end.on_resume(int(line[1]))
+
+
+def _on_epoch_steps(state: _State, line: LineMatch) -> None:
+    state.end.epoch_steps = int(line[1].replace(b",", b""))
 
 
 def _on_start_value(state: _State, line: LineMatch) -> None:
@@ -100,7 +102,9 @@ def _on_start_value(state: _State, line: LineMatch) -> None:
     before = state.log.count(name)
     state.log.set_count(name, line[2], "log")
     after = state.log.count(name)
-    if state.runtime_s is not None and name in _OF_ONE_RUN and before is not None and after != before:
+    if name == "train_iterations":  # evaluations print their examples, but not this line
+        state.end.examples = state.log.count("examples")
+    if state.end.runtime_s is not None and name in _OF_ONE_RUN and before is not None and after != before:
         what = line[1].decode().removeprefix("Total ")
         state.log.on_two_jobs(f"the log is of two trainings, with {before} and {after} {what}")
 
@@ -127,6 +131,7 @@ def _on_vocabulary(state: _State, line: LineMatch) -> None:
 
 def _on_evaluation(state: _State, _line: LineMatch) -> None:
     state.bars.on_disturbance(Disturbance.EVALUATION)
+    state.end.on_evaluation()
 
 
 def _on_save(state: _State, _line: LineMatch) -> None:
@@ -179,16 +184,15 @@ def _add_rest(state: _State, text: bytes) -> bool:
 
 
 def _add_losses(state: _State, text: bytes) -> None:
-    """Add dictionaries; the first and the last loss are kept."""
+    """Add dictionaries; the first and the last loss, and the first epochs, are kept."""
     losses = _LOSS.findall(text)
     epochs = text.count(b"'epoch':")
     if epochs:
         state.log.frameworks.add(_FRAMEWORK)
         state.bars.on_losses(epochs)
-    if state.first_loss is None:
-        state.first_loss = _first_number(losses)
-    last_loss = _first_number(reversed(losses))
-    state.last_loss = state.last_loss if last_loss is None else last_loss
+    if epochs and state.end.second_epoch is None:
+        state.end.add_epochs(map(parse_number, _EPOCH.findall(text)))
+    state.end.add_losses(_first_number(losses), _first_number(reversed(losses)))
 
 
 def _first_number(texts: Iterable[bytes]) -> float | None:
@@ -198,17 +202,19 @@ def _first_number(texts: Iterable[bytes]) -> float | None:
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
     """The last dictionary; each node prints one, with nearly the same values."""
     values = parse_numbers(_KEY.findall(line[0]))
+    state.end.is_short = _QUOTED in line[0]
+    state.end.last_epoch = values.get(b"epoch", state.end.last_epoch)
     _set_runtime(state, values.get(b"train_runtime"))
-    state.mean_loss = values.get(b"train_loss", state.mean_loss)
-    _set_speeds(state, values.get(b"train_samples_per_second"), values.get(b"train_steps_per_second"))
+    state.end.mean_loss = values.get(b"train_loss", state.end.mean_loss)
+    state.end.set_speeds(values.get(b"train_samples_per_second"), values.get(b"train_steps_per_second"))
 
 
 def _on_final_block(state: _State, line: LineMatch) -> None:
     """``train_runtime = 0:14:31.66`` of the ``train metrics`` block: hours, minutes, seconds."""
     if line[1] == b"train_samples_per_second":
-        _set_speeds(state, parse_number(line[2]), None)
+        state.end.set_speeds(parse_number(line[2]), None)
     elif line[1] == b"train_steps_per_second":
-        _set_speeds(state, None, parse_number(line[2]))
+        state.end.set_speeds(None, parse_number(line[2]))
     elif clock := _CLOCK.fullmatch(line[2].strip()):
         days, hours, minutes, seconds = (float(part or 0) for part in clock.groups())
         _set_runtime(state, ((days * 24 + hours) * 60 + minutes) * 60 + seconds)
@@ -217,17 +223,11 @@ def _on_final_block(state: _State, line: LineMatch) -> None:
 def _set_runtime(state: _State, runtime_s: float | None) -> None:
     if runtime_s is None or runtime_s <= 0:
         return
-    low, high = sorted((runtime_s, state.runtime_s or runtime_s))
+    before_s = runtime_s if state.end.runtime_s is None else state.end.runtime_s
+    low, high = sorted((runtime_s, before_s))
     if high > _MOST_BETWEEN_NODES * low:
         state.log.on_two_jobs(f"the log is of two trainings, of {low:g} and {high:g} s")
-    state.runtime_s = high
-
-
-def _set_speeds(state: _State, samples_per_s: float | None, steps_per_s: float | None) -> None:
-    if samples_per_s is not None and samples_per_s > 0:
-        state.samples_per_s = min(samples_per_s, state.samples_per_s or samples_per_s)
-    if steps_per_s is not None and steps_per_s > 0:
-        state.steps_per_s = min(steps_per_s, state.steps_per_s or steps_per_s)
+    state.end.runtime_s = high
 
 
 def _close(state: _State) -> None:
@@ -243,33 +243,43 @@ def _close(state: _State) -> None:
         state.bars.add_records(total, log.series_of(BAR))
     elif state.has_scaled_bars:
         log.set_fact("scaled_bars", 1, "log")
-    if state.first_loss is not None:
-        log.set_fact("first_loss", state.first_loss, "records")
-    if state.runtime_s is not None:
-        _add_run(state, state.runtime_s, total)
+    if state.end.first_loss is not None:
+        log.set_fact("first_loss", state.end.first_loss, "records")
+    if state.end.runtime_s is not None:
+        _add_run(state, state.end.runtime_s, total)
 
 
 def _add_run(state: _State, runtime_s: float, bar_length: int | None) -> None:
-    log = state.log
-    completed = bar_length if bar_length is not None and state.bars.is_complete(bar_length) else None
-    steps = log.count("train_iterations") or completed or _steps_of_speed(state, runtime_s)
-    steps = steps or _steps_of_batch(state, runtime_s)
-    record = Record(steps, samples_per_s=state.samples_per_s)
-    record.loss = state.mean_loss if state.last_loss is None else state.last_loss
-    if steps is not None:
+    log, figures = state.log, state.end
+    drawn = None if bar_length is None else state.bars.last_start(bar_length)
+    planned = log.count("train_iterations")
+    batch = log.count("gbs")
+    end = figures.find_end(runtime_s, bar_length if planned is None else planned, batch, drawn)
+    if figures.has_evaluations:
+        log.add_remark("evaluations", EVALUATIONS)
+    steps = end.count_steps()
+    if steps == NO_STEPS and end.planned is None and end.begin == 0:
+        steps = figures.steps_of_batch(runtime_s, batch) or steps
+    samples_per_s = end.samples_per_s(figures.samples_per_s, steps)
+    record = Record(samples_per_s=samples_per_s)
+    record.loss = figures.mean_loss if figures.last_loss is None else figures.last_loss
+    if isinstance(steps, int):
+        record.iteration = (end.begin or 0) + steps
         record.wall_ns = round(runtime_s / steps * NS_PER_S)
-    elif state.steps_per_s is not None and state.steps_per_s >= _PRECISE_STEPS_PER_S:
-        record.wall_ns = round(NS_PER_S / state.steps_per_s)
+        if end.planned is None:
+            log.set_fact("train_iterations", steps, "records")
+    elif end.is_speed_of_done and figures.steps_per_s is not None and figures.steps_per_s >= _PRECISE_STEPS_PER_S:
+        record.wall_ns = round(NS_PER_S / figures.steps_per_s)
         log.set_fact("unnumbered_runs", 1, "records")
     else:
-        log.add_remark("steps-unknown", "train_runtime is known, the number of steps is not: no step time")
+        log.add_remark("steps-unknown", str(steps))
         log.set_fact("finished_runs", 1, "log")
-        if state.samples_per_s is not None:
-            log.set_fact("stated_samples_per_s", state.samples_per_s, "log")
+        if samples_per_s is not None:
+            log.set_fact("stated_samples_per_s", samples_per_s, "log")
         return
     series = log.series_of(RUN)
     series.add(record)
-    series.stated_interval = series.last
+    series.stated_interval = steps if isinstance(steps, int) else None
 
 
 def _set_replicas(state: _State) -> None:
@@ -283,32 +293,6 @@ def _set_replicas(state: _State) -> None:
             log.set_fact("gpus", replicas, "records")
 
 
-def _steps_of_speed(state: _State, runtime_s: float) -> int | None:
-    """Run time x steps a second, where the rounded speed leaves a single integer."""
-    speed = state.steps_per_s
-    if speed is None:
-        return None
-    most = floor((speed + _HALF_A_PRINTED_DIGIT) * runtime_s)
-    least = max(ceil((speed - _HALF_A_PRINTED_DIGIT) * runtime_s), 1)
-    if least != most:
-        return None
-    state.log.set_fact("train_iterations", most, "records")
-    return most
-
-
-def _steps_of_batch(state: _State, runtime_s: float) -> int | None:
-    """Steps of the global batch size that the examples fill, if the rounded steps a second do not contradict it."""
-    batch = state.log.count("gbs")
-    if batch is None or state.samples_per_s is None:
-        return None
-    steps = ceil(round(state.samples_per_s * runtime_s) / batch)
-    rounded = state.steps_per_s
-    if rounded is not None and abs(steps / runtime_s - rounded) > _HALF_A_PRINTED_DIGIT * 1.01:
-        return None
-    state.log.set_fact("train_iterations", steps, "records")
-    return steps
-
-
 _RULES: tuple[Rule[_State], ...] = (
     Rule(b"***** Running training *****", re.compile(rb"\*{5} Running training \*{5}"), _on_start),
     *(
@@ -319,6 +303,17 @@ _RULES: tuple[Rule[_State], ...] = (
             begin=(anchor,),
         )
         for anchor in _START_VALUES
+    ),
+    Rule(
+        b"ing training from ",
+        re.compile(rb"ing training from (?:checkpoint with epoch \d+ and )?global[ _]step (\d{1,12})"),
+        _on_resume,
+    ),
+    Rule(
+        b"Num update steps per epoch = ",
+        re.compile(rb"Num update steps per epoch = ([\d,]+)"),
+        _on_epoch_steps,
+        identifies=False,
     ),
     Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
     Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d+)'), _on_vocabulary, identifies=False),

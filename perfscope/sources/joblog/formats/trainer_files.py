@@ -3,9 +3,10 @@
     "log_history": [ { "epoch": 1.0, "loss": 0.9, "step": 10 }, { "train_runtime": 183.4, "step": 94 } ], ...
     {"current_steps": 10, "total_steps": 1000, "loss": 1.2, "elapsed_time": "0:00:34", "throughput": 1234.5, ...}
 
-The state has no time but ``train_runtime``, written once at the end: over all steps, warm-up and evaluations included,
-of the last start only. The log has a clock of whole seconds since the start, which runs on through evaluations; its
-throughput is a mean since the start, so tokens a second follow from ``total_tokens`` instead.
+The state has no time but ``train_runtime``, written once at the end: over the steps since the last start
+(``run_end.py``), warm-up and evaluations included. The step of that start is not in the file. The log has a clock of
+whole seconds since the start, which runs on through evaluations; its throughput is a mean since the start, so tokens a
+second follow from ``total_tokens`` instead.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
+from perfscope.sources.joblog.formats.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
@@ -41,6 +43,9 @@ class _State(FormatState):
     is_log: bool = False
     runtime_s: float | None = None
     samples_per_s: float | None = None
+    steps_per_s: float | None = None
+    mean_loss: float | None = None
+    has_evaluations: bool = False
     steps: int | None = None
     max_steps: int | None = None
     micro_batch: int | None = None
@@ -79,12 +84,20 @@ def _on_figure(state: _State, line: LineMatch) -> None:
         state.runtime_s = value
     elif line[1] == b"train_samples_per_second":
         state.samples_per_s = value
+    elif line[1] == b"train_steps_per_second":
+        state.steps_per_s = value
+    elif line[1] == b"train_loss":
+        state.mean_loss = value
     elif line[1] == b"global_step":
         state.steps = int(value)
     elif line[1] == b"max_steps":
         state.max_steps = int(value)
     else:
         state.micro_batch = int(value)
+
+
+def _on_evaluation(state: _State, _line: LineMatch) -> None:
+    state.has_evaluations = True
 
 
 def _is_training(line: LineMatch) -> bool:
@@ -124,14 +137,30 @@ def _close(state: _State) -> None:
     ):
         if value is not None:
             log.set_fact(fact, value, "log")
-    if state.steps is None:
-        return
-    record = Record(state.steps, samples_per_s=state.samples_per_s, loss=state.last_loss)
+    if state.steps is not None:
+        _add_run(state, state.steps)
+
+
+def _add_run(state: _State, reached: int) -> None:
+    log = state.log
+    record = Record(reached, loss=state.last_loss)
+    steps: int | str = reached
     if state.runtime_s is not None:
-        record.wall_ns = round(state.runtime_s / state.steps * NS_PER_S)
+        speed = state.steps_per_s
+        of_speed = None if speed is None else steps_of_speed(speed, state.runtime_s)
+        is_part = is_part_of_losses(state.mean_loss, state.first_loss, state.last_loss)
+        end = RunEnd(of_speed, state.max_steps, None if is_part else 0, (reached, reached))
+        steps = end.count_steps()
+        record.samples_per_s = end.samples_per_s(state.samples_per_s, steps)
+        if isinstance(steps, int):
+            record.wall_ns = round(state.runtime_s / steps * NS_PER_S)
+        else:
+            log.add_remark("steps-unknown", steps)
+        if state.has_evaluations:
+            log.add_remark("evaluations", EVALUATIONS)
     series = log.series_of(RUN)
     series.add(record)
-    series.stated_interval = state.steps
+    series.stated_interval = steps if isinstance(steps, int) else reached
 
 
 _FRAMEWORK = "hf-trainer-files"
@@ -166,6 +195,12 @@ FORMAT = Format(
             identifies=False,
             with_first=True,
         ),
+        LastRule(
+            b'"eval_runtime": ',
+            re.compile(rb'^ {2,8}"eval_runtime": ', re.MULTILINE),
+            _on_evaluation,
+            identifies=False,
+        ),
         *(
             LastRule(
                 b'"' + name + b'": ',
@@ -176,6 +211,8 @@ FORMAT = Format(
             for name in (
                 b"train_runtime",
                 b"train_samples_per_second",
+                b"train_steps_per_second",
+                b"train_loss",
                 b"global_step",
                 b"max_steps",
                 b"train_batch_size",

@@ -1,0 +1,223 @@
+"""Which steps a Trainer's ``train_runtime`` is of: those since its last start."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.logs.summary import LogSummary, summarize_log
+from perfscope.sources.joblog import read_log
+from perfscope.sources.joblog.formats.run_end import RunEnd, goes_on, steps_of_speed
+from tests.sources.joblog.lines import read
+
+REAL = Path(__file__).parents[3] / "fixtures" / "trainer_ends"
+
+
+def block(planned: int, resumed: str = "") -> str:
+    return (
+        "***** Running training *****\n  Num examples = 8,000\n  Num Epochs = 1\n"
+        "  Instantaneous batch size per device = 8\n"
+        "  Total train batch size (w. parallel, distributed & accumulation) = 8\n"
+        f"  Gradient Accumulation steps = 1\n  Total optimization steps = {planned:,}\n{resumed}"
+    )
+
+
+def losses(*epochs: float) -> str:
+    return "".join(f"{{'loss': 2.0, 'learning_rate': 1e-05, 'epoch': {epoch}}}\n" for epoch in epochs)
+
+
+def end(runtime: float, steps: float, epoch: float = 1.0, loss: float = 2.0) -> str:
+    """As transformers 4 prints it."""
+    return (
+        f"{{'train_runtime': {runtime}, 'train_samples_per_second': {round(8 * steps / runtime, 3)}, "
+        f"'train_steps_per_second': {round(steps / runtime, 3)}, 'train_loss': {loss}, 'epoch': {epoch}}}\n"
+    )
+
+
+RESUMED = "  Continuing training from epoch 0\n  Continuing training from global step 900\n"
+
+
+def of(tmp_path: Path, *lines: str) -> LogSummary:
+    return summarize_log(read(tmp_path, *lines))
+
+
+def remark(summary: LogSummary, code: str) -> str:
+    return next((flag for flag in summary.flags if flag.startswith(f"{code}: ")), "")
+
+
+def test_a_resumed_training_divides_by_the_steps_since(tmp_path: Path) -> None:
+    summary = of(tmp_path, block(1000, RESUMED), losses(0.95, 1.0), end(100.0, 1000))
+    assert (summary.status, summary.iterations, summary.times.median_s) == ("ok", 100, 1.0)
+    assert summary.data()["last_iteration"] == 1000
+    assert summary.samples_per_s == 8.0
+
+
+def test_the_wording_of_transformers_5_is_read(tmp_path: Path) -> None:
+    resumed = "  Resuming training from checkpoint with epoch 0 and global step 900\n"
+    summary = of(tmp_path, block(1000, resumed), end(100.0, 100))
+    assert (summary.iterations, summary.times.median_s) == (100, 1.0)
+
+
+def test_the_last_start_counts(tmp_path: Path) -> None:
+    first = block(1000) + losses(0.1, 0.2)
+    summary = of(tmp_path, first, block(1000, RESUMED), losses(0.95, 1.0), end(100.0, 1000))
+    assert summary.times.median_s == 1.0
+    again = "  Continuing training from global step 0\n"
+    assert of(tmp_path, block(1000, again), end(100.0, 1000)).times.median_s == 0.1
+
+
+def test_a_bar_that_jumps_to_the_checkpoint_shows_the_start(tmp_path: Path) -> None:
+    bars = (
+        "  0%|          | 0/1000 [00:00<?, ?it/s]\n 90%|#  | 901/1000 [00:01<00:01,  1.00it/s]\n"
+        + "".join(f" 95%|#  | {900 + step}/1000 [00:{step:02d}<00:20,  1.00s/it]\n" for step in range(2, 60))
+        + "100%|#  | 1000/1000 [01:40<00:00,  1.00s/it]\n"
+    )
+    summary = of(tmp_path, bars, losses(1.0), end(100.0, 1000))
+    assert (summary.iterations, summary.times.median_s) == (100, 1.0)
+
+
+def test_a_bar_that_begins_at_the_checkpoint_shows_the_start(tmp_path: Path) -> None:
+    bars = "".join(f" 95%|#  | {900 + step}/1000 [00:{step:02d}<00:20,  1.00s/it]\n" for step in range(60))
+    bars += "100%|#  | 1000/1000 [01:40<00:00,  1.00s/it]\n"
+    assert of(tmp_path, bars, losses(1.0), end(100.0, 1000)).iterations == 100
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [(losses(0.9, 0.95, 1.0), end(100.0, 1000)), (losses(1.0), end(100.0, 1000, loss=0.2))],
+    ids=["epochs", "mean loss"],
+)
+def test_an_unknown_start_gives_no_step_time(tmp_path: Path, lines: tuple[str, ...]) -> None:
+    summary = of(tmp_path, *lines)
+    assert (summary.status, summary.times.median_s, summary.iterations) == ("ok", None, None)
+    assert "checkpoint" in remark(summary, "steps-unknown")
+
+
+def test_no_step_since_the_start_gives_no_time(tmp_path: Path) -> None:
+    resumed = "  Continuing training from global step 1000\n"
+    summary = of(tmp_path, block(1000, resumed), end(0.01, 1000))
+    assert summary.times.median_s is None
+    assert "no step was done" in remark(summary, "steps-unknown")
+
+
+def test_planned_steps_are_no_steps_of_a_run_that_stopped_early(tmp_path: Path) -> None:
+    summary = of(tmp_path, block(1000), losses(0.1, 0.2), end(100.0, 1000, epoch=0.2))
+    assert summary.times.median_s is None
+    assert summary.samples_per_s is None
+    assert "ended before" in remark(summary, "steps-unknown")
+
+
+def test_the_steps_done_are_those_of_the_speed_where_it_is_not_of_the_planned(tmp_path: Path) -> None:
+    summary = of(tmp_path, block(1000), losses(0.1, 0.2), end(100.0, 200, epoch=0.2))
+    assert (summary.iterations, summary.times.median_s, summary.samples_per_s) == (200, 0.5, 16.0)
+
+
+def test_the_bar_shows_where_a_run_stopped(tmp_path: Path) -> None:
+    bars = "".join(f" 10%|#  | {step}/1000 [00:{step:02d}<00:20,  1.00s/it]\n" for step in range(51))
+    summary = of(tmp_path, block(1000), bars, losses(0.05), end(50.0, 1000, epoch=0.05))
+    assert (summary.iterations, summary.times.median_s) == (50, 1.0)
+
+
+def test_evaluations_are_in_the_run_time(tmp_path: Path) -> None:
+    evaluation = "{'eval_loss': 1.0, 'eval_runtime': 3.5, 'epoch': 0.5}\n"
+    inside = of(tmp_path, block(1000), evaluation, losses(0.5, 1.0), end(100.0, 1000))
+    behind = of(tmp_path, block(1000), losses(0.5, 1.0), end(100.0, 1000), evaluation)
+    assert "holds evaluations" in remark(inside, "evaluations")
+    assert not remark(behind, "evaluations")
+
+
+def test_a_run_that_ran_out_of_memory_says_so(tmp_path: Path) -> None:
+    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+    summary = of(tmp_path, block(1000, RESUMED), losses(0.95), error)
+    assert (summary.status, summary.times.median_s) == ("incomplete", None)
+    assert summary.reason == "the device ran out of memory"
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "runtime_s"),
+    [
+        ("resumed", 20, 1.054),
+        ("resumed-without-bars", 20, 1.05),
+        ("stopped", 32, 2.19),
+        ("evaluated", 80, 5.48),
+        ("resumed-4", 20, 1.0685),
+        ("stopped-4", 32, 2.204),
+    ],
+)
+def test_real_runs(name: str, steps: int, runtime_s: float) -> None:
+    summary = summarize_log(read_log(REAL / f"{name}.log"))
+    assert (summary.status, summary.iterations) == ("ok", steps)
+    assert summary.times.median_s == pytest.approx(runtime_s / steps)
+    assert summary.samples_per_s == pytest.approx(4 * steps / runtime_s)
+    assert bool(remark(summary, "evaluations")) == ("stopped" in name or name == "evaluated")
+    assert not remark(summary, "throughput-disagrees")
+
+
+@pytest.mark.parametrize(
+    ("name", "samples_per_s"),
+    [("resumed-5", 75.921), ("resumed-4", None), ("stopped-4", 58.077)],
+)
+def test_real_states(name: str, samples_per_s: float | None, tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_bytes((REAL / f"state-{name}.json").read_bytes())
+    summary = summarize_log(read_log(path))
+    assert summary.samples_per_s == (None if samples_per_s is None else pytest.approx(samples_per_s, rel=1e-3))
+    assert (summary.times.median_s is None) == (samples_per_s is None)
+    if samples_per_s is not None:
+        assert summary.times.median_s == pytest.approx(4 / samples_per_s, rel=1e-3)
+
+
+STATE = {
+    "global_step": 1000,
+    "max_steps": 1000,
+    "log_history": [
+        {"epoch": 0.5, "loss": 2.0, "step": 500},
+        {"epoch": 1.0, "loss": 1.8, "step": 1000},
+        {"epoch": 1.0, "step": 1000, "train_loss": 1.9, "train_runtime": 100.0, "train_steps_per_second": 10.0},
+    ],
+}
+
+
+def state(tmp_path: Path, **figures: float) -> LogSummary:
+    """A state of 1000 steps with other figures at its end, or at its top."""
+    answer = json.loads(json.dumps(STATE))
+    for name, value in figures.items():
+        (answer if name in answer else answer["log_history"][-1])[name] = value
+    path = tmp_path / "trainer_state.json"
+    path.write_text(json.dumps(answer, indent=2))
+    return summarize_log(read_log(path))
+
+
+def test_a_state_of_a_whole_run_has_all_steps(tmp_path: Path) -> None:
+    summary = state(tmp_path)
+    assert (summary.iterations, summary.times.median_s) == (1000, 0.1)
+
+
+def test_the_speed_of_a_resumed_state_shows_its_steps(tmp_path: Path) -> None:
+    summary = state(tmp_path, train_steps_per_second=1.0)
+    assert (summary.iterations, summary.times.median_s) == (100, 1.0)
+
+
+def test_the_mean_loss_of_a_resumed_state_shows_that_its_steps_are_unknown(tmp_path: Path) -> None:
+    summary = state(tmp_path, train_loss=0.19)
+    assert summary.times.median_s is None
+    assert "checkpoint" in remark(summary, "steps-unknown")
+
+
+def test_a_state_that_stopped_early_has_the_steps_done(tmp_path: Path) -> None:
+    summary = state(tmp_path, global_step=400, train_samples_per_second=80.0)
+    assert (summary.iterations, summary.times.median_s, summary.samples_per_s) == (400, 0.25, 32.0)
+
+
+def test_four_digits_leave_the_run_time_open_too() -> None:
+    assert steps_of_speed(18.86, 4.243) is None
+    assert steps_of_speed(18.86, 4.243, is_short=True) == (80, 80)
+    assert RunEnd((80, 80), 80, 60, None).count_steps() == 20
+
+
+def test_epochs_at_equal_distances_begin_at_one_distance() -> None:
+    assert not goes_on(0.1, 0.2)
+    assert not goes_on(0.01, 0.1)
+    assert goes_on(0.9, 0.95)
