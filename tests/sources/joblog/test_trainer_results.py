@@ -86,3 +86,18 @@ def test_beside_the_lines_of_the_trainer_they_add_nothing(tmp_path: Path) -> Non
     )
     summary = read(tmp_path, {**ANSWER, **SPEED}, front=lines)
     assert (summary.log.time_source, summary.iterations) == ("train_runtime / steps", 120)
+
+
+def test_planned_epochs_that_were_not_reached_give_no_step_time(tmp_path: Path) -> None:
+    """As transformers 4 states a run of 2 epochs of 160 samples that stopped after 0.8."""
+    figures = {"epoch": 0.8, "train_runtime": 2.204, "train_samples": 160, "train_loss": 1.7}
+    speeds = {"train_samples_per_second": 145.193, "train_steps_per_second": 36.298}
+    summary = read(tmp_path, {**figures, **speeds})
+    assert (summary.status, summary.iterations, summary.times.median_s, summary.samples_per_s) == (
+        "ok",
+        None,
+        None,
+        None,
+    )
+    assert any(flag.startswith("steps-unknown: training ended before") for flag in summary.flags)
+    assert read(tmp_path, {**figures, **speeds, "epoch": 2.0}).samples_per_s == 145.193

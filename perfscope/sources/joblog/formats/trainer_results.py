@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.formats.run_end import NO_END
 from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
@@ -61,9 +62,13 @@ def _close(state: _State) -> None:
     if runtime_s is None or log.frameworks != {_FRAMEWORK}:
         return
     steps_per_s, samples_per_s = _speeds(figures, runtime_s)
+    _explain(state)
+    if _ends_early(figures, samples_per_s, runtime_s):
+        log.add_remark("steps-unknown", NO_END)
+        log.set_fact("finished_runs", 1, "log")
+        return
     steps = None if steps_per_s is None else _steps(steps_per_s, runtime_s)
     record = Record(steps, samples_per_s=samples_per_s)
-    _explain(state)
     if steps is not None:
         log.set_fact("train_iterations", steps, "records")
         record.wall_ns = round(runtime_s / steps * NS_PER_S)
@@ -99,6 +104,12 @@ def _speeds(figures: dict[bytes, float], runtime_s: float) -> tuple[float | None
     if abs(speed * runtime_s - samples) <= _SAME * samples:
         return None, speed
     return (speed, None) if samples > _OTHER * speed * runtime_s else (None, None)
+
+
+def _ends_early(figures: dict[bytes, float], samples_per_s: float | None, runtime_s: float) -> bool:
+    """Whether the samples of the speed are of planned epochs that were not reached."""
+    samples = figures.get(b"train_samples", 0) * figures.get(b"epoch", 0)
+    return samples_per_s is not None and samples_per_s * runtime_s > _OTHER * samples > 0
 
 
 def _steps(steps_per_s: float, runtime_s: float) -> int | None:
