@@ -23,9 +23,7 @@ _HALF_AN_EPOCHS_DIGIT = 0.005
 _OF_ALL_LOSSES = 0.5
 
 NO_STEPS = "train_runtime is known, the number of steps is not: no step time"
-NO_BEGIN = (
-    "training went on from a checkpoint whose step is not stated, train_runtime is of the steps since: no step time"
-)
+NO_BEGIN = "the step at which training started or went on is unknown, train_runtime is of those since: no step time"
 NO_END = "training ended before its planned steps, at which step is not stated: no step time"
 EVALUATIONS = "train_runtime holds evaluations: the time of a step from it is too long"
 NOTHING_DONE = "no step was done since the last start: no step time"
