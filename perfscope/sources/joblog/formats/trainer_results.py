@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.formats.run_end import NO_END
+from perfscope.sources.joblog.run_end import NO_END
 from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
