@@ -31,6 +31,7 @@ from tabulate import tabulate
 
 from benchmarks.pipeline_runs import LARGE, OTHER_SCHEDULES, SHARED, TINY, VARIANTS, Framework, Setting
 from benchmarks.processes import ROOT
+from benchmarks.shared_gpus import WHOLE
 from perfscope.charts.grammar import Chart, Dots, Line, Values
 from perfscope.charts.palette import SERIES
 from perfscope.charts.svg import draw_file
@@ -200,8 +201,10 @@ def document(figures: Mapping[str, Any]) -> str:
         f"`python -m benchmarks.bubble_sweep{option}`.",
         "## 1F1B",
         _table(figures["sweep"], heads),
-        f"Each additional micro-batch adds {figures['slope_ms']:.3f} ms. Shares are of p x T.",
+        "Shares are of p x T.",
     ]
+    if figures["slope_ms"] is not None:
+        parts[-1] = f"Each additional micro-batch adds {figures['slope_ms']:.3f} ms. {parts[-1]}"
     if figures["others"]:
         parts += ["## Other schedules", _table(figures["others"], schedule_heads)]
     return "\n\n".join([*parts, "## Overhead of the hooks", _cost(figures)]) + "\n"
@@ -246,9 +249,9 @@ def _arguments(devices: int) -> argparse.Namespace:
     parser.add_argument("--tiny", action="store_true", help="a model for CPUs")
     parser.add_argument("--tensor", type=int, default=1, help="ranks of a stage, by Megatron's tensor parallelism")
     parser.add_argument(
-        "--share", default="", metavar="PERCENT,...", help="of a GPU, for each rank: they share the GPUs"
+        "--share", default="", metavar="PERCENT,...", help="of a GPU, for each rank; below 100 they share the GPUs"
     )
-    parser.add_argument("--turn", type=Path, help="a file whose lock a training has while it trains, with --share")
+    parser.add_argument("--turn", type=Path, help="a file whose lock a training has while it trains")
     parser.add_argument("--variants", nargs="*", default=[], choices=VARIANTS, help="1F1B with something else, too")
     parser.add_argument("--others", nargs="*", help="schedules beside 1F1B")
     parser.add_argument("--plain-once", action="store_true", help="no training without perfscope at the begin")
@@ -261,7 +264,7 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
 
     framework: Framework = arguments.framework
     shares = tuple(int(word) for word in arguments.share.split(",") if word)
-    size = dict(TINY if arguments.tiny else SHARED if shares else LARGE)
+    size = dict(TINY if arguments.tiny else SHARED if min(shares, default=WHOLE) < WHOLE else LARGE)
     size["micro-batch"] = arguments.micro_batch or size["micro-batch"]
     runs: Path = arguments.output / "runs"
     runs.mkdir(parents=True, exist_ok=True)
@@ -282,7 +285,7 @@ def sweep(arguments: argparse.Namespace) -> dict[str, Any]:
     others = OTHER_SCHEDULES[framework] if arguments.others is None else arguments.others
     before = [] if arguments.plain_once else [plain("plain_before")]
     rows = [under_perfscope("1f1b", m) for m in sorted(arguments.microbatches)]
-    slope = add_slope(rows)
+    slope = add_slope(rows) if len(rows) > 1 else None
     after = plain("plain_after")
     variants = [under_perfscope("1f1b", cost_m, variant) for variant in arguments.variants]
     other_schedules = [under_perfscope(schedule, cost_m) for schedule in others]

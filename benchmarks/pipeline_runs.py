@@ -64,8 +64,8 @@ class Setting:
     Attributes:
         scripts: The folder of Megatron's ``pretrain_gpt.py``.
         tensor: The ranks of a stage, by Megatron's tensor parallelism.
-        shares: The percentage of a GPU that each rank has, where ranks share GPUs.
-        turn: The file whose lock a training has while it trains, where ranks share GPUs and trainings start together.
+        shares: The percentage of a GPU that each rank has, where ranks share GPUs or one of them is slow.
+        turn: The file whose lock a training has while it trains, where trainings start together.
         variant: What is else with this training, one of ``VARIANTS``; nothing where it is empty.
     """
 
@@ -86,7 +86,7 @@ class Setting:
         if self.tensor != 1 and self.framework is not Framework.MEGATRON:
             raise ValueError(f"{self.framework} has no tensor parallelism here")
         if self.variant == "slow_device" and not self.shares:
-            raise ValueError("a device is slow where ranks share GPUs")
+            raise ValueError("a device is slow where ranks have shares of GPUs")
 
     @property
     def stages(self) -> int:
@@ -124,7 +124,7 @@ class Setting:
         raise ValueError(f"{self.name} printed no time of a step")
 
     def _launcher(self) -> list[str]:
-        if self.shares:
+        if self.shares or self.turn:
             return self._start_ranks()
         if self.framework is Framework.DEEPSPEED:
             launcher = [sys.executable, "-m", "deepspeed.launcher.runner", f"--master_port={find_free_port()}"]
@@ -135,9 +135,10 @@ class Setting:
         shares = list(self.shares)
         if self.variant == "slow_device":
             shares[SLOW_RANK] //= 2
+        share = ["--share", ",".join(map(str, shares))] if shares else []
         turn = ["--turn", str(self.turn)] if self.turn else []
         launcher = [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py")]
-        return [*launcher, "--share", ",".join(map(str, shares)), *turn, str(self.ranks)]
+        return [*launcher, *share, *turn, str(self.ranks)]
 
     def _megatron(self) -> list[str]:
         if self.scripts is None:

@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+#: The percentage of a GPU that a rank has which shares it with nobody.
+WHOLE = 100
 _CONTROL = "nvidia-cuda-mps-control"
 _LONGEST_START_S = 10
 _LONGEST_END_S = 5
@@ -20,7 +22,7 @@ _LONGEST_END_S = 5
 def equal_shares(ranks: int, gpus: int) -> tuple[int, ...]:
     """The percentage of a GPU that each rank has, where ranks spread evenly over the GPUs."""
     on_a_gpu = -(-ranks // max(1, gpus))
-    return (100 // on_a_gpu,) * ranks
+    return (WHOLE // on_a_gpu,) * ranks
 
 
 @contextmanager

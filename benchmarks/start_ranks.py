@@ -3,11 +3,11 @@
 Run: ``python benchmarks/start_ranks.py [--share PERCENT,...] [--turn FILE] RANKS SCRIPT [ARGUMENTS...]``. When a rank
 fails, the others get SIGTERM.
 
-``--share`` lets ranks share the GPUs that are there: each has so many percent of the multiprocessors of one of them,
-which holds where NVIDIA's multi-process service runs, and is a host of its own for NCCL, which takes one rank a device
-only; they talk through sockets. ``--turn`` lets trainings that were started together make their imports together, and
-train one after the other: the store, which each rank waits for when it makes its process group, is opened when the
-file's lock is free.
+``--share`` gives each rank so many percent of the multiprocessors of a GPU, which holds where NVIDIA's multi-process
+service runs. Where there are fewer GPUs than ranks they share them, and each is a host of its own for NCCL, which takes
+one rank a device only; they talk through sockets. ``--turn`` lets trainings that were started together make their
+imports together, and train one after the other: the store, which each rank waits for when it makes its process group,
+is opened when the file's lock is free.
 """
 
 from __future__ import annotations
@@ -44,13 +44,15 @@ def list_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def rank_environment(rank: int, ranks: int, shares: Sequence[int], gpus: Sequence[str]) -> dict[str, str]:
-    """What tells a process its place: ranks of one host with a GPU each, or hosts that share the GPUs."""
+    """What tells a process its place: ranks of one host with a GPU each, or hosts that share the GPUs; its share."""
     place = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(ranks)}
     if not shares:
         return place
+    device = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(shares[rank])}
+    if len(gpus) >= ranks:
+        return place | device
     alone = {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NCCL_HOSTID": f"host{rank}", "NCCL_IB_DISABLE": "1"}
     sockets = {"NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": "lo"}
-    device = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(shares[rank])}
     if gpus:
         device["CUDA_VISIBLE_DEVICES"] = gpus[rank * len(gpus) // ranks]
     return place | alone | sockets | device

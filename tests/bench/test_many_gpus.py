@@ -78,11 +78,30 @@ def test_what_an_interrupted_run_left_stays_where_its_command_goes_on(tmp_path: 
 
 def test_the_series_has_every_run_that_two_devices_cannot_show(tmp_path: Path) -> None:
     names = [run.name for run in runs_of(Series(4, is_tiny=False, megatron=tmp_path), tmp_path)]
-    assert names[:5] == ["megatron_pp", "megatron_tp2_pp", "deepspeed_pp", "torch_pp", "deepspeed_zero3"]
-    assert names[5:8] == ["deepspeed_zero3_plain", "deepspeed_saves", "megatron_saves"]
-    assert names[-1] == "scaling"
-    eight = list(runs_of(Series(8, is_tiny=False), tmp_path))[-1]
+    assert names[:5] == ["megatron_pp", "megatron_tp2_pp", "deepspeed_pp", "torch_pp", "torch_pp_slow_device"]
+    assert names[5:9] == ["deepspeed_zero3", "deepspeed_zero3_plain", "deepspeed_saves", "megatron_saves"]
+    assert names[-2:] == ["scaling", "scaling_law"]
+    *_, eight, law = runs_of(Series(8, is_tiny=False), tmp_path)
     assert eight.command[eight.command.index("--nproc") + 1] == "1,2,4,8"
+    assert law.command[law.command.index("--nproc") + 1] == "1,2,3,4,6,8"
+
+
+def test_trainings_on_gpus_of_their_own_start_together_and_train_in_turn(tmp_path: Path) -> None:
+    runs = {run.name: run for run in runs_of(Series(4, is_tiny=False, megatron=tmp_path, at_once=3), tmp_path)}
+    timed = {name: run for name, run in runs.items() if run.is_timed}
+    assert {name for name, run in timed.items() if not run.takes_turns} == {"torch_none", "scaling", "scaling_law"}
+    assert all(("--turn" in run.command) == run.takes_turns for run in runs.values())
+    assert all(not run.takes_turns for name, run in runs.items() if name.startswith("postmortem"))
+    assert {name for name, run in runs.items() if run.is_sharing} == {"torch_pp_slow_device", "torch_ddp_slow_device"}
+    assert "100,100,50,100" in runs["torch_ddp_slow_device"].command
+    assert "100,100,100,100" in runs["torch_pp_slow_device"].command
+
+
+def test_only_ranks_that_share_find_the_service(tmp_path: Path) -> None:
+    prints = (sys.executable, "-c", "import os; print(os.environ.get('SERVICE'))")
+    for name, is_sharing in (("alone", False), ("sharing", True)):
+        many_gpus.perform(tmp_path, Run(name, prints, is_sharing=is_sharing), 100, service={"SERVICE": "here"})
+    assert [(tmp_path / f"{name}.log").read_text() for name in ("alone", "sharing")] == ["None\n", "here\n"]
 
 
 def test_trainings_that_save_do_so_below_their_own_folder_and_one_goes_without_perfscope(tmp_path: Path) -> None:

@@ -79,6 +79,13 @@ def test_ranks_that_share_nothing_are_on_one_host() -> None:
     }
 
 
+def test_a_share_of_a_gpu_of_its_own_leaves_a_rank_on_its_host() -> None:
+    assert rank_environment(1, 2, (100, 50), ["0", "1"]) == {
+        **rank_environment(1, 2, (), ["0", "1"]),
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+    }
+
+
 def test_chosen_gpus_are_those_that_are_shared() -> None:
     assert list_gpus({"CUDA_VISIBLE_DEVICES": "3,5"}) == ["3", "5"]
 

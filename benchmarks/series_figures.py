@@ -1,8 +1,8 @@
-"""Four ranks on the quarters of one GPU: the tables of ``reports/h200-quarters.md``.
+"""What a series of many GPUs has measured, as the tables of ``h100-four-gpus.md`` and ``h200-quarters.md`` in reports/.
 
-``python -m benchmarks.quarters --collect OUT FIGURES.json`` keeps the figures of what ``python -m benchmarks.many_gpus
---share -o OUT`` has done so far, beside those that FIGURES.json has; ``python -m benchmarks.quarters FIGURES.json``
-prints them.
+``python -m benchmarks.series_figures --collect OUT FIGURES.json`` keeps the figures of what ``python -m
+benchmarks.many_gpus -o OUT`` has done so far, beside those that FIGURES.json has; ``python -m benchmarks.series_figures
+FIGURES.json`` prints them.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
 from benchmarks.bubble_sweep import add_slope
-from benchmarks.quarter_runs import bench_sections, collect_bench, collect_pairs, collect_runs, run_sections
+from benchmarks.series_runs import bench_sections, collect_bench, collect_pairs, collect_runs, run_sections
 from benchmarks.sweep_pairs import document as document_pairs
 from benchmarks.sweep_pairs import judge
 
 _TITLES = {
     "torch_pp": "torch.distributed.pipelining, four stages",
     "deepspeed_pp": "DeepSpeed's PipelineEngine, four stages",
+    "torch_pp_slow_device": "The same, clients of the multi-process service, one of which has half of its GPU",
     "megatron_pp": "Megatron-core, four stages",
     "megatron_tp2_pp": "Megatron-core, two stages of two ranks",
 }
@@ -49,7 +51,9 @@ def collect(out: Path, figures: dict[str, Any]) -> dict[str, Any]:
             rows[path.stem] = {key: _rounded(value) for key, value in row.items() if key not in {"slope", "outside_ms"}}
         for path in sorted(runs.glob("plain_*.json")):
             rows["plain"] = json.loads(path.read_text())
-        _add_pairs(figures, judge(runs))
+    with ProcessPoolExecutor() as pool:  # traces of a sweep are read for a minute
+        for judged in pool.map(_judge, [out / name / "runs" for name in _TITLES]):
+            _add_pairs(figures, judged)
     for path in sorted(out.glob("pairs_*.json")):  # judged where the traces were
         _add_pairs(figures, json.loads(path.read_text()))
     others = collect_runs(out)
@@ -62,6 +66,10 @@ def collect(out: Path, figures: dict[str, Any]) -> dict[str, Any]:
         stopped |= {(result["framework"], result["fault"]): result for result in results}
     figures["stopped"] = list(stopped.values())
     return figures
+
+
+def _judge(runs: Path) -> list[dict[str, Any]]:
+    return list(judge(runs))
 
 
 def _add_pairs(figures: dict[str, Any], judged: Iterable[Mapping[str, Any]]) -> None:
@@ -93,7 +101,7 @@ def document(figures: Mapping[str, Any]) -> str:
     if figures.get("runs"):
         parts += ["## Trainings that are no pipelines", *run_sections(figures["runs"])]
     if figures.get("bench"):
-        parts += ["## Eighths: strategies by number of ranks", *bench_sections(figures["bench"])]
+        parts += ["## Strategies by number of ranks", *bench_sections(figures["bench"])]
     parts += ["## Predicted and made", document_pairs(figures["pairs"])]
     parts += ["## Trainings that were stopped", _stopped(figures["stopped"])]
     return "\n\n".join(parts) + "\n"

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quarters import collect, document
+from benchmarks.series_figures import collect, document
 from tests.bench.examples import measurement, variant
 from tests.conftest import ROOT
 
@@ -54,7 +54,7 @@ def test_figures_of_an_earlier_call_stay(tmp_path: Path) -> None:
 def test_predictions_of_the_same_call_on_traces_and_trainings_without_a_pipeline_are_collected(tmp_path: Path) -> None:
     judged = {"traced": "a_1f1b_m8", "scenario": "schedule=zbv", "made": "a_zbv_m8", "took_ms": 1.0, "reason": "none"}
     (tmp_path / "pairs_torch_pp.json").write_text(json.dumps([judged]))
-    rows = tmp_path / "bench" / "rows"
+    rows = tmp_path / "scaling_law" / "bench" / "rows"
     rows.mkdir(parents=True)
     measured = measurement(variant("ddp", 2), 10.0, nodes=2)
     measured.write(rows)

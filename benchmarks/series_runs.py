@@ -1,4 +1,4 @@
-"""Trainings of ``many_gpus --share`` that are no pipelines: their figures, and the tables of them.
+"""Trainings of ``many_gpus`` that are no pipelines: their figures, and the tables of them.
 
 ZeRO 3 under perfscope and without it, trainings that save, trainings without communication, and the benchmark of
 strategies by number of ranks.
@@ -103,7 +103,7 @@ def collect_pairs(out: Path, runs: Mapping[str, Any]) -> Iterator[dict[str, Any]
 def collect_bench(out: Path) -> list[dict[str, Any]]:
     """What the trainings of ``perfscope bench`` took, in the order of their names."""
     rows = []
-    for training in read_measurements(out / "bench" / "rows"):
+    for training in read_measurements(out / "scaling_law" / "bench" / "rows"):
         if training.reason is None:
             whole = training.data()
             rows.append({"variant": whole["variant"], **{key: whole[key] for key in _KEPT}})
@@ -115,7 +115,7 @@ def run_sections(runs: Mapping[str, Any]) -> Iterator[str]:
     if not runs:
         return
     headings: tuple[str, ...] = ("Training", "Step (ms)", "Without perfscope (ms)", "Profiled step (ms)", "Compute (%)")
-    headings += ("Exposed communication (%)", "Idle (%)", "The GPU's energy of a step (J)")
+    headings += ("Exposed communication (%)", "Idle (%)", "Energy of a step, all GPUs (J)")
     cells: list[tuple[str, ...]] = []
     for name, run in runs.items():
         shares = run["shares"]
