@@ -27,13 +27,14 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
     """The findings of a run, the one that regains most first.
 
     Each rule claims its time from its accounts in the order of the rules, so that a cause that explains others comes
-    before them: what it claims is gone for them.
+    before them: what it claims is gone for them. All of them together claim no more than a step.
     """
     step_us = training.step_us
     if not step_us:
         return ()
     balances = _balances(training)
     unclaimed = dict(balances)
+    left_us = step_us
     least_us = max(SMALLEST_SHARE * step_us, _SMALLEST_US)
     findings = []
     for rule in rules:
@@ -54,14 +55,18 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         elif cause.basis is Basis.REPLAY:
             # A replay knows what an account does not: communication that is hidden slows what hides it.
             limit = math.inf if not claimed_us else max(limit, cause.cost_us - claimed_us)
+        if not (cause.is_of_all_steps or cause.is_beside):
+            limit = min(limit, left_us)
         cost_us = min(cause.cost_us, limit)
         if cost_us < least_us:
             continue
+        left_us = max(left_us - (0.0 if cause.is_beside else cost_us), 0.0)
         for account in {*accounts, *rule.accounts} & balances.keys():
             balances[account] = max(balances[account] - cost_us, 0.0)
         low, high = cause.interval_us
         whole_us = step_us + cost_us if cause.is_beside else max(step_us, cost_us)
-        high = high if cause.basis is Basis.REPLAY else max(min(high, limit), _BEYOND * cost_us)
+        # A replay takes away what other causes have claimed, too.
+        high = high - claimed_us if cause.basis is Basis.REPLAY else max(min(high, limit), _BEYOND * cost_us)
         low = 0.0 if training.is_power_limited and accounts[-1] is Account.SLACK else min(low, cost_us)
         cause = replace(cause, interval_us=(low, max(min(high, whole_us), cost_us)))
         findings.append(Finding(rule.id, rule.title, cost_us, whole_us, cause))

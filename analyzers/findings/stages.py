@@ -25,7 +25,7 @@ def find_uneven_stages(training: Training) -> Cause | None:
         return None
     slowest, fastest = max(rows, key=lambda row: useful[row]), min(rows, key=lambda row: useful[row])
     mean_us = sum(useful.values()) / len(useful)
-    if useful[slowest] < (1 + _LEAST_DIFFERENCE) * mean_us:
+    if useful[slowest] < (1 + _LEAST_DIFFERENCE) * mean_us or _has_equal_devices(training):
         return None
     cost_us = imbalance * facts.amount(f"{source}/section_us")
     moved = (useful[slowest] - mean_us) / useful[slowest]
@@ -47,6 +47,13 @@ def find_uneven_stages(training: Training) -> Cause | None:
     ranks = facts.value(f"{slowest}/ranks")
     of_stage = tuple(ranks) if isinstance(ranks, (list, tuple)) else (facts.rank(slowest),)
     return Cause(cost_us, (cost_us, cost_us), tuple(int(str(rank)) for rank in of_stage), (evidence,), advice)
+
+
+def _has_equal_devices(training: Training) -> bool:
+    """Whether traces say that the devices of all stages work equally long: passes are longer by their hosts then."""
+    facts, source = training.facts, training.traced_pipeline
+    useful = [facts.amount(f"{row}/useful_us") for row in facts.rows(f"{source}/stages")] if source else []
+    return bool(useful) and max(useful) < (1 + _LEAST_DIFFERENCE) * sum(useful) / len(useful)
 
 
 def find_large_bubble(training: Training) -> Cause | None:

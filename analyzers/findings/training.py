@@ -22,6 +22,10 @@ _HOST_CAUSES = (
 )  # fmt: skip
 _HOST_KEYS = {cause: f"{cause}_us" for cause in _HOST_CAUSES}
 
+_TIMED_PIPELINE, _TRACED_PIPELINE = "/pipeline_steps", "/pipeline_bubble"
+#: Where every host is late, passes hold up to six times their work, and those of all stages within 13 % as many times.
+_STRETCHED = 1.25
+
 POWER_CAP = "software power cap"
 #: A limit that is lower than the GPU's own was set by somebody.
 LEAST_OWN_LIMIT = 0.97
@@ -162,11 +166,34 @@ class Training:
 
     @cached_property
     def pipeline(self) -> str:
-        """Where a pipeline was measured, by the hooks in every step or in the profiled ones; empty without one."""
-        for name in ("/pipeline_steps", "/pipeline_bubble"):
-            if self.facts.number(f"{name}/section_us"):
-                return name
-        return ""
+        """Where a pipeline was measured, by the hooks in every step or in the profiled ones; empty without one.
+
+        The hooks' passes hold what a device waits for inside of them. Where a host makes those of one stage long, the
+        traces count, which tell the device's work from its gaps.
+        """
+        if self._hosts_stretch_passes:
+            return _TRACED_PIPELINE
+        return self._measured(_TIMED_PIPELINE) or self.traced_pipeline
+
+    @cached_property
+    def traced_pipeline(self) -> str:
+        """Where the devices' own work in a pipeline was measured; empty where no traces tell it."""
+        return self._measured(_TRACED_PIPELINE)
+
+    def _measured(self, name: str) -> str:
+        return name if self.facts.number(f"{name}/section_us") else ""
+
+    @cached_property
+    def _hosts_stretch_passes(self) -> bool:
+        """Whether the passes of one stage are longer, over its device's work, than those of another one."""
+        timed, traced = (
+            {self.facts.number(f"{row}/stage"): self.facts.amount(f"{row}/useful_us") for row in self.facts.rows(rows)}
+            for rows in (f"{_TIMED_PIPELINE}/stages", f"{_TRACED_PIPELINE}/stages")
+        )
+        if timed.keys() != traced.keys() or not all((*timed.values(), *traced.values())) or not timed:
+            return False
+        stretched = [timed[stage] / traced[stage] for stage in timed]
+        return max(stretched) > _STRETCHED * min(stretched)
 
     @cached_property
     def window_steps(self) -> float:

@@ -54,6 +54,20 @@ def test_a_late_host_and_the_wait_for_it_are_one_time() -> None:
     assert found == {"host": 4000.0}
 
 
+def test_all_findings_together_take_no_more_than_a_step() -> None:
+    many = [rule(name, 6000.0, Account.COMPUTE) for name in ("first", "second")]
+    found = costs(training(), rule("pipeline", 5000.0, Account.PIPELINE), *many, rule("host", 4000.0, Account.HOST))
+    assert found == {"pipeline": 5000.0, "first": 5000.0}
+    assert sum(found.values()) == STEP_US
+
+
+def test_what_comes_beside_the_steps_takes_nothing_of_them() -> None:
+    found = costs(
+        training(), rule("saves", 9000.0, Account.BESIDE, is_beside=True), rule("kernels", 6000.0, Account.COMPUTE)
+    )
+    assert found == {"saves": 9000.0, "kernels": 6000.0}
+
+
 def test_computation_is_another_account() -> None:
     found = costs(training(), rule("host", 4000.0, Account.HOST), rule("kernels", 5000.0, Account.COMPUTE))
     assert found == {"kernels": 5000.0, "host": 4000.0}
