@@ -2,9 +2,10 @@
 
 A step's energy is the power of its GPUs, integrated from the step's beginning to its end by the trapezoidal rule over
 NVML's samples. NVML's power is itself a mean over up to a second, so that the energy of one short step is smoothed over
-its neighbours; the mean over many steps is not. The GPUs' own energy counters are an independent second measurement:
-both are taken over the same time, and a difference over 5 % is a warning. Processors, memory and fans of the host
-are in neither.
+its neighbours; the mean over many steps is not. Where most steps follow a pause within that second, as in a training of
+two seconds, power still holds the pause, and their energy is withheld. The GPUs' own energy counters are an independent
+second measurement: both are taken over the same time, and a difference over 5 % is a warning. Processors, memory and
+fans of the host are in neither.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section, in_unit, percent
-from perfscope.tables.columns import Int64, present
+from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
 
@@ -31,6 +32,11 @@ DISAGREEMENT = 0.05
 #: Shorter than this, NVML's averaging at both ends can be 5 % of the energy by itself.
 _SHORTEST_COMPARED_NS = 10 * NS_PER_S
 _MOST_RANKS_SHOWN = 16
+#: NVML's power is a mean over so long before it was read (on Ampere and newer, but GA100).
+_AVERAGED_NS = NS_PER_S
+#: A step whose last second was training for a smaller part of it follows a pause.
+_MOSTLY_TRAINING = 0.8
+_LEAST_SETTLED = 0.5
 #: NVML's power may exceed the limit for moments, not on average.
 _MOST_OF_LIMIT = 1.1
 
@@ -185,6 +191,7 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
     joules = power.energy_j(starts_ns[covered], ends_ns[covered])
     if reason is None and not covered.any():
         reason = "no undisturbed step lies between two samples of power"
+    reason = reason or _doubt_pauses(starts_ns, ends_ns, covered)
     counter_j, integrated_j, compared_s = _compare_with_counter(used, power, starts_ns, ends_ns)
     seconds = float((ends_ns[covered] - starts_ns[covered]).sum()) / NS_PER_S
     power_w = float(joules.sum()) / seconds if seconds > 0 else None
@@ -216,6 +223,30 @@ def _find_obstacle(used: UsedGpu, run: Run) -> str | None:
             "this run"
         )
     return None
+
+
+def _doubt_pauses(starts_ns: Int64, ends_ns: Int64, covered: Bool) -> str | None:
+    """Why power is not that of the steps: most follow a pause, or the first step, too soon; None where it is."""
+    settled = _training_before_ns(starts_ns[1:], ends_ns[1:], starts_ns[covered]) >= _MOSTLY_TRAINING * _AVERAGED_NS
+    if settled.mean() >= _LEAST_SETTLED:
+        return None
+    soon = int((~settled).sum())
+    return (
+        f"NVML's power is a mean over up to 1 s, and {soon} of the {len(settled)} undisturbed steps begin sooner than "
+        "that behind a pause: train for more steps"
+    )
+
+
+def _training_before_ns(starts_ns: Int64, ends_ns: Int64, moments_ns: Int64) -> Int64:
+    """How much of the second before each moment was in steps."""
+    edges_ns = np.concatenate([[0], np.cumsum(ends_ns - starts_ns)])
+
+    def until(times_ns: Int64) -> Int64:
+        begun = np.searchsorted(starts_ns, times_ns, side="right")
+        running = np.where(begun > 0, np.minimum(times_ns - ends_ns[begun - 1], 0), 0) if len(ends_ns) else 0
+        return np.asarray(edges_ns[begun] + running)
+
+    return np.asarray(until(moments_ns) - until(moments_ns - _AVERAGED_NS))
 
 
 def _doubt_power(samples: GpuSamples, power_w: float | None) -> str | None:

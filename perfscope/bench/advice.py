@@ -113,10 +113,20 @@ def advice_lines(advice: Advice, rows: Sequence[Row], names: dict[str, str]) -> 
     yield from _as_fast_lines(advice, fastest.samples_per_s or 0.0, names)
     if advice.cheapest is not None:
         joules = advice.cheapest.joules_per_sample
-        yield f"Least energy: {names[advice.cheapest.variant.key]}, {joules:.3g} J a sample."
+        trained, known = (sum(1 for row in rows if is_there(row)) for is_there in (_is_trained, _has_energy))
+        among = "" if known == trained else f" among the {known} of {trained} rows that have one"
+        yield f"Least energy{among}: {names[advice.cheapest.variant.key]}, {joules:.3g} J a sample."
     places = [f"{names[row.variant.key]} ({(row.largest_memory_bytes or 0) / GB:.2f} GB)" for row in advice.front]
     if places:
         yield f"No other row is both faster and smaller than these, fastest first: {', '.join(places)}."
+
+
+def _is_trained(row: Row) -> bool:
+    return row.samples_per_s is not None
+
+
+def _has_energy(row: Row) -> bool:
+    return row.joules_per_sample is not None
 
 
 def _as_fast_lines(advice: Advice, fastest: float, names: dict[str, str]) -> Iterator[str]:

@@ -21,6 +21,8 @@ from perfscope.constants import NS_PER_S
 from perfscope.report import Json
 
 _FEWEST_ROUNDS = 2
+#: Half of the steps of a shorter training begin less than a second behind its start, which NVML's power still holds.
+_SHORTEST_WITH_ENERGY_NS = 2 * NS_PER_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,15 +119,25 @@ class Row:
         return fmean(values) if values else None
 
     @property
+    def step_j(self) -> float | None:
+        """Energy of a step of all GPUs, over the trainings that last long enough."""
+        values = [
+            training.step_j
+            for training in self.trainings
+            if training.step_j is not None and sum(training.step_ns) >= _SHORTEST_WITH_ENERGY_NS
+        ]
+        return fmean(values) if values else None
+
+    @property
     def joules_per_sample(self) -> float | None:
         """Energy of a sample."""
-        joules, samples = self.mean("step_j"), self.trainings[0].samples if self.trainings else None
+        joules, samples = self.step_j, self.trainings[0].samples if self.trainings else None
         return joules / samples if joules is not None and samples else None
 
     @property
     def joules_per_token(self) -> float | None:
         """Energy of a token."""
-        joules, tokens = self.mean("step_j"), self.trainings[0].tokens if self.trainings else None
+        joules, tokens = self.step_j, self.trainings[0].tokens if self.trainings else None
         return joules / tokens if joules is not None and tokens else None
 
     @property

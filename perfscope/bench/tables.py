@@ -22,7 +22,8 @@ _WHY_ABSENT = {
     "Compute (%)": "No shares: the trace of the profiled step shows no GPU.",
     "Overlap (%)": "No overlap: no communication ran on a GPU.",
     "Bubble (%)": "No bubble: no micro-batches pass between processes.",
-    "J/sample": "No energy: NVML sampled none, or not every rank marks steps, as in an RPC pipeline.",
+    "J/sample": "No energy: NVML sampled none, not every rank marks steps, as in an RPC pipeline, or the measured "
+    "steps last less than 2 s: NVML's power is a mean over up to 1 s.",
     "mJ/token": "No energy of a token: no energy, or the samples are not sequences of tokens.",
     "Checkpoint (GB)": "No checkpoint: `--no-saves`.",
 }

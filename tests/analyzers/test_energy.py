@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from perfscope import wire
@@ -26,8 +27,13 @@ STEPS = 30
 At = Callable[[int, float], dict[str, Any]]
 
 
-def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = None, ranks: int = 2) -> Run:
-    """Ranks of one host with 30 steps of a second each, from second 0; GPU r belongs to rank r; samples every 0.5 s."""
+def write(
+    root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = None, ranks: int = 2, pause_ns: int = 0
+) -> Run:
+    """Ranks of one host with 30 steps of a second each, from second 0; GPU r belongs to rank r; samples every 0.5 s.
+
+    Each step is shorter by a pause before it.
+    """
     (root / wire.RUN_FILE).parent.mkdir(parents=True, exist_ok=True)
     (root / wire.RUN_FILE).write_text(json.dumps({"command": ["train"]}))
     for rank in range(ranks):
@@ -38,7 +44,12 @@ def write(root: Path, at: At, *, count: int = 2, head: dict[str, Any] | None = N
         (folder / wire.RANK_FILE).write_bytes(to_line(record))
         lines = [
             StepRecord(
-                step, step * S, "deepspeed", wall_ns=S, tokens=500, window=wire.PROFILED if step in (4, 5) else None
+                step,
+                step * S,
+                "deepspeed",
+                wall_ns=S - pause_ns,
+                tokens=500,
+                window=wire.PROFILED if step in (4, 5) else None,
             )
             for step in range(1, STEPS + 1)
         ]
@@ -90,6 +101,33 @@ def test_a_mean_power_above_the_limit_is_withheld(limit_w: int, is_possible: boo
         return
     with pytest.raises(MissingInput, match="300 W, above the limit of 200 W, which cannot be"):
         energy.analyze(run)
+
+
+@pytest.mark.parametrize(("pause_s", "is_known"), [(0.1, True), (0.3, False)])
+def test_the_energy_of_steps_that_follow_pauses_is_withheld(pause_s: float, is_known: bool, tmp_path: Path) -> None:
+    """What NVML calls the power of such a step is in part that of the pause in the second before."""
+    run = write(tmp_path, lambda _gpu, _t: {"power_mw": 300_000, "energy_mj": 0}, pause_ns=int(pause_s * S))
+    if is_known:
+        assert energy.analyze(run).step_j == pytest.approx(600 * (1 - pause_s))
+        return
+    with pytest.raises(MissingInput, match="27 of the 27 undisturbed steps begin sooner than that behind a pause"):
+        energy.analyze(run)
+
+
+def test_the_second_before_a_step_is_counted_as_by_hand() -> None:
+    generator = random.Random(5)
+    for _ in range(50):
+        starts, ends, now = [], [], 0
+        for _ in range(generator.randrange(1, 12)):
+            starts.append(now := now + generator.choice([0, S // 10, S]))
+            ends.append(now := now + generator.randrange(1, S))
+        moments = sorted(generator.randrange(now + S) for _ in range(5))
+        counted = energy._training_before_ns(np.array(starts), np.array(ends), np.array(moments))
+        by_hand = [
+            sum(max(min(end, at) - max(start, at - S), 0) for start, end in zip(starts, ends, strict=True))
+            for at in moments
+        ]
+        assert counted.tolist() == by_hand
 
 
 def test_a_silence_leaves_the_steps_in_it_out(tmp_path: Path) -> None:

@@ -28,9 +28,12 @@ def test_the_fastest_that_fits_is_not_the_fastest_of_all() -> None:
 
 
 def test_the_cheapest_is_by_energy_and_is_left_out_where_energy_is_unknown() -> None:
-    rows = [row("ddp", 10, 40, step_j=100.0), row("fsdp2", 12, 20, step_j=80.0), row("tp", 9, 10)]
+    rows = [row("ddp", 500, 40, step_j=100.0), row("fsdp2", 600, 20, step_j=80.0), row("tp", 400, 10, step_j=None)]
     assert advise(rows).cheapest is rows[1]
     assert advise(rows[2:]).cheapest is None
+    some, all_of_them = (list(advice_lines(advise(those), those, name_rows(those))) for those in (rows, rows[:2]))
+    assert any(line.startswith("Least energy among the 2 of 3 rows that have one: fsdp2 x 2, 5 J") for line in some)
+    assert any(line.startswith("Least energy: fsdp2 x 2, 5 J") for line in all_of_them)
 
 
 def test_the_front_is_what_comparing_every_pair_finds() -> None:

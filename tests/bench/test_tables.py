@@ -23,7 +23,10 @@ from perfscope.bench.tables import (
 from tests.bench.examples import measurement, variant
 from tests.conftest import ROOT
 
-SINGLE = measurement(variant("single", 1), 20.0, memory=(8 * 10**9,), util_percent=90.0, last_loss=2.5, step_j=8.0)
+SINGLE = replace(
+    measurement(variant("single", 1), 20.0, memory=(8 * 10**9,), util_percent=90.0, last_loss=2.5, step_j=8.0),
+    step_ns=(20_000_000,) * 100,
+)
 DDP = measurement(
     variant("ddp"), 10.0, memory=(9 * 10**9, 9 * 10**9), tflops={"products": 5.0, "palm": 6.0}, save_bytes=10**9
 )
@@ -60,6 +63,13 @@ def test_energy_bubble_and_checkpoint_have_their_columns() -> None:
     assert cells(section, "ddp x 2")["Checkpoint (GB)"] == pytest.approx(1.0)
     assert cells(section, "mp x 2")["Bubble (%)"] == pytest.approx(40.0)
     assert len(section.rows) == 3
+
+
+def test_energy_of_a_training_of_less_than_two_seconds_is_absent() -> None:
+    short = replace(SINGLE, step_ns=SINGLE.step_ns[1:])
+    section = time_section(sum_up([short]))
+    assert cells(section, "single x 1")["J/sample"] is None
+    assert any("less than 2 s" in note for note in section.notes)
 
 
 def test_what_is_absent_has_its_reason() -> None:
