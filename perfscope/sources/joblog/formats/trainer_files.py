@@ -19,7 +19,6 @@ import numpy as np
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
-from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Cells, Column
@@ -27,6 +26,7 @@ from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSou
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.tables.joblog import Disturbance
 
 CLOCK = "trainer_log.jsonl's elapsed_time"
