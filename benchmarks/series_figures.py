@@ -23,8 +23,8 @@ from benchmarks.sweep_pairs import judge
 
 _TITLES = {
     "torch_pp": "torch.distributed.pipelining, four stages",
+    "torch_pp_slow_device": "The same as clients of the multi-process service; a slow device is half a GPU",
     "deepspeed_pp": "DeepSpeed's PipelineEngine, four stages",
-    "torch_pp_slow_device": "The same, clients of the multi-process service, one of which has half of its GPU",
     "megatron_pp": "Megatron-core, four stages",
     "megatron_tp2_pp": "Megatron-core, two stages of two ranks",
 }

@@ -1,4 +1,4 @@
-"""The report of four ranks on the quarters of a GPU is what its raw figures say."""
+"""The reports of four ranks, on the quarters of a GPU and on four GPUs, are what their raw figures say."""
 
 from __future__ import annotations
 
@@ -6,24 +6,40 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from benchmarks.series_figures import collect, document
 from tests.bench.examples import measurement, variant
 from tests.conftest import ROOT
 
-RAW = ROOT / "fixtures" / "quarters" / "h200.json"
-REPORT = (ROOT / "reports" / "h200-quarters.md").read_text()
+QUARTERS = ROOT / "fixtures" / "quarters" / "h200.json"
+FOUR_GPUS = ROOT / "fixtures" / "four_gpus" / "h100.json"
+REPORTS = {QUARTERS: "h200-quarters.md", FOUR_GPUS: "h100-four-gpus.md"}
 
 
-def figures() -> dict[str, Any]:
-    raw: dict[str, Any] = json.loads(RAW.read_text())
+def figures(path: Path = QUARTERS) -> dict[str, Any]:
+    raw: dict[str, Any] = json.loads(path.read_text())
     return raw
 
 
-def test_the_tables_are_those_of_the_raw_file() -> None:
-    assert REPORT.endswith(document(figures()))
-    changed = figures()
+@pytest.mark.parametrize("raw", REPORTS, ids=lambda path: path.stem)
+def test_the_tables_are_those_of_the_raw_file(raw: Path) -> None:
+    report = (ROOT / "reports" / REPORTS[raw]).read_text()
+    assert report.endswith(document(figures(raw)))
+    changed = figures(raw)
     changed["sweeps"]["torch_pp"]["torch_1f1b_m8"]["trace_schedule"] += 0.01
-    assert not REPORT.endswith(document(changed))
+    assert not report.endswith(document(changed))
+
+
+def test_predictions_on_four_gpus_hold_but_where_the_report_says_so() -> None:
+    judged = {(pair["traced"], pair["scenario"]): pair for pair in figures(FOUR_GPUS)["pairs"]}
+    outside = {
+        key for key, pair in judged.items() if abs(pair["predicted_ms"] - pair["took_ms"]) > pair["uncertain_ms"]
+    }
+    assert outside == {("torch_fsdp2", "communication-free"), ("torch_1f1b_m8", "schedule=zb-h1")}
+    others = [abs(pair["error"]) for key, pair in judged.items() if key[1].startswith("microbatches=")]
+    assert len(others) == 14
+    assert sum(error < 0.05 for error in others) == 12
 
 
 def test_the_schedules_share_is_theory_of_what_transfers_and_gaps_leave() -> None:
@@ -35,8 +51,9 @@ def test_the_schedules_share_is_theory_of_what_transfers_and_gaps_leave() -> Non
                 assert 0 < row["hooks_schedule"] - row["trace_schedule"] < 0.025
 
 
-def test_every_stopped_training_is_explained() -> None:
-    stopped = figures()["stopped"]
+@pytest.mark.parametrize("raw", REPORTS, ids=lambda path: path.stem)
+def test_every_stopped_training_is_explained(raw: Path) -> None:
+    stopped = figures(raw)["stopped"]
     assert len(stopped) >= 5
     assert all(result["is_right"] and result["blamed"] == [result["rank"]] for result in stopped)
 
