@@ -1,4 +1,4 @@
-"""Copies a part of a run, from a folder or over ssh, into a folder of its own.
+"""Copies a part of a run, from a folder, over ssh or from a store, into a folder of its own.
 
 Over ssh the other host needs only GNU find and tar. A file appears under its name only when it is complete, so that an
 interrupted copy goes on with the missing files.
@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import re
 import shlex
-import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
 from perfscope import wire
-from perfscope.collect.traces import TraceChoice, is_trace
+from perfscope.collect.traces import TraceChoice, find_unlisted, is_trace
 from perfscope.constants import MIB
-from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.errors import PerfscopeError, SourceError
 from perfscope.wire.incidents import CONTROL_FOLDER
 
-_REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
+SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 _LIST_TIMEOUT_S = 120
 _UNFINISHED_SUFFIXES = (".tmp", ".partial")
 
@@ -42,27 +41,14 @@ class Part(Protocol):
     def list_files(self) -> dict[str, int]:
         """Find the size of each file in bytes, by its path below the part."""
 
-    def copy(self, files: Sequence[str], folder: Path) -> None:
-        """Copy files into a folder."""
+    def find(self, names: Sequence[str], /) -> dict[str, int]:
+        """Find files that are there and not listed, by asking for their names."""
+
+    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
+        """Copy files into a folder; for each that is lost, why, as a sentence."""
 
 
-def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
-    """Read the name of a part: a folder that exists, else HOST:PATH.
-
-    Raises:
-        UsageError: It is neither.
-    """
-    if Path(name).is_dir():
-        return LocalPart(name)
-    match = _REMOTE.fullmatch(name)
-    if match is None:
-        raise UsageError(f"{name} is not a folder", hint="name a run's folder, or HOST:PATH for one on another host")
-    if match["host"].startswith("-"):
-        raise UsageError(f"{match['host']} is not a host")
-    return RemotePart(name, match["host"], match["path"], tuple(ssh) or _SSH)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Fetched:
     """What was copied of a part.
 
@@ -70,11 +56,13 @@ class Fetched:
         files: Number of files.
         size_bytes: Their size.
         left_traces: Number of traces that stay where they are.
+        lost: What is there and could not be copied, as sentences.
     """
 
-    files: int
-    size_bytes: int
+    files: int = 0
+    size_bytes: int = 0
     left_traces: int = 0
+    lost: list[str] = field(default_factory=list)
 
 
 def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: TraceChoice | None = None) -> Fetched:
@@ -97,34 +85,43 @@ def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: 
     folder.mkdir(parents=True, exist_ok=True)
     skipped = set(existing)
     listed = {name: size for name, size in listed.items() if name not in skipped}
-    if choice is None:
-        return _copy_missing(part, folder, listed)
-    others = _copy_missing(part, folder, {name: size for name, size in listed.items() if not is_trace(name)})
-    traces = [name for name in listed if is_trace(name)]
-    chosen = choice.choose(traces, [folder, run])
-    copied = _copy_missing(part, folder, {name: listed[name] for name in chosen})
-    return Fetched(
-        others.files + copied.files, others.size_bytes + copied.size_bytes, left_traces=len(traces) - len(chosen)
-    )
+    fetched = Fetched()
+    others = {name: size for name, size in listed.items() if not is_trace(name)}
+    _copy_missing(part, folder, others, fetched)
+    if fetched.lost and len(fetched.lost) == fetched.files + len(fetched.lost) == len(others):
+        raise Unreachable(fetched.lost[0], hint="run the same command again")
+    found = part.find(find_unlisted(folder, listed.keys() | skipped, choice))
+    _copy_missing(part, folder, {name: size for name, size in found.items() if not is_trace(name)}, fetched)
+    traces = {name: size for name, size in (listed | found).items() if is_trace(name)}
+    chosen = sorted(traces) if choice is None else choice.choose(traces, [folder, run])
+    _copy_missing(part, folder, {name: traces[name] for name in chosen}, fetched)
+    fetched.left_traces = len(traces) - len(chosen)
+    return fetched
 
 
-def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int]) -> Fetched:
+def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int], fetched: Fetched) -> None:
     """Copy what is not yet complete.
 
     Raises:
-        Unreachable: A file did not arrive completely.
+        Unreachable: A file did not arrive completely, and the part does not say why.
+        SourceError: The folder cannot be written.
     """
     missing = [
         name
         for name, size in sorted(listed.items())
         if not ((folder / name).is_file() and (folder / name).stat().st_size == size)
     ]
-    if missing:
-        part.copy(missing, folder)
-    for name in missing:
+    try:
+        lost = part.copy(missing, folder) if missing else {}
+    except OSError as error:
+        raise SourceError(folder, f"cannot be written: {error.strerror or error}") from None
+    arrived = [name for name in missing if name not in lost]
+    for name in arrived:
         if not (folder / name).is_file() or (folder / name).stat().st_size < listed[name]:
             raise Unreachable(f"{part.name}: {name} did not arrive completely", hint="run the same command again")
-    return Fetched(len(missing), sum(listed[name] for name in missing))
+    fetched.files += len(arrived)
+    fetched.size_bytes += sum(listed[name] for name in arrived)
+    fetched.lost += lost.values()
 
 
 def _is_data(name: str) -> bool:
@@ -146,11 +143,16 @@ class LocalPart:
         files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
         return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
 
-    def copy(self, files: Sequence[str], folder: Path) -> None:
+    def find(self, _: Sequence[str], /) -> dict[str, int]:
+        """See ``Part``: a folder lists what it has."""
+        return {}
+
+    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
         """See ``Part``."""
         for name in files:
             with (Path(self.name) / name).open("rb") as source:
-                _write_atomically(source, folder / name)
+                write_atomically(_blocks_of(source), folder / name)
+        return {}
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,11 @@ class RemotePart:
         entries = [entry.split(" ", 1) for entry in answer.stdout.decode(errors="surrogateescape").split("\0") if entry]
         return {name: int(size) for size, name in entries}
 
-    def copy(self, files: Sequence[str], folder: Path) -> None:
+    def find(self, _: Sequence[str], /) -> dict[str, int]:
+        """See ``Part``: a host lists what it has."""
+        return {}
+
+    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
         """See ``Part``."""
         command = f"cd {self.quoted_path()} && tar --no-recursion --null -T - -cf -"
         with subprocess.Popen(
@@ -196,6 +202,7 @@ class RemotePart:
                 raise Unreachable(
                     f"{self.name}: the copy was interrupted: {error}", hint="run the same command again"
                 ) from None
+        return {}
 
     def _unpack(self, stream: IO[bytes], files: frozenset[str], folder: Path) -> None:
         """Write the requested members of an archive and no others."""
@@ -204,7 +211,7 @@ class RemotePart:
                 name = member.name.removeprefix("./")
                 source = archive.extractfile(member) if name in files and member.isreg() else None
                 if source is not None and ".." not in PurePosixPath(name).parts and not name.startswith("/"):
-                    _write_atomically(source, folder / name)
+                    write_atomically(_blocks_of(source), folder / name)
 
     def quoted_path(self) -> str:
         """The path for the other host's shell, which expands a leading ``~`` and nothing else."""
@@ -214,9 +221,22 @@ class RemotePart:
         return shlex.quote(self.path)
 
 
-def _write_atomically(source: IO[bytes], target: Path) -> None:
+def write_atomically(blocks: Iterable[bytes], target: Path) -> None:
+    """Write a file that appears under its name when it is complete, and not at all where its blocks end early.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     unfinished = target.with_name(f".{target.name}.partial")
-    with unfinished.open("wb") as file:
-        shutil.copyfileobj(source, file, MIB)
-    unfinished.replace(target)
+    try:
+        with unfinished.open("wb") as file:
+            file.writelines(blocks)
+        unfinished.replace(target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def _blocks_of(source: IO[bytes]) -> Iterator[bytes]:
+    return iter(partial(source.read, MIB), b"")

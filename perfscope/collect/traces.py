@@ -10,7 +10,7 @@ from perfscope import __version__, wire
 from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.runs.records import decode_event, read_records
 from perfscope.wire.records import WindowRecord
-from perfscope.wire.traces import PARTIALS_SUFFIX
+from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
 
 #: What stands for the traces of every rank.
 EVERY_RANK = "all"
@@ -46,6 +46,28 @@ def is_trace(name: str) -> bool:
     return of_traces and name.endswith((wire.TRACE_SUFFIX, f"{wire.TRACE_SUFFIX}.gz"))
 
 
+def find_unlisted(folder: Path, names: Collection[str], choice: TraceChoice | None) -> list[str]:
+    """What the windows of a part left and nobody lists, by the paths that it would have below the part.
+
+    Where partials are listed, a trace that is not stays on its host, unless it is one of those that are wanted.
+
+    Args:
+        folder: Where the records of the part are.
+        names: The files that are listed.
+        choice: Which traces are copied; all of them where it is None.
+    """
+    listed = set(map(_stem, names))
+    measured = set(_find_measured(folder))
+    wanted = set(_find_recorded(folder, frozenset() if choice is None else choice.ranks))
+    traces = [trace for trace in _find_recorded(folder, None) if trace not in listed]
+    return [
+        name
+        for trace in traces
+        if (trace in wanted or trace not in measured) and ".." not in PurePosixPath(trace).parts
+        for name in (f"{trace}.gz", trace, partials_path(trace))
+    ]
+
+
 def _stem(name: str) -> str:
     return name.removesuffix(".gz")
 
@@ -66,11 +88,11 @@ def _find_measured(folder: Path) -> Iterator[str]:
         yield from (f"{wire.TRACES_FOLDER}/{_stem(trace.name)}" for trace in explaining)
 
 
-def _find_recorded(folder: Path, ranks: frozenset[int]) -> Iterator[str]:
-    """The traces of the windows that some ranks recorded."""
+def _find_recorded(folder: Path, ranks: frozenset[int] | None) -> Iterator[str]:
+    """The traces of the windows that some ranks recorded; those of all ranks where it is None."""
     for path in (folder / wire.RANKS_FOLDER).glob("*"):
         number = wire.parse_rank_folder(path.name)
-        if number is not None and number[0] in ranks:
+        if number is not None and (ranks is None or number[0] in ranks):
             for event in read_records(path / wire.EVENTS_FILE, decode_event, []):
                 if isinstance(event, WindowRecord):
                     yield f"{wire.TRACES_FOLDER}/{event.trace}"

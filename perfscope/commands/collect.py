@@ -1,4 +1,4 @@
-"""``perfscope collect``: one run from the parts that hosts without a shared file system hold."""
+"""``perfscope collect``: one run from the parts that hosts without a shared file system, or stores, hold."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from perfscope.collect.consistency import (
 )
 from perfscope.collect.descriptions import merge_descriptions
 from perfscope.collect.merge import apply_merge, plan_merge
-from perfscope.collect.parts import Part, Unreachable, fetch, parse_part
+from perfscope.collect.names import parse_part
+from perfscope.collect.parts import Part, Unreachable, fetch
 from perfscope.collect.traces import EVERY_RANK, TraceChoice
 from perfscope.commands.options.common import FormatOption
 from perfscope.constants import MB, MS_PER_S
@@ -33,6 +34,7 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Json, Report, Section
+from perfscope.sources.stores.location import is_url
 from perfscope.units import format_count, format_ranges, parse_ranges
 from perfscope.wire.records import to_file
 
@@ -50,6 +52,7 @@ class CollectedPart:
         copied_files: Number of files that were copied now.
         copied_bytes: Their size.
         left_traces: Number of its traces that stay where they are.
+        lost: Files of it that could not be copied, with the reason, as sentences.
         problem: Why it could not be copied.
     """
 
@@ -58,6 +61,7 @@ class CollectedPart:
     copied_files: int = 0
     copied_bytes: int = 0
     left_traces: int = 0
+    lost: tuple[str, ...] = ()
     problem: str | None = None
 
     @property
@@ -73,7 +77,8 @@ class CollectedPart:
 
 def collect(
     part_names: Annotated[
-        list[str], typer.Argument(metavar="PART...", help="Parts of a run: folders, or HOST:PATH over ssh.")
+        list[str],
+        typer.Argument(metavar="PART...", help="Parts of a run: folders, HOST:PATH over ssh, or URLs of stores."),
     ],
     run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="Folder of the merged run, new or existing.")],
     ssh: Annotated[
@@ -96,11 +101,13 @@ def collect(
         ),
     ] = None,
 ) -> Outcome:
-    """Merge the parts of a run into one folder, from other folders and other hosts.
+    """Merge the parts of a run into one folder, from other folders, other hosts and stores.
 
     A new folder appears when it is complete. An interrupted copy continues when the same command is run again; an
     existing file is never overwritten by a different one.
     """
+    if is_url(str(run_dir).replace(":/", "://", 1)):  # a path has lost one of the two slashes
+        raise UsageError(f"{run_dir} is a URL", hint="the merged run is a folder of this machine")
     parts = [parse_part(name, shlex.split(ssh) if ssh else ()) for name in dict.fromkeys(part_names)]
     target = run_dir.absolute()
     if any(Path(part.name).absolute() == target for part in parts):
@@ -147,9 +154,8 @@ def _fetch_all(parts: Sequence[Part], work: Path, choice: TraceChoice | None) ->
             continue
         staged.append(folder)
         facts = read_part_facts(part.name, folder)
-        collected.append(
-            CollectedPart(part.name, facts, fetched.files, fetched.size_bytes, left_traces=fetched.left_traces)
-        )
+        lost = tuple(fetched.lost)
+        collected.append(CollectedPart(part.name, facts, fetched.files, fetched.size_bytes, fetched.left_traces, lost))
     return collected, staged
 
 
@@ -180,7 +186,8 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
     clocks = compare_clocks(run.processes)
     missing_ranks = find_missing_ranks(run.processes)
     problems = [part.problem for part in collected if part.problem]
-    warnings = [*problems, *notes, *describe_clock_errors(clocks, run.processes)]
+    lost = [line for part in collected for line in part.lost]
+    warnings = [*problems, *lost, *notes, *describe_clock_errors(clocks, run.processes)]
     if missing_ranks:
         world_size = max(process.record.world_size for process in run.processes)
         warnings.append(f"{len(missing_ranks)} of {world_size} ranks are missing: {format_ranges(missing_ranks)}")
@@ -197,6 +204,7 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
                 "copied_files": part.copied_files,
                 "copied_bytes": part.copied_bytes,
                 "left_traces": part.left_traces,
+                "lost": list(part.lost),
                 "problem": part.problem,
             }
             for part in collected

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.collect.parts import parse_part
+from perfscope.collect.names import parse_folder
 from perfscope.collect.running import RunningPart, RunningRank, is_stalled, look_at, publish
 from perfscope.commands.options.common import FormatOption
 from perfscope.commands.options.groups import expand_groups
@@ -63,7 +63,7 @@ def trigger(
     The job needs no port and no restart: a file in its folder names a step some seconds ahead, and every rank sees it
     in time. It must run below `perfscope profile`, or call `perfscope.hooks.attach`.
     """
-    folders = [parse_part(name, shlex.split(ssh) if ssh else ()) for name in dict.fromkeys(run)]
+    folders = [parse_folder(name, shlex.split(ssh) if ssh else ()) for name in dict.fromkeys(run)]
     parts = [look_at(folder) for folder in folders]
     chosen = None if ranks is None else _parse_ranks(ranks)
     _require_running(parts, chosen)

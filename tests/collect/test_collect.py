@@ -16,6 +16,7 @@ from perfscope.errors import PerfscopeError, SourceError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.wire.records import RankRecord, StepRecord, to_line
+from tests.aggregation.test_writing import largest_file
 from tests.conftest import analysis, perfscope
 
 S = 10**9
@@ -235,6 +236,30 @@ def test_a_copy_that_was_interrupted_goes_on(
     assert code == 0
     assert [one["copied_files"] for one in answer["parts"]] == [0, 0]
     assert analysis(tmp_path / "whole")["results"]["steps"]["count"] == 10
+
+
+@pytest.mark.parametrize("protocol", ["", "file://"])  # of a folder, and as of a store
+def test_a_disk_that_fills_is_told_and_the_copy_goes_on_when_there_is_room(
+    two: tuple[Path, Path], tmp_path: Path, protocol: str
+) -> None:
+    (two[0] / wire.TRACES_FOLDER / "large.pt.trace.json.gz").write_bytes(bytes(20_000))
+    names = [f"{protocol}{part}" for part in two]
+    with largest_file(10_000), pytest.raises(SourceError, match="cannot be written: File too large"):
+        collect(names, tmp_path / "whole", None, Format.JSON)
+    assert not (tmp_path / "whole").exists()
+    assert not list(tmp_path.rglob(".large*"))
+    assert collect(names, tmp_path / "whole", None, Format.JSON).exit_code == 0
+    assert (tmp_path / "whole" / wire.TRACES_FOLDER / "large.pt.trace.json.gz").stat().st_size == 20_000
+
+
+def test_a_name_that_is_a_file_and_a_folder_is_told(
+    tmp_path: Path, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = dict.fromkeys(("run.json", "hosts", "hosts/a.json"), 0)
+    monkeypatch.setattr("perfscope.collect.stored.list_below", lambda _: sizes)
+    monkeypatch.setattr("perfscope.collect.stored.read_all", lambda _, names: dict.fromkeys(names, b""))
+    with pytest.raises(SourceError, match="cannot be written"):
+        collect([f"file://{two[0]}"], tmp_path / "whole", None, Format.JSON)
 
 
 def test_half_a_file_that_is_being_written_is_not_taken(two: tuple[Path, Path], tmp_path: Path) -> None:

@@ -82,9 +82,13 @@ def test_a_run_is_complete_after_the_next_collect(tmp_path: Path, prepare: Folde
 
 
 @pytest.mark.parametrize("traces", [None, "1"])
-def test_partials_and_traces_are_complete_after_the_next_collect(tmp_path: Path, traces: str | None) -> None:
+@pytest.mark.parametrize("protocol", ["", "file://"])  # of a folder, and as of a store
+def test_partials_and_traces_are_complete_after_the_next_collect(
+    tmp_path: Path, traces: str | None, protocol: str
+) -> None:
     def work(root: Path) -> None:
-        bring(root, "node1", "node2", partials=True, traces=traces)
+        names = [f"{protocol}{root / name}" for name in ("node1", "node2")]
+        collect(names, root / "run", None, Format.JSON, partials=True, traces=traces)
 
     require_same(partials_of_two_hosts, work, tmp_path)
 
