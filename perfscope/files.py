@@ -1,4 +1,7 @@
-"""Text read so that writing it gives the same bytes, and files replaced in one step, so that nobody reads a part."""
+"""Files read so that nothing is waited for, and replaced in one step, so that nobody reads a part.
+
+Text is read so that writing it gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import stat
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
+from typing import IO
 
 from perfscope.constants import MIB
 from perfscope.errors import SourceError
@@ -15,6 +19,51 @@ from perfscope.errors import SourceError
 _TEMPORARY = "tempfile"
 _LARGEST_TEXT = 64 * MIB
 _ANY_WRITE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
+_KINDS = (
+    (stat.S_ISFIFO, "a FIFO"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+    (stat.S_ISDIR, "a folder"),
+)
+
+
+def describe_kind(mode: int) -> str | None:
+    """What a file is instead of a regular one; None for a regular one."""
+    return next((name for applies, name in _KINDS if applies(mode)), None)
+
+
+def open_descriptor(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a file without waiting for a FIFO's writer, who may never come; a device may never end.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError(0, f"it is {describe_kind(mode) or 'no file'}", os.fspath(path))
+    return descriptor
+
+
+def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
+    """Open a regular file to read its bytes.
+
+    Raises:
+        OSError: It cannot be opened, or is no regular file.
+    """
+    return os.fdopen(open_descriptor(path), "rb")
+
+
+def read_regular(path: Path) -> bytes:
+    """All bytes of a regular file.
+
+    Raises:
+        OSError: It cannot be read, or is no regular file.
+    """
+    with open_regular(path) as file:
+        return file.read()
 
 
 def read_text(path: Path) -> str:
@@ -26,7 +75,7 @@ def read_text(path: Path) -> str:
     try:
         if path.stat().st_size > _LARGEST_TEXT:
             raise SourceError(path, f"is larger than {_LARGEST_TEXT // MIB} MiB", hint="is it a report?")
-        content = path.read_bytes()
+        content = read_regular(path)
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
     if b"\0" in content:

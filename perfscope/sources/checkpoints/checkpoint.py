@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope.errors import SourceError
-from perfscope.files import read_text
+from perfscope.files import describe_kind, read_text
 from perfscope.sources.checkpoints.collection import without_collection
 from perfscope.sources.checkpoints.completeness import check_indexes, find_missing
 from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import Listing, list_files
-from perfscope.sources.checkpoints.regular_files import describe_kind
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint

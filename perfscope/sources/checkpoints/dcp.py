@@ -13,10 +13,10 @@ from math import prod
 from pathlib import Path
 
 from perfscope.constants import MIB
+from perfscope.files import open_regular
 from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, parse_shape
 from perfscope.sources.checkpoints.pickle_damage import PickleDamage
 from perfscope.sources.checkpoints.pickles import replay
-from perfscope.sources.checkpoints.regular_files import open_regular
 from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
 
 METADATA_FILE = ".metadata"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perfscope.errors import SourceError
-from perfscope.sources.checkpoints.regular_files import describe_kind
+from perfscope.files import describe_kind
 
 #: More files than any checkpoint has.
 MOST_FILES = 1_000_000

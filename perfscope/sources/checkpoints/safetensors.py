@@ -11,8 +11,8 @@ from math import prod
 from pathlib import Path
 from typing import IO
 
+from perfscope.files import open_regular
 from perfscope.sources.checkpoints.collection import without_collection
-from perfscope.sources.checkpoints.regular_files import open_regular
 
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000

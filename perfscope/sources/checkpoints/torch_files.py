@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import IO
 
 from perfscope.constants import MIB
+from perfscope.files import open_regular
 from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, PersistentId, parse_shape, walk
 from perfscope.sources.checkpoints.pickle_damage import PickleDamage
 from perfscope.sources.checkpoints.pickles import ReplayedPickle, replay
-from perfscope.sources.checkpoints.regular_files import open_regular
 
 LARGEST_PICKLE = 256 * MIB
 #: Room for 200,000 tensors; reading an entry takes microseconds.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from perfscope.sources.checkpoints.regular_files import open_regular
+from perfscope.files import open_regular
 
 #: Places that are looked at, the first and the last bytes among them, and bytes at each.
 SAMPLES = 64

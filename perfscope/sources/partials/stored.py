@@ -16,6 +16,7 @@ from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.partials.header import SCHEMA, Header, Section, sha256
 from perfscope.sources.partials.values import Unstorable, pack_value, unpack_value
+from perfscope.sources.stores.reading import NotStored
 from perfscope.sources.traces.files import open_small
 
 _MAGIC = b"PSPART1\n"
@@ -139,8 +140,8 @@ def read_partials(location: str) -> StoredPartials:
     """Read a file of partials; nothing in it is inflated yet.
 
     Raises:
-        Missing: There is none, or it cannot be opened.
-        Refused: It is too large, not whole, or not of this schema.
+        Missing: There is none.
+        Refused: It cannot be read, is too large, not whole, or not of this schema.
     """
     try:
         with open_small(location) as file:
@@ -148,13 +149,18 @@ def read_partials(location: str) -> StoredPartials:
             file.seek(0)
             # No more than there is: memory for the largest file takes longer than to read a small one.
             content = file.read(min(size, _LARGEST_FILE))
-    except SourceError as error:
-        raise Missing(str(error).removeprefix(location).strip()) from None
-    except OSError as error:
-        raise Missing(f"cannot be read: {error.strerror or error}") from None
+    except (SourceError, OSError) as error:
+        is_missing = isinstance(error, (NotStored, FileNotFoundError))
+        raise (Missing if is_missing else Refused)(_describe(error, location)) from None
     if size > _LARGEST_FILE:
         raise Refused(f"is larger than {_LARGEST_FILE // MIB} MiB")
     return from_bytes(content)
+
+
+def _describe(error: SourceError | OSError, location: str) -> str:
+    if isinstance(error, SourceError):
+        return error.problem.removeprefix(location).strip()
+    return f"cannot be read: {error.strerror or error}"
 
 
 def from_bytes(content: bytes) -> StoredPartials:

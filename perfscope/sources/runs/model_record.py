@@ -9,6 +9,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import UsageError
+from perfscope.files import read_regular
 from perfscope.models.transformer import Transformer
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
@@ -22,7 +23,7 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
     """Read one rank's model; None where it recorded none."""
     path = folder / wire.MODEL_FILE
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=ModelRecord)
+        record = msgspec.json.decode(read_regular(path), type=ModelRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):

@@ -16,6 +16,7 @@ import numpy as np
 
 from perfscope import wire
 from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.files import open_regular
 from perfscope.sources.runs.numbers import JoinedNumbers, Numbers, ReadNumbers, to_column
 from perfscope.sources.runs.packed import PackedNumbers, decode_columns
 from perfscope.tables.columns import Int64, MaskedInt64, masked
@@ -224,17 +225,15 @@ def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[
 
 
 def _first_line(path: Path, damage: list[str]) -> _Line | None:
-    """The description of the GPUs, or why there are none; None where a packed file is damaged."""
-    if path.suffix == wire.PACKED_SUFFIX:
-        try:
-            with path.open("rb") as file:
+    """The description of the GPUs, or why there are none; None where the file cannot be read."""
+    try:
+        if path.suffix == wire.PACKED_SUFFIX:
+            with open_regular(path) as file:
                 return msgspec.json.decode(file.readline(), type=_PackedHeader).head
-        except msgspec.MsgspecError:
-            damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
-            return None
-    for line in _lines(path, []):
-        return line
-    return _Line()
+        return next(_lines(path, []), _Line())
+    except (OSError, msgspec.MsgspecError):
+        damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
+        return None
 
 
 class _PackedHeader(msgspec.Struct):
@@ -272,7 +271,7 @@ def _read_file(path: Path, damage: list[str]) -> Iterator[_Line | _Packed]:
 
 def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
     decode = msgspec.json.Decoder(_Line).decode
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for line in file:
             try:
                 yield decode(line)

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from perfscope import wire
+from perfscope.files import read_regular
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
@@ -51,6 +52,8 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
         damage: Gets a text for each line that cannot be read.
     """
     if not path.is_file():
+        if path.exists():
+            damage.append(f"{path.parent.name}/{path.name}: is no file")
         return []
     records = []
     content = path.read_bytes()
@@ -86,6 +89,6 @@ def list_segments(folder: Path, name: str) -> list[Path]:
 def read_rank_record(folder: Path) -> RankRecord | None:
     """The ``rank.json`` of a rank's folder; None where it is missing or damaged."""
     try:
-        return msgspec.json.decode((folder / wire.RANK_FILE).read_bytes(), type=RankRecord)
+        return msgspec.json.decode(read_regular(folder / wire.RANK_FILE), type=RankRecord)
     except (OSError, msgspec.MsgspecError):
         return None

@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 
 from perfscope import wire
+from perfscope.files import read_regular
 from perfscope.wire.setup import SetupRecord
 
 
 def read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
     """Read one process's set-up; None where it recorded none."""
     try:
-        return msgspec.json.decode((folder / wire.SETUP_FILE).read_bytes(), type=SetupRecord)
+        return msgspec.json.decode(read_regular(folder / wire.SETUP_FILE), type=SetupRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope import wire
+from perfscope.files import read_regular
 from perfscope.sources.runs.numbers import JoinedNumbers, Numbers, ReadNumbers, to_column
 from perfscope.sources.runs.packed import decode_columns
 from perfscope.sources.runs.records import decode_step, read_records
@@ -100,7 +101,7 @@ def _read_part(path: Path, damage: list[str]) -> StepColumns | None:
     if path.suffix != wire.PACKED_SUFFIX:
         return from_records(read_records(path, decode_step, damage))
     try:
-        return unpack(path.read_bytes())
+        return unpack(read_regular(path))
     except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
         damage.append(f"{path.parent.name}/{path.name}: cannot be read")
         return None

@@ -25,15 +25,22 @@ FILE, FOLDER = "file", "directory"
 _TOO_LITTLE = "the store sent less of it than there is"
 
 
+class NotStored(SourceError):
+    """There is nothing at a URL."""
+
+
 def open_stored(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
     """Open a URL for reading bytes, of which so many are asked for at once.
 
     Raises:
+        NotStored: There is no such file.
         SourceError: It cannot be opened.
     """
     filesystem, path = locate(location)
     try:
         opened: BinaryIO = filesystem.open(path, "rb", block_size=ahead_bytes)
+    except FileNotFoundError as error:
+        raise NotStored(location, f"cannot be read: {describe(error)}") from None
     except failures() as error:
         raise SourceError(location, f"cannot be read: {describe(error)}") from None
     return StoredFile(opened)

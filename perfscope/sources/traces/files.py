@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from perfscope.errors import SourceError, UsageError
+from perfscope.files import open_descriptor, open_regular
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.stores.reading import AHEAD_BYTES, FOLDER, find_stored, kind_of, open_stored
 from perfscope.wire import TRACE_SUFFIX
@@ -32,7 +33,7 @@ def open_trace(location: str, ahead_bytes: int = AHEAD_BYTES) -> BinaryIO:
     if is_url(location):
         return open_stored(location, ahead_bytes)
     try:
-        return Path(location).open("rb")
+        return cast("BinaryIO", open_regular(location))
     except OSError as error:
         raise SourceError(location, f"cannot be read: {error.strerror or error}") from None
 
@@ -41,15 +42,10 @@ def open_small(location: str) -> BinaryIO:
     """Open a file for few reads, which no buffer makes faster, or a URL.
 
     Raises:
-        OSError: It cannot be opened.
+        OSError: It cannot be opened, or is no regular file.
         SourceError: The URL cannot be opened.
     """
-    return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location, opener=_open_at_once))
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a file; a pipe in its place, which nobody may ever write into, is not waited for."""
-    return os.open(path, flags | os.O_NONBLOCK)
+    return open_stored(location) if is_url(location) else cast("BinaryIO", io.FileIO(location, opener=open_descriptor))
 
 
 def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:

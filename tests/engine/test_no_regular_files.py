@@ -1,0 +1,88 @@
+"""What stands in the place of a run's file and is none is named at once, and waited for by nobody."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from perfscope.commands.collect import collect
+from perfscope.engine.run import Plan, analyze
+from tests.conftest import ROOT
+from tests.engine.storing import copy_with_partials
+
+RUN = ROOT / "fixtures" / "runs" / "h200_zero2"
+PARTIALS = "traces/*.partials"
+#: One file of each kind that an analysis reads.
+FILES = (PARTIALS, "traces/*.json.gz", "ranks/00000/*.json*", "nvml/*", "run.json")
+PLAN = Plan(only=frozenset({"steps", "breakdown", "gpus"}))
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return copy_with_partials(RUN, tmp_path_factory.mktemp("measured"))
+
+
+@pytest.fixture
+def run(measured: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(measured, tmp_path / "run"))
+
+
+def listen(path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch, socket.socket(socket.AF_UNIX) as server:
+        patch.chdir(path.parent)  # the names of sockets are short
+        server.bind(path.name)
+
+
+OTHERS: dict[str, Callable[[Path], object]] = {
+    "a FIFO": os.mkfifo,
+    "a socket": listen,
+    "a folder": Path.mkdir,
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a link to a FIFO": lambda path: (os.mkfifo(path.parent / "pipe"), path.symlink_to("pipe")),
+}
+
+
+def places(run: Path) -> Iterator[Path]:
+    for pattern in FILES:
+        yield from sorted(run.glob(pattern))[: None if pattern.startswith("ranks") else 1]
+
+
+def in_place_of(file: Path, make: Callable[[Path], object]) -> None:
+    file.unlink()
+    make(file)
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_what_stands_in_the_place_of_partials_is_named_and_the_trace_is_read(kind: str, run: Path) -> None:
+    partials = sorted(run.glob(PARTIALS))[0]
+    in_place_of(partials, OTHERS[kind])
+    analysis = analyze([run], PLAN)
+    (note,) = analysis.notes
+    assert note.startswith(f"{partials} cannot be read: ")
+    assert note.endswith(": its trace is read")
+    assert not analysis.damage
+    outcome = collect([str(run)], run.parent / "merged", partials=True)
+    assert outcome.report is not None
+    assert len(list((run.parent / "merged" / "traces").glob("*.gz"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["a FIFO", "a link to a device", "a link to a FIFO"])
+def test_what_stands_in_the_place_of_any_file_of_a_run_is_named_at_once(
+    kind: str, measured: Path, tmp_path: Path
+) -> None:
+    names = [place.relative_to(measured) for place in places(measured)]
+    assert len(names) > 7
+    for number, name in enumerate(names):
+        run = Path(shutil.copytree(measured, tmp_path / str(number)))
+        in_place_of(run / name, OTHERS[kind])
+        analysis = analyze([run], PLAN)
+        said = " ".join([*analysis.damage, *analysis.notes])
+        assert name.name in said, (name, said)
