@@ -40,13 +40,18 @@ def listen(path: Path) -> None:
         server.bind(path.name)
 
 
+def link_to_a_fifo(path: Path) -> None:
+    os.mkfifo(path.parent / "pipe")
+    path.symlink_to("pipe")
+
+
 OTHERS: dict[str, Callable[[Path], object]] = {
     "a FIFO": os.mkfifo,
     "a socket": listen,
     "a folder": Path.mkdir,
     "a link to a device": lambda path: path.symlink_to("/dev/zero"),
     "a link to itself": lambda path: path.symlink_to(path.name),
-    "a link to a FIFO": lambda path: (os.mkfifo(path.parent / "pipe"), path.symlink_to("pipe")),
+    "a link to a FIFO": link_to_a_fifo,
 }
 
 

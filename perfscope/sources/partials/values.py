@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import get_args
 
@@ -11,6 +12,10 @@ import numpy as np
 from perfscope.sources.partials.arrays import Numbers, pack_array, unpack_array
 
 _ARRAY = 1
+#: How MessagePack begins floating-point numbers of 8 and 4 bytes, and the least second byte of those that are infinite
+#: or none; their first one is among the exponents.
+_FLOATS = ((b"\xcb", b"\xf0"), (b"\xca", b"\x80"))
+_EXPONENTS = (b"\x7f", b"\xff")
 
 
 class Unstorable(Exception):
@@ -41,9 +46,35 @@ def unpack_value(content: bytes, kind: object) -> object:
     """
     try:
         value: object = _decoder(kind).decode(content)
+        _require_numbers(content)
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(str(error)) from None
     return value
+
+
+def _require_numbers(content: bytes) -> None:
+    """Require that every floating-point number is finite: no report has a place for another one.
+
+    Raises:
+        ValueError: One is not.
+    """
+    for mark, least in _FLOATS:
+        place = content.find(mark)
+        while place >= 0:
+            if content[place + 1 : place + 2] in _EXPONENTS and content[place + 2 : place + 3] >= least:
+                # What looks like one may be a part of an array.
+                if _holds_no_number(_ANYTHING.decode(content)):
+                    raise ValueError("a number that is infinite, or none")
+                return
+            place = content.find(mark, place + 1)
+
+
+def _holds_no_number(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_holds_no_number, value)) or any(map(_holds_no_number, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_holds_no_number, value))
 
 
 @cache
@@ -76,4 +107,9 @@ def _number_types(kind: object) -> frozenset[object]:
     return frozenset(member for number in stated for member in (get_args(number) or (number,)))
 
 
+def _skip_extension(_code: int, _block: memoryview) -> None:
+    return None
+
+
+_ANYTHING = msgspec.msgpack.Decoder(ext_hook=_skip_extension)
 _ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)

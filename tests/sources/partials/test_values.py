@@ -45,7 +45,7 @@ class Partial:
 
 PARTIAL = Partial(
     3,
-    float("nan"),
+    0.25,
     Phase.FORWARD,
     (Term("gemm", 2**63 - 1),),
     np.array([-(2**63), 2**63 - 1] * 8),
@@ -108,6 +108,25 @@ def test_arrays_of_anything_else_are_not_stored(value: object) -> None:
 def test_what_would_come_back_as_something_else_is_not_stored(value: object, kind: object) -> None:
     with pytest.raises(Unstorable):
         pack_value(value, kind)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("form", [">Bd", ">Bf"])
+def test_a_number_that_is_infinite_or_none_is_neither_stored_nor_read(number: float, form: str) -> None:
+    with pytest.raises(Unstorable, match="infinite, or none"):
+        pack_value({"a": (1, number)}, dict[str, tuple[int, float]])
+    content = struct.pack(form, 0xCB if form == ">Bd" else 0xCA, number)
+    assert refuses(content, float)
+    assert refuses(b"\x92\x01" + content, tuple[int, float])
+    assert refuses(b"\x81\x01" + content, dict[int, float])
+    assert refuses(b"\x81" + content + b"\x01", dict[float, int])
+
+
+def test_numbers_of_arrays_and_finite_ones_are_not_taken_for_infinite_ones() -> None:
+    array = np.frombuffer(b"\xcb\x7f\xf0\xca\xff\x80\xcb\xff" * 4, np.int64)
+    assert np.array_equal(unpack_value(pack_value(array, Int64), Int64), array)  # type: ignore[arg-type]
+    for number in (1.7976931348623157e308, -1.7976931348623157e308, 5e-324, 0.0, -0.0):
+        assert unpack_value(pack_value(number, float), float) == number
 
 
 def test_an_array_of_other_numbers_than_the_type_says_is_refused() -> None:
