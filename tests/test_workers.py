@@ -1,4 +1,4 @@
-"""Worker processes end with the process that started them."""
+"""Worker processes end with the process that started them, and one that dies is noticed at once."""
 
 from __future__ import annotations
 
@@ -6,14 +6,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import active_children
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perfscope.workers import start_workers
 from tests.conftest import ROOT
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = """
 import os, sys, threading, time
@@ -39,6 +45,7 @@ def is_running(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL])
 @pytest.mark.parametrize("method", ["fork", "spawn"])
@@ -63,3 +70,73 @@ def test_no_worker_outlives_its_parent(number: signal.Signals, method: str, tmp_
         parent.kill()
     assert len(workers) == 2
     assert not survivors
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_sending() -> bytes:
+    def send_a_part(connection: Any, content: bytes) -> None:
+        os.write(connection.fileno(), bytes(content[:1000]))
+        die()
+
+    setattr(Connection, "_send", send_a_part)  # noqa: B010
+    return bytes(100_000)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("how", [die, die_while_sending])
+def test_what_a_pool_was_asked_for_raises_as_soon_as_a_worker_dies(how: Callable[[], object]) -> None:
+    threads = threading.active_count()
+    began = time.monotonic()
+    with start_workers(2) as pool:
+        asked: list[Future[Any]] = [pool.submit(time.sleep, 1000), pool.submit(how)]
+        asked += [pool.submit(abs, -number) for number in range(9)]
+        for future in asked:
+            with pytest.raises(BrokenProcessPool, match="a worker was killed"):
+                future.result()
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(abs, 1)
+    assert time.monotonic() - began < 10
+    assert not active_children()
+    assert threading.active_count() == threads
+
+
+class Unreadable(Exception):
+    """What cannot be made again from its text."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)
+
+
+def fail(kind: Callable[[str, str], Exception]) -> None:
+    raise kind("a", "is empty")
+
+
+def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
+    with start_workers(2) as pool:
+        assert list(pool.map(abs, range(-50, 0), chunksize=3)) == list(range(50, 0, -1))
+        with pytest.raises(OSError, match="is empty") as error:
+            pool.submit(fail, OSError).result()
+        assert any("in fail" in note for note in error.value.__notes__)
+        asked: list[tuple[Callable[..., object], object]] = [(fail, Unreadable), (lambda _: None, 1), (memoryview, b"")]
+        for call, argument in asked:  # that cannot come back, cannot be sent, has an answer that cannot be
+            with pytest.raises((TypeError, AttributeError), match=r"."):
+                pool.submit(call, argument).result()
+        assert pool.submit(abs, -1).result() == 1
+
+
+@pytest.mark.timeout(20)
+def test_nobody_waits_for_what_is_left_when_a_pool_is_given_up() -> None:
+    waiting: list[Future[None]] = []
+
+    def give_up() -> None:
+        with start_workers(1) as pool:
+            waiting.extend(pool.submit(time.sleep, 1000) for _ in range(3))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        give_up()
+    assert all(future.done() for future in waiting)
+    assert not active_children()

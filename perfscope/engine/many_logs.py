@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 from typing import TypeAlias
@@ -16,7 +16,7 @@ from perfscope.constants import MIB
 from perfscope.engine.progress_lines import with_lines
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import read_log
-from perfscope.workers import start_workers
+from perfscope.workers import Workers, start_workers
 
 #: A summary, or why a file cannot be read: a sentence, because an error does not come back from another process.
 Answer: TypeAlias = "LogSummary | str"
@@ -48,7 +48,7 @@ def _by_processes(paths: Sequence[Path], overrides: Overrides, processes: int) -
             yield from _answers(*waiting.popleft(), overrides)
 
 
-def _submit(pool: ProcessPoolExecutor, chunk: Sequence[Path], overrides: Overrides) -> Future[list[Answer | None]]:
+def _submit(pool: Workers, chunk: Sequence[Path], overrides: Overrides) -> Future[list[Answer | None]]:
     try:
         return pool.submit(_summarize_small, chunk, overrides)
     except BrokenProcessPool as error:

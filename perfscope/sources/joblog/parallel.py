@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 from perfscope.sources.joblog.bulk import SplitBlock, Splitter
 from perfscope.sources.joblog.text import BLOCK, read_blocks_between
 from perfscope.tables.columns import Bool
-from perfscope.workers import start_workers
+from perfscope.workers import Workers, start_workers
 
 _BUFFER = 2 * BLOCK  # larger ones leave the processor's cache, smaller ones pay more calls of NumPy
 _RANGE = 4 * _BUFFER - (1 << 16)  # four buffers, each short of a line
@@ -42,7 +42,7 @@ def split_blocks_between(path: Path, begin: int, end: int, split: Splitter) -> I
             yield from _result(path, split, *waiting.popleft())
 
 
-def _submit(pool: ProcessPoolExecutor, path: Path, places: range, split: Splitter) -> Future[list[SplitBlock | bytes]]:
+def _submit(pool: Workers, path: Path, places: range, split: Splitter) -> Future[list[SplitBlock | bytes]]:
     try:
         return pool.submit(_split_range, path, places, split)
     except BrokenProcessPool as error:
