@@ -8,21 +8,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from perfscope.aggregation.entries import condense, list_tables
+from perfscope.aggregation.parquet import Rows, to_parquet
 from perfscope.aggregation.tables import ALL_ROWS, find_rank_column
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import replace_file
 from perfscope.report import Json, Report, Section
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 #: So many rows are written at once.
 _AT_ONCE = 512
@@ -56,7 +51,7 @@ def write_rows(report: Report, folder: Path, kind: RowFormat = RowFormat.CSV) ->
     assert isinstance(results, Mapping)
     file_of = {}
     for table in list_tables(results):
-        file_of[table.name] = _write(folder / f"{table.name}.{kind}", table.columns, table.rows(), kind)
+        file_of[table.name] = _write(folder / f"{table.name}.{kind}", table.columns, table.rows, kind)
     condensed = condense(results, file_of)
     aggregated = {"aggregated": condensed.lists} if condensed.lists else {}
     return replace(report, sections=sections, data={**report.data, **aggregated, "results": condensed.results})
@@ -68,18 +63,12 @@ def _write_section(section: Section, folder: Path, kind: RowFormat) -> Section:
         return section
     name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
     headings = [column.heading for column in section.columns]
-    path = _write(folder / f"{name}.{kind}", headings, section.every or section.rows, kind)
+    path = _write(folder / f"{name}.{kind}", headings, lambda: section.every or section.rows, kind)
     return replace(section, notes=tuple(note.replace(ALL_ROWS, f"All rows: {path}.") for note in section.notes))
 
 
-def _write(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Json]], kind: RowFormat) -> str:
-    if kind is RowFormat.PARQUET:
-        frame: pd.DataFrame = import_module("pandas").DataFrame(list(map(list, rows)), columns=list(columns))
-        buffer = io.BytesIO()
-        frame.convert_dtypes().to_parquet(buffer, index=False)
-        replace_file(path, buffer.getvalue())
-    else:
-        replace_file(path, _to_csv(columns, rows))
+def _write(path: Path, columns: Sequence[str], rows: Rows, kind: RowFormat) -> str:
+    replace_file(path, to_parquet(columns, rows) if kind is RowFormat.PARQUET else _to_csv(columns, rows()))
     return str(path)
 
 
