@@ -15,7 +15,9 @@ from urllib.parse import unquote, urlsplit
 
 _BUSY = "SlowDown", "Please reduce your request rate."
 _GONE = "NoSuchKey", "The specified key does not exist."
-_LISTED = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
+_LISTED = re.compile(rb"<(Contents|Blob)>.*?</\1>", re.DOTALL)
+#: What stands in the query of a listing: of S3, and of Azure.
+_LISTINGS = ("list-type", "comp=list")
 #: What the proxy writes itself.
 _OWN_HEADERS = ("content-length", "transfer-encoding", "connection")
 ALWAYS = 1_000_000
@@ -89,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _serve(self) -> None:
         faults, parts = self.server.faults, urlsplit(self.path)
-        key, is_listing = unquote(parts.path), "list-type" in parts.query
+        key, is_listing = unquote(parts.path), any(word in parts.query for word in _LISTINGS)
         with faults.lock:
             faults.asked[key] += self.command == "GET"
             faults.pages += is_listing
