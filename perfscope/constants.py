@@ -35,3 +35,5 @@ TIB = 2**40
 
 #: A job of more ranks is told by groups, quantiles and outliers: nobody reads a table of so many rows.
 MANY_RANKS = 512
+#: No job has more: who states more is not believed, because the ranks that are missing would fill the memory.
+MOST_RANKS = 2**20

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from perfscope.analyzers.pipelines.launches import is_pipeline_group
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
+from perfscope.constants import MOST_RANKS
 from perfscope.errors import MissingInput, UsageError
 from perfscope.schedules.operations import PassKind
 
@@ -149,7 +150,11 @@ def _group_world(by_rank: Mapping[int, RankPasses], world_size: int | None) -> l
     """All ranks, where no group suggests a further kind of parallelism: each has a single rank or all of them."""
     sizes = {len(group.ranks) for trace in by_rank.values() for group in trace.groups}
     marked_lengths = {trace.devices for trace in by_rank.values() if trace.devices is not None}
-    if world_size is None or not (sizes <= {0, 1, world_size} or marked_lengths == {world_size}):
+    if (
+        world_size is None
+        or world_size > MOST_RANKS
+        or not (sizes <= {0, 1, world_size} or marked_lengths == {world_size})
+    ):
         return []
     return [list(range(world_size))]
 

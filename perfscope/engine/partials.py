@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope import __version__
+from perfscope.constants import MOST_RANKS
 from perfscope.engine.registry import BUILT_IN, Analyzer
 from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles
@@ -61,10 +62,12 @@ class LoadedPartials(Struct, frozen=True):
         """What is known of the trace, without a partial.
 
         Raises:
-            Refused: It is damaged.
+            Refused: It is damaged, or states what no job has.
         """
         measured = self.stored.unpack(_OF_TRACE, MeasuredTrace, paths_of(files))
         assert isinstance(measured, MeasuredTrace)
+        if measured.summary is not None and (measured.summary.world_size or 0) > MOST_RANKS:
+            raise Refused("is of more ranks than a job has")
         damage = tuple(line.replace(_MARK, files.path) for line in measured.damage)
         return replace(measured, damage=damage)
 

@@ -14,6 +14,7 @@ from typing import TypeVar
 import msgspec
 
 from perfscope import wire
+from perfscope.constants import MOST_RANKS
 from perfscope.files import read_regular
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
@@ -87,8 +88,9 @@ def list_segments(folder: Path, name: str) -> list[Path]:
 
 
 def read_rank_record(folder: Path) -> RankRecord | None:
-    """The ``rank.json`` of a rank's folder; None where it is missing or damaged."""
+    """The ``rank.json`` of a rank's folder; None where it is missing or damaged, or states what no job has."""
     try:
-        return msgspec.json.decode(read_regular(folder / wire.RANK_FILE), type=RankRecord)
+        record = msgspec.json.decode(read_regular(folder / wire.RANK_FILE), type=RankRecord)
     except (OSError, msgspec.MsgspecError):
         return None
+    return record if record.world_size <= MOST_RANKS else None

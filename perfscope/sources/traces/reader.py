@@ -17,7 +17,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import Struct
 
-from perfscope.constants import MIB
+from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
 from perfscope.forks import NoAnswer, can_fork
 from perfscope.sources.stores.location import is_url
@@ -297,7 +297,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
     trace = Trace(
         path=path,
         rank=_first(info.rank, hooks.rank, _apply(rank_rule, path)),
-        world_size=_first(info.world_size, hooks.world_size),
+        world_size=_first(*(size for size in (info.world_size, hooks.world_size) if (size or 0) <= MOST_RANKS)),
         host=_metadata(document.host, str, ""),
         backend=info.backend,
         devices=tuple(device.name for device in sorted(devices, key=lambda device: device.id)),
