@@ -21,13 +21,13 @@ from perfscope.forks import end_with_parent
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-#: What a worker is asked for: a function and its arguments.
+#: What a worker has to do: a function and its arguments.
 _Call: TypeAlias = "tuple[Callable[..., object], tuple[object, ...], dict[str, object]]"
 _END = b""
 _LOST = "a worker was killed, perhaps because memory ran out"
 
 
-class _Asked(NamedTuple):
+class _Task(NamedTuple):
     """A call, and where its answer goes."""
 
     future: Future[Any]
@@ -35,7 +35,7 @@ class _Asked(NamedTuple):
 
 
 class Workers(Executor):
-    """A pool of processes, all of which are given up where one of them dies: what they were asked for raises then.
+    """A pool of processes, all of which are given up where one of them dies: what they had to do raises then.
 
     Each worker has a pipe of its own, whose other end a thread of this process reads: a worker that dies, also while it
     sends an answer, is the end of its pipe. The standard library's pool has one pipe for all answers, so that who reads
@@ -45,7 +45,7 @@ class Workers(Executor):
     def __init__(self, count: int, context: BaseContext) -> None:
         self._count = count
         self._context = context
-        self._asked: SimpleQueue[_Asked | None] = SimpleQueue()
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._processes: list[BaseProcess] = []
         self._threads: list[threading.Thread] = []
         self._is_broken = threading.Event()
@@ -61,7 +61,7 @@ class Workers(Executor):
         if not self._threads:
             self._start()
         future: Future[_T] = Future()
-        self._asked.put(_Asked(future, (fn, args, kwargs)))
+        self._tasks.put(_Task(future, (fn, args, kwargs)))
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as above it
@@ -69,7 +69,7 @@ class Workers(Executor):
         if cancel_futures:
             self._refuse_all()
         for _ in self._threads:
-            self._asked.put(None)
+            self._tasks.put(None)
         if wait:
             for thread in self._threads:
                 thread.join()
@@ -98,32 +98,32 @@ class Workers(Executor):
     def _ask(self, worker: Connection) -> None:
         """Ask one worker for one thing after the other, until nothing is left."""
         with worker:
-            while (asked := self._asked.get()) is not None:
-                if not asked.future.set_running_or_notify_cancel():
+            while (task := self._tasks.get()) is not None:
+                if not task.future.set_running_or_notify_cancel():
                     continue
                 if self._is_broken.is_set():
-                    asked.future.set_exception(BrokenProcessPool(_LOST))
+                    task.future.set_exception(BrokenProcessPool(_LOST))
                     continue
                 try:
-                    is_answered, answer = _exchange(worker, asked.call)
+                    is_answered, answer = _exchange(worker, task.call)
                 except (OSError, EOFError):
                     self.kill_all()
                     is_answered, answer = False, BrokenProcessPool(_LOST)
                 except Exception as error:  # noqa: BLE001 - whatever cannot be sent is the caller's, as if it had called
                     is_answered, answer = False, error
                 if is_answered:
-                    asked.future.set_result(answer)
+                    task.future.set_result(answer)
                 else:
-                    asked.future.set_exception(answer)
+                    task.future.set_exception(answer)
             with suppress(OSError):  # a worker that is gone needs no end
                 worker.send_bytes(_END)  # it would not see that of the pipe, both of whose ends a fork has
 
     def _refuse_all(self) -> None:
         with suppress(Empty):
             while True:
-                asked = self._asked.get_nowait()
-                if asked is not None:
-                    asked.future.cancel()
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    task.future.cancel()
 
 
 def _exchange(worker: Connection, call: _Call) -> tuple[bool, Any]:

@@ -33,8 +33,8 @@ def to_parquet(columns: Sequence[str], rows: Rows) -> Iterator[bytes]:
     with import_module("pyarrow.parquet").ParquetWriter(file, schema) as writer:
         while some := list(islice(every, _IN_A_GROUP)):
             cells = [
-                [_as_text(row[place]) for row in some] if kind == _TEXT else [row[place] for row in some]
-                for place, kind in enumerate(kinds)
+                [_as_text(row[column]) for row in some] if kind == _TEXT else [row[column] for row in some]
+                for column, kind in enumerate(kinds)
             ]
             arrays = [pyarrow.array(column, field.type) for column, field in zip(cells, schema, strict=True)]
             writer.write_table(pyarrow.table(arrays, schema=schema))
@@ -75,11 +75,11 @@ def _kinds(count: int, rows: Iterable[Sequence[Json]]) -> list[str]:
     """The type of each column."""
     kinds = [_NOTHING] * count
     for row in rows:
-        for place, cell in enumerate(row):
+        for column, cell in enumerate(row):
             kind = _kind_of(cell)
-            if kind not in (kinds[place], _NOTHING):
-                before = kinds[place]
-                kinds[place] = kind if before == _NOTHING else _WIDER.get(frozenset((before, kind)), _TEXT)
+            if kind not in (kinds[column], _NOTHING):
+                before = kinds[column]
+                kinds[column] = kind if before == _NOTHING else _WIDER.get(frozenset((before, kind)), _TEXT)
     return kinds
 
 

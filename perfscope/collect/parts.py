@@ -86,13 +86,13 @@ def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: 
     skipped = set(existing)
     listed = {name: size for name, size in listed.items() if name not in skipped}
     fetched = Fetched()
-    others = {name: size for name, size in listed.items() if not is_trace(name)}
-    _copy_missing(part, folder, others, fetched)
-    if fetched.lost and len(fetched.lost) == fetched.files + len(fetched.lost) == len(others):
+    records = {name: size for name, size in listed.items() if not is_trace(name)}
+    _copy_missing(part, folder, records, fetched)
+    if len(fetched.lost) == len(records):
         raise Unreachable(fetched.lost[0], hint="run the same command again")
-    found = part.find(find_unlisted(folder, listed.keys() | skipped, choice))
-    _copy_missing(part, folder, {name: size for name, size in found.items() if not is_trace(name)}, fetched)
-    traces = {name: size for name, size in (listed | found).items() if is_trace(name)}
+    unlisted = part.find(find_unlisted(folder, listed.keys() | skipped, choice))
+    _copy_missing(part, folder, {name: size for name, size in unlisted.items() if not is_trace(name)}, fetched)
+    traces = {name: size for name, size in (listed | unlisted).items() if is_trace(name)}
     chosen = sorted(traces) if choice is None else choice.choose(traces, [folder, run])
     _copy_missing(part, folder, {name: traces[name] for name in chosen}, fetched)
     fetched.left_traces = len(traces) - len(chosen)

@@ -34,7 +34,7 @@ class StoredPart:
 
     Attributes:
         name: Its URL.
-        sizes: The bytes of the files that were found, by their paths below the part.
+        sizes: The bytes of the files that it has, by their paths below the part.
     """
 
     name: str
@@ -53,9 +53,9 @@ class StoredPart:
 
     def find(self, names: Sequence[str], /) -> dict[str, int]:
         """See ``Part``: what is new may be listed late."""
-        found = find_sizes(self.name, names)
-        self.sizes.update(found)
-        return found
+        sizes = find_sizes(self.name, names)
+        self.sizes.update(sizes)
+        return sizes
 
     def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
         """See ``Part``."""
@@ -77,7 +77,7 @@ class StoredPart:
     def _group(self, names: Sequence[str]) -> Iterator[list[str]]:
         group: list[str] = []
         for name in names:
-            if len(group) == _TOGETHER or sum(self.sizes[other] for other in (*group, name)) > _TOGETHER_BYTES:
+            if len(group) == _TOGETHER or sum(self.sizes[file] for file in (*group, name)) > _TOGETHER_BYTES:
                 yield group
                 group = []
             group.append(name)

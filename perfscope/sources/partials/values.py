@@ -53,20 +53,20 @@ def unpack_value(content: bytes, kind: object) -> object:
 
 
 def _require_numbers(content: bytes) -> None:
-    """Require that every floating-point number is finite: no report has a place for another one.
+    """Require that every floating-point number is finite: no report has room for another one.
 
     Raises:
         ValueError: One is not.
     """
     for mark, least in _FLOATS:
-        place = content.find(mark)
-        while place >= 0:
-            if content[place + 1 : place + 2] in _EXPONENTS and content[place + 2 : place + 3] >= least:
+        offset = content.find(mark)
+        while offset >= 0:
+            if content[offset + 1 : offset + 2] in _EXPONENTS and content[offset + 2 : offset + 3] >= least:
                 # What looks like one may be a part of an array.
                 if _holds_no_number(_ANYTHING.decode(content)):
                     raise ValueError("a number that is infinite, or none")
                 return
-            place = content.find(mark, place + 1)
+            offset = content.find(mark, offset + 1)
 
 
 def _holds_no_number(value: object) -> bool:
