@@ -8,17 +8,23 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perfscope.aggregation.entries import condense, list_tables
-from perfscope.aggregation.parquet import Rows, to_parquet
 from perfscope.aggregation.tables import ALL_ROWS, find_rank_column
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import replace_file
 from perfscope.report import Json, Report, Section
 
+if TYPE_CHECKING:
+    from perfscope.aggregation.parquet import Rows
+
+#: Loaded by name where parquet is written: few analyses write any.
+_PARQUET = "perfscope.aggregation.parquet"
 #: So many rows are written at once.
 _AT_ONCE = 512
 
@@ -68,7 +74,10 @@ def _write_section(section: Section, folder: Path, kind: RowFormat) -> Section:
 
 
 def _write(path: Path, columns: Sequence[str], rows: Rows, kind: RowFormat) -> str:
-    replace_file(path, to_parquet(columns, rows) if kind is RowFormat.PARQUET else _to_csv(columns, rows()))
+    content = (
+        import_module(_PARQUET).to_parquet(columns, rows) if kind is RowFormat.PARQUET else _to_csv(columns, rows())
+    )
+    replace_file(path, content)
     return str(path)
 
 
