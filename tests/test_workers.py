@@ -122,7 +122,8 @@ def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
         assert any("in fail" in note for note in error.value.__notes__)
         asked: list[tuple[Callable[..., object], object]] = [(fail, Unreadable), (lambda _: None, 1), (memoryview, b"")]
         for call, argument in asked:  # that cannot come back, cannot be sent, has an answer that cannot be
-            with pytest.raises((TypeError, AttributeError), match=r"."):
+            # Where dask was imported before, its tblib lets any exception be made again.
+            with pytest.raises((TypeError, AttributeError, Unreadable), match=r"."):
                 pool.submit(call, argument).result()
         assert pool.submit(abs, -1).result() == 1
 
