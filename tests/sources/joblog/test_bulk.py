@@ -166,3 +166,22 @@ def test_whatever_happens_in_a_long_log(spices: list[tuple[int, str]], seed: int
         path.write_text(text)
         slow, fast = both(path, patch)
         assert totals(fast) == totals(slow)
+
+
+#: A line of Megatron behind a label.
+LABELLED = (
+    " iteration {n:8}/  100000 | consumed samples: {samples:12} | elapsed time per iteration (ms): 812.{digit} | "
+    "learning rate: 1.000E-04 | global batch size:     4 | lm loss: 2.{digit}E+00 | loss scale: 1.0 | "
+    "number of skipped iterations:   0 | number of nan iterations:   0 |\n"
+)
+
+
+@pytest.mark.parametrize("label", ["[default{rank}]:", "[default1]:", "{rank}: "])
+def test_labelled_ranks_of_megatron_are_one_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, label: str) -> None:
+    monkeypatch.setattr(reading, "RECORDS_KEPT", 24)
+    path = tmp_path / "run.log"
+    lines = [LABELLED.format(n=n, samples=4 * n, digit=n % 10) for n in range(1, 501)]
+    path.write_text("".join(label.format(rank=rank) + line for line in lines for rank in range(8)))
+    log = read_log(path)
+    assert log.folded is not None
+    assert (log.folded.records, log.copies) == (500 - 24, 7 * 500)

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.bulk import Numbers, PlainLines, SplitBlock, Text
+from perfscope.sources.joblog.line_fields import parse_label
 from perfscope.sources.joblog.text import to_plain_text
 from perfscope.tables.columns import Bool, Int64
 
@@ -79,6 +80,7 @@ def split_block(text: Text, length: int, scratch: Bool) -> SplitBlock | None:
     words = np.ndarray(shape=(len(buffer) - _WORD + 1,), dtype="<u8", buffer=buffer, strides=(1,))
     first = words[np.minimum(starts, len(words) - 1)]
     candidates = np.flatnonzero(first == layout.first)
+    candidates = candidates[_have_label(buffer, layout, starts[candidates])]
     lines, is_plain = _plain_lines(buffer, words, layout, starts[candidates], ends[candidates])
     plain = candidates[is_plain]
     is_needed = ~_are_timers(buffer, words, first, starts, ends)
@@ -88,9 +90,13 @@ def split_block(text: Text, length: int, scratch: Bool) -> SplitBlock | None:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the fixed places of an iteration line are, counted from its beginning, and what stands there."""
+    """Where the fixed places of an iteration line are, counted from its beginning, and what stands there.
+
+    The label, with all before it, is the launcher's.
+    """
 
     first: np.uint64
+    label: bytes
     iteration: int
     total: np.uint64
     consumed: int
@@ -111,7 +117,16 @@ def _layout(text: Text, length: int) -> _Layout | None:
     digits = consumed + len(_CONSUMED)
     if line[digits + _CONSUMED_WIDTH : digits + _CONSUMED_WIDTH + 2] != b" |":
         return None
-    return _Layout(_word(line), word + 11, _word(total), digits, len(line))
+    label = parse_label(line, 0) or b""
+    return _Layout(_word(line), line[: line.find(label) + len(label)], word + 11, _word(total), digits, len(line))
+
+
+def _have_label(buffer: _Bytes, layout: _Layout, starts: Int64) -> Bool:
+    """Which lines have the first one's label: others are of other ranks."""
+    have = np.ones(len(starts), np.bool_)
+    for offset in range(_WORD, len(layout.label)):
+        have &= buffer[starts + offset] == layout.label[offset]
+    return have
 
 
 def _plain_lines(buffer: _Bytes, words: _Words, layout: _Layout, starts: Int64, ends: Int64) -> tuple[PlainLines, Bool]:
@@ -150,7 +165,8 @@ def _plain_lines(buffer: _Bytes, words: _Words, layout: _Layout, starts: Int64, 
     usable[usable] = is_plain
     consumed = high * 10**_WORD + low
     columns = {"skipped": skipped[is_plain]} if skipped.any() else {}
-    return PlainLines(_as_range(number), tenths * (NS_PER_MS // 10), _as_range(consumed), columns=columns), usable
+    wall_ns, label = tenths * (NS_PER_MS // 10), parse_label(layout.label, 0)
+    return PlainLines(_as_range(number), wall_ns, _as_range(consumed), label, columns), usable
 
 
 def _skipped(tails: _Words) -> Int64:

@@ -219,7 +219,7 @@ def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: i
     if not (series.is_steady and _is_even(plain.iteration[first:last], series)):
         numbers = np.asarray(plain.iteration[first:last], np.int64)
         batches = _batches(state, series.last, numbers, np.asarray(plain.consumed[first:last], np.int64))
-        is_new = series.add_rows(numbers, plain.wall_ns[first:last], batches)
+        is_new = series.add_rows(numbers, plain.wall_ns[first:last], batches, plain.label)
         skipped = skipped[is_new] if skipped is not None else None
     else:
         before, consumed = state.consumed_samples, int(plain.consumed[last - 1])
@@ -227,7 +227,7 @@ def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: i
         if before is not None and consumed > before:
             samples = (consumed - before) // series.interval()
         state.consumed_samples = consumed
-        series.add_many(plain.iteration[first:last], plain.wall_ns[first:last], samples)
+        series.add_many(plain.iteration[first:last], plain.wall_ns[first:last], samples, plain.label)
     if skipped is not None:
         series.folded_times.skipped += int(skipped.sum())
 
@@ -236,7 +236,7 @@ def _add_plain_line(state: MegatronState, series: IterationSeries, plain: PlainL
     number, consumed = int(plain.iteration[row]), int(plain.consumed[row])
     skipped = int(plain.columns["skipped"][row]) if "skipped" in plain.columns else 0
     batch = _batch(state, consumed, series.last, number)
-    series.add(Record(number, int(plain.wall_ns[row]), samples=batch, skipped=skipped))
+    series.add(Record(number, int(plain.wall_ns[row]), samples=batch, skipped=skipped), plain.label)
 
 
 def _is_even(iterations: Numbers, series: IterationSeries) -> bool:
