@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import product
 from typing import ClassVar, TypeAlias
 
+from perfscope.sources.joblog.compared_copies import AddedRecord
+from perfscope.sources.joblog.equal_lines import Labels
 from perfscope.sources.joblog.iteration_series import RECORDS_KEPT, IterationSeries
 from perfscope.sources.joblog.job_changes import JobChanges
 from perfscope.sources.joblog.line_fields import parse_number
@@ -116,6 +119,41 @@ class JobLogBuilder:
         """A process begins to train."""
         for series in self.series.values():
             series.on_restart()
+
+    def apply_to_equal_lines(self, apply: Callable[[], None], label: bytes | None, labels: Labels, ranks: int) -> None:
+        """Read a line, and count it again for the lines that equal it.
+
+        Args:
+            apply: Reads it. It is the second of its kind in a row, so that what it states is known but for the records
+                and timers that it adds.
+            label: Its label.
+            labels: The labels of the lines that equal it.
+            ranks: How many lines there are with this one and the first.
+        """
+        added: list[AddedRecord] = []
+        timers, timer_lines, unreadable = self._timers.copy(), self.timer_lines, self.unreadable
+        for series in self.series.values():
+            series.observe(added)
+        apply()
+        for series in self.series.values():
+            series.observe(None)
+        have_own_labels = all(rank_label is not None and rank_label != label for rank_label in labels)
+        if not have_own_labels and not all(series.may_be_printed_by(ranks, own) for series, _, own in added):
+            for _ in labels:
+                apply()
+            return
+        for owner, record, own in added:
+            again = replace(record)
+            for rank_label in labels:
+                if owner.add(again, rank_label if rank_label is not None and own == label else own):
+                    again = replace(record)  # the series keeps it
+        self.unreadable += len(labels) * (self.unreadable - unreadable)
+        if self.timer_lines != timer_lines:
+            self.timer_lines += len(labels) * (self.timer_lines - timer_lines)
+            for name, (lines, total) in self._timers.items():
+                lines_before, total_before = timers.get(name, (0, 0))
+                further = (len(labels) * (lines - lines_before), len(labels) * (total - total_before))
+                self._timers[name] = (lines + further[0], total + further[1])
 
     def on_bad_end(self, reason: str) -> None:
         """A process failed; if no record follows, the run ended by it. Of several reasons the gravest is kept."""

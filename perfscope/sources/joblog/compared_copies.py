@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 from perfscope.sources.joblog.kept_records import KeptRecords
 from perfscope.sources.joblog.latest_records import COMPARED_ROWS, LatestRecords
+from perfscope.sources.joblog.printed_numbers import PrintedNumbers
 from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.turns import Turns
 
 #: After so many copies ranks print in turn, or again.
 MANY_COPIES = 128
+
+#: A series, a record that was added to it, and its label.
+AddedRecord: TypeAlias = "tuple[ComparedCopies, Record, bytes | None]"
 
 
 class ComparedCopies(KeptRecords):
@@ -18,6 +25,31 @@ class ComparedCopies(KeptRecords):
         self.copies = 0
         self._since_new = 0
         self._latest = LatestRecords()
+        self._numbers: dict[bytes | None, PrintedNumbers] = {}
+        self._turns: dict[bytes | None, Turns] = {}
+        self._added: list[AddedRecord] | None = None
+
+    def add(self, record: Record, label: bytes | None = None) -> bool:
+        """Append a record and return True, unless it is a copy."""
+        raise NotImplementedError
+
+    def observe(self, added: list[AddedRecord] | None) -> None:
+        """Tell of each further record that is added, be it a copy or not, until None is given."""
+        self._added = added
+
+    def may_be_printed_by(self, processes: int, label: bytes | None) -> bool:
+        """Whether no other number of processes is known to print with a label."""
+        numbers = self._numbers.get(label)
+        return numbers is None or numbers.processes in (None, processes)
+
+    @property
+    def mixture(self) -> str | None:
+        """Why the records cannot be of one job; None where they can."""
+        if any(turns.are_of_two_jobs for turns in self._turns.values()):
+            return "records of two jobs take turns: their iteration numbers go to and fro"
+        if self._latest.are_of_two_jobs:
+            return "records of two jobs take turns: they repeat each iteration with another time or batch"
+        return None
 
     def add_copies(self, count: int, compared: int) -> None:
         """Count records that repeat others, and how many of these were compared and found alike."""

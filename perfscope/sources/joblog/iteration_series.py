@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import repeat
 from typing import ClassVar
 
@@ -67,12 +68,10 @@ class IterationSeries(ComparedCopies):
         self.clock_runs_on = False
         self.attempt = 0
         self.redone = 0
-        self._numbers: dict[bytes | None, PrintedNumbers] = {}
         self._suspected: SuspectedRestart | None = None
         self._restarting = False
         self._first = 0
         self._disturbance = 0
-        self._turns: dict[bytes | None, Turns] = {}
         self._unnumbered: dict[bytes, int] = {}
 
     def most_repetitions(self, added_of: AddedOf) -> int:
@@ -98,6 +97,8 @@ class IterationSeries(ComparedCopies):
 
     def add(self, record: Record, label: bytes | None = None) -> bool:
         """Append a record and return True, unless it repeats that of another rank or has an impossible number."""
+        if self._added is not None:
+            self._added.append((self, replace(record), label))
         number = record.iteration
         if number is not None and number > LARGEST_INTEGER:
             return False
@@ -291,15 +292,6 @@ class IterationSeries(ComparedCopies):
     def unnumbered_ranks(self) -> int:
         """How many labels are in front of records without a number."""
         return len(self._unnumbered)
-
-    @property
-    def mixture(self) -> str | None:
-        """Why the records cannot be of one job; None where they can."""
-        if any(turns.are_of_two_jobs for turns in self._turns.values()):
-            return "records of two jobs take turns: their iteration numbers go to and fro"
-        if self._latest.are_of_two_jobs:
-            return "records of two jobs take turns: they repeat each iteration with another time or batch"
-        return None
 
     @property
     def is_full(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from datetime import datetime
+from functools import lru_cache
 
 import numpy as np
 
@@ -33,6 +34,23 @@ def parse_label(text: bytes, line: int) -> bytes | None:
     """What a launcher wrote in front of the line that begins at ``line``; None where it wrote nothing."""
     match = _LABEL.match(text, line, line + _LONGEST_LABEL)
     return match[1] if match else None
+
+
+def split_at_labels(text: bytes) -> tuple[list[bytes], list[bytes | None]]:
+    """The lines of a text without their labels, and these; whole lines without any where not all have one of a kind."""
+    lines, label = text.count(b"\n"), parse_label(text, 0)
+    if label is not None and text.startswith(label):
+        parts = _labels_like(re.sub(rb"\d+", b"0", label)).split(b"\n" + text[:-1])
+        labels: list[bytes | None] = parts[1::2]
+        if not parts[0] and len(labels) == lines:
+            return parts[2::2], labels
+    return text.split(b"\n")[:-1], [None] * lines
+
+
+@lru_cache(maxsize=64)
+def _labels_like(label: bytes) -> re.Pattern[bytes]:
+    """Finds labels with other numbers at the beginning of lines."""
+    return re.compile(rb"\n(" + re.escape(label).replace(b"0", rb"\d+") + rb")")
 
 
 def parse_timestamp_ns(text: bytes, start: int, end: int) -> int | None:

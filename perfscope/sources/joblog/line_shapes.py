@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
 import numpy as np
@@ -76,6 +76,11 @@ class Cells:
         """A column as text."""
         return self._texts[name]
 
+    def repeated(self, times: Int64) -> Cells:
+        """The figures of lines that come several times each."""
+        rows = np.repeat(np.arange(len(times)), times).tolist()
+        return Cells({name: list(map(texts.__getitem__, rows)) for name, texts in self._texts.items()})
+
     def integers(self, name: str) -> Int64:
         """A column of counts."""
         return np.asarray(list(map(int, self._texts[name])), np.int64)
@@ -136,6 +141,21 @@ class Cells:
             return np.asarray(texts, "datetime64[ns]").astype(np.int64)
         except ValueError:
             return np.asarray([_stamp_ns(text) for text in texts], np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What a format makes of the columns.
+
+    Attributes:
+        iteration: The number of each record.
+        wall_ns: Its time, or a reading of a clock; 0 leaves the line to the rules, less is no time.
+        columns: What else ``add`` needs.
+    """
+
+    iteration: Int64
+    wall_ns: Int64
+    columns: Mapping[str, Int64] = field(default_factory=dict)
 
 
 def times_ns(times: Float64, unit_ns: int) -> Int64:

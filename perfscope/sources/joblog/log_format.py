@@ -115,6 +115,7 @@ class Format(Generic[State]):
         bulk: The fast path, for logs of gigabytes.
         bulk_of_others: The fast paths of its other sources, each of which may be long where the others are not.
         sweeps: The lines that are read many at once from the first one on.
+        counts_lines: A line that comes for the third time in a row says more than that another process printed it.
     """
 
     framework: str | None
@@ -127,6 +128,7 @@ class Format(Generic[State]):
     bulk: BulkReading[State] | None = None
     bulk_of_others: tuple[BulkReading[State], ...] = ()
     sweeps: tuple[Sweep[State], ...] = ()
+    counts_lines: bool = False
 
     @property
     def fast_paths(self) -> tuple[BulkReading[State], ...]:
@@ -151,16 +153,18 @@ class Format(Generic[State]):
     def _bind(self, state: State, index: int) -> OpenRule:
         rule = self.rules[index]
         on_match, framework, frameworks = rule.on_match, self.framework, state.log.frameworks
+        counts_lines = self.counts_lines or rule.reach > 0
         if framework is None or not rule.identifies:
-            return OpenRule(rule.anchor, rule.find, partial(on_match, state), is_apart=rule.is_apart)
+            apply = partial(on_match, state)
+            return OpenRule(rule.anchor, rule.find, apply, is_apart=rule.is_apart, counts_lines=counts_lines)
         if on_match is ignore_line:
             return OpenRule(rule.anchor, rule.find, partial(on_match, state), proves=framework)
 
-        def apply(line: LineMatch) -> None:
+        def prove(line: LineMatch) -> None:
             frameworks.add(framework)
             on_match(state, line)
 
-        return OpenRule(rule.anchor, rule.find, apply, is_apart=rule.is_apart)
+        return OpenRule(rule.anchor, rule.find, prove, is_apart=rule.is_apart, counts_lines=counts_lines)
 
 
 class LogFormat(Protocol):
@@ -196,6 +200,7 @@ class OpenRule:
         apply: Writes what a line states into the log's builder.
         proves: The framework that its lines prove, where they state nothing else: one of them is enough.
         is_apart: It may be applied before or after what sweeps read before it.
+        counts_lines: A line that comes for the third time in a row says something more.
     """
 
     anchor: bytes
@@ -203,6 +208,7 @@ class OpenRule:
     apply: Callable[[LineMatch], None]
     proves: str | None = None
     is_apart: bool = False
+    counts_lines: bool = False
 
 
 @dataclass(frozen=True, slots=True)

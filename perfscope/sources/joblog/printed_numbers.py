@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,6 +55,23 @@ class PrintedNumbers:
         if len(self.counts) > RECENT:
             for number in old[: len(self.counts) - RECENT]:
                 del self.counts[number]
+
+    def add_runs(self, numbers: Sequence[int], interval: int) -> int:
+        """Add numbers that go on, each printed by all processes; returns how many, up to where others seem to print."""
+        processes, added = self.processes or 1, 0
+        while added < len(numbers):
+            room = RECENT + _DROPPED_AT_ONCE + 1 - len(self.counts)
+            if room <= 0:
+                self.last = numbers[added]
+                self.drop_old(interval)
+                if self.processes != processes or len(self.counts) > RECENT + _DROPPED_AT_ONCE:
+                    self.last -= interval
+                    break
+                continue
+            some = numbers[added : added + room]
+            self.counts.update(dict.fromkeys(some, processes))
+            added, self.last = added + len(some), some[-1]
+        return added
 
     @property
     def is_of_one_process(self) -> bool:

@@ -69,11 +69,32 @@ def follow_repeats(iterations: Int64, printed: PrintedNumbers, turns: Turns, gap
         turns: The place of the job; these records leave it where it goes on.
         gaps: What lies between two records; none of these is further apart than it usually is.
     """
-    counts, last, step, interval = printed.counts, printed.last, turns.step_behind(printed.last), gaps.usual
-    is_new: list[bool] = []
+    step, interval = turns.step_behind(printed.last), gaps.usual
     if step is None or not gaps.counts or not step <= interval <= SKEW * step:
-        return np.asarray(is_new, np.bool_)
-    processes, farthest = printed.processes or 0, SKEW * step
+        return np.empty(0, np.bool_)
+    row = int(np.argmax(iterations > printed.last))  # behind the copies of the last one
+    is_new = _follow_each(iterations[:row], printed, interval, step) if row else np.empty(0, np.bool_)
+    if len(is_new) == row:
+        is_new = np.append(is_new, _follow_runs(iterations[row:], printed, interval))
+        is_new = np.append(is_new, _follow_each(iterations[len(is_new) :], printed, interval, step))
+    return is_new
+
+
+def _follow_runs(iterations: Int64, printed: PrintedNumbers, interval: int) -> Bool:
+    """Which records are new, as far as all processes print the next iteration before any prints another one."""
+    processes = printed.processes or 1
+    runs = iterations[: len(iterations) // processes * processes].reshape(-1, processes)
+    expected = printed.last + interval * np.arange(1, len(runs) + 1)
+    goes_on = np.append((runs == expected[:, np.newaxis]).all(1), False)
+    numbers = expected[: int(np.argmin(goes_on))].tolist()
+    followed = printed.add_runs(numbers, interval)
+    return np.tile(np.arange(processes) == 0, followed)
+
+
+def _follow_each(iterations: Int64, printed: PrintedNumbers, interval: int, step: int) -> Bool:
+    """Which records are new, up to the first that is not surely new or a copy."""
+    counts, last, processes, farthest = printed.counts, printed.last, printed.processes or 0, SKEW * step
+    is_new: list[bool] = []
     for number in iterations.tolist():
         if number <= last:
             times = counts.get(number, 0)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 from itertools import accumulate, compress, count
 from operator import itemgetter
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
@@ -13,6 +15,7 @@ from perfscope.sources.joblog.anchors import search_for
 from perfscope.sources.joblog.assembly import assemble_log
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import SplitBlock
+from perfscope.sources.joblog.equal_lines import EqualLines, join_equal_lines
 from perfscope.sources.joblog.iteration_series import RECORDS_KEPT
 from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
 from perfscope.sources.joblog.parallel import split_blocks_between
@@ -51,11 +54,15 @@ _OF_SEVERAL_LINES = [(number, rule) for number, rule in _RULES if FORMATS[number
 _MOST_REPETITIONS_READ = 2 * ALIKE
 _MOST_FAILURES = 4
 _MOST_BEGINS = 32
+_READ_IN_A_ROW = 2
 _PIECE = 1 << 15
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22
 _RECORDS_BETWEEN_LOOKS = 64
 _RECORDS_KEPT_OF_LONG = 1 << 9
+
+#: A match of a rule, and where it begins.
+FoundLine: TypeAlias = tuple[int, OpenRule, LineMatch]
 
 
 def read_log(path: Path) -> JobLog:
@@ -185,28 +192,46 @@ class _LogReader:
             self._apply_split(bulk, block)
 
     def _apply_rules(self, text: bytes) -> None:
-        rules, swept = self._possible_rules(text)
-        for _, rule, line in _find_lines(rules, text):
-            swept.apply(rule, line)
+        lines, swept, joined = self._find_lines(text)
+        for _, rule, line in lines:
+            self._apply_line(rule, line, swept, joined)
         swept.sweep_to(len(text))
+
+    def _find_lines(self, text: bytes) -> tuple[list[FoundLine], SweptText, EqualLines | None]:
+        """The lines that rules match, in a text without most of the equal lines in a row where that says the same."""
+        rules, swept = self._possible_rules(text)
+        joined = None if swept.has_sweeps else join_equal_lines(text, _READ_IN_A_ROW)
+        if joined is not None:
+            lines = _find_lines(rules, joined.text)
+            if not any(rule.counts_lines for _, rule, _ in lines):
+                return lines, swept, joined
+        return _find_lines(rules, text), swept, None
+
+    def _apply_line(self, rule: OpenRule, line: LineMatch, swept: SweptText, joined: EqualLines | None) -> None:
+        labels = joined.further.get(line.line, ()) if joined else ()
+        if labels:
+            apply = partial(rule.apply, line)
+            self._log.apply_to_equal_lines(apply, line.label, labels, _READ_IN_A_ROW + len(labels))
+        else:
+            swept.apply(rule, line)
 
     def _apply_until_full(self, text: bytes, *, has_copies: bool = True) -> None:
         """Apply the rules up to where a fast path may be taken, and take it; before, drop the copies of ranks."""
         done, next_look = 0, _RECORDS_BETWEEN_LOOKS
-        rules, swept = self._possible_rules(text)
-        for number, (_, rule, line) in enumerate(_find_lines(rules, text), start=1):
+        lines, swept, joined = self._find_lines(text)
+        for number, (_, rule, line) in enumerate(lines, start=1):
             if number >= next_look and line.line >= done:
                 next_look = number + _RECORDS_BETWEEN_LOOKS
                 bulk, printing = self._bulk_reading(), self._bulk_of_ranks() if has_copies else None
                 if bulk is not None or printing is not None:
                     swept.sweep_to(line.line)
-                    rest = text[line.line :]
+                    rest = joined.text_from(line.line) if joined else text[line.line :]
                     if bulk is not None:
                         self._apply(bulk, self._split(bulk, rest))
                     elif printing is not None:
                         self._apply_until_full(self._drop_copies(printing, rest), has_copies=False)
                     return
-            swept.apply(rule, line)
+            self._apply_line(rule, line, swept, joined)
             done = line.match.end()
         swept.sweep_to(len(text))
 
@@ -263,7 +288,7 @@ class _LogReader:
         self._add_plain(bulk, block, done, len(block.plain.wall_ns))
 
 
-def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:
+def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[FoundLine]:
     """Every match of every rule with its place in the text, in that order."""
     matches = [(line.match.start(), rule, line) for rule in rules for line in rule.find(text)]
     return sorted(matches, key=itemgetter(0))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import compress, islice
 from typing import Generic, TypeAlias
 
@@ -17,12 +17,14 @@ import numpy as np
 
 from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
 from perfscope.sources.joblog.epochs import EpochCounter
+from perfscope.sources.joblog.equal_lines import join_equal_lines
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import LABEL_TEXT, Cells, Column, Shape, learn_shape
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, Shape, learn_shape
 from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
 from perfscope.sources.joblog.rank_copies import find_copies, is_of_label
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.split_records import SplitRecords, split_records
 from perfscope.sources.joblog.text import to_plain_text
 from perfscope.tables.columns import Bool, Int64
 
@@ -31,21 +33,6 @@ _MOST_LOOKED_AT = 32
 _EPOCH = 10**10
 _LAST = 64
 _LATIN = "latin-1"
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """What a format makes of the columns.
-
-    Attributes:
-        iteration: The number of each record.
-        wall_ns: Its time, or a reading of a clock; 0 leaves the line to the rules, less is no time.
-        columns: What else ``add`` needs.
-    """
-
-    iteration: Int64
-    wall_ns: Int64
-    columns: Mapping[str, Int64] = field(default_factory=dict)
 
 
 def is_record(_line: LineMatch) -> bool:
@@ -139,19 +126,18 @@ class ShapeSplitter(Generic[State]):
         for between, glue in {kind.glue for kind in self.kinds if kind.glue}:
             if between in plain:
                 plain = glue.sub(rb"\1\n", plain)
-        decoded = plain.decode(_LATIN)
+        joined = join_equal_lines(plain, longest=1) if self.drops_copies else None
         for kind, shape in self._shapes(plain):
-            parts = shape.pattern.split(decoded)
-            width = shape.pattern.groups + 1
-            if len(parts) > _FEWEST * width:
-                return self._split(kind, shape, parts, width)
+            equal = joined if kind.lines == 1 and kind.further is None and kind.is_numbered else None
+            records = split_records(shape, (equal.text if equal else plain).decode(_LATIN), kind.measure)
+            if records is not None and equal is not None:
+                records = records.with_equal_lines(equal)
+            if records is not None and len(records.lines) > _FEWEST:
+                return self._split(kind, records)
         return None
 
-    def _split(self, kind: LinesOfRecords[State], shape: Shape, parts: list[str], width: int) -> SplitBlock:
-        """A block as the pattern took it apart: text between, line, columns, text between, line, columns, ..., text."""
-        cells = Cells({name: parts[2 + offset :: width] for offset, name in enumerate(shape.columns)})
-        between, lines = parts[0::width], parts[1::width]
-        measured = kind.measure(cells)
+    def _split(self, kind: LinesOfRecords[State], records: SplitRecords) -> SplitBlock:
+        cells, between, lines, measured = records.cells, records.between, records.lines, records.measured
         is_plain = measured.wall_ns != 0
         for name in kind.constants:
             if name in cells:
@@ -159,7 +145,7 @@ class ShapeSplitter(Generic[State]):
         for name in kind.peaks:
             if name in cells:
                 is_plain[cells.rows_of_peak(name)] = False
-        labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
+        labels = records.labels
         columns = dict(measured.columns)
         numbers = measured.iteration + _EPOCH * columns.get("epoch", 0)
         is_copy = np.zeros(len(lines), np.bool_)

@@ -25,6 +25,11 @@ class SweptText:
         self._sweeps = sweeps
         self._read = 0
 
+    @property
+    def has_sweeps(self) -> bool:
+        """Whether sweeps read the text, too."""
+        return bool(self._sweeps)
+
     def apply(self, rule: OpenRule, line: LineMatch) -> None:
         """Apply a rule to its line, after the sweeps of all lines up to it: what they read may depend on its order."""
         if self._sweeps and not rule.is_apart:

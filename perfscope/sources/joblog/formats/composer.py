@@ -20,14 +20,13 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import (
     STEP,
     Further,
     LinesOfRecords,
-    Measured,
     add_evenly,
     number_over_epochs,
     read_lines,

@@ -21,10 +21,10 @@ from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.started_lines import add_starts
 
@@ -109,6 +109,7 @@ FORMAT = Format(
     framework="detectron2",
     state=_State,
     rules=(_RULE,),
+    counts_lines=True,
     sources=(StepTimeSource(SOURCE),),
     close=_close,
     bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_is_training), add=_add),

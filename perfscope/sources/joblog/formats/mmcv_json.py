@@ -23,10 +23,10 @@ from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.started_lines import add_starts
 from perfscope.tables.joblog import Disturbance
@@ -147,6 +147,7 @@ FORMAT = Format(
     framework="openmmlab",
     state=_State,
     rules=(_RULE,),
+    counts_lines=True,
     sources=(StepTimeSource(BY_ITERATION), StepTimeSource(BY_EPOCH)),
     close=_close,
     bulk=read_lines(

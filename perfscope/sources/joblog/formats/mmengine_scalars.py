@@ -22,10 +22,10 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.formats.openmmlab import EngineClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.started_lines import add_starts
 from perfscope.tables.joblog import Disturbance
@@ -128,6 +128,7 @@ FORMAT = Format(
     framework="openmmlab",
     state=_State,
     rules=(_RULE,),
+    counts_lines=True,
     sources=(StepTimeSource(SOURCE),),
     close=_close,
     bulk=read_lines(

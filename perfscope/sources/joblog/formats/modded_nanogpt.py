@@ -20,10 +20,10 @@ from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 VALIDATIONS = "modded-nanogpt's train_time at validations"

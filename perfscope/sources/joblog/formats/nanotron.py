@@ -14,10 +14,10 @@ import numpy as np
 
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "nanotron's time of one iteration"

@@ -13,10 +13,10 @@ from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, SweptRecords, TimedSteps, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, SweptRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "train_step_timing"

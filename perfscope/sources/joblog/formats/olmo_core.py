@@ -17,10 +17,10 @@ import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.line_fields import parse_numbers
-from perfscope.sources.joblog.line_shapes import Cells, Column, times_ns
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, Further, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import STEP, Further, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "1 / OLMo-core's BPS"

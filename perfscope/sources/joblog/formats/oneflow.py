@@ -16,14 +16,13 @@ from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import (
     STEP,
     CopiesOf,
     LinesOfRecords,
-    Measured,
     add_evenly,
     number_over_epochs,
     read_lines,

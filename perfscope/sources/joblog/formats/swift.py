@@ -19,10 +19,10 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance

@@ -21,10 +21,10 @@ from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
 from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, Measured, read_lines
+from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.tables.joblog import Disturbance

@@ -21,10 +21,10 @@ from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedSta
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column
+from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
 from perfscope.sources.joblog.log_format import FormatState, ignore_line
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, Measured, add_evenly, read_lines
+from perfscope.sources.joblog.record_lines import LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 THROUGHPUT = "batch / SamplesPerSec"
