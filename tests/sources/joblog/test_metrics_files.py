@@ -210,3 +210,18 @@ def test_the_last_figures_of_a_long_log_that_prints_each_line_twice_are_kept(tmp
         assert summary.loss is not None
         assert (summary.loss_scale.last, summary.loss.last) == (65536.0, 17.0)
         assert summary.iterations == 300_000
+
+
+@pytest.mark.parametrize("is_stated", [True, False])
+def test_a_window_that_the_log_does_not_print_is_called_assumed(tmp_path: Path, is_stated: bool) -> None:
+    path = tmp_path / "run.log"
+    lines = [
+        f"05/10 20:33:{n:02d} - mmengine - INFO - Epoch(train)   [1][{50 * n:5}/14659]  lr: 1.0000e-04  "
+        f"eta: 6 days, 18:58:01  time: 0.24{n:02d}  data_time: 0.0205  memory: 3686  loss: 29.3254\n"
+        for n in range(1, 9)
+    ]
+    window = "log_processor = dict(by_epoch=True, type='LogProcessor', window_size=50)\n" if is_stated else ""
+    path.write_text(window + "".join(lines))
+    log = read_log(path)
+    assert len(log.iterations) == len(lines)
+    assert any("MMEngine's default" in remark for remark in log.remarks) != is_stated

@@ -28,6 +28,7 @@ from perfscope.tables.joblog import Disturbance
 
 SOURCE = "OpenMMLab's time of an iteration"
 
+_ASSUMED = "a time is taken for the mean of ten iterations, MMEngine's default: the log does not print its log_processor"
 _CELL = re.compile(rb"(?<![\w_])(time|memory|loss): ([\d.eE+naif-]{1,20})")
 
 
@@ -76,6 +77,7 @@ class _State(FormatState):
     epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1))
     clock: EngineClock = field(default_factory=EngineClock)
     is_engine: bool = False
+    has_window: bool = False
 
 
 def _on_iteration(state: _State, line: LineMatch) -> None:
@@ -121,7 +123,7 @@ def _pause(state: _State, kind: Disturbance, iteration: int | None = None) -> No
 
 
 def _on_window(state: _State, line: LineMatch) -> None:
-    state.clock.window = max(int(line[1]), 1)
+    state.clock.window, state.has_window = max(int(line[1]), 1), True
 
 
 _HEAD = rb"(?P<step>\d{1,9}) ?/ ?(?P<total>\d{1,9})\](?P<cells>[^\n]{0,160}? time: [^\n]{0,1500})"
@@ -144,6 +146,8 @@ _TIMED = TimedSteps("time", NS_PER_S, others=("epoch", "length"))
 def _close(state: _State) -> None:
     if SOURCE in state.log.series:
         state.log.series[SOURCE].drop_times_after_starts()
+        if state.is_engine and not state.has_window:
+            state.log.add_remark("window-assumed", _ASSUMED)
 
 
 def _epochs_of(state: _State) -> EpochCounter:
