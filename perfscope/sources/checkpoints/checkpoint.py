@@ -22,7 +22,7 @@ from perfscope.sources.checkpoints.shard_extents import ShardExtents
 from perfscope.sources.checkpoints.sharded_tensors import ShardedTensors
 from perfscope.sources.checkpoints.tied_weights import find_tied_copy
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
-from perfscope.sources.checkpoints.zero_samples import describe_zeros
+from perfscope.sources.checkpoints.zero_samples import describe_zero_storages, describe_zeros
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
 
@@ -190,6 +190,8 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
         reading.elements.extend(tensor.items for tensor in file.tensors)
+        if (zeros := describe_zero_storages(path, file.stored_bytes, file.headers, file.checksums)) is not None:
+            reading.damage.append(f"{name} {zeros}")
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
         reading.parameter_sizes.update(parse_parameter_sizes(file.value))
         reading.shards.add(file, kind)

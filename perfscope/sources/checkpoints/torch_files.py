@@ -108,7 +108,8 @@ class TorchFile:
         tensors: Its tensors.
         names: Every function or class that loading it would look up.
         stored_bytes: The size of each storage in the file, by key; empty for the old format.
-        checksums: The CRC-32 of each storage, by key; empty for the old format.
+        checksums: The CRC-32 of each storage, by key; 0 where torch left it out; empty for the old format.
+        headers: Where the header of each storage begins in the file, by key; empty for the old format.
         whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
     """
 
@@ -117,6 +118,7 @@ class TorchFile:
     names: frozenset[str]
     stored_bytes: Mapping[str, int]
     checksums: Mapping[str, int]
+    headers: Mapping[str, int]
     whole_elements: Mapping[tuple[str, ...], int]
 
 
@@ -190,7 +192,9 @@ def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
     folder = pickles[0].removesuffix("data.pkl") + "data/"
     storages = {name.removeprefix(folder): entry for name, entry in members.items() if name.startswith(folder)}
     stored = {key: entry.file_size for key, entry in storages.items()}
-    file_content = _describe(replayed, stored, {key: entry.CRC for key, entry in storages.items()})
+    checksums = {key: entry.CRC for key, entry in storages.items()}
+    headers = {key: entry.header_offset for key, entry in storages.items()}
+    file_content = _describe(replayed, stored, checksums, headers)
     _check_storages(file_content)
     return file_content
 
@@ -259,10 +263,12 @@ def _parse_legacy(content: bytes) -> TorchFile:
     if replayed.value == _LEGACY_MAGIC:
         for _ in range(3):
             replayed = replay(content, replayed.end)
-    return _describe(replayed, {}, {})
+    return _describe(replayed, {}, {}, {})
 
 
-def _describe(replayed: ReplayedPickle, stored: Mapping[str, int], checksums: Mapping[str, int]) -> TorchFile:
+def _describe(
+    replayed: ReplayedPickle, stored: Mapping[str, int], checksums: Mapping[str, int], headers: Mapping[str, int]
+) -> TorchFile:
     tensors: list[Tensor] = []
     whole: dict[tuple[str, ...], int] = {}
     try:
@@ -275,7 +281,7 @@ def _describe(replayed: ReplayedPickle, stored: Mapping[str, int], checksums: Ma
                 whole[path] = prod(shape)
     except PickleDamage as damage:
         raise TorchDamage(f"has a pickle that {damage}", replayed.names) from None
-    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, checksums, whole)
+    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, checksums, headers, whole)
 
 
 def _find_tensor(path: tuple[str, ...], call: Call) -> Tensor | None:

@@ -7,7 +7,12 @@ biases begin as zeros; but every item of a shard begins with a header, and weigh
 from __future__ import annotations
 
 import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Mapping
+from itertools import accumulate
 from pathlib import Path
+from typing import IO
 
 from perfscope.files import open_regular
 
@@ -15,6 +20,9 @@ from perfscope.files import open_regular
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 _UNIT_OF_BLOCKS = 512  # of stat, whatever the file system's own is
+#: A storage of up to so many bytes is read to compare it with its checksum.
+_LARGEST_READ = 1 << 24
+_LOCAL_HEADER = 30  # of zip, before the name and what follows it
 
 
 def describe_zeros(path: Path, begin: int = 0) -> str | None:
@@ -39,3 +47,51 @@ def describe_zeros(path: Path, begin: int = 0) -> str | None:
     written = status.st_blocks * _UNIT_OF_BLOCKS
     sparse = f", and the file system has {written:,} bytes of it" if written < status.st_size // 2 else ""
     return f"is zero at all {SAMPLES} places looked at{sparse}: its data may never have been written"
+
+
+def describe_zero_storages(
+    path: Path, sizes: Mapping[str, int], headers: Mapping[str, int], checksums: Mapping[str, int]
+) -> str | None:
+    """What proves that storages of a file of ``torch.save`` were never written, in words; None where nothing does.
+
+    Zeros alone are no proof, as moments begin as zeros; the file also has a checksum of each storage.
+
+    Args:
+        path: The file, a zip archive.
+        sizes: The bytes of each storage, by key.
+        headers: Where the header of each begins in the file.
+        checksums: The CRC-32 of each; 0 where there is none.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    keys = [key for key, size in sizes.items() if size]
+    ends = list(accumulate(sizes[key] for key in keys))
+    if not ends:
+        return None
+    looked_at: set[str] = set()
+    with open_regular(path) as file:
+        for number in range(SAMPLES):
+            offset = (ends[-1] - 1) * number // (SAMPLES - 1)
+            row = bisect_right(ends, offset)
+            size = sizes[keys[row]]
+            begin = min(offset - (ends[row] - size), max(size - SAMPLE_BYTES, 0))
+            file.seek(_begin_of_data(file, headers[keys[row]]) + begin)
+            if file.read(min(SAMPLE_BYTES, size)).strip(b"\0"):
+                return None
+            looked_at.add(keys[row])
+        for key in sorted(looked_at, key=sizes.__getitem__):
+            if checksums[key] and sizes[key] <= _LARGEST_READ:
+                file.seek(_begin_of_data(file, headers[key]))
+                if zlib.crc32(file.read(sizes[key])) == checksums[key]:
+                    return None
+                return f"is zero at all {SAMPLES} places looked at, but its checksums are of other data: never written"
+    return None
+
+
+def _begin_of_data(file: IO[bytes], header: int) -> int:
+    """Where the data of a member of a zip archive begins, of which the header begins at ``header``."""
+    header = max(header, 0)  # a damaged archive may state less
+    file.seek(header)
+    text = file.read(_LOCAL_HEADER)
+    return header + _LOCAL_HEADER + int.from_bytes(text[26:28], "little") + int.from_bytes(text[28:30], "little")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -56,3 +58,33 @@ def test_weights_behind_a_sound_header_that_are_zero_throughout_are_named(
     damage = read_checkpoint(tmp_path).damage
     assert len(damage) == is_named
     assert all("may never have been written" in text for text in damage)
+
+
+def empty_storages(path: Path) -> None:
+    """Make the storages of a file of ``torch.save`` zero, and leave all else as it is."""
+    content = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if "/data/" in entry.filename:
+                names = content[entry.header_offset + 26 : entry.header_offset + 30]
+                begin = entry.header_offset + 30 + sum(struct.unpack("<HH", names))
+                content[begin : begin + entry.file_size] = bytes(entry.file_size)
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(("value", "is_named"), [(1.0, True), (0.0, False)])
+def test_storages_of_torch_that_were_never_written_are_named(tmp_path: Path, value: float, is_named: bool) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({f"layers.{n}.weight": torch.full((64, 256), value) for n in range(4)}, path)
+    assert read_checkpoint(tmp_path).damage == ()
+    empty_storages(path)
+    damage = read_checkpoint(tmp_path).damage
+    assert len(damage) == is_named
+    assert all("its checksums are of other data" in text for text in damage)
+
+
+def test_a_few_numbers_among_zeros_are_sound(tmp_path: Path) -> None:
+    moments = torch.zeros(256, 4096)
+    moments[77, 5] = 1.0
+    torch.save({"exp_avg": moments}, tmp_path / "pytorch_model.bin")
+    assert read_checkpoint(tmp_path).damage == ()
