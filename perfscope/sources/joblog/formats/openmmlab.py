@@ -28,7 +28,7 @@ from perfscope.tables.joblog import Disturbance
 
 SOURCE = "OpenMMLab's time of an iteration"
 
-_ASSUMED = "a time is taken for the mean of ten iterations, MMEngine's default: the log does not print its log_processor"
+_ASSUMED = "times are taken for means of ten iterations, MMEngine's default: the log does not print its log_processor"
 _CELL = re.compile(rb"(?<![\w_])(time|memory|loss): ([\d.eE+naif-]{1,20})")
 
 
