@@ -56,7 +56,7 @@ class RecordLog:
             figures = {"step": str(1 + (number - 1) // _MICRO_BATCHES), "ends": " (step)"}
             if name == "step" or (name == "ends" and number % _MICRO_BATCHES == 0):
                 return figures[name]
-        if name in {"step", "samples", "counted", "iter"}:
+        if name in {"step", "samples", "counted", "iter", "iteration"}:
             scale = int(self.parts[1 + 2 * self.columns.index("samples")]) if name == "samples" else 1
             return str(number * max(scale, 1))
         if name == "percent":
