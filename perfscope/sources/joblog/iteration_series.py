@@ -235,6 +235,11 @@ class IterationSeries(ComparedCopies):
         printed = ((self._numbers.get(label), number) for label, number in first_of_labels.items())
         return all(numbers is not None and number > numbers.last for numbers, number in printed)
 
+    def any_goes_back(self, first_of_labels: Mapping[bytes, int]) -> bool:
+        """Whether the next number of some label is none above its last one."""
+        printed = ((self._numbers.get(label), number) for label, number in first_of_labels.items())
+        return any(numbers is not None and number <= numbers.last for numbers, number in printed)
+
     def _goes_on_alone(self, label: bytes | None) -> bool:
         """Whether the last record is of this label, and the next one needs no closer look."""
         numbers = self._numbers.get(label)

@@ -49,7 +49,9 @@ def find_copies(
     by_label = np.argsort(ids, kind="stable")
     is_same = np.diff(ids[by_label]) == 0
     back = by_label[1:][is_same & (np.diff(numbers[by_label]) <= 0)]
-    is_copy[by_label[np.flatnonzero(np.diff(ids[by_label], prepend=-1))]] = False
+    begins = by_label[np.flatnonzero(np.diff(ids[by_label], prepend=-1))]
+    is_copy &= ~np.isin(ids, ids[begins[~is_near[begins]]])  # a label that begins far behind the others went back
+    is_copy[begins] = False
     end = back.min() if len(back) else len(ids)
     by_label = by_label[by_label < end]
     is_copy[by_label[np.flatnonzero(np.diff(ids[by_label], append=-1))]] = False

@@ -261,7 +261,15 @@ class _LogReader:
 
     def _split(self, bulk: OpenBulkReading, text: bytes) -> SplitBlock | bytes:
         block = bulk.split(text, len(text), np.empty(len(text), np.bool_))
-        return block if block is not None and (self._is_full(bulk) or not block.plain.copies) else text
+        if block is None or (block.plain.copies and not (self._is_full(bulk) and self._all_go_on(bulk, block))):
+            return text
+        return block
+
+    def _all_go_on(self, bulk: OpenBulkReading, block: SplitBlock) -> bool:
+        """Whether no rank goes back between the lines before and a block: what it prints then is no copy."""
+        recorded = [self._log.series[name] for name in bulk.sources if name in self._log.series]
+        is_comparable = "epoch" not in block.plain.columns
+        return not (is_comparable and any(series.any_goes_back(block.first_of_labels) for series in recorded))
 
     def _add_plain(self, bulk: OpenBulkReading, block: SplitBlock, first: int, last: int) -> None:
         """Add plain lines at once, or one by one where they may be records that are to be kept."""

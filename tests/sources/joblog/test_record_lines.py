@@ -79,6 +79,10 @@ def alterations(log: RecordLog) -> dict[str, str]:
         "a label": "".join(f"[default3]:{line}" for line in lines),
         "two labels": "".join(f"[rank0]:{line}[rank1]:{line}" for line in lines),
         "ranks in any order": "".join(turns),
+        "a rank that goes back behind the others": "".join(
+            [f"[rank{rank}]:{line}" for n, line in enumerate(lines) for rank in range(4 if n < middle else 3)]
+            + [f"[rank3]:{line}" for line in lines[middle - 20 :]]
+        ),
         "carriage returns": "".join(lines).replace("\n", "\r\n"),
         "losses of their own": "".join(
             re.sub(r"(loss'?\"?[:= ]+)\d+\.\d", rf"\g<1>{number % 10}.{number // 10 % 10}", line)
