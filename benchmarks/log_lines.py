@@ -43,6 +43,8 @@ PERL = r"m|.*[ :=(](\d+\.\d+)| && do {$x+=$1; $c++}; END { print $c ? $x/$c : 0 
 LENGTHS = (4_000, 15_000)
 PARTS = 6
 BEST_OF = 3
+RANKS = 8
+RANKS_SIZE = 8 << 20
 LIMIT_MB_S = 50
 
 
@@ -106,6 +108,13 @@ def record_texts() -> Iterator[tuple[str, bytes | None, bytes, bytes]]:
         yield name, goes_on, text * times, between
 
 
+def rank_texts(goes_on: bytes) -> tuple[bytes, bytes]:
+    """What several ranks print of a log that goes on: each line for each of them, without labels and with labels."""
+    lines = goes_on[: RANKS_SIZE // RANKS].splitlines(keepends=True)[:-1]
+    labelled = (b"[default%d]:%s" % (rank, line) for line in lines for rank in range(RANKS))
+    return b"".join(RANKS * line for line in lines), b"".join(labelled)
+
+
 def perl_mb_s(path: Path) -> float:
     """Megabytes a second of a one-liner that adds up the last number with a point of every line."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -137,12 +146,14 @@ class _Speeds:
     again: float
     between: float
     perl: float | None
+    ranks: float | None = None
+    labelled_ranks: float | None = None
 
     def row(self) -> tuple[str, ...]:
         """The cells of the table."""
         has_both = self.goes_on is not None and self.perl is not None
         of_perl = f"{(self.goes_on or 0) / (self.perl or 1):.2f}" if has_both else ""
-        figures = (self.goes_on, self.again, self.between, self.perl)
+        figures = (self.goes_on, self.ranks, self.labelled_ranks, self.again, self.between, self.perl)
         return (self.name, *("" if figure is None else f"{figure:.0f}" for figure in figures), of_perl)
 
 
@@ -153,7 +164,9 @@ def record_speeds(path: Path) -> Iterator[_Speeds]:
         if goes_on is None:
             yield _Speeds(name, None, again_mb_s, between_mb_s, None)
         else:
-            yield _Speeds(name, speed_mb_s(path, goes_on), again_mb_s, between_mb_s, perl_mb_s(path))
+            goes_on_mb_s, perl = speed_mb_s(path, goes_on), perl_mb_s(path)
+            ranks, labelled_ranks = (speed_mb_s(path, text) for text in rank_texts(goes_on))
+            yield _Speeds(name, goes_on_mb_s, again_mb_s, between_mb_s, perl, ranks, labelled_ranks)
 
 
 def _describe(speeds: Sequence[float]) -> str:
@@ -175,13 +188,17 @@ def main() -> None:
         hostile = [speed_mb_s(path, text) for text in hostile_texts()]
         records = list(record_speeds(path))
     goes_on = [each.goes_on for each in records if each.goes_on is not None]
+    ranks = [each.ranks for each in records if each.ranks is not None]
+    labelled_ranks = [each.labelled_ranks for each in records if each.labelled_ranks is not None]
     again, between = [each.again for each in records], [each.between for each in records]
     quantiles = "median, slowest tenth, slowest"
     for text, speeds in (
         (f"lines of 4 and 15 KB made of half records, {len(hostile):,} kinds: {quantiles}", hostile),
         (f"nothing but records that go on, of {len(goes_on)} excerpts: {quantiles}", goes_on),
+        (f"the same, each line of {RANKS} ranks without a label: {quantiles}", ranks),
+        (f"the same, each line of {RANKS} ranks with labels: {quantiles}", labelled_ranks),
         (f"an excerpt of 1 to 25 lines again and again, {len(again)} excerpts: {quantiles}", again),
-        (f"the same with a line that counts between each two: {quantiles}", between),
+        (f"such excerpts with a line that counts between each two: {quantiles}", between),
     ):
         rows.append((text, _describe(speeds), _count_slow(speeds)))
     loads = f"{load:.1f} when it began, {os.getloadavg()[0]:.1f} with it when it ended"
@@ -189,7 +206,8 @@ def main() -> None:
     print()
     print(tabulate(rows, ("Text", "MB/s", ""), tablefmt="pipe", disable_numparse=True))
     print()
-    headings = ("Records of", "go on (MB/s)", "again (MB/s)", "with a line between (MB/s)", "perl (MB/s)", "of perl")
+    kinds = ("go on", f"{RANKS} ranks", f"{RANKS} labelled ranks", "again", "with a line between", "perl")
+    headings = ("Records of", *(f"{kind} (MB/s)" for kind in kinds), "of perl")
     order = sorted(records, key=lambda each: each.goes_on or each.again)
     print(tabulate([each.row() for each in order], headings, tablefmt="pipe", disable_numparse=True))
 
