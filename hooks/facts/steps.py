@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 #: Token ids have a dimension of samples and one of positions.
@@ -80,7 +80,7 @@ class StepFacts:
     pipelined: Work | None = None
     loaded_samples: int = 0
     loaded_tokens: int = 0
-    passes: frozenset[int] = frozenset()
+    passes: set[int] = field(default_factory=set)
     data_wait_ns: int = 0
     has_loader: bool = False
     optimizer_steps: int = 0
@@ -116,11 +116,6 @@ class StepFacts:
     def add_pipeline_batch(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         """Count a batch that a pipeline cuts; its middle stages receive none."""
         self.pipelined = (self.pipelined or _NO_WORK).with_batch(_first_tensor((args, kwargs)))
-
-    def add_pass(self, kind: str, microbatch: int) -> None:
-        """Count a micro-batch of a pipeline by its forward pass."""
-        if kind == "F":
-            self.passes |= {microbatch}
 
     def add_wait(self, wait_ns: int) -> None:
         """Training waited for a data loader."""

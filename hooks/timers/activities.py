@@ -141,6 +141,11 @@ class ActivityTimer:
         self._has_training_mode |= has_gradients and in_training_mode
         return self.is_in_call or not has_gradients or (self._has_training_mode and not in_training_mode)
 
+    @property
+    def awaits_training(self) -> bool:
+        """Whether a sign of training says anything new: the step showed none, a batch waits, or a validation runs."""
+        return self._step.first_sign_ns is None or self._batch is not None or self._evaluation is not None
+
     def on_training(self) -> None:
         """The training thread runs the model with gradients: a validation ended, and the step has begun."""
         now_ns = time.monotonic_ns()

@@ -37,6 +37,10 @@ class CudaEvent(Protocol):
 
 #: A moment: an event of the device, or nanoseconds of the host's clock.
 Mark: TypeAlias = "CudaEvent | int"
+#: The fields of a ``Pass``. A step makes many, of which each call of a function takes microseconds: none for a tuple.
+Identity: TypeAlias = "tuple[str, int, int, int, int, int]"
+#: A pass between two moments, and its range; the first moment is None inside a CUDA graph, where no event is recorded.
+TimedPass: TypeAlias = "tuple[Identity, Mark | None, AbstractContextManager[object] | None]"
 
 
 class Pass(NamedTuple):
@@ -62,20 +66,10 @@ class Pass(NamedTuple):
         return PassRange(self.kind, self.microbatch, self.stage, self.device, self.devices).name
 
 
-@dataclass
-class TimedPass:
-    """A pass between two moments; ``begin`` is None inside a CUDA graph, where no event can be recorded."""
-
-    identity: Pass
-    begin: Mark | None
-    range: AbstractContextManager[object] | None = None
-
-
-@dataclass
-class _FinishedPass:
+class _FinishedPass(NamedTuple):
     """A pass that was launched."""
 
-    identity: Pass
+    identity: Identity
     begin: Mark
     end: Mark
 
@@ -98,45 +92,49 @@ class PassTimer:
     def __init__(self) -> None:
         self.lost = 0
         self.is_in_use = False
-        self._current: list[_FinishedPass] = []
+        self._current: list[tuple[Identity, Mark, Mark]] = []
         self._pending: deque[_Step] = deque()
         self._unused_events: list[CudaEvent] = []
         self._is_initialized = False
         self._last_order: tuple[str, ...] | None = None
         self._has_ranges = False
 
-    def begin(self, identity: Pass, *, in_window: bool) -> TimedPass:
+    def begin(self, identity: Identity, *, in_window: bool) -> TimedPass:
         """A pass is about to be launched; a range goes around it for the trace of an open window."""
-        timed = TimedPass(identity, self._now())
-        if in_window:
-            timed.range = sys.modules["torch"].profiler.record_function(identity.range_name)
-            timed.range.__enter__()
-            self._has_ranges = True
-        return timed
+        if not in_window:
+            return identity, self._now(), None
+        begin = self._now()
+        profiler_range = sys.modules["torch"].profiler.record_function(Pass._make(identity).range_name)
+        profiler_range.__enter__()
+        self._has_ranges = True
+        return identity, begin, profiler_range
 
     def end(self, timed: TimedPass) -> None:
         """All of a pass was launched."""
-        if timed.range is not None:
-            timed.range.__exit__(None, None, None)
-            timed.range = None
+        identity, begin, profiler_range = timed
+        if profiler_range is not None:
+            profiler_range.__exit__(None, None, None)
         end = self._now()
-        if timed.begin is not None and end is not None:
+        if begin is not None and end is not None:
             self.is_in_use = True
-            self._current.append(_FinishedPass(timed.identity, timed.begin, end))
+            self._current.append((identity, begin, end))
 
     def end_step(self, number: int) -> None:
         """A training step completed on the host; its passes may still run."""
         if self._current:
-            self._pending.append(_Step(number, self._current, self._has_ranges))
-            self._current, self._has_ranges = [], False
+            self._pending.append(self._take(number))
         while len(self._pending) > _MAX_PENDING:
             self._recycle(self._pending.popleft())
             self.lost += 1
 
     def discard_current(self) -> None:
         """Forget the passes since the last step: it is not clear which step they belong to."""
-        self._recycle(_Step(0, self._current, self._has_ranges))
+        self._recycle(self._take(0))
+
+    def _take(self, number: int) -> _Step:
+        step = _Step(number, list(map(_FinishedPass._make, self._current)), self._has_ranges)
         self._current, self._has_ranges = [], False
+        return step
 
     def pop_finished(self) -> list[MicroBatchRecord]:
         """The steps that the device is done with, in order; nothing waits for it."""
@@ -167,11 +165,12 @@ class PassTimer:
         times = [(_between_ns(start, timed.begin), _between_ns(timed.begin, timed.end)) for timed in step.passes]
         totals: dict[tuple[str, int], list[int]] = {}
         for timed, (_, duration_ns) in zip(step.passes, times, strict=True):
-            total = totals.setdefault((timed.identity.kind, timed.identity.stage), [0, 0, duration_ns])
+            kind, _, stage, *_ = timed.identity
+            total = totals.setdefault((kind, stage), [0, 0, duration_ns])
             total[0] += 1
             total[1] += duration_ns
             total[2] = min(total[2], duration_ns)
-        identities = [timed.identity for timed in step.passes]
+        identities = [Pass._make(timed.identity) for timed in step.passes]
         order = tuple(f"{identity.kind}{identity.microbatch}.{identity.stage}" for identity in identities)
         is_new = order != self._last_order
         self._last_order = order
