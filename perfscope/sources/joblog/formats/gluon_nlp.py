@@ -138,6 +138,7 @@ _INTERVAL_RULE = Rule(
 FORMAT = Format(
     framework="gluon-nlp",
     state=_State,
+    counts_lines=True,
     rules=(
         Rule(
             b"ms/batch",
