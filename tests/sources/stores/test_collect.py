@@ -27,7 +27,7 @@ from tests.sources.stores.test_s3 import PARTIALS, TRACES
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
 
 RECORD = "ranks/00002/steps.jsonl"
-URL = "s3://runs/hosts"
+URL = "s3://hosts/run"
 
 Bring = Callable[..., tuple[int, dict[str, Any]]]
 
@@ -47,9 +47,10 @@ def server(s3: str, run: Path) -> Iterator[str]:
     import s3fs
 
     store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
-    store.put(str(run), "runs/hosts", recursive=True)
+    store.mkdir("hosts")  # a bucket of its own: other tests list that of the other runs
+    store.put(str(run), "hosts/run", recursive=True)
     yield s3
-    store.rm("runs/hosts", recursive=True)
+    store.rm("hosts", recursive=True)
 
 
 @pytest.fixture

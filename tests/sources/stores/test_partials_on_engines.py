@@ -36,7 +36,7 @@ __all__ = ["ask", "whole"]  # fixtures
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
 
-URL = "s3://runs/engines"
+URL = "s3://engines/run"
 
 
 @pytest.fixture(scope="module")
@@ -45,15 +45,16 @@ def server(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     import s3fs
 
     store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
-    store.put(str(copy_with_partials(RUN, tmp_path_factory.mktemp("run"))), "runs/engines", recursive=True)
+    store.mkdir("engines")  # a bucket of its own: other tests list that of the other runs
+    store.put(str(copy_with_partials(RUN, tmp_path_factory.mktemp("run"))), "engines/run", recursive=True)
     folder = tmp_path_factory.mktemp("job")
     for path in job(folder, 9):
         assert store_beside(TraceFiles(path), TASK)
     for rank in (3, 4, 5):
         Path(partials_path(str(folder / f"rank{rank:03d}.json.gz"))).unlink()
-    store.put(str(folder), "runs/job", recursive=True)
+    store.put(str(folder), "engines/job", recursive=True)
     yield s3
-    store.rm(["runs/engines", "runs/job"], recursive=True)
+    store.rm("engines", recursive=True)
 
 
 #: What a store does to partials, and what is said of it where their trace is at hand.
@@ -72,7 +73,7 @@ def test_the_trace_is_read_where_a_store_keeps_its_partials_back(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     with faulty(server, Faults(**faults)) as address:
         analysis = ask(address, URL)
-    assert answers(analysis) == whole.replace("runs/zero1", "runs/engines")
+    assert answers(analysis) == whole.replace("runs/zero1", "engines/run")
     (note,) = analysis.notes
     assert note.startswith(f"{URL}/traces/{PARTIALS} {reason}")
     assert note.endswith(": its trace is read")
@@ -87,7 +88,7 @@ def test_a_trace_is_answered_for_if_a_store_has_lost_it_or_its_partials(
     with faulty(server, Faults(lost=lost)) as address:
         analysis = ask(address, URL)
     if lost.endswith(".partials"):
-        assert answers(analysis) == whole.replace("runs/zero1", "runs/engines")
+        assert answers(analysis) == whole.replace("runs/zero1", "engines/run")
     else:
         assert analysis.damage[0] == f"{URL}/{lost} cannot be read: it does not exist"
         assert analysis.damage[1].startswith("1 of 4 ranks have no trace")
@@ -121,7 +122,7 @@ def test_a_worker_that_dies_at_any_stage_beside_partials_costs_no_trace(
     monkeypatch.setenv("AWS_ENDPOINT_URL", server)
     marks = marks_of(tmp_path)
     monkeypatch.setattr(taking, "measuring", lambda _: partial(dies, marks))
-    paths = [f"s3://runs/job/rank{rank:03d}.json.gz" for rank in range(9)]
+    paths = [f"s3://engines/job/rank{rank:03d}.json.gz" for rank in range(9)]
     assert VICTIM in paths[4]
     taken = Taking()
     files = [TraceFiles(path) for path in paths]
