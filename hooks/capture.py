@@ -148,8 +148,10 @@ class Capture(TrainingSteps):
     # Micro-batches and ranges.
     def on_pass_begin(
         self, kind: str, *, microbatch: int, stage: int, stages: int, device: int, devices: int
-    ) -> TimedPass:
+    ) -> TimedPass | None:
         """A pass of one micro-batch is about to be launched; the arguments are fields of Pass.
+
+        Returns None in a step whose passes are not timed: the wrappers only count its further passes.
 
         It is called inside of ``run_guarded``. A step makes many of these calls, and each function in them takes
         microseconds, since a pass leaves none of it in the caches of the processor.
@@ -158,15 +160,18 @@ class Capture(TrainingSteps):
             self._begin_training()
         if kind == "F":
             self._facts.passes.add(microbatch)
-        return self._passes.begin(
-            (kind, microbatch, stage, stages, device, devices), in_window=OPEN_WINDOW.records_ranges
-        )
+            self.passes.forwards += 1
+        in_window = OPEN_WINDOW.records_ranges
+        if (self.steps + 1) & self.passes.untimed and not in_window:
+            self.passes.rests = True
+            return None
+        return self.passes.begin((kind, microbatch, stage, stages, device, devices), in_window=in_window)
 
     @hook_entry
     def on_pass_end(self, timed_pass: TimedPass | None) -> None:
         """All of that pass was launched."""
         if timed_pass is not None:
-            self._passes.end(timed_pass)
+            self.passes.end(timed_pass)
 
     @hook_entry
     def begin_range(self, name: str) -> AbstractContextManager[object] | None:

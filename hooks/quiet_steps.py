@@ -88,7 +88,7 @@ def begin(capture: Any, last: int) -> None:
 def _is_busy(capture: Any) -> bool:
     activities = capture.activities
     is_evaluating = activities.is_evaluating or activities.is_in_call
-    return bool(is_evaluating or capture.save_timer.is_in_use or capture._passes.is_in_use)
+    return bool(is_evaluating or capture.save_timer.is_in_use or capture.passes.is_in_use)
 
 
 def _find_writer(capture: Any) -> Any:

@@ -116,7 +116,9 @@ def _merge(boundaries: Sequence[ReachedBoundary], step: int, host: HostWork | No
     """One training step; times, waits and counts of its boundaries are added up."""
     last = boundaries[-1]
     stated, work = last.stated, _work(boundaries)
-    micro_batches = sum(len(boundary.facts.passes) or boundary.facts.micro_batches for boundary in boundaries)
+    micro_batches = sum(
+        boundary.facts.pipeline_micro_batches or boundary.facts.micro_batches for boundary in boundaries
+    )
     waits_ns = [boundary.facts.data_wait_ns for boundary in boundaries if boundary.facts.has_loader]
     return StepRecord(
         step=step,

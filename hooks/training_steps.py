@@ -45,6 +45,7 @@ class TrainingSteps(TrainedModel):
         pid: The process it belongs to.
         save_timer: Times checkpoint saves.
         activities: Times validation, generation and compilation.
+        passes: Times the passes of micro-batches through a pipeline.
         watch: Notices that training stalls or fails, and requests to this process.
     """
 
@@ -66,7 +67,7 @@ class TrainingSteps(TrainedModel):
         self._windows = WindowSchedule(config, self.files, self._recording)
         self._is_rpc_server = False
         self._main_thread = threading.main_thread().ident
-        self._passes = PassTimer()
+        self.passes = PassTimer()
         vars(self).update(connect(self._quiet, self))
 
     @property
@@ -216,7 +217,7 @@ class TrainingSteps(TrainedModel):
         has_news = bool(self._peaks)
         if not is_alone and self._source.waits:
             self._rows.write_pending(self.files.claim(), self.steps + len(self._rows))
-            self._passes.discard_current()
+            self.passes.discard_current()
         self._complete_steps(sizes, may_note=not is_alone)
         window_began_ns = time.monotonic_ns()
         if not (is_alone or self._source.is_settled or self._windows.is_recording):
@@ -246,11 +247,16 @@ class TrainingSteps(TrainedModel):
         began_ns, activities = self._step_started_ns, self.activities.take_step()
         saves = self.save_timer
         save_ns, draining = saves.take_step_times() if saves.is_in_use else (None, None)
+        wall_ns = None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns
+        hook_ns = self._take_hook_ns()
+        self._facts.pipeline_micro_batches = self.passes.take_micro_batches(len(self._facts.passes))
+        if self.passes.is_in_use and wall_ns is not None and self._windows.label is None:
+            self.passes.learn_cost(hook_ns, wall_ns)
         self._rows.add(
             ReachedBoundary(
                 end_ns=now_ns,
                 source=boundary,
-                wall_ns=None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns,
+                wall_ns=wall_ns,
                 window=self._windows.label,
                 stated=stated,
                 facts=self._facts,
@@ -258,7 +264,7 @@ class TrainingSteps(TrainedModel):
                 draining=draining,
                 activities=activities,
                 gap_ns=activities.gap_ns(began_ns),
-                hook_ns=self._take_hook_ns(),
+                hook_ns=hook_ns,
                 counters=self._counters.read(),
                 waits=self._exchanges.take(),
             )
@@ -296,13 +302,13 @@ class TrainingSteps(TrainedModel):
         peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
         self._peaks = {}
         self._rows.write(self.files.claim(), sizes, self.steps, **peaks)
-        if self._passes.is_in_use:
-            self._passes.end_step(self.steps)
+        if self.passes.is_in_use:
+            self.passes.end_step(self.steps)
             self._write_passes()
         for text in self._rows.pop_notes(self._source.pop_note()) if may_note else ():
             self.note(text)
 
     def _write_passes(self) -> None:
         """Write the passes of the steps that the device is done with."""
-        for record in self._passes.pop_finished():
+        for record in self.passes.pop_finished():
             self.files.claim().write_micro_batches(record)

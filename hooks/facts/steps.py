@@ -66,7 +66,8 @@ class StepFacts:
         forward_samples: Samples that went into them, and ``forward_tokens`` their tokens.
         pipelined: What entered a pipeline, to be cut into micro-batches.
         loaded_samples: Samples that data loaders handed out, and ``loaded_tokens`` their tokens.
-        passes: The micro-batches that a pipeline ran forward.
+        passes: The micro-batches that a pipeline ran forward, as far as they were looked at.
+        pipeline_micro_batches: How many they are.
         data_wait_ns: Time spent waiting for data loaders.
         has_loader: A data loader was used.
         optimizer_steps: Outermost optimizer steps.
@@ -81,6 +82,7 @@ class StepFacts:
     loaded_samples: int = 0
     loaded_tokens: int = 0
     passes: set[int] = field(default_factory=set)
+    pipeline_micro_batches: int = 0
     data_wait_ns: int = 0
     has_loader: bool = False
     optimizer_steps: int = 0

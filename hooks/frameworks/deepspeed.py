@@ -199,7 +199,9 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
         )
 
     def time_instruction(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        return time_passes(original, capture, lambda engine, *_args, **_kwargs: begin(kind, engine))
+        return time_passes(
+            original, capture, lambda engine, *_args, **_kwargs: begin(kind, engine), is_forward=kind == "F"
+        )
 
     for owner in (engine_class, *subclasses(engine_class)):
         functions = vars(owner).get("_INSTRUCTION_MAP")

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
     from perfscope.hooks.timers.passes import TimedPass
 
-    #: A pass that runs, and its position.
-    _Begun: TypeAlias = tuple[TimedPass | None, Mapping[str, int]]
+    #: A timed pass that runs, and its position.
+    _Begun: TypeAlias = tuple[TimedPass, Mapping[str, int]]
 
 _MAX_PENDING = 4096
 
@@ -36,13 +36,15 @@ def patch_schedules(module: Any, capture: Capture) -> None:
     original_forward, original_backward = module.forward_step, module.backward_step
     passes = _Passes(module.parallel_state, parameter_names(original_forward))
 
+    def begin(kind: str, position: Mapping[str, int] | None) -> _Begun | None:
+        timed_pass = None if position is None else capture.on_pass_begin(kind, **position)
+        return None if position is None or timed_pass is None else (timed_pass, position)
+
     def begin_forward(args: tuple[object, ...], kwargs: dict[str, object]) -> _Begun | None:
-        position = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
-        return None if position is None else (capture.on_pass_begin("F", **position), position)
+        return begin("F", passes.position_of_forward(args, kwargs) if is_grad_enabled() else None)
 
     def begin_backward(args: tuple[object, ...], kwargs: dict[str, object]) -> _Begun | None:
-        position = passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs))
-        return None if position is None else (capture.on_pass_begin("B", **position), position)
+        return begin("B", passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs)))
 
     def end_forward(begun: _Begun, result: Any) -> None:
         capture.on_pass_end(begun[0])
@@ -51,8 +53,8 @@ def patch_schedules(module: Any, capture: Capture) -> None:
     def end_backward(begun: _Begun, _result: Any) -> None:
         capture.on_pass_end(begun[0])
 
-    module.forward_step = _timed(original_forward, capture, begin_forward, end_forward)
-    module.backward_step = _timed(original_backward, capture, begin_backward, end_backward)
+    module.forward_step = _timed(original_forward, capture, begin_forward, end_forward, is_forward=True)
+    module.backward_step = _timed(original_backward, capture, begin_backward, end_backward, is_forward=False)
 
 
 def _timed(
@@ -60,11 +62,17 @@ def _timed(
     capture: Capture,
     begin: Callable[[tuple[object, ...], dict[str, object]], _Begun | None],
     end: Callable[[_Begun, Any], None],
+    *,
+    is_forward: bool,
 ) -> Callable[..., Any]:
     """A function with a pass around it; written by hand, because a step calls it for each micro-batch."""
+    timer = capture.passes
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
+        if timer.rests:
+            timer.forwards += is_forward
+            return original(*args, **kwargs)
         begun = capture.run_guarded(begin, args, kwargs)
         if begun is None:
             return original(*args, **kwargs)

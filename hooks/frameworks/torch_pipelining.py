@@ -44,7 +44,7 @@ def patch_schedules(module: ModuleType, capture: Capture) -> None:
 def patch_passes(module: ModuleType, capture: Capture) -> None:
     """Time the passes of every schedule: they all call these methods of a stage."""
 
-    def begin(kind: str, stage: Any, chunk: int) -> TimedPass:
+    def begin(kind: str, stage: Any, chunk: int) -> TimedPass | None:
         return capture.on_pass_begin(
             kind,
             microbatch=chunk,
@@ -57,17 +57,17 @@ def patch_passes(module: ModuleType, capture: Capture) -> None:
     def begin_forward(stage: Any, fwd_chunk_id: int, *_args: object, **_kwargs: object) -> TimedPass | None:
         return begin("F", stage, fwd_chunk_id) if is_grad_enabled() else None
 
-    def begin_backward(stage: Any, bwd_chunk_id: int, *args: object, **kwargs: object) -> TimedPass:
+    def begin_backward(stage: Any, bwd_chunk_id: int, *args: object, **kwargs: object) -> TimedPass | None:
         is_full = kwargs.get("full_backward", args[1] if len(args) > 1 else True)
         return begin("B" if is_full else "I", stage, bwd_chunk_id)
 
-    def begin_backward_weight(stage: Any, bwd_chunk_id: int, *_args: object, **_kwargs: object) -> TimedPass:
+    def begin_backward_weight(stage: Any, bwd_chunk_id: int, *_args: object, **_kwargs: object) -> TimedPass | None:
         return begin("W", stage, bwd_chunk_id)
 
     begins: dict[str, PassBegin] = {"forward_one_chunk": begin_forward, "backward_one_chunk": begin_backward}
     if hasattr(module._PipelineStageBase, "backward_weight_one_chunk"):  # absent in old versions
         begins["backward_weight_one_chunk"] = begin_backward_weight
-    wrap_passes(module._PipelineStageBase, capture, begins)
+    wrap_passes(module._PipelineStageBase, capture, begins, forward="forward_one_chunk")
 
 
 PATCHES: Patches = {

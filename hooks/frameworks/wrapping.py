@@ -146,11 +146,17 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
     setattr(owner, name, staticmethod(function) if is_static else function)
 
 
-def time_passes(original: Callable[..., Any], capture: Capture, begin: PassBegin) -> Callable[..., Any]:
+def time_passes(
+    original: Callable[..., Any], capture: Capture, begin: PassBegin, *, is_forward: bool
+) -> Callable[..., Any]:
     """A function with a pass of a micro-batch around each call; written by hand, because a step makes many."""
+    passes = capture.passes
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
+        if passes.rests:
+            passes.forwards += is_forward
+            return original(*args, **kwargs)
         timed_pass = capture.run_guarded(begin, *args, **kwargs)
         if timed_pass is None:
             return original(*args, **kwargs)
@@ -162,13 +168,16 @@ def time_passes(original: Callable[..., Any], capture: Capture, begin: PassBegin
     return call
 
 
-def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin]) -> None:
-    """Time the passes of methods of a class, by their names: of all of them or of none.
+def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin], *, forward: str) -> None:
+    """Time the passes of methods of a class, by their names: of all of them or of none; ``forward`` runs forward.
 
     Raises:
         AttributeError: This version of the framework lacks one of them.
     """
-    timed = {name: time_passes(getattr(owner, name), capture, begin) for name, begin in begins.items()}
+    timed = {
+        name: time_passes(getattr(owner, name), capture, begin, is_forward=name == forward)
+        for name, begin in begins.items()
+    }
     for name, call in timed.items():
         setattr(owner, name, call)
 

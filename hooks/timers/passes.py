@@ -1,11 +1,16 @@
-"""Times every forward and backward pass of a micro-batch, every step, without waiting for the device.
+"""Times every forward and backward pass of a micro-batch in some steps, without waiting for the device.
 
 A pair of CUDA events goes around each pass; they are read steps later, when the device has long passed them. A pass is
 timed on the device from when its inputs have arrived to when its last kernel has run. On a CPU the host's clock does.
+
+A step has many passes, each of which takes microseconds of the host. Where that is much for a step, passes are timed in
+one step of 2, 4 or more only: in steps whose number is divisible by that, so that ranks whose hosts differ have steps
+in common.
 """
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 from collections import deque
@@ -20,6 +25,13 @@ if TYPE_CHECKING:
 
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
 _MAX_PENDING = 16
+#: All hooks of steps whose passes are timed take at most this share of all steps, ...
+_MOST_COST = 0.002
+#: ... but the first ones are timed in any case, for jobs that end soon, ...
+_FIRST_STEPS = 32
+#: ... and one step in so many. How many it is, is decided again behind so many timed steps.
+_LONGEST_PERIOD = 64
+_STEPS_BETWEEN = 8
 
 
 class CudaEvent(Protocol):
@@ -87,11 +99,20 @@ class PassTimer:
     Attributes:
         lost: Steps that were given up because the device never reached their events.
         is_in_use: Whether there are passes of the step that runs, or passes to be read.
+        untimed: The bits of a step's number of which none is set where its passes are timed: a power of two, less one.
+        rests: The passes of the step that runs are not timed, as its first one has shown: they are counted only.
+        forwards: Forward passes of the step that runs.
     """
 
     def __init__(self) -> None:
         self.lost = 0
         self.is_in_use = False
+        self.untimed = 0
+        self.rests = False
+        self.forwards = 0
+        self._chunks = 1
+        self._costs: list[float] = []
+        self._steps_wanted = _FIRST_STEPS
         self._current: list[tuple[Identity, Mark, Mark]] = []
         self._pending: deque[_Step] = deque()
         self._unused_events: list[CudaEvent] = []
@@ -118,6 +139,34 @@ class PassTimer:
         if begin is not None and end is not None:
             self.is_in_use = True
             self._current.append((identity, begin, end))
+
+    def take_micro_batches(self, seen: int) -> int:
+        """The number of micro-batches that the step which ends ran forward, each through some chunks of the model.
+
+        Args:
+            seen: How many different ones were seen; all of them where passes do not rest.
+        """
+        forwards, rests = self.forwards, self.rests
+        self.forwards, self.rests = 0, False
+        if rests:
+            return 0 if forwards % self._chunks else forwards // self._chunks
+        if seen and forwards % seen == 0:
+            self._chunks = forwards // seen
+        return seen
+
+    def learn_cost(self, hook_ns: int, step_ns: int) -> None:
+        """The step that ends took so long, and all hooks in it; from its passes it follows which steps are timed."""
+        if not self._current or step_ns <= 0:
+            return
+        self._costs.append(hook_ns / step_ns)
+        if len(self._costs) < self._steps_wanted:
+            return
+        cost, period = statistics.median(self._costs), 1
+        while cost > period * _MOST_COST and period < _LONGEST_PERIOD:
+            period *= 2
+        self.untimed = period - 1
+        self._costs.clear()
+        self._steps_wanted = _STEPS_BETWEEN
 
     def end_step(self, number: int) -> None:
         """A training step completed on the host; its passes may still run."""

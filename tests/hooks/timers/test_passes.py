@@ -150,6 +150,46 @@ def test_passes_are_ranges_only_while_a_window_is_open(device: Device) -> None:
     assert device.ranges == ["perfscope: input gradient 3 stage 5 device 1 of 4", "end"]
 
 
+def _learn(timer: PassTimer, device: Device, steps: int, *, hook_ns: int) -> None:
+    for _ in range(steps):
+        _run_pass(timer, device, Pass("F", 0, 0, 2, 0, 2), 1.0)
+        timer.learn_cost(hook_ns, 100_000_000)
+        timer.discard_current()
+
+
+def test_where_passes_cost_much_of_a_step_one_in_some_steps_is_timed(device: Device) -> None:
+    timer = PassTimer()
+    _learn(timer, device, 31, hook_ns=2_300_000)
+    assert timer.untimed == 0, "the first steps are timed in any case"
+    _learn(timer, device, 1, hook_ns=2_300_000)
+    assert timer.untimed == 15  # 2.3 % / 16 is below 0.2 %, and / 8 is not
+    _learn(timer, device, 8, hook_ns=90_000_000)
+    assert timer.untimed == 63
+    _learn(timer, device, 7, hook_ns=190_000)
+    timer.learn_cost(90_000_000, 100_000_000)  # of a step without passes
+    assert timer.untimed == 63
+    _learn(timer, device, 1, hook_ns=190_000)
+    assert timer.untimed == 0
+
+
+def test_micro_batches_are_counted_by_forward_passes_where_these_rest() -> None:
+    timer = PassTimer()
+    timer.forwards = 8  # four micro-batches, each through two chunks
+    assert timer.take_micro_batches(4) == 4
+    for forwards, counted in ((8, 4), (12, 6), (7, 0)):
+        timer.rests, timer.forwards = True, forwards
+        assert timer.take_micro_batches(1) == counted
+        assert not timer.rests
+        assert timer.forwards == 0
+
+
+def test_a_single_slow_step_changes_nothing(device: Device) -> None:
+    timer = PassTimer()
+    _learn(timer, device, 31, hook_ns=100_000)
+    _learn(timer, device, 1, hook_ns=90_000_000)
+    assert timer.untimed == 0
+
+
 @pytest.mark.parametrize("kind", list(PASS_KINDS))
 def test_the_trace_reader_understands_the_hooks_ranges(kind: str) -> None:
     mark = parse_hooks_range(Pass(kind, 3, 5, 8, 1, 4).range_name)
@@ -172,6 +212,7 @@ class _Capture:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
+        self.passes = PassTimer()
 
     def on_pass_begin(self, kind: str, **position: int) -> Pass:
         timed = Pass(kind, **position)
@@ -287,6 +328,31 @@ def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Pat
         assert 0 < found["fraction_of_total"] < 1
     assert [step["step"] for step in results["pipeline_steps"]["steps"]] == [2, 8]
     assert [step["step"] for step in results["pipeline_bubble"]["steps"]] == ["4", "5", "6"]
+
+
+def test_all_ranks_time_the_same_steps_where_one_in_some_is_timed(tmp_path: Path) -> None:
+    size = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    options = ["--steps", "101-103"]
+    ended = profile(*launch, WORKLOAD, "--microbatches", "4", "--steps", "200", *size, cwd=tmp_path, options=options)
+    assert ended.code == 0, ended.stderr
+    timed = []
+    for rank in ("00000", "00001"):
+        folder = tmp_path / "RUN" / "ranks" / rank
+        timed.append([json.loads(line)["step"] for line in (folder / wire.MICRO_BATCHES_FILE).read_text().splitlines()])
+        records = [json.loads(line) for line in (folder / wire.STEPS_FILE).read_text().splitlines()]
+        counts = {record["step"]: record["micro_batches"] for record in records if "step" in record}
+        assert counts == dict.fromkeys(range(1, 201), 4), "micro-batches are counted in each step"
+    for steps in timed:
+        assert steps[:32] == list(range(1, 33))
+        assert {101, 102, 103} <= set(steps), "the window's passes are marked"
+        later = [step for step in steps if step > 32 and step not in range(101, 104)]
+        assert len(later) < 100, "small steps are not all timed"
+    common = set(timed[0]) & set(timed[1])
+    assert len([step for step in common if step > 32]) >= min(len(steps) - 32 for steps in timed)
+    found = analysis(tmp_path / "RUN")["results"]["pipeline_steps"]
+    assert {step["step"] for step in found["steps"]} <= common
+    assert 0 < found["fraction_of_total"] < 1
 
 
 def test_the_hooks_import_nothing_that_a_training_job_lacks() -> None:
