@@ -9,6 +9,7 @@ step, as a collection of garbage or a save, only lets its end be theirs (``end_g
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,8 @@ from perfscope.hooks.timers.probes import PROBES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from perfscope.hooks.timers.passes import PassTimer
 
 #: The methods of a capture that quick hooks take the place of.
 HOOKS = (
@@ -49,7 +52,7 @@ def connect(quiet: quick_hooks.QuietSteps, capture: Any) -> dict[str, Callable[.
     quiet.find_input, quiet.find_loaded, quiet.is_traced_alone = find_input, find_loaded, is_traced_alone
     quiet.read_counters, quiet.take_waits = capture._counters.read, capture._exchanges.take
     quiet.take_news, quiet.begin_forward = capture.files.take_news, PROBES.on_forward
-    quiet.advance_probes, quiet.reevaluates = _advance_probes, reevaluates
+    quiet.advance_probes, quiet.reevaluates = partial(_advance_probes, capture.passes), reevaluates
     quiet.fail = lambda error: capture.abandon(describe_failure(error))
     return {name: getattr(quiet, name) for name in HOOKS}
 
@@ -59,9 +62,11 @@ def reevaluates(optimizer: object) -> bool:
     return "max_eval" in getattr(optimizer, "defaults", ())
 
 
-def _advance_probes(step: int, has_news: bool) -> bool:  # noqa: FBT001 - C passes no names
+def _advance_probes(passes: PassTimer, step: int, has_news: bool) -> bool:  # noqa: FBT001 - C passes no names
     """A step ended: end its probe, or begin one; whether the next step is probed."""
-    if PROBES.is_on:
+    if passes.rests:  # a stage of a pipeline, whose passes are timed in other steps
+        PROBES.discard()
+    elif PROBES.is_on:
         PROBES.finish(step)
     elif has_news and step >= PROBES.next_step:
         PROBES.start(step)
@@ -71,6 +76,7 @@ def _advance_probes(step: int, has_news: bool) -> bool:  # noqa: FBT001 - C pass
 def begin(capture: Any, last: int) -> None:
     """A step ended: the next ones are quiet, up to so many completed steps, if nothing speaks against it."""
     quiet, source, activities = capture._quiet, capture._source, capture.activities
+    capture.passes.rests = False
     quiet.close_block()
     quiet.is_probing = PROBES.is_on
     writer = _find_writer(capture) if last and source._alone is not None else None
@@ -80,7 +86,7 @@ def begin(capture: Any, last: int) -> None:
     quiet.clear()
     quiet.alone, quiet.name, quiet.thread = source._alone, source.name, source._thread
     quiet.knows_precision, quiet.has_waits = capture._model.precision.has_entered, capture._exchanges.is_in_use
-    quiet.last, quiet.is_on = last, True
+    quiet.last, quiet.is_on = capture.passes.rest(capture.steps, last), True
     if activities._step.spans or writer.error is not None:  # meanwhile
         quiet.last = 0
 

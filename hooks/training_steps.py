@@ -249,7 +249,8 @@ class TrainingSteps(TrainedModel):
         save_ns, draining = saves.take_step_times() if saves.is_in_use else (None, None)
         wall_ns = None if began_ns is None else now_ns - began_ns - (save_ns or 0) - activities.no_grad_ns
         hook_ns = self._take_hook_ns()
-        self._facts.pipeline_micro_batches = self.passes.take_micro_batches(len(self._facts.passes))
+        facts = self._facts
+        facts.pipeline_micro_batches = self.passes.take_micro_batches(len(facts.passes), facts.micro_batches)
         if self.passes.is_in_use and wall_ns is not None and self._windows.label is None:
             self.passes.learn_cost(hook_ns, wall_ns)
         self._rows.add(
@@ -259,7 +260,7 @@ class TrainingSteps(TrainedModel):
                 wall_ns=wall_ns,
                 window=self._windows.label,
                 stated=stated,
-                facts=self._facts,
+                facts=facts,
                 save_ns=save_ns,
                 draining=draining,
                 activities=activities,

@@ -100,7 +100,7 @@ class PassTimer:
         lost: Steps that were given up because the device never reached their events.
         is_in_use: Whether there are passes of the step that runs, or passes to be read.
         untimed: The bits of a step's number of which none is set where its passes are timed: a power of two, less one.
-        rests: The passes of the step that runs are not timed, as its first one has shown: they are counted only.
+        rests: The passes of the step that runs are not timed, but counted at most.
         forwards: Forward passes of the step that runs.
     """
 
@@ -110,7 +110,10 @@ class PassTimer:
         self.untimed = 0
         self.rests = False
         self.forwards = 0
+        #: Parts of the model on this rank, through each of which a micro-batch runs forward.
         self._chunks = 1
+        #: Calls of the model are as many as micro-batches.
+        self._is_called_once = False
         self._costs: list[float] = []
         self._steps_wanted = _FIRST_STEPS
         self._current: list[tuple[Identity, Mark, Mark]] = []
@@ -140,19 +143,37 @@ class PassTimer:
             self.is_in_use = True
             self._current.append((identity, begin, end))
 
-    def take_micro_batches(self, seen: int) -> int:
-        """The number of micro-batches that the step which ends ran forward, each through some chunks of the model.
+    def take_micro_batches(self, seen: int, calls: int) -> int:
+        """The number of micro-batches that the step which ends ran forward; 0 where the model's calls say it.
 
         Args:
             seen: How many different ones were seen; all of them where passes do not rest.
+            calls: Calls of the model.
         """
         forwards, rests = self.forwards, self.rests
         self.forwards, self.rests = 0, False
-        if rests:
-            return 0 if forwards % self._chunks else forwards // self._chunks
-        if seen and forwards % seen == 0:
-            self._chunks = forwards // seen
-        return seen
+        if not rests:
+            if seen:
+                self._chunks = 1 if forwards % seen else forwards // seen
+                self._is_called_once = calls == seen
+            return seen
+        return 0 if self._is_called_once or forwards % self._chunks else forwards // self._chunks
+
+    def rest(self, steps: int, last: int) -> int:
+        """Let the passes of the next step rest, if they are not timed, and need not be counted.
+
+        Args:
+            steps: Completed steps.
+            last: Up to so many completed steps the end of a step is nothing special.
+
+        Returns:
+            The same, but that it is special ahead of a step whose passes are timed.
+        """
+        next_timed = (steps | self.untimed) + 1
+        if not self._is_called_once or next_timed == steps + 1:
+            return last
+        self.rests = True
+        return min(last, next_timed - 2)
 
     def learn_cost(self, hook_ns: int, step_ns: int) -> None:
         """The step that ends took so long, and all hooks in it; from its passes it follows which steps are timed."""

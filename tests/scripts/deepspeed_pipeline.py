@@ -1,6 +1,7 @@
-"""DeepSpeed's PipelineEngine: 2 stages, 8 steps of 4 micro-batches of 2 samples."""
+"""DeepSpeed's PipelineEngine: 2 stages, 8 steps of 4 micro-batches of 2 samples, or as many as STEPS says."""
 
 import argparse
+import os
 
 import deepspeed
 import torch
@@ -23,6 +24,6 @@ engine, *_ = deepspeed.initialize(
         "steps_per_print": 10**9,
     },
 )
-for _ in range(8):
+for _ in range(int(os.environ.get("STEPS", "8"))):
     engine.train_batch(data_iter=iter([(torch.randn(2, 16), torch.randn(2, 16)) for _ in range(4)]))
 torch.distributed.destroy_process_group()

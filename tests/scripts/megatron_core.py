@@ -24,7 +24,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 from megatron.training import training  # noqa: E402
 
 LOOP, TP, PP, VP = sys.argv[1], *(int(word) for word in sys.argv[2:])
-STEPS, MICRO_BATCHES, SAMPLES, TOKENS, VOCABULARY = 8, 4, 2, 16, 128
+STEPS, MICRO_BATCHES, SAMPLES, TOKENS, VOCABULARY = int(os.environ.get("STEPS", "8")), 4, 2, 16, 128
 torch.distributed.init_process_group("gloo")
 parallel_state.initialize_model_parallel(TP, PP, VP if VP > 1 else None)
 torch.manual_seed(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +22,9 @@ from perfscope.hooks.frameworks.torch_pipelining import patch_passes
 from perfscope.hooks.timers.passes import Pass, PassTimer
 from perfscope.schedules.operations import PassKind
 from perfscope.wire.passes import PASS_KINDS
-from tests.conftest import ROOT, analysis, profile
+from tests.conftest import ROOT, SCRIPTS, analysis, profile, step_lines
+from tests.hooks.frameworks.running import TORCHRUN
+from tests.hooks.harm.runs import launcher
 
 pytestmark = pytest.mark.slow
 
@@ -175,12 +178,42 @@ def test_where_passes_cost_much_of_a_step_one_in_some_steps_is_timed(device: Dev
 def test_micro_batches_are_counted_by_forward_passes_where_these_rest() -> None:
     timer = PassTimer()
     timer.forwards = 8  # four micro-batches, each through two chunks
-    assert timer.take_micro_batches(4) == 4
+    assert timer.take_micro_batches(4, calls=0) == 4
     for forwards, counted in ((8, 4), (12, 6), (7, 0)):
         timer.rests, timer.forwards = True, forwards
-        assert timer.take_micro_batches(1) == counted
+        assert timer.take_micro_batches(1, calls=0) == counted
         assert not timer.rests
         assert timer.forwards == 0
+
+
+def test_micro_batches_are_calls_of_the_model_where_there_is_one_for_each() -> None:
+    timer = PassTimer()
+    timer.forwards = 8
+    assert timer.take_micro_batches(4, calls=4) == 4
+    timer.rests, timer.forwards = True, 80  # of several quiet steps
+    assert timer.take_micro_batches(0, calls=4) == 0
+
+
+@pytest.mark.parametrize("untimed", [0, 1, 3, 15])
+def test_passes_rest_from_the_beginning_of_a_step_and_never_in_one_that_is_timed(untimed: int) -> None:
+    timer = PassTimer()
+    timer.take_micro_batches(4, calls=4)
+    timer.untimed = untimed
+    for steps in range(40):
+        timer.rests = False
+        last = timer.rest(steps, last=30)
+        assert timer.rests == bool((steps + 1) & untimed)
+        quiet = range(steps + 1, last + 1) if timer.rests else range(0)
+        assert not any((step + 1) & untimed == 0 for step in quiet), "the end ahead of a timed step is noticed"
+        assert last <= 30
+
+
+def test_passes_do_not_rest_unseen_where_only_they_count_micro_batches() -> None:
+    timer = PassTimer()
+    timer.take_micro_batches(4, calls=0)
+    timer.untimed = 15
+    assert timer.rest(0, last=30) == 30
+    assert not timer.rests
 
 
 def test_a_single_slow_step_changes_nothing(device: Device) -> None:
@@ -330,26 +363,40 @@ def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Pat
     assert [step["step"] for step in results["pipeline_bubble"]["steps"]] == ["4", "5", "6"]
 
 
-def test_all_ranks_time_the_same_steps_where_one_in_some_is_timed(tmp_path: Path) -> None:
-    size = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SIZE = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
+TRAININGS = {
+    "torch": (*TORCHRUN, "2", WORKLOAD, "--microbatches", "4", "--steps", "200", *SIZE),
+    "torch, interleaved": (
+        *(*TORCHRUN, "2", WORKLOAD, "--schedule", "interleaved"),
+        *("--microbatches", "4", "--steps", "200", *SIZE),
+    ),
+    "megatron": (*TORCHRUN, "2", SCRIPTS / "megatron_core.py", "train", "1", "2", "1"),
+    "megatron, interleaved": (*TORCHRUN, "2", SCRIPTS / "megatron_core.py", "train", "1", "2", "2"),
+    "megatron, own loop": (*TORCHRUN, "2", SCRIPTS / "megatron_core.py", "own_loop", "1", "2", "1"),
+    "deepspeed": (*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py"),
+}
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_all_ranks_time_the_same_steps_where_one_in_some_is_timed(name: str, tmp_path: Path) -> None:
+    path = f"{SCRIPTS.parent.parent}{os.pathsep}{SCRIPTS}"
     options = ["--steps", "101-103"]
-    ended = profile(*launch, WORKLOAD, "--microbatches", "4", "--steps", "200", *size, cwd=tmp_path, options=options)
+    ended = profile(*TRAININGS[name], cwd=tmp_path, options=options, STEPS="200", PYTHONPATH=path)
     assert ended.code == 0, ended.stderr
     timed = []
     for rank in ("00000", "00001"):
         folder = tmp_path / "RUN" / "ranks" / rank
         timed.append([json.loads(line)["step"] for line in (folder / wire.MICRO_BATCHES_FILE).read_text().splitlines()])
-        records = [json.loads(line) for line in (folder / wire.STEPS_FILE).read_text().splitlines()]
-        counts = {record["step"]: record["micro_batches"] for record in records if "step" in record}
+        counts = {line["step"]: line["micro_batches"] for line in step_lines(tmp_path / "RUN", rank)}
         assert counts == dict.fromkeys(range(1, 201), 4), "micro-batches are counted in each step"
     for steps in timed:
         assert steps[:32] == list(range(1, 33))
         assert {101, 102, 103} <= set(steps), "the window's passes are marked"
         later = [step for step in steps if step > 32 and step not in range(101, 104)]
-        assert len(later) < 100, "small steps are not all timed"
+        assert 2 <= len(later) < 100, "small steps are not all timed"
+        assert all(step % 2 == 0 for step in later if step > 40)
     common = set(timed[0]) & set(timed[1])
-    assert len([step for step in common if step > 32]) >= min(len(steps) - 32 for steps in timed)
+    assert len(common) == min(map(len, timed)), "one rank's timed steps are among the other's"
     found = analysis(tmp_path / "RUN")["results"]["pipeline_steps"]
     assert {step["step"] for step in found["steps"]} <= common
     assert 0 < found["fraction_of_total"] < 1
