@@ -49,6 +49,7 @@ WINDOW = 3  # steps
 _ALL_TIMED = range(8, 32)  # the first steps, whose passes are all timed, without the very first
 _LIGHT = 12  # steps behind a window that are left out: a light window is among them
 _TURN = 2  # steps
+_BLOCK = 20  # steps whose lead is written
 _LONGEST_START_S = 300
 _LONGEST_STEP_S = 60
 _LONGEST_END_S = 60
@@ -216,6 +217,10 @@ def _lead(ours: Sequence[int], bare: Sequence[int], steps: range) -> float:
     return statistics.median(math.log(ours[step - 1] / bare[step - 1]) for step in steps)
 
 
+def _blocks(steps: range) -> list[range]:
+    return [steps[start : start + _BLOCK] for start in range(0, len(steps) - _BLOCK + 1, _BLOCK)]
+
+
 def _hooks_us(run: Run, steps: range) -> Float64:
     """What the hooks count in some steps, of all ranks."""
     chosen = [
@@ -240,6 +245,10 @@ def summarize(training: Training, pairs: Sequence[tuple[Sequence[int], Sequence[
         "alone_ms": statistics.median(_medians(ours, training.alone) for ours, _, _ in pairs),
         "leads_percent": [100 * math.expm1(_lead(ours, bare, before)) for ours, bare, _ in pairs],
         "changes_percent": [100 * math.expm1(change) for change in changes],
+        "blocks_percent": [
+            [[round(100 * _lead(ours, bare, block), 2) for block in _blocks(steps)] for steps in (before, after)]
+            for ours, bare, _ in pairs
+        ],
         "hooks_all_us": float(np.mean(np.concatenate([_hooks_us(run, _ALL_TIMED) for *_, run in pairs]))),
         "all_timed_ms": statistics.median(_medians(ours, _ALL_TIMED) for ours, _, _ in pairs),
         "hooks_mean_us": float(np.mean(hooks_us)),
