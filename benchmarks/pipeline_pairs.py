@@ -54,6 +54,7 @@ _LONGEST_START_S = 300
 _LONGEST_STEP_S = 60
 _LONGEST_END_S = 60
 _POLL_S = 0.0001
+_NO_WINDOW = "1000000"
 _CORES = 2 * RANKS  # torch runs backward in a thread of its own
 #: So small that the host cannot launch kernels fast enough.
 SMALL = {"layers": 8, "hidden": 256, "heads": 4, "vocabulary": 2048, "seq-len": 128, "micro-batch": 1}
@@ -78,7 +79,8 @@ class Training:
         before: Steps ahead of the window.
         after: Steps behind it, in turn with the twin.
         rest: Steps behind those, beside which the twin rests.
-        is_alone: Its pairs train one after the other.
+        is_alone: It has one pair, which trains alone.
+        has_window: Whether the window is opened; without it the pairs say what they differ by through chance.
     """
 
     framework: Framework
@@ -87,6 +89,7 @@ class Training:
     after: int
     rest: int
     is_alone: bool = False
+    has_window: bool = True
 
     @property
     def window(self) -> range:
@@ -122,6 +125,7 @@ def list_trainings(*, small: bool) -> dict[str, Training]:
     return {
         **{f"{name}, host-bound": training for name, training in host.items()},
         "torch, device-bound": device,
+        "deepspeed, host-bound, no window": replace(host[Framework.DEEPSPEED], has_window=False),
     }
 
 
@@ -135,7 +139,7 @@ class Job:
         self._folder = folder
         words = training.command(folder / "turns", number, scripts)
         if number == 0:
-            window = f"{training.window.start}-{training.window[-1]}"
+            window = f"{training.window.start}-{training.window[-1]}" if training.has_window else _NO_WINDOW
             profile = ["-m", "perfscope", "--quiet", "profile", "--exec", "-o", str(folder / "RUN"), "--steps", window]
             words = [sys.executable, *profile, "--", *words]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, sys.path)])}

@@ -13,8 +13,10 @@ is opened when the file's lock is free.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import IO
 
 _POLL_S = 0.1
+_PORTS = range(20_000, 32_000)
 #: A training that hangs gives its turn to the next one.
 _LONGEST_TURN_S = 100
 
@@ -98,6 +101,14 @@ def wait_for(ranks: Sequence[subprocess.Popen[bytes]], longest_s: float) -> int:
     return max(abs(rank.wait()) for rank in ranks)
 
 
+def listen(backlog: int) -> socket.socket:
+    """A server at a port that the kernel gives to no connection: other trainings that start open many."""
+    for port in random.sample(_PORTS, len(_PORTS)):
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", port), backlog=backlog)
+    raise OSError("no port is free")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--share", default="", metavar="PERCENT,...", help="of a GPU, for each rank")
@@ -108,7 +119,7 @@ def main() -> int:
     shares = [int(word) for word in arguments.share.split(",") if word]
     if shares and len(shares) < arguments.count:
         parser.error(f"{arguments.count} ranks, and shares for {len(shares)}")
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4 * arguments.count)
+    listener = listen(backlog=4 * arguments.count)
     world = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(listener.getsockname()[1])}
     if arguments.turn is None:
         listener.close()
