@@ -144,7 +144,7 @@ def test_a_pass_goes_around_a_call_and_ends_where_the_call_raises(engine: type[E
     def begin(_engine: Engine, size: int, **_options: int) -> Any:
         return None if size == 0 else f"pass {size}"
 
-    wrap_passes(engine, capture, {"step": begin})
+    wrap_passes(engine, capture, {"step": begin}, forward="step")
     assert (engine().step(2, scale=3), engine().step(0)) == (6, 0)
     with pytest.raises(ValueError, match="the framework's own"):
         engine().step(-1)
@@ -155,11 +155,11 @@ def test_a_failure_to_begin_a_pass_ends_the_capture_and_not_the_call(engine: typ
     def begin(_engine: Engine, size: int) -> Any:
         raise RuntimeError(f"hook {size}")
 
-    wrap_passes(engine, capture, {"step": begin})
+    wrap_passes(engine, capture, {"step": begin}, forward="step")
     assert engine().step(2) == 2
     assert capture.dead
     with pytest.raises(AttributeError, match="moved"):
-        wrap_passes(engine, capture, {"step": begin, "moved": begin})
+        wrap_passes(engine, capture, {"step": begin, "moved": begin}, forward="step")
 
 
 def test_a_step_of_a_pipeline_engine_runs_no_generator_and_few_calls(tmp_path: Path) -> None:
