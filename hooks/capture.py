@@ -21,6 +21,7 @@ from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.quiet_steps import take_over
 from perfscope.hooks.timers.passes import TimedPass
+from perfscope.hooks.timers.untimed_passes import UNTIMED
 from perfscope.hooks.training_steps import TrainingSteps
 from perfscope.hooks.watch.evidence import last_error
 from perfscope.wire.records import EndRecord
@@ -160,10 +161,10 @@ class Capture(TrainingSteps):
             self._begin_training()
         if kind == "F":
             self._facts.passes.add(microbatch)
-            self.passes.forwards += 1
+            UNTIMED.forwards += 1
         in_window = OPEN_WINDOW.records_ranges
         if (self.steps + 1) & self.passes.untimed and not in_window:
-            self.passes.rests = True
+            UNTIMED.rest = True
             return None
         return self.passes.begin((kind, microbatch, stage, stages, device, devices), in_window=in_window)
 

@@ -9,7 +9,6 @@ step, as a collection of garbage or a save, only lets its end be theirs (``end_g
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -19,11 +18,10 @@ from perfscope.hooks.guard import describe_failure, value_or_none
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
 from perfscope.hooks.quiet_rows import make_lines
 from perfscope.hooks.timers.probes import PROBES
+from perfscope.hooks.timers.untimed_passes import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from perfscope.hooks.timers.passes import PassTimer
 
 #: The methods of a capture that quick hooks take the place of.
 HOOKS = (
@@ -52,7 +50,7 @@ def connect(quiet: quick_hooks.QuietSteps, capture: Any) -> dict[str, Callable[.
     quiet.find_input, quiet.find_loaded, quiet.is_traced_alone = find_input, find_loaded, is_traced_alone
     quiet.read_counters, quiet.take_waits = capture._counters.read, capture._exchanges.take
     quiet.take_news, quiet.begin_forward = capture.files.take_news, PROBES.on_forward
-    quiet.advance_probes, quiet.reevaluates = partial(_advance_probes, capture.passes), reevaluates
+    quiet.advance_probes, quiet.reevaluates = _advance_probes, reevaluates
     quiet.fail = lambda error: capture.abandon(describe_failure(error))
     return {name: getattr(quiet, name) for name in HOOKS}
 
@@ -62,9 +60,9 @@ def reevaluates(optimizer: object) -> bool:
     return "max_eval" in getattr(optimizer, "defaults", ())
 
 
-def _advance_probes(passes: PassTimer, step: int, has_news: bool) -> bool:  # noqa: FBT001 - C passes no names
+def _advance_probes(step: int, has_news: bool) -> bool:  # noqa: FBT001 - C passes no names
     """A step ended: end its probe, or begin one; whether the next step is probed."""
-    if passes.rests:  # a stage of a pipeline, whose passes are timed in other steps
+    if UNTIMED.rest:  # a stage of a pipeline, whose passes are timed in other steps
         PROBES.discard()
     elif PROBES.is_on:
         PROBES.finish(step)
@@ -76,7 +74,7 @@ def _advance_probes(passes: PassTimer, step: int, has_news: bool) -> bool:  # no
 def begin(capture: Any, last: int) -> None:
     """A step ended: the next ones are quiet, up to so many completed steps, if nothing speaks against it."""
     quiet, source, activities = capture._quiet, capture._source, capture.activities
-    capture.passes.rests = False
+    UNTIMED.rest = False
     quiet.close_block()
     quiet.is_probing = PROBES.is_on
     writer = _find_writer(capture) if last and source._alone is not None else None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
+from perfscope.hooks.timers.untimed_passes import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,12 +67,11 @@ def _timed(
     is_forward: bool,
 ) -> Callable[..., Any]:
     """A function with a pass around it; written by hand, because a step calls it for each micro-batch."""
-    timer = capture.passes
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
-        if timer.rests:
-            timer.forwards += is_forward
+        if UNTIMED.rest:
+            UNTIMED.forwards += is_forward
             return original(*args, **kwargs)
         begun = capture.run_guarded(begin, args, kwargs)
         if begun is None:

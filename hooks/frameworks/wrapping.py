@@ -15,6 +15,8 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.timers.untimed_passes import UNTIMED
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping
     from types import ModuleType
@@ -150,12 +152,11 @@ def time_passes(
     original: Callable[..., Any], capture: Capture, begin: PassBegin, *, is_forward: bool
 ) -> Callable[..., Any]:
     """A function with a pass of a micro-batch around each call; written by hand, because a step makes many."""
-    passes = capture.passes
 
     @functools.wraps(original)
     def call(*args: object, **kwargs: object) -> Any:
-        if passes.rests:
-            passes.forwards += is_forward
+        if UNTIMED.rest:
+            UNTIMED.forwards += is_forward
             return original(*args, **kwargs)
         timed_pass = capture.run_guarded(begin, *args, **kwargs)
         if timed_pass is None:

@@ -10,7 +10,6 @@ in common.
 
 from __future__ import annotations
 
-import statistics
 import sys
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from perfscope.constants import NS_PER_MS
+from perfscope.hooks.timers.untimed_passes import UNTIMED
 from perfscope.wire.passes import MicroBatchRecord, PassRange
 
 if TYPE_CHECKING:
@@ -100,16 +100,13 @@ class PassTimer:
         lost: Steps that were given up because the device never reached their events.
         is_in_use: Whether there are passes of the step that runs, or passes to be read.
         untimed: The bits of a step's number of which none is set where its passes are timed: a power of two, less one.
-        rests: The passes of the step that runs are not timed, but counted at most.
-        forwards: Forward passes of the step that runs.
     """
 
     def __init__(self) -> None:
         self.lost = 0
         self.is_in_use = False
         self.untimed = 0
-        self.rests = False
-        self.forwards = 0
+        UNTIMED.rest, UNTIMED.forwards = False, 0
         #: Parts of the model on this rank, through each of which a micro-batch runs forward.
         self._chunks = 1
         #: Calls of the model are as many as micro-batches.
@@ -150,8 +147,8 @@ class PassTimer:
             seen: How many different ones were seen; all of them where passes do not rest.
             calls: Calls of the model.
         """
-        forwards, rests = self.forwards, self.rests
-        self.forwards, self.rests = 0, False
+        forwards, rests = UNTIMED.forwards, UNTIMED.rest
+        UNTIMED.forwards, UNTIMED.rest = 0, False
         if not rests:
             if seen:
                 self._chunks = 1 if forwards % seen else forwards // seen
@@ -172,7 +169,7 @@ class PassTimer:
         next_timed = (steps | self.untimed) + 1
         if not self._is_called_once or next_timed == steps + 1:
             return last
-        self.rests = True
+        UNTIMED.rest = True
         return min(last, next_timed - 2)
 
     def learn_cost(self, hook_ns: int, step_ns: int) -> None:
@@ -182,7 +179,7 @@ class PassTimer:
         self._costs.append(hook_ns / step_ns)
         if len(self._costs) < self._steps_wanted:
             return
-        cost, period = statistics.median(self._costs), 1
+        cost, period = sorted(self._costs)[len(self._costs) // 2], 1
         while cost > period * _MOST_COST and period < _LONGEST_PERIOD:
             period *= 2
         self.untimed = period - 1

@@ -20,6 +20,7 @@ from perfscope.hooks.frameworks.deepspeed import patch_instructions
 from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
 from perfscope.hooks.frameworks.torch_pipelining import patch_passes
 from perfscope.hooks.timers.passes import Pass, PassTimer
+from perfscope.hooks.timers.untimed_passes import UNTIMED
 from perfscope.schedules.operations import PassKind
 from perfscope.wire.passes import PASS_KINDS
 from tests.conftest import ROOT, SCRIPTS, analysis, profile, step_lines
@@ -81,6 +82,12 @@ class Device:
             Event=Event,
         )
         return SimpleNamespace(cuda=cuda, profiler=SimpleNamespace(record_function=Range), is_grad_enabled=lambda: True)
+
+
+@pytest.fixture(autouse=True)
+def _timed_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UNTIMED, "rest", False)
+    monkeypatch.setattr(UNTIMED, "forwards", 0)
 
 
 @pytest.fixture
@@ -177,20 +184,20 @@ def test_where_passes_cost_much_of_a_step_one_in_some_steps_is_timed(device: Dev
 
 def test_micro_batches_are_counted_by_forward_passes_where_these_rest() -> None:
     timer = PassTimer()
-    timer.forwards = 8  # four micro-batches, each through two chunks
+    UNTIMED.forwards = 8  # four micro-batches, each through two chunks
     assert timer.take_micro_batches(4, calls=0) == 4
     for forwards, counted in ((8, 4), (12, 6), (7, 0)):
-        timer.rests, timer.forwards = True, forwards
+        UNTIMED.rest, UNTIMED.forwards = True, forwards
         assert timer.take_micro_batches(1, calls=0) == counted
-        assert not timer.rests
-        assert timer.forwards == 0
+        assert not UNTIMED.rest
+        assert UNTIMED.forwards == 0
 
 
 def test_micro_batches_are_calls_of_the_model_where_there_is_one_for_each() -> None:
     timer = PassTimer()
-    timer.forwards = 8
+    UNTIMED.forwards = 8
     assert timer.take_micro_batches(4, calls=4) == 4
-    timer.rests, timer.forwards = True, 80  # of several quiet steps
+    UNTIMED.rest, UNTIMED.forwards = True, 80  # of several quiet steps
     assert timer.take_micro_batches(0, calls=4) == 0
 
 
@@ -200,10 +207,10 @@ def test_passes_rest_from_the_beginning_of_a_step_and_never_in_one_that_is_timed
     timer.take_micro_batches(4, calls=4)
     timer.untimed = untimed
     for steps in range(40):
-        timer.rests = False
+        UNTIMED.rest = False
         last = timer.rest(steps, last=30)
-        assert timer.rests == bool((steps + 1) & untimed)
-        quiet = range(steps + 1, last + 1) if timer.rests else range(0)
+        assert UNTIMED.rest == bool((steps + 1) & untimed)
+        quiet = range(steps + 1, last + 1) if UNTIMED.rest else range(0)
         assert not any((step + 1) & untimed == 0 for step in quiet), "the end ahead of a timed step is noticed"
         assert last <= 30
 
@@ -213,7 +220,7 @@ def test_passes_do_not_rest_unseen_where_only_they_count_micro_batches() -> None
     timer.take_micro_batches(4, calls=0)
     timer.untimed = 15
     assert timer.rest(0, last=30) == 30
-    assert not timer.rests
+    assert not UNTIMED.rest
 
 
 def test_a_single_slow_step_changes_nothing(device: Device) -> None:
@@ -245,7 +252,6 @@ class _Capture:
 
     def __init__(self) -> None:
         self.seen: list[str] = []
-        self.passes = PassTimer()
 
     def on_pass_begin(self, kind: str, **position: int) -> Pass:
         timed = Pass(kind, **position)
