@@ -19,7 +19,7 @@ from typing import Any
 
 from tabulate import tabulate
 
-from perfscope.analyzers.published.check import Verdict
+from perfscope.analyzers.published.verdicts import Verdict
 from perfscope.errors import PerfscopeError
 from perfscope.regenerate.refresh import check_file
 

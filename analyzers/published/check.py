@@ -7,90 +7,36 @@ baseline. A cell is *rounded* if it is the exact value to its own digits, *trunc
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from fractions import Fraction
 
+from perfscope.analyzers.published.changes import check_changes
 from perfscope.analyzers.published.derived import (
     ASSUMED_PASSES,
     ASSUMED_SEQ_LEN,
-    Interval,
     NotComputable,
     exact_interval,
     find_baselines,
     find_constant,
-    measured_interval,
     recompute,
     tflops,
 )
+from perfscope.analyzers.published.verdicts import (
+    CheckedCell,
+    Position,
+    Uncheckable,
+    Verdict,
+    format_rounded,
+    judge,
+    make_cell,
+)
 from perfscope.constants import GB, GIB
-from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, PublishedTable, Quantity, Row, Span
+from perfscope.tables.published import DERIVED, Figure, PublishedTable, Quantity, Row
 
 _Q = Quantity
 
-_IN_PERCENT = re.compile(r"[*_~`≈\s]*[\d.,]{1,30} ?%")
 _PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
-
-
-class Verdict(StrEnum):
-    """How a published figure compares with the recomputed one."""
-
-    ROUNDED = "rounded"
-    TRUNCATED = "truncated"
-    FROM_UNROUNDED = "from unrounded inputs"
-    WRONG = "wrong"
-    CONVENTION = "other convention"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True)
-class CheckedCell:
-    """One derived cell.
-
-    Attributes:
-        table_line: Line of the table's heading row.
-        table_title: The heading above the table.
-        line: The row's line.
-        row: The label of the row.
-        column: The column's heading.
-        quantity: What the cell states: a ``Quantity``, or a change.
-        published: The cell's digits; empty for an empty cell.
-        recomputed: The exact value, in the unit of the printed digits.
-        text: The recomputed value with as many decimals as the cell.
-        verdict: How the two compare.
-        why: For a wrong cell, the simple mistake that explains it, if there is one.
-        span: Where the digits are in the file.
-    """
-
-    table_line: int
-    table_title: str
-    line: int
-    row: str
-    column: str
-    quantity: str
-    published: str
-    recomputed: Fraction
-    text: str
-    verdict: Verdict
-    why: str
-    span: Span
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the cell follows from its row, or may follow from it by another convention."""
-        return self.verdict in (Verdict.ROUNDED, Verdict.CONVENTION)
-
-
-@dataclass(frozen=True, slots=True)
-class Uncheckable:
-    """A cell that could not be recomputed, and why."""
-
-    line: int
-    row: str
-    column: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +86,11 @@ def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = N
 
 def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[CheckedCell | Uncheckable | None]:
     derived = [quantity for quantity in DERIVED if quantity in table.columns]
+    changes = check_changes(table)
     for index, (row, baseline) in enumerate(zip(table.rows, find_baselines(table), strict=True)):
         for quantity in derived:
             yield _check_cell(table, row, quantity, baseline, peak)
-        for change in row.changes:
-            yield _check_change(table, index, change)
+        yield from changes[index]
 
 
 def _check_cell(
@@ -163,161 +109,35 @@ def _check_cell(
     if published is not None:
         printed = exact / exact_interval(published.unit)
         verdict = judge(published, printed)
+        if verdict is Verdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
+            verdict = Verdict.FROM_UNROUNDED
         why = _explain(table, row, quantity, baseline, published) if verdict is Verdict.WRONG else ""
-        return _cell(_Position(table, row, column, str(quantity), published), printed.value, verdict, why)
+        return make_cell(Position(table, row, column, str(quantity), published), printed.value, verdict, why)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
         empty = Figure(exact.value, Fraction(1), decimals, "", blank)
-        return _cell(_Position(table, row, column, str(quantity), empty), exact.value, Verdict.MISSING, "")
+        return make_cell(Position(table, row, column, str(quantity), empty), exact.value, Verdict.MISSING, "")
     reason = row.absent.get(quantity) or row.problems.get(quantity, "")
     return Uncheckable(row.line, row.label, table.headings[column], reason)
 
 
-@dataclass(frozen=True, slots=True)
-class _Position:
-    """The position of a cell, and its printed figure."""
-
-    table: PublishedTable
-    row: Row
-    column: int
-    quantity: str
-    published: Figure
-
-
-def _cell(position: _Position, value: Fraction, verdict: Verdict, why: str) -> CheckedCell:
-    return CheckedCell(
-        table_line=position.table.line,
-        table_title=position.table.title,
-        line=position.row.line,
-        row=position.row.label,
-        column=position.table.headings[position.column],
-        quantity=position.quantity,
-        published=position.published.text,
-        recomputed=value,
-        text=format_rounded(value, position.published.decimals),
-        verdict=verdict,
-        why=why,
-        span=position.published.span,
-    )
+def _is_of_printed_speedup(table: PublishedTable, row: Row, baseline: Row | None) -> bool:
+    """Whether the efficiency is that of the speed-up as printed, which itself follows from its table."""
+    speedup, efficiency = row.figures.get(_Q.SPEEDUP), row.figures[_Q.EFFICIENCY]
+    if speedup is None or baseline is None:
+        return False
+    try:
+        exact = recompute(table, row, _Q.SPEEDUP, baseline, None)
+        ratio = recompute(table, row, _Q.EFFICIENCY, baseline, None).value / exact.value
+    except NotComputable:
+        return False
+    printed = exact_interval(speedup.number * ratio / efficiency.unit)
+    return judge(speedup, exact) is not Verdict.WRONG and judge(efficiency, printed) is Verdict.ROUNDED
 
 
 def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:
     printed = [row.figures[quantity].decimals for row in table.rows if quantity in row.figures]
     return max(set(printed), key=printed.count) if printed else 1
-
-
-def judge(published: Figure, printed: Interval) -> Verdict:
-    """Compare a published figure with the computed value, both in the unit of the printed digits."""
-    stated = published.number / published.unit
-    last_place = Fraction(1, 10**published.decimals)
-    half = last_place / 2
-    if abs(printed.value - stated) <= half:
-        return Verdict.ROUNDED
-    if stated <= printed.value < stated + last_place:
-        return Verdict.TRUNCATED
-    if any(low <= stated + half and high >= stated - half for low, high in (printed.nearest, printed.cut)):
-        return Verdict.FROM_UNROUNDED
-    return Verdict.WRONG
-
-
-def format_rounded(value: Fraction, decimals: int) -> str:
-    """Write a fraction with a number of decimals, halves to even.
-
-    >>> format_rounded(Fraction(4974996, 100000), 1)
-    '49.7'
-    """
-    digits = round(value * 10**decimals)
-    sign = "-" if digits < 0 else ""
-    whole, part = divmod(abs(digits), 10**decimals)
-    return f"{sign}{whole}.{part:0{decimals}d}" if decimals else f"{sign}{whole}"
-
-
-def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
-    row = table.rows[index]
-    value = row.numbers[change.column]
-    references = _find_references(table, index, change.column)
-    heading = table.headings[change.column]
-    if value is None or not references:
-        return Uncheckable(row.line, row.label, heading, "no row above to compare with")
-    judged = [_judge_change(row, change, value, reference) for reference in references]
-    fitting = [position for position, (verdict, _, _) in enumerate(judged) if verdict is not Verdict.WRONG]
-    if len(references) > 1 and not fitting:
-        fitting = _compared_by_others(table, index, change, references)
-        if len(fitting) != 1:
-            return Uncheckable(row.line, row.label, heading, "several rows above may be the one to compare with")
-    verdict, printed, why = judged[fitting[0] if fitting else 0]
-    name = "change in %" if change.kind is ChangeKind.PERCENT else "change"
-    return _cell(_Position(table, row, change.column, name, change.figure), printed, verdict, why)
-
-
-def _judge_change(row: Row, change: Change, value: Figure, reference: Row) -> tuple[Verdict, Fraction, str]:
-    """The verdict on a change against one row, the exact change, and the mistake where one explains it."""
-    old = reference.numbers[change.column]
-    assert old is not None
-    difference = value.number - old.number
-    is_percent = change.kind is ChangeKind.PERCENT
-    printed = _percent_change(value, old) if is_percent else exact_interval(abs(difference))
-    verdict, why = judge(change.figure, printed), ""
-    points = exact_interval(abs(difference))
-    if verdict is Verdict.WRONG and is_percent and _are_percent(row, reference, change.column):
-        in_points = judge(change.figure, points)
-        verdict, printed = (in_points, points) if in_points is not Verdict.WRONG else (verdict, printed)
-    if change.sign * difference < 0:
-        verdict, why = Verdict.WRONG, "the sign is reversed"
-    elif verdict is Verdict.WRONG and is_percent:
-        why = _explain_change(change, value, difference)
-    return verdict, printed.value, why
-
-
-def _are_percent(row: Row, reference: Row, column: int) -> bool:
-    """Whether both values are printed in per cent, so that their difference is, too."""
-    return all(_IN_PERCENT.match(cells[column]) for cells in (row.cells, reference.cells))
-
-
-def _compared_by_others(table: PublishedTable, index: int, change: Change, references: Sequence[Row]) -> list[int]:
-    """The references that all other changes of the row agree with."""
-    row = table.rows[index]
-    changes = [neighbour for neighbour in row.changes if neighbour.column != change.column]
-    positions = []
-    for position, reference in enumerate(references):
-        pairs = [(neighbour, row.numbers[neighbour.column]) for neighbour in changes]
-        is_stated = all(reference.numbers[neighbour.column] is not None for neighbour in changes)
-        if (
-            changes
-            and is_stated
-            and all(
-                value is not None and _judge_change(row, neighbour, value, reference)[0] is not Verdict.WRONG
-                for neighbour, value in pairs
-            )
-        ):
-            positions.append(position)
-    return positions
-
-
-def _percent_change(value: Figure, reference: Figure) -> Interval:
-    ratio = measured_interval(value) / measured_interval(reference)
-    ends = []
-    for low, high in (ratio.nearest, ratio.cut):
-        smaller, larger = sorted((abs(low - 1) * 100, abs(high - 1) * 100))
-        ends.append((Fraction(0) if low < 1 < high else smaller, larger))
-    return Interval(abs(ratio.value - 1) * 100, ends[0], ends[1])
-
-
-def _explain_change(change: Change, value: Figure, difference: Fraction) -> str:
-    share = abs(difference) / value.number * 100 if value.number else Fraction(0)
-    if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
-        return "the difference was divided by the new value, not the old one"
-    return ""
-
-
-def _find_references(table: PublishedTable, index: int, column: int) -> list[Row]:
-    """The rows above with a value without a change of its own, the nearest first; of equal values one."""
-    rows: dict[Fraction, Row] = {}
-    for row in reversed(table.rows[:index]):
-        number = row.numbers[column] if column < len(row.numbers) else None
-        if number and number.number != 0 and all(change.column != column for change in row.changes):
-            rows.setdefault(number.number, row)
-    return list(rows.values())
 
 
 def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, published: Figure) -> str:

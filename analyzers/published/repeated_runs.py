@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from statistics import mean, median
 
-from perfscope.analyzers.published.check import Verdict, format_rounded, judge
 from perfscope.analyzers.published.derived import exact_interval
+from perfscope.analyzers.published.verdicts import Verdict, format_rounded, judge
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Column, Json, Section
 from perfscope.tables.published import Figure, PublishedTable, Quantity

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.published.check import CheckedCell, CheckedTables, Verdict, check_tables
+from perfscope.analyzers.published.check import CheckedTables, check_tables
 from perfscope.analyzers.published.contradictions import Contradiction, find_contradictions
 from perfscope.analyzers.published.conventions import leave_conventions
+from perfscope.analyzers.published.verdicts import CheckedCell, Verdict
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.sources.published.markdown import Document

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from perfscope.analyzers.published.check import CheckedCell, CheckedTables, Verdict
+from perfscope.analyzers.published.check import CheckedTables
+from perfscope.analyzers.published.verdicts import CheckedCell, Verdict
 from perfscope.regenerate.refresh import CheckedFile
 from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.published.tables import PublishedFile

@@ -169,3 +169,105 @@ def test_a_table_with_names_of_gpus_and_exact_parameters_is_understood(refresh: 
 def test_model_flops_count_attention_and_are_not_recomputed(refresh: Any) -> None:
     answer, _ = refresh(NAMED_GPUS, "--check", "--format", "json")
     assert (answer.code, answer.data["results"]["cells"]) == (0, [])
+
+
+OF_ANOTHER_COLUMN = """\
+| GPU      | Resolution | Time (s) | Tiled time (s) |
+| -------- | ---------- | -------- | -------------- |
+| RTX 4090 | 512x512    | 0.031    | 0.031 (0%)     |
+| RTX 4090 | 1024x1024  | 0.148    | 0.301 (+103%)  |
+| RTX 4080 | 512x512    | 0.05     | 0.050 (0%)     |
+| RTX 4080 | 1024x1024  | 0.224    | 0.356 (+59%)   |
+"""
+
+OF_RUNS_THAT_ARE_NOT_SHOWN = """\
+| Dimension       | first      | second    |
+| --------------- | ---------- | --------- |
+| Security        | 74%        | 57%       |
+| Correctness     | 94% (+6%)  | 88% (-9%) |
+| Discoverability | 86% (+11%) | 76% (+9%) |
+"""
+
+OF_A_NUMBER_IN_THE_CELL = """\
+| Case | Result               |
+| ---- | -------------------- |
+| a    | 30 vs 28 target      |
+| b    | 24 vs 27 target (-11%) |
+| c    | 241 \u2192 338 (+40%)     |
+"""
+
+EACH_CHANGE_OF_THE_ROW_ABOVE = """\
+| Step            | tok/s           |
+| --------------- | --------------- |
+| as published    | 27.2            |
+| + dense in fp8  | 30.5 (+12%)     |
+| + cache in bf16 | **34.4** (+13%) |
+"""
+
+
+@pytest.mark.parametrize(
+    "text", [OF_ANOTHER_COLUMN, OF_RUNS_THAT_ARE_NOT_SHOWN, OF_A_NUMBER_IN_THE_CELL, EACH_CHANGE_OF_THE_ROW_ABOVE]
+)
+def test_a_change_of_something_else_than_the_first_row_is_left_alone(refresh: Any, text: str) -> None:
+    answer, written = refresh(text)
+    assert (answer.code, written) in ((0, text.encode()), (1, text.encode()))
+
+
+def test_a_change_near_to_the_right_one_is_still_wrong(refresh: Any) -> None:
+    answer, _ = refresh(
+        "| run | samples/s |\n| - | - |\n| a | 533 |\n| b | 506 (\u21934.6%) |\n", "--check", "--format", "json"
+    )
+    assert [(cell["text"], cell["verdict"]) for cell in answer.data["results"]["cells"]] == [("5.1", "wrong")]
+
+
+OF_SAMPLES = """\
+| Per-GPU batch | s/it | Speedup |
+| ------------- | ---- | ------- |
+| 1             | 2.0  | 1.0x    |
+| 2             | 3.0  | 1.33x   |
+| 4             | 5.0  | 1.6x    |
+"""
+
+
+def test_speed_ups_of_which_none_follows_and_most_are_far_are_of_something_else(refresh: Any) -> None:
+    answer, written = refresh(OF_SAMPLES)
+    assert written == OF_SAMPLES.encode()
+    assert "no Speedup follows from the rows of its table" in answer.out
+
+
+def test_a_stale_column_of_speed_ups_is_recomputed(refresh: Any) -> None:
+    text = "| GPUs | samples/s | Speedup |\n| - | - | - |\n| 1 | 100 | 1.00 |\n| 2 | 190 | 1.80 |\n| 4 | 372 | 3.52 |\n"
+    _, written = refresh(text)
+    assert b"| 1.90 |" in written
+    assert b"| 3.72 |" in written
+
+
+WITHOUT_RECOMPUTATION = """\
+| Size | GPUs | TFLOPs/GPU | tokens/s |
+| ---- | ---- | ---------- | -------- |
+| 480M | 4    | 478.6      | 668,120  |
+| 480M | 4    | 519.9      | 725,740  |
+| 810M | 8    | 342.5      | 521,024  |
+| 810M | 8    | 427.9      | 651,008  |
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        WITHOUT_RECOMPUTATION,
+        "| Size | GPUs | GBS | Speed | TFlops |\n| - | - | - | - | - |\n| 52B | 64 | 1024 | 127s | 40.25 |\n",
+        "| Size | GPUs | GBS | Speed | TFlops |\n| - | - | - | - | - |\n| 52B | 64 | 1024 | 127s | 107.3 |\n",
+    ],
+)
+def test_tflops_of_passes_or_a_sequence_length_that_nothing_states_are_left_alone(refresh: Any, text: str) -> None:
+    answer, written = refresh(text, "--format", "json")
+    assert {cell["verdict"] for cell in answer.data["results"]["cells"]} == {"other convention"}
+    assert written == text.encode()
+
+
+def test_an_efficiency_of_the_speed_up_as_printed_is_left_alone(refresh: Any) -> None:
+    text = "| GPUs | Throughput | Speedup | Efficiency |\n| - | - | - | - |\n| 1 | 450 tok/s | 1.0x | 100% |\n"
+    text += "| 2 | 800 tok/s | 1.8x | 90% |\n| 4 | 1400 tok/s | 3.1x | 78% |\n"
+    assert refresh(text)[1] == text.encode()
+    assert b"89%" in refresh(text.replace("90%", "92%"))[1]

@@ -62,8 +62,11 @@ def leading_number(cell: Cell) -> Figure | None:
 def read_changes(cell: Cell, column: int) -> tuple[Change, ...]:
     """The changes against a reference row that a cell states in parentheses after its value."""
     match = _CHANGE.search(cell.text)
-    if match is None or leading_number(cell) is None or _COMPOUND_TIME.match(cell.text):
+    value = leading_number(cell)
+    if match is None or value is None or _COMPOUND_TIME.match(cell.text):
         return ()  # the hours of 15h34m are not its value
+    if re.search(r"\d", cell.text[value.span.end - cell.span.start : match.start()]):
+        return ()  # the change of "24 vs 27 (-11%)" is not relative to another row
     changes = []
     position = match.start("inside")
     for part in match["inside"].split(","):
