@@ -30,6 +30,7 @@ _Floats = npt.NDArray[np.float64]
 _Function = Callable[..., _Floats]
 #: A kappa that is not distinguished from 0.
 _NO_COHERENCY = 1e-9
+_ROUNDING = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,13 +205,18 @@ def _least_squares(
 def _clip(
     parameters: Mapping[str, float], estimate: LawIntervals | str, upper_bounds: Sequence[float]
 ) -> dict[str, Interval | None]:
-    """The part of each interval in which the law has a meaning; absent where there is none."""
+    """The part of each interval in which the law has a meaning; all are absent where one has none.
+
+    What a law allows moves every parameter of the fit, so that one of them at its bound leaves the others outside of
+    the intervals that configurations alone would give.
+    """
     clipped: dict[str, Interval | None] = {}
     for index, (name, upper) in enumerate(zip(parameters, upper_bounds, strict=True)):
         interval = None if isinstance(estimate, str) else estimate.parameters[index]
         low, high = (1.0, 0.0) if interval is None else (max(interval[0], 0.0), min(interval[1], upper))
-        clipped[name] = (low, high) if low <= high and np.isfinite(high) else None
-    return clipped
+        has_meaning = np.isfinite(high) and low * (1 - _ROUNDING) <= parameters[name] <= high * (1 + _ROUNDING)
+        clipped[name] = (low, high) if has_meaning else None
+    return clipped if None not in clipped.values() else dict.fromkeys(clipped)
 
 
 def _predict(
