@@ -47,7 +47,9 @@ def plan(
     if gpus is None:
         gpus = run.measured.gpus if run else log.setup.gpus if log else None
     if gpus is None:
-        raise UsageError("--gpus is missing", hint="perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45")
+        stated_by = f"{files.log} does not state the number of GPUs" if files.log else None
+        example = "perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45"
+        raise UsageError("--gpus is missing", hint=stated_by or example)
     inputs = PlanInputs(require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak)
     if files.deepspeed_config:
         inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
