@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,6 +46,7 @@ class _Reading:
         shards: The tensors of which files hold the shards of single ranks.
         extents: The same of safetensors files.
         elements: How many elements each tensor has, of all tables of contents.
+        old: Files in the format of torch before 1.6.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class _Reading:
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
     extents: ShardExtents = field(default_factory=ShardExtents)
+    old: list[str] = field(default_factory=list)
     elements: list[int] = field(default_factory=list)
 
 
@@ -124,9 +126,16 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
         parameters=_count_stated_parameters(reading),
         siblings=selection.summaries,
         damage=tuple(dict.fromkeys(damage)),
-        notes=selection.notes,
+        notes=(*selection.notes, *_describe_old(reading.old)),
         tied=next(iter(reading.tied.values()), None),
     )
+
+
+def _describe_old(names: Sequence[str]) -> Iterator[str]:
+    """What to say of files that torch before 1.6 wrote."""
+    if names:
+        others = f" and {len(names) - 1:,} more have" if len(names) > 1 else " has"
+        yield f"{names[0]}{others} the format of torch.save before torch 1.6: no zip archive, and no checksums."
 
 
 def _is_there(missing: str, selection: Selection) -> bool:
@@ -189,6 +198,8 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
         return _Contents(groups)
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
+        if file.is_old:
+            reading.old.append(name)
         reading.elements.extend(tensor.items for tensor in file.tensors)
         if (zeros := describe_zero_storages(path, file.stored_bytes, file.headers, file.checksums)) is not None:
             reading.damage.append(f"{name} {zeros}")

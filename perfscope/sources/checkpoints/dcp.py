@@ -27,6 +27,8 @@ _SEARCHED = MIB
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_NAME = 1000
 _LISTED = 5
+#: A chunk of zeros shrinks to a 20,000th with zstandard, which DCP can use.
+_MOST_COMPRESSED = 100_000
 
 
 class DcpDamage(Exception):
@@ -126,12 +128,25 @@ def read_metadata(path: Path) -> DcpMetadata:
     stored = root.state.get("storage_data")
     if not isinstance(described, InertDict):
         raise DcpDamage("lists no tensors", replayed.names)
+    impossible = _find_impossible(described)
+    if impossible is not None:
+        raise DcpDamage(f"states a shape of {impossible} that no tensor can have", replayed.names)
     metadata = DcpMetadata({tensor.name: tensor for tensor in _tensors(described)}, replayed.names)
     _place_pieces(metadata, list(_pieces(stored)))
     return metadata
 
 
 _NOT_METADATA = "is not the metadata of a distributed checkpoint"
+
+
+def _find_impossible(described: InertDict) -> str | None:
+    """The name of a tensor with a negative size, or more elements than fit into any memory."""
+    for name, entry in described.items:
+        stated = entry.state.get("size") if isinstance(entry, Call) and isinstance(entry.state, InertDict) else None
+        size = parse_shape(stated)
+        if stated is not None and (size is None or prod(size) > _LARGEST_COUNT):
+            return str(name)[:_LONGEST_NAME]
+    return None
 
 
 def _tensors(described: InertDict) -> Iterator[DcpTensor]:
@@ -179,6 +194,7 @@ def _pieces(stored: object) -> Iterator[_Piece]:
 def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
     """Sum the pieces by file and tensor, and check that they cover every tensor and overlap nowhere."""
     covered: dict[str, int] = {}
+    excessive: dict[str, str] = {}
     for piece in pieces:
         part = metadata.files.setdefault(piece.file, {}).setdefault(piece.name, StoredPart())
         part.length += piece.length
@@ -188,9 +204,14 @@ def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
         if tensor is None or not elements:
             continue
         size = elements * (item_bytes(tensor.dtype) or 0)
+        if size > _MOST_COMPRESSED * piece.length:
+            excessive.setdefault(
+                piece.name, f"states {size:,} bytes of {piece.name} in {piece.length:,} of {piece.file}"
+            )
         part.elements += elements
         part.tensor_bytes += min(size, piece.length)  # a compressed chunk is shorter than its tensor
         covered[piece.name] = covered.get(piece.name, 0) + elements
+    metadata.problems.extend(list(excessive.values())[:_LISTED])
     _check_cover(metadata, covered)
     _check_overlap(metadata, pieces)
 

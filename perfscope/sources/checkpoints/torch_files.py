@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -45,7 +45,9 @@ _ZIP_ERRORS = (
     OverflowError,
     struct.error,
 )
+_TAR_MAGIC = slice(257, 262)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
+_OLD_COUNT_BYTES = 8  # of the number of elements before each storage of the old format
 _ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("Double", "float64", "Long", "int64", "ComplexFloat", "complex64"), 8),
     **dict.fromkeys(("Float", "float32", "Int", "int32"), 4),
@@ -111,6 +113,7 @@ class TorchFile:
         checksums: The CRC-32 of each storage, by key; 0 where torch left it out; empty for the old format.
         headers: Where the header of each storage begins in the file, by key; empty for the old format.
         whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
+        is_old: Whether torch before 1.6 wrote it, or was asked for its format: no zip archive, no checksums.
     """
 
     value: object
@@ -120,6 +123,7 @@ class TorchFile:
     checksums: Mapping[str, int]
     headers: Mapping[str, int]
     whole_elements: Mapping[tuple[str, ...], int]
+    is_old: bool = False
 
 
 def item_bytes(dtype: str) -> int | None:
@@ -149,6 +153,8 @@ def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFi
             return _read_legacy(file, largest_pickle)
         if not start.strip(b"\0"):
             raise TorchDamage("begins with zeros only: it was not written whole")
+        if start[_TAR_MAGIC] == b"ustar":
+            raise TorchDamage("is a tar archive, in which torch before 0.1.10 saved: it is not read")
         raise TorchDamage("is not a torch.save file")
 
 
@@ -247,23 +253,49 @@ def _replay(content: bytes, largest: int) -> ReplayedPickle:
 def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
     """Five pickles: magic number, protocol, system, object, keys. Only files of torch begin with the first one."""
     content = file.read(min(largest, _FIRST_READ))
+    size = os.fstat(file.fileno()).st_size
     try:
         try:
-            return _parse_legacy(content)
+            return _parse_legacy(content, size)
         except PickleDamage:
             if len(content) < _FIRST_READ:
                 raise
-            return _parse_legacy(content + file.read(largest - len(content)))
+            return _parse_legacy(content + file.read(largest - len(content)), size)
     except PickleDamage as damage:
         raise TorchDamage(f"holds a pickle that {damage}", damage.names) from None
 
 
-def _parse_legacy(content: bytes) -> TorchFile:
+def _parse_legacy(content: bytes, size: int) -> TorchFile:
     replayed = replay(content)
-    if replayed.value == _LEGACY_MAGIC:
-        for _ in range(3):
-            replayed = replay(content, replayed.end)
-    return _describe(replayed, {}, {}, {})
+    if replayed.value != _LEGACY_MAGIC:
+        return _describe(replayed, {}, {}, {})
+    for _ in range(3):
+        replayed = replay(content, replayed.end)
+    keys = replay(content, replayed.end)
+    file = replace(_describe(replayed, {}, {}, {}), is_old=True)
+    _check_old_end(file, keys, size)
+    return file
+
+
+def _check_old_end(file: TorchFile, keys: ReplayedPickle, size: int) -> None:
+    """Compare the size of a file of the old format with that of its storages, each behind its number of elements.
+
+    Raises:
+        TorchDamage: It is cut off.
+    """
+    storages = {tensor.storage.key: tensor.storage for tensor in file.tensors}
+    sizes = [item_bytes(storages[key].dtype) if key in storages else None for key in _texts(keys.value)]
+    expected = keys.end
+    for key, item in zip(_texts(keys.value), sizes, strict=True):
+        if item is None:
+            return  # a storage of no tensor, or of an unknown dtype
+        expected += _OLD_COUNT_BYTES + storages[key].items * item
+    if size < expected:
+        raise TorchDamage(f"is cut off: its storages end at {expected:,} bytes, it has {size:,}", file.names)
+
+
+def _texts(value: object) -> list[str]:
+    return [str(key) for key in value] if isinstance(value, list | tuple) else []
 
 
 def _describe(

@@ -20,8 +20,9 @@ from perfscope.files import open_regular
 SAMPLES = 64
 SAMPLE_BYTES = 4096
 _UNIT_OF_BLOCKS = 512  # of stat, whatever the file system's own is
-#: A storage of up to so many bytes is read to compare it with its checksum.
+#: So many bytes of a file are read at most to compare storages with their checksums; more where half of it is zero.
 _LARGEST_READ = 1 << 24
+_LARGEST_READ_OF_ZEROS = 1 << 26
 _LOCAL_HEADER = 30  # of zip, before the name and what follows it
 
 
@@ -54,7 +55,8 @@ def describe_zero_storages(
 ) -> str | None:
     """What proves that storages of a file of ``torch.save`` were never written, in words; None where nothing does.
 
-    Zeros alone are no proof, as moments begin as zeros; the file also has a checksum of each storage.
+    Zeros alone are no proof, as moments begin as zeros; the file also has a checksum of each storage. The storages that
+    are zero where they are looked at are compared with theirs, the smallest first.
 
     Args:
         path: The file, a zip archive.
@@ -69,24 +71,36 @@ def describe_zero_storages(
     ends = list(accumulate(sizes[key] for key in keys))
     if not ends:
         return None
-    looked_at: set[str] = set()
+    zeros: dict[str, int] = {}
+    damaged = 0
     with open_regular(path) as file:
         for number in range(SAMPLES):
             offset = (ends[-1] - 1) * number // (SAMPLES - 1)
             row = bisect_right(ends, offset)
-            size = sizes[keys[row]]
+            key, size = keys[row], sizes[keys[row]]
             begin = min(offset - (ends[row] - size), max(size - SAMPLE_BYTES, 0))
-            file.seek(_begin_of_data(file, headers[keys[row]]) + begin)
-            if file.read(min(SAMPLE_BYTES, size)).strip(b"\0"):
-                return None
-            looked_at.add(keys[row])
-        for key in sorted(looked_at, key=sizes.__getitem__):
-            if checksums[key] and sizes[key] <= _LARGEST_READ:
+            file.seek(_begin_of_data(file, headers[key]) + begin)
+            if not file.read(min(SAMPLE_BYTES, size)).strip(b"\0"):
+                zeros[key] = zeros.get(key, 0) + 1
+        places = sum(zeros.values())
+        unread = _LARGEST_READ_OF_ZEROS if 2 * places >= SAMPLES else _LARGEST_READ
+        for key in sorted(zeros, key=sizes.__getitem__):
+            unread -= sizes[key]
+            if unread < 0:
+                break
+            if checksums[key]:
                 file.seek(_begin_of_data(file, headers[key]))
-                if zlib.crc32(file.read(sizes[key])) == checksums[key]:
-                    return None
-                return f"is zero at all {SAMPLES} places looked at, but its checksums are of other data: never written"
-    return None
+                damaged += zlib.crc32(file.read(sizes[key])) != checksums[key]
+    return _describe_damaged(damaged, places) if damaged else None
+
+
+def _describe_damaged(storages: int, places: int) -> str:
+    if places == SAMPLES:
+        return f"is zero at all {SAMPLES} places looked at, but its checksums are of other data: never written"
+    of_whom = "a storage there is not that of its checksum"
+    if storages > 1:
+        of_whom = f"{storages:,} storages there is not that of their checksums"
+    return f"is zero at {places} of {SAMPLES} places looked at, and the data of {of_whom}"
 
 
 def _begin_of_data(file: IO[bytes], header: int) -> int:

@@ -60,15 +60,16 @@ def test_weights_behind_a_sound_header_that_are_zero_throughout_are_named(
     assert all("may never have been written" in text for text in damage)
 
 
-def empty_storages(path: Path) -> None:
-    """Make the storages of a file of ``torch.save`` zero, and leave all else as it is."""
+def empty_storages(path: Path, share: float = 1) -> None:
+    """Make the last share of every storage of a file of ``torch.save`` zero, and leave all else as it is."""
     content = bytearray(path.read_bytes())
     with zipfile.ZipFile(path) as archive:
         for entry in archive.infolist():
             if "/data/" in entry.filename:
                 names = content[entry.header_offset + 26 : entry.header_offset + 30]
                 begin = entry.header_offset + 30 + sum(struct.unpack("<HH", names))
-                content[begin : begin + entry.file_size] = bytes(entry.file_size)
+                zeros = int(share * entry.file_size)
+                content[begin + entry.file_size - zeros : begin + entry.file_size] = bytes(zeros)
     path.write_bytes(content)
 
 
@@ -87,4 +88,20 @@ def test_a_few_numbers_among_zeros_are_sound(tmp_path: Path) -> None:
     moments = torch.zeros(256, 4096)
     moments[77, 5] = 1.0
     torch.save({"exp_avg": moments}, tmp_path / "pytorch_model.bin")
+    assert read_checkpoint(tmp_path).damage == ()
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_storages_that_were_written_in_part_are_named(tmp_path: Path, share: float) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({f"layers.{n}.weight": torch.full((64, 1024), 1.0) for n in range(4)}, path)
+    assert read_checkpoint(tmp_path).damage == ()
+    empty_storages(path, share)
+    (damage,) = read_checkpoint(tmp_path).damage
+    assert "places looked at, and the data of 4 storages there is not that of their checksums" in damage
+
+
+def test_a_storage_that_was_saved_half_zero_is_sound(tmp_path: Path) -> None:
+    weights = torch.cat([torch.ones(1 << 16), torch.zeros(1 << 16)])
+    torch.save({"weight": weights}, tmp_path / "pytorch_model.bin")
     assert read_checkpoint(tmp_path).damage == ()
