@@ -79,6 +79,38 @@ def test_an_evaluation_is_in_paddlenlps_next_interval(tmp_path: Path) -> None:
     assert summarize_log(log).samples_per_s == 32.0
 
 
+def paddle_ocr(steps: int, epoch_length: int, batch: int = 16) -> list[str]:
+    """Lines as PaddleOCR's `tools/program.py` prints them: each tenth step, and at the end of an epoch.
+
+    Every step takes half a second; cost and samples are divided by ten even where a line is over fewer steps.
+    """
+    lines, before = [], 0
+    for step in range(1, steps + 1):
+        if step % 10 == 0 or step % epoch_length == 0:
+            over, before = step - before, step
+            lines.append(
+                f"[2025/09/24 12:17:03] ppocr INFO: epoch: [{(step - 1) // epoch_length + 1}/900000], global_step: {step}, "
+                f"lr: 0.005000, loss: 0.517439, avg_reader_cost: 0.01 s, avg_batch_cost: {0.05 * over:.5f} s, "
+                f"avg_samples: {batch * over / 10}, ips: {2 * batch:.5f} samples/s, eta: 2 days, 19:55:08\n"
+            )
+    return lines
+
+
+@pytest.mark.parametrize("steps", [200, 80_000])
+def test_paddle_ocrs_mean_over_fewer_steps_than_usual_has_no_time(tmp_path: Path, steps: int) -> None:
+    log = read(tmp_path, *paddle_ocr(steps, epoch_length=25))
+    times = summarize_log(log).times
+    assert (times.min_s, times.median_s, times.max_s) == (0.5, 0.5, 0.5)
+    assert log.number("mbs") == 16
+
+
+@pytest.mark.parametrize("epoch_length", [5, 6, 8])
+def test_epochs_shorter_than_paddle_ocrs_usual_steps_give_no_time(tmp_path: Path, epoch_length: int) -> None:
+    log = read(tmp_path, *paddle_ocr(400, epoch_length))
+    assert summarize_log(log).times.median_s is None
+    assert log.number("mbs") is None
+
+
 def mmcv(step: int, step_s: float) -> str:
     return (
         f"2022-01-01 10:00:00,000 - mmseg - INFO - Iter [{step}/160000]\tlr: 9.0e-05, eta: 1 day, 2:00:00, "
@@ -242,3 +274,17 @@ class TestTrainersFiles:
         for name in ("trainer_state.json", "trainer_log.jsonl", "config.json", "data.jsonl"):
             (tmp_path / name).write_text("{}")
         assert [path.name for path in find_logs([tmp_path])] == ["trainer_log.jsonl", "trainer_state.json"]
+
+
+def test_rates_of_meters_that_fairseqs_wall_clock_contradicts_are_not_stated(tmp_path: Path) -> None:
+    log = read(
+        tmp_path,
+        *(
+            f"2020-07-17 07:11:02 | INFO | train_inner | epoch 001: {updates} / 9000 loss=9.2, ppl=6.1, wps=57.3, ups=0.04, "
+            f"wpb=1613, bsz=80, num_updates={updates}, lr=2.8e-05, gnorm=3.23, train_wall=13, wall={updates * 28 // 100}\n"
+            for updates in range(100, 600, 100)
+        ),
+    )
+    summary = summarize_log(log)
+    assert (log.time_source, summary.times.median_s) == ("fairseq's wall clock", 0.28)
+    assert summary.samples_per_s is None

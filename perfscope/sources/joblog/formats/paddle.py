@@ -5,12 +5,14 @@
     2021-03-30 06:56:04 [INFO] [TRAIN] epoch: 1, iter: 40/500, loss: 1.8769, batch_cost: 0.3483, reader_cost: ...
 
 Both are means since the line before. The Trainer's clock runs on through evaluations and saves; its samples a second
-are those of the whole job. ``ips`` and ``avg_samples`` of the scripts are of one card.
+are those of the whole job. ``ips`` and ``avg_samples`` of the scripts are of one card. PaddleOCR also prints where an
+epoch ends, and divides by the usual steps between two lines even where there were fewer: such a line has no time.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from perfscope.sources.joblog.line_forms import INTEGER
 from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, times_ns
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import CopiesOf, LinesOfRecords, TimedSteps, add_evenly, read_lines
+from perfscope.sources.joblog.record_lines import CopiesOf, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.tables.joblog import Disturbance
 
@@ -30,6 +32,24 @@ SCRIPT = "Paddle's batch cost"
 
 _CELL = re.compile(rb"(?<![\w_])(\w{1,50})[:=] ?([\d.eE+-]{1,30})")
 _HALF = 0.01
+_USUAL_STEPS = 10  # between two lines of PaddleOCR
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """What tells lines of PaddleOCR over fewer steps than usual: the epoch of the last one, and the most samples."""
+
+    epoch: int | None = None
+    samples: float = 0.0
+
+    def has_usual_steps(self, step: int, epoch: int, samples: float | None) -> bool:
+        """Whether the mean of a line is over the usual steps: it is inside of an epoch, and has all samples."""
+        before, self.epoch = self.epoch, epoch
+        if samples is None:
+            return True
+        self.samples = max(self.samples, samples)
+        is_inside = step % _USUAL_STEPS == 0 if before is None else before == epoch
+        return is_inside and samples == self.samples and samples == int(samples)
 
 
 def _on_interval(state: FormatState, line: LineMatch) -> None:
@@ -61,7 +81,7 @@ def _on_interval(state: FormatState, line: LineMatch) -> None:
             state.log.set_fact("gbs", batch, "records")
 
 
-def _on_batch_cost(state: FormatState, line: LineMatch) -> None:
+def _on_batch_cost(state: _State, line: LineMatch) -> None:
     cells = parse_numbers(_CELL.findall(line["cells"]))
     seconds, step = parse_number(line["seconds"]), line["global"] or line["iter"]
     if seconds is None or seconds <= 0:
@@ -69,10 +89,15 @@ def _on_batch_cost(state: FormatState, line: LineMatch) -> None:
         return
     record = Record(int(step) if step else None, round(seconds * NS_PER_S), loss=cells.get(b"loss"))
     record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
+    epoch = _EPOCH.search(line[0])
+    samples = cells.get(b"avg_samples")
+    has_usual_steps = True
+    if epoch and step:
+        has_usual_steps = state.has_usual_steps(int(step), int(epoch[1]), samples)
+        record.wall_ns = record.wall_ns if has_usual_steps else None
     if not state.log.series_of(SCRIPT).add(record, line.label):
         return
-    samples = cells.get(b"avg_samples")
-    if samples is not None and samples == int(samples) and samples > 0:
+    if has_usual_steps and samples is not None and samples == int(samples) and samples > 0:
         state.log.set_fact("mbs", int(samples), "records")
     reserved, allocated = cells.get(b"max_mem_reserved"), cells.get(b"max_mem_allocated")
     state.log.add_memory(
@@ -88,8 +113,10 @@ def _on_save(state: FormatState, _line: LineMatch) -> None:
     state.log.on_disturbance(Disturbance.SAVE)
 
 
+_EPOCH = re.compile(rb"epoch: \[(\d{1,9})/")
 _SCRIPT = re.compile(
-    rb"(?P<cells>(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter(?:=|: )(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
+    rb"(?P<cells>(?:epoch: \[\d{1,9}/\d{1,9}\], )?"
+    rb"(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter(?:=|: )(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
     rb"batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
 )
 
@@ -99,16 +126,42 @@ _TRAINER_RULE = Rule(
     _on_interval,
     begin=(b"loss: ",),
 )
-_SCRIPT_RULE = Rule(b"batch_cost", _SCRIPT, _on_batch_cost, begin=(b"global_step", b"global step", b"iter=", b"iter: "))
+_SCRIPT_RULE = Rule(
+    b"batch_cost",
+    _SCRIPT,
+    _on_batch_cost,
+    begin=(b"epoch: [", b"global_step", b"global step", b"iter=", b"iter: "),
+)
 _PEAKS = {
     name: Column(INTEGER, re.compile(name.encode() + rb"[:=] ?(\d{1,15})"), is_optional=True)
     for name in ("max_mem_reserved", "max_mem_allocated")
 }
+_WINDOW = {
+    "epoch": Column(INTEGER, _EPOCH, is_optional=True),
+    "avg_samples": Column(cell=re.compile(rb"avg_samples: ([\d.]{1,20})"), is_optional=True),
+}
+
+
+def _measure_script(cells: Cells) -> Measured:
+    """Lines of PaddleOCR over fewer steps than usual, and those before which an epoch ends, are left to the rule."""
+    wall_ns = cells.times_ns("seconds", NS_PER_S)
+    columns = {}
+    if "epoch" in cells:
+        columns["epoch"] = cells.integers("epoch")
+        if "avg_samples" in cells:
+            samples = cells.numbers("avg_samples")
+            is_usual = (samples == np.rint(samples)) & (samples == np.nanmax(samples))
+            is_usual[0] = False
+            is_usual[1:] &= columns["epoch"][1:] == columns["epoch"][:-1]
+            wall_ns[~is_usual] = 0
+    return Measured(cells.integers("step"), wall_ns, columns)
+
+
 _SCRIPT_LINES = tuple(
     LinesOfRecords(
         _SCRIPT_RULE,
-        {"step": Column(INTEGER, re.compile(step)), "seconds": Column(), **_PEAKS},
-        TimedSteps("seconds", NS_PER_S),
+        {"step": Column(INTEGER, re.compile(step)), "seconds": Column(), **_PEAKS, **_WINDOW},
+        _measure_script,
         peaks=tuple(_PEAKS),
     )
     for step in (rb"global[_ ]step:? ?(\d{1,12})", rb"\biter(?:=|: )(\d{1,12})/")
@@ -120,8 +173,10 @@ _CELLS = {
 }
 
 
-def _add(state: FormatState, plain: PlainLines, first: int, last: int) -> None:
+def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
     source = SCRIPT if SCRIPT in state.log.series and TRAINER not in state.log.series else TRAINER
+    if "epoch" in plain.columns:
+        state.epoch = int(plain.columns["epoch"][last - 1])
     add_evenly(state.log.series_of(source), plain, first, last)
 
 
@@ -137,7 +192,7 @@ def _measure(cells: Cells) -> Measured:
 
 FORMAT = Format(
     framework="paddle",
-    state=FormatState,
+    state=_State,
     rules=(
         _TRAINER_RULE,
         _SCRIPT_RULE,
@@ -155,6 +210,6 @@ FORMAT = Format(
         LinesOfRecords(_TRAINER_RULE, _CELLS, _measure),
         *_SCRIPT_LINES,
         add=_add,
-        are_copies=CopiesOf[FormatState]((TRAINER, SCRIPT)),
+        are_copies=CopiesOf[_State]((TRAINER, SCRIPT)),
     ),
 )
