@@ -75,7 +75,7 @@ def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
 
 def _summarize_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[SourceMedian, ...]:
     medians = [
-        SourceMedian(source, log.series[source].median_ns(), log.series[source].median_samples_per_s())
+        SourceMedian(source, log.series[source].median_ns(), log.median_samples_per_s(source))
         for source in sources
         if source in log.series
     ]

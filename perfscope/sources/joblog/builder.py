@@ -74,6 +74,7 @@ class JobLogBuilder:
         self.remarks: dict[str, str] = {}
         self._records_kept = records_kept
         self._distrusted: set[str] = set()
+        self._without_rates: set[str] = set()
         self._facts: dict[str, dict[str, Fact]] = {}
         self._timers: dict[str, tuple[int, int]] = {}
         self._bad_ends: dict[int, str] = {}
@@ -106,9 +107,15 @@ class JobLogBuilder:
         medians = {name: series.median_ns() for name, series in self.series.items() if name not in self._distrusted}
         return {name: median for name, median in medians.items() if median is not None}
 
-    def distrust(self, source: str) -> None:
-        """Do not take the step time from a source while another one gives it."""
+    def distrust(self, source: str, *, with_rates: bool = False) -> None:
+        """Do not take the step time from a source while another one gives it; with its rates, not those either."""
         self._distrusted.add(source)
+        if with_rates:
+            self._without_rates.add(source)
+
+    def median_samples_per_s(self, source: str) -> float | None:
+        """The median samples a second that a source states, unless its rates are distrusted."""
+        return None if source in self._without_rates else self.series[source].median_samples_per_s()
 
     def on_disturbance(self, kind: Disturbance) -> None:
         """Training is interrupted; where the clock of a series runs on, the time of its next record contains that."""

@@ -100,7 +100,7 @@ def _close(state: _State) -> None:
     medians = state.log.median_times()
     words, wall = medians.get(WORDS), medians.get(WALL)
     if words is not None and wall is not None and abs(words - wall) > _ALIKE * wall:
-        state.log.distrust(WORDS)
+        state.log.distrust(WORDS, with_rates=True)
 
 
 _RULE = Rule(
