@@ -70,13 +70,32 @@ def test_an_evaluation_is_in_paddlenlps_next_interval(tmp_path: Path) -> None:
     log = read(
         tmp_path,
         "[2024-05-22 08:03:27,373] [    INFO] - ***** Running training *****\n",
-        *(paddle(10 * n, 20.0) for n in (1, 2, 3)),
+        *(paddle(10 * n, 20.3) for n in (1, 2, 3)),
         "[2024-05-22 08:04:27,373] [    INFO] - ***** Running Evaluation *****\n",
         paddle(40, 90.0),
     )
     assert (log.framework, log.number("gbs")) == ("paddle", 64)
     assert log.iterations.disturbed.tolist() == ["", "", "", "evaluation"]
-    assert summarize_log(log).samples_per_s == 32.0
+    assert summarize_log(log).samples_per_s == pytest.approx(64 / 2.03)
+
+
+@pytest.mark.parametrize(("start", "rate"), [("", None), ("  Total train batch size (w. parallel) = 8\n", 8 / 0.2)])
+def test_the_samples_of_one_step_over_the_time_of_all_are_no_rate(
+    tmp_path: Path, start: str, rate: float | None
+) -> None:
+    """As PaddleNLP printed them in 2022."""
+    log = read(
+        tmp_path,
+        "[2022-08-31 16:12:24,964] [    INFO] - ***** Running training *****\n",
+        start and f"[2022-08-31 16:12:24,964] [    INFO] - {start}",
+        *(
+            f"[2022-08-31 16:12:30,008] [    INFO] - loss: 0.68, learning_rate: 2.94e-05, global_step: {step}, "
+            "interval_runtime: 2.0, interval_samples_per_second: 4.0, interval_steps_per_second: 5.0, epoch: 1.0\n"
+            for step in range(10, 60, 10)
+        ),
+    )
+    summary = summarize_log(log)
+    assert (summary.times.median_s, summary.samples_per_s) == (0.2, rate)
 
 
 def paddle_ocr(steps: int, epoch_length: int, batch: int = 16) -> list[str]:
@@ -102,6 +121,23 @@ def test_paddle_ocrs_mean_over_fewer_steps_than_usual_has_no_time(tmp_path: Path
     times = summarize_log(log).times
     assert (times.min_s, times.median_s, times.max_s) == (0.5, 0.5, 0.5)
     assert log.number("mbs") == 16
+
+
+def test_the_mean_behind_the_end_of_a_published_epoch_has_no_time(tmp_path: Path) -> None:
+    """PaddlePaddle/PaddleOCR issue 13159: 0.9 / 8 and 6.4 / 8 of ten steps, divided by ten, then ten steps."""
+    log = read(
+        tmp_path,
+        *(
+            f"[2024/06/22 06:28:{second}] ppocr INFO: epoch: [{epoch}/500], global_step: {step}, lr: 0.000100, loss: 1.000000, "
+            f"avg_reader_cost: 0.04024 s, avg_batch_cost: {cost} s, avg_samples: {samples}, ips: {ips} samples/s, eta: 2:48:41\n"
+            for second, epoch, step, cost, samples, ips in (
+                (25, 4, 172, 0.05132, 0.9, 17.53771),
+                (30, 5, 180, 0.41762, 6.4, 15.32489),
+                (36, 5, 190, 0.51183, 8.0, 15.63033),
+            )
+        ),
+    )
+    assert summarize_log(log).times.median_s == 0.51183
 
 
 @pytest.mark.parametrize("epoch_length", [5, 6, 8])

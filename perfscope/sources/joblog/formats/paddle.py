@@ -5,13 +5,15 @@
     2021-03-30 06:56:04 [INFO] [TRAIN] epoch: 1, iter: 40/500, loss: 1.8769, batch_cost: 0.3483, reader_cost: ...
 
 Both are means since the line before. The Trainer's clock runs on through evaluations and saves; its samples a second
-are those of the whole job. ``ips`` and ``avg_samples`` of the scripts are of one card. PaddleOCR also prints where an
-epoch ends, and divides by the usual steps between two lines even where there were fewer: such a line has no time.
+are those of the whole job, but in 2022, with three decimals, those of one step over the time of all steps: they are
+not used. ``ips`` and ``avg_samples`` of the scripts are of one card. PaddleOCR also prints where an epoch ends, and
+divides by the usual steps between two lines even where there were fewer: such a line has no time.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,6 +34,7 @@ SCRIPT = "Paddle's batch cost"
 
 _CELL = re.compile(rb"(?<![\w_])(\w{1,50})[:=] ?([\d.eE+-]{1,30})")
 _HALF = 0.01
+_DECIMALS_OF_2022 = 3
 _USUAL_STEPS = 10  # between two lines of PaddleOCR
 
 
@@ -42,14 +45,13 @@ class _State(FormatState):
     epoch: int | None = None
     samples: float = 0.0
 
-    def has_usual_steps(self, step: int, epoch: int, samples: float | None) -> bool:
+    def has_usual_steps(self, step: int, epoch: int | None, samples: float | None) -> bool:
         """Whether the mean of a line is over the usual steps: it is inside of an epoch, and has all samples."""
-        before, self.epoch = self.epoch, epoch
-        if samples is None:
-            return True
-        self.samples = max(self.samples, samples)
-        is_inside = step % _USUAL_STEPS == 0 if before is None else before == epoch
-        return is_inside and samples == self.samples and samples == int(samples)
+        before, self.epoch = self.epoch, epoch or self.epoch
+        self.samples = max(self.samples, samples or 0.0)
+        if epoch is not None and (before != epoch if before is not None else step % _USUAL_STEPS != 0):
+            return False
+        return samples == self.samples and samples == int(samples) if samples is not None else not self.samples
 
 
 def _on_interval(state: FormatState, line: LineMatch) -> None:
@@ -73,12 +75,21 @@ def _on_interval(state: FormatState, line: LineMatch) -> None:
     series.clock_runs_on = True
     if is_whole:
         series.stated_interval = steps
+    is_of_2022 = _is_rounded(texts)
+    if is_of_2022 and not state.log.has_fact("gbs"):
+        record.samples_per_s = None  # where the batch is known, it is compared
     if not series.add(record, line.label):
         return
-    if samples_per_s is not None and is_whole:
+    if samples_per_s is not None and is_whole and not is_of_2022:
         batch = round(samples_per_s / speed)
         if batch > 0 and abs(samples_per_s / speed - batch) < _HALF * batch and not state.log.has_fact("gbs"):
             state.log.set_fact("gbs", batch, "records")
+
+
+def _is_rounded(texts: Mapping[bytes, bytes]) -> bool:
+    """Whether the rates of an interval have three decimals, as in 2022: its samples were then those of one step."""
+    rates = (texts.get(name, b"") for name in (b"interval_samples_per_second", b"interval_steps_per_second"))
+    return all(len(rate.partition(b".")[2]) <= _DECIMALS_OF_2022 for rate in rates)
 
 
 def _on_batch_cost(state: _State, line: LineMatch) -> None:
@@ -91,10 +102,9 @@ def _on_batch_cost(state: _State, line: LineMatch) -> None:
     record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
     epoch = _EPOCH.search(line[0])
     samples = cells.get(b"avg_samples")
-    has_usual_steps = True
-    if epoch and step:
-        has_usual_steps = state.has_usual_steps(int(step), int(epoch[1]), samples)
-        record.wall_ns = record.wall_ns if has_usual_steps else None
+    has_usual_steps = not step or state.has_usual_steps(int(step), int(epoch[1]) if epoch else None, samples)
+    if not has_usual_steps:
+        record.wall_ns = None
     if not state.log.series_of(SCRIPT).add(record, line.label):
         return
     if has_usual_steps and samples is not None and samples == int(samples) and samples > 0:
