@@ -98,6 +98,23 @@ def test_the_samples_of_one_step_over_the_time_of_all_are_no_rate(
     assert (summary.times.median_s, summary.samples_per_s) == (0.2, rate)
 
 
+def test_dictionaries_and_bars_of_paddlenlps_first_trainer_are_read(tmp_path: Path) -> None:
+    """As in PaddlePaddle/PaddleNLP pull request 1761."""
+    bars = "".join(
+        f"\r {step // 6}%|###   | {step}/600 [00:{step // 5:02d}<01:58,  5.00it/s]" for step in range(100, 210, 10)
+    )
+    log = read(
+        tmp_path,
+        "{'loss': 0.1855, 'learning_rate': 4.5e-05, 'global_step': 150, 'epoch': 2.0}          \n",
+        bars,
+        "\n{'loss': 0.1252, 'learning_rate': 4e-05, 'global_step': 200, 'epoch': 2.67}          \n",
+        "[2022-03-25 16:41:50,060] [    INFO] - ***** Running training *****\n",
+        "[2022-03-25 16:41:50,060] [    INFO] -   Total optimization steps = 600\n",
+    )
+    summary = summarize_log(log)
+    assert (log.framework, summary.times.median_s) == ("paddle", pytest.approx(0.2))
+
+
 def paddle_ocr(steps: int, epoch_length: int, batch: int = 16) -> list[str]:
     """Lines as PaddleOCR's `tools/program.py` prints them: each tenth step, and at the end of an epoch.
 

@@ -73,6 +73,7 @@ class _State(FormatState):
         bars: The progress bars without a name.
         has_scaled_bars: Bars count their steps in thousands.
         imitates: Another framework prints the Trainer's lines.
+        has_global_steps: Its dictionaries of losses have their step, as those of PaddleNLP's trainer of early 2022.
         name: The trainer, which may be built on the Trainer.
     """
 
@@ -81,6 +82,7 @@ class _State(FormatState):
     bars: ProgressBars = field(default_factory=ProgressBars)
     has_scaled_bars: bool = False
     imitates: bool = False
+    has_global_steps: bool = False
     name: str = _FRAMEWORK
 
 
@@ -188,6 +190,7 @@ def _add_losses(state: _State, text: bytes) -> None:
     losses = _LOSS.findall(text)
     epochs = text.count(b"'epoch':")
     if epochs:
+        state.has_global_steps = state.has_global_steps or b"'global_step':" in text
         state.log.frameworks.add(_FRAMEWORK)
         state.bars.on_losses(epochs)
     if epochs and state.end.second_epoch is None:
@@ -233,7 +236,9 @@ def _set_runtime(state: _State, runtime_s: float | None) -> None:
 def _close(state: _State) -> None:
     """Make records of the bar, and one of the run time: a mean over all steps."""
     log = state.log
-    if state.imitates:
+    if state.imitates and state.has_global_steps:
+        state.name = "paddle"  # the same bars, and no other times
+    elif state.imitates:
         log.frameworks.discard(_FRAMEWORK)
     if _FRAMEWORK not in log.frameworks:
         return
