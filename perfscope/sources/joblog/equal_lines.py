@@ -54,7 +54,7 @@ def join_equal_lines(text: bytes, longest: int) -> EqualLines | None:
     """Leave at most ``longest`` lines of each run of equal ones.
 
     Returns None where that would not leave out half of the lines, or where the runs are few or not equally long, which
-    they are where all ranks print.
+    they are where all ranks print, or where some lines of a run have the same label and others not.
     """
     if not text.endswith(b"\n") or not _repeats(text):
         return None
@@ -67,19 +67,17 @@ def join_equal_lines(text: bytes, longest: int) -> EqualLines | None:
         return None
     if labels[0] is not None and any(parse_label(bare[first], 0) for first in firsts.tolist()):
         return None  # there are more labels behind the first ones
+    stops = [*firsts[1:].tolist(), len(bare)]
+    runs = [labels[first:stop] for first, stop in zip(firsts.tolist(), stops, strict=True)]
+    if any(len(set(run)) not in (1, len(run)) for run in runs):
+        return None
     is_left = np.arange(len(bare)) - firsts[np.cumsum(is_first) - 1] < longest
     origins = np.append(0, np.flatnonzero(np.frombuffer(text, np.uint8) == ord("\n")) + 1)
     numbers = np.append(np.flatnonzero(is_left), len(bare))
     starts = np.append(0, np.cumsum(np.diff(origins)[is_left]))
     remaining = b"\n".join((*compress(text.split(b"\n"), is_left.tolist()), b""))
     last_left = starts[np.searchsorted(numbers, np.minimum(firsts + longest, np.append(firsts[1:], len(bare)))) - 1]
-    further = {
-        start: labels[first + longest : stop]
-        for start, first, stop in zip(
-            last_left.tolist(), firsts.tolist(), [*firsts[1:].tolist(), len(bare)], strict=True
-        )
-        if first + longest < stop
-    }
+    further = {start: run[longest:] for start, run in zip(last_left.tolist(), runs, strict=True) if longest < len(run)}
     return EqualLines(remaining, text, starts, origins[numbers], numbers, further)
 
 

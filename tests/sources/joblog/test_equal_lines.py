@@ -104,8 +104,9 @@ def test_lines_without_their_copies_lead_back_to_all() -> None:
         b"".join(b"step %d\n" % step * (3 + step % 2) for step in range(100)),
         b"0: first\n" + b"".join(b"0: 1: step %d\n0: 2: step %d\n" % (step, step) * 3 for step in range(100)),
         b"".join(b"step %d\n" % step * 6 for step in range(100)) + b"half a line",
+        b"".join(b"%d: step %d\n" % (rank % 2, step) for step in range(100) for rank in range(6)),
     ],
-    ids=["other lines", "one run", "unequal runs", "two labels", "no end"],
+    ids=["other lines", "one run", "unequal runs", "two labels", "no end", "two ranks behind each of several labels"],
 )
 def test_other_lines_are_left_alone(text: bytes) -> None:
     assert join_equal_lines(text, longest=2) is None
