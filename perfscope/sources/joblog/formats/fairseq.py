@@ -11,7 +11,7 @@ the start. Before 2020 the meters ran from the beginning of an epoch. Both clock
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -150,9 +150,12 @@ def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
     rows = plain.rows(first, last)
     if "epoch" in rows.columns:
         rows = number_over_epochs(state.epochs, rows)
-    add_evenly(state.log.series_of(WORDS), rows, 0, last - first)
-    if "wall" in rows.columns:
-        state.clock.add_many(state.log, replace(rows, wall_ns=rows.columns["wall"] * NS_PER_S), NS_PER_S)
+    is_new = add_evenly(state.log.series_of(WORDS), rows, 0, last - first)
+    if "wall" in rows.columns and is_new.any():
+        columns = {LOSS: rows.columns[LOSS][is_new]} if LOSS in rows.columns else {}
+        numbers, wall_ns = np.asarray(rows.iteration, np.int64), rows.columns["wall"] * NS_PER_S
+        readings = PlainLines(numbers[is_new], wall_ns[is_new], label=rows.label, columns=columns)
+        state.clock.add_many(state.log, readings, NS_PER_S)
 
 
 FORMAT = Format(
