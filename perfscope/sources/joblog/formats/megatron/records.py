@@ -198,7 +198,7 @@ def _fill(state: MegatronState, record: Record, key: bytes, label: bytes, text: 
     elif key in _COUNTS:
         setattr(record, _COUNTS[key], int(value))
     elif key == b"consumedsamples":
-        state.consumed_samples = int(value)
+        state.consumed_samples, state.consumed_at = int(value), record.iteration
     else:
         log.set_fact("seq_len", int(value), "records")
 
@@ -216,9 +216,10 @@ def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: i
             _add_plain_line(state, series, plain, row)
         return
     skipped = plain.columns["skipped"][first:last] if "skipped" in plain.columns else None
-    if not (series.is_steady and _is_even(plain.iteration[first:last], series)):
+    is_even = series.is_steady and _is_even(plain.iteration[first:last], series)
+    if not is_even or state.consumed_at != series.last:
         numbers = np.asarray(plain.iteration[first:last], np.int64)
-        batches = _batches(state, series.last, numbers, np.asarray(plain.consumed[first:last], np.int64))
+        batches = _batches(state, numbers, np.asarray(plain.consumed[first:last], np.int64))
         is_new = series.add_rows(numbers, plain.wall_ns[first:last], batches, plain.label)
         skipped = skipped[is_new] if skipped is not None else None
     else:
@@ -226,7 +227,7 @@ def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: i
         samples = None
         if before is not None and consumed > before:
             samples = (consumed - before) // series.interval()
-        state.consumed_samples = consumed
+        state.consumed_samples, state.consumed_at = consumed, int(plain.iteration[last - 1])
         series.add_many(plain.iteration[first:last], plain.wall_ns[first:last], samples, plain.label)
     if skipped is not None:
         series.folded_times.skipped += int(skipped.sum())
@@ -235,7 +236,7 @@ def add_plain_lines(state: MegatronState, plain: PlainLines, first: int, last: i
 def _add_plain_line(state: MegatronState, series: IterationSeries, plain: PlainLines, row: int) -> None:
     number, consumed = int(plain.iteration[row]), int(plain.consumed[row])
     skipped = int(plain.columns["skipped"][row]) if "skipped" in plain.columns else 0
-    batch = _batch(state, consumed, series.last, number)
+    batch = _batch(state, consumed, number)
     series.add(Record(number, int(plain.wall_ns[row]), samples=batch, skipped=skipped), plain.label)
 
 
@@ -248,9 +249,10 @@ def _is_even(iterations: Numbers, series: IterationSeries) -> bool:
     return bool((np.diff(iterations) == interval).all())
 
 
-def _batches(state: MegatronState, last: int | None, numbers: Int64, consumed: Int64) -> Int64:
+def _batches(state: MegatronState, numbers: Int64, consumed: Int64) -> Int64:
     """Mean samples an iteration since the record before, of many records; after a restart that of the record behind."""
     before, state.consumed_samples = state.consumed_samples, int(consumed[-1])
+    last, state.consumed_at = state.consumed_at, int(numbers[-1])
     iterations = np.diff(numbers, prepend=numbers[0] if last is None else last)
     samples = np.diff(consumed, prepend=consumed[0] if before is None else before)
     batches = np.where((iterations > 0) & (samples > 0), samples // np.maximum(iterations, 1), 0)
@@ -261,10 +263,10 @@ def _batches(state: MegatronState, last: int | None, numbers: Int64, consumed: I
     return batches
 
 
-def _batch(state: MegatronState, consumed: int, last: int | None, iteration: int) -> int | None:
+def _batch(state: MegatronState, consumed: int, iteration: int) -> int | None:
     """Mean samples an iteration since the record before; after a restart those of the last one that is known."""
-    before = state.consumed_samples
-    state.consumed_samples = consumed
+    before, last = state.consumed_samples, state.consumed_at
+    state.consumed_samples, state.consumed_at = consumed, iteration
     if before is not None and last is not None and iteration > last and consumed > before:
         state.batch = (consumed - before) // (iteration - last)
     return state.batch

@@ -12,7 +12,8 @@ class MegatronState(FormatState):
     """What is collected over several of Megatron's lines.
 
     Attributes:
-        consumed_samples: Samples consumed up to the last record.
+        consumed_samples: Samples consumed up to the last record that was read, be it another rank's.
+        consumed_at: Its iteration.
         batch: The batch of the last record that states one.
         train_iterations: The run's last iteration, as the last record states it.
         is_gpt_neox: Some line is printed only by GPT-NeoX.
@@ -22,6 +23,7 @@ class MegatronState(FormatState):
     """
 
     consumed_samples: int | None = None
+    consumed_at: int | None = None
     batch: int | None = None
     train_iterations: int | None = None
     is_gpt_neox: bool = False
