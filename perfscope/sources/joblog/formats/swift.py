@@ -55,7 +55,7 @@ def _on_dictionary(state: _State, line: LineMatch) -> None:
         return
     state.log.set_count("train_iterations", total, "records")
     record = Record(int(step), loss=parse_number(cells.get(b"loss", b"")))
-    state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S)
+    state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S, label=line.label)
 
 
 def _elapsed_s(text: bytes) -> int | None:
