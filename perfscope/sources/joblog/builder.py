@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import ClassVar, TypeAlias
@@ -56,6 +56,7 @@ class JobLogBuilder:
         out_of_memory: ``device``, ``host`` or None.
         unreadable: Records whose time is no number.
         timer_lines: Values of timers so far.
+        ranks: For how many ranks a line stands that is added.
         remarks: The first remark of each kind, by its code.
     """
 
@@ -71,6 +72,7 @@ class JobLogBuilder:
         self.out_of_memory: str | None = None
         self.unreadable = 0
         self.timer_lines = 0
+        self.ranks = 1
         self.remarks: dict[str, str] = {}
         self._records_kept = records_kept
         self._distrusted: set[str] = set()
@@ -161,6 +163,30 @@ class JobLogBuilder:
                 lines_before, total_before = timers.get(name, (0, 0))
                 further = (len(labels) * (lines - lines_before), len(labels) * (total - total_before))
                 self._timers[name] = (lines + further[0], total + further[1])
+
+    def add_for_ranks(self, labels: Labels, sources: Sequence[str], add: Callable[[], None]) -> bool:
+        """Add what the first rank prints for each rank, where all have printed the same before; return whether.
+
+        Args:
+            labels: The labels of the ranks, in the order in which they print each line.
+            sources: What ``add`` may add records to, all of which are folded.
+            add: Adds the records of many lines.
+        """
+        recorded = [self.series[source] for source in sources if source in self.series]
+        ranks = [series.ranks_in_step(labels) for series in recorded]
+        if None in ranks:
+            return False
+        count = [
+            series.count_for_ranks(each, labels[0])
+            for series, each in zip(recorded, ranks, strict=True)
+            if each is not None
+        ]
+        self.ranks = len(labels)
+        add()
+        self.ranks = 1
+        for count_series in count:
+            count_series()
+        return True
 
     def on_bad_end(self, reason: str) -> None:
         """A process failed; if no record follows, the run ended by it. Of several reasons the gravest is kept."""

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from perfscope.sources.joblog.rank_lines import RankLines
 from perfscope.tables.columns import Bool, Int64
 
 #: Text that is read without a copy.
@@ -59,6 +60,10 @@ class SplitBlock:
         rest_start: For each line of ``rest``, where it begins in ``rest``.
         lines: The text of the plain lines, where it is kept.
         first_of_labels: The first number of each label, where lines that repeat those of another label were dropped.
+        original: The whole block, where it may have to be read without being split.
+        has_record_lines: Each record is a line.
+        ranks: What all ranks printed, where ``lines`` and the plain lines are those of the first one; ``rest`` has what
+            all of them print.
     """
 
     plain: PlainLines
@@ -67,6 +72,9 @@ class SplitBlock:
     rest_start: Int64
     lines: Sequence[str] = ()
     first_of_labels: Mapping[bytes, int] = field(default_factory=dict)
+    original: bytes = b""
+    has_record_lines: bool = True
+    ranks: RankLines | None = None
 
     def text(self) -> bytes:
         """All lines in their order, without the copies that were dropped."""

@@ -34,7 +34,6 @@ class EqualLines:
         original: All lines.
         starts: Where each line that is left begins in ``text``, and the end of that.
         origins: Where these places are in ``original``.
-        numbers: Their numbers among all lines, and how many these are.
         further: The labels of the lines that were left out behind one, by where that begins in ``text``.
     """
 
@@ -42,7 +41,6 @@ class EqualLines:
     original: bytes
     starts: Int64
     origins: Int64
-    numbers: Int64
     further: Mapping[int, Labels]
 
     def text_from(self, first: int) -> bytes:
@@ -78,7 +76,7 @@ def join_equal_lines(text: bytes, longest: int) -> EqualLines | None:
     remaining = b"\n".join((*compress(text.split(b"\n"), is_left.tolist()), b""))
     last_left = starts[np.searchsorted(numbers, np.minimum(firsts + longest, np.append(firsts[1:], len(bare)))) - 1]
     further = {start: run[longest:] for start, run in zip(last_left.tolist(), runs, strict=True) if longest < len(run)}
-    return EqualLines(remaining, text, starts, origins[numbers], numbers, further)
+    return EqualLines(remaining, text, starts, origins[numbers], further)
 
 
 def _begin_runs(lines: Sequence[bytes]) -> np.ndarray:

@@ -18,10 +18,11 @@ from typing import ClassVar
 import numpy as np
 
 from perfscope.sources.joblog.bulk import Numbers
-from perfscope.sources.joblog.compared_copies import MANY_COPIES, ComparedCopies
+from perfscope.sources.joblog.compared_copies import MANY_COPIES
 from perfscope.sources.joblog.latest_records import COMPARED_ROWS
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.rank_copies import follow_repeats
+from perfscope.sources.joblog.ranks_in_step import RanksInStep
 from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES
 from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
@@ -41,7 +42,7 @@ FEW = 10
 _NOWHERE = np.empty(0, np.int64)
 
 
-class IterationSeries(ComparedCopies):
+class IterationSeries(RanksInStep):
     """The iteration records of one source in one log.
 
     Attributes:
@@ -66,13 +67,9 @@ class IterationSeries(ComparedCopies):
         super().__init__()
         self.records_kept = records_kept
         self.clock_runs_on = False
-        self.attempt = 0
         self.redone = 0
-        self._suspected: SuspectedRestart | None = None
-        self._restarting = False
         self._first = 0
         self._disturbance = 0
-        self._unnumbered: dict[bytes, int] = {}
 
     def most_repetitions(self, added_of: AddedOf) -> int:
         """As often as is wanted where the attempt of each label stays as far behind, or falls further behind."""

@@ -40,6 +40,11 @@ class LatestRecords:
         return bool(self._latest)
 
     @property
+    def has_time(self) -> bool:
+        """Whether the last one has a time."""
+        return bool(self._latest) and self._latest[-1][1] is not None
+
+    @property
     def ascend(self) -> bool:
         """Whether there are some, and each has a larger number than the one before."""
         numbers = [number for number, _, _ in self._latest if number is not None]

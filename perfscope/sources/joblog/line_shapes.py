@@ -76,11 +76,6 @@ class Cells:
         """A column as text."""
         return self._texts[name]
 
-    def repeated(self, times: Int64) -> Cells:
-        """The figures of lines that come several times each."""
-        rows = np.repeat(np.arange(len(times)), times).tolist()
-        return Cells({name: list(map(texts.__getitem__, rows)) for name, texts in self._texts.items()})
-
     def integers(self, name: str) -> Int64:
         """A column of counts."""
         return np.asarray(list(map(int, self._texts[name])), np.int64)

@@ -13,8 +13,10 @@ from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.bulk import PlainLines, Splitter
+from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Splitter, Text
+from perfscope.sources.joblog.rank_runs import split_text
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.tables.columns import Bool
 
 
 @dataclass(slots=True)
@@ -78,6 +80,8 @@ class BulkReading(Generic[State]):
             are known as are kept; None where that is not told.
         copies_of: The source that counts the copies of other ranks, and whether it compares their times with those of
             the records that they repeat; None where lines that the splitter drops as copies say more.
+        split_rank: Splits what one rank of many prints, where the same lines of all ranks can be read once. Its blocks
+            have the text of the plain lines.
     """
 
     sources: tuple[str, ...]
@@ -85,6 +89,7 @@ class BulkReading(Generic[State]):
     add: Callable[[State, PlainLines, int, int], None]
     are_copies: Callable[[State, PlainLines, int, int], bool] | None = None
     copies_of: tuple[str, bool] | None = None
+    split_rank: Splitter | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +151,7 @@ class Format(Generic[State]):
             bind=partial(self._bind, state),
             close=partial(self.close, state),
             framework_of=partial(self.framework_of, state) if self.framework_of else None,
-            fast_paths=tuple(_bind_bulk(bulk, state) for bulk in self.fast_paths),
+            fast_paths=tuple(_bind_bulk(bulk, state, counts_lines=self.counts_lines) for bulk in self.fast_paths),
             sweeps=tuple(partial(sweep.on_text, state) for sweep in self.sweeps),
         )
 
@@ -213,18 +218,26 @@ class OpenRule:
 
 @dataclass(frozen=True, slots=True)
 class OpenBulkReading:
-    """A fast path bound to a state; see ``BulkReading``."""
+    """A fast path bound to a state; see ``BulkReading``. ``split_text`` looks for lines that all ranks print, too."""
 
     sources: tuple[str, ...]
     split: Splitter
+    split_text: Callable[[Text, int, Bool], list[SplitBlock | bytes]]
     add: Callable[[PlainLines, int, int], None]
     are_copies: Callable[[PlainLines, int, int], bool] | None
     copies_of: tuple[str, bool] | None = None
 
 
-def _bind_bulk(bulk: BulkReading[State], state: State) -> OpenBulkReading:
+def _bind_bulk(bulk: BulkReading[State], state: State, *, counts_lines: bool) -> OpenBulkReading:
     are_copies = partial(bulk.are_copies, state) if bulk.are_copies else None
-    return OpenBulkReading(bulk.sources, bulk.split, partial(bulk.add, state), are_copies, bulk.copies_of)
+    return OpenBulkReading(
+        bulk.sources,
+        bulk.split,
+        partial(split_text, bulk.split, None if counts_lines else bulk.split_rank),
+        partial(bulk.add, state),
+        are_copies,
+        bulk.copies_of,
+    )
 
 
 @dataclass(frozen=True, slots=True)

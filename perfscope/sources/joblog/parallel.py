@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
-from perfscope.sources.joblog.bulk import SplitBlock, Splitter
+from perfscope.sources.joblog.bulk import SplitBlock, Text
 from perfscope.sources.joblog.text import BLOCK, read_blocks_between
 from perfscope.tables.columns import Bool
 from perfscope.workers import Workers, start_workers
@@ -27,8 +28,11 @@ _RANGE = 4 * _BUFFER - (1 << 16)  # four buffers, each short of a line
 _MOST_PROCESSES = 4
 _AHEAD = 2
 
+#: Splits the first bytes of a text, or gives parts of it as they are; see ``Splitter``.
+TextSplitter: TypeAlias = Callable[[Text, int, Bool], list[SplitBlock | bytes]]
 
-def split_blocks_between(path: Path, begin: int, end: int, split: Splitter) -> Iterator[SplitBlock | bytes]:
+
+def split_blocks_between(path: Path, begin: int, end: int, split: TextSplitter) -> Iterator[SplitBlock | bytes]:
     """Yield every block between two places of a file in order, split or as it is; a line belongs to its beginning."""
     processes = min(_MOST_PROCESSES, len(os.sched_getaffinity(0)))
     with start_workers(processes) as pool:
@@ -42,7 +46,7 @@ def split_blocks_between(path: Path, begin: int, end: int, split: Splitter) -> I
             yield from _result(path, split, *waiting.popleft())
 
 
-def _submit(pool: Workers, path: Path, places: range, split: Splitter) -> Future[list[SplitBlock | bytes]]:
+def _submit(pool: Workers, path: Path, places: range, split: TextSplitter) -> Future[list[SplitBlock | bytes]]:
     try:
         return pool.submit(_split_range, path, places, split)
     except BrokenProcessPool as error:
@@ -52,7 +56,7 @@ def _submit(pool: Workers, path: Path, places: range, split: Splitter) -> Future
 
 
 def _result(
-    path: Path, split: Splitter, places: range, future: Future[list[SplitBlock | bytes]]
+    path: Path, split: TextSplitter, places: range, future: Future[list[SplitBlock | bytes]]
 ) -> list[SplitBlock | bytes]:
     try:
         return future.result()
@@ -60,11 +64,12 @@ def _result(
         return _split_range(path, places, split)  # a process was killed; this one does its work
 
 
-def _split_range(path: Path, places: range, split: Splitter) -> list[SplitBlock | bytes]:
+def _split_range(path: Path, places: range, split: TextSplitter) -> list[SplitBlock | bytes]:
     text, scratch = _buffers()
     return [
-        split(text, length, scratch) or bytes(text[:length])
+        block
         for length in read_blocks_between(path, places.start, places.stop, text)
+        for block in split(text, length, scratch)
     ]
 
 

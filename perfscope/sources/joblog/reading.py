@@ -19,6 +19,7 @@ from perfscope.sources.joblog.equal_lines import EqualLines, join_equal_lines
 from perfscope.sources.joblog.iteration_series import RECORDS_KEPT
 from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
 from perfscope.sources.joblog.parallel import split_blocks_between
+from perfscope.sources.joblog.rank_lines import RankLines
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.repeated_text import find_period
 from perfscope.sources.joblog.repetition import ALIKE, Repetition
@@ -59,6 +60,7 @@ _PIECE = 1 << 15
 _LARGE = 1 << 25  # for one process
 _LONG = 1 << 22
 _RECORDS_BETWEEN_LOOKS = 64
+_LINES_BETWEEN_LOOKS = 64
 _RECORDS_KEPT_OF_LONG = 1 << 9
 
 #: A match of a rule, and where it begins.
@@ -93,7 +95,7 @@ class _LogReader:
             done += len(text)
             bulk = self._bulk_reading() if size - done > _LARGE and not is_repeating else None
             if bulk and self._is_full(bulk) and is_uncompressed_text(path):
-                for block in split_blocks_between(path, done, size, bulk.split):
+                for block in split_blocks_between(path, done, size, bulk.split_text):
                     self._apply(bulk, block)
                 break
         return assemble_log(self._log, self._formats, path)
@@ -183,11 +185,21 @@ class _LogReader:
         elif bulk is None:
             self._apply_until_full(to_plain_text(text))
         else:
-            self._apply(bulk, self._split(bulk, text))
+            self._apply_text(bulk, text)
+
+    def _apply_text(self, bulk: OpenBulkReading, text: bytes) -> None:
+        for block in bulk.split_text(text, len(text), np.empty(len(text), np.bool_)):
+            self._apply(bulk, block)
 
     def _apply(self, bulk: OpenBulkReading, block: SplitBlock | bytes) -> None:
+        """Apply a block, or what it was split from: where what all ranks print is not what all have printed before."""
+        if not isinstance(block, bytes) and block.ranks and not self._are_in_step(bulk, block.ranks):
+            text = block.ranks.of_all_ranks
+            block = bulk.split(text, len(text), np.empty(len(text), np.bool_)) or text
         if isinstance(block, bytes):
             self._apply_rules(to_plain_text(block))
+        elif block.plain.copies and not (self._is_full(bulk) and self._all_go_on(bulk, block)):
+            self._apply_rules(block.original)
         else:
             self._apply_split(bulk, block)
 
@@ -227,7 +239,7 @@ class _LogReader:
                     swept.sweep_to(line.line)
                     rest = joined.text_from(line.line) if joined else text[line.line :]
                     if bulk is not None:
-                        self._apply(bulk, self._split(bulk, rest))
+                        self._apply_text(bulk, rest)
                     elif printing is not None:
                         self._apply_until_full(self._drop_copies(printing, rest), has_copies=False)
                     return
@@ -259,27 +271,31 @@ class _LogReader:
         format_index, rule_index = _RULES[index]
         return self._formats[format_index].bind(rule_index)
 
-    def _split(self, bulk: OpenBulkReading, text: bytes) -> SplitBlock | bytes:
-        block = bulk.split(text, len(text), np.empty(len(text), np.bool_))
-        if block is None or (block.plain.copies and not (self._is_full(bulk) and self._all_go_on(bulk, block))):
-            return text
-        return block
-
     def _all_go_on(self, bulk: OpenBulkReading, block: SplitBlock) -> bool:
         """Whether no rank goes back between the lines before and a block: what it prints then is no copy."""
         recorded = [self._log.series[name] for name in bulk.sources if name in self._log.series]
         is_comparable = "epoch" not in block.plain.columns
         return not (is_comparable and any(series.any_goes_back(block.first_of_labels) for series in recorded))
 
+    def _are_in_step(self, bulk: OpenBulkReading, ranks: RankLines) -> bool:
+        """Whether all ranks have printed the last record, so that what all print next can be read once."""
+        recorded = [self._log.series[name] for name in bulk.sources if name in self._log.series]
+        return self._is_full(bulk) and all(series.ranks_in_step(ranks.names) is not None for series in recorded)
+
     def _add_plain(self, bulk: OpenBulkReading, block: SplitBlock, first: int, last: int) -> None:
         """Add plain lines at once, or one by one where they may be records that are to be kept."""
-        if first >= last:
-            return
-        if self._is_full(bulk) or (bulk.are_copies is not None and bulk.are_copies(block.plain, first, last)):
-            bulk.add(block.plain, first, last)
-        else:
-            lines = block.lines[first:last]
-            self._apply_rules("".join(f"{line}\n" for line in lines).encode("latin-1"))
+        while first < last:
+            add = partial(bulk.add, block.plain, first, last)
+            if block.ranks is None:
+                if self._is_full(bulk) or (bulk.are_copies is not None and bulk.are_copies(block.plain, first, last)):
+                    add()
+                    return
+            elif self._is_full(bulk) and self._log.add_for_ranks(block.ranks.names, bulk.sources, add):
+                return
+            stop = last if block.ranks is None else min(first + _LINES_BETWEEN_LOOKS, last)
+            text = "".join(f"{line}\n" for line in block.lines[first:stop]).encode("latin-1")
+            self._apply_rules(block.ranks.of_same_ranks(text) if block.ranks else text)
+            first = stop
 
     def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
         """Add the plain lines and apply the rules to the rest, in the order of the text."""

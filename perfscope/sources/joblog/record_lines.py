@@ -17,7 +17,6 @@ import numpy as np
 
 from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
 from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.equal_lines import join_equal_lines
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_forms import INTEGER
 from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, Shape, learn_shape
@@ -84,6 +83,11 @@ class LinesOfRecords(Generic[State]):
     further: Further | None = None
     glue: tuple[bytes, re.Pattern[bytes]] | None = None
 
+    @property
+    def is_line(self) -> bool:
+        """Whether a record is one line."""
+        return self.lines == 1 and self.further is None
+
     def shape_of(self, line: LineMatch) -> Shape | None:
         """The shape of a record; None where it has none, or where it is glued to another one."""
         end = self._end_of(line)
@@ -126,17 +130,13 @@ class ShapeSplitter(Generic[State]):
         for between, glue in {kind.glue for kind in self.kinds if kind.glue}:
             if between in plain:
                 plain = glue.sub(rb"\1\n", plain)
-        joined = join_equal_lines(plain, longest=1) if self.drops_copies else None
         for kind, shape in self._shapes(plain):
-            equal = joined if kind.lines == 1 and kind.further is None and kind.is_numbered else None
-            records = split_records(shape, (equal.text if equal else plain).decode(_LATIN), kind.measure)
-            if records is not None and equal is not None:
-                records = records.with_equal_lines(equal)
+            records = split_records(shape, plain.decode(_LATIN), kind.measure)
             if records is not None and len(records.lines) > _FEWEST:
-                return self._split(kind, records)
+                return self._split(kind, records, plain)
         return None
 
-    def _split(self, kind: LinesOfRecords[State], records: SplitRecords) -> SplitBlock:
+    def _split(self, kind: LinesOfRecords[State], records: SplitRecords, text: bytes) -> SplitBlock:
         cells, between, lines, measured = records.cells, records.between, records.lines, records.measured
         is_plain = measured.wall_ns != 0
         for name in kind.constants:
@@ -179,7 +179,14 @@ class ShapeSplitter(Generic[State]):
         )
         kept = list(compress(lines, is_plain.tolist()))
         return SplitBlock(
-            plain, "".join(rest).encode(_LATIN), np.asarray(before, np.int64), lengths, kept, first_of_labels
+            plain,
+            "".join(rest).encode(_LATIN),
+            np.asarray(before, np.int64),
+            lengths,
+            kept,
+            first_of_labels,
+            original=text if first_of_labels else b"",
+            has_record_lines=kind.is_line,
         )
 
     def _shapes(self, text: bytes) -> Iterator[tuple[LinesOfRecords[State], Shape]]:
@@ -323,11 +330,12 @@ def read_lines(
     """
     sources = (source,) if isinstance(source, str) else source
     splitter = ShapeSplitter(kinds, drops_copies, most_behind)
+    split_rank = splitter if any(kind.is_line for kind in kinds) else None
     if add is not None:
         copies_of = None if compares_copies is None else (sources[0], compares_copies)
-        return BulkReading(sources, splitter, add, are_copies, copies_of)
-    copies = CopiesOf((sources[0],), sources[1:], epochs_of)
-    return BulkReading(sources, splitter, _AddRecords(sources[0], epochs_of, on_last), copies, (sources[0], True))
+        return BulkReading(sources, splitter, add, are_copies, copies_of, split_rank)
+    copies, adder = CopiesOf((sources[0],), sources[1:], epochs_of), _AddRecords(sources[0], epochs_of, on_last)
+    return BulkReading(sources, splitter, adder, copies, (sources[0], True), split_rank)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,9 @@ def measure_totals(cells: Cells) -> Measured:
 
 def add_totals(state: FormatState, plain: PlainLines) -> None:
     """Add lines of totals that were read many at once."""
+    ranks = state.log.ranks
     for name, times in plain.columns.items():
-        state.log.add_timer(name, int(times.sum()) if len(times) > 1 else int(times[0]), len(times))
+        state.log.add_timer(name, ranks * (int(times.sum()) if len(times) > 1 else int(times[0])), ranks * len(times))
     if "fwd" in plain.columns:
         state.log.frameworks.add("deepspeed")
     state.log.series_of(SOURCE).add_unnumbered(plain.wall_ns, plain.label)

@@ -7,7 +7,7 @@ it was. A process of the same job is at most a few iterations behind the others.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import ClassVar
 
@@ -114,6 +114,15 @@ class Turns:
             return
         for number in numbers.tolist():
             self.add(number)
+
+    @property
+    def last(self) -> int | None:
+        """The number of the job that printed last; None where none has."""
+        return self._places[-1].last if self._places else None
+
+    def follow_to(self, other: Turns) -> None:
+        """Go where another label of the same job went on."""
+        self._places[-1:] = [replace(other._places[-1])]
 
     def step_behind(self, number: int) -> int | None:
         """The least step between two numbers of the job that was last at a number; None where it is unknown."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 
 import pytest
 
 from benchmarks.advancing_logs import advancing_logs
-from perfscope.sources.joblog import read_log, reading, record_lines
+from perfscope.sources.joblog import read_log, reading
 from perfscope.sources.joblog.equal_lines import join_equal_lines
 from perfscope.tables.joblog import JobLog
 from tests.sources.joblog.test_record_lines import LOGS, differences, unexpected
@@ -28,11 +29,47 @@ def lines_of_logs() -> dict[str, list[bytes]]:
 LOGS_BY_NAME = lines_of_logs()
 
 
+def _uneven(lines: list[bytes], draw: random.Random) -> list[tuple[int, bytes]]:
+    """The lines of ranks of which each is up to two lines ahead of another one."""
+    printed, order = [0] * RANKS, []
+    while min(printed) < len(lines):
+        rank = draw.choice([rank for rank in range(RANKS) if printed[rank] < min(len(lines), min(printed) + 2)])
+        order.append((rank, lines[printed[rank]]))
+        printed[rank] += 1
+    return order
+
+
 def texts_of_ranks(lines: list[bytes]) -> dict[str, bytes]:
     """What several ranks print."""
     draw = random.Random(3)
     again = lines[: LINES // 2] + lines[LINES // 2 - 4 :]
+    half = len(lines) // 2
+    stopping = [(rank, line) for n, line in enumerate(lines) for rank in range(RANKS - (n > half))]
+    going_back = [
+        (rank, line)
+        for n, line in enumerate(lines)
+        for rank, line in [*((rank, line) for rank in range(RANKS - 1)), (RANKS - 1, lines[n - half // 2 * (n > half)])]
+    ]
+    differing = [
+        (rank, re.sub(rb"\d(?=\D*$)", b"7", line) if rank == 2 and n % 40 < 3 else line)
+        for n, line in enumerate(lines)
+        for rank in range(RANKS)
+    ]
     return {
+        "a rank that stops": b"".join(line for _, line in stopping),
+        "a rank that stops, with labels": b"".join(b"[rank%d]:%s" % each for each in stopping),
+        "a rank that goes back, with labels": b"".join(b"[rank%d]:%s" % each for each in going_back),
+        "a rank with other numbers": b"".join(line for _, line in differing),
+        "a rank with other numbers, with labels": b"".join(b"[1,%d]<stdout>:%s" % each for each in differing),
+        "labels of other widths": b"".join(b"%d: %s" % (rank, line) for line in lines for rank in range(7, 7 + RANKS)),
+        "two hosts": b"".join(b"%d: %s" % (rank % 2, line) for line in lines for rank in range(RANKS)),
+        "hosts one behind the other": b"".join(
+            b"%d: %s" % (rank // 3, line) for line in lines for rank in range(RANKS)
+        ),
+        "a line of one rank between": b"".join(
+            line * RANKS + (b"[INFO] rank 0 is well\n" if n % 30 == 7 else b"") for n, line in enumerate(lines)
+        ),
+        "uneven, with labels": b"".join(b"[rank%d]:%s" % each for each in _uneven(lines, draw)),
         "without labels": b"".join(line * RANKS for line in lines),
         "labels": b"".join(b"[default%d]:%s" % (rank, line) for line in lines for rank in range(RANKS)),
         "in any order": b"".join(b"%d: %s" % (n, line) for line in lines for n in draw.sample(range(RANKS), RANKS)),
@@ -74,7 +111,6 @@ def test_most_logs_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(reading, "RECORDS_KEPT", KEPT)
     monkeypatch.setattr(reading, "join_equal_lines", count)
-    monkeypatch.setattr(record_lines, "join_equal_lines", count)
     path = tmp_path / "run.log"
     logs = 0
     for lines in LOGS_BY_NAME.values():

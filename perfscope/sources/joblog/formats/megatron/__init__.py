@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.formats.megatron import records, saves, setup
 from perfscope.sources.joblog.formats.megatron.bulk import split_block
@@ -28,5 +30,7 @@ FORMAT = Format(
     close=_close,
     framework_of=_framework_of,
     role=Role.LIBRARY,
-    bulk=BulkReading((records.SOURCE,), split_block, records.add_plain_lines),
+    bulk=BulkReading(
+        (records.SOURCE,), split_block, records.add_plain_lines, split_rank=partial(split_block, keeps_lines=True)
+    ),
 )

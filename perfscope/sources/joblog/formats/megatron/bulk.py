@@ -8,7 +8,7 @@ by three multiplications. A line that differs in any other way is left to ``reco
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
@@ -24,6 +24,7 @@ from perfscope.tables.columns import Bool, Int64
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
+_LATIN = "latin-1"
 _WORD = 8
 _ANCHOR = b"elapsed time per iteration (ms): "
 _CONSUMED = b"| consumed samples: "
@@ -61,8 +62,11 @@ _FOUR_BLANKS, *_SAVE_WORDS = (np.uint32(int.from_bytes(text, "little")) for text
 _SAVES = (_word(b"save-che"), _word(b"load-che"))
 
 
-def split_block(text: Text, length: int, scratch: Bool) -> SplitBlock | None:
-    """Split the first ``length`` bytes; see ``perfscope.sources.joblog.bulk.Splitter``."""
+def split_block(text: Text, length: int, scratch: Bool, *, keeps_lines: bool = False) -> SplitBlock | None:
+    """Split the first ``length`` bytes; see ``perfscope.sources.joblog.bulk.Splitter``.
+
+    ``keeps_lines``: the block has the text of its plain lines, too, which costs time.
+    """
     layout = _layout(text, length)
     if layout is None:
         return None
@@ -85,7 +89,11 @@ def split_block(text: Text, length: int, scratch: Bool) -> SplitBlock | None:
     plain = candidates[is_plain]
     is_needed = ~_are_timers(buffer, words, first, starts, ends)
     is_needed[plain] = False
-    return _with_rest(text, lines, plain, starts, ends, np.flatnonzero(is_needed))
+    block = _with_rest(text, lines, plain, starts, ends, np.flatnonzero(is_needed))
+    if keeps_lines:
+        places = zip(starts[plain].tolist(), ends[plain].tolist(), strict=True)
+        return replace(block, lines=[text[start:end].decode(_LATIN) for start, end in places])
+    return block
 
 
 @dataclass(frozen=True, slots=True)
