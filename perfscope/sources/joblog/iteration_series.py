@@ -233,9 +233,12 @@ class IterationSeries(RanksInStep):
         return all(numbers is not None and number > numbers.last for numbers, number in printed)
 
     def any_goes_back(self, first_of_labels: Mapping[bytes, int]) -> bool:
-        """Whether the next number of some label is none above its last one."""
+        """Whether the next number of some label is none above its last one, or goes on from another start."""
         printed = ((self._numbers.get(label), number) for label, number in first_of_labels.items())
-        return any(numbers is not None and number <= numbers.last for numbers, number in printed)
+        return any(
+            numbers is not None and (number <= numbers.last or numbers.attempt != self.attempt)
+            for numbers, number in printed
+        )
 
     def _goes_on_alone(self, label: bytes | None) -> bool:
         """Whether the last record is of this label, and the next one needs no closer look."""
