@@ -153,6 +153,8 @@ class JobLogBuilder:
             return
         for owner, record, own in added:
             again = replace(record)
+            if not have_own_labels and owner.add_last_again(again, own, len(labels)):
+                continue
             for rank_label in labels:
                 if owner.add(again, rank_label if rank_label is not None and own == label else own):
                     again = replace(record)  # the series keeps it

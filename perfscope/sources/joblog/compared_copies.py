@@ -33,6 +33,10 @@ class ComparedCopies(KeptRecords):
         """Append a record and return True, unless it is a copy."""
         raise NotImplementedError
 
+    def add_last_again(self, record: Record, label: bytes | None, times: int) -> bool:
+        """Add the last record again for further ranks behind its label; return whether all are copies of it."""
+        raise NotImplementedError
+
     def observe(self, added: list[AddedRecord] | None) -> None:
         """Tell of each further record that is added, be it a copy or not, until None is given."""
         self._added = added

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from perfscope.sources.joblog.compared_copies import ComparedCopies
 from perfscope.sources.joblog.printed_numbers import PrintedNumbers
+from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 
 #: How many ranks print a record with each label.
@@ -54,6 +55,25 @@ class RanksInStep(ComparedCopies):
             return False
         is_at_last = numbers.attempt == self.attempt and numbers.last == self.last == turns.last
         return is_at_last and (numbers.processes or 1) == ranks and set(numbers.counts.values()) == {ranks}
+
+    def add_last_again(self, record: Record, label: bytes | None, times: int) -> bool:
+        """Add the last record again for further ranks behind its label; return whether all are copies of it."""
+        numbers, turns, number = self._numbers.get(label), self._turns.get(label), record.iteration
+        if numbers is None or turns is None or number is None or self._restarting or self._suspected is not None:
+            return False
+        is_last = numbers.attempt == self.attempt and number == numbers.last == self.last == turns.last
+        most = None if numbers.processes is None else max(numbers.processes, 2)
+        if not is_last or (most is not None and numbers.counts[number] + times > most):
+            return False
+        record.drop_impossible()
+        compared, unlike = self._latest.compared, self._latest.unlike
+        self._on_copy(record, number)
+        numbers.counts[number] += times
+        self.copies += times - 1
+        self._since_new += times - 1
+        self._latest.compared += (times - 1) * (self._latest.compared - compared)
+        self._latest.unlike += (times - 1) * (self._latest.unlike - unlike)
+        return True
 
     def count_for_ranks(self, ranks: Ranks, label: bytes | None) -> Callable[[], None]:
         """Take further records of a label as those of the only rank, until what is returned counts them for all."""
