@@ -8,17 +8,20 @@ drift is fitted, too.
 
 from __future__ import annotations
 
+import struct
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from math import isnan, nan
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
-from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.matched import MatchedCalls
+from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.analyzers.shared.clock_offsets import find_offset
 from perfscope.analyzers.shared.rank_labels import LabelOfRank
@@ -33,7 +36,8 @@ _DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
 _FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
 _FEWEST_RANKS = 2
-_NOT_REACHED = -1
+#: The residual and the place of a rank as bytes, which are ordered as both are: half as large as the two as objects.
+_ORDER = struct.Struct(">dI")
 
 
 class RankClock(Struct, frozen=True):
@@ -134,58 +138,84 @@ class _Link(Struct, frozen=True):
         return _Link(self.offset + next_link.offset, self.residual + next_link.residual, operations, drift)
 
 
-class _Links:
-    """Clocks against each other, by the collectives that two ranks made together; columns, because they are many.
-
-    Where two ranks have several, the one with the smallest residual counts, and of equal ones the first.
-    """
+class _Clocks:
+    """Clocks against others, as columns: they may be many."""
 
     def __init__(self) -> None:
-        self.ranks, self.partners, self.operations = array("q"), array("q"), array("q")
         self.offsets, self.residuals, self.drifts = array("d"), array("d"), array("d")
+        self.operations = array("i")
 
-    def __len__(self) -> int:
-        return len(self.ranks)
-
-    def append(self, rank: int, partner: int, link: _Link) -> None:
-        """Add the clock of ``partner`` against that of ``rank``."""
-        self.ranks.append(rank)
-        self.partners.append(partner)
+    def append(self, link: _Link) -> None:
+        """Add one."""
         self.offsets.append(link.offset)
         self.residuals.append(link.residual)
         self.operations.append(link.operations)
         self.drifts.append(nan if link.drift is None else link.drift)
 
+    def __setitem__(self, row: int, link: _Link) -> None:
+        self.offsets[row], self.residuals[row], self.operations[row] = link.offset, link.residual, link.operations
+        self.drifts[row] = nan if link.drift is None else link.drift
+
     def __getitem__(self, row: int) -> _Link:
         drift = None if isnan(self.drifts[row]) else self.drifts[row]
         return _Link(self.offsets[row], self.residuals[row], self.operations[row], drift)
 
-    def by_rank(self) -> _Neighbours:
-        """The links from each rank, in both directions."""
-        ranks, partners = np.array(self.ranks, np.int64), np.array(self.partners, np.int64)
-        sources, targets = np.concatenate([ranks, partners]), np.concatenate([partners, ranks])
-        rows = np.tile(np.arange(len(ranks)), 2)
-        order = np.lexsort((rows, np.array(self.residuals)[rows], targets, sources))
-        sources, targets, rows = sources[order], targets[order], rows[order]
-        is_best = np.ones(len(order), np.bool_)
-        is_best[1:] = (sources[1:] != sources[:-1]) | (targets[1:] != targets[:-1])
-        return _Neighbours(self, sources[is_best], targets[is_best], rows[is_best])
+
+class _Links:
+    """The clocks of each group's ranks against that of its first one, by the collectives that they made together."""
+
+    def __init__(self) -> None:
+        self.clocks, self.partners = _Clocks(), array("q")
+        self.firsts, self.begins = array("q"), array("q")
+
+    def __len__(self) -> int:
+        return len(self.partners)
+
+    def begin_group(self, first: int) -> None:
+        """Begin a group with its first rank."""
+        self.firsts.append(first)
+        self.begins.append(len(self))
+
+    def append(self, partner: int, link: _Link) -> None:
+        """Add the clock of another rank of the group against that of the first one."""
+        self.partners.append(partner)
+        self.clocks.append(link)
 
 
-class _Neighbours(Struct, frozen=True, eq=False):
-    """The links from each rank: ``rows`` of them lead from ``sources``, which are in order, to ``targets``."""
+class _Neighbours:
+    """The links of each rank, in both directions.
 
-    links: _Links
-    sources: Int64
-    targets: Int64
-    rows: Int64
+    Where two ranks have several, the one with the smallest residual counts, and of equal ones the first.
+    """
+
+    def __init__(self, links: _Links) -> None:
+        self._clocks = links.clocks
+        self._firsts, self._begins = np.frombuffer(links.firsts, np.int64), np.append(links.begins, len(links))
+        self._partners = np.frombuffer(links.partners, np.int64)
+        self._residuals = np.frombuffer(links.clocks.residuals, np.float64)
+        self._by_partner = np.argsort(self._partners, kind="stable")
+        self._by_first = np.argsort(self._firsts, kind="stable")
 
     def of(self, rank: int) -> Iterator[tuple[int, _Link]]:
         """The ranks that a rank made collectives with, and their clocks against its own."""
-        links = self.links
-        begin, end = np.searchsorted(self.sources, rank, "left"), np.searchsorted(self.sources, rank, "right")
-        for target, row in zip(self.targets[begin:end].tolist(), self.rows[begin:end].tolist(), strict=True):
-            yield target, links[row] if links.ranks[row] == rank else links[row].reversed()
+        backward = _find(rank, self._partners, self._by_partner)
+        firsts = self._firsts[self._begins.searchsorted(backward, "right") - 1]
+        groups = _find(rank, self._firsts, self._by_first).tolist()
+        forward = [np.arange(self._begins[group], self._begins[group + 1]) for group in groups]
+        rows = np.concatenate([backward, *forward])
+        ranks = np.concatenate([firsts, *(self._partners[of_group] for of_group in forward)])
+        last = None
+        for index in np.lexsort((rows, self._residuals[rows], ranks)).tolist():
+            neighbour, link = int(ranks[index]), self._clocks[rows[index]]
+            if neighbour != last:
+                yield neighbour, link.reversed() if index < len(backward) else link
+            last = neighbour
+
+
+def _find(rank: int, ranks: Int64, order: Int64) -> Int64:
+    """Where a rank stands among ranks, of which ``order`` is the order."""
+    begin, end = (int(ranks.searchsorted(rank, side, order)) for side in ("left", "right"))
+    return order[begin:end]
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
@@ -201,7 +231,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
     hosts = LabelOfRank((part.rank, part.host) for partial in partials for part in partial if part.rank is not None)
     ranks = array("q", hosts)
-    reached = _reach(ranks, links.by_rank())
+    reached = _reach(ranks, _Neighbours(links))
     return Clock(
         ranks[0],
         pack(_clock(rank, host, link) for (rank, host), link in zip(hosts.items(), reached, strict=True)),
@@ -227,11 +257,24 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> _Links:
 def _link_group(matched: MatchedCalls, links: _Links) -> None:
     """Add the links of a group."""
     synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
-    chosen, transfer_ns = synchronises[matched.kind], matched.transfer_ns
-    for row, rank in enumerate(matched.ranks[1:], 1):
-        link = _link(matched, row, chosen, transfer_ns)
-        if link is not None:
-            links.append(matched.ranks[0], rank, link)
+    chosen = synchronises[matched.kind]
+    reference: _Times | None = None
+    for rows in matched.read():
+        for row, (duration_ns, end_ns) in enumerate(zip(rows.duration_ns, rows.end_ns, strict=True), rows.first):
+            if reference is None:  # a copy, because a row holds all others that were read with it
+                reference = _Times(duration_ns.copy(), end_ns.copy())
+                links.begin_group(matched.ranks[0])
+                continue
+            link = _link(reference, _Times(duration_ns, end_ns), chosen, matched.transfer_ns)
+            if link is not None:
+                links.append(matched.ranks[row], link)
+
+
+class _Times(NamedTuple):
+    """How long each operation of a group took on one rank, and when it ended there."""
+
+    duration_ns: Int64
+    end_ns: Int64
 
 
 def _aligns(kind: Kind) -> bool:
@@ -240,16 +283,15 @@ def _aligns(kind: Kind) -> bool:
     return kind.operation in SYNCHRONISING and is_stated
 
 
-def _link(matched: MatchedCalls, row: int, synchronises: Bool, transfer_ns: Int64) -> _Link | None:
-    """The clock of the rank in a row against that of the first one; ``transfer_ns`` is of each operation."""
-    reference, ends = matched.end_ns[0], matched.end_ns[row]
-    chosen = synchronises & (reference != ABSENT) & (ends != ABSENT)
-    difference = (ends - reference)[chosen]
+def _link(reference: _Times, rank: _Times, synchronises: Bool, transfer_ns: Int64) -> _Link | None:
+    """The clock of a rank against that of the first one; ``transfer_ns`` is of each operation."""
+    chosen = synchronises & (reference.end_ns != ABSENT) & (rank.end_ns != ABSENT)
+    difference = (rank.end_ns - reference.end_ns)[chosen]
     if not len(difference):
         return None
-    lead = (matched.duration_ns[0] - matched.duration_ns[row])[chosen]
+    lead = (reference.duration_ns - rank.duration_ns)[chosen]
     found = find_offset(difference, lead, transfer_ns[chosen])
-    differences, moments = found.differences_ns, reference[chosen][found.rows]
+    differences, moments = found.differences_ns, reference.end_ns[chosen][found.rows]
     drift = None
     if len(differences) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:
         seconds = (moments - moments.min()) / NS_PER_S
@@ -259,23 +301,23 @@ def _link(matched: MatchedCalls, row: int, synchronises: Bool, transfer_ns: Int6
 
 def _reach(ranks: array[int], neighbours: _Neighbours) -> Iterator[_Link | None]:
     """The best chain of links from the first rank to each: always extend the one with the smallest residual so far."""
-    chains = _Links()
-    row_of, done = array("q", [_NOT_REACHED]) * len(ranks), bytearray(len(ranks))
-    chains.append(ranks[0], ranks[0], _Link(0.0, 0.0, 0, 0.0))
-    row_of[0] = 0
-    waiting = [(0.0, 0)]
+    chains, is_reached, is_done = _Clocks(), bytearray(len(ranks)), bytearray(len(ranks))
+    for _ in ranks:
+        chains.append(_Link(0.0, 0.0, 0, 0.0))
+    is_reached[0] = True
+    waiting = [_ORDER.pack(0.0, 0)]
     while waiting:
-        _, own = heappop(waiting)
-        if done[own]:
+        _, own = _ORDER.unpack(heappop(waiting))
+        if is_done[own]:
             continue
-        done[own] = True
+        is_done[own] = True
         for neighbour, link in neighbours.of(ranks[own]):
             target = bisect_left(ranks, neighbour)
-            if done[target]:
+            if is_done[target]:
                 continue
-            chain = link if own == 0 else chains[row_of[own]].then(link)
-            if row_of[target] == _NOT_REACHED or chain.residual < chains.residuals[row_of[target]]:
-                row_of[target] = len(chains)
-                chains.append(ranks[0], neighbour, chain)
-                heappush(waiting, (chain.residual, target))
-    return (None if row == _NOT_REACHED else chains[row] for row in row_of)
+            chain = link if own == 0 else chains[own].then(link)
+            if not is_reached[target] or chain.residual < chains.residuals[target]:
+                is_reached[target] = True
+                chains[target] = chain
+                heappush(waiting, _ORDER.pack(chain.residual, target))
+    return (chains[row] if is_reached[row] else None for row in range(len(ranks)))

@@ -21,7 +21,8 @@ from msgspec import Struct
 
 from perfscope.analyzers.communication.bandwidth import check_busbw
 from perfscope.analyzers.communication.calls import GroupCalls, Kind
-from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.matched import MatchedCalls
+from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls, measure_device
 from perfscope.analyzers.shared.doubt import Checked
 from perfscope.analyzers.shared.medians import median_of
@@ -237,14 +238,13 @@ class _Sums:
     def add(self, kind: Kind, matched: MatchedCalls, unlike: Sequence[GroupCalls]) -> None:
         """Add those of a group; ``unlike`` is what each rank made, where they did not make the same."""
         chosen = matched.kind == matched.kinds.index(kind)
-        durations_ns = matched.duration_ns[:, chosen]
-        transfers_ns, duration = durations_ns.min(axis=0), int(durations_ns.sum())
+        transfers_ns, duration = matched.transfer_ns[chosen], int(matched.total_ns[chosen].sum())
         self._transfers.append(transfers_ns)
         self._wait += duration - len(matched.ranks) * int(transfers_ns.sum())
         self._ranks_seen.append(len(matched.ranks))
         if matched.alike is not None:  # of many ranks that made the same, one after the other takes long
             self._duration += duration
-            self._calls += durations_ns.shape[1]
+            self._calls += len(transfers_ns)
             index = matched.alike.kinds.index(kind)
             self._covered_ns += int(matched.alike.covered_ns[index])
             self._hidden_ns += int(matched.alike.hidden_ns[index])

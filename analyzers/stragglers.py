@@ -25,7 +25,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
 from perfscope.analyzers.communication.lateness import LateRank, find_late_ranks
-from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.matched import MatchedCalls
+from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.analyzers.communication.waits import GroupWait, Members, RankPace, RankWait, number_or_none
 from perfscope.analyzers.shared.compute_pace import Comparison, Pace
@@ -250,12 +251,11 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: Members
         chosen = chosen & (matched.step != ABSENT)
     if not chosen.any():
         return None
-    durations_ns = matched.duration_ns[:, chosen]
-    last, transfers_ns = durations_ns.argmin(axis=0), durations_ns.min(axis=0)
-    # Sums of waits by sums of durations: the waits themselves would take as much memory again.
-    caused = (durations_ns.sum(axis=0) - len(matched.ranks) * transfers_ns) / (len(matched.ranks) - 1)
+    last, transfers_ns = matched.last[chosen], matched.transfer_ns[chosen]
+    # Sums of waits by sums of durations: the waits themselves would have to be read once more.
+    caused = (matched.total_ns[chosen] - len(matched.ranks) * transfers_ns) / (len(matched.ranks) - 1)
     first = next(iter(calls.values()))
-    communication = durations_ns.sum(axis=1)
+    communication = np.concatenate([rows.duration_ns[:, chosen].sum(axis=1) for rows in matched.read()])
     steps = distinct(matched.step[chosen])
     caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
     nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))

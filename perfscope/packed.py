@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Generic, TypeAlias, TypeVar, overload
 from weakref import finalize
 
+import numpy as np
+
 from perfscope.constants import MANY_RANKS, MIB
 
 _T = TypeVar("_T")
@@ -28,6 +30,8 @@ _Key: TypeAlias = Any
 _IN_A_CHUNK = 128
 #: So much is put in order at the same time.
 _AT_ONCE = 512
+#: Integers up to this one are columns.
+_LARGEST = 2**63 - 1
 #: Fewer bytes stay in memory.
 _MOST_HELD = MIB // 4
 #: Loaded by name where a file is written: with the random numbers in it, it takes long to import.
@@ -85,9 +89,11 @@ class PackedRows(Sequence[_T], Generic[_T]):
         place = index - self._begins[number]
         if number == len(self._store):
             return self._last[place]
-        if self._chunk[0] != number:  # who looks at a row looks at its neighbours next
-            self._chunk = number, self._read(number)
-        return self._chunk[1][place]
+        read, rows = self._chunk  # at once, because another thread may look at other rows
+        if read != number:  # who looks at a row looks at its neighbours next
+            rows = self._read(number)
+            self._chunk = number, rows
+        return rows[place]
 
     def __reduce__(self) -> tuple[object, ...]:
         return PackedRows, (list(self), self._weigh)
@@ -188,17 +194,36 @@ def pack_in_order(
         return tuple(sorted(packed, key=key))
     if all(first <= second for first, second in pairwise(map(key, packed))):
         return packed
-    keys: list[_Key] = []
-    weights = array("q")
-    for row in packed:
-        keys.append(key(row))
-        weights.append(weigh(row) if weigh else 1)
-    return pack(_rows_at(packed, sorted(range(len(keys)), key=keys.__getitem__), weights), weigh)
+    weights = array("q", map(weigh, packed)) if weigh else None
+    return pack(_rows_at(packed, _order(map(key, packed)), weights), weigh)
 
 
-def pack_at(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:
-    """The rows at some places, in the order of these."""
-    return pack(_rows_at(rows, places))
+def _order(keys: Iterator[_Key]) -> Sequence[int]:
+    """The places of keys in their order; integers are a column, because as objects they may fill the memory."""
+    numbers = array("q")
+    for key in keys:
+        if type(key) is not int or abs(key) > _LARGEST:
+            every = [*numbers, key, *keys]
+            return sorted(range(len(every)), key=every.__getitem__)
+        numbers.append(key)
+    return array("q", np.argsort(np.frombuffer(numbers, np.int64), kind="stable").tobytes())
+
+
+def pack_at(
+    rows: Sequence[_T],
+    places: Sequence[int],
+    weights: Sequence[int] | None = None,
+    weigh: Callable[[_T], int] | None = None,
+) -> Sequence[_T]:
+    """The rows at some places, in the order of these.
+
+    Args:
+        rows: The rows.
+        places: Their places, each as often as wanted.
+        weights: What ``weigh`` gives for each row, where it is given.
+        weigh: How many small rows a row is as large as; one where it is not given.
+    """
+    return pack(_rows_at(rows, places, weights), weigh)
 
 
 def _rows_at(rows: Sequence[_T], places: Sequence[int], weights: Sequence[int] | None = None) -> Iterator[_T]:

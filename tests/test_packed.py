@@ -90,3 +90,11 @@ def test_rows_stay_in_memory_where_no_file_can_be_made(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     assert list(pack(rows_of(MANY))) == list(rows_of(MANY))
+
+
+def test_integers_are_put_in_order_as_other_keys_are() -> None:
+    numbers = [(number * 7919) % 1013 - 500 for number in range(2000)]
+    in_order = sorted(enumerate(numbers), key=lambda pair: pair[1])
+    assert list(pack_in_order(enumerate(numbers), lambda pair: pair[1])) == in_order
+    assert list(pack_in_order(enumerate(numbers), lambda pair: (pair[1],))) == in_order
+    assert list(pack_in_order(enumerate([*numbers, 10**30]), lambda pair: pair[1])) == [*in_order, (2000, 10**30)]

@@ -11,7 +11,8 @@ Groups whose ranks are stages of one pipeline do not count: see ``perfscope.anal
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -21,6 +22,7 @@ from perfscope.analyzers.shared.step_profile import Reason
 from perfscope.constants import NS_PER_US
 from perfscope.report import Json
 from perfscope.tables.columns import Int64
+from perfscope.tables.trace import distinct_column
 
 
 class LateRank(Struct, frozen=True):
@@ -55,35 +57,56 @@ def find_late_ranks(groups: Sequence[GroupWait], significant_ns: float) -> list[
     def chosen() -> Iterator[tuple[int, GroupWait]]:  # one after the other: all together may fill the memory
         return ((index, group) for index, group in enumerate(groups) if not group.has_stages)
 
-    waits = {index: np.array([rank.wait for rank in group.ranks], np.int64) for index, group in chosen()}
-    typical = _typical_waits(chosen(), waits)
-    excess: dict[int, int] = {}
-    for index, group in chosen():
-        for rank, more in zip(group.ranks, _beyond(waits[index], typical[_axis(group)]).tolist(), strict=True):
-            excess[rank.rank] = excess.get(rank.rank, 0) + more
+    waits = _Waits(group for _, group in chosen())
+    typical = waits.typical()
+    ranks = distinct_column(waits.ranks)
+    excess = np.zeros(len(ranks), np.int64)
+    for number, axis in enumerate(waits.axes):
+        # A rank is in a group once.
+        excess[ranks.searchsorted(waits.ranks_of(number))] += _beyond(waits.of(number), typical[axis])
     latest: dict[int, LateRank] = {}
-    for index, group in chosen():
-        own_excess = _beyond(waits[index], typical[_axis(group)])
-        behind = _upper_median(waits[index]) - waits[index] + own_excess
-        for rank, behind_ns in zip(group.ranks, behind.tolist(), strict=True):
-            late_ns = behind_ns - excess[rank.rank]
-            if rank.rank < 0 or late_ns < significant_ns:
-                continue
-            if rank.rank not in latest or late_ns > latest[rank.rank].late_ns:
-                latest[rank.rank] = LateRank(rank.rank, late_ns, index)
+    for number, (index, group) in enumerate(chosen()):
+        own = waits.of(number)
+        behind = _upper_median(own) - own + _beyond(own, typical[waits.axes[number]])
+        late = behind - excess[ranks.searchsorted(waits.ranks_of(number))]
+        for row in np.flatnonzero(late >= significant_ns).tolist():
+            rank, late_ns = group.ranks[row].rank, int(late[row])
+            if rank >= 0 and (rank not in latest or late_ns > latest[rank].late_ns):
+                latest[rank] = LateRank(rank, late_ns, index)
     return sorted(latest.values(), key=lambda late: (-late.late_ns, late.rank))
 
 
-def _axis(group: GroupWait) -> tuple[str, int]:
-    return group.role, len(group.ranks)
+class _Waits:
+    """The waits of the ranks of groups, as columns of all of them, because a job has many of both.
 
+    Attributes:
+        ranks: The ranks of the groups, one group after the other.
+        axes: For each group the number of its axis and size, from 0.
+    """
 
-def _typical_waits(groups: Iterable[tuple[int, GroupWait]], waits: Mapping[int, Int64]) -> dict[tuple[str, int], int]:
-    """The median wait of the ranks of all groups of an axis and a size."""
-    of_axis: dict[tuple[str, int], list[Int64]] = {}
-    for index, group in groups:
-        of_axis.setdefault(_axis(group), []).append(waits[index])
-    return {axis: _upper_median(np.concatenate(every)) for axis, every in of_axis.items()}
+    def __init__(self, groups: Iterable[GroupWait]) -> None:
+        ranks, waits, number_of = array("q"), array("q"), dict[tuple[str, int], int]()
+        self.axes, self._begins = array("i"), array("q", [0])
+        for group in groups:
+            ranks.extend(rank.rank for rank in group.ranks)
+            waits.extend(rank.wait for rank in group.ranks)
+            self.axes.append(number_of.setdefault((group.role, len(group.ranks)), len(number_of)))
+            self._begins.append(len(waits))
+        self.ranks, self._waits = np.frombuffer(ranks, np.int64), np.frombuffer(waits, np.int64)
+
+    def ranks_of(self, number: int) -> Int64:
+        """The ranks of a group, by its place among the groups."""
+        return self.ranks[self._begins[number] : self._begins[number + 1]]
+
+    def of(self, number: int) -> Int64:
+        """The waits of these ranks."""
+        return self._waits[self._begins[number] : self._begins[number + 1]]
+
+    def typical(self) -> list[int]:
+        """The median wait of the ranks of all groups of each axis and size."""
+        axis_of_group, begins = np.frombuffer(self.axes, np.int32), np.frombuffer(self._begins, np.int64)
+        axis = np.repeat(axis_of_group, begins[1:] - begins[:-1])
+        return [_upper_median(self._waits[axis == number]) for number in range(int(axis_of_group.max(initial=-1)) + 1)]
 
 
 def _upper_median(values: Int64) -> int:

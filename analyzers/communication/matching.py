@@ -10,65 +10,18 @@ longer on another rank is *waiting*.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import TypeAlias
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
+from perfscope.analyzers.communication.matched import AlikeCalls, MatchedCalls, TimesOfRank, sum_up
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
 _FEWEST_ENDS = 3
-
-
-class AlikeCalls(Struct, frozen=True, eq=False):
-    """Operations that all ranks of a group made in the same order.
-
-    Attributes:
-        kinds: Their kinds.
-        covered_ns: For each of ``kinds`` the time that its operations cover, over all ranks.
-        hidden_ns: For each the part of that time during which compute runs.
-    """
-
-    kinds: tuple[Kind, ...]
-    covered_ns: Int64
-    hidden_ns: Int64
-
-
-class MatchedCalls(Struct, frozen=True, eq=False):
-    """Operations of one group, each of which all given ranks made.
-
-    Attributes:
-        ranks: The ranks, in order; the rows of ``duration_ns``.
-        kinds: The kinds of operations.
-        kind: For each operation its index in ``kinds``.
-        step: For each the number of the profiler step that launched it, or ABSENT.
-        duration_ns: One row a rank, one column an operation.
-        end_ns: The same shape; masked (ABSENT) where not known.
-        unmatched: How many operations of some rank have no match on every other rank.
-        alike: Their times, where all ranks made the same operations in the same order, and none is left out.
-    """
-
-    ranks: tuple[int, ...]
-    kinds: tuple[Kind, ...]
-    kind: Int64
-    step: Int64
-    duration_ns: Int64
-    end_ns: Int64
-    unmatched: int
-    alike: AlikeCalls | None = None
-
-    @property
-    def transfer_ns(self) -> Int64:
-        """Each operation's shortest duration."""
-        return np.asarray(self.duration_ns.min(axis=0))
-
-    @property
-    def wait_ns(self) -> Int64:
-        """One row a rank, one column an operation: how much longer it took there."""
-        return np.asarray(self.duration_ns - self.transfer_ns)
 
 
 def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
@@ -105,52 +58,61 @@ def match(calls: Mapping[int, GroupCalls], *, with_ends: bool = False) -> Matche
     An operation that some rank does not have is left out and counted. Those of ranks that made the same are read one
     rank after the other. Without ends ``end_ns`` is ABSENT everywhere, and takes no memory.
     """
-    return _match_alike(calls, with_ends=with_ends) or _match_unlike(dict(calls), with_ends=with_ends)
+    return _match_alike(calls, with_ends=with_ends) or _match_unlike(calls, with_ends=with_ends)
+
+
+class _Alike:
+    """The ranks that made the same operations as the first one, as they come, and what they sum up to."""
+
+    def __init__(self, first: GroupCalls) -> None:
+        self._first = first
+        self.covered_ns, self.hidden_ns = np.zeros(len(first.kinds), np.int64), np.zeros(len(first.kinds), np.int64)
+        self.count = 0
+
+    def take(self, calls: GroupCalls) -> bool:
+        """Add a rank; whether it made the same."""
+        if not _has_same_operations(self._first, calls):
+            return False
+        self.covered_ns += calls.covered_ns
+        self.hidden_ns += calls.hidden_ns
+        self.count += 1
+        return True
 
 
 def _match_alike(calls: Mapping[int, GroupCalls], *, with_ends: bool) -> MatchedCalls | None:
     """The operations of ranks that all made the same; None where one did not."""
-    ranks = tuple(sorted(calls))
-    row_of = {rank: row for row, rank in enumerate(ranks)}
-    first = next(iter(calls.values()))
-    duration_ns = np.empty((len(ranks), len(first.kind)), np.int64)
-    end_ns = np.full(duration_ns.shape, ABSENT, np.int64) if with_ends else _no_ends(duration_ns)
-    covered_ns, hidden_ns = np.zeros(len(first.kinds), np.int64), np.zeros(len(first.kinds), np.int64)
-    for rank, rank_calls in calls.items():
-        if not _has_same_operations(first, rank_calls):
-            return None
-        row = row_of[rank]
-        duration_ns[row] = rank_calls.duration_ns
-        if with_ends:
-            end_ns[row, : len(rank_calls.end_ns)] = rank_calls.end_ns
-        covered_ns += rank_calls.covered_ns
-        hidden_ns += rank_calls.hidden_ns
+    ranks = sorted(calls)
+    first = calls[ranks[0]]
+    alike = _Alike(first)
+
+    def times() -> Iterator[TimesOfRank]:
+        every = map(calls.__getitem__, ranks)
+        checked = every if alike.count == len(ranks) else takewhile(alike.take, every)
+        return ((of_rank.duration_ns, of_rank.end_ns) for of_rank in checked)
+
+    columns = sum_up(times, (len(ranks), len(first.kind)), with_ends=with_ends)
+    if alike.count < len(ranks):
+        return None
     kinds, kind = _common_kinds([first], [np.arange(len(first.kind))])
-    alike = AlikeCalls(first.kinds, covered_ns, hidden_ns)
-    return MatchedCalls(ranks, kinds, kind, first.step.astype(np.int64), duration_ns, end_ns, 0, alike)
-
-
-def _no_ends(duration_ns: Int64) -> Int64:
-    """ABSENT in that shape, which takes the memory of one number."""
-    return np.broadcast_to(np.int64(ABSENT), duration_ns.shape)
+    sums = AlikeCalls(first.kinds, alike.covered_ns, alike.hidden_ns)
+    return MatchedCalls(ranks, kinds, kind, first.step.astype(np.int64), *columns, alike=sums)
 
 
 def _match_unlike(calls: Mapping[int, GroupCalls], *, with_ends: bool) -> MatchedCalls:
     """The operations that all ranks made, of which some made others, too."""
-    ranks = tuple(sorted(calls))
+    ranks = sorted(calls)
     of_ranks = [calls[rank] for rank in ranks]
     rows = match_rows(of_ranks)
     kinds, kind = _common_kinds(of_ranks, rows)
-    duration_ns = np.stack(
-        [of_rank.duration_ns[index] for of_rank, index in zip(of_ranks, rows, strict=True)], dtype=np.int64
-    )
-    ends = zip(of_ranks, rows, strict=True)
-    end_ns = (
-        np.stack([_ends_at(of_rank.end_ns, index) for of_rank, index in ends]) if with_ends else _no_ends(duration_ns)
-    )
+
+    def times() -> Iterator[TimesOfRank]:
+        every = zip(of_ranks, rows, strict=True)
+        return ((of_rank.duration_ns[index], _ends_at(of_rank.end_ns, index)) for of_rank, index in every)
+
+    columns = sum_up(times, (len(ranks), len(kind)), with_ends=with_ends)
     step = of_ranks[0].step[rows[0]].astype(np.int64)
     longest = max(len(of_rank.kind) for of_rank in of_ranks)
-    return MatchedCalls(ranks, kinds, kind, step, duration_ns, end_ns, longest - len(kind))
+    return MatchedCalls(ranks, kinds, kind, step, *columns, unmatched=longest - len(kind))
 
 
 def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:

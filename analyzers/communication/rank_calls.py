@@ -21,10 +21,12 @@ from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.analyzers.shared.step_profile import StepProfile, measure_steps
 from perfscope.constants import MANY_RANKS
 from perfscope.packed import pack, pack_at
-from perfscope.tables.columns import Bool
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 _MOST_ENDS = 256
+#: So many operations take as much memory as a small row.
+_OPERATIONS_OF_A_ROW = 16
 
 
 class RankCalls(Struct, frozen=True, eq=False, array_like=True):
@@ -116,24 +118,29 @@ class RanksOfGroup(Mapping[int, GroupCalls]):
 
     Args:
         calls: The operations of all groups.
-        rows: Where among them the windows of each rank are, which are joined.
+        ranks: The ranks, in order: columns, because a group may have all ranks of a job.
+        begins: Where among them the windows of each rank begin, which are joined, and where those of the last one end.
     """
 
-    def __init__(self, calls: Sequence[GroupCalls], rows: Mapping[int, range]) -> None:
-        self._calls, self._rows = calls, rows
+    def __init__(self, calls: Sequence[GroupCalls], ranks: Int64, begins: Int64) -> None:
+        self._calls, self._ranks, self._begins = calls, ranks, begins
 
     def __getitem__(self, rank: int) -> GroupCalls:
-        return reduce(join_windows, map(self._calls.__getitem__, self._rows[rank]))
+        row = int(self._ranks.searchsorted(rank))
+        if row == len(self._ranks) or self._ranks[row] != rank:
+            raise KeyError(rank)
+        return reduce(join_windows, map(self._calls.__getitem__, range(self._begins[row], self._begins[row + 1])))
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._rows)
+        return map(int, self._ranks)
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self._ranks)
 
     def numbered(self) -> RanksOfGroup:
         """Those whose number is known."""
-        return RanksOfGroup(self._calls, {rank: rows for rank, rows in self._rows.items() if rank >= 0})
+        first = int(self._ranks.searchsorted(0))
+        return RanksOfGroup(self._calls, self._ranks[first:], self._begins[first:])
 
 
 class CallsByGroup:
@@ -146,7 +153,7 @@ class CallsByGroup:
 
     def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
         number_of: dict[GroupKey, int] = {}
-        groups, moments, ranks = array("q"), array("q"), array("q")
+        groups, moments, ranks, weights = array("i"), array("i"), array("q"), array("i")
 
         def list_calls() -> Iterator[GroupCalls]:
             for numbered in number_ranks_and_runs(partials):
@@ -155,18 +162,21 @@ class CallsByGroup:
                     groups.append(number_of.setdefault(key, len(number_of)))
                     moments.append(numbered.moment)
                     ranks.append(numbered.rank)
+                    weights.append(_weigh(calls))
                     yield calls
 
         # Those of few ranks, however many groups they have, take less time to hold than to pack.
-        calls = tuple(list_calls()) if len(partials) <= MANY_RANKS else pack(list_calls())
+        calls = tuple(list_calls()) if len(partials) <= MANY_RANKS else pack(list_calls(), _weigh)
         self._keys = sorted(number_of)
-        place_of = np.empty(len(number_of), np.int64)
+        place_of = np.empty(len(number_of), np.int32)
         place_of[[number_of[key] for key in self._keys]] = np.arange(len(number_of))
-        group, rank = place_of[np.array(groups, np.int64)], np.array(ranks, np.int64)
-        order = np.lexsort((np.array(moments, np.int64), rank, group))
-        self._group, self._ranks = group[order], rank[order]
-        places = array("q", order.tobytes())
-        self._calls = [calls[place] for place in places] if isinstance(calls, tuple) else pack_at(calls, places)
+        of_rank = np.frombuffer(ranks, np.int64)
+        group = place_of[np.frombuffer(groups, np.int32)]
+        order = np.lexsort((np.frombuffer(moments, np.int32), of_rank, group)).astype(np.int32)
+        self._group, self._ranks = group[order], of_rank[order]
+        places = array("i", order.tobytes())
+        few = [calls[place] for place in places] if isinstance(calls, tuple) else None
+        self._calls = few or pack_at(calls, places, weights, _weigh)
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -176,8 +186,12 @@ class CallsByGroup:
         ends = np.searchsorted(self._group, np.arange(len(self._keys)), side="right").tolist()
         for key, (begin, end) in zip(self._keys, pairwise([0, *ends]), strict=True):
             ranks, begins = np.unique(self._ranks[begin:end], return_index=True)
-            rows = map(range, begins + begin, [*(begins[1:] + begin), end])
-            yield key, RanksOfGroup(self._calls, dict(zip(ranks.tolist(), rows, strict=True)))
+            yield key, RanksOfGroup(self._calls, ranks, np.append(begins + begin, end))
+
+
+def _weigh(calls: GroupCalls) -> int:
+    """How many small rows the operations of a rank are as large as: of those far apart none shares a column."""
+    return 1 + len(calls.kind) // _OPERATIONS_OF_A_ROW
 
 
 class NumberedCalls(NamedTuple):

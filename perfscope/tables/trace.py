@@ -367,11 +367,16 @@ def joined(*tables: HostSpans) -> HostSpans:
 
 def distinct(values: Int64 | Int32) -> list[int]:
     """The different values of a column, in order."""
+    values_in_order: list[int] = distinct_column(values).tolist()
+    return values_in_order
+
+
+def distinct_column(values: Int64 | Int32) -> Int64:
+    """The same as a column, for very many."""
     ordered = np.sort(values)  # np.unique would first import the masked arrays, which takes longer
     is_first = np.ones(len(ordered), np.bool_)
     is_first[1:] = ordered[1:] != ordered[:-1]
-    values_in_order: list[int] = ordered[is_first].tolist()
-    return values_in_order
+    return ordered[is_first].astype(np.int64)
 
 
 def span_at(spans: HostSpans, moments_ns: Int64) -> Int64:

@@ -11,7 +11,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers import clock, collectives, stragglers
 from perfscope.analyzers.communication.calls import GroupCalls
-from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.matched import MatchedCalls
+from perfscope.analyzers.communication.matching import match
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from tests.sources.traces.making import Event, call, distributed, kernel, step, write

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from benchmarks.synthetic_ranks import ON_A_HOST, Job, Made, Straggler, make_job
-from perfscope.analyzers import clock, stragglers
+from perfscope.analyzers import clock, collectives, stragglers
+from perfscope.analyzers.communication.calls import GroupCalls
 from perfscope.analyzers.communication.lateness import find_late_ranks
-from perfscope.analyzers.communication.matching import MatchedCalls
-from perfscope.analyzers.communication.rank_calls import RankCalls
+from perfscope.analyzers.communication.rank_calls import RankCalls, RanksOfGroup
 from perfscope.analyzers.communication.waits import GroupWait, RankWait
 from perfscope.constants import MANY_RANKS, NS_PER_MS
-from perfscope.tables.columns import Int64
 
 RANKS = 1024
 #: What a cause is called in the reason.
@@ -133,17 +132,19 @@ def test_late_ranks_of_one_large_group_are_found() -> None:
     assert sorted(late.rank for late in result.late or ()) == [straggler.rank for straggler in job.stragglers]
 
 
-def test_what_is_of_a_whole_group_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a rank, the shortest durations of all ranks would take time with the square of the ranks."""
-    passes = 0
+def test_each_rank_of_a_group_is_read_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a rank, the operations of all ranks would take time with the square of the ranks."""
+    ranks, looks = 512, 0
+    look = RanksOfGroup.__getitem__
 
-    def count(matched: MatchedCalls) -> Int64:
-        nonlocal passes
-        passes += 1
-        return np.asarray(matched.duration_ns.min(axis=0))
+    def count(group: RanksOfGroup, rank: int) -> GroupCalls:
+        nonlocal looks
+        looks += 1
+        return look(group, rank)
 
-    calls = calls_of(replace(make_job(64, stragglers=1), is_flat=True))
-    monkeypatch.setattr(MatchedCalls, "transfer_ns", property(count))
+    calls = calls_of(replace(make_job(ranks, stragglers=1), is_flat=True))
+    monkeypatch.setattr(RanksOfGroup, "__getitem__", count)
+    collectives.analyze(calls)
     clock.analyze(calls)
     stragglers.analyze(calls)
-    assert passes <= 4
+    assert looks <= 2 * 3 * (ranks + 2)
