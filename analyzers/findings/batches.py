@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from typing import NamedTuple
+
 from perfscope.analyzers.findings.facts import Evidence, Facts
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
 from perfscope.analyzers.findings.options import LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import RankStep, Training
 from perfscope.constants import US_PER_MS, US_PER_S
+from perfscope.packed import pack
 from perfscope.report import percent
 
 #: Ranks that wait less than this share of what the slowest one waits are not named.
@@ -16,27 +22,34 @@ _FEWEST_PADDED = 0.1
 _PAGEABLE = "Pageable -> Device"
 
 
+class _Wait(NamedTuple):
+    """How long a step of a rank waits for the data loader, and where that is stated."""
+
+    rank: int
+    us: float
+    pointer: str
+
+
 def find_slow_loading(training: Training) -> Cause | None:
     """Training waits for data loaders: by the hooks, limited to the time that the device has left in a step."""
     facts = training.facts
-    waits = {facts.rank(row): _wait_us(training, row) for row in facts.rows("/steps/ranks")}
-    rows = {facts.rank(row): f"{row}/means/data_wait_s" for row in facts.rows("/steps/ranks")}
-    if not any(waits.values()):
-        waits = {rank.rank: rank.host.get("data_loading", 0.0) for rank in training.ranks}
-        rows = {rank.rank: f"{rank.idle_pointer}" for rank in training.ranks}
-    slowest = max(waits, key=lambda rank: waits[rank], default=None)
-    if slowest is None or not waits[slowest]:
+    waits = pack(_last_of_each(_recorded_waits(training)))
+    if not any(wait.us for wait in waits):
+        traced = (_Wait(rank.rank, rank.host.get("data_loading", 0.0), rank.idle_pointer) for rank in training.ranks)
+        waits = pack(_last_of_each(traced))
+    slowest = max(waits, key=lambda wait: wait.us, default=None)
+    if slowest is None or not slowest.us:
         return None
-    cost_us = waits[slowest]
-    ranks = tuple(sorted(rank for rank, wait in waits.items() if wait >= _ALSO_SLOW * cost_us))
+    cost_us = slowest.us
+    ranks = tuple(sorted(wait.rank for wait in waits if wait.us >= _ALSO_SLOW * cost_us))
     text = f"A step waits {cost_us / US_PER_MS:.2f} ms for the data loader."
     if len(ranks) < len(waits):
         text += " The other ranks wait for these."
-    evidence = [Evidence(text, (rows[slowest],))]
+    evidence = [Evidence(text, (slowest.pointer,))]
     evidence += [_describe_loader(facts, row) for row in facts.rows("/setup/ranks/0/loaders")[:1]]
     low, high = cost_us, cost_us
     for row in facts.rows("/steps/ranks"):
-        if facts.rank(row) == slowest:
+        if facts.rank(row) == slowest.rank:
             low = min(facts.amount(f"{row}/means/data_wait_low_s") * US_PER_S, cost_us)
             high = max(facts.amount(f"{row}/means/data_wait_high_s") * US_PER_S, cost_us)
     workers = facts.number("/setup/ranks/0/loaders/0/workers")
@@ -49,6 +62,17 @@ def find_slow_loading(training: Training) -> Cause | None:
         scenario="data-loading-free",
         is_of_all_steps=bool(facts.rows("/steps/ranks")),
     )
+
+
+def _recorded_waits(training: Training) -> Iterator[_Wait]:
+    """The waits of each rank that the hooks recorded."""
+    for row in training.facts.rows("/steps/ranks"):
+        yield _Wait(training.facts.rank(row), _wait_us(training, row), f"{row}/means/data_wait_s")
+
+
+def _last_of_each(waits: Iterable[_Wait]) -> Iterator[_Wait]:
+    """One wait a rank: of several devices, which stand side by side, that of the last."""
+    return (deque(of_rank, maxlen=1)[0] for _, of_rank in groupby(waits, lambda wait: wait.rank))
 
 
 def _wait_us(training: Training, row: str) -> float:

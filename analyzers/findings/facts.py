@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from typing import overload
 
+import numpy as np
 from msgspec import Struct
 
 from perfscope.report import Json
@@ -27,6 +29,52 @@ class Evidence(Struct, frozen=True):
 
 #: Who asks for a figure asks for those beside it, too.
 _MOST_PARENTS = 64
+
+
+class Pointers(Sequence[str]):
+    """The pointers of a list's entries, each made when it is looked at: a list may be of very many ranks.
+
+    >>> list(Pointers("/idle/ranks", 2))
+    ['/idle/ranks/0', '/idle/ranks/1']
+    """
+
+    def __init__(self, pointer: str, count: int) -> None:
+        self._pointer, self._indices = pointer, range(count)
+
+    def __len__(self) -> int:
+        return len(self._indices)
+
+    def __iter__(self) -> Iterator[str]:
+        return (f"{self._pointer}/{index}" for index in self._indices)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[str]: ...
+
+    def __getitem__(self, index: int | slice) -> str | Sequence[str]:
+        if isinstance(index, slice):
+            return [f"{self._pointer}/{row}" for row in self._indices[index]]
+        return f"{self._pointer}/{self._indices[index]}"
+
+
+class RowsOfKeys:
+    """Which rows may have a key: by its hash, because as objects the keys of very many ranks would fill the memory.
+
+    Args:
+        keys: The key of each row, which can be hashed.
+    """
+
+    def __init__(self, keys: Iterable[Hashable]) -> None:
+        hashes = np.fromiter(map(hash, keys), np.int64)
+        self._rows = np.argsort(hashes, kind="stable")
+        self._hashes = hashes[self._rows]
+
+    def of(self, key: Hashable) -> Iterator[int]:
+        """The rows whose keys have the hash of this one, in their order."""
+        begin, end = (int(self._hashes.searchsorted(hash(key), side)) for side in ("left", "right"))
+        return map(int, self._rows[begin:end])
 
 
 class Facts:
@@ -76,12 +124,10 @@ class Facts:
         """Whether there is a value that is true."""
         return self.value(pointer) is True
 
-    def rows(self, pointer: str) -> list[str]:
+    def rows(self, pointer: str) -> Sequence[str]:
         """The pointers of a list's entries; none where there is no list."""
         value = self.value(pointer)
-        if not isinstance(value, Sequence) or isinstance(value, str):
-            return []
-        return [f"{pointer}/{index}" for index in range(len(value))]
+        return Pointers(pointer, len(value) if isinstance(value, Sequence) and not isinstance(value, str) else 0)
 
     def rank(self, pointer: str) -> int:
         """The rank of an entry; 0 where it states none."""

@@ -6,6 +6,7 @@ They need runs that were recorded with `--shapes` or `--modules`, or traces of w
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
@@ -46,7 +47,7 @@ _REMEDIES = {
 }
 
 
-def _rank_rows(training: Training, analyzer: str) -> tuple[list[str], int]:
+def _rank_rows(training: Training, analyzer: str) -> tuple[Sequence[str], int]:
     """The ranks of a result, and the first one's number."""
     rows = training.facts.rows(f"/{analyzer}/ranks")
     return rows, training.facts.rank(rows[0]) if rows else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from perfscope.analyzers.findings.facts import Facts, to_number
+from perfscope.analyzers.findings.facts import Facts, RowsOfKeys, to_number
 from perfscope.analyzers.findings.replays import Fixes
 from perfscope.constants import US_PER_S
 from perfscope.packed import pack
@@ -199,10 +199,10 @@ class Training:
     def window_steps(self) -> float:
         """How many steps' work one rank's windows hold, the steps that are not marked included."""
         rows = self.facts.rows("/breakdown/ranks")
-        counts = [
+        counts = (
             max(len(self.facts.rows(f"{row}/steps")), 1) + self.facts.amount(f"{row}/outside/steps") for row in rows
-        ]
-        return sum(counts) / len(counts) if counts else 1.0
+        )
+        return sum(counts) / len(rows) if rows else 1.0
 
     def kernel_us(self, rows: Sequence[str]) -> float:
         """Time of some kernels in a step of one rank."""
@@ -218,7 +218,7 @@ class Training:
         return max((rank.copy for rank in self.ranks), default=0.0) * such_us / whole_us if whole_us else 0.0
 
     @property
-    def _profiled_rows(self) -> list[str]:
+    def _profiled_rows(self) -> Sequence[str]:
         return self.facts.rows("/breakdown/ranks") or self.facts.rows("/host/ranks")
 
     def _busy_us(self, pointer: str) -> float:
@@ -262,12 +262,14 @@ class Training:
         return host
 
     def _idle_pointer(self, pointer: str) -> str:
-        return self._idle_pointers.get(self._device_of(pointer), "")
+        """Where the idle time of a device of a trace is; of several of one, the first."""
+        device, rows = self._device_of(pointer), self.facts.rows("/idle/ranks")
+        return next((rows[row] for row in self._idle_rows.of(device) if self._device_of(rows[row]) == device), "")
 
     @cached_property
-    def _idle_pointers(self) -> dict[tuple[str, int], str]:
-        """Where the idle time of each device of each trace is; of several of one, the first."""
-        return {self._device_of(row): row for row in reversed(self.facts.rows("/idle/ranks"))}
+    def _idle_rows(self) -> RowsOfKeys:
+        """The rows of idle time by device and trace."""
+        return RowsOfKeys(map(self._device_of, self.facts.rows("/idle/ranks")))
 
     def _device_of(self, pointer: str) -> tuple[str, int]:
         return self.facts.text(f"{pointer}/trace"), int(self.facts.amount(f"{pointer}/device"))
