@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import pickle
 from array import array
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from importlib import import_module
 from itertools import chain, pairwise
 from pathlib import Path
@@ -50,7 +50,7 @@ class PackedRows(Sequence[_T], Generic[_T]):
 
     def __init__(self, rows: Iterable[_T] = (), weigh: Callable[[_T], int] | None = None) -> None:
         self._weigh = weigh
-        self._store = _Store()
+        self._store = Pieces()
         self._begins = array("q", [0])
         self._last: list[_T] = []
         self._weight = 0
@@ -104,7 +104,19 @@ class PackedRows(Sequence[_T], Generic[_T]):
         return rows
 
 
-class _Store:
+class PackedNames(PackedRows[str]):
+    """Names in their order, packed; to look for one that stands near the last one reads nothing."""
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        _, held = self._chunk
+        names: Sequence[str] = held if held and held[0] <= name <= held[-1] else self
+        index = bisect_left(names, name)
+        return index < len(names) and names[index] == name
+
+
+class Pieces:
     """Pieces of bytes, in a file without a name once they are many."""
 
     def __init__(self) -> None:
@@ -117,6 +129,7 @@ class _Store:
         return len(self._ends) - 1
 
     def add(self, piece: bytes) -> None:
+        """Add a piece, whose number is how many there were."""
         begin = self._ends[-1]
         self._held[len(self)] = piece
         self._ends.append(begin + len(piece))
@@ -156,7 +169,7 @@ class _Store:
 
 def hold_text(pieces: Iterable[str]) -> Iterator[str]:
     """Pieces of text that have all been made when this returns, and are read again one by one."""
-    store = _Store()
+    store = Pieces()
     for piece in pieces:
         store.add(piece.encode("utf-8", "surrogatepass"))  # a name of a file may have what is no text
     return (store.read(number).decode("utf-8", "surrogatepass") for number in range(len(store)))
@@ -179,6 +192,15 @@ def pack(rows: Iterable[_T], weigh: Callable[[_T], int] | None = None) -> Sequen
         if weight > MANY_RANKS:
             return PackedRows(chain(first, every), weigh)
     return tuple(first)
+
+
+def pack_names(names: Sequence[str]) -> Collection[str]:
+    """Names that stand in order, to be looked for; packed where they are more than 512.
+
+    >>> "b" in pack_names(["a", "b"])
+    True
+    """
+    return PackedNames(names) if len(names) > MANY_RANKS else frozenset(names)
 
 
 def pack_in_order(

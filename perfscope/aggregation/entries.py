@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from perfscope.aggregation.spread import QUANTILES, CellColumn, choose_rows, nearest_rank
 from perfscope.constants import MANY_RANKS
-from perfscope.packed import PackedRows
+from perfscope.packed import PackedRows, Pieces
 from perfscope.report import Entries, Json
 
 #: An object of JSON, and an entry as columns of a table.
@@ -167,7 +167,8 @@ class _Condenser:
                 for index, inner in enumerate(value)
             ]
         columns = _numeric_columns(value)
-        chosen = choose_rows([column.values for column in columns.values() if column.values is not None])
+        numeric = (column.values for column in columns.values())
+        chosen = choose_rows(values for values in numeric if values is not None)
         stays = [index for index in range(len(value)) if f"{old}/{index}" in self._pinned]
         shown = [*chosen.rows, *(index for index in stays if index not in chosen.rows)]
         self.lists[new] = {
@@ -222,10 +223,11 @@ def _move(value: Json, condenser: _Condenser) -> Json:
 def _numeric_columns(entries: Sequence[Entry]) -> dict[str, CellColumn[Json]]:
     """The values of each key that is a number in all entries that have it."""
     columns: dict[str, CellColumn[Json]] = {}
+    pieces = Pieces()
     for row, entry in enumerate(entries):
         for key, cell in _flatten(entry):
             if key not in columns:
-                columns[key] = CellColumn(absent=row)
+                columns[key] = CellColumn(row, pieces)
             columns[key].append(cell)
         for column in columns.values():
             if len(column) == row:

@@ -7,7 +7,7 @@ rank). A row stands out where one of its values is farther from the median than 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from math import ceil, nan
 from types import NoneType
 from typing import Generic, TypeAlias, TypeVar
@@ -15,6 +15,8 @@ from typing import Generic, TypeAlias, TypeVar
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+
+from perfscope.packed import Pieces
 
 #: What is told of many values.
 QUANTILES = (
@@ -30,6 +32,8 @@ _OVER_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
 
 #: A float holds every integer below.
 _EXACT = 1 << 53
+#: So many numbers of a column are in memory; the others, in pieces, are read when they are asked for.
+_IN_A_PIECE = 1024
 
 _C = TypeVar("_C")
 
@@ -42,24 +46,35 @@ class CellColumn(Generic[_C]):
 
     Args:
         absent: How many rows before the first one have no cell.
+        pieces: Where the numbers of many rows go, with those of the other columns; a place of its own by default.
     """
 
-    def __init__(self, absent: int = 0) -> None:
-        self._numbers = array("d", [nan]) * absent
+    def __init__(self, absent: int = 0, pieces: Pieces | None = None) -> None:
+        self._pieces = Pieces() if pieces is None else pieces
+        self._own, self._last = array("q"), array("d")
+        for _ in range(absent):
+            self._add(nan)
         self._kinds: set[type] = {NoneType} if absent else set()
         self._first: _C | None = None
         self._is_shared = True
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._own) * _IN_A_PIECE + len(self._last)
 
     def append(self, cell: _C) -> None:
         """Add the cell of the next row."""
-        if not self._numbers:
+        if not len(self):
             self._first = cell
         self._is_shared = self._is_shared and cell == self._first
         self._kinds.add(type(cell))
-        self._numbers.append(float(cell) if isinstance(cell, (int, float)) else nan)
+        self._add(float(cell) if isinstance(cell, (int, float)) else nan)
+
+    def _add(self, number: float) -> None:
+        self._last.append(number)
+        if len(self._last) == _IN_A_PIECE:
+            self._own.append(len(self._pieces))
+            self._pieces.add(self._last.tobytes())
+            self._last = array("d")
 
     @property
     def shared(self) -> _C | str | None:
@@ -68,9 +83,10 @@ class CellColumn(Generic[_C]):
 
     @property
     def values(self) -> Floats | None:
-        """The numbers, NaN where there is none; None where a row has a text, or none a number."""
-        is_numeric = str not in self._kinds and self._kinds != {NoneType}
-        return np.frombuffer(self._numbers, np.float64) if is_numeric else None
+        """The numbers, NaN where there is none, read each time; None where a row has a text, or none a number."""
+        if str in self._kinds or self._kinds == {NoneType}:
+            return None
+        return np.frombuffer(b"".join([*map(self._pieces.read, self._own), self._last.tobytes()]), np.float64)
 
     @property
     def has_numbers_alone(self) -> bool:
@@ -80,7 +96,9 @@ class CellColumn(Generic[_C]):
 
     def number_at(self, row: int) -> float | None:
         """The cell of a row, where the number alone tells it: all are floats, or integers that floats can hold."""
-        kinds, number = self._kinds - {NoneType}, self._numbers[row]
+        piece, offset = divmod(row, _IN_A_PIECE)
+        numbers = np.frombuffer(self._pieces.read(self._own[piece])) if piece < len(self._own) else self._last
+        kinds, number = self._kinds - {NoneType}, float(numbers[offset])
         if kinds == {float}:
             return number
         return int(number) if kinds == {int} and abs(number) < _EXACT else None
@@ -109,15 +127,16 @@ def nearest_rank(count: int, share: float) -> int:
     return max(ceil(share * count) - 1, 0)
 
 
-def choose_rows(columns: Sequence[Floats]) -> Chosen:
+def choose_rows(columns: Iterable[Floats]) -> Chosen:
     """The rows with the smallest and the largest value of each column, and those that are farthest from the medians.
 
     Args:
         columns: The values of each column, NaN where there is none; a column of equal values tells nothing.
     """
     extremes: set[int] = set()
-    score = np.zeros(len(columns[0]) if columns else 0)
+    score = np.zeros(0)
     for values in columns:
+        score = score if len(score) else np.zeros(len(values))
         present = values[~np.isnan(values)]
         if not len(present) or present.min() == present.max():
             continue

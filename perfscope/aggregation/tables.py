@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -28,6 +28,7 @@ from perfscope.aggregation.spread import (
     nearest_rank,
 )
 from perfscope.constants import MANY_RANKS
+from perfscope.packed import Pieces
 from perfscope.report import Cell, Row, Section
 
 #: What a note says of where all rows are, until they are written.
@@ -45,6 +46,8 @@ _MEDIAN = 0.5
 _AT_ONCE = 32768
 #: Stands for the rank of a row that names none; no group has it.
 _NO_RANK = -1
+#: Stands for a row where there is none.
+_NONE = -1
 
 
 class Grouping(Struct, frozen=True):
@@ -82,7 +85,7 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     every = section.every or section.rows
     if rank_column is None or section.is_aggregated or len(every) <= MANY_RANKS:
         return section
-    ranks = len({rank_of(row[rank_column]) for row in every} - {None})
+    ranks = _count_ranks(every, rank_column)
     if ranks <= MANY_RANKS:
         return section
     split = _Split(every, rank_column)
@@ -104,13 +107,20 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     return replace(section, rows=tuple(rows), notes=(*notes, description), every=every, is_aggregated=True)
 
 
+def _count_ranks(rows: Iterable[Row], rank_column: int) -> int:
+    named = (rank_of(row[rank_column]) for row in rows)
+    ranks = np.sort(np.frombuffer(array("q", (rank for rank in named if rank is not None)), np.int64))
+    return int(np.count_nonzero(ranks[1:] != ranks[:-1])) + min(len(ranks), 1)
+
+
 class _Part:
     """Rows that are compared with each other, by their columns: as objects all rows would fill the memory."""
 
     def __init__(self, every: Sequence[Row], rank_column: int) -> None:
         self._every, self._rank_column = every, rank_column
         self._places, self._ranks = array("q"), array("q")
-        self._columns = [CellColumn[Cell]() for _ in every[0]]
+        pieces = Pieces()
+        self._columns = [CellColumn[Cell](pieces=pieces) for _ in every[0]]
 
     def __len__(self) -> int:
         return len(self._places)
@@ -123,16 +133,17 @@ class _Part:
         for column, cell in zip(self._columns, row, strict=True):
             column.append(cell)
 
-    @cached_property
-    def _values(self) -> dict[int, Floats]:
-        """The columns of numbers."""
-        every = ((index, column.values) for index, column in enumerate(self._columns))
-        return {index: values for index, values in every if values is not None and index != self._rank_column}
+    def _values(self) -> Iterator[tuple[int, Floats]]:
+        """The columns of numbers, one after the other."""
+        for index, column in enumerate(self._columns):
+            values = None if index == self._rank_column else column.values
+            if values is not None:
+                yield index, values
 
     @cached_property
     def chosen(self) -> Chosen:
         """The rows that stand out."""
-        return choose_rows(list(self._values.values()))
+        return choose_rows(values for _, values in self._values())
 
     def exact(self) -> list[Row]:
         """The rows that stand out, as they are."""
@@ -140,45 +151,67 @@ class _Part:
 
     def quantiles(self) -> list[Row]:
         """A row for each quantile, of each column by itself."""
-        every = np.arange(len(self))
-        return [self._row(name, every, share) for name, share in QUANTILES]
+        picks = [dict[int, int | None]() for _ in QUANTILES]
+        for index, values in self._values():
+            order, present = np.argsort(values, kind="stable"), int((~np.isnan(values)).sum())
+            for (_, share), pick in zip(QUANTILES, picks, strict=True):
+                pick[index] = int(order[nearest_rank(present, share)]) if present else None
+        return [self._row(name, pick) for (name, _), pick in zip(QUANTILES, picks, strict=True)]
 
     def groups(self, grouping: Grouping) -> tuple[list[Row], int]:
         """A row of medians for each group, or for those that are farthest from the others; and how many groups are."""
-        members: dict[str, list[int]] = {}
-        for row, rank in enumerate(self._ranks):
-            label = grouping.label_of.get(rank)
-            if label is not None:
-                members.setdefault(label, []).append(row)
-        rows = [
-            self._row(f"{grouping.name} {label}: median of {len(of_group)}", np.array(of_group), _MEDIAN)
-            for label, of_group in sorted(members.items())
-        ]
-        if len(rows) <= _MOST_GROUPS:
-            return rows, len(rows)
-        score = np.zeros(len(rows))
-        for index in self._values:
-            medians = np.array([np.nan if row[index] is None else row[index] for row in rows], np.float64)
-            if not np.isnan(medians).all():
+        labels, members = self._members(grouping)
+        picks: dict[int, Integers] = {}
+        score = np.zeros(len(labels))
+        for index, values in self._values():
+            picks[index] = np.array([_pick_median(values, of_group) for of_group in members], np.int64)
+            medians = np.where(picks[index] == _NONE, np.nan, values[picks[index]])
+            if len(labels) > _MOST_GROUPS and not np.isnan(medians).all():
                 score = np.maximum(score, np.nan_to_num(deviations(medians)))
-        return [rows[index] for index in np.argsort(-score, kind="stable")[:_FARTHEST_GROUPS].tolist()], len(rows)
+        shown = range(len(labels))
+        if len(labels) > _MOST_GROUPS:
+            shown = np.argsort(-score, kind="stable")[:_FARTHEST_GROUPS].tolist()
+        rows = [
+            self._row(
+                f"{grouping.name} {labels[group]}: median of {len(members[group])}",
+                {index: None if rows[group] == _NONE else int(rows[group]) for index, rows in picks.items()},
+            )
+            for group in shown
+        ]
+        return rows, len(labels)
 
-    def _row(self, label: str, rows: Integers, share: float) -> Row:
-        """A row with a quantile of some rows in each column of numbers."""
+    def _members(self, grouping: Grouping) -> tuple[list[str], Sequence[Integers]]:
+        """The groups in the order of their labels, and the rows of each."""
+        number_of: dict[str, int] = {}
+        numbers = array("i")
+        for rank in self._ranks:
+            label = grouping.label_of.get(rank)
+            numbers.append(_NONE if label is None else number_of.setdefault(label, len(number_of)))
+        of_row = np.frombuffer(numbers, np.int32)
+        order = np.argsort(of_row, kind="stable")
+        ends = of_row[order].searchsorted(np.arange(len(number_of) + 1, dtype=np.int32))
+        labels = sorted(number_of)
+        slices = ((ends[number_of[label]], ends[number_of[label] + 1]) for label in labels)
+        return labels, [order[begin:end] for begin, end in slices]
+
+    def _row(self, label: str, picks: Mapping[int, int | None]) -> Row:
+        """A row with the cells of some rows in the columns of numbers."""
         cells = [column.shared for column in self._columns]
         cells[self._rank_column] = label
-        for index, values in self._values.items():
-            of_rows = values[rows]
-            present = int((~np.isnan(of_rows)).sum())
-            position = nearest_rank(present, share)
-            cells[index] = (
-                self._cell(int(rows[np.argsort(of_rows, kind="stable")[position]]), index) if present else None
-            )
+        for index, row in picks.items():
+            cells[index] = None if row is None else self._cell(row, index)
         return tuple(cells)
 
     def _cell(self, row: int, index: int) -> Cell:
         number = self._columns[index].number_at(row)
         return self._every[self._places[row]][index] if number is None else number
+
+
+def _pick_median(values: Floats, rows: Integers) -> int:
+    """The row among some whose value is their median; _NONE where none has a value."""
+    of_rows = values[rows]
+    present = int((~np.isnan(of_rows)).sum())
+    return int(rows[np.argsort(of_rows, kind="stable")[nearest_rank(present, _MEDIAN)]]) if present else _NONE
 
 
 class _Split:
