@@ -125,7 +125,7 @@ def _map_step(traces: Sequence[str]) -> dict[str, float]:
             began = time.process_time()
             taking = Taking(is_fresh=name == "traces")
             answers = answer_each(Execution(), chosen, Task(tuple(names), Events.GRIDS), {}, taking)
-            count = sum(1 for answer in answers if answer.partials)
+            count = sum(1 for answer in answers if answer.measured.partials)
             assert count == len(chosen)
             assert taking.taken == (0 if name == "traces" else len(chosen))
             seconds[name].append((time.process_time() - began) / len(chosen))

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from perfscope.constants import KIB, MANY_RANKS
-from perfscope.packed import PackedRows, pack, pack_at, pack_in_order
+from perfscope.packed import PackedRows, pack, pack_at, pack_in_order, pack_names
 
 MANY = 20_000
 
@@ -90,6 +90,17 @@ def test_rows_stay_in_memory_where_no_file_can_be_made(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     assert list(pack(rows_of(MANY))) == list(rows_of(MANY))
+
+
+def test_packed_names_are_found_in_any_order_and_no_others() -> None:
+    names = [f"rank{number:05d}" for number in range(0, 3000, 2)]
+    packed = pack_names(names)
+    looked_for = [f"rank{number:05d}" for number in range(3000)]
+    for order in (looked_for, looked_for[::-1], looked_for[1::7] + looked_for[::5]):
+        assert [name in packed for name in order] == [name in set(names) for name in order]
+    assert len(packed) == len(names)
+    assert "" not in packed
+    assert "z" not in packed
 
 
 def test_integers_are_put_in_order_as_other_keys_are() -> None:

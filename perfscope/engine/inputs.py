@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
 from perfscope.errors import SourceError
+from perfscope.packed import pack, pack_names
 from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
@@ -39,13 +41,13 @@ class Inputs(Struct, frozen=True):
 
     locations: tuple[str, ...]
     run: Run | None
-    traces: tuple[str, ...]
-    absent: frozenset[str] = frozenset()
+    traces: Sequence[str]
+    absent: Collection[str] = frozenset()
 
     @property
-    def paths(self) -> tuple[str, ...]:
+    def paths(self) -> Sequence[str]:
         """The files and folders that are read."""
-        return (self.locations[0], *self.traces) if self.run else self.traces
+        return pack(chain(self.locations, self.traces)) if self.run else self.traces
 
     def missing_traces(self) -> list[str]:
         """The traces that the run's finished windows name and that do not exist, as sentences."""
@@ -105,12 +107,12 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
         traces = sorted([*traces, *late])
         absent = _find_absent([folder], traces) if is_folder_at(folder) else []
         absent = [*absent, *(_unlisted_partials(run, [*traces, *absent], folder) if is_url(folder) else [])]
-        return Inputs(locations, run, tuple(sorted([*traces, *absent])), frozenset(absent))
+        return Inputs(locations, run, pack(sorted([*traces, *absent])), pack_names(sorted(absent)))
     traces = find_traces(locations, most_files)
     absent = _find_absent(locations, traces)
     if not traces and not absent:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    return Inputs(locations, None, tuple(sorted([*traces, *absent])), frozenset(absent))
+    return Inputs(locations, None, pack(sorted([*traces, *absent])), pack_names(sorted(absent)))
 
 
 def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:
@@ -132,13 +134,14 @@ def _missing(run: Run, traces: Sequence[str], folder: str) -> list[str]:
 
 def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
     """The traces of which the partials alone are at hand, and the windows that were measured with them."""
-    absent = dict.fromkeys(find_absent(locations, traces))
-    for light in list(absent):
+    absent = find_absent(locations, traces)
+    partners: list[str] = []
+    for light in absent:
         folder, _, _ = light.rpartition(f"{LIGHT_FOLDER}/{file_name(light)}")
         if folder:
-            absent.update(dict.fromkeys(f"{folder}{name}" for name in _partners(light)))
-    at_hand = set(traces)
-    return [trace for trace in absent if trace not in at_hand]
+            partners += [f"{folder}{name}" for name in _partners(light)]
+    every, at_hand = dict.fromkeys([*absent, *partners]) if partners else absent, set(traces)
+    return [trace for trace in every if trace not in at_hand]
 
 
 def _partners(light: str) -> list[str]:

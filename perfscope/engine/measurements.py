@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial as bind
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -109,12 +109,14 @@ class _Partials:
         self.mergers = mergers
         self._merged: dict[str, Partial] = {}
         self._rows: dict[str, list[Partial] | PackedRows[Partial]] = {}
-        self._places = {name: array("q") for name in names}
+        self._answers = {name: bytearray() for name in names}
 
-    def take(self, measured: MeasuredTrace, place: int, traces: int) -> MeasuredTrace:
-        """An answer without these partials; ``place`` is that of its trace among all."""
+    def take(self, measured: MeasuredTrace, traces: int) -> MeasuredTrace:
+        """An answer without these partials."""
         others = dict(measured.partials)
-        for name in self._places.keys() & others.keys():
+        for name, answers in self._answers.items():
+            answers.append(name in others and self.mergers.get(name) is None)
+        for name in self._answers.keys() & others.keys():
             partial, merge = others.pop(name), self.mergers.get(name)
             if merge is not None:
                 self._merged[name] = merge(self._merged[name], partial) if name in self._merged else partial
@@ -122,14 +124,17 @@ class _Partials:
             if name not in self._rows:
                 self._rows[name] = PackedRows() if traces > MANY_RANKS else []
             self._rows[name].append(partial)
-            self._places[name].append(place)
         return replace(measured, partials=others)
 
-    def in_order(self) -> dict[str, Sequence[Partial]]:
-        """Each analyzer's partials, in the order of the traces; one where they were merged."""
+    def in_order(self, places: Sequence[int]) -> dict[str, Sequence[Partial]]:
+        """Each analyzer's partials, in the order of the traces; one where they were merged.
+
+        Args:
+            places: The number of the trace of each answer.
+        """
         partials: dict[str, Sequence[Partial]] = {}
-        for name, places in self._places.items():
-            partials[name] = _sort(self._rows.pop(name, []), places)
+        for name, answers in self._answers.items():
+            partials[name] = _sort(self._rows.pop(name, []), array("q", compress(places, answers)))
         return partials | {name: [partial] for name, partial in self._merged.items()}
 
 
@@ -137,15 +142,14 @@ def _map(
     execution: Execution, files: Sequence[TraceFiles], task: Task, partials: _Partials, taking: Taking
 ) -> tuple[Sequence[MeasuredTrace], dict[str, Sequence[Partial]]]:
     """The answers in the order of the files, and what was taken out of them."""
-    place_of = {trace.path: place for place, trace in enumerate(files)}
     places = array("q")
 
     def rest_of_each() -> Iterator[MeasuredTrace]:
-        for measured in answer_each(execution, files, task, partials.mergers, taking):
-            places.append(place_of[measured.path])
-            yield partials.take(measured, places[-1], len(files))
+        for number, measured in answer_each(execution, files, task, partials.mergers, taking):
+            places.append(number)
+            yield partials.take(measured, len(files))
 
-    return _sort(pack(rest_of_each()), places), partials.in_order()
+    return _sort(pack(rest_of_each()), places), partials.in_order(places)
 
 
 def _sort(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:

@@ -47,12 +47,13 @@ def take_each(files: Sequence[TraceFiles], take: Take, mergers: Mergers, workers
         yield from read_each(take, files)
         return
     yield from read_each(take, files[:_FIRST])
-    groups = deque(files[begin : begin + _IN_A_GROUP] for begin in range(_FIRST, len(files), _IN_A_GROUP))
+    begins = deque(range(_FIRST, len(files), _IN_A_GROUP))
     running: deque[_Running] = deque()
     try:
-        while groups or running:
-            while groups and len(running) < workers:
-                running.append(_start(groups.popleft(), take, mergers, workers))
+        while begins or running:
+            while begins and len(running) < workers:
+                begin = begins.popleft()
+                running.append(_start(files[begin : begin + _IN_A_GROUP], take, mergers, workers))
             stack, forks, group = running.popleft()
             with stack:
                 packed = _answer(forks, group, take, mergers)

@@ -80,7 +80,7 @@ class Analysis(Struct, frozen=True):
         windows: Which windows the figures of the traces are of.
     """
 
-    inputs: tuple[str, ...]
+    inputs: Sequence[str]
     results: dict[str, Result]
     skipped: tuple[Skipped, ...]
     damage: tuple[str, ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from functools import partial as bind
+from typing import NamedTuple
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -89,44 +90,55 @@ class Taking(Struct):
         return f"needs {format_count(len(lacking), 'trace')} that stayed on the hosts; {FETCH}"
 
 
+class Answered(NamedTuple):
+    """The answer for a trace, and the number of that trace among all."""
+
+    number: int
+    measured: MeasuredTrace
+
+
 def answer_each(
     execution: Execution, files: Sequence[TraceFiles], task: Task, mergers: Mergers, taking: Taking
-) -> Iterator[MeasuredTrace]:
+) -> Iterator[Answered]:
     """Answer for every trace, by its partials where they can be taken, else by measuring it; in any order.
 
     Raises:
         UsageError: The execution cannot start.
     """
+    number_of: dict[str, int] = {}  # of those to measure alone: a text for every trace would fill the memory
     to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}
     begun: dict[str, MeasuredTrace] = {}
     workers = execution.workers if execution.backend is Backend.PROCESS else 1
-    for trace, answer in zip(files, take_each(files, _taker(task, taking), mergers, workers), strict=True):
+    taken = zip(files, take_each(files, _taker(task, taking), mergers, workers), strict=True)
+    for number, (trace, answer) in enumerate(taken):
         is_absent = any(path in taking.absent for path in paths_of(trace))
         if isinstance(answer, Refused):
             if is_absent:
                 line = f"{trace.path} stayed on its host, and {file_name(partials_path(trace.path))} {answer}"
-                yield MeasuredTrace(trace.path, None, (line,))
+                yield Answered(number, MeasuredTrace(trace.path, None, (line,)))
                 continue
             if not isinstance(answer, Missing):
                 taking.refused.setdefault(str(answer), []).append(partials_path(trace.path))
             to_measure.setdefault(task.analyzers, []).append(trace)
+            number_of[trace.path] = number
             continue
         taking.taken += 1
         measured, lacking = answer
         if lacking and not is_absent and taking.on_demand.issuperset(lacking):
             taking.postponed.append(trace)
-            yield measured
+            yield Answered(number, measured)
             continue
         if lacking and not is_absent:
             begun[trace.path] = measured
+            number_of[trace.path] = number
             to_measure.setdefault(lacking, []).append(trace)
             continue
         for name in lacking:
             taking.lacking.setdefault(name, []).append(trace.path)
-        yield measured
+        yield Answered(number, measured)
     for names, group in to_measure.items():
         for rest in execution.map(measuring(task_for_some(task, names)), group, mergers):
-            yield _joined(begun.get(rest.path), rest)
+            yield Answered(number_of[rest.path], _joined(begun.get(rest.path), rest))
 
 
 def _taker(task: Task, taking: Taking) -> Take:

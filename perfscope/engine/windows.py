@@ -6,20 +6,21 @@ every process has one, else of the windows with operators: those of all ranks ar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 
 from perfscope import wire
 from perfscope.engine.reading import read_each
+from perfscope.packed import pack
 from perfscope.report import Json
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.units import format_ranges
 from perfscope.wire.traces import TraceMetadata, file_name
 
 if TYPE_CHECKING:
-    from perfscope.tables.run import Run
+    from perfscope.tables.run import Run, Window
 
 #: What gives the metadata that the hooks wrote into a trace; None where there is none.
 ReadMetadata: TypeAlias = "Callable[[str], TraceMetadata | None]"
@@ -50,8 +51,8 @@ class WindowPlan(Struct, frozen=True):
         notes: Which windows are left out, and why.
     """
 
-    files: tuple[TraceFiles, ...]
-    without_pairs: tuple[TraceFiles, ...]
+    files: Sequence[TraceFiles]
+    without_pairs: Sequence[TraceFiles]
     notes: tuple[str, ...] = ()
 
     def unpaired(self, mismatches: Sequence[tuple[str, int | None]]) -> WindowPlan:
@@ -126,13 +127,13 @@ def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = re
         run: The run that they are of; it may have recorded their windows.
         read: Reads what the hooks wrote into a trace that no run recorded.
     """
-    windows = _describe(traces, run, read)
-    alone = tuple(TraceFiles(path) for path in traces)
+    windows = pack(_describe(traces, run, read))
+    alone = pack(TraceFiles(path) for path in traces)
     if len({window.is_light for window in windows}) < _KINDS:
         return WindowPlan(alone, alone)
     processes = _group(windows)
     is_light = {window.path for process in processes for window in process.light}
-    operators = tuple(files for files in alone if files.path not in is_light)
+    operators = pack(files for files in alone if files.path not in is_light)
     lacking = [process for process in processes if not process.light and process.is_stated]
     if lacking:
         reason = f"there is none on {_ranks([process.rank for process in lacking])}"
@@ -175,27 +176,29 @@ def _group(windows: Sequence[_Window]) -> list[_Process]:
     return list(processes.values())
 
 
-def _describe(traces: Sequence[str], run: Run | None, read: ReadMetadata) -> list[_Window]:
+def _describe(traces: Sequence[str], run: Run | None, read: ReadMetadata) -> Iterator[_Window]:
     """The window of each trace: as the run recorded it, else as the trace itself says.
 
     A trace that says nothing is a process of its own, as far as pairs are concerned.
     """
     recorded = {file_name(window.trace): window for window in run.windows} if run else {}
-    windows, unrecorded = [], []
+
+    def recording(path: str) -> Window | None:
+        return recorded.get(file_name(path).removesuffix(".gz"))
+
     for path in traces:
-        window = recorded.get(file_name(path).removesuffix(".gz"))
-        if window is None:
-            unrecorded.append(path)
-            continue
-        is_light = window.activities == wire.LIGHT
-        windows.append(_Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light))
+        window = recording(path)
+        if window is not None:
+            is_light = window.activities == wire.LIGHT
+            yield _Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light)
+    unrecorded = pack(path for path in traces if recording(path) is None)
     if len(traces) == 1:
-        return [*windows, *(_Window(None, path, 0, path, is_light=False) for path in unrecorded)]
+        yield from (_Window(None, path, 0, path, is_light=False) for path in unrecorded)
+        return
     for path, metadata in zip(unrecorded, read_each(read, unrecorded), strict=True):
         if metadata is None or metadata.pid is None:
-            windows.append(_Window(None, path, 0, path, is_light=False))
+            yield _Window(None, path, 0, path, is_light=False)
             continue
         process = f"{metadata.host} {metadata.pid}"
         is_light = metadata.activities == wire.LIGHT
-        windows.append(_Window(metadata.rank, process, metadata.first_step or 0, path, is_light))
-    return windows
+        yield _Window(metadata.rank, process, metadata.first_step or 0, path, is_light)

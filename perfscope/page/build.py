@@ -94,10 +94,10 @@ def _aggregate_tables(part: Part, groupings: Sequence[Grouping]) -> Part:
 
 def _name_inputs(analysis: Analysis) -> str:
     """What was read: a run, a trace, or the folder of very many traces, of which none stands for the others."""
-    first, *others = analysis.inputs
+    first = analysis.inputs[0]
     folder = first.rpartition("/")[0]
-    is_shared = all(path.rpartition("/")[0] == folder for path in others)
-    return folder if analysis.run is None and len(others) >= MANY_RANKS and folder and is_shared else first
+    is_shared = all(path.rpartition("/")[0] == folder for path in analysis.inputs)
+    return folder if analysis.run is None and len(analysis.inputs) > MANY_RANKS and folder and is_shared else first
 
 
 def _difference_of_one() -> Part:

@@ -6,7 +6,7 @@ import glob
 import io
 import os
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import BinaryIO, cast
 
@@ -78,13 +78,15 @@ def find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
     """
     beside = {partials_path(trace) for trace in traces}
     endings = (PARTIALS_SUFFIX,)
-    partials = {
-        path
+    # One text for each, in one list: sets of very many would take several times as much memory.
+    absent = sorted(
+        f"{path.removesuffix(PARTIALS_SUFFIX)}.json.gz"
         for location in locations
         if _is_folder(location)
         for path in (find_stored(location, endings) if is_url(location) else _find_local(location, endings))
-    }
-    return sorted(f"{path.removesuffix(PARTIALS_SUFFIX)}.json.gz" for path in partials - beside)
+        if path not in beside
+    )
+    return [path for path, _ in groupby(absent)]
 
 
 def _is_folder(location: str) -> bool:

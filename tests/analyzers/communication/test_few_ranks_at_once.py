@@ -19,8 +19,8 @@ from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
 from perfscope.packed import PackedRows
 
 FEW, MANY = 1024, 4096
-#: What a further rank may take while ranks are compared: numbers in columns. A matrix of a group takes more.
-MOST_BYTES_A_RANK = 160
+#: What a further rank may take while ranks are compared: 150 bytes of columns. Matrices of groups took 680.
+MOST_BYTES_A_RANK = 300
 
 
 def packed_calls(ranks: int) -> Sequence[tuple[RankCalls, ...]]:

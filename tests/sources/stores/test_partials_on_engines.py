@@ -126,7 +126,7 @@ def test_a_worker_that_dies_at_any_stage_beside_partials_costs_no_trace(
     assert VICTIM in paths[4]
     taken = Taking()
     files = [TraceFiles(path) for path in paths]
-    measured = list(answer_each(Execution(engine, 2), files, TASK, {}, taken))
+    measured = [answer.measured for answer in answer_each(Execution(engine, 2), files, TASK, {}, taken)]
     require_all(measured, paths)
     assert taken.taken == 6
     assert len(list(marks.iterdir())) == 1
