@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from benchmarks.log_excerpts import EXCERPTS
-from perfscope.sources.joblog.line_shapes import STAMP
+from perfscope.sources.joblog.cells import STAMP
 from perfscope.sources.joblog.record_lines import LinesOfRecords, ShapeSplitter
 from perfscope.sources.joblog.registry import FORMATS
 
@@ -105,16 +105,16 @@ def find_records(name: str, text: bytes) -> RecordLog | None:
         for kind in (kind for split in splits if isinstance(split, ShapeSplitter) for kind in split.kinds):
             for line in filter(kind.is_record, kind.rule.find(text)):
                 shape = kind.shape_of(line)
-                match = shape and shape.pattern.match((line.text + b"\n").decode("latin-1"), line.line)
+                match = shape and shape.pattern.match(line.text + b"\n", line.line)
                 if shape and match:
                     return RecordLog(name, str(log_format.framework), kind, tuple(_parts(match)), shape.columns)
     return None
 
 
-def _parts(match: re.Match[str]) -> Iterator[str]:
-    offset = match.start(1)
-    for group in range(2, match.re.groups + 1):
-        yield match.string[offset : match.start(group)]
-        yield match[group]
+def _parts(match: re.Match[bytes]) -> Iterator[str]:
+    offset = match.start()
+    for group in range(1, match.re.groups + 1):
+        yield match.string[offset : match.start(group)].decode("latin-1")
+        yield match[group].decode("latin-1")
         offset = match.end(group)
-    yield match.string[offset : match.end(1)]
+    yield match.string[offset : match.end() - 1].decode("latin-1")

@@ -56,13 +56,14 @@ class SplitBlock:
     Attributes:
         plain: Its plain iteration lines.
         rest: All lines that need a closer look.
-        plain_before: For each line of ``rest``, how many plain lines stand before it in the block.
-        rest_start: For each line of ``rest``, where it begins in ``rest``.
-        lines: The text of the plain lines, where it is kept.
+        plain_before: For some lines of ``rest``, how many plain lines stand before each and all up to the next of them.
+        rest_start: Where these lines begin in ``rest``.
+        source: The block, where it is kept.
+        places: Where each plain line begins and ends in it; (2, lines).
         first_of_labels: The first number of each label, where lines that repeat those of another label were dropped.
         original: The whole block, where it may have to be read without being split.
         has_record_lines: Each record is a line.
-        ranks: What all ranks printed, where ``lines`` and the plain lines are those of the first one; ``rest`` has what
+        ranks: What all ranks printed, where the plain lines are those of the first one; ``rest`` has what
             all of them print.
     """
 
@@ -70,7 +71,8 @@ class SplitBlock:
     rest: bytes
     plain_before: Int64
     rest_start: Int64
-    lines: Sequence[str] = ()
+    source: bytes = b""
+    places: Int64 = field(default_factory=lambda: np.empty((2, 0), np.int64))
     first_of_labels: Mapping[bytes, int] = field(default_factory=dict)
     original: bytes = b""
     has_record_lines: bool = True
@@ -78,15 +80,16 @@ class SplitBlock:
 
     def text(self) -> bytes:
         """All lines in their order, without the copies that were dropped."""
-        parts: list[str] = []
-        done, rest = 0, self.rest.decode("latin-1")
-        ends = [*self.rest_start[1:].tolist(), len(rest)]
+        parts: list[bytes] = []
+        done, ends = 0, [*self.rest_start[1:].tolist(), len(self.rest)]
         for start, end, before in zip(self.rest_start.tolist(), ends, self.plain_before.tolist(), strict=True):
-            parts += (f"{line}\n" for line in self.lines[done:before])
-            parts.append(rest[start:end])
+            parts += (self.plain_text(done, before), self.rest[start:end])
             done = before
-        parts += (f"{line}\n" for line in self.lines[done:])
-        return "".join(parts).encode("latin-1")
+        return b"".join((*parts, self.plain_text(done, len(self.plain.wall_ns))))
+
+    def plain_text(self, first: int, last: int) -> bytes:
+        """Some of the plain lines."""
+        return b"".join([self.source[start:end] for start, end in self.places[:, first:last].T.tolist()])
 
     def plain_before_each(self, starts: Sequence[int]) -> list[int]:
         """How many plain lines stand before each of some places in ``rest``."""

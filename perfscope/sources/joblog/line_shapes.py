@@ -11,10 +11,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import NamedTuple
 
-import numpy as np
-
-from perfscope.sources.joblog.line_fields import LARGEST, parse_number
+from perfscope.sources.joblog.alike_lines import FoundSpans, find_each, find_lines
+from perfscope.sources.joblog.cells import STAMP
 from perfscope.sources.joblog.line_forms import (
     BLANKS,
     CLOCKS,
@@ -25,12 +25,8 @@ from perfscope.sources.joblog.line_forms import (
     choose_forms,
     forms_of_column,
 )
-from perfscope.sources.joblog.record import LARGEST_INTEGER
 from perfscope.sources.joblog.rules import LineMatch
-from perfscope.tables.columns import Bool, Float64, Int64
-
-#: The name of the column with the line's first date.
-STAMP = "stamp"
+from perfscope.tables.columns import Int64
 
 #: The name of the column with the launcher's label.
 LABEL_TEXT = "label"
@@ -42,12 +38,11 @@ _TOKEN = re.compile(
     rf"(?P<drawing>\|[#\d \x80-\xff]{{1,400}}\|)|(?P<blanks> +)?(?:(?P<stamp>{_STAMP})|(?:(?<=[ :=\t(])[-+])?"
     r"(?:(?<![A-Za-z_\d.])|(?<=\d[hms]))\d[\d.]*(?:(?P<clock>(?::\d\d)+)|[eE][-+]?\d+)?)"
 )
+_DIGITS = re.compile(r"(\d+)", re.ASCII)
 _DRAWING = r"\|[#\d \x80-\xff]*\|"
 _STAMP_REACH = 200
 _LONGEST = 4000
-_FEW_TEXTS = 16
 _LATIN = "latin-1"
-_TO_DOT = str.maketrans(",/ ", ".-T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,87 +50,25 @@ class Shape:
     """Lines that differ in their numbers only.
 
     Attributes:
-        pattern: Matches such a line with its end; its first group is the line, the others are the columns.
-        columns: The names of the columns.
+        pattern: Matches such a line with its end; its groups are the columns, and digits that are always the same.
+        columns: The name of each group; an empty one where it is no column.
+        fixed: The numbers of the groups that are the same in all lines.
     """
 
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[bytes]
     columns: tuple[str, ...]
+    fixed: tuple[int, ...]
 
-
-class Cells:
-    """Figures of many lines as they are printed, by the names of their columns."""
-
-    def __init__(self, texts: Mapping[str, Sequence[str]]) -> None:
-        self._texts = texts
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._texts
-
-    def texts(self, name: str) -> Sequence[str]:
-        """A column as text."""
-        return self._texts[name]
-
-    def integers(self, name: str) -> Int64:
-        """A column of counts."""
-        return np.asarray(list(map(int, self._texts[name])), np.int64)
-
-    def numbers(self, name: str) -> Float64:
-        """A column of numbers; NaN where the text is none."""
-        texts = self._texts[name]
-        try:
-            different = set(texts)
-            if 2 * len(different) <= len(texts):
-                values = np.asarray(list(map({text: float(text) for text in different}.__getitem__, texts)), np.float64)
-            else:
-                values = np.asarray(list(map(float, texts)), np.float64)
-        except ValueError:
-            parsed = [parse_number(text.encode(_LATIN)) for text in texts]
-            values = np.asarray([np.nan if value is None else value for value in parsed], np.float64)
-        values[np.abs(values) >= LARGEST] = np.nan
-        return values
-
-    def number_bits(self, name: str) -> Int64:
-        """A column of numbers as the bits of its floats, to go with columns of counts; NaN where the text is none."""
-        bits: Int64 = self.numbers(name).view(np.int64)
-        return bits
-
-    def times_ns(self, name: str, unit_ns: int) -> Int64:
-        """A column of times in a unit as nanoseconds, as ``times_ns`` makes them."""
-        return times_ns(self.numbers(name), unit_ns)
-
-    def are_times(self, name: str, unit_ns: int) -> Bool:
-        """Where a column is a time that ``times_ns`` can express, be it 0."""
-        in_ns = self.numbers(name) * unit_ns
-        fits: Bool = (in_ns >= 0) & (in_ns <= LARGEST_INTEGER)
-        return fits
-
-    def are_same(self, name: str) -> Bool:
-        """Where a column has the text of the last row."""
-        texts = self._texts[name]
-        if texts.count(texts[-1]) == len(texts):
-            return np.ones(len(texts), np.bool_)
-        return np.asarray([text == texts[-1] for text in texts])
-
-    def rows_of_peak(self, name: str) -> list[int]:
-        """Rows of which one has the largest value: one of each text, or where these are many, that of the largest."""
-        texts = self._texts[name]
-        different = set(texts)
-        if len(different) <= _FEW_TEXTS:
-            return [texts.index(text) for text in different]
-        return [int(np.argmax(np.nan_to_num(self.numbers(name))))]
-
-    def row_of_peak_among(self, name: str, rows: Int64) -> int:
-        """The first of some rows that has their largest value."""
-        return int(rows[np.argmax(np.nan_to_num(self.numbers(name)[rows]))])
-
-    def stamps_ns(self) -> Int64:
-        """The dates of the lines in nanoseconds since 1970; 0 where a date does not exist."""
-        texts = [text.translate(_TO_DOT) for text in self._texts[STAMP]]
-        try:
-            return np.asarray(texts, "datetime64[ns]").astype(np.int64)
-        except ValueError:
-            return np.asarray([_stamp_ns(text) for text in texts], np.int64)
+    def find(self, text: bytes) -> FoundSpans | None:
+        """The lines of this shape in a text of whole lines; None without one."""
+        if self.pattern.pattern.find(b"\n") < len(self.pattern.pattern) - 1:  # several lines, or what is behind counts
+            found = find_each(self.pattern, text)
+        else:
+            found = find_lines(self.pattern, text)
+            for group in self.fixed if len(found.starts) else ():
+                begin, end = (found.examples[0] + found.groups[0, group]).tolist()
+                found = found.rows(found.are_text(group, found.text[begin:end]))
+        return found if len(found.starts) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +84,6 @@ class Measured:
     iteration: Int64
     wall_ns: Int64
     columns: Mapping[str, Int64] = field(default_factory=dict)
-
-
-def times_ns(times: Float64, unit_ns: int) -> Int64:
-    """Times in a unit as nanoseconds, rounded as Python rounds; 0 where there is none."""
-    in_ns = times * unit_ns
-    return np.where((in_ns > 0) & (in_ns <= LARGEST_INTEGER), np.rint(np.nan_to_num(in_ns)), 0).astype(np.int64)
-
-
-def _stamp_ns(text: str) -> int:
-    try:
-        return int(np.datetime64(text, "ns").astype(np.int64))
-    except ValueError:
-        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +136,7 @@ def learn_shape(
     if end - begin > _LONGEST or (spans and spans[0][0] < begin):
         return None
     latest = _latest_shape(line.match.re, tuple((name, columns[name]) for *_, name in spans), behind)
-    record = line.text[begin:end].decode(_LATIN) + "\n"
+    record = line.text[begin:end] + b"\n"
     repeated = latest[0].pattern.match(record) if latest else None
     if repeated is None or repeated.end() != len(record):
         pieces = _take_apart(line, spans, columns, has_stamp=has_stamp, end=end)
@@ -274,9 +194,28 @@ def _shape_of(
         return line is not None and _has_columns(line, columns, pieces, texts)
 
     forms = choose_forms(pieces, is_read)
-    parts = [form.pattern if form else re.escape(piece.text) for piece, form in zip(pieces, forms, strict=True)]
-    parts = [f"({part})" if piece.name else part for piece, part in zip(pieces, parts, strict=True)]
-    return Shape(_compile("".join(parts), behind), tuple(piece.name for piece in pieces if piece.name))
+    parts = [part for piece, form in zip(pieces, forms, strict=True) for part in _parts_of(piece, form)]
+    groups = [part for part in parts if part.name is not None]
+    line = "".join(part.pattern if part.name is None else f"({part.pattern})" for part in parts)
+    fixed = (number for number, group in enumerate(groups) if group.is_fixed)
+    return Shape(_compile(line, behind), tuple(group.name or "" for group in groups), tuple(fixed))
+
+
+class _Part(NamedTuple):
+    """A part of a shape's pattern; a group where it has a name, be it an empty one."""
+
+    pattern: str
+    name: str | None = None
+    is_fixed: bool = False
+
+
+def _parts_of(piece: Piece, form: Form | None) -> Iterator[_Part]:
+    """The parts of a pattern for a piece of a line, of which the digits are groups where they are always the same."""
+    if form or piece.name:
+        yield _Part(form.pattern if form else re.escape(piece.text), piece.name or None, form is None)
+        return
+    for number, text in enumerate(_DIGITS.split(piece.text)):
+        yield _Part(text, "", is_fixed=True) if number % 2 else _Part(re.escape(text))
 
 
 def _has_columns(line: LineMatch, columns: Mapping[str, Column], pieces: Sequence[Piece], texts: Sequence[str]) -> bool:
@@ -290,8 +229,8 @@ def _has_columns(line: LineMatch, columns: Mapping[str, Column], pieces: Sequenc
 
 
 @lru_cache(maxsize=256)
-def _compile(line: str, behind: str) -> re.Pattern[str]:
-    return re.compile(f"^({line})\n{behind}", re.MULTILINE | re.ASCII)
+def _compile(line: str, behind: str) -> re.Pattern[bytes]:
+    return re.compile(f"^{line}\n{behind}".encode(_LATIN), re.MULTILINE)
 
 
 def _generalise(text: str, *, wants_stamp: bool) -> Iterator[Piece]:

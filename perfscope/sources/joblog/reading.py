@@ -293,7 +293,7 @@ class _LogReader:
             elif self._is_full(bulk) and self._log.add_for_ranks(block.ranks.names, bulk.sources, add):
                 return
             stop = last if block.ranks is None else min(first + _LINES_BETWEEN_LOOKS, last)
-            text = "".join(f"{line}\n" for line in block.lines[first:stop]).encode("latin-1")
+            text = block.plain_text(first, stop)
             self._apply_rules(block.ranks.of_same_ranks(text) if block.ranks else text)
             first = stop
 

@@ -10,16 +10,17 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import compress, islice
+from itertools import islice
 from typing import Generic, TypeAlias
 
 import numpy as np
 
 from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
+from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, Shape, learn_shape
+from perfscope.sources.joblog.line_shapes import Column, Measured, Shape, learn_shape
 from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
 from perfscope.sources.joblog.rank_copies import find_copies, is_of_label
 from perfscope.sources.joblog.rules import LineMatch, Rule
@@ -131,24 +132,24 @@ class ShapeSplitter(Generic[State]):
             if between in plain:
                 plain = glue.sub(rb"\1\n", plain)
         for kind, shape in self._shapes(plain):
-            records = split_records(shape, plain.decode(_LATIN), kind.measure)
-            if records is not None and len(records.lines) > _FEWEST:
-                return self._split(kind, records, plain)
+            records = split_records(shape, plain, kind.measure)
+            if records is not None and len(records.starts) > _FEWEST:
+                return self._split(kind, records)
         return None
 
-    def _split(self, kind: LinesOfRecords[State], records: SplitRecords, text: bytes) -> SplitBlock:
-        cells, between, lines, measured = records.cells, records.between, records.lines, records.measured
+    def _split(self, kind: LinesOfRecords[State], records: SplitRecords) -> SplitBlock:
+        cells, measured = records.cells, records.measured
         is_plain = measured.wall_ns != 0
         for name in kind.constants:
             if name in cells:
                 is_plain &= cells.are_same(name)
         for name in kind.peaks:
             if name in cells:
-                is_plain[cells.rows_of_peak(name)] = False
+                is_plain[cells.row_of_peak(name)] = False
         labels = records.labels
         columns = dict(measured.columns)
         numbers = measured.iteration + _EPOCH * columns.get("epoch", 0)
-        is_copy = np.zeros(len(lines), np.bool_)
+        is_copy = np.zeros(len(records.starts), np.bool_)
         if self.drops_copies and kind.is_numbered and labels.count(labels[0]) < len(labels):
             is_first, is_copy = find_copies(labels, numbers, measured.wall_ns, self.most_behind)
             is_copy &= is_plain  # what the rules must read is none
@@ -157,7 +158,7 @@ class ShapeSplitter(Generic[State]):
             is_plain &= _is_of_one_process(labels)
         for name in kind.peaks:
             if name in cells and is_plain.any():  # a copy may have the largest of all
-                is_plain[cells.row_of_peak_among(name, np.flatnonzero(is_plain))] = False
+                is_plain[cells.row_of_peak(name, among=np.flatnonzero(is_plain))] = False
         is_plain[[0, -1]] = False
         if kind.is_numbered:  # of the last ones with its number, the first is no copy
             is_plain[-_LAST:][measured.iteration[-_LAST:] == measured.iteration[-1]] = False
@@ -165,27 +166,33 @@ class ShapeSplitter(Generic[State]):
         if is_copy.any() and is_plain.any():
             firsts = dict(zip(reversed(labels), numbers[::-1].tolist(), strict=True))
             first_of_labels = {label.encode(_LATIN): number for label, number in firsts.items()}
-            columns["copies"] = np.zeros(len(lines), np.int64)
+            columns["copies"] = np.zeros(len(records.starts), np.int64)
             columns["copies"][np.flatnonzero(is_plain)[0]] = is_copy.sum()
         else:
             is_copy[:] = False
-        rest, before = _rest(between, lines, is_plain, is_plain | is_copy)
-        lengths = np.cumsum([0, *map(len, rest)])[: len(rest)]
         plain = PlainLines(
             measured.iteration[is_plain],
             measured.wall_ns[is_plain],
             label=_label_of(labels, is_plain),
             columns={name: column[is_plain] for name, column in columns.items()},
         )
-        kept = list(compress(lines, is_plain.tolist()))
+        is_read = is_plain | is_copy
+        starts, ends = records.starts[is_read], records.ends[is_read]
+        plain_before = np.append(0, np.cumsum(is_plain[is_read]))
+        begins, stops = np.append(0, ends), np.append(starts, len(records.text))
+        is_text = begins < stops
+        ranges = np.stack((begins[is_text], stops[is_text])).T.tolist()
+        rest = [records.text[begin:stop] for begin, stop in ranges]
+        lengths = np.cumsum([0, *map(len, rest)])[: len(rest)]
         return SplitBlock(
             plain,
-            "".join(rest).encode(_LATIN),
-            np.asarray(before, np.int64),
+            b"".join(rest),
+            plain_before[is_text],
             lengths,
-            kept,
+            records.text,
+            np.stack((records.starts[is_plain], records.ends[is_plain])),
             first_of_labels,
-            original=text if first_of_labels else b"",
+            original=records.text if first_of_labels else b"",
             has_record_lines=kind.is_line,
         )
 
@@ -214,16 +221,6 @@ def _is_of_one_process(labels: Sequence[str]) -> Bool:
         is_own = is_of_label(labels, labels[0])
         is_own[np.flatnonzero(is_own)[-1]] = False
     return is_own
-
-
-def _rest(between: Sequence[str], lines: Sequence[str], is_plain: Bool, is_read: Bool) -> tuple[list[str], list[int]]:
-    """All text but the lines that are read, in pieces, and how many plain lines stand before each."""
-    plain_before = np.concatenate((np.zeros(1, np.int64), np.cumsum(is_plain)))
-    # A text between stands before the line of its row.
-    texts = [row for row, text in enumerate(between) if text]
-    pieces = sorted([(row, 0) for row in texts] + [(row, 1) for row in np.flatnonzero(~is_read).tolist()])
-    rest = [lines[row] + "\n" if is_line else between[row] for row, is_line in pieces]
-    return rest, plain_before[[row for row, _ in pieces]].tolist()
 
 
 def add_evenly(series: IterationSeries, plain: PlainLines, first: int, last: int, samples: Int64 | None = None) -> Bool:

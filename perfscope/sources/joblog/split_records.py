@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from perfscope.sources.joblog.line_shapes import LABEL_TEXT, Cells, Measured, Shape
+from perfscope.sources.joblog.cells import Cells
+from perfscope.sources.joblog.line_shapes import LABEL_TEXT, Measured, Shape
+from perfscope.tables.columns import Int64
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,27 +15,27 @@ class SplitRecords:
     """The records of a block.
 
     Attributes:
-        between: The text before each line, and behind the last one.
-        lines: Their lines.
+        text: The block.
+        starts: Where each record begins.
+        ends: Where each ends, with the end of its line.
         labels: Their labels; a single empty one where they have none.
         cells: Their figures.
         measured: What a format makes of these.
     """
 
-    between: list[str]
-    lines: list[str]
+    text: bytes
+    starts: Int64
+    ends: Int64
     labels: Sequence[str]
     cells: Cells
     measured: Measured
 
 
-def split_records(shape: Shape, text: str, measure: Callable[[Cells], Measured]) -> SplitRecords | None:
-    """Take the lines of a shape out of a text; None where it has none."""
-    width = shape.pattern.groups + 1
-    # text between, line, columns, text between, line, columns, ..., text
-    parts = shape.pattern.split(text)
-    if len(parts) < width:
+def split_records(shape: Shape, text: bytes, measure: Callable[[Cells], Measured]) -> SplitRecords | None:
+    """Take the lines of a shape out of a text of whole lines; None where it has none."""
+    found = shape.find(text)
+    if found is None:
         return None
-    cells = Cells({name: parts[2 + offset :: width] for offset, name in enumerate(shape.columns)})
+    cells = Cells(found, shape.columns)
     labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
-    return SplitRecords(parts[0::width], parts[1::width], labels, cells, measure(cells))
+    return SplitRecords(text, found.starts, found.ends, labels, cells, measure(cells))

@@ -16,8 +16,9 @@ import numpy as np
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.joblog.builder import ENOUGH_TIMER_LINES
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.cells import Cells, times_ns
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, times_ns
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule

@@ -17,8 +17,9 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, add_evenly, read_lines

@@ -19,9 +19,10 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import LinesOfRecords, read_lines

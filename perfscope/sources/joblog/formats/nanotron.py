@@ -13,8 +13,9 @@ import re
 import numpy as np
 
 from perfscope.constants import NS_PER_MS
+from perfscope.sources.joblog.cells import Cells, times_ns
 from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured, times_ns
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines

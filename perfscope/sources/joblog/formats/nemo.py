@@ -10,10 +10,11 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep, ignore_line
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, SweptRecords, TimedSteps, read_lines

@@ -21,9 +21,10 @@ import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog.bar_columns import find_columns, find_runs
+from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number, parse_numbers
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines

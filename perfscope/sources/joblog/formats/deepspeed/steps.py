@@ -17,11 +17,12 @@ from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.batch import find_global_batch
 from perfscope.sources.joblog.bulk import PlainLines
+from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
 from perfscope.sources.joblog.iteration_series import IterationSeries
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Cells, Column, Measured
+from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import FormatState, ignore_line
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import LinesOfRecords, add_evenly, read_lines

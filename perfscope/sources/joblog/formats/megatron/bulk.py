@@ -24,7 +24,6 @@ from perfscope.tables.columns import Bool, Int64
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
-_LATIN = "latin-1"
 _WORD = 8
 _ANCHOR = b"elapsed time per iteration (ms): "
 _CONSUMED = b"| consumed samples: "
@@ -91,8 +90,7 @@ def split_block(text: Text, length: int, scratch: Bool, *, keeps_lines: bool = F
     is_needed[plain] = False
     block = _with_rest(text, lines, plain, starts, ends, np.flatnonzero(is_needed))
     if keeps_lines:
-        places = zip(starts[plain].tolist(), ends[plain].tolist(), strict=True)
-        return replace(block, lines=[text[start:end].decode(_LATIN) for start, end in places])
+        return replace(block, source=bytes(text) + b"\n", places=np.stack((starts[plain], ends[plain] + 1)))
     return block
 
 
