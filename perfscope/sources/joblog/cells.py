@@ -35,34 +35,51 @@ class Cells:
     """Figures of many lines as they are printed, by the names of their columns.
 
     Attributes:
-        found: Where they stand.
+        spans: Where they stand.
         columns: The name of each group.
     """
 
-    found: FoundSpans
+    spans: FoundSpans
     columns: Sequence[str]
 
     def __contains__(self, name: str) -> bool:
         return name in self.columns
 
+    def rows(self, rows: Int64 | Bool) -> Cells:
+        """Some of the lines."""
+        return Cells(self.spans.rows(rows), self.columns)
+
     def repeated(self, times: Int64) -> Cells:
         """The figures of lines that come several times each."""
-        return Cells(self.found.rows(np.repeat(np.arange(len(times)), times)), self.columns)
+        return self.rows(np.repeat(np.arange(len(times)), times))
+
+    def text(self, name: str, row: int) -> bytes:
+        """A column of one line."""
+        spans = self.spans
+        begin, end = (spans.starts[row] + spans.groups[spans.kinds[row], self.columns.index(name)]).tolist()
+        return spans.text[begin:end]
+
+    def contain(self, name: str, text: bytes) -> Bool:
+        """Where a column holds a text, of which every digit is a 0 that stands for any digit."""
+        contain = np.zeros(len(self.spans.starts), np.bool_)
+        for form, rows, _ in self.spans.forms(self.columns.index(name)):
+            contain[rows] = text in form
+        return contain
 
     def texts(self, name: str) -> Sequence[str]:
         """A column as text."""
-        group, found = self.columns.index(name), self.found
-        begins, ends = ((found.starts + found.groups[found.kinds, group, side]).tolist() for side in (0, 1))
-        first = found.text[begins[0] : ends[0]]
-        if found.are_text(group, first).all():
+        group, spans = self.columns.index(name), self.spans
+        begins, ends = ((spans.starts + spans.groups[spans.kinds, group, side]).tolist() for side in (0, 1))
+        first = spans.text[begins[0] : ends[0]]
+        if spans.are_text(group, first).all():
             return [first.decode(_LATIN)] * len(begins)
-        text = found.text.decode(_LATIN)
+        text = spans.text.decode(_LATIN)
         return [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
 
     def integers(self, name: str) -> Int64:
         """A column of counts."""
-        values = np.empty(len(self.found.starts), np.int64)
-        for form, rows, places in self.found.forms(self.columns.index(name)):
+        values = np.empty(len(self.spans.starts), np.int64)
+        for form, rows, places in self.spans.forms(self.columns.index(name)):
             if len(form) <= _MOST_DIGITS and form.isdigit():
                 values[rows] = self._digits(places, range(len(form)))
             else:
@@ -71,14 +88,13 @@ class Cells:
 
     def numbers(self, name: str) -> Float64:
         """A column of numbers; NaN where the text is none."""
-        values = np.empty(len(self.found.starts), np.float64)
-        for form, rows, places in self.found.forms(self.columns.index(name)):
-            digits = [place for place, byte in enumerate(form) if byte != ord(".")]
+        values = np.empty(len(self.spans.starts), np.float64)
+        for form, rows, places in self.spans.forms(self.columns.index(name)):
+            digits = [offset for offset, byte in enumerate(form) if byte != ord(".")]
             if _DECIMAL.fullmatch(form) and 0 < len(digits) <= _MOST_EXACT_DIGITS:
                 values[rows] = self._digits(places, digits) / 10.0 ** len(form.partition(b".")[2])
             else:
-                parsed = map(parse_number, self._slices(places, len(form)))
-                values[rows] = [np.nan if value is None else value for value in parsed]
+                values[rows] = _parse(self._slices(places, len(form)))
         values[np.abs(values) >= LARGEST] = np.nan
         return values
 
@@ -99,19 +115,28 @@ class Cells:
 
     def are_same(self, name: str) -> Bool:
         """Where a column has the text of the last row."""
-        group, found = self.columns.index(name), self.found
-        begin, end = (found.starts[-1] + found.groups[found.kinds[-1], group]).tolist()
-        return found.are_text(group, found.text[begin:end])
+        return self.spans.are_text(self.columns.index(name), self.text(name, -1))
 
     def row_of_peak(self, name: str, among: Int64 | None = None) -> int:
         """The first row that has the largest value of a column, or of some of its rows."""
         values = np.nan_to_num(self.numbers(name))
         return int(np.argmax(values)) if among is None else int(among[np.argmax(values[among])])
 
+    def clocks_s(self, name: str) -> Int64:
+        """A column of clocks such as ``1:02:03`` or ``02:03`` in seconds."""
+        values = np.empty(len(self.spans.starts), np.int64)
+        for form, rows, places in self.spans.forms(self.columns.index(name)):
+            seconds, begin = np.zeros(len(places), np.int64), 0
+            for part in form.split(b":"):
+                seconds = seconds * S_PER_MINUTE + self._digits(places, range(begin, begin + len(part)))
+                begin += len(part) + 1
+            values[rows] = seconds
+        return values
+
     def stamps_ns(self) -> Int64:
         """The dates of the lines in nanoseconds since 1970; 0 where a date does not exist."""
-        values = np.empty(len(self.found.starts), np.int64)
-        for form, rows, places in self.found.forms(self.columns.index(STAMP)):
+        values = np.empty(len(self.spans.starts), np.int64)
+        for form, rows, places in self.spans.forms(self.columns.index(STAMP)):
             parts = [self._digits(places, range(begin, begin + width)) for begin, width in _PARTS_OF_STAMP]
             dates, hours, minutes, seconds = (parts[0] * 100 + parts[1]) * 100 + parts[2], *parts[3:]
             different, date_of_row = np.unique(dates, return_inverse=True)
@@ -125,7 +150,7 @@ class Cells:
 
     def _digits(self, places: Int64, offsets: Sequence[int]) -> Int64:
         """The numbers whose digits stand at some offsets from some places."""
-        buffer = np.frombuffer(self.found.text, np.uint8)
+        buffer = np.frombuffer(self.spans.text, np.uint8)
         values = np.zeros(len(places), np.int64)
         for offset in offsets:
             values *= 10
@@ -134,7 +159,14 @@ class Cells:
         return values
 
     def _slices(self, places: Int64, width: int) -> list[bytes]:
-        return [self.found.text[place : place + width] for place in places.tolist()]
+        return [self.spans.text[begin : begin + width] for begin in places.tolist()]
+
+
+def _parse(texts: Sequence[bytes]) -> list[float]:
+    try:
+        return list(map(float, texts))
+    except ValueError:
+        return [np.nan if value is None else value for value in map(parse_number, texts)]
 
 
 def times_ns(times: Float64, unit_ns: int) -> Int64:

@@ -7,10 +7,7 @@ from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
 
-import numpy as np
-
-from perfscope.constants import NS_PER_S, S_PER_HOUR, S_PER_MINUTE
-from perfscope.tables.columns import Int64
+from perfscope.constants import NS_PER_S, S_PER_MINUTE
 
 #: No figure of a log is larger, unless it is damaged or infinite.
 LARGEST = 1e30
@@ -23,7 +20,7 @@ LABEL = (
 )
 _LABEL = re.compile(LABEL)
 #: The clock of a progress bar, with hours or without.
-CLOCK = rb"((?:\d{1,5}:)?\d\d:\d\d)"
+CLOCK = rb"(?P<clock>(?:\d{1,5}:)?\d\d:\d\d)"
 _LONGEST_LABEL = 120
 _TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _TIMESTAMP_REACH = 200
@@ -67,27 +64,12 @@ def parse_timestamp_ns(text: bytes, start: int, end: int) -> int | None:
     return int((date - datetime(1970, 1, 1)).total_seconds()) * NS_PER_S + int(fraction)
 
 
-def parse_counts(texts: Iterable[bytes]) -> Int64:
-    """Many counts of up to 18 digits."""
-    return np.fromstring(b" ".join(texts), np.int64, sep=" ")
-
-
 def parse_clock_s(text: bytes) -> int:
     """The seconds of one of a bar's clocks."""
     seconds = 0
     for part in text.split(b":"):
-        seconds = seconds * 60 + int(part)
+        seconds = seconds * S_PER_MINUTE + int(part)
     return seconds
-
-
-def parse_clocks_s(texts: Iterable[bytes]) -> Int64:
-    """The seconds of many of a bar's clocks.
-
-    >>> parse_clocks_s((b"06:45", b"1:00:02")).tolist()
-    [405, 3602]
-    """
-    digits = np.fromstring(b" ".join(texts).replace(b":", b""), np.int64, sep=" ")
-    return digits // 10_000 * S_PER_HOUR + digits // 100 % 100 * S_PER_MINUTE + digits % 100
 
 
 def parse_number(text: bytes) -> float | None:

@@ -61,14 +61,13 @@ class Shape:
 
     def find(self, text: bytes) -> FoundSpans | None:
         """The lines of this shape in a text of whole lines; None without one."""
-        if self.pattern.pattern.find(b"\n") < len(self.pattern.pattern) - 1:  # several lines, or what is behind counts
-            found = find_each(self.pattern, text)
-        else:
-            found = find_lines(self.pattern, text)
-            for group in self.fixed if len(found.starts) else ():
-                begin, end = (found.examples[0] + found.groups[0, group]).tolist()
-                found = found.rows(found.are_text(group, found.text[begin:end]))
-        return found if len(found.starts) else None
+        pattern = self.pattern.pattern
+        is_of_one_line = pattern.find(b"\n") == len(pattern) - 1
+        spans = (find_lines if is_of_one_line else find_each)(self.pattern, text)
+        for group in self.fixed if len(spans.starts) else ():
+            begin, end = (spans.examples[0] + spans.groups[0, group]).tolist()
+            spans = spans.rows(spans.are_text(group, spans.text[begin:end]))
+        return spans if len(spans.starts) else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from typing import ClassVar
 import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bar_columns import find_columns, find_runs
+from perfscope.sources.joblog.bar_columns import find_bars, find_runs
 from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clock_s, parse_clocks_s, parse_counts
+from perfscope.sources.joblog.line_fields import CLOCK, LABEL, parse_clock_s
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf
 from perfscope.tables.columns import Int64
@@ -38,15 +38,16 @@ _FRONT = (
     rb"(?:[ \t]{1,8}\d{1,6}: |[\w.-]{1,60}-\d{1,6} {1,8}\| |\[pod/[\w./-]{1,200}\] "
     rb"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z?\]? (?:std(?:out|err) [FP] )?)?"
 )
-#: A search for a line's end and what follows it is faster than one for every line's beginning.
 _BAR = re.compile(
-    rb"\n(?:[ \t]*+|(?!Epoch )"  # most bars have nothing in front
+    rb"^(?:[ \t]*+|(?!Epoch )"  # most bars have nothing in front
     + _FRONT
     + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1)
     + rb"?[ \t]*+)\d{1,3}+%\|[^|\n]{0,400}+\|[ ]*+"
-    rb"(\d{1,12}+)/(\d{1,12}+) \[" + CLOCK + rb"<",
+    rb"(?P<step>\d{1,12}+)/(?P<total>\d{1,12}+) \[" + CLOCK + rb"<",
+    re.MULTILINE,
 )
 _SKEW = 4
+_SHORT = 1 << 13  # bars of a shorter text are found faster one by one
 _MANY = 16  # fewer are read faster one by one
 _LOSSES_OF_ANOTHER = 2
 _PRECISE_STEP_S = 2
@@ -100,9 +101,9 @@ class ProgressBars:
 
     def add(self, text: bytes) -> None:
         """Add the bars of some lines."""
-        steps, totals, clocks = find_columns(_BAR, b"\n" + text)
+        steps, totals, clocks_s = _find(text)
         for first, end in find_runs(totals):
-            self._add_rows(int(totals[first]), steps[first:end], clocks[first:end])
+            self._add_rows(int(totals[first]), steps[first:end], clocks_s[first:end])
 
     def add_of_one(self, text: bytes) -> bool:
         """Add the bars of some lines if losses between them are those of the training: of one bar that goes on.
@@ -111,24 +112,22 @@ class ProgressBars:
         """
         if self._current is None:
             return False
-        steps, totals, clocks = find_columns(_BAR, b"\n" + text)
-        total = int(totals[0]) if totals else None
-        if total is None or total != self._current or totals.count(totals[0]) < len(totals):
+        steps, totals, clocks_s = _find(text)
+        total = self._current
+        if not len(totals) or (totals != total).any() or (steps == total).any() or self.is_complete(total):
             return False
-        if total in map(int, steps) or self.is_complete(total):
-            return False
-        self._add_rows(total, steps, clocks)
+        self._add_rows(total, steps, clocks_s)
         return True
 
-    def _add_rows(self, total: int, steps: Sequence[bytes], clocks: Sequence[bytes]) -> None:
+    def _add_rows(self, total: int, steps: Int64, clocks_s: Int64) -> None:
         """Add states of one bar."""
         self._current = total
         points = self._bars.setdefault(total, _Points())
         if len(steps) >= _MANY:
-            self._add_states(points, parse_counts(steps), parse_clocks_s(clocks))
+            self._add_states(points, steps, clocks_s)
         else:
-            for step, clock in zip(steps, clocks, strict=True):
-                self._add_state(points, int(step), parse_clock_s(clock))
+            for step, clock_s in zip(steps.tolist(), clocks_s.tolist(), strict=True):
+                self._add_state(points, step, clock_s)
 
     def _add_states(self, points: _Points, steps: Int64, clocks_s: Int64) -> None:
         """Add states of a bar: at once where it goes on, else those that are no copies."""
@@ -218,6 +217,16 @@ class ProgressBars:
                     series.on_disturbance(kind)
                 series.add(record)
             _add_records(series, waiting)
+
+
+def _find(text: bytes) -> tuple[Int64, Int64, Int64]:
+    """The steps, lengths and clocks of all bars of some lines."""
+    if len(text) < _SHORT:
+        rows = [(int(bar[1]), int(bar[2]), parse_clock_s(bar[3])) for bar in _BAR.finditer(text)]
+        steps, totals, clocks_s = np.asarray(rows, np.int64).reshape(-1, 3).T
+        return steps, totals, clocks_s
+    bars = find_bars(_BAR, text, b"%|")
+    return bars.integers("step"), bars.integers("total"), bars.clocks_s("clock")
 
 
 def _add_records(series: IterationSeries, records: Sequence[Record]) -> None:

@@ -33,9 +33,9 @@ class SplitRecords:
 
 def split_records(shape: Shape, text: bytes, measure: Callable[[Cells], Measured]) -> SplitRecords | None:
     """Take the lines of a shape out of a text of whole lines; None where it has none."""
-    found = shape.find(text)
-    if found is None:
+    spans = shape.find(text)
+    if spans is None:
         return None
-    cells = Cells(found, shape.columns)
+    cells = Cells(spans, shape.columns)
     labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
-    return SplitRecords(text, found.starts, found.ends, labels, cells, measure(cells))
+    return SplitRecords(text, spans.starts, spans.ends, labels, cells, measure(cells))

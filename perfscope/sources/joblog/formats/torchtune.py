@@ -13,19 +13,18 @@ over the time since the step before and over the GPUs. Memory is in GiB. Older l
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bar_columns import find_columns, find_runs
+from perfscope.sources.joblog.bar_columns import find_bars, find_runs
 from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.line_fields import CLOCK, parse_clocks_s, parse_counts, parse_number, parse_numbers
+from perfscope.sources.joblog.line_fields import CLOCK, parse_number, parse_numbers
 from perfscope.sources.joblog.line_shapes import Column, Measured
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
@@ -36,12 +35,12 @@ BAR = "the clock of torchtune's bar"
 SOURCE = "tokens_per_second_per_gpu"
 
 _CELL = re.compile(rb"(\w+):(\S+)")
+_ANCHOR = b"|Loss: "
 _BAR = re.compile(
-    rb"(?<!\d)(\d{1,6}+)\|(\d{1,12}+)\|Loss: ([^:|\n]{1,40}+): {1,4}+\d{1,3}+%\|[^|\n]{0,400}+\| {0,4}+"
-    rb"(\d{1,12}+)/(\d{1,12}+) \[" + CLOCK + rb"<[^\]\n]*+\]?\n?"
+    rb"(?<!\d)(?P<epoch>\d{1,6}+)\|(?P<number>\d{1,12}+)\|Loss: (?P<loss>[^:|\n]{1,40}+): {1,4}+\d{1,3}+%"
+    rb"\|[^|\n]{0,400}+\| {0,4}+(?P<step>\d{1,12}+)/(?P<length>\d{1,12}+) \[" + CLOCK + rb"<"
 )
-_BARS = re.compile(rb"[^\n]*+(?:\n++[^\n]{0,200}?\|Loss: [^\n]*+)*+")
-_REACH = 1 << 20
+_NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -52,28 +51,28 @@ class _State(FormatState):
     epoch: int = -1
 
 
-def _on_bars(state: _State, line: LineMatch) -> None:
-    epochs, numbers, losses, steps, lengths, clocks = find_columns(_BAR, line[0])
+def _on_bars(state: _State, text: bytes) -> None:
+    bars = find_bars(_BAR, text, _ANCHOR)
+    epochs, numbers, steps, lengths = (bars.integers(name) for name in ("epoch", "number", "step", "length"))
+    clocks_ns = bars.clocks_s("clock") * NS_PER_S
     for first, end in find_runs(epochs, lengths):
         state.log.frameworks.add("torchtune")
         epoch, length = int(epochs[first]), int(lengths[first])
-        before = (max(epoch, 1) - 1) * length
-        counted = parse_counts(steps[first:end])
-        is_named_right = (counted > 0) & ((parse_counts(numbers[first:end]) - counted) % max(length, 1) == 0)
-        rows = (
-            np.flatnonzero(is_named_right) if length else np.empty(0, np.int64)
+        counted = steps[first:end]
+        is_named_right = (counted > 0) & ((numbers[first:end] - counted) % max(length, 1) == 0)
+        rows = first + (
+            np.flatnonzero(is_named_right) if length else _NOWHERE
         )  # others have the name of the step before
         if len(rows) and epoch != state.epoch:
             state.clock.restart(state.log)
             state.epoch = epoch
-        clocks_ns = parse_clocks_s(clocks[first:end]) * NS_PER_S
-        numbers_of_rows = counted[rows] + before
-        record_of = partial(_record, numbers_of_rows, losses, rows + first)
+        numbers_of_rows = steps[rows] + (max(epoch, 1) - 1) * length
+        record_of = partial(_record, numbers_of_rows, bars, rows)
         state.clock.add_each(state.log, numbers_of_rows, clocks_ns[rows], NS_PER_S, record_of)
 
 
-def _record(steps: Int64, losses: Sequence[bytes], places: Int64, row: int) -> Record:
-    return Record(int(steps[row]), loss=parse_number(losses[places[row]]))
+def _record(steps: Int64, bars: Cells, places: Int64, row: int) -> Record:
+    return Record(int(steps[row]), loss=parse_number(bars.text("loss", int(places[row]))))
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
@@ -123,10 +122,10 @@ FORMAT = Format(
     framework="torchtune",
     state=_State,
     rules=(
-        Rule(b"|Loss: ", _BARS, _on_bars, reach=_REACH, identifies=False, at_line_start=True),
         _RULE,
         Rule(b" | val_loss:", re.compile(rb"Step \d{1,12} \| val_loss:"), _on_validation, begin=(b"Step ",)),
     ),
+    sweeps=(Sweep((_ANCHOR,), _on_bars),),
     sources=(StepTimeSource(BAR), StepTimeSource(SOURCE)),
     close=_close,
     bulk=read_lines(SOURCE, LinesOfRecords(_RULE, {"step": STEP, **_PEAKS}, _measure, peaks=tuple(_PEAKS))),
