@@ -9,7 +9,7 @@ them; it is read where other lines are the Trainer's. Dictionaries are parsed as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
@@ -39,6 +39,7 @@ _OF_ONE_RUN = {"gbs", "train_iterations"}
 _GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_positions": "seq_len"}
 _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
+_LOSS_KEY = b"'loss':"
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
@@ -187,19 +188,26 @@ def _add_rest(state: _State, text: bytes) -> bool:
 
 def _add_losses(state: _State, text: bytes) -> None:
     """Add dictionaries; the first and the last loss, and the first epochs, are kept."""
-    losses = _LOSS.findall(text)
     epochs = text.count(b"'epoch':")
     if epochs:
         state.has_global_steps = state.has_global_steps or b"'global_step':" in text
         state.log.frameworks.add(_FRAMEWORK)
         state.bars.on_losses(epochs)
     if epochs and state.end.second_epoch is None:
-        state.end.add_epochs(map(parse_number, _EPOCH.findall(text)))
-    state.end.add_losses(_first_number(losses), _first_number(reversed(losses)))
+        state.end.add_epochs(map(parse_number, dict.fromkeys(_EPOCH.findall(text))))
+    state.end.add_losses(_first_number(_LOSS.finditer(text)), _first_number(_losses_from_the_end(text)))
 
 
-def _first_number(texts: Iterable[bytes]) -> float | None:
-    return next((value for value in map(parse_number, texts) if value is not None), None)
+def _losses_from_the_end(text: bytes) -> Iterator[re.Match[bytes]]:
+    begin = len(text)
+    while (begin := text.rfind(_LOSS_KEY, 0, begin)) >= 0:
+        loss = _LOSS.match(text, begin)
+        if loss:
+            yield loss
+
+
+def _first_number(matches: Iterable[re.Match[bytes]]) -> float | None:
+    return next((value for value in (parse_number(match[1]) for match in matches) if value is not None), None)
 
 
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
