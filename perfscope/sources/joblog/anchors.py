@@ -18,8 +18,8 @@ from perfscope.tables.columns import Bool
 _DIGITS = b"0123456789"
 _SHORT_TEXT = 1 << 9  # to mark a longer one takes less time than to look for each anchor in it
 _GRAM = 4
-_TABLE_BITS = 16  # a table that stays in the processor's cache
-_LARGE_TABLE_BITS = 22  # for random text, of which a small table would be full
+_TABLE_BITS = 18  # a table that stays in the processor's cache, and that prose does not fill
+_LARGE_TABLE_BITS = 22  # for random text
 _FULL = 4
 _MULTIPLIER = np.uint32(2654435761)  # Knuth's, for hashing by multiplication
 _HASH_BITS = 32
@@ -75,9 +75,9 @@ def _table_of(text: bytes, bits: int) -> Bool:
 
 
 def _places(hashes: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
-    """The places of sequences in a table of that many bits; a table of 16 is faster with places of as many."""
+    """The places of sequences in a table of that many bits."""
     places: npt.NDArray[np.uint32] = hashes >> np.uint32(_HASH_BITS - bits)
-    return places.astype(np.uint16) if bits == _TABLE_BITS else places
+    return places
 
 
 def _hashes(text: bytes) -> npt.NDArray[np.uint32]:
