@@ -143,7 +143,7 @@ FORMAT = Format(
     rules=(
         Rule(
             b"ms/batch",
-            re.compile(rb"\[step (?P<step>\d+)\][^\n]{0,400}?latency=(?P<latency>[^\s,]+) ms/batch"),
+            re.compile(rb"\[step (?P<step>\d{1,15})\][^\n]{0,400}?latency=(?P<latency>[^\s,]+) ms/batch"),
             _on_step,
             begin=(b"[step ",),
         ),

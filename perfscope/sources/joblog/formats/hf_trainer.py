@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
+from perfscope.sources.joblog.line_fields import LARGEST, parse_number, parse_numbers
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
 from perfscope.sources.joblog.progress_bars import BAR_LINE, ProgressBars
 from perfscope.sources.joblog.record import Record
@@ -232,7 +232,7 @@ def _on_final_block(state: _State, line: LineMatch) -> None:
 
 
 def _set_runtime(state: _State, runtime_s: float | None) -> None:
-    if runtime_s is None or runtime_s <= 0:
+    if runtime_s is None or not 0 < runtime_s < LARGEST:
         return
     before_s = runtime_s if state.end.runtime_s is None else state.end.runtime_s
     low, high = sorted((runtime_s, before_s))
@@ -324,12 +324,12 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(
         b"Num update steps per epoch = ",
-        re.compile(rb"Num update steps per epoch = ([\d,]+)"),
+        re.compile(rb"Num update steps per epoch = (\d[\d,]{0,15})"),
         _on_epoch_steps,
         identifies=False,
     ),
     Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
-    Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d+)'), _on_vocabulary, identifies=False),
+    Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d{1,15})'), _on_vocabulary, identifies=False),
     Rule(b"'eval_runtime':", re.compile(rb"'eval_runtime':"), _on_evaluation, identifies=False),
     Rule(b"***** Running Evaluation", re.compile(rb"\*{5} Running Evaluation \*{5}"), _on_evaluation, identifies=False),
     Rule(b"Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),

@@ -81,7 +81,7 @@ def _on_setting(state: FormatState, line: LineMatch) -> None:
 _STAMPED = Rule(
     b", total_loss: ",
     re.compile(
-        rb"step: (?P<step>\d+), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
+        rb"step: (?P<step>\d{1,15}), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
         rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
     ),
     _on_stamped_step,
@@ -92,7 +92,7 @@ _STAMPED = Rule(
 _OF_EPOCHS: Rule[_State] = Rule(
     b"samples/s: ",
     re.compile(
-        rb"epoch (?P<epoch>\d+), iter (?P<step>\d+), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
+        rb"epoch (?P<epoch>\d{1,15}), iter (?P<step>\d{1,15}), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
         rb"samples/s: (?P<speed>\S+)(?: (?P<stamp>\d{9,}(?:\.\d+)?))?"
     ),
     _on_stamped_step,
@@ -133,7 +133,7 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(
         b"latency(ms): ",
         re.compile(
-            rb"iter: (?P<step>\d+)/\d+, loss: (?P<loss>[^,\s]+),[^\n]{0,300}?latency\(ms\): (?P<latency>[^\s|]+)"
+            rb"iter: (?P<step>\d{1,15})/\d+, loss: (?P<loss>[^,\s]+),[^\n]{0,300}?latency\(ms\): (?P<latency>[^\s|]+)"
         ),
         _on_latency,
         begin=(b"iter: ",),

@@ -134,7 +134,7 @@ _THROUGHPUT_RULE = Rule(
     _on_throughput,
     span=(50, 160),
 )
-_STEP_RULE = Rule(b", skipped=", re.compile(rb"\bstep=(\d+), skipped=(\d+), "), _on_step)
+_STEP_RULE = Rule(b", skipped=", re.compile(rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), "), _on_step)
 _STEP_LINE = {"step": Column(INTEGER, re.compile(rb"\bstep=(\d{1,15}), skipped="))}
 _SPEED_LINE = {
     "counted": Column(INTEGER, re.compile(rb"(?:global_step=|\b\d{1,9}/)(\d{1,15}), (?:RunningAvg)?SamplesPerSec=")),

@@ -30,7 +30,7 @@ from perfscope.tables.columns import Int64
 
 SOURCE = "elapsed time per iteration"
 
-_START = re.compile(rb"iteration(?:=\s*|\s+)(\d+)\s*/\s*(\d+)\s*\|")
+_START = re.compile(rb"iteration(?:=\s*|\s+)(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
 _TIME = re.compile(rb"e\s*lapsed[\s_]*time")
 _SPACE = re.compile(rb"[\s_]+")
 _SPEED_IN_FRONT = re.compile(rb"samples/sec:\s*([\d.]+)\s*\|\s*$")
@@ -173,11 +173,10 @@ def _fill(state: MegatronState, record: Record, key: bytes, label: bytes, text: 
     if key == b"approxflopspergpu":
         state.is_gpt_neox = True
         flops = _FLOPS.match(text.upper())
-        if flops:
+        value = parse_number(flops[1]) if flops else None
+        if flops and value is not None:
             scale = _PREFIXES[flops[2]] / TERA
-            _set_tflops(
-                state, record, label, float(flops[1]) * _PREFIXES[flops[2]] / TERA, parse_resolution(flops[1]) * scale
-            )
+            _set_tflops(state, record, label, value * _PREFIXES[flops[2]] / TERA, parse_resolution(flops[1]) * scale)
         return
     value = _value(text)
     if value is None:
