@@ -2,7 +2,8 @@ r"""The shape of a line: its text with other numbers, learned from a line that a
 
 A log of gigabytes is the same line again and again. A rule finds the first record of a block; everything around the
 figures that are needed becomes one regular expression, in which numbers may be others and nothing else may.
-``re.split`` with it takes a block apart in one pass: the figures of every such line, and all other text, untouched.
+It takes every digit for any other one, but for those that are the same in all lines, which are groups of it: so it is
+tried on one of the lines that are equal but for their digits.
 """
 
 from __future__ import annotations
