@@ -370,7 +370,7 @@ def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Pat
 
 
 SIZE = ["--layers", "4", "--hidden", "64", "--heads", "2", "--seq-len", "32", "--vocabulary", "128"]
-TRAININGS = {
+TRAININGS: dict[str, tuple[str | Path, ...]] = {
     "torch": (*TORCHRUN, "2", WORKLOAD, "--microbatches", "4", "--steps", "200", *SIZE),
     "torch, interleaved": (
         *(*TORCHRUN, "2", WORKLOAD, "--schedule", "interleaved"),
