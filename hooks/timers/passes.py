@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
 _MAX_PENDING = 16
 #: All hooks of steps whose passes are timed take at most this share of all steps, ...
-_MOST_COST = 0.002
+_MOST_COST = 0.001
 #: ... but the first ones are timed in any case, for jobs that end soon, ...
 _FIRST_STEPS = 32
 #: ... and one step in so many. How many it is, is decided again behind so many timed steps.

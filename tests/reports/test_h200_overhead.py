@@ -168,3 +168,29 @@ def test_pairs_in_which_something_else_happened_and_all_runs_of_plain_loops_toge
     weights = [error**-2 for _, error in runs]
     together = sum(weight * change for weight, (change, _) in zip(weights, runs, strict=True)) / sum(weights)
     assert f"say {together:+.2f} % together, with a standard error of {sum(weights) ** -0.5:.2f}" in REPORT
+
+
+def test_the_costs_of_pipelines_are_those_of_the_pairs() -> None:
+    runs = read("h200-pipelines.json")
+    changes: dict[str, list[float]] = {"torch": [], "deepspeed": [], "megatron": []}
+    for run in runs:
+        for name, training in run["trainings"].items():
+            own = training["changes_percent"]
+            error = f"{stdev(own) / math.sqrt(len(own)):.2f}" if len(own) > 1 else "n/a"
+            first = training["hooks_all_us"] / training["all_timed_ms"] / 10
+            later = training["hooks_mean_us"] / training["alone_ms"] / 10
+            cells = [str(run["run"]), name, str(len(own)), f"{training['before_ms']:.1f}"]
+            cells += [f"{training['bare_before_ms']:.1f}", f"{mean(own):+.2f}", error]
+            cells += [f"{training['hooks_all_us']:.0f}", f"{first:.2f}", f"{training['hooks_mean_us']:.0f}"]
+            cells += [f"{training['hooks_median_us']:.0f}", f"{later:.2f}"]
+            cells.append(f"{training['timed_steps']:.0f} of {training['rest_steps']}")
+            assert has_row(*cells), cells
+            assert training["detached"]
+            if name.endswith("host-bound"):
+                changes[name.partition(",")[0]] += own
+    said = {name: f"{mean(own):.1f} % ({stdev(own) / math.sqrt(len(own)):.1f})" for name, own in changes.items()}
+    assert said == {"torch": "-0.4 % (1.7)", "deepspeed": "1.3 % (0.7)", "megatron": "1.2 % (0.7)"}
+    whole = [change for own in changes.values() for change in own]
+    error = f"{stdev(whole) / math.sqrt(len(whole)):.1f}"
+    assert f"the {len(whole)} host-bound pairs are {mean(whole):.1f} % slower" in REPORT
+    assert f"with a standard error of {error}: DeepSpeed" in REPORT

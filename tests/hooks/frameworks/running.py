@@ -11,7 +11,7 @@ from typing import Any
 from tests.conftest import SCRIPTS, profile, step_lines
 
 #: torchrun of this interpreter, whatever is first on PATH.
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+TORCHRUN: list[str | Path] = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
 
 
 def torchrun(ranks: int, script: str, *words: str, cwd: Path, **variables: str) -> Path:
