@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import TypeAlias
 
 from perfscope.sources.joblog.kept_records import KeptRecords
@@ -29,13 +30,13 @@ class ComparedCopies(KeptRecords):
         self._turns: dict[bytes | None, Turns] = {}
         self._added: list[AddedRecord] | None = None
 
+    @abstractmethod
     def add(self, record: Record, label: bytes | None = None) -> bool:
         """Append a record and return True, unless it is a copy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def add_last_again(self, record: Record, label: bytes | None, times: int) -> bool:
         """Add the last record again for further ranks behind its label; return whether all are copies of it."""
-        raise NotImplementedError
 
     def observe(self, added: list[AddedRecord] | None) -> None:
         """Tell of each further record that is added, be it a copy or not, until None is given."""
