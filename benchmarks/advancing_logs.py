@@ -1,7 +1,8 @@
 """Long logs made of whole excerpts, one behind the other, in which time goes on: for records of any shape.
 
 Steps, samples, dates and clocks go on from excerpt to excerpt as they do within one; all else, lines that are no
-records included, is as the excerpt has it. The length of a bar becomes one that is not reached.
+records included, is as the excerpt has it, but for what a job prints once. The length of a bar becomes one that is not
+reached.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ _LENGTH = "90000000"
 _USUAL = 10
 _FORM = "%Y-%m-%d %H:%M:%S"
 _DATE = r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d"
+#: What a job says before its first step.
+_HEAD = re.compile(r"(?:\[before the start of training step\][^\n]*\n)*")
 _COUNTERS = re.compile(
     r"iteration(?P<iteration> +\d+)/|consumed samples:(?P<samples> +\d+)|"
     r"(?P<bar>\d+)/(?P<length>\d+) \[(?P<clock>\d[\d:]*\d)<|(?P<named>\d+)\|Loss|"
@@ -67,12 +70,14 @@ class AdvancingLog:
 
     Attributes:
         name: The excerpt.
+        head: What it says once.
         texts: What stands between its counters.
         counters: The name of each counter, its value and its width.
         spans: How far each kind goes on from excerpt to excerpt.
     """
 
     name: str
+    head: str
     texts: tuple[str, ...]
     counters: tuple[tuple[str, int, int], ...]
     spans: dict[str, int]
@@ -81,7 +86,7 @@ class AdvancingLog:
         """At least so many characters."""
         parts: list[str] = []
         number, length = 0, 0
-        while length < size:
+        while len(self.head) + length < size:
             for text, (name, value, width) in zip(self.texts, self.counters, strict=False):
                 write = _WORDS[name][1] if name in _WORDS else str
                 figure = _LENGTH if name == "length" else write(value + number * self.spans[name])
@@ -89,15 +94,16 @@ class AdvancingLog:
             parts.append(self.texts[-1])
             number += 1
             length = sum(map(len, parts[: 2 * len(self.counters) + 1])) * number
-        return "".join(parts)
+        return "".join((self.head, *parts))
 
 
 def advancing_log(name: str, text: str) -> AdvancingLog | None:
     """The log of an excerpt; None where nothing in it counts."""
     texts: list[str] = []
     counters: list[tuple[str, int, int]] = []
-    offset = 0
-    for match in _COUNTERS.finditer(text):
+    head = _HEAD.match(text)
+    offset = begin = head.end() if head else 0
+    for match in _COUNTERS.finditer(text, begin):
         for kind, figure in match.groupdict().items():
             if figure is not None:
                 read = _WORDS[kind][0] if kind in _WORDS else int
@@ -109,7 +115,7 @@ def advancing_log(name: str, text: str) -> AdvancingLog | None:
     for kind in {kind for kind, _, _ in counters}:
         values = sorted({value for other, value, _ in counters if other == kind})
         spans[kind] = (values[-1] - values[0]) * len(values) // (len(values) - 1) if len(values) > 1 else _USUAL
-    return AdvancingLog(name, tuple(texts), tuple(counters), spans) if counters else None
+    return AdvancingLog(name, text[:begin], tuple(texts), tuple(counters), spans) if counters else None
 
 
 def advancing_logs() -> Iterator[AdvancingLog]:

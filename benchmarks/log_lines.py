@@ -3,15 +3,15 @@
 Run: ``python -m benchmarks.log_lines``, a few minutes. Each text is written to a file and read by ``read_log``; the
 figure is bytes over processor time of one process, the best of three where it is less than twice the limit of 50 MB/s.
 The first table is that of ``docs/logs.md``. Lines of half records are made of the published excerpts: parts of their
-lines, repeated up to 4 and to 15 KB, with the number of the line at its end.
+lines, repeated up to 4 and to 15 KB, with the number of the line at its end, in 1.2 MB.
 
-Records of an excerpt are read in three forms. The first goes on, as a job does, in 10 MB: the record of the excerpt
+Records of an excerpt are read in three forms. The first goes on, as a job does, in 32 MB: the record of the excerpt
 with ascending steps and a clock that goes on, or where one shape is not enough, its lines with counters that advance;
-an excerpt without a counter is of lines that a job prints once. The second is the excerpt again and again in 5 MB, a
-few lines that go back each time, which no job prints: a restart, or a copy of another process, at every few records. As
-this text repeats itself byte by byte, it is counted. The third has a line that counts between each two, so that it is
-read. The last columns are those of a perl one-liner that adds up one number of every line, as people do, over the first
-form.
+an excerpt without a counter is of lines that a job prints once. It is also read as eight ranks print it, but for files
+of metrics, which one process writes. The second is the excerpt again and again in 32 MB, a few lines that go back each
+time, which no job prints: a restart, or a copy of another process, at every few records. As this text repeats itself
+byte by byte, it is counted. The third, of 5 MB, has a line that counts between each two, so that it is read. The last
+columns are those of a perl one-liner that adds up one number of every line, as people do, over the first form.
 """
 
 from __future__ import annotations
@@ -37,15 +37,19 @@ from perfscope.constants import MB, S_PER_HOUR
 from perfscope.sources.joblog import read_log
 
 SIZE = 10_000_000
-HOSTILE_SIZE = 300_000
-AGAIN_SIZE = 5_000_000
+HOSTILE_SIZE = 1_200_000
+LONG_SIZE = 32_000_000
+BETWEEN_SIZE = 5_000_000
 PERL = r"m|.*[ :=(](\d+\.\d+)| && do {$x+=$1; $c++}; END { print $c ? $x/$c : 0 }"
 LENGTHS = (4_000, 15_000)
 PARTS = 6
 BEST_OF = 3
 RANKS = 8
-RANKS_SIZE = 8 << 20
 LIMIT_MB_S = 50
+#: Files that a trainer writes beside its log: one process writes them.
+METRICS_FILES = frozenset(
+    {"detectron2-metrics", "mask2former-metrics", "mmcv-json", "mmengine-scalars", "mmengine-scalars-2023"}
+)
 
 
 def texts() -> Iterator[tuple[str, bytes]]:
@@ -100,17 +104,16 @@ def record_texts() -> Iterator[tuple[str, bytes | None, bytes, bytes]]:
         name, text = path.stem, path.read_bytes()
         goes_on = None
         if name in at_once:
-            goes_on = at_once[name].text(SIZE // len(at_once[name].line(SIZE))).encode("latin-1")
+            goes_on = at_once[name].text(LONG_SIZE // len(at_once[name].line(LONG_SIZE))).encode("latin-1")
         elif name in advancing:
-            goes_on = advancing[name].text(SIZE).encode("latin-1")
-        times = AGAIN_SIZE // len(text) + 1
-        between = b"".join(b"%srepetition %d\n" % (text, number) for number in range(times))
-        yield name, goes_on, text * times, between
+            goes_on = advancing[name].text(LONG_SIZE).encode("latin-1")
+        between = (b"%srepetition %d\n" % (text, number) for number in range(BETWEEN_SIZE // len(text) + 1))
+        yield name, goes_on, text * (LONG_SIZE // len(text) + 1), b"".join(between)
 
 
 def rank_texts(goes_on: bytes) -> tuple[bytes, bytes]:
     """What several ranks print of a log that goes on: each line for each of them, without labels and with labels."""
-    lines = goes_on[: RANKS_SIZE // RANKS].splitlines(keepends=True)[:-1]
+    lines = goes_on[: LONG_SIZE // RANKS].splitlines(keepends=True)[:-1]
     labelled = (b"[default%d]:%s" % (rank, line) for line in lines for rank in range(RANKS))
     return b"".join(RANKS * line for line in lines), b"".join(labelled)
 
@@ -165,8 +168,10 @@ def record_speeds(path: Path) -> Iterator[_Speeds]:
             yield _Speeds(name, None, again_mb_s, between_mb_s, None)
         else:
             goes_on_mb_s, perl = speed_mb_s(path, goes_on), perl_mb_s(path)
-            ranks, labelled_ranks = (speed_mb_s(path, text) for text in rank_texts(goes_on))
-            yield _Speeds(name, goes_on_mb_s, again_mb_s, between_mb_s, perl, ranks, labelled_ranks)
+            of_ranks = () if name in METRICS_FILES else rank_texts(goes_on)
+            yield _Speeds(
+                name, goes_on_mb_s, again_mb_s, between_mb_s, perl, *(speed_mb_s(path, text) for text in of_ranks)
+            )
 
 
 def _describe(speeds: Sequence[float]) -> str:

@@ -197,8 +197,8 @@ def test_the_costs_of_pipelines_are_those_of_the_pairs() -> None:
     assert f"the ten of DeepSpeed by {describe_mean(without)}" in REPORT
     assert len(without) == 10
     more = mean(changes["deepspeed"]) - mean(without)
-    error = math.hypot(*(stdev(own) / math.sqrt(len(own)) for own in (changes["deepspeed"], without)))
-    assert f"pairs change by {more:.1f} % more, with a standard error of {error:.1f}" in REPORT
+    error_of_both = math.hypot(*(stdev(own) / math.sqrt(len(own)) for own in (changes["deepspeed"], without)))
+    assert f"pairs change by {more:.1f} % more, with a standard error of {error_of_both:.1f}" in REPORT
     controls = [training for run in runs for name, training in run["trainings"].items() if name.endswith("no window")]
     leads = [lead for training in controls for lead in training["leads_percent"]]
     behind = mean(leads) + mean(without)

@@ -9,6 +9,7 @@ tried on one of the lines that are equal but for their digits.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -42,6 +43,7 @@ _TOKEN = re.compile(
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
 _DRAWING = r"\|[#\d \x80-\xff]*\|"
 _STAMP_REACH = 200
+_SHAPES_KEPT = 8
 _LONGEST = 4000
 _LATIN = "latin-1"
 
@@ -135,21 +137,23 @@ def learn_shape(
     spans = [span for span in spans if span[0] >= 0 or not columns[span[2]].is_optional]
     if end - begin > _LONGEST or (spans and spans[0][0] < begin):
         return None
-    latest = _latest_shape(line.match.re, tuple((name, columns[name]) for *_, name in spans), behind)
+    latest = _latest_shapes(line.match.re, tuple((name, columns[name]) for *_, name in spans), behind)
     record = line.text[begin:end] + b"\n"
-    repeated = latest[0].pattern.match(record) if latest else None
-    if repeated is None or repeated.end() != len(record):
-        pieces = _take_apart(line, spans, columns, has_stamp=has_stamp, end=end)
-        if pieces is None:
-            return None
-        latest[:] = [_shape_of(pieces, columns, match, behind)]
+    for shape in latest:
+        repeated = shape.pattern.match(record)
+        if repeated is not None and repeated.end() == len(record):
+            return shape
+    pieces = _take_apart(line, spans, columns, has_stamp=has_stamp, end=end)
+    if pieces is None:
+        return None
+    latest.appendleft(_shape_of(pieces, columns, match, behind))
     return latest[0]
 
 
 @cache
-def _latest_shape(_rule: re.Pattern[bytes], _columns: tuple[tuple[str, Column], ...], _behind: str) -> list[Shape]:
-    """The latest shape that was learned of a rule's records: most blocks have it, too, and trying takes time."""
-    return []
+def _latest_shapes(_rule: re.Pattern[bytes], _columns: tuple[tuple[str, Column], ...], _behind: str) -> deque[Shape]:
+    """The latest shapes that were learned of a rule's records: most blocks have one of them, and trying takes time."""
+    return deque(maxlen=_SHAPES_KEPT)
 
 
 def _take_apart(

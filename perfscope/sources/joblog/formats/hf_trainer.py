@@ -43,10 +43,10 @@ _LOSS_KEY = b"'loss':"
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
-_DICTIONARY = re.compile(rb"\{[^{}\n]*'loss':[^{}]*\}")
+_DICTIONARY = re.compile(rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}")
 _BARS = rb"(?:(?<=\})|^)" + BAR_LINE
 _BARS_OR_LOSSES = re.compile(
-    rb"(?P<losses>\{[^{}\n]*'loss':[^{}]*\}(?:\s*+\{[^{}\n]*'loss':[^{}\n]*\})*+)|"
+    rb"(?P<losses>\{(?>[^{}\n]*?'loss':)[^{}]*+\}(?:\s*+\{(?>[^{}\n]*?'loss':)[^{}\n]*+\})*+)|"
     + _BARS
     + rb"(?:\n++"
     + BAR_LINE

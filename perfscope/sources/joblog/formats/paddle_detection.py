@@ -60,8 +60,8 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
 _RULE = Rule(
     b" batch_cost: ",
     re.compile(
-        rb"Epoch: \[(?P<epoch>\d{1,6})\] \[ {0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})\] (?P<cells>[^\n]{0,2000}?"
-        rb" batch_cost: (?P<seconds>[\d.]{1,20}) data_cost: [^\n]{0,300})"
+        rb"Epoch: \[(?P<epoch>\d{1,6})\] \[ {0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})\] (?P<cells>(?>[^\n]{0,2000}?"
+        rb" batch_cost: )(?P<seconds>[\d.]{1,20}) data_cost: [^\n]{0,300})"
     ),
     _on_iteration,
     begin=(b"Epoch: [",),

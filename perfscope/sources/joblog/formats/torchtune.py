@@ -34,7 +34,7 @@ from perfscope.tables.joblog import Disturbance
 BAR = "the clock of torchtune's bar"
 SOURCE = "tokens_per_second_per_gpu"
 
-_CELL = re.compile(rb"(\w+):(\S+)")
+_CELL = re.compile(rb"(?<!\w)(\w++):(\S+)")
 _ANCHOR = b"|Loss: "
 _BAR = re.compile(
     rb"(?<!\d)(?P<epoch>\d{1,6}+)\|(?P<number>\d{1,12}+)\|Loss: (?P<loss>[^:|\n]{1,40}+): {1,4}+\d{1,3}+%"
@@ -102,7 +102,7 @@ def _close(state: _State) -> None:
 
 _RULE = Rule(
     b" | loss:",
-    re.compile(rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S+ lr:[^\n]*)"),
+    re.compile(rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S{1,40} lr:[^\n]{0,1000})"),
     _on_step,
     begin=(b"Step ",),
 )
