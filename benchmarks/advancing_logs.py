@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from benchmarks.log_excerpts import EXCERPTS
-from perfscope.constants import S_PER_HOUR
+from perfscope.constants import S_PER_DAY, S_PER_HOUR
 
 _LENGTH = "90000000"
 #: Between two excerpts where one has a single value.
@@ -46,7 +46,8 @@ def _read_elapsed(text: str) -> int:
 
 
 def _write_elapsed(seconds: int) -> str:
-    return f"{seconds // S_PER_HOUR}h {seconds // 60 % 60}m {seconds % 60}s"
+    days = f"{seconds // S_PER_DAY}d " if seconds >= S_PER_DAY else ""
+    return f"{days}{seconds // S_PER_HOUR % 24}h {seconds // 60 % 60}m {seconds % 60}s"
 
 
 def _read_date(text: str) -> int:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice
 from typing import Generic, TypeAlias
 
@@ -20,13 +19,12 @@ from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Text
 from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.epochs import EpochCounter
 from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_fields import split_at_labels
 from perfscope.sources.joblog.line_forms import INTEGER
 from perfscope.sources.joblog.line_shapes import Column, Measured, Shape, learn_shape
 from perfscope.sources.joblog.log_format import BulkReading, FormatState, State
 from perfscope.sources.joblog.rank_copies import find_copies, is_of_label
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.split_records import SplitRecords, split_records
+from perfscope.sources.joblog.split_records import SplitRecords, part_glued, split_records
 from perfscope.sources.joblog.text import to_plain_text
 from perfscope.tables.columns import Bool, Int64
 
@@ -132,7 +130,7 @@ class ShapeSplitter(Generic[State]):
             plain += b"\n"
         for between, glue in {kind.glue for kind in self.kinds if kind.glue}:
             if between in plain:
-                plain = _part_glued(plain, glue)
+                plain = part_glued(plain, glue)
         for kind, shape in self._shapes(plain):
             records = split_records(shape, plain, kind.measure)
             if records is not None and len(records.starts) > _FEWEST:
@@ -208,19 +206,6 @@ class ShapeSplitter(Generic[State]):
                 shape = kind.shape_of(line) if line is not None else None
                 if shape is not None:
                     yield kind, shape
-
-
-def _part_glued(text: bytes, glue: re.Pattern[bytes]) -> bytes:
-    """A text with a line for each of the records that shared one; what a launcher wrote in front is that of all."""
-    bare, labels = split_at_labels(text)
-    if labels[0] is None:
-        return glue.sub(rb"\1\n", text)
-    labelled = ((label or b"", line) for label, line in zip(labels, bare, strict=True))
-    return b"".join(label + glue.sub(partial(_end_line, label), line) + b"\n" for label, line in labelled)
-
-
-def _end_line(label: bytes, glue: re.Match[bytes]) -> bytes:
-    return glue[1] + b"\n" + label
 
 
 def _label_of(labels: Sequence[str], is_plain: Bool) -> bytes | None:

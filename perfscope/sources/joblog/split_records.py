@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from perfscope.sources.joblog.cells import Cells
+from perfscope.sources.joblog.line_fields import split_at_labels
 from perfscope.sources.joblog.line_shapes import LABEL_TEXT, Measured, Shape
 from perfscope.tables.columns import Int64
 
@@ -39,3 +42,16 @@ def split_records(shape: Shape, text: bytes, measure: Callable[[Cells], Measured
     cells = Cells(spans, shape.columns)
     labels = cells.texts(LABEL_TEXT) if LABEL_TEXT in cells else [""]
     return SplitRecords(text, spans.starts, spans.ends, labels, cells, measure(cells))
+
+
+def part_glued(text: bytes, glue: re.Pattern[bytes]) -> bytes:
+    """A text with a line for each of the records that shared one; what a launcher wrote in front is that of all."""
+    bare, labels = split_at_labels(text)
+    if labels[0] is None:
+        return glue.sub(rb"\1\n", text)
+    labelled = ((label or b"", line) for label, line in zip(labels, bare, strict=True))
+    return b"".join(label + glue.sub(partial(_end_line, label), line) + b"\n" for label, line in labelled)
+
+
+def _end_line(label: bytes, glue: re.Match[bytes]) -> bytes:
+    return glue[1] + b"\n" + label

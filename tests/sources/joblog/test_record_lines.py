@@ -168,6 +168,19 @@ def test_an_excerpt_again_and_again_is_read_as_by_its_rules(
     assert unexpected(differences(fast, slow), excerpt.stem) == []
 
 
+@pytest.mark.parametrize("name", ["ms-swift-dpo", "megatron-bert"])
+def test_lines_of_labelled_ranks_are_read_at_once_though_records_share_one_or_timers_stand_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    path, log = tmp_path / "run.log", next(log for log in ADVANCING if log.name == name)
+    lines = log.text(120_000).splitlines(keepends=True)
+    text = "".join(f"[default{rank}]:{line}" for line in lines for rank in range(4))
+    path.write_text(text, encoding="latin-1", newline="")
+    slow, fast, at_once = read_both(path, monkeypatch)
+    assert unexpected(differences(fast, slow), name) == []
+    assert at_once >= len(lines) / 4
+
+
 def unexpected(texts: list[str], name: str) -> list[str]:
     """The differences without what is left out on purpose."""
     return [text for text in texts if name not in LEFT_OUT or not text.startswith(LEFT_OUT[name])]

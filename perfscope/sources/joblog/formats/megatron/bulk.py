@@ -81,12 +81,18 @@ def split_block(text: Text, length: int, scratch: Bool, *, keeps_lines: bool = F
     starts[0] = 0
     np.add(ends[:-1], 1, out=starts[1:])
     words = np.ndarray(shape=(len(buffer) - _WORD + 1,), dtype="<u8", buffer=buffer, strides=(1,))
-    first = words[np.minimum(starts, len(words) - 1)]
-    candidates = np.flatnonzero(first == layout.first)
-    candidates = candidates[_have_label(buffer, layout, starts[candidates])]
+    first = _words_at(words, starts)
+    labelled = np.flatnonzero(first == layout.first)
+    labelled = labelled[_have_label(buffer, layout, starts[labelled])]
+    candidates, begins = labelled, starts
+    if layout.label:  # lines of timers have it, too
+        candidates = labelled[_words_at(words, starts[labelled] + (layout.iteration - _WORD)) == _NAMED]
+        begins = starts.copy()
+        begins[labelled] += len(layout.label)
+        first = _words_at(words, begins)
     lines, is_plain = _plain_lines(buffer, words, layout, starts[candidates], ends[candidates])
     plain = candidates[is_plain]
-    is_needed = ~_are_timers(buffer, words, first, starts, ends)
+    is_needed = ~_are_timers(buffer, words, first, begins, ends)
     is_needed[plain] = False
     block = _with_rest(text, lines, plain, starts, ends, np.flatnonzero(is_needed))
     if keeps_lines:
@@ -127,11 +133,16 @@ def _layout(text: Text, length: int) -> _Layout | None:
     return _Layout(_word(line), line[: line.find(label) + len(label)], word + 11, _word(total), digits, len(line))
 
 
+def _words_at(words: _Words, places: Int64) -> _Words:
+    """The words at some places, of which those behind the last one have that."""
+    return words[np.minimum(places, len(words) - 1)]
+
+
 def _have_label(buffer: _Bytes, layout: _Layout, starts: Int64) -> Bool:
     """Which lines have the first one's label: others are of other ranks."""
     have = np.ones(len(starts), np.bool_)
     for offset in range(_WORD, len(layout.label)):
-        have &= buffer[starts + offset] == layout.label[offset]
+        have &= buffer[np.minimum(starts + offset, len(buffer) - 1)] == layout.label[offset]
     return have
 
 
@@ -230,9 +241,9 @@ def _are_timers(buffer: _Bytes, words: _Words, first: _Words, starts: Int64, end
     flags: Bool = (first == _TIMERS) | (first == _PAIR_HEADING)
     begins, follows = first.astype(np.uint32), (first >> _HALF).astype(np.uint32)
     named = np.flatnonzero(first == _CORE)
-    flags[named] = words[np.minimum(starts[named] + 15, len(words) - 1)] == _CORE_TIMERS
+    flags[named] = _words_at(words, starts[named] + 15) == _CORE_TIMERS
     together = np.flatnonzero(first == _TIMERS)
-    names = words[np.minimum(starts[together] + 12, len(words) - 1)]
+    names = _words_at(words, starts[together] + 12)
     flags[together] = (names != _SAVES[0]) & (names != _SAVES[1])
     pairs = np.flatnonzero((begins == _FOUR_BLANKS) & (follows != _SAVE_WORDS[0]) & (follows != _SAVE_WORDS[1]))
     flags[pairs] = buffer[ends[pairs] - 1] == ord(")")
