@@ -22,12 +22,11 @@ from perfscope.sources.joblog.compared_copies import MANY_COPIES
 from perfscope.sources.joblog.latest_records import COMPARED_ROWS
 from perfscope.sources.joblog.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.rank_copies import follow_repeats
-from perfscope.sources.joblog.ranks_in_step import RanksInStep
+from perfscope.sources.joblog.ranks_in_step import RanksInStep, SuspectedRestart
 from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
 from perfscope.sources.joblog.record_columns import DISTURBANCES
 from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.sources.joblog.rows import Rows, drop_times_after
-from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 from perfscope.sources.joblog.turns import Turns
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.joblog import Disturbance

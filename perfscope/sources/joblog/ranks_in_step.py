@@ -4,15 +4,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from perfscope.sources.joblog.compared_copies import ComparedCopies
+from perfscope.sources.joblog.gaps import Gaps
 from perfscope.sources.joblog.printed_numbers import PrintedNumbers
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.suspected_restart import SuspectedRestart
 
 #: How many ranks print a record with each label.
 Ranks: TypeAlias = Mapping[bytes | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class SuspectedRestart:
+    """A suspected restart, with the state to return to if it was another process with the same label."""
+
+    label: bytes | None
+    records: int
+    attempt: int
+    redone: int
+    last: int
+    first: int
+    gaps: Gaps
+    counts: Counter[int]
 
 
 class RanksInStep(ComparedCopies):

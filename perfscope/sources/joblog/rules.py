@@ -15,6 +15,7 @@ from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
 MOST_OF_LINE = 8
 _COST_OF_A_FAILURE = 1
 _SECOND = 2
+_MOST_TRIES = 4
 _VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
 
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
@@ -138,7 +139,43 @@ class Rule(Generic[StateT_contra]):
         return -1
 
 
+@dataclass(frozen=True, slots=True)
+class LastRule(Rule[StateT_contra]):
+    """Finds the last line of a block that has the anchor, and matches from its beginning on.
+
+    Attributes:
+        with_first: The first one of the block is found, too.
+    """
+
+    with_first: bool = False
+
+    def find(self, text: bytes) -> Iterator[LineMatch]:
+        """Yield the match of the last line; where it is none, of the one before, a few times."""
+        first = next(Rule.find(self, text[: _of_first(text, self.anchor)]), None) if self.with_first else None
+        if first is not None:
+            yield first
+        end = len(text)
+        for _ in range(_MOST_TRIES):
+            anchored = text.rfind(self.anchor, 0, end)
+            if anchored < 0:
+                return
+            begin = text.rfind(b"\n", 0, anchored) + 1
+            stop = text.find(b"\n", anchored)
+            match = self.pattern.match(text, begin, len(text) if stop < 0 else stop)
+            if match is not None and first is not None and match.start() == first.match.start():
+                return
+            if match is not None:
+                yield LineMatch(text, begin, len(text) if stop < 0 else stop, match)
+                return
+            end = begin
+
+
 @cache
 def _is_marker(pattern: re.Pattern[bytes]) -> bool:
     """Whether a pattern matches one text alone, which says the same however often a line has it."""
     return not pattern.groups and not _VARIES.search(pattern.pattern)
+
+
+def _of_first(text: bytes, anchor: bytes) -> int:
+    """Where the line of the first anchor ends."""
+    return text.find(b"\n", max(text.find(anchor), 0)) % (len(text) + 1)

@@ -20,13 +20,12 @@ from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
-from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
 from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.rules import LastRule, LineMatch, Rule
 from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.tables.joblog import Disturbance
 

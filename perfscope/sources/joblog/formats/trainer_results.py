@@ -17,11 +17,10 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.last_line import LastRule
 from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.rules import LineMatch
+from perfscope.sources.joblog.rules import LastRule, LineMatch
 from perfscope.sources.joblog.run_end import NO_END
 
 RUN = "train_results.json's train_runtime / steps"

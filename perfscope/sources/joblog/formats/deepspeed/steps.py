@@ -15,7 +15,7 @@ import numpy as np
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog import timer_lines
-from perfscope.sources.joblog.batch import find_global_batch
+from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.bulk import PlainLines
 from perfscope.sources.joblog.cells import Cells
 from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
@@ -99,11 +99,21 @@ def conclude(state: DeepSpeedState) -> None:
     printed = log.series.pop(_AS_PRINTED, None)
     if printed is not None and not _are_running_means(printed):
         log.series[THROUGHPUT] = printed
-    batch = find_global_batch(log)
+    batch = _find_global_batch(log)
     if batch is not None:
         log.series[THROUGHPUT].set_times_by_throughput(batch)
     if log.count("gas") != 1 and not _is_confirmed(log.median_times()):
         log.distrust(THROUGHPUT)
+
+
+def _find_global_batch(log: JobLogBuilder) -> int | None:
+    """Samples of a step: as stated, else from micro-batches; accumulation counts as 1 where it is not stated."""
+    stated, micro = log.count("gbs"), log.count("mbs")
+    if stated is not None or micro is None:
+        return stated
+    gpus, tensor, pipeline = log.count("gpus"), log.count("tp") or 1, log.count("pp") or 1
+    replicas = log.count("dp") or (gpus // (tensor * pipeline) if gpus else None)
+    return micro * replicas * (log.count("gas") or 1) if replicas else None
 
 
 def _are_running_means(printed: IterationSeries) -> bool:
