@@ -13,8 +13,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from benchmarks.log_excerpts import EXCERPTS
-from perfscope.sources.joblog.cells import STAMP
-from perfscope.sources.joblog.record_lines import LinesOfRecords, ShapeSplitter
+from perfscope.sources.joblog.bulk.cells import STAMP
+from perfscope.sources.joblog.bulk.record_lines import LinesOfRecords, ShapeSplitter
 from perfscope.sources.joblog.registry import FORMATS
 
 _STEP_S = 7

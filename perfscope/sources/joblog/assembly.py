@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.file_names import parse_file_name
-from perfscope.sources.joblog.iteration_series import IterationSeries
+from perfscope.sources.joblog.content.builder import JobLogBuilder
+from perfscope.sources.joblog.files.file_names import parse_file_name
 from perfscope.sources.joblog.log_format import OpenFormat, Role
+from perfscope.sources.joblog.series.iteration_series import IterationSeries
 from perfscope.tables.joblog import JobLog, SourceMedian
 
 

@@ -12,10 +12,10 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.bulk import PlainLines, SplitBlock, Splitter, Text
-from perfscope.sources.joblog.rank_runs import split_text
+from perfscope.sources.joblog.content.builder import JobLogBuilder
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.splitting.rank_runs import split_text
+from perfscope.sources.joblog.splitting.split_block import PlainLines, SplitBlock, Splitter, Text
 from perfscope.tables.columns import Bool
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import SourceError
-from perfscope.sources.joblog.line_fields import parse_number, parse_timestamp_ns
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_timestamp_ns
 from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
 
 _ITERATION = re.compile(rb"\biteration\s+(\d+)\s*/|\bglobal_step[=: ]+(\d+)|\bstep[=: ]\s*(\d+)\b", re.IGNORECASE)

@@ -11,21 +11,21 @@ from typing import TypeAlias
 
 import numpy as np
 
-from perfscope.sources.joblog.anchors import search_for
 from perfscope.sources.joblog.assembly import assemble_log
-from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.bulk import SplitBlock
-from perfscope.sources.joblog.equal_lines import EqualLines, join_equal_lines
-from perfscope.sources.joblog.iteration_series import RECORDS_KEPT
+from perfscope.sources.joblog.content.builder import JobLogBuilder
 from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
-from perfscope.sources.joblog.parallel import split_blocks_between
-from perfscope.sources.joblog.rank_lines import RankLines
 from perfscope.sources.joblog.registry import FORMATS
-from perfscope.sources.joblog.repeated_text import find_period
-from perfscope.sources.joblog.repetition import ALIKE, Repetition
+from perfscope.sources.joblog.repeats.equal_lines import EqualLines, join_equal_lines
+from perfscope.sources.joblog.repeats.repeated_text import find_period
+from perfscope.sources.joblog.repeats.repetition import ALIKE, Repetition
 from perfscope.sources.joblog.rules import LineMatch
+from perfscope.sources.joblog.series.iteration_series import RECORDS_KEPT
+from perfscope.sources.joblog.splitting.parallel import split_blocks_between
+from perfscope.sources.joblog.splitting.rank_lines import RankLines
+from perfscope.sources.joblog.splitting.split_block import SplitBlock
 from perfscope.sources.joblog.swept_text import OpenSweep, SweptText
-from perfscope.sources.joblog.text import is_uncompressed_text, read_blocks, to_plain_text
+from perfscope.sources.joblog.text.anchors import search_for
+from perfscope.sources.joblog.text.blocks import is_uncompressed_text, read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog
 
 #: All rules, by the number of the format and that of the rule in it.

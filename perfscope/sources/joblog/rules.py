@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
-from perfscope.sources.joblog.line_fields import parse_label, parse_timestamp_ns
+from perfscope.sources.joblog.text.line_fields import parse_label, parse_timestamp_ns
 
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
 #: A line that may have more was not printed by ranks: its first record stands for it.

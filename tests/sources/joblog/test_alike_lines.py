@@ -13,13 +13,13 @@ import pytest
 
 from benchmarks.advancing_logs import advancing_logs
 from benchmarks.record_logs import record_logs
-from perfscope.sources.joblog.alike_lines import FoundSpans, find_each, find_in_lines, find_lines
-from perfscope.sources.joblog.bar_columns import find_bars
-from perfscope.sources.joblog.cells import STAMP, Cells
+from perfscope.sources.joblog.bulk.cells import STAMP, Cells
+from perfscope.sources.joblog.bulk.record_lines import ShapeSplitter
 from perfscope.sources.joblog.formats import lightning, torchtune
-from perfscope.sources.joblog.progress_bars import _BAR as BAR
-from perfscope.sources.joblog.record_lines import ShapeSplitter
 from perfscope.sources.joblog.registry import FORMATS
+from perfscope.sources.joblog.step_times.bar_columns import find_bars
+from perfscope.sources.joblog.step_times.progress_bars import _BAR as BAR
+from perfscope.sources.joblog.text.alike_lines import FoundSpans, find_each, find_in_lines, find_lines
 
 LINE = re.compile(rb"^step (\d+)(?:/(\d{1,3}))?: loss ([\d.]+)\n", re.MULTILINE)
 WITHIN = re.compile(rb"(\d+)/(\d{1,3}):")

@@ -7,8 +7,8 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.sources.joblog.anchors import AnchorSearch
 from perfscope.sources.joblog.registry import FORMATS
+from perfscope.sources.joblog.text.anchors import AnchorSearch
 from tests.conftest import ROOT
 
 ANCHORS = [rule.anchor for log_format in FORMATS for rule in log_format.rules]

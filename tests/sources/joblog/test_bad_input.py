@@ -23,7 +23,8 @@ import pytest
 
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.errors import SourceError
-from perfscope.sources.joblog import find_logs, read_log, text
+from perfscope.sources.joblog import find_logs, read_log
+from perfscope.sources.joblog.text import blocks
 from tests.conftest import ROOT
 from tests.ratios import ROUNDS, assert_ratio
 from tests.sources.joblog.lines import megatron, seconds
@@ -81,7 +82,7 @@ def test_a_pipe_is_read_to_its_end(tmp_path: Path) -> None:
 
 
 def test_a_pipe_that_nobody_writes_to_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_LONGEST_WAIT_MS", 10)
+    monkeypatch.setattr(blocks, "_LONGEST_WAIT_MS", 10)
     path = tmp_path / "pipe.log"
     os.mkfifo(path)
     with pytest.raises(SourceError, match="nobody wrote to"):

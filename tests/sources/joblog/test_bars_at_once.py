@@ -9,12 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.sources.joblog import progress_bars, read_log
-from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog import read_log
+from perfscope.sources.joblog.content.builder import JobLogBuilder
 from perfscope.sources.joblog.formats import torchtune
-from perfscope.sources.joblog.gaps import Gaps
-from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.series.gaps import Gaps
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.step_times import progress_bars
+from perfscope.sources.joblog.step_times.elapsed_clock import ElapsedClock
 from perfscope.sources.joblog.swept_text import SweptText
 from perfscope.tables.columns import Int64
 from tests.sources.joblog.test_record_lines import differences

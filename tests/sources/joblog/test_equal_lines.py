@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.advancing_logs import advancing_logs
 from perfscope.sources.joblog import read_log, reading
-from perfscope.sources.joblog.equal_lines import join_equal_lines
+from perfscope.sources.joblog.repeats.equal_lines import join_equal_lines
 from perfscope.tables.joblog import JobLog
 from tests.sources.joblog.test_record_lines import LOGS, differences, unexpected
 

@@ -7,8 +7,8 @@ import random
 import numpy as np
 import pytest
 
-from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.series.iteration_series import IterationSeries
+from perfscope.sources.joblog.series.record import Record
 from perfscope.tables.joblog import Disturbance
 
 

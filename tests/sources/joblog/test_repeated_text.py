@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.log_excerpts import EXCERPTS
 from perfscope.sources.joblog import read_log, reading
-from perfscope.sources.joblog.repeated_text import find_period
+from perfscope.sources.joblog.repeats.repeated_text import find_period
 from tests.sources.joblog.test_record_lines import differences
 
 KEPT = 24

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.sources.joblog import parallel, read_log, reading
-from perfscope.sources.joblog.bulk import SplitBlock
-from perfscope.sources.joblog.text import read_blocks_between
+from perfscope.sources.joblog import read_log, reading
+from perfscope.sources.joblog.splitting import parallel
+from perfscope.sources.joblog.splitting.split_block import SplitBlock
+from perfscope.sources.joblog.text.blocks import read_blocks_between
 from tests.sources.joblog.test_record_lines import differences
 
 RANKS = 8

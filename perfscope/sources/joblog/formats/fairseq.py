@@ -16,16 +16,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells, times_ns
-from perfscope.sources.joblog.elapsed_clock import LOSS, ElapsedClock
-from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_numbers
-from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Column, Measured
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import LARGEST_INTEGER, Record
-from perfscope.sources.joblog.record_lines import (
+from perfscope.sources.joblog.bulk.cells import Cells, times_ns
+from perfscope.sources.joblog.bulk.line_forms import INTEGER
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import (
     STEP,
     CopiesOf,
     LinesOfRecords,
@@ -33,7 +27,13 @@ from perfscope.sources.joblog.record_lines import (
     number_over_epochs,
     read_lines,
 )
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.epochs import EpochCounter
+from perfscope.sources.joblog.series.record import LARGEST_INTEGER, Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.step_times.elapsed_clock import LOSS, ElapsedClock
+from perfscope.sources.joblog.text.line_fields import parse_numbers
 from perfscope.tables.joblog import Disturbance
 
 WORDS = "fairseq's words a batch / words a second"

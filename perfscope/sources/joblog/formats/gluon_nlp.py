@@ -21,14 +21,14 @@ from typing import NamedTuple
 import numpy as np
 
 from perfscope.constants import KILO, NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "latency, the median of the ranks"

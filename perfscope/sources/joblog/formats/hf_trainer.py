@@ -13,12 +13,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.line_fields import LARGEST, parse_number, parse_numbers
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
-from perfscope.sources.joblog.progress_bars import BAR_LINE, ProgressBars
-from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.run_end import EVALUATIONS, NO_STEPS, EndFigures
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.step_times.progress_bars import BAR_LINE, ProgressBars
+from perfscope.sources.joblog.step_times.run_end import EVALUATIONS, NO_STEPS, EndFigures
+from perfscope.sources.joblog.text.line_fields import LARGEST, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
 BAR = "the progress bar's clock"

@@ -17,13 +17,13 @@ from functools import partial
 import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bar_columns import find_bars
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import CLOCK, parse_number
+from perfscope.sources.joblog.bulk.cells import Cells
 from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource, Sweep
-from perfscope.sources.joblog.record import Record
+from perfscope.sources.joblog.series.epochs import EpochCounter
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.step_times.bar_columns import find_bars
+from perfscope.sources.joblog.step_times.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.text.line_fields import CLOCK, parse_number
 from perfscope.tables.columns import Bool, Int64
 
 SOURCE = "the clock of Lightning's bar"

@@ -17,16 +17,16 @@ from typing import ClassVar
 import numpy as np
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.iteration_series import FEW
-from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
-from perfscope.sources.joblog.repetition import ANY_NUMBER, AddedOf, is_far
+from perfscope.sources.joblog.repeats.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.iteration_series import FEW
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
 
 SOURCE = "LitGPT's iter time, summed over a step"
 

@@ -13,13 +13,13 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
 
 SOURCE = "MaxText's seconds"
 

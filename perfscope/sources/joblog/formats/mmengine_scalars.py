@@ -18,17 +18,17 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_forms import INTEGER
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import LinesOfRecords, read_lines
+from perfscope.sources.joblog.bulk.started_lines import add_starts
 from perfscope.sources.joblog.formats.openmmlab import EngineClock
-from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.started_lines import add_starts
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.text.line_fields import parse_number
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "scalars.json's time of an iteration"

@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.elapsed_clock import SKEW, ElapsedClock
-from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.step_times.elapsed_clock import SKEW, ElapsedClock
+from perfscope.sources.joblog.text.line_fields import parse_number
 
 VALIDATIONS = "modded-nanogpt's train_time at validations"
 STEPS = "modded-nanogpt's train_time"

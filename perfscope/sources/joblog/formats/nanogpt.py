@@ -13,12 +13,12 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.line_fields import parse_number, parse_resolution
-from perfscope.sources.joblog.line_shapes import Column
+from perfscope.sources.joblog.bulk.line_shapes import Column
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "nanoGPT's time of one iteration"

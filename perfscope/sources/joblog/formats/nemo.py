@@ -10,15 +10,15 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_number, parse_numbers
-from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_forms import INTEGER
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, SweptRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep, ignore_line
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, SweptRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.epochs import EpochCounter
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers
 
 SOURCE = "train_step_timing"
 

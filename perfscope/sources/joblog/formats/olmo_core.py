@@ -16,13 +16,13 @@ import re
 import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.cells import Cells, times_ns
-from perfscope.sources.joblog.line_fields import parse_numbers
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells, times_ns
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, Further, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, Further, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.text.line_fields import parse_numbers
 
 SOURCE = "1 / OLMo-core's BPS"
 

@@ -13,14 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Column, Measured
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import (
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import (
     STEP,
     CopiesOf,
     LinesOfRecords,
@@ -28,8 +23,13 @@ from perfscope.sources.joblog.record_lines import (
     number_over_epochs,
     read_lines,
 )
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.step_clock import StepClock
+from perfscope.sources.joblog.series.epochs import EpochCounter
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.step_times.step_clock import StepClock
+from perfscope.sources.joblog.text.line_fields import parse_number
 from perfscope.tables.joblog import Disturbance
 
 STAMPS = "time stamps of OneFlow's lines"

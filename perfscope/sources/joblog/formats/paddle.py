@@ -19,15 +19,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells, times_ns
-from perfscope.sources.joblog.line_fields import parse_number, parse_numbers, parse_resolution
-from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells, times_ns
+from perfscope.sources.joblog.bulk.line_forms import INTEGER
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import CopiesOf, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import CopiesOf, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 TRAINER = "PaddleNLP's interval_runtime / steps"

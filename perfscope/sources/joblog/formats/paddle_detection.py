@@ -13,14 +13,14 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.epochs import EpochCounter
-from perfscope.sources.joblog.line_fields import parse_number, parse_numbers, parse_resolution
-from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Column
+from perfscope.sources.joblog.bulk.line_forms import INTEGER
+from perfscope.sources.joblog.bulk.line_shapes import Column
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.epochs import EpochCounter
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers, parse_resolution
 
 SOURCE = "PaddleDetection's batch cost"
 

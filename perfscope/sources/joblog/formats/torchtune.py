@@ -19,15 +19,15 @@ from functools import partial
 import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bar_columns import find_bars, find_runs
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.line_fields import CLOCK, parse_number, parse_numbers
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.step_times.bar_columns import find_bars, find_runs
+from perfscope.sources.joblog.step_times.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.text.line_fields import CLOCK, parse_number, parse_numbers
 from perfscope.tables.columns import Int64
 from perfscope.tables.joblog import Disturbance
 

@@ -17,16 +17,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
-from perfscope.sources.joblog.elapsed_clock import LOSS, SKEW, ElapsedClock
-from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.rules import LastRule, LineMatch, Rule
-from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.step_times.elapsed_clock import LOSS, SKEW, ElapsedClock
+from perfscope.sources.joblog.step_times.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
+from perfscope.sources.joblog.text.line_fields import parse_number
 from perfscope.tables.joblog import Disturbance
 
 CLOCK = "trainer_log.jsonl's elapsed_time"

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import LastRule, LineMatch
-from perfscope.sources.joblog.run_end import NO_END
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.step_times.run_end import NO_END
+from perfscope.sources.joblog.text.line_fields import parse_number
 
 RUN = "train_results.json's train_runtime / steps"
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.formats.deepspeed import saves, setup, steps
 from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
 from perfscope.sources.joblog.log_format import Format, Role, StepTimeSource
+from perfscope.sources.joblog.step_times import timer_lines
 
 FORMAT = Format(
     framework="deepspeed",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from perfscope.sources.joblog.log_format import FormatState
-from perfscope.sources.joblog.step_clock import StepClock
+from perfscope.sources.joblog.step_times.step_clock import StepClock
 
 #: The source of step times that come from the dates of the step lines.
 STEPS = "dates of DeepSpeed's step lines"

@@ -14,19 +14,19 @@ from dataclasses import replace
 import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog import timer_lines
-from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.bulk import PlainLines
-from perfscope.sources.joblog.cells import Cells
+from perfscope.sources.joblog.bulk.cells import Cells
+from perfscope.sources.joblog.bulk.line_forms import INTEGER
+from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
+from perfscope.sources.joblog.bulk.record_lines import LinesOfRecords, add_evenly, read_lines
+from perfscope.sources.joblog.content.builder import JobLogBuilder
 from perfscope.sources.joblog.formats.deepspeed.state import STEPS, DeepSpeedState
-from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_fields import parse_number
-from perfscope.sources.joblog.line_forms import INTEGER
-from perfscope.sources.joblog.line_shapes import Column, Measured
 from perfscope.sources.joblog.log_format import FormatState, ignore_line
-from perfscope.sources.joblog.record import Record
-from perfscope.sources.joblog.record_lines import LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.series.iteration_series import IterationSeries
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import PlainLines
+from perfscope.sources.joblog.step_times import timer_lines
+from perfscope.sources.joblog.text.line_fields import parse_number
 
 THROUGHPUT = "batch / SamplesPerSec"
 PIPELINE = "DeepSpeed's pipeline: iter time"

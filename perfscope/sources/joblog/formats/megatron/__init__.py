@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import partial
 
-from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.formats.megatron import records, saves, setup
 from perfscope.sources.joblog.formats.megatron.bulk import split_block
 from perfscope.sources.joblog.formats.megatron.state import MegatronState
 from perfscope.sources.joblog.log_format import BulkReading, Format, Role, StepTimeSource
+from perfscope.sources.joblog.step_times import timer_lines
 
 
 def _close(state: MegatronState) -> None:

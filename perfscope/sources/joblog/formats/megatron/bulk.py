@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk import Numbers, PlainLines, SplitBlock, Text
-from perfscope.sources.joblog.line_fields import parse_label
-from perfscope.sources.joblog.text import to_plain_text
+from perfscope.sources.joblog.splitting.split_block import Numbers, PlainLines, SplitBlock, Text
+from perfscope.sources.joblog.text.blocks import to_plain_text
+from perfscope.sources.joblog.text.line_fields import parse_label
 from perfscope.tables.columns import Bool, Int64
 
 _Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -62,7 +62,7 @@ _SAVES = (_word(b"save-che"), _word(b"load-che"))
 
 
 def split_block(text: Text, length: int, scratch: Bool, *, keeps_lines: bool = False) -> SplitBlock | None:
-    """Split the first ``length`` bytes; see ``perfscope.sources.joblog.bulk.Splitter``.
+    """Split the first ``length`` bytes; see ``perfscope.sources.joblog.splitting.split_block.Splitter``.
 
     ``keeps_lines``: the block has the text of its plain lines, too, which costs time.
     """

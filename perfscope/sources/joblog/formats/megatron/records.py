@@ -20,12 +20,12 @@ from functools import lru_cache
 import numpy as np
 
 from perfscope.constants import GIGA, KILO, MEGA, NS_PER_MS, NS_PER_S, PETA, TERA
-from perfscope.sources.joblog.bulk import Numbers, PlainLines
 from perfscope.sources.joblog.formats.megatron.state import MegatronState
-from perfscope.sources.joblog.iteration_series import IterationSeries
-from perfscope.sources.joblog.line_fields import LARGEST, parse_label, parse_number, parse_resolution
-from perfscope.sources.joblog.record import Record
 from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
+from perfscope.sources.joblog.series.iteration_series import IterationSeries
+from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.splitting.split_block import Numbers, PlainLines
+from perfscope.sources.joblog.text.line_fields import LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.tables.columns import Int64
 
 SOURCE = "elapsed time per iteration"

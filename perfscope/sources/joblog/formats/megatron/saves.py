@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import MIB, NS_PER_MS
-from perfscope.sources.joblog.line_fields import parse_number
 from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.text.line_fields import parse_number
 from perfscope.tables.joblog import Disturbance
 
 _RANK_LINES_REACH = 1 << 16

@@ -11,9 +11,9 @@ from math import prod
 
 from perfscope.constants import GIGA
 from perfscope.sources.joblog.formats.megatron.state import MegatronState
-from perfscope.sources.joblog.line_fields import LABEL, parse_number
 from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.text.line_fields import LABEL, parse_number
 
 _ARGUMENTS = {
     "world_size": "gpus",

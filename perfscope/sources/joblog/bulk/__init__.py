@@ -1,0 +1,1 @@
+"""Many records at once: lines of one shape, and their figures as columns of numbers."""

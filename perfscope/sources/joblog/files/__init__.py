@@ -1,0 +1,1 @@
+"""Which files are logs, and what their names tell."""

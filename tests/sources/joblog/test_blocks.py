@@ -1,0 +1,186 @@
+"""Blocks of text from whatever a job's output was written to."""
+
+from __future__ import annotations
+
+import gzip
+import re
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfscope.errors import SourceError
+from perfscope.sources.joblog import reading
+from perfscope.sources.joblog.reading import read_log
+from perfscope.sources.joblog.text.blocks import is_binary, read_blocks, read_blocks_between, to_plain_text
+from tests.ratios import assert_ratio
+
+
+def whole(path: Path, size: int = 64) -> bytes:
+    return b"".join(read_blocks(path, size))
+
+
+def test_blocks_hold_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
+    text = b"".join(b"line %d %s\n" % (n, b"x" * (n % 90)) for n in range(500))
+    (tmp_path / "a.log").write_bytes(text)
+    parts = list(read_blocks(tmp_path / "a.log", 64))
+    assert b"".join(parts) == text
+    assert len(parts) > 100
+    assert all(part.endswith(b"\n") for part in parts)
+
+
+def test_a_long_line_of_bars_comes_in_parts_of_whole_bars(tmp_path: Path) -> None:
+    for bar in (b"\r50%%|# | %7d/9", b"50%%|# | %7d/9\r\n", b"%7d"):
+        text = b"first\n" + b"".join(bar % number for number in range(600_000)) + b"\nlast\n"
+        (tmp_path / "a.log").write_bytes(text)
+        parts = list(read_blocks(tmp_path / "a.log"))
+        assert b"".join(parts) == text
+        assert all(part.endswith((b"\n", b"\r")) for part in parts)
+        assert not any(part.startswith(b"\n") for part in parts)
+        assert max(map(len, parts)) <= (4 << 20 if b"\r" in bar else len(text))
+
+
+def test_the_half_line_at_the_end_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"one\ntwo")
+    assert whole(tmp_path / "a.log") == b"one\ntwo"
+
+
+def test_a_compressed_log_reads_as_itself(tmp_path: Path) -> None:
+    text = b"".join(b"line %d\n" % n for n in range(2000))
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(text))
+    assert whole(tmp_path / "a.log.gz") == text
+
+
+def test_a_cut_compressed_log_gives_what_came_before_the_cut(tmp_path: Path) -> None:
+    text = b"".join(b"%d %d\n" % (n, n * 7919) for n in range(50_000))
+    (tmp_path / "a.log.gz").write_bytes(gzip.compress(text)[:-2000])
+    found = whole(tmp_path / "a.log.gz", 4096)
+    assert text.startswith(found)
+    assert len(found) > 100_000
+
+
+def test_a_file_that_only_begins_like_gzip_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(b"\x1f\x8bnonsense")
+    with pytest.raises(SourceError, match="damaged gzip"):
+        whole(tmp_path / "a.log")
+
+
+def test_a_log_of_powershell_is_utf16(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes("step: 1\nstep: 2\n".encode("utf-16"))
+    assert whole(tmp_path / "a.log") == b"step: 1\nstep: 2\n"
+
+
+def test_a_binary_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(SourceError, match="binary"):
+        whole(tmp_path / "a.bin")
+
+
+def test_a_hole_that_rotation_left_is_no_binary() -> None:
+    assert not is_binary(b"\0" * 4096 + b"iteration 1\n" * 10)
+    assert is_binary(b"\0" * 4096)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="cannot be read"):
+        whole(tmp_path / "none.log")
+
+
+def test_colours_and_carriage_returns_go() -> None:
+    assert to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n"
+    assert to_plain_text(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"
+
+
+def stretch(path: Path, begin: int, end: int, size: int) -> bytes:
+    buffer = bytearray(size)
+    return b"".join(bytes(buffer[:held]) for held in read_blocks_between(path, begin, end, buffer))
+
+
+@given(
+    lines=st.lists(st.integers(0, 40), max_size=40),
+    ends_whole=st.booleans(),
+    cuts=st.lists(st.integers(0, 900), max_size=4),
+    size=st.integers(45, 300),
+)
+def test_stretches_of_a_file_hold_the_lines_that_begin_in_them(
+    lines: list[int], ends_whole: bool, cuts: list[int], size: int
+) -> None:
+    import tempfile
+
+    text = b"\n".join(bytes([97 + n % 26]) * length for n, length in enumerate(lines)) + b"\n" * ends_whole
+    begins = [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
+    whole = dict(zip(begins, text.splitlines(keepends=True), strict=False))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.log"
+        path.write_bytes(text)
+        places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+        for begin, end in pairwise(places):
+            expected = b"".join(line for at, line in whole.items() if begin <= at < end)
+            assert stretch(path, begin, end, size) == expected
+
+
+def test_a_line_longer_than_a_block_comes_in_parts(tmp_path: Path) -> None:
+    text = b"x" * 1000 + b"\nshort\n"
+    (tmp_path / "a.log").write_bytes(text)
+    assert stretch(tmp_path / "a.log", 0, len(text), 64) == text
+
+
+HOSTILE = [
+    b"it/s] 50%| ",
+    b"%|",
+    b"{'loss': ",
+    b"{'loss':",
+    b"step: 1  loss: 2  tps",
+    b"  tps: ",
+    b"\x1b[m",
+    b"\x1b]0;",
+    b"\0",
+    b"a b ",
+    b"\x1b[32mstep: 1 ",
+    b"| iteration 7/ 9 | ",
+    b"\xff\xfe 9%|",
+    b"7" * 40,
+]
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=repr)
+def test_of_a_line_of_ten_megabytes_only_the_ends_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes
+) -> None:
+    """Patterns see 16 KB of it, and the passes over all of it take no longer than others of its length."""
+    path, plain, lengths = tmp_path / "run.log", tmp_path / "plain.log", list[int]()
+    path.write_bytes(b"[NeMo I start\n" + text * (10_000_000 // len(text)) + b"\nend\n")
+    plain.write_bytes(b"[NeMo I start\n" + b"x" * 10_000_000 + b"\nend\n")
+
+    def plain_text(block: bytes) -> bytes:
+        result = to_plain_text(block)
+        lengths.append(len(result))
+        return result
+
+    monkeypatch.setattr(reading, "to_plain_text", plain_text)
+    read_log(path)
+    assert sum(lengths) < 1 << 15
+    assert_ratio(partial(read_log, path), partial(read_log, plain), 30)
+
+
+@given(st.text("\x1b[]0;m?\x07\\a\n"))
+def test_escape_sequences_in_a_row_go_as_they_do_one_by_one(text: str) -> None:
+    one = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)|[@-Z\\-_])"
+    assert to_plain_text(text.encode()) == re.sub(one, b"", text.encode())
+
+
+def test_a_window_title_without_an_end_takes_no_line_with_it() -> None:
+    assert to_plain_text(b"\x1b]0;title\x07a\x1b]0;cut\nstep 1\nb\x07c\n").startswith(b"a")
+    assert b"\nstep 1\nb" in to_plain_text(b"\x1b]0;title\x07a\x1b]0;cut\nstep 1\nb\x07c\n")
+
+
+def test_both_ends_of_a_long_line_are_read() -> None:
+    line = b"head" + b"x" * 100_000 + b"tail\n"
+    plain = to_plain_text(b"before\n" + line + b"after\n")
+    assert plain.startswith(b"before\nhead")
+    assert plain.endswith(b"tail\nafter\n")
+    assert len(plain) < 17_000
+    assert to_plain_text(b"a\n" * 100_000) == b"a\n" * 100_000
