@@ -3,6 +3,10 @@
 A pair of CUDA events goes around each pass; they are read steps later, when the device has long passed them. A pass is
 timed on the device from when its inputs have arrived to when its last kernel has run. On a CPU the host's clock does.
 
+A device that comes to a pass before all of it is launched may wait for the host in it, until that is done at most. The
+events tell when it comes to each pass, on its own clock, which is set by the host's: it comes to no pass before the
+launch of that begins, nor before the host has launched all of it and finds that the device has not come to it.
+
 A step has many passes, each of which takes microseconds of the host. Where that is much for a step, passes are timed in
 one step of 2, 4 or more only: in steps whose number is divisible by that, so that ranks whose hosts differ have steps
 in common.
@@ -11,9 +15,9 @@ in common.
 from __future__ import annotations
 
 import sys
-import time
 from collections import deque
 from dataclasses import dataclass
+from time import monotonic_ns as _now_ns
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from perfscope.constants import NS_PER_MS
@@ -51,8 +55,9 @@ class CudaEvent(Protocol):
 Mark: TypeAlias = "CudaEvent | int"
 #: The fields of a ``Pass``. A step makes many, of which each call of a function takes microseconds: none for a tuple.
 Identity: TypeAlias = "tuple[str, int, int, int, int, int]"
-#: A pass between two moments, and its range; the first moment is None inside a CUDA graph, where no event is recorded.
-TimedPass: TypeAlias = "tuple[Identity, Mark | None, AbstractContextManager[object] | None]"
+#: A pass between two moments: when its launch began, on the host's clock; the first moment, which is None inside a CUDA
+#: graph, where no event is recorded; and its range.
+TimedPass: TypeAlias = "tuple[Identity, int, Mark | None, AbstractContextManager[object] | None]"
 
 
 class Pass(NamedTuple):
@@ -79,11 +84,19 @@ class Pass(NamedTuple):
 
 
 class _FinishedPass(NamedTuple):
-    """A pass that was launched."""
+    """A pass that was launched.
+
+    Attributes:
+        began_ns: When its launch began, on the host's clock, and ``ended_ns`` when all of it was launched.
+        is_reached: Whether the device had come to it by then.
+    """
 
     identity: Identity
     begin: Mark
     end: Mark
+    began_ns: int
+    ended_ns: int
+    is_reached: bool
 
 
 @dataclass
@@ -113,7 +126,7 @@ class PassTimer:
         self._is_called_once = False
         self._costs: list[float] = []
         self._steps_wanted = _FIRST_STEPS
-        self._current: list[tuple[Identity, Mark, Mark]] = []
+        self._current: list[tuple[Identity, Mark, Mark, int, int, bool]] = []
         self._pending: deque[_Step] = deque()
         self._unused_events: list[CudaEvent] = []
         self._is_initialized = False
@@ -123,22 +136,24 @@ class PassTimer:
     def begin(self, identity: Identity, *, in_window: bool) -> TimedPass:
         """A pass is about to be launched; a range goes around it for the trace of an open window."""
         if not in_window:
-            return identity, self._now(), None
-        begin = self._now()
+            return identity, _now_ns(), self._now(), None
+        began_ns, begin = _now_ns(), self._now()
         profiler_range = sys.modules["torch"].profiler.record_function(Pass._make(identity).range_name)
         profiler_range.__enter__()
         self._has_ranges = True
-        return identity, begin, profiler_range
+        return identity, began_ns, begin, profiler_range
 
     def end(self, timed: TimedPass) -> None:
         """All of a pass was launched."""
-        identity, begin, profiler_range = timed
+        identity, began_ns, begin, profiler_range = timed
         if profiler_range is not None:
             profiler_range.__exit__(None, None, None)
         end = self._now()
         if begin is not None and end is not None:
             self.is_in_use = True
-            self._current.append((identity, begin, end))
+            ended_ns = _now_ns()
+            is_reached = isinstance(begin, int) or begin.query()
+            self._current.append((identity, begin, end, began_ns, ended_ns, is_reached))
 
     def take_micro_batches(self, seen: int, calls: int) -> int:
         """The number of micro-batches that the step which ends ran forward; 0 where the model's calls say it.
@@ -220,7 +235,7 @@ class PassTimer:
         if not self._is_initialized:
             self._is_initialized = cuda.is_initialized()  # is_available() would ask the driver, each time
             if not self._is_initialized:
-                return time.monotonic_ns()
+                return _now_ns()
         if cuda.is_current_stream_capturing():
             return None
         event = self._unused_events.pop() if self._unused_events else cuda.Event(enable_timing=True)
@@ -231,12 +246,15 @@ class PassTimer:
         start = step.passes[0].begin
         times = [(_between_ns(start, timed.begin), _between_ns(timed.begin, timed.end)) for timed in step.passes]
         totals: dict[tuple[str, int], list[int]] = {}
-        for timed, (_, duration_ns) in zip(step.passes, times, strict=True):
+        for timed, (_, duration_ns), wait_ns in zip(step.passes, times, _waits_ns(step.passes, times), strict=True):
             kind, _, stage, *_ = timed.identity
-            total = totals.setdefault((kind, stage), [0, 0, duration_ns])
+            total = totals.setdefault((kind, stage), [0, 0, duration_ns, 0, 0])
             total[0] += 1
             total[1] += duration_ns
             total[2] = min(total[2], duration_ns)
+            total[3] += timed.ended_ns - timed.began_ns
+            total[4] += wait_ns
+        is_launched = not isinstance(start, int)
         identities = [Pass._make(timed.identity) for timed in step.passes]
         order = tuple(f"{identity.kind}{identity.microbatch}.{identity.stage}" for identity in identities)
         is_new = order != self._last_order
@@ -247,15 +265,32 @@ class PassTimer:
             devices=identities[0].devices,
             stages=identities[0].stages,
             span_ns=max(start_ns + duration_ns for start_ns, duration_ns in times),
-            totals=tuple((kind, stage, count, time_ns) for (kind, stage), (count, time_ns, _) in totals.items()),
+            totals=tuple((kind, stage, count, time_ns) for (kind, stage), (count, time_ns, *_) in totals.items()),
             order=order if is_new or step.has_ranges else None,
             times_ns=tuple(times) if is_new or step.has_ranges else None,
-            fastest_ns=tuple(fastest_ns for _, _, fastest_ns in totals.values()),
+            fastest_ns=tuple(fastest_ns for _, _, fastest_ns, *_ in totals.values()),
+            launches_ns=tuple(launch_ns for *_, launch_ns, _ in totals.values()) if is_launched else None,
+            waits_ns=tuple(wait_ns for *_, wait_ns in totals.values()) if is_launched else None,
         )
 
     def _recycle(self, step: _Step) -> None:
         for timed in step.passes:
             self._unused_events += [mark for mark in (timed.begin, timed.end) if not isinstance(mark, int)]
+
+
+def _waits_ns(passes: list[_FinishedPass], times: list[tuple[int, int]]) -> list[int]:
+    """For how long of each pass the device may have waited for the host, at most.
+
+    Args:
+        passes: Those of a step.
+        times: Beginning and length of each on the device, from the beginning of the first one.
+    """
+    timed = list(zip(passes, times, strict=True))
+    first_ns = max((each.began_ns if each.is_reached else each.ended_ns) - start_ns for each, (start_ns, _) in timed)
+    return [
+        min(duration_ns, max(0, each.ended_ns - max(each.began_ns, first_ns + start_ns)))
+        for each, (start_ns, duration_ns) in timed
+    ]
 
 
 def _is_reached(mark: Mark) -> bool:

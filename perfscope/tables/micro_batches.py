@@ -12,13 +12,22 @@ _FEWEST_PASSES = 3
 
 @dataclass(frozen=True, slots=True)
 class PassTotal:
-    """All passes of one kind on one virtual stage in a step: how many, their time, and the shortest one's."""
+    """All passes of one kind on one virtual stage in a step.
+
+    Attributes:
+        kind, stage, count: What they are, and how many.
+        time_ns: Their time, and ``fastest_ns`` the shortest one's.
+        launch_ns: How long the host took to launch them; None where that is unknown.
+        wait_ns: For how long of their time the device may have waited for that, at most.
+    """
 
     kind: str
     stage: int
     count: int
     time_ns: int
     fastest_ns: int | None = None
+    launch_ns: int | None = None
+    wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +59,32 @@ class MicroBatches:
         return sum(total.time_ns for total in self.totals)
 
     @property
-    def stretch(self) -> float | None:
-        """Time of all passes over what they would take if each were the fastest of its kind; None where unknown."""
+    def worked_ns(self) -> int | None:
+        """For how long of that the device worked, at least; None where its waits for launches are unknown."""
+        waits_ns = [total.wait_ns for total in self.totals if total.wait_ns is not None]
+        return self.busy_ns - sum(waits_ns) if len(waits_ns) == len(self.totals) else None
+
+    @property
+    def launch_ns(self) -> int | None:
+        """How long the host took to launch all passes; None where that is unknown."""
+        launches_ns = [total.launch_ns for total in self.totals if total.launch_ns is not None]
+        return sum(launches_ns) if len(launches_ns) == len(self.totals) else None
+
+    @property
+    def wait_share(self) -> float | None:
+        """The share for which the device may have waited for launches, of the kind of passes where it is largest."""
+        shares = [total.wait_ns / max(total.time_ns, 1) for total in self.totals if total.wait_ns is not None]
+        return max(shares) if shares and len(shares) == len(self.totals) else None
+
+    @property
+    def alone_ns(self) -> int | None:
+        """What all passes would take if each were the fastest of its kind; None where unknown."""
         alone_ns = 0
         for total in self.totals:
             if not total.fastest_ns or total.count < _FEWEST_PASSES:
                 return None
             alone_ns += total.count * total.fastest_ns
-        return self.busy_ns / alone_ns if alone_ns else None
+        return alone_ns or None
 
 
 def of_last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:

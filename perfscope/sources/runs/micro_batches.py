@@ -37,10 +37,14 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
 
 
 def _totals(record: MicroBatchRecord) -> tuple[PassTotal, ...]:
-    fastest: tuple[int | None, ...] = record.fastest_ns or ()
-    if len(fastest) != len(record.totals):  # a record of before these were
-        fastest = (None,) * len(record.totals)
+    values = (record.fastest_ns, record.launches_ns, record.waits_ns)
+    columns = [_column(numbers, len(record.totals)) for numbers in values]
     return tuple(
-        PassTotal(kind, stage, count, time_ns, fastest_ns)
-        for (kind, stage, count, time_ns), fastest_ns in zip(record.totals, fastest, strict=True)
+        PassTotal(kind, stage, count, time_ns, fastest_ns, launch_ns, wait_ns)
+        for (kind, stage, count, time_ns), fastest_ns, launch_ns, wait_ns in zip(record.totals, *columns, strict=True)
     )
+
+
+def _column(numbers: tuple[int, ...] | None, count: int) -> tuple[int | None, ...]:
+    """One for each of the totals; none in a record of before it was recorded."""
+    return numbers if numbers is not None and len(numbers) == count else (None,) * count

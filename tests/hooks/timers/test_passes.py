@@ -19,10 +19,11 @@ from perfscope.analyzers.pipelines.marks import parse_hooks_range
 from perfscope.hooks.frameworks.deepspeed import patch_instructions
 from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
 from perfscope.hooks.frameworks.torch_pipelining import patch_passes
+from perfscope.hooks.timers import passes
 from perfscope.hooks.timers.passes import Pass, PassTimer
 from perfscope.hooks.timers.untimed_passes import UNTIMED
 from perfscope.schedules.operations import PassKind
-from perfscope.wire.passes import PASS_KINDS
+from perfscope.wire.passes import PASS_KINDS, MicroBatchRecord
 from tests.conftest import ROOT, SCRIPTS, analysis, profile, step_lines
 from tests.hooks.frameworks.running import TORCHRUN
 from tests.hooks.harm.runs import launcher
@@ -124,6 +125,60 @@ def test_a_step_is_written_when_the_device_is_done_and_nobody_waits(device: Devi
     assert record.totals == (("F", 1, 2, 4_000_000), ("B", 1, 2, 8_000_000))
     assert record.fastest_ns == (2_000_000, 4_000_000)
     assert device.waits == 0
+
+
+def _launch(
+    timer: PassTimer, device: Device, monkeypatch: pytest.MonkeyPatch, launches: list[tuple[int, int, bool]]
+) -> MicroBatchRecord:
+    """Passes of 4 ms each: when the launch of each began and ended (ms), and if the device had come to it by then."""
+    now_ms = 0
+    monkeypatch.setattr(passes, "_now_ns", lambda: now_ms * 1_000_000)
+    for microbatch, (began_ms, ended_ms, is_there) in enumerate(launches):
+        now_ms = began_ms
+        timed_pass = timer.begin(Pass("F", microbatch, 1, 2, 1, 2), in_window=False)
+        now_ms = ended_ms
+        device.reached = device.launched - (0 if is_there else 1)
+        device.launched += 4.0
+        timer.end(timed_pass)
+    timer.end_step(1)
+    device.reached = device.launched
+    (record,) = timer.pop_finished()
+    assert device.waits == 0
+    return record
+
+
+def test_a_device_that_comes_to_a_pass_while_it_is_launched_may_have_waited_for_that(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launches = [
+        (100, 109, True),  # as long as the pass takes, at most
+        (102, 103, False),
+        (107, 108, True),  # the device comes to it at 108
+        (109, 113, True),  # at 112
+        (110, 118, True),  # at 116
+    ]
+    record = _launch(PassTimer(), device, monkeypatch, launches)
+    assert record.launches_ns == ((9 + 1 + 1 + 4 + 8) * 1_000_000,)
+    assert record.waits_ns == ((4 + 0 + 0 + 1 + 2) * 1_000_000,)
+
+
+def test_a_device_comes_to_no_pass_before_it_was_seen_not_to_have_come(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for another rank ahead of the first pass, which it has not come to at 120: then to the second at 124."""
+    record = _launch(PassTimer(), device, monkeypatch, [(100, 120, False), (101, 125, True), (102, 121, True)])
+    assert record.waits_ns == (1_000_000,)
+
+
+def test_a_processor_launches_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
+    timer = PassTimer()
+    for which in _passes():
+        _run_pass(timer, device, which, 1.0)
+    timer.end_step(1)
+    (record,) = timer.pop_finished()
+    assert (record.launches_ns, record.waits_ns) == (None, None)
+    assert device.made == 0
 
 
 def test_an_order_is_written_once_and_events_are_used_again(device: Device) -> None:
