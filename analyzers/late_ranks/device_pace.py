@@ -8,7 +8,7 @@ late waits for each kernel's launch, and then it is the host that takes longer: 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import TypeAlias
 
@@ -49,11 +49,11 @@ _FIRST_SHARDED_STAGE = 3
 
 @dataclass(frozen=True, slots=True)
 class DevicePace:
-    """A rank's device in the steps that were timed on it, medians in nanoseconds.
+    """A rank's device in the steps that were timed on it, medians in nanoseconds; what is not of passes is of probes.
 
     Attributes:
         rank: The rank.
-        probes: Timed steps.
+        probes: Probed steps, which are timed on the device but for the passes of a pipeline.
         forward_ns: Forward passes; absent where their ends were not seen.
         backward_ns: Backward passes and exchanges.
         update_ns: The optimizer.
@@ -61,8 +61,8 @@ class DevicePace:
             the device waited for the host.
         relative_update: The same of the optimizer, by parameter where ranks are stages of a pipeline.
         relative_passes: Of a stage of a pipeline, the time of its passes by parameter over that of the others; absent
-            where the device waited for the host.
-        passes_ns: Of a stage, its passes in a step.
+            where it may be the host that takes so long.
+        passes_ns: Of a stage, its passes in a step, in ``passes_steps`` steps.
         clock_mhz: Clock of its multiprocessors; absent without samples.
         throttled: Why NVML says that this is not higher, most of the time; empty for nothing.
         limit: From which ratio on it is slow, ``forward_limit`` by its forward passes, ``passes_limit`` by a stage's.
@@ -74,12 +74,13 @@ class DevicePace:
     rank: int
     probes: int
     forward_ns: int | None
-    backward_ns: int
-    update_ns: int
+    backward_ns: int | None
+    update_ns: int | None
     relative_forward: float | None = None
     relative_update: float | None = None
     relative_passes: float | None = None
     passes_ns: int | None = None
+    passes_steps: int | None = None
     clock_mhz: int | None = None
     throttled: str = ""
     limit: float = _SLOW
@@ -107,10 +108,10 @@ class DevicePace:
         forward, update = self.relative_forward or 1.0, self.relative_update or 1.0
         if self.compares_units and not self._has_slow_forward:
             forward = 1.0
-        passes_ns = (self.forward_ns or 0) + self.backward_ns
+        passes_ns = (self.forward_ns or 0) + (self.backward_ns or 0)
         if self._has_slow_passes:
             passes_ns, forward = self.passes_ns or 0, self.relative_passes or 1.0
-        return round(passes_ns * (1 - 1 / max(forward, 1)) + self.update_ns * (1 - 1 / max(update, 1)))
+        return round(passes_ns * (1 - 1 / max(forward, 1)) + (self.update_ns or 0) * (1 - 1 / max(update, 1)))
 
     @property
     def _has_slow_forward(self) -> bool:
@@ -122,20 +123,40 @@ class DevicePace:
 
 
 def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[DevicePace, ...]:
-    """The pace of each rank's device; empty where fewer than two were timed."""
-    timed = [table for table in tables if len(table.probes) >= _FEWEST_PROBES]
-    if len(timed) < 2:  # noqa: PLR2004 - a pair
-        return ()
+    """The pace of each rank's device; empty where fewer than two were timed, in probes or by passes of a pipeline."""
+    stages = compare_stages(run) if has_stages else {}
     clocks = _read_clocks(run)
-    medians = {table.rank: _medians(table) for table in timed}
-    forwards = {table.rank: [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes] for table in timed}
-    units = {table.rank: [(probe.units_ns, probe.units_launch_ns) for probe in table.probes] for table in timed}
-    updates = {table.rank: [(probe.update_ns, probe.update_launch_ns) for probe in table.probes] for table in timed}
+    probed = [table for table in tables if len(table.probes) >= _FEWEST_PROBES]
+    paces = {pace.rank: pace for pace in _compare_probes(probed, run, has_stages=has_stages)}
+    for table in tables:
+        pace, stage = paces.get(table.rank), stages.get(table.rank)
+        is_ahead = pace is not None and _is_ahead(table)
+        if stage is not None and (pace is not None or stage.least is not None):
+            pace = replace(
+                pace or DevicePace(table.rank, len(table.probes), None, None, None, knows_launches=True),
+                relative_passes=stage.relative if stage.is_of_device(is_ahead=is_ahead) else None,
+                passes_ns=stage.passes_ns,
+                passes_steps=stage.steps,
+                passes_limit=stage.limit,
+            )
+        if pace is not None:
+            clock_mhz, throttled = clocks.get(table.rank, (None, ""))
+            paces[table.rank] = replace(pace, clock_mhz=clock_mhz, throttled=throttled)
+    return tuple(paces[table.rank] for table in tables if table.rank in paces)
+
+
+def _compare_probes(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> list[DevicePace]:
+    """The pace of each rank's device in probed steps; empty where fewer than two have any."""
+    if len(tables) < 2:  # noqa: PLR2004 - a pair
+        return []
+    medians = {table.rank: _medians(table) for table in tables}
+    forwards = {table.rank: [(probe.forward_ns, probe.forward_launch_ns) for probe in table.probes] for table in tables}
+    units = {table.rank: [(probe.units_ns, probe.units_launch_ns) for probe in table.probes] for table in tables}
+    updates = {table.rank: _updates(table) for table in tables}
     sizes = {model.rank: model.trainable for model in run.models} if has_stages else dict.fromkeys(medians, 1)
     limit = SLOW_STAGE if has_stages else _SLOW
-    stages = compare_stages(run) if has_stages else {}
     paces = []
-    for table in timed:
+    for table in tables:
         rank = table.rank
         forward_ns, backward_ns, update_ns = medians[rank]
         peers = [peer for peer in medians if peer != rank]
@@ -148,8 +169,6 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
         if all(sizes.get(peer) for peer in medians):
             scaled = [(updates[peer], sizes[rank] / sizes[peer]) for peer in peers]
             relative_update = _relative(updates[rank], scaled, limit)
-        is_ahead = _times_ahead(_present(updates[rank])) is not None
-        stage = stages.get(rank)
         paces.append(
             DevicePace(
                 rank=rank,
@@ -159,19 +178,23 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> t
                 update_ns=update_ns,
                 relative_forward=relative_forward,
                 relative_update=relative_update,
-                clock_mhz=clocks[rank][0] if rank in clocks else None,
-                throttled=clocks[rank][1] if rank in clocks else "",
                 limit=limit,
                 forward_limit=limit if is_replica else _SLOW_UNITS,
                 compares_units=not is_replica,
                 knows_launches=any(probe.update_launch_ns is not None for probe in table.probes),
-                is_behind=is_ahead and not has_stages,
-                relative_passes=None if stage is None or not is_ahead else stage.relative,
-                passes_ns=None if stage is None else stage.passes_ns,
-                passes_limit=SLOW_STAGE if stage is None else stage.limit,
+                is_behind=_is_ahead(table) and not has_stages,
             )
         )
-    return tuple(paces)
+    return paces
+
+
+def _updates(table: Steps) -> _Times:
+    return [(probe.update_ns, probe.update_launch_ns) for probe in table.probes]
+
+
+def _is_ahead(table: Steps) -> bool:
+    """Whether the host launches the optimizer before the device comes to it."""
+    return _times_ahead(_present(_updates(table))) is not None
 
 
 def _is_replica(run: Run, rank: int, *, has_stages: bool) -> bool:
@@ -295,7 +318,7 @@ def _excess_of_work(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping
     is_compared = any(timed.relative_forward is not None and not timed.compares_units for timed in (pace, *peers))
     if is_compared or not pace.is_behind or own is None or not most or own <= _SLOW * median(most):
         return 0
-    return round(((pace.forward_ns or 0) + pace.backward_ns) * (1 - median(most) / own))
+    return round(((pace.forward_ns or 0) + (pace.backward_ns or 0)) * (1 - median(most) / own))
 
 
 def _explain(pace: DevicePace, peers: Sequence[DevicePace], work: Mapping[int, float | None]) -> tuple[Cause, str]:

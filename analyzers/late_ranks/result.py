@@ -40,6 +40,14 @@ _PART_LABELS = {
     Part.SAVE: "Saves (ms)",
     Part.COMPILATION: "Compilation (ms)",
 }
+#: What is timed in probed steps.
+_PROBED = (
+    Column("Forward (ms)", 2),
+    Column("Backward, exchange (ms)", 2),
+    Column("Optimizer (ms)", 2),
+    Column("Relative forward", 3),
+    Column("Relative optimizer", 3),
+)
 _MOST_RANKS = 16
 
 
@@ -127,6 +135,7 @@ class LateRanks:
                     "relative_update": pace.relative_update,
                     "relative_passes": pace.relative_passes,
                     "passes_ns": pace.passes_ns,
+                    "passes_steps": pace.passes_steps,
                     "sm_clock_mhz": pace.clock_mhz,
                 }
                 for pace in self.devices
@@ -256,27 +265,20 @@ class LateRanks:
         return long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
 
     def _devices_section(self) -> Section:
+        has_probes = any(pace.update_ns is not None for pace in self.devices)
         has_passes = any(pace.relative_passes is not None for pace in self.devices)
         columns = (
             Column("Rank"),
             Column("Timed steps"),
-            Column("Forward (ms)", 2),
-            Column("Backward, exchange (ms)", 2),
-            Column("Optimizer (ms)", 2),
-            Column("Relative forward", 3),
-            Column("Relative optimizer", 3),
+            *(_PROBED if has_probes else (Column("Passes (ms)", 2),)),
             *((Column("Relative passes", 3),) if has_passes else ()),
             Column("SM clock (MHz)"),
         )
         rows = [
             (
                 str(pace.rank),
-                pace.probes,
-                in_unit(pace.forward_ns, NS_PER_MS),
-                pace.backward_ns / NS_PER_MS,
-                pace.update_ns / NS_PER_MS,
-                pace.relative_forward,
-                pace.relative_update,
+                pace.probes if has_probes else pace.passes_steps,
+                *(_probed_cells(pace) if has_probes else (in_unit(pace.passes_ns, NS_PER_MS),)),
                 *((pace.relative_passes,) if has_passes else ()),
                 pace.clock_mhz,
             )
@@ -286,6 +288,16 @@ class LateRanks:
         ordered = [rows[index] for index in slowest_first]
         note = "Medians of the steps that were timed by events on the device; relative to the median of the others."
         return long_table("Pace of the devices", columns, ordered, (note,), most=_MOST_RANKS)
+
+
+def _probed_cells(pace: DevicePace) -> tuple[Cell, ...]:
+    return (
+        in_unit(pace.forward_ns, NS_PER_MS),
+        in_unit(pace.backward_ns, NS_PER_MS),
+        in_unit(pace.update_ns, NS_PER_MS),
+        pace.relative_forward,
+        pace.relative_update,
+    )
 
 
 def _count(steps: int) -> str:

@@ -75,27 +75,29 @@ class DevicePaceData(TypedDict):
 
     Attributes:
         rank: The rank.
-        probes: Timed steps.
+        probes: Probed steps, which are timed on the device but for the passes of a pipeline.
         forward_ns: Median of the forward passes; None where their ends were not seen.
-        backward_ns: The same of backward passes and exchanges.
+        backward_ns: The same of backward passes and exchanges; None where too few steps were probed.
         update_ns: The same of the optimizer.
         relative_forward: ``forward_ns`` over the median of the other ranks; None where it may hold an exchange.
         relative_update: The same of the optimizer; None where there is nothing to compare with.
         relative_passes: Of a stage of a pipeline, the time of its passes by parameter over that of the others; None
-            where there is nothing to compare with, or the device waited for its host.
+            where there is nothing to compare with, or it may be the host that takes so long.
         passes_ns: Of a stage, the median time of its passes in a step; None without them.
+        passes_steps: Steps whose passes were timed; None without them.
         sm_clock_mhz: Clock of its multiprocessors; None without samples.
     """
 
     rank: int
     probes: int
     forward_ns: int | None
-    backward_ns: int
-    update_ns: int
+    backward_ns: int | None
+    update_ns: int | None
     relative_forward: float | None
     relative_update: float | None
     relative_passes: float | None
     passes_ns: int | None
+    passes_steps: int | None
     sm_clock_mhz: int | None
 
 

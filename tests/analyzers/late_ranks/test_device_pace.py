@@ -16,8 +16,7 @@ from perfscope.analyzers.late_ranks.excesses import measure_excesses
 from perfscope.analyzers.late_ranks.lateness import Cause
 from perfscope.analyzers.late_ranks.parts import split_steps
 from perfscope.constants import NS_PER_MS as MS
-from perfscope.tables.micro_batches import MicroBatches, PassTotal
-from perfscope.tables.model import Model, PrecisionSigns, Weight
+from perfscope.tables.model import Model, PrecisionSigns
 from perfscope.tables.run import Run
 from perfscope.wire.host import DeviceProbe
 from perfscope.wire.setup import SetupRecord
@@ -162,131 +161,6 @@ def test_stages_are_compared_by_parameter(update: float, expected: list[tuple[in
     )
     assert answers(replace(run, models=models)) == expected
     assert answers(run) == [], "without sizes nothing is compared"
-
-
-def stages_of(
-    passes: list[list[int]], weights: list[tuple[int, int]], launches: tuple[float, ...] = (0, 0), **axes: int
-) -> Run:
-    """A pipeline: of each rank the times of its passes (ms) by step, what it multiplies with and what it looks up."""
-    updates = [sum(sizes) / 100 for sizes in weights]
-    run = probed(
-        [{"forward": None, "launch": launch, "update": ms} for launch, ms in zip(launches, updates, strict=True)]
-    )
-    signs = PrecisionSigns()
-    models = tuple(
-        Model(
-            rank,
-            None,
-            multiplied + embedded,
-            multiplied + embedded,
-            (Weight("", False, (multiplied,), 1), Weight("", True, (embedded,), 1)),
-            None,
-            "",
-            signs,
-            None,
-        )
-        for rank, (multiplied, embedded) in enumerate(weights)
-    )
-    records = tuple(
-        MicroBatches(rank, 0, step, rank, 2, 2, 90 * MS, (PassTotal("F", rank, 2, ms * MS // 3), rest(ms)), ())
-        for rank, times in enumerate(passes)
-        for step, ms in enumerate(times)
-    )
-    ranks = tuple(
-        replace(rank, parallel={"pp": rank.rank} | {axis: size * rank.rank for axis, size in axes.items()})
-        for rank in run.ranks
-    )
-    return replace(run, models=models, micro_batches=records, ranks=ranks)
-
-
-def rest(ms: int) -> PassTotal:
-    return PassTotal("B", 0, 2, ms * MS - ms * MS // 3)
-
-
-PASSES = [[30, 33, 27, 30, 30, 90, 30], [63, 60, 66, 63, 120, 63, 63]]
-
-
-@pytest.mark.parametrize(
-    ("weights", "relative"),
-    [
-        ([(50, 8), (58, 0)], 63 / 58 / (30 / 50)),
-        ([(50, 8), (58, 8)], 63 / 66 / (30 / 50)),  # the embedding of the last stage may be its head
-        ([(50, 300), (58, 0)], 63 / 58 / (30 / 50)),
-    ],
-)
-def test_passes_of_stages_are_compared_by_what_is_multiplied_with(
-    weights: list[tuple[int, int]], relative: float
-) -> None:
-    run = stages_of(PASSES, weights)
-    result = analyze(run)
-    pace = result.devices[1]
-    assert pace.relative_passes == pytest.approx(relative)
-    assert pace.passes_ns == 63 * MS
-    (late,) = result.lateness
-    assert (late.rank, late.cause) == (1, Cause.DEVICE)
-    assert late.cost_ns == pytest.approx(63 * MS * (1 - 1 / relative) * len(run.steps[1]), rel=1e-6)
-    assert late.detail.startswith(f"its passes take {relative:.2f} times")
-
-
-@pytest.mark.parametrize(
-    "run",
-    [
-        stages_of(PASSES, [(50, 8), (58, 0)], launches=(0, 1)),  # its device waits for its host
-        stages_of(PASSES, [(50, 8), (58, 0)], tp=1),  # passes hold exchanges
-        stages_of([PASSES[0][:3], PASSES[1]], [(50, 8), (58, 0)]),
-        stages_of([PASSES[1], PASSES[1]], [(50, 8), (58, 0)]),
-    ],
-    ids=["waits", "exchanges", "few", "alike"],
-)
-def test_stages_that_wait_for_their_hosts_or_exchange_or_are_alike_are_not_slow(run: Run) -> None:
-    assert answers(run) == []
-
-
-def with_fastest(run: Run, fastest: dict[int, tuple[int, int]], count: int = 4) -> Run:
-    """The same pipeline, of whose passes (ms) the fastest forward and backward ones of each rank are known."""
-    records = tuple(
-        dataclasses.replace(
-            record,
-            totals=tuple(
-                dataclasses.replace(total, count=count, fastest_ns=ms * MS)
-                for total, ms in zip(record.totals, fastest[record.rank], strict=True)
-            ),
-        )
-        for record in run.micro_batches
-    )
-    return replace(run, micro_batches=records)
-
-
-@pytest.mark.parametrize(
-    ("fastest", "count", "expected"),
-    [
-        ({0: (5, 10), 1: (5, 10)}, 4, [(1, Cause.DEVICE)]),
-        ({0: (5, 10), 1: (6, 11)}, 4, []),  # a collective beside a pass
-        ({0: (4, 9), 1: (5, 10)}, 4, []),  # micro-batches differ, and are those of all stages
-        ({0: (5, 10), 1: (5, 10)}, 2, []),
-    ],
-)
-def test_a_stage_whose_passes_are_longer_than_its_fastest_is_slow_at_times(
-    fastest: dict[int, tuple[int, int]], count: int, expected: list[tuple[int, Cause]]
-) -> None:
-    """Both are alike by parameter; of the second stage, another process takes a tenth."""
-    run = stages_of([[60] * 7, [70] * 7], [(50, 8), (58, 0)])
-    assert answers(run) == [], "records without the fastest pass"
-    run = with_fastest(run, fastest, count)
-    assert answers(run) == expected
-    if expected:
-        (late,) = analyze(run).lateness
-        assert late.cost_ns == pytest.approx((70 - 60) * MS * len(run.steps[1]), rel=0.02)
-
-
-@pytest.mark.parametrize("change", [{"weights": ()}, {"trainable": 8}, {"checkpointing": "full"}])
-def test_stages_of_unknown_weights_or_that_train_or_recompute_different_parts_are_not_compared(
-    change: dict[str, Any],
-) -> None:
-    run = stages_of(PASSES, [(50, 8), (58, 0)])
-    assert analyze(run).devices[1].relative_passes
-    models = (dataclasses.replace(run.models[0], **change), run.models[1])
-    assert analyze(replace(run, models=models)).devices[1].relative_passes is None
 
 
 def test_the_cost_is_that_of_what_was_compared() -> None:
