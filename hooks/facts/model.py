@@ -33,20 +33,15 @@ _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 _CONFIGS = ("config", "model_config", "model_args", "args")
 
 
-def describe_model(
-    torch: Any,
-    *parts: Any,
-    config: dict[str, Any] | None = None,
-) -> ModelRecord:
+def describe_model(*parts: Any, config: dict[str, Any] | None = None) -> ModelRecord:
     """Describe a module that is trained.
 
     Args:
-        torch: The torch module that is loaded.
         parts: The model, or a wrapper of DDP, FSDP, DeepSpeed or torch.compile around it; several where a rank holds
             several parts of one model.
         config: The framework's own configuration of the model; it takes precedence over the module's.
     """
-    weights = _grouped(itertools.chain.from_iterable(_named_weights(torch, part) for part in parts))
+    weights = _grouped(itertools.chain.from_iterable(_named_weights(part) for part in parts))
     module = _unwrapped(parts[0])
     return ModelRecord(
         parameters=sum(weight.count * math.prod(weight.shape) for weight in weights),
@@ -71,18 +66,17 @@ def _unwrapped(module: Any) -> Any:
     return module
 
 
-def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
+def _named_weights(wrapped: Any) -> Iterator[tuple[str, str, Any]]:
     """Each parameter with its name and the class of the module that owns it."""
     flat = list(flat_parameters(wrapped))
     for part in flat:
-        owner = "Embedding" if isinstance(part.owner, torch.nn.Embedding) else _class_name(part.owner)
-        yield part.name, owner, part
+        yield part.name, "Embedding" if _is_table(part.owner) else _class_name(part.owner), part
     if flat and not any(True for _ in unflattened_parameters(wrapped)):
         return
     module = _unwrapped(wrapped)
     owners: dict[int, str] = {}
     for owner in module.modules():
-        is_table = isinstance(owner, torch.nn.Embedding)
+        is_table = _is_table(owner)
         for parameter in owner._parameters.values():
             # The weights of an embedding and a tied output layer have two owners: the embedding is the one to record.
             if parameter is not None and (is_table or id(parameter) not in owners):
@@ -91,6 +85,11 @@ def _named_weights(torch: Any, wrapped: Any) -> Iterator[tuple[str, str, Any]]:
     for name, parameter in unflattened_parameters(module) if flat else module.named_parameters():
         if is_counted_by(parameter, rank):
             yield name, owners.get(id(parameter), ""), parameter
+
+
+def _is_table(module: Any) -> bool:
+    """Whether its weights are looked up: Megatron's ``VocabParallelEmbedding`` is no ``torch.nn.Embedding``."""
+    return any(base.__name__.endswith("Embedding") for base in type(module).__mro__)
 
 
 def _class_name(module: Any) -> str:

@@ -81,7 +81,7 @@ class ModelWatch:
         if not parts:
             return None
         torch = sys.modules["torch"]
-        described = describe_model(torch, *parts, config=self._config)
+        described = describe_model(*parts, config=self._config)
         precision = self.precision.record(torch, tuple(parts))
         optimizer = self._optimizer() if self._optimizer else None
         return replace(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,7 @@ def read(tmp_path: Path, record: ModelRecord, rank: int = 0) -> Model:
 
 
 def inferred(tmp_path: Path, module: nn.Module) -> Transformer:
-    return infer_dimensions(read(tmp_path, describe_model(torch, module)).weights, "module")
+    return infer_dimensions(read(tmp_path, describe_model(module)).weights, "module")
 
 
 @pytest.mark.parametrize("shape", [GPT, UNTIED], ids=["tied", "untied and gated"])
@@ -63,13 +64,13 @@ def test_wrappers_are_looked_through(tmp_path: Path) -> None:
             super().__init__()
             self.module = module
 
-    plain, wrapped = (describe_model(torch, each) for each in (Decoder(GPT), Wrapper(Wrapper(Decoder(GPT)))))
+    plain, wrapped = (describe_model(each) for each in (Decoder(GPT), Wrapper(Wrapper(Decoder(GPT)))))
     assert plain == wrapped
     assert plain.module == "Decoder"
 
 
 def test_a_thousand_layers_are_as_many_lines_as_two() -> None:
-    two, many = (describe_model(torch, Decoder(Shape(layers=layers, hidden=16, ffn=32))) for layers in (2, 50))
+    two, many = (describe_model(Decoder(Shape(layers=layers, hidden=16, ffn=32))) for layers in (2, 50))
     assert len(two.weights) == len(many.weights)
     assert {weight.count for weight in many.weights} == {1, 50}
 
@@ -77,7 +78,7 @@ def test_a_thousand_layers_are_as_many_lines_as_two() -> None:
 def test_frozen_parameters_and_types_are_told_apart() -> None:
     module = Decoder(GPT).to(torch.bfloat16)
     module.embedding.weight.requires_grad = False
-    record = describe_model(torch, module)
+    record = describe_model(module)
     assert record.parameters - record.trainable == module.embedding.weight.numel()
     assert record.dtype == "bf16"
 
@@ -90,9 +91,9 @@ def test_the_type_of_autocast_is_the_one_that_is_computed_in() -> None:
 
 def test_checkpointing_is_seen_where_a_layer_says_it() -> None:
     module = Decoder(GPT)
-    assert describe_model(torch, module).checkpointing is None
+    assert describe_model(module).checkpointing is None
     module.attentions[0].gradient_checkpointing = True  # what transformers sets on its layers
-    assert describe_model(torch, module).checkpointing == "full"
+    assert describe_model(module).checkpointing == "full"
 
 
 def test_a_hugging_face_config_gives_the_dimensions(tmp_path: Path) -> None:
@@ -106,18 +107,35 @@ def test_a_hugging_face_config_gives_the_dimensions(tmp_path: Path) -> None:
         "vocab_size": 384,
         "auth_token_path": "/home/somebody/secret",
     }
-    record = describe_model(torch, module)
+    record = describe_model(module)
     assert "auth_token_path" not in record.config
     model = read(tmp_path, record)
     assert model.transformer is not None
     assert (model.transformer.layers, model.transformer.heads, model.transformer.mlp_matrices) == (3, 4, 3)
 
 
+def test_modules_named_embedding_have_tables_also_where_they_are_none_of_torch_s(tmp_path: Path) -> None:
+    class VocabParallelEmbedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(64, 16))
+
+    class Words(VocabParallelEmbedding):
+        """A class of somebody's own that extends it."""
+
+    modules = (VocabParallelEmbedding(), Words(), nn.Embedding(64, 16), nn.Linear(16, 64, bias=False))
+    records = [describe_model(module) for module in modules]
+    assert [record.weights[0].owner for record in records] == ["Embedding", "Embedding", "Embedding", "Linear"]
+    (weight,) = records[0].weights
+    older = dataclasses.replace(records[0], weights=(dataclasses.replace(weight, owner="VocabParallelEmbedding"),))
+    assert read(tmp_path, older).weights[0].is_embedding, "a record of before"
+
+
 def test_zero_stage_3_tells_the_whole_shape() -> None:
     module = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
     module[1].weight.data = torch.empty(0)
     module[1].weight.ds_shape = torch.Size([64, 16])
-    assert describe_model(torch, module).parameters == 64 * 16 + 64 * 16 + 64
+    assert describe_model(module).parameters == 64 * 16 + 64 * 16 + 64
 
 
 @pytest.mark.parametrize(
@@ -138,7 +156,7 @@ def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model:
     run = tmp_path / "RUN"
     run.mkdir()
     (run / wire.RUN_FILE).write_text(json.dumps({"command": ["python", "train.py"]}))
-    record = describe_model(torch, Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128)))
+    record = describe_model(Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128)))
     for rank in range(2):
         folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         folder.mkdir(parents=True)
@@ -255,7 +273,7 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
         stage: nn.Module = (
             Decoder(Shape(layers=2)) if rank == 0 else nn.ModuleDict({"attentions": Decoder(Shape()).attentions})
         )
-        (folder / wire.MODEL_FILE).write_bytes(to_line(describe_model(torch, stage)))
+        (folder / wire.MODEL_FILE).write_bytes(to_line(describe_model(stage)))
         (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0, "pp": rank, "tp": 0}}))
     result = mfu.analyze(read_run(run))
     assert result.trained.parameters != whole

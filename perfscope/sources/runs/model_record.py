@@ -36,7 +36,8 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         parameters=record.parameters,
         trainable=record.trainable,
         weights=tuple(
-            Weight(weight.name, weight.owner == "Embedding", weight.shape, weight.count) for weight in record.weights
+            Weight(weight.name, weight.owner.endswith("Embedding"), weight.shape, weight.count)
+            for weight in record.weights
         ),
         transformer=transformer,
         no_transformer=reason,

@@ -239,12 +239,12 @@ def group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("group")
 @pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:.*_get_pg_default_device.*")
 def test_sharded_models_tell_their_whole_shapes() -> None:
-    plain = describe_model(torch, Gpt(CONFIG))
+    plain = describe_model(Gpt(CONFIG))
     sharded = Gpt(CONFIG)
     for block in sharded.blocks:
         fully_shard(block)
     fully_shard(sharded)
-    assert describe_model(torch, sharded) == plain
+    assert describe_model(sharded) == plain
     for use_orig_params in (True, False):
         flat = FullyShardedDataParallel(
             Gpt(CONFIG),
@@ -252,7 +252,7 @@ def test_sharded_models_tell_their_whole_shapes() -> None:
             use_orig_params=use_orig_params,
             device_id=torch.device("cpu"),
         )
-        found = describe_model(torch, flat)
+        found = describe_model(flat)
         assert (found.module, found.parameters) == (plain.module, plain.parameters)
         shapes = sorted((weight.owner, weight.shape, weight.count) for weight in found.weights)
         assert shapes == sorted((weight.owner, weight.shape, weight.count) for weight in plain.weights)

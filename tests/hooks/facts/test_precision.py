@@ -182,7 +182,7 @@ def test_products_of_fp32_are_told_by_either_interface() -> None:
         "    child = os.fork()  # the settings are the whole process's\n"
         "    if not child:\n"
         "        exec(setting)\n"
-        "        assert describe_model(torch, torch.nn.Linear(2, 2)).parameters == 6\n"
+        "        assert describe_model(torch.nn.Linear(2, 2)).parameters == 6\n"
         "        print(float32_products(torch), flush=True)\n"
         "        os._exit(0)\n"
         "    os.waitpid(child, 0)\n"
