@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: The fastest of fewer passes says little.
 _FEWEST_PASSES = 3
@@ -52,6 +52,10 @@ class MicroBatches:
     span_ns: int
     totals: tuple[PassTotal, ...]
     order: tuple[str, ...]
+
+    def of_kinds(self, kinds: str) -> MicroBatches:
+        """The passes of some kinds alone, in ``totals``."""
+        return replace(self, totals=tuple(total for total in self.totals if total.kind in kinds))
 
     @property
     def busy_ns(self) -> int:
