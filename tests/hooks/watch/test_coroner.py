@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import socket
@@ -50,7 +51,10 @@ def start_watcher(ranks: Path, *watched: subprocess.Popen[bytes]) -> subprocess.
 
 def descriptors(pid: int) -> set[int]:
     """The processes that a process has descriptors of."""
-    texts = [file.read_text() for file in Path(f"/proc/{pid}/fdinfo").iterdir()]
+    texts = []
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
+            texts.append(file.read_text())
     return {int(line.split()[1]) for text in texts for line in text.splitlines() if line.startswith("Pid:")}
 
 
