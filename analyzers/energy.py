@@ -177,8 +177,8 @@ def analyze(run: Run) -> Energy:
     return Energy(
         gpus=gpus,
         step_j=step_j,
-        tokens_per_j=_work_per_joule(times.tokens_per_s, times.median_s, step_j),
-        samples_per_j=_work_per_joule(times.samples_per_s, times.median_s, step_j),
+        tokens_per_j=_per_joule(times.tokens_per_step, step_j),
+        samples_per_j=_per_joule(times.samples_per_step, step_j),
         notes=_notes(gpus, uncovered, run.ranks),
     )
 
@@ -286,8 +286,8 @@ def _uncovered_ranks(run: Run, used: Sequence[UsedGpu]) -> list[int]:
     return sorted(set(range(max(rank.world_size for rank in run.ranks))) - covered)
 
 
-def _work_per_joule(rate: float | None, step_s: float | None, step_j: float | None) -> float | None:
-    return rate * step_s / step_j if rate is not None and step_s is not None and step_j else None
+def _per_joule(work: float | None, step_j: float | None) -> float | None:
+    return work / step_j if work is not None and step_j else None
 
 
 def _notes(gpus: Sequence[GpuEnergy], uncovered: Sequence[int], ranks: Sequence[Rank]) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from perfscope.analyzers.flops.trained_run import (
     find_trained_model,
 )
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
-from perfscope.analyzers.shared.step_selection import find_undisturbed
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.errors import MissingInput
@@ -36,7 +36,7 @@ from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
 HEADLINE = "megatron_core"
-_TITLE = "MFU of the median step"
+_TITLE = "MFU of steady-state steps"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Utilisation:
     """The share of the GPUs' peak that the run used.
 
     Attributes:
-        conventions: The median step by every convention.
+        conventions: The step time by every convention.
         steps: Each undisturbed step, by the headline convention.
         trained: The model that was counted.
         device: The GPUs, and their peak.
@@ -76,7 +76,7 @@ class Utilisation:
 
     @property
     def headline(self) -> Convention:
-        """The median step by the headline convention."""
+        """The step time by the headline convention."""
         return _find_headline(self.conventions)
 
     def data(self) -> Json:
@@ -139,8 +139,8 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     trained = find_trained_model(run)
     times = analyze_steps(run)
     tokens, seq_len = count_step_tokens(times)
-    if times.median_s is None:
-        raise MissingInput("no undisturbed step: start-up or a profiler window affected every step")
+    if times.step_time_s is None:
+        raise MissingInput(TOO_FEW_STEPS)
     processes, devices = run.processes, run.devices
     assert processes is not None, "a run with a model has ranks"
     assert devices is not None
@@ -152,7 +152,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         tokens=tokens,
         seq_len=seq_len,
         checkpointing=checkpointing,
-        step_ns=round(times.median_s * NS_PER_S),
+        step_ns=round(times.step_time_s * NS_PER_S),
         gpus=devices,
         peak_tflops=device.peak_tflops,
     )
@@ -222,7 +222,7 @@ def _representative(run: Run, traced: Sequence[Operations], processes: int) -> S
 
 
 def _by_step(tables: Sequence[Steps], step: Step, conventions: Sequence[Convention]) -> tuple[StepUtilisation, ...]:
-    """The undisturbed steps by the headline convention, each at the time of its slowest rank."""
+    """The undisturbed steps by the headline convention, each at the mean over ranks."""
     per_token = next(convention.flops_per_token for convention in conventions if convention.name == HEADLINE)
     assert per_token is not None
     times_ns = find_undisturbed(tables).times_ns()

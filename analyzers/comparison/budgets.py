@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from math import hypot
-from typing import NamedTuple
 
 import numpy as np
 
@@ -23,8 +22,7 @@ from perfscope.analyzers.comparison.side import Side
 from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Float64
 
-CLOCKS, OWN_COST, SLOWEST = "clocks", "perfscope", "slowest rank"
-_OF_STEPS = OWN_COST, SLOWEST
+CLOCKS, OWN_COST = "clocks", "perfscope"
 #: Host and device agree on the time of profiled steps up to this share; else the host runs ahead of the device.
 _SAME_TIME = 0.05
 #: Ends of steps that scatter make a window as long or short by so many standard deviations of single steps, at most.
@@ -82,9 +80,9 @@ class BudgetChange:
     def traced_ns(self) -> int:
         """What the traces show of the change: kernels, communication, copies, idle time and clocks.
 
-        The other terms are how the profiled steps of each side differ from its undisturbed ones, which no event shows.
+        The other term is how the profiled steps of each side differ from its undisturbed ones, which no event shows.
         """
-        return sum(term.change_ns for term in self.terms if term.term.kind not in _OF_STEPS)
+        return sum(term.change_ns for term in self.terms if term.term.kind != OWN_COST)
 
     def __post_init__(self) -> None:
         assert sum(term.change_ns for term in self.terms) + self.unexplained_ns == self.change_ns
@@ -111,7 +109,7 @@ def compare_budgets(
         change_ns, explains = round(times_ns[1] * factor) - times_ns[0], "the undisturbed steps"
         profiled = [_profiled(side) for side in (a, b)]
         if profiled[0] is not None and profiled[1] is not None:
-            terms += _host_terms((profiled[0], profiled[1]), (times_ns[0], times_ns[1]), factor, confidence)
+            terms += _own_cost((profiled[0], profiled[1]), (times_ns[0], times_ns[1]), factor, confidence)
         else:
             notes.append(
                 f"The hooks' times of the profiled steps are unknown, or longer than those of the traces by more than "
@@ -250,62 +248,36 @@ def _same_work(a: Budget, b: Budget) -> set[str]:
     return {name for name, grids in calls[0].items() if calls[1].get(name) == grids}
 
 
-class _Profiled(NamedTuple):
-    """The profiled steps of a side, in nanoseconds: on its slowest rank, and by how much that is above the mean."""
+def _profiled(side: Side) -> Float64 | None:
+    """The profiled steps of a side, where the hooks and the traces agree; None where they do not.
 
-    slowest_ns: Float64
-    lead_ns: Float64
-
-
-def _profiled(side: Side) -> _Profiled | None:
-    """The profiled steps where the hooks and the traces agree; None where they do not.
-
-    The hooks know by how much the slowest rank is behind the mean of ranks, where their mean is that of the traces.
-    Where their slowest rank is, the devices keep step, and only hosts differ. Where the hooks' steps are shorter, the
-    host runs ahead of the device, and the traces alone tell how long a step took.
+    Where the hooks' steps are shorter, the host runs ahead of the device, and the traces alone tell how long a step
+    took. So they do where the hooks only scatter around them: a host that waits within its step marks its end some
+    milliseconds earlier or later than the device. Over a window this is the difference of two ends, however many steps
+    are between them; what grows with each step is real.
     """
-    if not side.profiled_mean_ns or side.budget is None:
+    if not side.profiled_ns or side.budget is None:
         return None
-    slowest_ns, mean_ns = (np.array(times, np.float64) for times in (side.profiled_ns, side.profiled_mean_ns))
+    by_hooks = np.array(side.profiled_ns, np.float64)
     by_trace: Float64 = np.asarray(sum(side.budget.by_step.values(), np.zeros(1)), np.float64)
-    of_mean, of_slowest = (float(times.mean()) / side.budget.step_ns - 1 for times in (mean_ns, slowest_ns))
-    if abs(of_mean) <= min(_SAME_TIME, abs(of_slowest)):
-        lead_ns: Float64 = slowest_ns - mean_ns
-        return _Profiled(_profiled_ns(side) + lead_ns, lead_ns)
-    if of_mean > 0:
+    difference = float(by_hooks.mean()) / side.budget.step_ns - 1
+    if difference > _SAME_TIME:
         return None
-    return _Profiled(by_trace, np.zeros(len(by_trace)))
-
-
-def _profiled_ns(side: Side) -> Float64:
-    """The profiled steps in the mean over ranks: by the traces where the hooks only scatter around them.
-
-    A host that waits within its step marks its end some milliseconds earlier or later than the device. Over a window
-    this is the difference of two ends, however many steps are between them; what grows with each step is real.
-    """
-    by_hooks = np.array(side.profiled_mean_ns, np.float64)
-    assert side.budget is not None
-    by_trace: Float64 = np.asarray(sum(side.budget.by_step.values(), np.zeros(1)), np.float64)
+    if difference < -_SAME_TIME:
+        return by_trace
     if len(by_trace) != len(by_hooks):
         return by_hooks
-    difference = by_hooks - by_trace
-    return by_trace if abs(difference.sum()) <= _SCATTER * difference.std() else by_hooks
+    scatter = by_hooks - by_trace
+    return by_trace if abs(scatter.sum()) <= _SCATTER * scatter.std() else by_hooks
 
 
-def _host_terms(
-    profiled: tuple[_Profiled, _Profiled], times_ns: tuple[int, int], factor: float, confidence: float
+def _own_cost(
+    profiled: tuple[Float64, Float64], times_ns: tuple[int, int], factor: float, confidence: float
 ) -> Iterator[TermChange]:
-    """What lies between the terms, means over the ranks' profiled steps, and the undisturbed steps of slowest ranks.
-
-    A step takes as long as on its slowest rank; and profiled steps are slower than others, which makes up for it in the
-    terms.
-    """
-    lead = [side.lead_ns for side in profiled]
-    cost = [side.slowest_ns - step_ns for side, step_ns in zip(profiled, times_ns, strict=True)]
-    for term, first, second in (
-        (Term(SLOWEST, "beyond the mean of ranks"), lead[0], lead[1] * factor),
-        (Term(OWN_COST, "slowdown of profiled steps"), cost[1] * factor, cost[0]),
-    ):
-        change_ns = round(float(second.mean()) - float(first.mean()))
-        if change_ns:
-            yield TermChange(term, None, None, change_ns, _interval(change_ns, first, second, confidence))
+    """What lies between the terms, which are of profiled steps, and the undisturbed steps: the former are slower."""
+    cost = [steps_ns - step_ns for steps_ns, step_ns in zip(profiled, times_ns, strict=True)]
+    first, second = cost[1] * factor, cost[0]
+    change_ns = round(float(second.mean()) - float(first.mean()))
+    if change_ns:
+        interval = _interval(change_ns, first, second, confidence)
+        yield TermChange(Term(OWN_COST, "slowdown of profiled steps"), None, None, change_ns, interval)

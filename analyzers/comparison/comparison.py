@@ -23,7 +23,6 @@ from perfscope.analyzers.comparison.change import (
 from perfscope.analyzers.comparison.inventory import Inventory, compare_inventories
 from perfscope.analyzers.comparison.limits import Limit, check_limit
 from perfscope.analyzers.comparison.limits import Verdict as LimitVerdict
-from perfscope.analyzers.comparison.queued_steps import without_queued_steps
 from perfscope.analyzers.comparison.setups import SetupDifference, compare_setups, list_unknown, work_of
 from perfscope.analyzers.comparison.side import Figure, Side
 from perfscope.constants import NS_PER_S
@@ -100,7 +99,6 @@ def compare_sides(
 
     ``between_runs`` is the standard deviation between runs of the same code, see ``compare_samples``.
     """
-    a, b = without_queued_steps(a), without_queued_steps(b)
     setup = compare_setups(a.setup, b.setup)
     forbidding = [difference.sentence() for difference in setup if difference.forbids]
     work = work_of(a.setup, b.setup)

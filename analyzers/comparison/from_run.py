@@ -14,7 +14,7 @@ from perfscope.analyzers.flops.trained_run import find_trained_model
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
@@ -36,26 +36,22 @@ def side_of_run(
 ) -> Side:
     """A run with the results of ``steps``, ``mfu``, ``energy`` and ``budget``, as far as there are any."""
     undisturbed = find_undisturbed(run.steps)
-    times_ns = undisturbed.times_ns()
-    times_s = np.array([times_ns[step] for step in sorted(times_ns)], np.float64) / NS_PER_S
+    times_s = undisturbed.times_s()
     steps, mfu, energy, budget = (results.get(name) for name in ("steps", "mfu", "energy", "budget"))
     budget = budget if isinstance(budget, Budget) else None
-    median_s = float(np.median(times_s)) if len(times_s) else None
-    slowest_ns, mean_ns = _profiled_ns(undisturbed, budget)
     return Side(
         name=name,
         kind=Kind.RUN,
         setup=_setup(run, steps if isinstance(steps, StepTimes) else None, mfu, versions),
         step_time_s=Samples((times_s,)) if len(times_s) else None,
-        tflop_per_step=_operations(mfu, median_s),
+        tflop_per_step=_operations(mfu, undisturbed.step_time_s()),
         memory_bytes=_memory(undisturbed),
         energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
         clock_mhz=_clock(run),
         budget=budget,
-        profiled_ns=slowest_ns,
-        profiled_mean_ns=mean_ns,
+        profiled_ns=_profiled_ns(undisturbed, budget),
         reasons={
-            Figure.STEP_TIME: reasons.get("steps") or "no undisturbed step: start-up or a window affected every step",
+            Figure.STEP_TIME: reasons.get("steps") or TOO_FEW_STEPS,
             Figure.MEMORY: "no rank recorded the peak memory of a device",
             Figure.TFLOPS: reasons.get("mfu", "its operations are not known"),
             Figure.ENERGY: reasons.get("energy", "the energy of a GPU is not known"),
@@ -107,20 +103,16 @@ def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str
         gpus=run.devices,
         device=", ".join(sorted(devices)) or None,
         dtype=dtype or (model.weights_dtype if model else None),
-        samples=_work(steps.samples_per_s, steps.median_s) if steps else None,
-        tokens=_work(steps.tokens_per_s, steps.median_s) if steps else None,
+        samples=steps.samples_per_step if steps else None,
+        tokens=steps.tokens_per_step if steps else None,
         versions=dict(versions),
     )
 
 
-def _work(rate: float | None, seconds: float | None) -> float | None:
-    return rate * seconds if rate is not None and seconds is not None else None
-
-
-def _operations(mfu: object, median_s: float | None) -> tuple[float, str] | None:
-    if not isinstance(mfu, Utilisation) or median_s is None or mfu.headline.tflops_per_gpu is None:
+def _operations(mfu: object, step_s: float | None) -> tuple[float, str] | None:
+    if not isinstance(mfu, Utilisation) or step_s is None or mfu.headline.tflops_per_gpu is None:
         return None
-    return mfu.headline.tflops_per_gpu * median_s, HEADLINE
+    return mfu.headline.tflops_per_gpu * step_s, HEADLINE
 
 
 def _memory(undisturbed: UndisturbedSteps) -> Samples | None:
@@ -160,25 +152,17 @@ def _clock(run: Run) -> float | None:
     return float(median) if high - low <= _STEADY_CLOCK * median else None
 
 
-def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The times of the steps that the budget is of, on the slowest rank and as means; none where one is unknown.
+def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[int, ...]:
+    """The times of the steps that the budget is of, each the mean over ranks; none where one is unknown.
 
-    The slowest rank takes longest for all of them: ends of steps scatter from rank to rank, and what one step of a rank
-    is longer for it, the next one is shorter. The hooks' own time is added, which the times of steps leave out, and
-    those of the traces do not.
+    The hooks' own time is added, which the times of steps leave out, and those of the traces do not.
     """
     if budget is None or not budget.steps:
-        return (), ()
+        return ()
     times_ns: dict[int, list[int]] = {step: [] for step in budget.steps}
-    slowest: list[int] = []
     for table in undisturbed.tables:
         rows = np.isin(table.step, budget.steps) & present(table.wall_ns)
         with_hooks_ns = (table.wall_ns.data[rows] + np.ma.filled(table.hook_ns, 0)[rows]).tolist()
         for step, wall_ns in zip(table.step[rows].tolist(), with_hooks_ns, strict=True):
             times_ns[step].append(wall_ns)
-        if len(with_hooks_ns) == len(budget.steps):
-            slowest = max(slowest, with_hooks_ns, key=sum)
-    if not all(times_ns.values()):
-        return (), ()
-    means = tuple(sum(walls_ns) // len(walls_ns) for walls_ns in times_ns.values())
-    return tuple(slowest) or tuple(map(max, times_ns.values())), means
+    return tuple(sum(walls_ns) // len(walls_ns) for walls_ns in times_ns.values()) if all(times_ns.values()) else ()

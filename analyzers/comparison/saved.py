@@ -60,7 +60,6 @@ def to_baseline(side: Side) -> dict[str, Json]:
         "tflop_per_step": None if side.tflop_per_step is None else list(side.tflop_per_step),
         "clock_mhz": side.clock_mhz,
         "profiled_ns": list(side.profiled_ns),
-        "profiled_mean_ns": list(side.profiled_mean_ns),
         "budget": None if side.budget is None else _budget_data(side.budget),
         "reasons": {str(name): reason for name, reason in side.reasons.items()},
     }
@@ -178,7 +177,6 @@ def _from_baseline(name: str, data: _Values) -> Side:
         clock_mhz=data.number("clock_mhz"),
         budget=None if budget is None else _budget(budget),
         profiled_ns=tuple(int(str(ns)) for ns in data.rows("profiled_ns")),
-        profiled_mean_ns=tuple(int(str(ns)) for ns in data.rows("profiled_mean_ns")),
         reasons=data.texts("reasons"),
     )
 
@@ -239,7 +237,7 @@ def _from_analysis(name: str, data: _Values) -> Side:
     steps, mfu, energy = (results.inner(result) for result in ("steps", "mfu", "energy"))
     ranks = steps.objects("ranks") if steps else []
     peaks = [peak for rank in ranks if (peak := rank.number("memory_peak_bytes"))]
-    median_s = steps.number("median_s") if steps else None
+    step_s = steps.number("step_time_s") if steps else None
     tflops = mfu.number("tflops_per_gpu") if mfu else None
     step_j = energy.number("step_j") if energy else None
     times_ns = [float(str(ns)) for ns in steps.rows("undisturbed_ns")] if steps else []
@@ -252,23 +250,18 @@ def _from_analysis(name: str, data: _Values) -> Side:
             gpus=len(ranks) or None,
             device=mfu.text("device") if mfu else None,
             dtype=mfu.text("dtype") if mfu else None,
-            samples=_work(steps, "samples_per_s", median_s),
-            tokens=_work(steps, "tokens_per_s", median_s),
+            samples=steps.number("samples_per_step") if steps else None,
+            tokens=steps.number("tokens_per_step") if steps else None,
         ),
-        step_time_s=_values([ns / NS_PER_S for ns in times_ns] or ([median_s] if median_s else [])),
-        tflop_per_step=(tflops * median_s, (mfu.text("convention") if mfu else "") or "")
-        if tflops is not None and median_s
+        step_time_s=_values([ns / NS_PER_S for ns in times_ns] or ([step_s] if step_s else [])),
+        tflop_per_step=(tflops * step_s, (mfu.text("convention") if mfu else "") or "")
+        if tflops is not None and step_s
         else None,
         memory_bytes=_values([max(peaks)] if peaks else []),
         energy_j=_values([step_j] if step_j else []),
         budget=budget,
         reasons=dict.fromkeys((*Figure, "budget"), "the saved analysis does not have it"),
     )
-
-
-def _work(steps: _Values | None, name: str, median_s: float | None) -> float | None:
-    rate = steps.number(name) if steps else None
-    return rate * median_s if rate is not None and median_s is not None else None
 
 
 def _values(values: Sequence[float]) -> Samples | None:

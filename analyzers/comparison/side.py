@@ -72,9 +72,7 @@ class Side:
         energy_j: Energy of each undisturbed step over all GPUs, a series for each run.
         clock_mhz: Median clock of the GPUs' multiprocessors in training.
         budget: What a profiled step is made of; of several runs that of the first with traces.
-        profiled_ns: Host times of the steps that the budget is of, on the rank that takes longest for all of them;
-            empty where unknown.
-        profiled_mean_ns: The same, as the mean over ranks.
+        profiled_ns: Host times of the steps that the budget is of, each the mean over ranks; empty where unknown.
         reasons: Why a figure, or ``budget``, is absent.
         notes: What a reader must know.
         damage: What could not be read.
@@ -91,7 +89,6 @@ class Side:
     clock_mhz: float | None = None
     budget: Budget | None = None
     profiled_ns: tuple[int, ...] = ()
-    profiled_mean_ns: tuple[int, ...] = ()
     reasons: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     damage: tuple[str, ...] = ()

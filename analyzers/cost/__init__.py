@@ -1,8 +1,8 @@
 """What perfscope itself cost a run: slower steps in a window, the time that a window stalled training, memory, hooks.
 
 Steady-state steps before the first window, those after it, and the steps inside windows are compared by their medians,
-the slowest rank of each step. A window that slowed its steps by more than 10 % is not representative: the shares of its
-trace are those of slowed steps; ``perfscope.analyzers.cost.corrected`` puts them right.
+each step at the mean over ranks. A window that slowed its steps by more than 10 % is not representative: the shares of
+its trace are those of slowed steps; ``perfscope.analyzers.cost.corrected`` puts them right.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from perfscope.analyzers.cost.result import Cost, WindowCost
 from perfscope.analyzers.shared.statistics import median
-from perfscope.analyzers.shared.step_selection import find_undisturbed, profiled_steps, slowest_rank_times_s
+from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_s, profiled_steps
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import in_unit
@@ -66,7 +66,7 @@ def _summarize_window(windows: Sequence[Window], tables: Sequence[Steps], steady
     first_step, last_step = windows[0].first_step, windows[0].last_step
     slowest = max(windows, key=lambda window: window.start_ns + window.stop_ns + window.export_ns)
     profiled_s = median(
-        slowest_rank_times_s(
+        job_times_s(
             tables,
             lambda table: profiled_steps(table) & (table.step >= first_step) & (table.step <= last_step),
         )

@@ -1,7 +1,7 @@
 """The device's shares of a steady-state step, from a window whose steps the profiler slowed.
 
 A profiler slows the host, not the kernels: their own times are measured by the device. So the time that the device
-computed and copied in a profiled step is divided by a steady-state step of the same rank. In a window with operators
+computed and copied in a profiled step is divided by the step time of the run. In a window with operators
 the rest of that is exposed communication and idle time together: a collective waits for ranks that the profiler slowed,
 too. A light window that hardly slowed its steps has exposed communication apart; it is divided likewise.
 """
@@ -34,7 +34,7 @@ class CorrectedShares:
 
     Attributes:
         rank, device: The device, and the rank that used it.
-        step_s: Median steady-state step of the rank.
+        step_s: The step time of the run.
         compute, exposed_copy: Shares of it; absent where they would be above 1.
         exposed_communication: Likewise; absent where the profiler changed it.
         rest: Exposed communication and idle time; absent where the device was busy for longer than a steady-state step,
@@ -111,7 +111,7 @@ class Corrected:
         )
         notes = [
             "The profiler slowed the window's steps. Here the device's own work in a profiled step is divided by the "
-            "rank's median steady-state step."
+            "step time of the run."
         ]
         if self.has_communication:
             notes.append("Idle is the rest of that step.")
@@ -144,11 +144,13 @@ def derive(cost: Cost, steps: StepTimes, breakdown: Breakdown) -> Corrected | No
         return None
     communicates = any(step.parts.communication for parts in breakdown.ranks for step in parts.steps)
     has_communication = is_light and (slowdown <= LARGEST_REPRESENTATIVE_SLOWDOWN or not communicates)
-    medians = {rank.rank: rank.median_s for rank in steps.ranks}
+    if not steps.step_time_s:
+        return None
+    timed = {rank.rank for rank in steps.ranks}
     ranks = [
-        _correct(parts, parts.rank, median_s, has_communication=has_communication)
+        _correct(parts, parts.rank, steps.step_time_s, has_communication=has_communication)
         for parts in breakdown.ranks
-        if parts.rank is not None and parts.steps and (median_s := medians.get(parts.rank))
+        if parts.rank is not None and parts.steps and parts.rank in timed
     ]
     return Corrected(tuple(ranks), has_communication) if ranks else None
 

@@ -92,8 +92,8 @@ def derive(results: Mapping[str, HasData], graphs: Callable[[], Sequence[object]
         graphs: Gives the execution graphs of the traces, for a replay without a cause; asked only where there is one.
     """
     facts = Facts({name: result.data() for name, result in results.items()})
-    median_s = facts.number("/steps/median_s")
-    undisturbed_ns = None if median_s is None else median_s * NS_PER_S
+    step_s = facts.number("/steps/step_time_s")
+    undisturbed_ns = None if step_s is None else step_s * NS_PER_S
     training = Training(facts, Replays(graphs, undisturbed_ns))
     if not training.step_us:
         return None

@@ -94,15 +94,13 @@ class Training:
 
     @cached_property
     def step_us(self) -> float | None:
-        """The mean undisturbed step of the slowest rank, or without records the mean profiled one.
+        """The step time of the run, or without one the mean profiled step.
 
         The host's steps are short while it runs ahead of its device, which a short training may do all the time: a step
         is not shorter than what the device does in it.
         """
         facts = self.facts
-        means = [facts.amount(f"{row}/means/step_s") for row in facts.rows("/steps/ranks")]
-        seconds = max(*means, facts.amount("/steps/median_s"), 0.0) if means else 0.0
-        seconds = seconds or facts.amount("/steps/profiled_s")
+        seconds = facts.amount("/steps/step_time_s") or facts.amount("/steps/profiled_s")
         if seconds:
             return max(seconds * US_PER_S, *(self._busy_us(row) for row in facts.rows("/breakdown/ranks")), 0.0)
         return max((_profiled_us(self.facts, row) for row in self._profiled_rows), default=0.0) or None
@@ -134,7 +132,7 @@ class Training:
     @cached_property
     def is_undisturbed(self) -> bool:
         """Whether the profiled steps are known not to be slowed, or to be corrected for it."""
-        return self.facts.number("/steps/median_s") is not None or self.facts.text("/breakdown/window") == "light"
+        return self.facts.number("/steps/step_time_s") is not None or self.facts.text("/breakdown/window") == "light"
 
     @cached_property
     def own_limit(self) -> OwnLimit | None:
@@ -238,7 +236,7 @@ class Training:
         spare = (self.median_us or 0.0) - compute - copy
         measured = sum(host.values()) + communication
         # The profiler slows hosts, for which other ranks wait: a step that nobody profiled has no more time for both.
-        scale = min(max(spare, 0.0) / measured, 1.0) if measured and facts.number("/steps/median_s") else 1.0
+        scale = min(max(spare, 0.0) / measured, 1.0) if measured and facts.number("/steps/step_time_s") else 1.0
         return RankStep(
             rank=facts.rank(pointer),
             pointer=times,

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, used_gpus
-from perfscope.analyzers.shared.step_selection import find_undisturbed, slowest_rank_times_ns
+from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import Gpu
 from perfscope.report import Column, Json, Row, Section, percent
@@ -239,7 +239,7 @@ def check_by_counters(run: Run, gpu: Gpu | None, operations: CountedOperations |
 def _steady_intervals(run: Run) -> tuple[Int64, Int64]:
     """Begin and end of each steady-state step, on the host's monotonic clock."""
     chosen = find_undisturbed(run.steps)
-    numbers, times_ns = slowest_rank_times_ns(chosen.tables, lambda table: np.isin(table.step, chosen.steady))
+    numbers, times_ns = job_times_ns(chosen.tables, lambda table: np.isin(table.step, chosen.steady))
     table = run.steps[0]
     lengths = dict(zip(numbers.tolist(), times_ns.tolist(), strict=True))
     rows = [row for row, step in enumerate(table.step.tolist()) if step in lengths]

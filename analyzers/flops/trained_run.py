@@ -106,11 +106,11 @@ def count_step_tokens(times: StepTimes) -> tuple[int, int]:
         MissingInput: They are unknown.
     """
     rank = next((rank for rank in times.ranks if rank.tokens and rank.samples), None)
-    if times.tokens_per_s is None or times.median_s is None or rank is None:
+    if times.tokens_per_step is None or rank is None:
         raise MissingInput("the number of tokens in a step is unknown: the model's input was not a matrix of token ids")
     assert rank.tokens is not None
     assert rank.samples is not None
-    return round(times.tokens_per_s * times.median_s), max(1, round(rank.tokens / rank.samples))
+    return round(times.tokens_per_step), max(1, round(rank.tokens / rank.samples))
 
 
 def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:

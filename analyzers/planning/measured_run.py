@@ -86,7 +86,7 @@ def measure_run(run: Run) -> MeasuredRun:
         global_batch=round(tokens / seq_len) if tokens and seq_len else None,
         states=_states(run, keeps_copies=is_deepspeed or is_megatron),
         has_fp32_gradients=is_megatron,
-        step_s=times.median_s,
+        step_s=times.step_time_s,
         memory_peak_bytes=max(peak_bytes, default=None),
         memory_used_bytes=max(used_bytes, default=None),
         checkpoint_bytes=_checkpoint_bytes(run),

@@ -1,8 +1,10 @@
-"""Selects the training steps that a figure is over, and their times on the slowest rank.
+"""Selects the training steps that a figure is over, and gives the job's time of each: the mean over its ranks.
 
-A step of data-parallel training takes as long as on its slowest rank, so that is the time that figures of a run use.
-What disturbs a step on one rank disturbs it on all: they wait for each other. Which steps are undisturbed is decided
-here, for every figure alike.
+Hosts run ahead of their devices by amounts that change from step to step, so that one step of one rank is longer or
+shorter than the job's. Ranks of a job cannot drift apart: over many steps the times of every rank have the same sum.
+The mean over ranks keeps this sum. The longest of the ranks does not: it is up to 13 % too long.
+What disturbs a step on one rank disturbs it on all, because they wait for each other. Which steps are undisturbed is
+decided here, for every figure alike.
 """
 
 from __future__ import annotations
@@ -14,13 +16,26 @@ from typing import TypeAlias
 
 import numpy as np
 
+from perfscope.analyzers.shared.statistics import mean
 from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect, compare_sides
 from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Bool, Float64, Int64, present
 from perfscope.tables.steps import FEWEST_STEPS, Steps
 
+#: Why a figure is absent.
+TOO_FEW_STEPS = (
+    f"fewer than {FEWEST_STEPS} steady-state steps: start-up, windows, saves or validations affected the others"
+)
+
 #: Selects steps of a table, as a mask.
 Selection: TypeAlias = Callable[[Steps], Bool]
+
+#: Buffers, caches and the queue of launches still fill in the step after the first one.
+_STARTING = 2
+#: A host that waits for nothing is this much quicker than the usual step at least.
+_AHEAD = 0.5
+#: Where as many steps are short, the training has short steps.
+_MOST_AHEAD = 0.4
 
 
 def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
@@ -34,48 +49,47 @@ def last_attempts(tables: Sequence[Steps]) -> list[Steps]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UndisturbedSteps:
-    """The steps whose time is the training's own, by which medians, throughput, MFU and energy are computed.
+    """The steps whose time is the training's own, by which step time, throughput, MFU and energy are computed.
 
     Attributes:
         tables: The last process of each rank that completed a step.
-        numbers: The undisturbed steps, ascending.
-        steady: The steady-state steps, ascending: those behind the first window included, even if it slowed them.
-        effect: The steps before the first window and behind it; None without a window.
+        numbers: The undisturbed steps, ascending; none where they are too few for any figure.
+        job_ns: The job's time of each of them: a week has a million.
+        steady: The steady-state steps, ascending: those after the first window included, even if it slowed them.
+        effect: The steps before the first window and after it; None without a window.
+        ahead: How many steps are left out because hosts only ran ahead of their devices in them.
     """
 
     tables: tuple[Steps, ...]
     numbers: Int64
+    job_ns: Int64
     steady: Int64
     effect: WindowEffect | None
+    ahead: int = 0
 
     def mask(self, steps: Steps) -> Bool:
         """Where a table has undisturbed steps."""
         return np.isin(steps.step, self.numbers)
 
     def times_ns(self) -> dict[int, int]:
-        """The time of each undisturbed step on its slowest rank, by its number; ascending."""
-        numbers, times_ns = _undisturbed_times_ns(self)
-        return dict(zip(numbers.tolist(), times_ns.tolist(), strict=True))
+        """The job's time of each undisturbed step, by its number; ascending."""
+        return dict(zip(self.numbers.tolist(), self.job_ns.tolist(), strict=True))
 
     def times_s(self) -> Float64:
-        """These times in seconds."""
-        return np.asarray(self.slowest_ns() / NS_PER_S, np.float64)
+        """These times in seconds, in the order of the steps."""
+        return np.asarray(self.job_ns / NS_PER_S, np.float64)
 
-    def slowest_ns(self) -> Int64:
-        """These times alone, in the order of the steps: a week has a million."""
-        return _undisturbed_times_ns(self)[1]
-
-
-@lru_cache(maxsize=4)
-def _undisturbed_times_ns(steps: UndisturbedSteps) -> tuple[Int64, Int64]:
-    return slowest_rank_times_ns(steps.tables, steps.mask)
+    def step_time_s(self) -> float | None:
+        """The job's step time: the sum of these times over their number; None where there are too few."""
+        return mean(self.times_s())
 
 
 def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
     """Select the steps whose time is the training's own.
 
     Steady-state steps are those that no start-up, window, checkpoint save or validation affected on any rank. Where a
-    window slowed the ones behind it, only those before the first window are undisturbed.
+    window slowed the ones after it, only those before the first window are undisturbed. Fewer than ``FEWEST_STEPS``
+    give no figure.
     """
     return _find_undisturbed(tuple(tables))
 
@@ -83,35 +97,63 @@ def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
 @lru_cache(maxsize=4)  # several analyzers ask for those of the same run
 def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
     last = last_attempts(tables)
-    steady = _steady_on_all_ranks(last)
+    timed = _steady_on_all_ranks(last)
+    steady, walls_ns = job_times_ns(last, lambda table: np.isin(table.step, timed))
+    is_ahead = _runs_ahead(last, walls_ns)
+    steady, walls_ns = steady[~is_ahead], walls_ns[~is_ahead]
+    is_chosen, effect = np.ones(len(steady), np.bool_), None
     labelled = [int(table.step[table.window != ""].min()) for table in last if (table.window != "").any()]
-    if not labelled:
-        return UndisturbedSteps(tuple(last), steady, steady, None)
-    timed, walls_ns = slowest_rank_times_ns(last, lambda table: np.isin(table.step, steady))
-    effect = compare_sides(timed, walls_ns, _kinds(last[0], timed), min(labelled))
-    is_slowed = effect.verdict is Verdict.SLOWER
-    return UndisturbedSteps(tuple(last), steady[steady < min(labelled)] if is_slowed else steady, steady, effect)
+    if labelled:
+        effect = compare_sides(steady, walls_ns, _kinds(last[0], steady), min(labelled))
+        if effect.verdict is Verdict.SLOWER:
+            is_chosen = steady < min(labelled)
+    if is_chosen.sum() < FEWEST_STEPS:
+        is_chosen[:] = False
+    return UndisturbedSteps(tuple(last), steady[is_chosen], walls_ns[is_chosen], steady, effect, int(is_ahead.sum()))
 
 
-def _merge_sorted(columns: Sequence[Int64]) -> Int64:
-    """The numbers of some columns, each once, ascending; a week's are ascending already, so that sorting is quick."""
-    if not columns:
+def _steps_of_all(tables: Sequence[Steps]) -> Int64:
+    """The steps that every rank timed, ascending; a week's are ascending already, so that sorting is quick."""
+    if not tables:
         return np.zeros(0, np.int64)
-    ordered = np.sort(np.concatenate(columns), kind="stable")
-    is_new = np.ones(len(ordered), np.bool_)
-    is_new[1:] = np.diff(ordered) > 0
-    return np.asarray(ordered[is_new], np.int64)
+    ordered = np.sort(np.concatenate([table.step[present(table.wall_ns)] for table in tables]), kind="stable")
+    first, ranks = _runs(ordered)
+    return np.asarray(ordered[first][ranks == len(tables)], np.int64)
+
+
+def _runs(ordered: Int64) -> tuple[Int64, Int64]:
+    """Where each number begins, and how often it occurs."""
+    first = np.flatnonzero(np.concatenate([np.ones(min(len(ordered), 1), np.bool_), np.diff(ordered) != 0]))
+    return np.asarray(first, np.int64), np.asarray(np.diff(first, append=len(ordered)), np.int64)
 
 
 def _steady_on_all_ranks(tables: Sequence[Steps]) -> Int64:
-    """The steps that are steady on every rank; where hardly any are, what some ranks write beside them is allowed."""
-    every = _merge_sorted([table.step for table in tables])
-    for steady in ([table.is_alone for table in tables], [table.is_unstalled for table in tables]):
-        disturbed = [table.step[~rows] for table, rows in zip(tables, steady, strict=True)]
-        chosen = every[~np.isin(every, np.concatenate(disturbed))] if disturbed else every
+    """The steps that are steady on every rank; where hardly any are, what happens in some of them is allowed."""
+    every = _steps_of_all(tables)
+    alone = every[~_is_disturbed(every, [table.step[~table.is_alone] for table in tables])]
+    unstalled = every[~_is_disturbed(every, [table.step[~table.is_unstalled] for table in tables])]
+    for chosen in (alone[alone > _STARTING], alone):
         if len(chosen) >= FEWEST_STEPS:
-            return np.asarray(chosen, np.int64)
-    return np.asarray(chosen, np.int64)
+            return chosen
+    return unstalled
+
+
+def _is_disturbed(every: Int64, disturbed: Sequence[Int64]) -> Bool:
+    return np.isin(every, np.concatenate(disturbed)) if disturbed else np.zeros(len(every), np.bool_)
+
+
+def _runs_ahead(tables: Sequence[Steps], walls_ns: Int64) -> Bool:
+    """Where hosts only ran ahead of their devices: after a start or a wait they fill the queue of launches.
+
+    These steps are far shorter than the others, and no longer step makes up for them: the mean is below the median.
+    """
+    none = np.zeros(len(walls_ns), np.bool_)
+    if not len(walls_ns) or not any(table.memory_peak_bytes.count() for table in tables):
+        return none
+    usual_ns = np.median(walls_ns)
+    short = walls_ns < _AHEAD * usual_ns
+    is_filling = short.sum() < _MOST_AHEAD * len(short) and walls_ns.mean() < usual_ns
+    return np.asarray(short if is_filling else none, np.bool_)
 
 
 def _kinds(steps: Steps, numbers: Int64) -> Int64:
@@ -151,8 +193,8 @@ def steps_beside_save(steps: Steps) -> Bool:
     return np.asarray(steps.draining & ~is_stalled & (steps.window == "") & (steps.step > 1))
 
 
-def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> tuple[Int64, Int64]:
-    """The selected steps, ascending, and the time of each on its slowest rank."""
+def job_times_ns(tables: Sequence[Steps], selection: Selection) -> tuple[Int64, Int64]:
+    """The selected steps, ascending, and the job's time of each: the mean over the ranks that have it."""
     timed = [selection(table) & present(table.wall_ns) for table in tables]
     none = np.zeros(0, np.int64)
     steps = np.concatenate([none, *(table.step[rows] for table, rows in zip(tables, timed, strict=True))])
@@ -160,12 +202,11 @@ def slowest_rank_times_ns(tables: Sequence[Steps], selection: Selection) -> tupl
     if not len(steps):
         return none, none
     order = np.argsort(steps, kind="stable")
-    steps, walls_ns = steps[order], walls_ns[order]
-    first = np.flatnonzero(np.diff(steps, prepend=steps[0] - 1))
-    slowest = np.maximum(np.maximum.reduceat(walls_ns, first), 0)
-    return np.asarray(steps[first], np.int64), np.asarray(slowest, np.int64)
+    steps, walls_ns = steps[order], np.maximum(walls_ns[order], 0)
+    first, ranks = _runs(steps)
+    return np.asarray(steps[first], np.int64), np.asarray(np.add.reduceat(walls_ns, first) // ranks, np.int64)
 
 
-def slowest_rank_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:
-    """The times of the selected steps on their slowest ranks, in seconds."""
-    return np.asarray(slowest_rank_times_ns(tables, selection)[1] / NS_PER_S, np.float64)
+def job_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:
+    """The job's times of the selected steps, in seconds."""
+    return np.asarray(job_times_ns(tables, selection)[1] / NS_PER_S, np.float64)

@@ -1,10 +1,11 @@
 """How long a training step takes and how much it processes, as the host saw it.
 
-The step time is the host's time from one step boundary to the next, without checkpoint saves and validation. The
-median is over undisturbed steps: the first step, the profiled ones, their warm-up, the step after an export and the
-steps in which a checkpoint was saved or the model was validated are reported separately, because each costs more than
-training does, or, behind a save that waited for the device, less. Where a window slowed the steps behind it, these are
-left out, too. Throughput is the work of a median step over its time, summed over data-parallel ranks.
+A step lasts on a rank from one step boundary to the next, without checkpoint saves and validation; the job's time of it
+is the mean over its ranks. The step time is the sum of the undisturbed steps over their number, and throughput is the
+work of such a step over it. The median stands beside it as the typical step. The first steps, the profiled ones, their
+warm-up, the step after an export and the steps in which a checkpoint was saved or the model was validated are reported
+separately: each costs more than training does, or less where a save waited for the device. So are the steps after a
+window that slowed them. Fewer than five undisturbed steps give no figure.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-from perfscope.analyzers.shared.statistics import maximum, median, percentile
+from perfscope.analyzers.shared.statistics import maximum, mean, median, percentile
 from perfscope.analyzers.shared.step_selection import (
     UndisturbedSteps,
     find_undisturbed,
+    job_times_s,
     profiled_steps,
-    slowest_rank_times_s,
     steps_after_export,
 )
 from perfscope.analyzers.steps.means import measure_means
@@ -50,20 +51,23 @@ def _summarize(run: Run) -> StepTimes:
         raise MissingInput("no training step was recorded")
     ranks = tuple(_summarize_rank(table, undisturbed) for table in tables)
     times_s = undisturbed.times_s()
-    median_s = median(times_s)
+    step_time_s = undisturbed.step_time_s()
     samples, tokens = _work_of_step(ranks, {rank.rank: rank for rank in run.ranks})
     return StepTimes(
         source=str(tables[0].source[-1]),
         count=max(rank.count for rank in ranks),
-        median_s=median_s,
+        step_time_s=step_time_s,
+        median_s=median(times_s),
         p95_s=percentile(times_s, 95),
         first_s=max((rank.first_s for rank in ranks if rank.first_s is not None), default=None),
-        profiled_s=median(slowest_rank_times_s(tables, profiled_steps)),
-        export_s=median(slowest_rank_times_s(tables, steps_after_export)),
-        samples_per_s=_rate(samples, median_s),
-        tokens_per_s=_rate(tokens, median_s),
+        profiled_s=median(job_times_s(tables, profiled_steps)),
+        export_s=median(job_times_s(tables, steps_after_export)),
+        samples_per_step=samples,
+        tokens_per_step=tokens,
+        samples_per_s=_rate(samples, step_time_s),
+        tokens_per_s=_rate(tokens, step_time_s),
         ranks=ranks,
-        undisturbed_ns=tuple(undisturbed.slowest_ns().tolist()),
+        undisturbed_ns=tuple(undisturbed.job_ns.tolist()),
         effect=undisturbed.effect,
         unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),
@@ -79,6 +83,7 @@ def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
         count=len(steps),
         skipped=int(steps.skipped.sum()),
         steady=len(times_s),
+        step_time_s=mean(times_s),
         median_s=median(times_s),
         p95_s=percentile(times_s, 95),
         first_s=median(steps.wall_ns[steps.step == 1] / NS_PER_S),
@@ -87,16 +92,16 @@ def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
         data_wait_s=in_unit(median(steps.data_wait_ns[steady]), NS_PER_S),
         means=measure_means(steps, steady),
         memory_peak_bytes=maximum(steps.memory_peak_bytes),
-        micro_batches=_median_work(steps.micro_batches, steady),
-        samples=_median_work(steps.samples, steady),
-        tokens=_median_work(steps.tokens, steady),
-        global_samples=_median_work(steps.global_samples, steady),
+        micro_batches=median(_of_undisturbed(steps.micro_batches, steady)),
+        samples=mean(_of_undisturbed(steps.samples, steady)),
+        tokens=mean(_of_undisturbed(steps.tokens, steady)),
+        global_samples=mean(_of_undisturbed(steps.global_samples, steady)),
     )
 
 
-def _median_work(column: MaskedInt64, steady: Bool) -> float | None:
-    """The work of a steady-state step; of any step where there is none, because windows do not change the work."""
-    return median(column[steady]) if column[steady].count() else median(column)
+def _of_undisturbed(column: MaskedInt64, steady: Bool) -> MaskedInt64:
+    """The work of undisturbed steps; of all steps where there is none, because windows do not change the work."""
+    return column[steady] if column[steady].count() else column
 
 
 def _work_of_step(ranks: Sequence[RankSteps], facts: Mapping[int, Rank]) -> tuple[float | None, float | None]:

@@ -20,8 +20,7 @@ class StepMeans:
     """Means over steps, in seconds.
 
     Attributes:
-        step_s: The undisturbed steps; absent where there is none.
-        data_wait_s: Waiting for data loaders in them; absent where no loader was detected.
+        data_wait_s: Waiting for data loaders in the undisturbed steps; absent where no loader was detected.
         data_wait_low_s, data_wait_high_s: The quarter of them with the shortest waits waits at most so long, and that
             with the longest waits at least.
         garbage_s: Full collections of Python's garbage in them.
@@ -35,7 +34,6 @@ class StepMeans:
         samples, tokens: What the rank took in in an undisturbed step; absent where unknown.
     """
 
-    step_s: float | None
     data_wait_s: float | None
     data_wait_low_s: float | None
     data_wait_high_s: float | None
@@ -60,7 +58,6 @@ def measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
     later = steps.is_unstalled & (steps.step > _FIRST_STEPS)
     low, high = np.quantile(waits, (0.25, 0.75)).tolist() if len(waits) else (None, None)
     return StepMeans(
-        step_s=_mean(steps.wall_ns[undisturbed].compressed()),
         data_wait_s=float(waits.mean()) if len(waits) else None,
         data_wait_low_s=low,
         data_wait_high_s=high,

@@ -8,7 +8,7 @@ from perfscope.analyzers.shared.statistics import median
 from perfscope.analyzers.shared.step_selection import (
     Selection,
     UndisturbedSteps,
-    slowest_rank_times_s,
+    job_times_s,
     steps_beside_save,
     times_without_stall_s,
 )
@@ -24,6 +24,8 @@ from perfscope.wire import LIGHT
 
 #: Its warm-up, and a step that is profiled.
 _FEWEST_FOR_WINDOW = 2
+#: A larger difference between the step times of a job's ranks is not their jitter.
+_DISAGREEMENT = 0.01
 
 
 def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps) -> tuple[str, ...]:
@@ -32,6 +34,7 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
     notes = [f"Step boundary: {_boundary(str(tables[0].source[-1]))}."]
     notes += _on_capture(run)
     notes += _on_undisturbed_steps(ranks, undisturbed)
+    notes += _on_disagreement(ranks)
     if undisturbed.effect is not None:
         notes += _on_effect(undisturbed.effect)
     if any(rank.first_s is None for rank in ranks):
@@ -45,7 +48,10 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
     notes += _on_validation(tables)
     counts = {rank.count for rank in ranks}
     if len(counts) > 1:
-        notes.append(f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}.")
+        notes.append(
+            f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}. Step times are over those that "
+            "all have."
+        )
     skipped = max(rank.skipped for rank in ranks)
     if skipped:
         notes.append(f"{skipped} steps did not update the weights (loss scale overflow); they are counted as steps.")
@@ -76,22 +82,38 @@ def _on_capture(run: Run) -> list[str]:
 
 
 def _on_undisturbed_steps(ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps) -> list[str]:
-    fewest = min(rank.steady for rank in ranks)
-    if fewest == 0:
+    found, chosen = len(undisturbed.steady), len(undisturbed.numbers)
+    if not chosen:
+        has_window = any((table.window != "").any() for table in undisturbed.tables)
+        fewer = ", or profile fewer of them (`--steps`, `--window light`)" if has_window else ""
         return [
-            "No median: start-up, a profiler window, a checkpoint save or a validation affected every step. Train for "
-            "more steps."
+            f"No step time, median, throughput or MFU: {format_count(found, 'steady-state step')}, and these need "
+            f"{FEWEST_STEPS}. Start-up, windows, checkpoint saves or validation affected the others. Train for at "
+            f"least {format_count(FEWEST_STEPS - found, 'more step')}{fewer}."
         ]
-    excluded = max(rank.count - rank.steady for rank in ranks)
-    behind = ", and those behind the first window" if len(undisturbed.numbers) < len(undisturbed.steady) else ""
-    notes = [
-        f"Median and p95 are over {fewest} steady-state steps; {excluded} steps are excluded: the first, profiled "
-        "ones, their warm-up, the step after an export, steps with a checkpoint save, a validation or a "
-        f"compilation{behind}."
+    excluded = max(rank.count for rank in ranks) - chosen
+    also = ", and those after the first window" if chosen < found else ""
+    if undisturbed.ahead:
+        also += f", and {undisturbed.ahead} in which hosts only ran ahead of their devices"
+    return [
+        f"Step time, median and p95 are over {chosen} steady-state steps; {excluded} steps are excluded: the first "
+        "ones, profiled ones, their warm-up, the step after an export, steps with a checkpoint save, a validation or a "
+        f"compilation{also}."
     ]
-    if fewest < FEWEST_STEPS:
-        notes.append(f"{fewest} steady-state steps are too few for a reliable median: train for more steps.")
-    return notes
+
+
+def _on_disagreement(ranks: Sequence[RankSteps]) -> list[str]:
+    """Ranks of a job cannot drift apart: they are ahead of each other by a step or so, not by more and more."""
+    times = sorted((rank.step_time_s, rank.rank) for rank in ranks if rank.step_time_s is not None)
+    if len(times) < 2:  # noqa: PLR2004 - one rank agrees with itself
+        return []
+    (least_s, first), (most_s, last) = times[0], times[-1]
+    if most_s - least_s <= max(_DISAGREEMENT * least_s, most_s / ranks[0].steady):
+        return []
+    return [
+        f"Ranks disagree on the step time by {most_s / least_s - 1:.1%}: {least_s * MS_PER_S:.2f} ms on rank {first}, "
+        f"{most_s * MS_PER_S:.2f} ms on rank {last}. In one job that cannot be: their steps or their clocks differ."
+    ]
 
 
 def _on_effect(effect: WindowEffect) -> list[str]:
@@ -108,11 +130,11 @@ def _on_effect(effect: WindowEffect) -> list[str]:
         f"before it ({effect.change or 0:+.1%}, 99 % interval {effect.low:+.1%} to {effect.high:+.1%})"
     )
     texts = {
-        Verdict.SLOWER: f"The window slowed the steps behind it: {medians}. Median, p95, throughput, MFU and energy "
+        Verdict.SLOWER: f"The window slowed the steps behind it: {medians}. Step time, throughput, MFU and energy "
         f"are of the {effect.before} steps before the window.",
         Verdict.FASTER: f"Steps behind the window are faster: {medians}. A window cannot do that: something else "
-        "slowed the steps before it, such as start-up; the median is over both.",
-        Verdict.DRIFT: f"Step times drift: {medians}, but no jump at the window; the median is over both.",
+        "slowed the steps before it, such as start-up; the step time is over both.",
+        Verdict.DRIFT: f"Step times drift: {medians}, but no jump at the window; the step time is over both.",
     }
     return [texts[effect.verdict]] if effect.verdict in texts else []
 
@@ -190,5 +212,5 @@ def _on_saves(undisturbed: UndisturbedSteps) -> list[str]:
 
 
 def _median_text(tables: Sequence[Steps], selection: Selection) -> str:
-    median_s = median(slowest_rank_times_s(tables, selection))
+    median_s = median(job_times_s(tables, selection))
     return "" if median_s is None else f" (median: {median_s * MS_PER_S:.2f} ms)"

@@ -18,17 +18,17 @@ class RankSteps:
         rank: The rank.
         count: All completed steps.
         skipped: Steps that did not update the weights.
-        steady: Number of undisturbed steps, which the median and the 95th percentile are over.
-        median_s, p95_s: Of the undisturbed steps; absent where there is none.
+        steady: Number of undisturbed steps, which the three times below are over.
+        step_time_s: The sum of these steps over their number; absent where they are too few.
+        median_s, p95_s: Of these steps; absent likewise.
         first_s: The first step, from when training could begin; absent where unknown.
         profiled_s: Median of the steps inside windows; absent without a window.
         export_s: Median of the steps after an export, the export itself excluded; absent without one.
         data_wait_s: Median wait for the data loader in a steady-state step; absent where no loader was detected.
         means: What the steps lose beside their work.
         memory_peak_bytes: Peak device memory of tensors; absent without a device.
-        micro_batches: Forward passes of a median steady-state step; absent where unknown.
-        samples: Samples of a median steady-state step on this rank; absent where unknown.
-        tokens: Tokens of it; absent where unknown.
+        micro_batches: Forward passes of a median undisturbed step; absent where unknown.
+        samples, tokens: Of a mean undisturbed step on this rank; absent where unknown.
         global_samples: Samples over all ranks as the framework states them; absent where it does not.
     """
 
@@ -36,6 +36,7 @@ class RankSteps:
     count: int
     skipped: int
     steady: int
+    step_time_s: float | None
     median_s: float | None
     p95_s: float | None
     first_s: float | None
@@ -56,6 +57,7 @@ class RankSteps:
             "count": self.count,
             "skipped": self.skipped,
             "undisturbed": self.steady,
+            "step_time_s": self.step_time_s,
             "median_s": self.median_s,
             "p95_s": self.p95_s,
             "first_s": self.first_s,
@@ -74,12 +76,14 @@ class StepTimes:
     Attributes:
         source: What detected that a step completed.
         count: Completed training steps: the most that any rank completed.
-        median_s, p95_s: Over all ranks' undisturbed steps, the slowest rank of each step.
+        step_time_s: The job's step time: the mean of the undisturbed steps; absent where they are too few.
+        median_s, p95_s: Of these steps, each at the mean of its ranks; absent likewise.
         first_s: The first step of the slowest rank.
-        profiled_s, export_s: Median of profiled steps and of those after an export, the slowest rank of each.
-        samples_per_s, tokens_per_s: Over all ranks, from median steps; absent where unknown.
+        profiled_s, export_s: Median of profiled steps and of those after an export, each at the mean of its ranks.
+        samples_per_step, tokens_per_step: The work of a step over all ranks; absent where unknown.
+        samples_per_s, tokens_per_s: This work over the step time; absent where either is unknown.
         ranks: Each rank by itself.
-        undisturbed_ns: The times of the undisturbed steps, in their order, the slowest rank of each.
+        undisturbed_ns: The times of the undisturbed steps, in their order, each the mean of its ranks.
         effect: The steps before the first window and behind it; absent without a window.
         unreached_windows: Which windows training ended too early for, in words.
         notes: What a reader must know.
@@ -88,11 +92,14 @@ class StepTimes:
 
     source: str
     count: int
+    step_time_s: float | None
     median_s: float | None
     p95_s: float | None
     first_s: float | None
     profiled_s: float | None
     export_s: float | None
+    samples_per_step: float | None
+    tokens_per_step: float | None
     samples_per_s: float | None
     tokens_per_s: float | None
     ranks: tuple[RankSteps, ...]
@@ -107,11 +114,14 @@ class StepTimes:
         return {
             "count": self.count,
             "source": self.source,
+            "step_time_s": self.step_time_s,
             "median_s": self.median_s,
             "p95_s": self.p95_s,
             "first_s": self.first_s,
             "profiled_s": self.profiled_s,
             "export_s": self.export_s,
+            "samples_per_step": self.samples_per_step,
+            "tokens_per_step": self.tokens_per_step,
             "samples_per_s": self.samples_per_s,
             "tokens_per_s": self.tokens_per_s,
             "undisturbed_ns": list(self.undisturbed_ns),
@@ -127,6 +137,7 @@ class StepTimes:
         columns = (
             Column("Rank"),
             Column("Steps"),
+            Column("Step time (ms)", 2),
             Column("Median (ms)", 2),
             Column("p95 (ms)", 2),
             Column("First (ms)", 1),
@@ -148,7 +159,9 @@ class StepTimes:
         notes = [*self._throughput(), *self.notes]
         if len(self.ranks) > 1:
             rows.append(("all", self.count, *_times_ms(self), None, None))
-            notes.append("all: each step at the time of its slowest rank.")
+            notes.append(
+                "all: each step at the mean over ranks, because ranks of a job cannot drift apart; first: the slowest."
+            )
         return (Section("Steps", columns, tuple(rows), notes=tuple(notes)),)
 
     def _throughput(self) -> tuple[str, ...]:
@@ -162,5 +175,5 @@ class StepTimes:
 
 def _times_ms(steps: RankSteps | StepTimes) -> tuple[float | None, ...]:
     """The cells of step times."""
-    times_s = (steps.median_s, steps.p95_s, steps.first_s, steps.profiled_s, steps.export_s)
+    times_s = (steps.step_time_s, steps.median_s, steps.p95_s, steps.first_s, steps.profiled_s, steps.export_s)
     return tuple(milliseconds(seconds) for seconds in times_s)

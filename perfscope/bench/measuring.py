@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from perfscope.analyzers.shared.step_selection import find_undisturbed
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, find_undisturbed
 from perfscope.bench.launching import Place
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.obstacles import Machine
@@ -125,9 +125,9 @@ def _find_steps(run_dir: Path, settings: Settings) -> tuple[int, ...]:
     """The undisturbed steps between the warm-up and the profiler's window."""
     times = find_undisturbed(read_run(run_dir).steps).times_ns()
     first, last = settings.warmup + 1, settings.warmup + settings.steps
-    steps = tuple(wall_ns for step, wall_ns in sorted(times.items()) if first <= step <= last)
+    steps = tuple(wall_ns for step, wall_ns in times.items() if first <= step <= last)
     if not steps:
-        raise PerfscopeError("no undisturbed step was recorded")
+        raise PerfscopeError(TOO_FEW_STEPS)
     return steps
 
 
@@ -181,7 +181,7 @@ def _find_tflops(
     conventions = _get(results, "mfu", "conventions") or []
     by_name = {line["name"]: line["tflops_per_gpu"] for line in conventions if line["tflops_per_gpu"] is not None}
     if machine.flops_per_sample is not None and step_ns:
-        step_s = sorted(step_ns)[len(step_ns) // 2] / NS_PER_S
+        step_s = fmean(step_ns) / NS_PER_S
         by_name["products"] = machine.flops_per_sample * samples / step_s / variant.nproc / TERA
     return by_name
 

@@ -1,6 +1,6 @@
 """The rows of a benchmark: repeated trainings summed up, and compared with each other.
 
-A row's step is the median over its trainings of each training's median step. Trainings of the same round ran one behind
+A row's step is the median over its trainings of each training's step time. Trainings of the same round ran one behind
 the other, so two rows are compared round by round: the mean of the logarithms of their ratios, with Student's interval
 at 95 %. Rows truly differ where that interval excludes 1. With one round there is nothing to tell chance from change.
 """
@@ -14,11 +14,12 @@ from statistics import fmean, median
 
 from scipy.special import stdtrit
 
-from perfscope.analyzers.shared.statistics import CONFIDENCE, count_values
+from perfscope.analyzers.shared.statistics import CONFIDENCE
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.settings import Variant
 from perfscope.constants import NS_PER_S
 from perfscope.report import Json
+from perfscope.tables.steps import FEWEST_STEPS
 
 _FEWEST_ROUNDS = 2
 #: Half of the steps of a shorter training begin less than a second behind its start, which NVML's power still holds.
@@ -67,7 +68,7 @@ class Row:
 
     @property
     def step_s(self) -> float | None:
-        """Median over the trainings of each training's median step."""
+        """Median over the trainings of each training's step time."""
         return median(map(_step_s, self.trainings)) if self.trainings else None
 
     @property
@@ -94,8 +95,9 @@ class Row:
         if len(self.trainings) >= _FEWEST_ROUNDS:
             spread = _student([log(_step_s(training)) for training in self.trainings])
             return samples / exp(spread[1]), samples / exp(spread[0])
-        steps = count_values([wall_ns / NS_PER_S for wall_ns in self.trainings[0].step_ns]).median_interval()
-        return None if steps is None else (samples / steps[1], samples / steps[0])
+        steps = [wall_ns / NS_PER_S for wall_ns in self.trainings[0].step_ns]
+        low, high = _student(steps) if len(steps) >= FEWEST_STEPS else (0.0, 0.0)
+        return (samples / high, samples / low) if low > 0 else None
 
     @property
     def memory_bytes(self) -> tuple[int, ...]:
@@ -192,7 +194,7 @@ def _speed(training: Measurement) -> float:
 
 
 def _step_s(training: Measurement) -> float:
-    return median(training.step_ns) / NS_PER_S
+    return fmean(training.step_ns) / NS_PER_S
 
 
 def _student(values: Sequence[float]) -> tuple[float, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
+from statistics import fmean, median
 
 from perfscope.analyzers.scaling.sections import law_sections, series_sections
 from perfscope.analyzers.scaling.study import Scaling, ScalingKind, study_scaling
@@ -105,7 +105,7 @@ def _list_row(row: Row, named_as: Row) -> list[ScalingRun]:
             zero_stage=None,
             dp=None,
             mp=None,
-            samples_per_s=(training.samples or 0) / (median(training.step_ns) / NS_PER_S),
+            samples_per_s=(training.samples or 0) / (fmean(training.step_ns) / NS_PER_S),
             device=None,
             out_of_memory=False,
         )

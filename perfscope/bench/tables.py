@@ -59,7 +59,7 @@ def comparison_section(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) 
         Column("Notes"),
     )
     notes = [
-        "Samples/s: of all devices, from the median step. The interval is over a row's trainings, or over the steps of "
+        "Samples/s: of all devices, from the step time. The interval is over a row's trainings, or over the steps of "
         "a single one.",
         "Differs: whether the speed truly differs from the first row's, at 95 %; n/a with one training.",
         "Memory: the peak of the processes' memory." if is_cpu else "Memory: the peak of tensors in the allocator.",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
@@ -19,7 +18,7 @@ from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
-from perfscope.constants import NS_PER_MS
+from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.engine.job import read_job
 from perfscope.engine.run import Plan, measure_with
 from perfscope.errors import ExitCode, UsageError
@@ -92,9 +91,9 @@ def whatif(
 
 
 def _undisturbed_step(run: Run | None) -> float | None:
-    """The median step that nothing disturbed, in nanoseconds; None where no run or no such step is known."""
-    times_ns = list(find_undisturbed(run.steps).times_ns().values()) if run is not None else []
-    return float(median(times_ns)) if times_ns else None
+    """The step time of the run, in nanoseconds; None where no run or no step time is known."""
+    step_s = None if run is None else find_undisturbed(run.steps).step_time_s()
+    return None if step_s is None else step_s * NS_PER_S
 
 
 def _answer_for_job(source: Path, svg: Path | None, timeline: Path | None, format: Format) -> Outcome:

@@ -127,8 +127,8 @@ def _list_facts(analysis: Analysis) -> Iterator[str]:
 
 def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
     steps = result_of(analysis, "steps", StepTimes)
-    if steps is not None and steps.median_s is not None:
-        yield Tile("median step", format_seconds(steps.median_s), steps.median_s, "/results/steps/median_s")
+    if steps is not None and steps.step_time_s is not None:
+        yield Tile("step time", format_seconds(steps.step_time_s), steps.step_time_s, "/results/steps/step_time_s")
     if steps is not None and steps.tokens_per_s is not None:
         yield Tile("tokens/s", f"{steps.tokens_per_s:,.0f}", steps.tokens_per_s, "/results/steps/tokens_per_s")
     elif steps is not None and steps.samples_per_s is not None:

@@ -14,7 +14,7 @@ from perfscope.wire.host import DeviceProbe
 if TYPE_CHECKING:  # slow to import, and no command needs it
     import pandas as pd
 
-#: A median of fewer steps is not reliable.
+#: Of fewer steady-state steps there is no figure.
 FEWEST_STEPS = 5
 
 

@@ -9,17 +9,21 @@ from __future__ import annotations
 import statistics
 import time
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from perfscope import wire
+from perfscope.analyzers.steps import analyze
+from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import decode_step, read_rank_record
+from perfscope.sources.runs.run import read_rank
+from perfscope.sources.runs.step_records import to_steps
+from perfscope.tables.run import Run
 from perfscope.watching.tails import Tail
 from perfscope.wire import incidents
 from perfscope.wire.records import RankRecord, StepRecord
@@ -123,13 +127,16 @@ class WatchedGpu:
 
 class _RankFiles:
     def __init__(self, folder: Path, rank: WatchedRank) -> None:
+        self.folder = folder
         self.rank = rank
         self._steps = Tail(folder / wire.STEPS_FILE)
         self._events = Tail(folder / wire.EVENTS_FILE)
         self._incidents = Tail(folder / incidents.INCIDENTS_FILE)
 
-    def read(self) -> None:
-        for line in self._steps.read_lines()[-RECENT:]:
+    def read(self) -> bool:
+        """Read what is new; return whether there are new steps."""
+        lines = self._steps.read_lines()[-RECENT:]
+        for line in lines:
             try:
                 self.rank.steps.append(decode_step(line))
             except msgspec.MsgspecError:
@@ -138,6 +145,7 @@ class _RankFiles:
         self.rank.has_ended |= any(b'"kind":"end"' in line for line in self._events.read_lines())
         for line in self._incidents.read_lines():
             self.rank.is_stalled = b'"kind":"resumed"' not in line
+        return bool(lines)
 
 
 class _GpuFile:
@@ -200,6 +208,7 @@ class WatchedJob:
         self._dead: set[str] = set()  # folders of their ranks
         self._gone_since_ns: int | None = None
         self._looks = 0
+        self._times: StepTimes | None = None
 
     @property
     def ranks(self) -> dict[int, WatchedRank]:
@@ -230,8 +239,9 @@ class WatchedJob:
             self._scan()
         self._looks += 1
         self.wall_ns = time.time_ns()
-        for files in self._files.values():
-            files.read()
+        has_new = [files.read() for files in self._files.values()]
+        if any(has_new):
+            self._times = self._measure()
         self._read_deaths()
         for samples in self._samples.values():
             samples.read()
@@ -275,16 +285,23 @@ class WatchedJob:
         except (OSError, msgspec.MsgspecError, AttributeError):
             return
 
+    def _measure(self) -> StepTimes | None:
+        """The last steps, as the analyzer of steps has those of a finished run; None before the first one."""
+        steps = [to_steps(rank.rank, 0, list(rank.steps)) for rank in self.ranks.values() if rank.steps]
+        numbered = [(files, wire.parse_rank_folder(name)) for name, files in self._files.items()]
+        ranks = [read_rank(files.folder, number, (), (), []) for files, number in numbered if number is not None]
+        known = tuple(rank for rank in ranks if rank is not None)
+        return analyze(Run(str(self.path), (), None, known, tuple(steps), (), ())) if steps else None
+
     def step_ns(self) -> float | None:
-        """The median step of the slowest rank."""
-        return max((time_ns for rank in self.ranks.values() if (time_ns := rank.step_ns())), default=None)
+        """The step time of the job over the last steps."""
+        step_s = None if self._times is None else self._times.step_time_s
+        return None if step_s is None else step_s * NS_PER_S
 
     def per_second(self, count: str) -> float | None:
         """``samples`` or ``tokens`` of all ranks per second, over the last steps."""
-        step_ns = self.step_ns()
-        counts = [_median_count(rank.steps, count) for rank in self.ranks.values()]
-        known = [number for number in counts if number is not None]
-        return sum(known) * NS_PER_S / step_ns if step_ns and known else None
+        rate: float | None = None if self._times is None else getattr(self._times, f"{count}_per_s")
+        return rate
 
     def late_ranks(self) -> list[tuple[int, float]]:
         """The ranks that others wait for, and how much of a step: the longest wait less their own, in nanoseconds."""
@@ -303,8 +320,3 @@ class WatchedJob:
         if rank.has_ended or age_ns is None or self.exit_status is not None:
             return False
         return rank.is_stalled or age_ns > max(_STALL_NS, _STALL_STEPS * (rank.step_ns() or 0))
-
-
-def _median_count(steps: Sequence[StepRecord], count: str) -> float | None:
-    numbers = [number for step in steps if (number := getattr(step, count)) is not None]
-    return statistics.median(numbers) if numbers else None

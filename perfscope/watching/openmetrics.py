@@ -27,7 +27,13 @@ def to_openmetrics(job: WatchedJob, mfu: float | None) -> str:
     late = dict(job.late_ranks())
     lines = [
         *_metric("perfscope_steps", "counter", "Completed training steps.", [(at, rank.step) for rank, at in ranks]),
-        *_metric("perfscope_step_seconds", "gauge", "Median step.", [({}, _seconds(step_ns))], unit="seconds"),
+        *_metric(
+            "perfscope_step_seconds",
+            "gauge",
+            "Step time of the job.",
+            [({}, _seconds(step_ns))],
+            unit="seconds",
+        ),
         *_metric("perfscope_samples_per_second", "gauge", "Samples of all ranks.", [({}, job.per_second("samples"))]),
         *_metric("perfscope_tokens_per_second", "gauge", "Tokens of all ranks.", [({}, job.per_second("tokens"))]),
         *_metric("perfscope_mfu_ratio", "gauge", "Model FLOPs utilisation.", [({}, mfu)], unit="ratio"),

@@ -70,11 +70,11 @@ def test_energy_is_power_over_the_steady_state_steps_and_the_counter_agrees(tmp_
         tmp_path, lambda gpu, t: {"power_mw": int(200e3 + 10e3 * t), "energy_mj": int((200 * t + 5 * t * t) * 1e3)}
     )
     result = energy.analyze(run)
-    # Steps 2, 3 and 6 to 30; step n lies around second n - 0.5.
-    steady = [2, 3, *range(6, STEPS + 1)]
+    # Steps 3 and 6 to 30; step n lies around second n - 0.5.
+    steady = [3, *range(6, STEPS + 1)]
     expected = sum(200 + 10 * (step - 0.5) for step in steady) / len(steady)
     assert [gpu.step_j for gpu in result.gpus] == [pytest.approx(expected)] * 2
-    assert [gpu.steps for gpu in result.gpus] == [27, 27]
+    assert [gpu.steps for gpu in result.gpus] == [26, 26]
     assert result.step_j == pytest.approx(2 * expected)
     assert result.tokens_per_j == pytest.approx(2 * 500 / (2 * expected))
     assert result.gpus[0].compared_s == pytest.approx(30)
@@ -110,7 +110,7 @@ def test_the_energy_of_steps_that_follow_pauses_is_withheld(pause_s: float, is_k
     if is_known:
         assert energy.analyze(run).step_j == pytest.approx(600 * (1 - pause_s))
         return
-    with pytest.raises(MissingInput, match="27 of the 27 undisturbed steps begin sooner than that behind a pause"):
+    with pytest.raises(MissingInput, match="26 of the 26 undisturbed steps begin sooner than that behind a pause"):
         energy.analyze(run)
 
 
@@ -134,8 +134,8 @@ def test_a_silence_leaves_the_steps_in_it_out(tmp_path: Path) -> None:
     """No power from second 10 to 20: those steps are neither interpolated nor 0."""
     run = write(tmp_path, lambda gpu, t: {} if 10 < t < 20 else {"power_mw": 100_000 if t <= 10 else 300_000})
     (first, _) = energy.analyze(run).gpus
-    assert first.steps == 17
-    assert first.step_j == pytest.approx((100 * 7 + 300 * 10) / 17)
+    assert first.steps == 16
+    assert first.step_j == pytest.approx((100 * 6 + 300 * 10) / 16)
 
 
 def test_energy_of_all_gpus_is_unknown_where_a_ranks_gpu_was_not_sampled(tmp_path: Path) -> None:

@@ -58,15 +58,15 @@ def steps_of(run: Path) -> StepTimes:
     return analyze(read_run(run))
 
 
-def test_the_median_leaves_out_what_start_up_and_windows_affected(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [900, 10, 50, 70, 80, 60, 12, 14]}))
-    assert steps.count == 8
-    assert steps.median_s == pytest.approx(0.012)  # of 10, 12, 14
-    assert steps.p95_s == pytest.approx(0.0138)  # 12 + 0.9 x 2: NumPy's linear interpolation
+def test_the_step_time_leaves_out_what_start_up_and_windows_affected(tmp_path: Path) -> None:
+    steps = steps_of(write_run(tmp_path, {0: [900, 17, 50, 70, 80, 60, 12, 14, 11, 12, 13, 22]}))
+    assert steps.count == 12
+    assert steps.step_time_s == pytest.approx(0.014)  # 84 over 6
+    assert steps.median_s == pytest.approx(0.0125)  # of 11, 12, 12, 13, 14, 22
+    assert steps.p95_s == pytest.approx(0.020)  # 14 + 0.75 x 8: NumPy's linear interpolation
     assert steps.first_s == pytest.approx(0.9)
     assert steps.profiled_s == pytest.approx(0.075)
     assert steps.export_s == pytest.approx(0.060)
-    assert any("3 steady-state steps are too few" in note for note in steps.notes)
 
 
 def test_what_a_window_cost_is_said_and_so_is_a_window_that_was_lost(tmp_path: Path) -> None:
@@ -79,31 +79,135 @@ def test_what_a_window_cost_is_said_and_so_is_a_window_that_was_lost(tmp_path: P
     assert any("Ranks [1] ended while a window was open" in note for note in notes)
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [100, 10, 1, 1, 1, 1, 30], 1: [90, 20, 1, 1, 1, 1, 5]}))
-    assert steps.median_s == pytest.approx(0.025)  # of 20 and 30
-    assert [rank.median_s for rank in steps.ranks] == [pytest.approx(0.020), pytest.approx(0.0125)]
+def jittering(ranks: int, steps: int, mean_ms: float, ahead_ms: float) -> dict[int, list[float | None]]:
+    """Ranks whose steps end at the same moments, each earlier by what its host is ahead then."""
+    generator = np.random.default_rng(ranks)
+    ends_ms = mean_ms * np.arange(steps + 1) - generator.uniform(0, ahead_ms, (ranks, steps + 1))
+    return {rank: list(np.diff(ends_ms[rank])) for rank in range(ranks)}
+
+
+def test_ranks_that_run_ahead_by_different_amounts_do_not_lengthen_the_step(tmp_path: Path) -> None:
+    walls = jittering(ranks=8, steps=200, mean_ms=100, ahead_ms=60)
+    steps = steps_of(write_run(tmp_path, walls, labels={}, samples=4))
+    slowest_ms = np.max([walls[rank][2:] for rank in walls], axis=0)
+    assert np.median(slowest_ms) > 1.2 * 100  # what the longest of the ranks would say
+    assert steps.step_time_s == pytest.approx(0.100, rel=0.003)
+    assert steps.median_s == pytest.approx(0.100, rel=0.02)
+    assert steps.samples_per_s == pytest.approx(8 * 4 / 0.100, rel=0.003)
+    assert [rank.step_time_s for rank in steps.ranks] == [pytest.approx(0.100, rel=0.005)] * 8
+    assert steps.step_time_s == pytest.approx(float(np.mean([rank.step_time_s for rank in steps.ranks])))
+    assert not any("disagree" in note for note in steps.notes)
+
+
+def test_the_step_time_is_the_mean_of_the_ranks_where_steps_are_not_contiguous(tmp_path: Path) -> None:
+    labels = dict.fromkeys((9, 10, 20), wire.PROFILED)
+    walls = jittering(ranks=4, steps=40, mean_ms=50, ahead_ms=20)
+    for step in labels:
+        for rank in walls:
+            walls[rank][step - 1] = 500
+    steps = steps_of(write_run(tmp_path, walls, labels=labels))
+    of_ranks = [rank.step_time_s for rank in steps.ranks]
+    assert [rank.steady for rank in steps.ranks] == [35] * 4
+    assert steps.step_time_s == pytest.approx(float(np.mean(of_ranks)), abs=1e-9)
+    assert steps.step_time_s == pytest.approx(0.050, rel=0.01)
+    assert len(steps.undisturbed_ns) == 35
+
+
+def test_ranks_with_different_numbers_of_steps_are_compared_over_those_that_all_have(tmp_path: Path) -> None:
+    """Rank 1 lost its last records, in which rank 0 became slow."""
+    steps = steps_of(write_run(tmp_path, {0: [90, *[10] * 9, *[30] * 9], 1: [90, *[12] * 9]}, labels={}))
+    assert [rank.count for rank in steps.ranks] == [19, 10]
+    assert [rank.steady for rank in steps.ranks] == [8, 8]
+    assert steps.step_time_s == pytest.approx(0.011)
+    assert (
+        "Ranks completed different numbers of steps: 10 to 19. Step times are over those that all have." in steps.notes
+    )
+
+
+def test_a_rank_that_joins_late_has_no_time_of_the_step_in_which_it_does(tmp_path: Path) -> None:
+    steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 9], 1: [None, None, None, *[10] * 7]}, labels={}))
+    assert [rank.steady for rank in steps.ranks] == [7, 7]
+    assert steps.step_time_s == pytest.approx(0.010)
+
+
+def test_ranks_that_drift_apart_are_said(tmp_path: Path) -> None:
+    steps = steps_of(write_run(tmp_path, {0: [10] * 100, 1: [10] * 100, 2: [10.5] * 100}, labels={}))
+    assert any(
+        "Ranks disagree on the step time by 5.0%: 10.00 ms on rank 0, 10.50 ms on rank 2." in note
+        for note in steps.notes
+    )
+
+
+@pytest.mark.parametrize("later", [0, 1, 3])
+def test_fewer_than_five_steady_steps_give_no_figure_and_say_what_would(tmp_path: Path, later: int) -> None:
+    steps = steps_of(write_run(tmp_path, {0: [90, 20, 50, 70, 80, 60, *[10] * later]}, samples=4))
+    assert (steps.step_time_s, steps.median_s, steps.p95_s, steps.samples_per_s) == (None, None, None, None)
+    assert (steps.undisturbed_ns, steps.ranks[0].steady) == ((), 0)
+    assert steps.samples_per_step == 4
+    assert steps.profiled_s == pytest.approx(0.075)
+    (note,) = (note for note in steps.notes if note.startswith("No step time"))
+    assert f"{later + 1} steady-state step" in note  # with the second one, where steps are few
+    assert f"Train for at least {4 - later} more step" in note
+    assert "`--steps`" in note
+
+
+def test_five_steady_steps_are_enough_and_the_second_is_start_up_where_there_are_more(tmp_path: Path) -> None:
+    five = steps_of(write_run(tmp_path / "five", {0: [90, 20, 10, 10, 10, 10]}, labels={}))
+    assert five.step_time_s == pytest.approx(0.012)
+    six = steps_of(write_run(tmp_path / "six", {0: [90, 20, 10, 10, 10, 10, 10]}, labels={}))
+    assert six.step_time_s == pytest.approx(0.010)
+
+
+@pytest.mark.parametrize("has_device", [True, False])
+def test_steps_that_only_fill_the_queue_of_a_device_are_no_steps_of_it(tmp_path: Path, has_device: bool) -> None:
+    """Behind its start and a window a host launches three steps in the time of half a one."""
+    walls = [900, 5, 5, 6, *noisy(30, 20), 40, 45, 45, 9, 5, 6, *noisy(30, 20)]
+    labels = {25: wire.WARMUP, 26: wire.PROFILED, 27: wire.PROFILED, 28: wire.EXPORT}
+    fields = {"memory_peak_bytes": 10**9} if has_device else {}
+    steps = steps_of(write_run(tmp_path, {0: walls}, labels=labels, **fields))
+    assert (steps.step_time_s == pytest.approx(0.030, rel=0.001)) == has_device
+    assert any("4 in which hosts only ran ahead" in note for note in steps.notes) == has_device
+
+
+def test_short_steps_that_longer_ones_make_up_for_count(tmp_path: Path) -> None:
+    """A host that waits for its device in every fifth step, for its log."""
+    steps = steps_of(write_run(tmp_path, {0: [900, 10, *[4, 4, 4, 4, 34] * 20]}, labels={}, memory_peak_bytes=10**9))
+    assert steps.step_time_s == pytest.approx(0.010)
+    alternating = steps_of(
+        write_run(tmp_path / "two", {0: [900, 10, *[4, 16] * 20]}, labels={}, memory_peak_bytes=10**9)
+    )
+    assert alternating.step_time_s == pytest.approx(0.010)
 
 
 def test_throughput_is_summed_over_data_parallel_ranks(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [9, 10, 9], 1: [9, 10, 9]}, samples=4, tokens=400))
+    steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 7], 1: [9, *[10] * 7]}, labels={}, samples=4, tokens=400))
+    assert (steps.samples_per_step, steps.tokens_per_step) == (8, 800)
     assert steps.samples_per_s == pytest.approx(2 * 4 / 0.010)
     assert steps.tokens_per_s == pytest.approx(2 * 400 / 0.010)
 
 
+def test_throughput_of_steps_with_different_work_is_their_sum_over_their_time(tmp_path: Path) -> None:
+    run = write_run(tmp_path, {0: [9, 9, *[10] * 10]}, labels={}, tokens=400)
+    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    records[6] |= {"tokens": 200, "wall_ns": 5 * MS}
+    file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    assert steps_of(run).tokens_per_s == pytest.approx((9 * 400 + 200) / 0.095)
+
+
 def test_what_the_framework_states_is_preferred_to_what_was_counted(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [9, 10]}, samples=4, global_samples=64))
+    steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 7]}, labels={}, samples=4, global_samples=64))
     assert steps.samples_per_s == pytest.approx(6400)
 
 
 def test_without_every_rank_there_is_no_sum(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, 10]}, world_size=2, samples=4)
+    run = write_run(tmp_path, {0: [9, *[10] * 7]}, labels={}, world_size=2, samples=4)
     assert steps_of(run).samples_per_s is None
     assert read_run(run).damage == ("1 of 2 ranks never reported: 1",)
 
 
 def test_tensor_parallel_ranks_work_on_the_same_samples(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, 10], 1: [9, 10]}, samples=4)
+    run = write_run(tmp_path, {0: [9, *[10] * 7], 1: [9, *[10] * 7]}, labels={}, samples=4)
     for rank in (0, 1):
         parallel = {"coordinates": {"dp": 0, "pp": 0, "tp": rank}}
         (run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(parallel))
@@ -113,7 +217,7 @@ def test_tensor_parallel_ranks_work_on_the_same_samples(tmp_path: Path) -> None:
 def test_a_run_too_short_for_a_median_has_none(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [None]}))
     assert (steps.count, steps.median_s, steps.p95_s, steps.first_s) == (1, None, None, None)
-    assert any(note.startswith("No median") for note in steps.notes)
+    assert any(note.startswith("No step time, median, throughput or MFU: 0 steady-state") for note in steps.notes)
 
 
 def test_no_steps_is_a_reason_and_no_zero(tmp_path: Path) -> None:
@@ -169,7 +273,7 @@ def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_befo
     steps = analyze(run)
     assert steps.median_s == pytest.approx(0.020, rel=0.01)
     assert steps.samples_per_s == pytest.approx(4 / 0.020, rel=0.01)
-    assert steps.ranks[0].steady == 15
+    assert steps.ranks[0].steady == 14
     assert steps.effect is not None
     assert steps.effect.after_s == pytest.approx(0.026, rel=0.01)
     assert any(note.startswith("The window slowed the steps behind it: median 26.00 ms") for note in steps.notes)
@@ -180,12 +284,12 @@ def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_befo
 
 def test_where_a_window_slowed_nothing_the_steps_on_both_sides_count(tmp_path: Path) -> None:
     steps = steps_of(long_run(tmp_path, noisy(20, 15), noisy(20, 40)))
-    assert steps.ranks[0].steady == 55
+    assert steps.ranks[0].steady == 54
     assert not any("behind" in note for note in steps.notes)
 
 
 def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
-    steps = steps_of(long_run(tmp_path, [20], noisy(26, 40)))
+    steps = steps_of(long_run(tmp_path, [20, 20], noisy(26, 40)))
     assert steps.ranks[0].steady == 41
     assert any("was not tested: 1 steady-state step before the first window" in note for note in steps.notes)
 
@@ -193,20 +297,20 @@ def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
 def test_drift_is_said_and_is_no_window(tmp_path: Path) -> None:
     times = [20 + 0.05 * number for number in range(100)]
     steps = steps_of(long_run(tmp_path, times[:40], times[40:]))
-    assert steps.ranks[0].steady == 100
+    assert steps.ranks[0].steady == 99
     assert any(note.startswith("Step times drift: ") for note in steps.notes)
 
 
 def test_a_window_on_one_rank_disturbs_the_steps_of_all(tmp_path: Path) -> None:
     """Rank 1 is not profiled and waits for rank 0, which is."""
-    run = write_run(tmp_path, {0: [9, 10, 50, 70, 80, 60, 10, 10, 10], 1: [9, 10, 49, 69, 79, 59, 10, 10, 10]})
+    run = write_run(tmp_path, {0: [9, 10, 50, 70, 80, 60, *[10] * 5], 1: [9, 10, 49, 69, 79, 59, *[10] * 5]})
     lines = (run / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).read_text().splitlines()
     records = [json.loads(line) for line in lines]
     plain = [json.dumps({key: value for key, value in record.items() if key != "window"}) for record in records]
     (run / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).write_text("".join(f"{line}\n" for line in plain))
     steps = steps_of(run)
     assert steps.median_s == pytest.approx(0.010)
-    assert [rank.steady for rank in steps.ranks] == [4, 4]
+    assert [rank.steady for rank in steps.ranks] == [5, 5]
 
 
 def test_a_step_with_a_validation_is_shown_apart_and_in_no_median(tmp_path: Path) -> None:
@@ -216,7 +320,7 @@ def test_a_step_with_a_validation_is_shown_apart_and_in_no_median(tmp_path: Path
     records[4] |= {"no_grad_ns": 500 * MS, "wall_ns": 7 * MS}
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     steps = steps_of(run)
-    assert steps.ranks[0].steady == 29
+    assert steps.ranks[0].steady == 28
     assert steps.median_s == pytest.approx(0.020, rel=0.01)
     assert any(note.startswith("Validation or generation ran for 0.50 s in 1 step:") for note in steps.notes)
 
@@ -225,7 +329,7 @@ def test_time_without_gradients_in_most_steps_is_a_part_of_the_step(tmp_path: Pa
     """As in reinforcement learning, where a step generates before it trains."""
     steps = steps_of(write_run(tmp_path, {0: [5] * 20}, labels={}, no_grad_ns=15 * MS))
     assert steps.median_s == pytest.approx(0.020)
-    assert steps.ranks[0].steady == 19
+    assert steps.ranks[0].steady == 18
 
 
 def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit(tmp_path: Path) -> None:
@@ -254,7 +358,7 @@ def test_the_row_of_all_ranks_says_what_it_is(tmp_path: Path) -> None:
     both = steps_of(write_run(tmp_path / "both", {0: [9, 10], 1: [9, 10]})).sections()[0]
     alone = steps_of(write_run(tmp_path / "alone", {0: [9, 10]})).sections()[0]
     assert both.rows[-1][0] == "all"
-    assert "all: each step at the time of its slowest rank." in both.notes
+    assert any(note.startswith("all: each step at the mean over ranks") for note in both.notes)
     assert not any(note.startswith("all:") for note in alone.notes)
 
 
@@ -272,14 +376,14 @@ def test_windows_that_overlap_a_save_and_many_windows_leave_no_disturbed_step(tm
         records[number - 1] |= {"save_ns": 40 * MS, "wall_ns": 3 * MS}
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     steps = steps_of(run)
-    assert steps.ranks[0].steady == 30 - 1 - 12 - 2
+    assert steps.ranks[0].steady == 30 - 2 - 12 - 2
     assert steps.median_s == steps.p95_s == pytest.approx(0.010)
     assert steps.effect is not None
-    assert (steps.effect.before, steps.effect.after) == (7, 8)
+    assert (steps.effect.before, steps.effect.after) == (6, 8)
 
 
-def test_mfu_is_over_the_same_steps_as_the_median(tmp_path: Path) -> None:
+def test_mfu_is_over_the_same_steps_as_the_step_time(tmp_path: Path) -> None:
     run = long_run(tmp_path, noisy(20, 15), noisy(26, 40))
     chosen = find_undisturbed(read_run(run).steps)
-    assert set(chosen.times_ns()) == set(range(2, 17))
-    assert steps_of(run).median_s == pytest.approx(float(np.median(chosen.times_s())))
+    assert set(chosen.times_ns()) == set(range(3, 17))
+    assert steps_of(run).step_time_s == pytest.approx(float(np.mean(chosen.times_s())))

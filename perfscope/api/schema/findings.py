@@ -48,7 +48,7 @@ class FindingData(TypedDict):
         cost_us: What a fix regains of a step.
         interval_us: Least and most that it regains.
         share_of_step: ``cost_us / step_us``.
-        step_us: The mean undisturbed step of the slowest rank, and not shorter than what its device does in it.
+        step_us: The step time of the run, and not shorter than what its device does in it.
         basis: ``measured``, ``bound`` (not more than that) or ``replay`` (by ``perfscope whatif``).
         ranks: Where it happens; empty where it is on all.
         evidence: What shows it.

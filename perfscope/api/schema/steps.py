@@ -7,8 +7,7 @@ class StepMeansData(TypedDict):
     """Means over the steps of a rank: a wait of every tenth step is in no median.
 
     Attributes:
-        step_s: The undisturbed steps.
-        data_wait_s: Waiting for data loaders in them; None where no loader was detected.
+        data_wait_s: Waiting for data loaders in the undisturbed steps; None where no loader was detected.
         data_wait_low_s: The quarter of them with the shortest waits waits at most so long.
         data_wait_high_s: The quarter of them with the longest waits waits at least so long.
         garbage_s: Full collections of Python's garbage in them.
@@ -22,7 +21,6 @@ class StepMeansData(TypedDict):
         tokens: Tokens likewise.
     """
 
-    step_s: float | None
     data_wait_s: float | None
     data_wait_low_s: float | None
     data_wait_high_s: float | None
@@ -44,8 +42,10 @@ class RankStepsData(TypedDict):
         rank: The rank.
         count: All completed steps.
         skipped: Steps that did not update the weights.
-        undisturbed: Steps that no start-up, window, checkpoint save, validation or compilation affected.
-        median_s: Median of the undisturbed steps, on the host's clock.
+        undisturbed: Steps that no start-up, window, checkpoint save, validation or compilation affected; 0 where they
+            are fewer than five, which give no figure.
+        step_time_s: The sum of the undisturbed steps over their number, on the host's clock.
+        median_s: Median of them.
         p95_s: 95th percentile of them.
         first_s: The first step, from when training could begin.
         profiled_s: Median of the steps inside windows.
@@ -59,6 +59,7 @@ class RankStepsData(TypedDict):
     count: int
     skipped: int
     undisturbed: int
+    step_time_s: float | None
     median_s: float | None
     p95_s: float | None
     first_s: float | None
@@ -101,14 +102,18 @@ class StepsData(TypedDict):
     Attributes:
         count: Completed training steps: the most that any rank completed.
         source: What detected that a step completed.
-        median_s: Median of the undisturbed steps of all ranks, the slowest rank of each step.
-        p95_s: 95th percentile of the same.
+        step_time_s: The job's step time: the sum of its undisturbed steps over their number. The time of a step is the
+            mean over ranks, which cannot drift apart. None of fewer than five steps.
+        median_s: Median of the same steps.
+        p95_s: 95th percentile of them.
         first_s: The first step of the slowest rank.
-        profiled_s: Median of the profiled steps, the slowest rank of each.
+        profiled_s: Median of the profiled steps, each the mean over ranks.
         export_s: Median of the steps after an export, likewise.
-        samples_per_s: Samples of a median step of all ranks over ``median_s``.
-        tokens_per_s: Tokens of a median step of all ranks over ``median_s``.
-        undisturbed_ns: The times that the median is of, in their order.
+        samples_per_step: Samples of a mean undisturbed step of all ranks.
+        tokens_per_step: Tokens likewise.
+        samples_per_s: ``samples_per_step`` over ``step_time_s``.
+        tokens_per_s: ``tokens_per_step`` over ``step_time_s``.
+        undisturbed_ns: The times that the step time is the mean of, in their order.
         micro_batches: Forward passes of a median step on a rank.
         window_effect: The steps before the first window and behind it; None without a window.
         unreached_windows: Which windows training ended too early for.
@@ -118,11 +123,14 @@ class StepsData(TypedDict):
 
     count: int
     source: str
+    step_time_s: float | None
     median_s: float | None
     p95_s: float | None
     first_s: float | None
     profiled_s: float | None
     export_s: float | None
+    samples_per_step: float | None
+    tokens_per_step: float | None
     samples_per_s: float | None
     tokens_per_s: float | None
     undisturbed_ns: list[int]
@@ -305,7 +313,7 @@ class CorrectedRankData(TypedDict):
     Attributes:
         rank: The rank.
         device: Index of its GPU.
-        step_s: Median undisturbed step of the rank.
+        step_s: The step time of the run.
         compute: Share in which compute runs; None where it would be above 1.
         exposed_copy: Share in which only a copy runs; likewise.
         exposed_communication_and_idle: The rest of the step.

@@ -118,7 +118,7 @@ def _read_profiled_run(path: Path) -> ScalingRun | None:
         speed, batch = None, None
     else:
         speed = result.samples_per_s
-        batch = round(speed * result.median_s) if speed is not None and result.median_s else None
+        batch = None if result.samples_per_step is None else round(result.samples_per_step)
     return ScalingRun(
         path=str(path),
         cluster=cluster,

@@ -1,4 +1,4 @@
-"""Step times: each step at the time of its slowest rank, and what else happened in it."""
+"""Step times: each step from its fastest to its slowest rank, and what else happened in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.shared.step_selection import find_undisturbed
+from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.wall_clock.result import WallClock
@@ -46,6 +46,7 @@ class StepRange:
     step: int
     fastest: float
     slowest: float
+    mean: float
 
 
 def show_steps(analysis: Analysis) -> Part:
@@ -69,27 +70,34 @@ def show_steps(analysis: Analysis) -> Part:
 
 
 def list_ranges(run: Run) -> list[StepRange]:
-    """Each step of the last process of each rank: its fastest and its slowest rank."""
-    by_step: dict[int, list[int]] = {}
-    for table in find_undisturbed(run.steps).tables:
-        timed = ~np.ma.getmaskarray(table.wall_ns)
+    """Each step of the last process of each rank: its fastest and its slowest rank, and the mean of all."""
+    spans: dict[int, tuple[int, int]] = {}
+    tables = find_undisturbed(run.steps).tables
+    for table in tables:
+        timed = present(table.wall_ns)
         for step, wall_ns in zip(table.step[timed].tolist(), table.wall_ns.data[timed].tolist(), strict=True):
-            span = by_step.setdefault(step, [wall_ns, wall_ns])
-            span[0], span[1] = min(span[0], wall_ns), max(span[1], wall_ns)
-    return [StepRange(step, low / NS_PER_MS, high / NS_PER_MS) for step, (low, high) in sorted(by_step.items())]
+            low, high = spans.get(step, (wall_ns, wall_ns))
+            spans[step] = min(low, wall_ns), max(high, wall_ns)
+    means = zip(
+        *(column.tolist() for column in job_times_ns(tables, lambda table: present(table.wall_ns))), strict=True
+    )
+    return [StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], mean_ns))) for step, mean_ns in means]
 
 
 def _describe(times: StepTimes) -> str:
     ranks = f"{len(times.ranks)} rank{'s' * (len(times.ranks) > 1)}"
-    if times.median_s is None:
-        return f"{times.count} steps on {ranks}; no step is in steady state, so there is no median."
-    return f"{times.count} steps on {ranks}; in steady state the median is {times.median_s * MS_PER_S:,.1f} ms."
+    if times.step_time_s is None or times.median_s is None:
+        return f"{times.count} steps on {ranks}; too few of them are in steady state for a step time."
+    return (
+        f"{times.count} steps on {ranks}; in steady state the step time is {times.step_time_s * MS_PER_S:,.1f} ms, the "
+        f"median {times.median_s * MS_PER_S:,.1f} ms."
+    )
 
 
 def _chart_times(ranges: Sequence[StepRange], times: StepTimes, ranks: int) -> tuple[Chart, str]:
-    middle = times.median_s * MS_PER_S if times.median_s else median(step.slowest for step in ranges)
+    middle = times.median_s * MS_PER_S if times.median_s else median(step.mean for step in ranges)
     high = max((step.slowest for step in ranges if step.slowest <= _HIGHEST * middle), default=middle)
-    above = [step for step in ranges if step.slowest > _HIGHEST * middle]
+    above = [step for step in ranges if step.mean > _HIGHEST * middle]
     top = high * 1.08
     marks: list[Mark] = []
     edges = bucket_edges(len(ranges), _MOST_POINTS)
@@ -105,13 +113,13 @@ def _chart_times(ranges: Sequence[StepRange], times: StepTimes, ranks: int) -> t
             for bucket in buckets
         )
         marks.append(Area(label, Colour.FIRST, area))
-    middles = tuple((float(bucket[0].step), min(median(step.slowest for step in bucket), top)) for bucket in buckets)
-    marks.append(Line("slowest rank" if ranks > 1 else "step", Colour.FIRST, middles))
+    middles = tuple((float(bucket[0].step), min(median(step.mean for step in bucket), top)) for bucket in buckets)
+    marks.append(Line("mean of ranks" if ranks > 1 else "step", Colour.FIRST, middles))
     if len(buckets) == len(ranges):
-        tips = tuple(f"step {step.step}: {step.slowest:,.2f} ms" for step in ranges)
+        tips = tuple(f"step {step.step}: {step.mean:,.2f} ms" for step in ranges)
         marks.append(Dots("", Colour.FIRST, middles, tips))
     if above:
-        tips = tuple(f"step {step.step}: {step.slowest:,.1f} ms" for step in above)
+        tips = tuple(f"step {step.step}: {step.mean:,.1f} ms" for step in above)
         points = tuple((float(step.step), top) for step in above)
         marks.append(Dots("beyond the axis", Colour.WORSE, points[:_MOST_POINTS], tips[:_MOST_POINTS]))
     ends = (float(ranges[0].step), float(ranges[-1].step))
@@ -129,7 +137,7 @@ def _chart_times(ranges: Sequence[StepRange], times: StepTimes, ranks: int) -> t
 def _describe_above(above: Sequence[StepRange]) -> str:
     if not above:
         return ""
-    named = ", ".join(f"{step.step} ({step.slowest:,.0f} ms)" for step in above[:_MOST_NAMED])
+    named = ", ".join(f"{step.step} ({step.mean:,.0f} ms)" for step in above[:_MOST_NAMED])
     rest = f" and {len(above) - _MOST_NAMED} more" if len(above) > _MOST_NAMED else ""
     return f"Beyond the axis: step {named}{rest}."
 
@@ -168,6 +176,6 @@ def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[Span]:
 
 
 def _table(ranges: Sequence[StepRange]) -> Section:
-    columns = (Column("Step"), Column("Slowest rank (ms)", 3), Column("Fastest rank (ms)", 3))
-    rows: list[tuple[Cell, ...]] = [(step.step, step.slowest, step.fastest) for step in ranges]
+    columns = (Column("Step"), Column("Mean (ms)", 3), Column("Slowest rank (ms)", 3), Column("Fastest rank (ms)", 3))
+    rows: list[tuple[Cell, ...]] = [(step.step, step.mean, step.slowest, step.fastest) for step in ranges]
     return Section("Time of each step", columns, tuple(rows))

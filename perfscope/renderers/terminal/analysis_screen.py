@@ -61,7 +61,11 @@ def draw_analyses(report: Report, terminal: Terminal) -> str:
 def _run_line(analysis: Mapping[str, Any]) -> Text:
     results, inputs = analysis["results"], analysis["inputs"]
     steps, findings = results.get("steps"), results.get("findings")
-    time = f"{format_seconds(steps['median_s'])} a step" if steps and steps["median_s"] is not None else "no step time"
+    time = (
+        f"{format_seconds(steps['step_time_s'])} a step"
+        if steps and steps["step_time_s"] is not None
+        else "no step time"
+    )
     first = findings[0]["title"] if findings else "nothing stands out"
     return join((inputs[0] if inputs else "traces", "bold"), f": {time}; ", (first, DOUBT if findings else ""))
 
@@ -99,10 +103,10 @@ def _steps(steps: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
     if steps is None:
         return []
     line = f"{steps['count']:,} on {format_count(len(steps['ranks']), 'rank')}"
-    if steps["median_s"] is None:
-        line += ", none of them undisturbed: no median"
+    if steps["step_time_s"] is None:
+        line += ", too few of them undisturbed: no step time"
     else:
-        line += f", median {format_seconds(steps['median_s'])}, p95 {format_seconds(steps['p95_s'])}"
+        line += f", {format_seconds(steps['step_time_s'])} each, p95 {format_seconds(steps['p95_s'])}"
     rates = [
         f"{steps[key]:,.0f} {unit}/s"
         for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))

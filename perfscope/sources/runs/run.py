@@ -181,7 +181,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
     )
     return _Process(
         number=rank,
-        rank=_read_rank(folder, (rank, attempt), notes, gpus, damage),
+        rank=read_rank(folder, (rank, attempt), notes, gpus, damage),
         steps=to_steps(rank, attempt, columns) if columns.rows else None,
         windows=tuple(_to_window(rank, attempt, event) for event in events if isinstance(event, WindowRecord)),
         micro_batches=micro_batches,
@@ -192,9 +192,10 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
     )
 
 
-def _read_rank(
+def read_rank(
     folder: Path, number: tuple[int, int], notes: tuple[str, ...], gpus: Sequence[GpuSamples], damage: list[str]
 ) -> Rank | None:
+    """Who a process is, by its rank and attempt; None where its record cannot be read."""
     record = read_rank_record(folder)
     if record is None:
         damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.RANK_FILE} cannot be read")

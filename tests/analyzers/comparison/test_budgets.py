@@ -13,7 +13,6 @@ from perfscope.analyzers.budget.result import Budget
 from perfscope.analyzers.budget.terms import COMPUTE, IDLE, Kernel, Launches, Operation, Term
 from perfscope.analyzers.comparison.budgets import BudgetChange, compare_budgets
 from perfscope.analyzers.comparison.change import Samples, compare_samples
-from perfscope.analyzers.comparison.queued_steps import without_queued_steps
 from perfscope.analyzers.comparison.saved import from_saved, to_baseline
 from perfscope.analyzers.comparison.side import Kind, Setup, Side
 from perfscope.constants import NS_PER_S
@@ -44,7 +43,6 @@ def side(
     step_ms: float | None = None,
     clock_mhz: float | None = None,
     profiled_ms: float | None = None,
-    lead_ns: int = 0,
 ) -> Side:
     times_s = None if step_ms is None else Samples((np.full(50, step_ms / 1000) * (1 + np.arange(50) % 5 / 1e5),))
     return Side(
@@ -55,7 +53,6 @@ def side(
         clock_mhz=clock_mhz,
         budget=of_budget,
         profiled_ns=() if profiled_ms is None else tuple(round(profiled_ms * MS) + 1000 * n for n in range(4)),
-        profiled_mean_ns=() if profiled_ms is None else tuple(round(profiled_ms * MS) - lead_ns for _ in range(4)),
     )
 
 
@@ -128,24 +125,14 @@ def test_ends_of_steps_that_scatter_leave_nothing_unexplained_and_what_grows_doe
     a = side(budget({GEMM: 20 * MS}), step_ms=20, profiled_ms=20)
     b = side(budget({GEMM: 22 * MS}), step_ms=21, profiled_ms=22)
     exact = change_of(a, b)
-    count = len(b.profiled_mean_ns)
-    early = (*b.profiled_mean_ns[:-1], b.profiled_mean_ns[-1] - 3 * MS)
-    scattered = change_of(a, replace(b, profiled_ns=early, profiled_mean_ns=early))
+    count = len(b.profiled_ns)
+    early = (*b.profiled_ns[:-1], b.profiled_ns[-1] - 3 * MS)
+    scattered = change_of(a, replace(b, profiled_ns=early))
     assert count > 2
     assert scattered.unexplained_ns == pytest.approx(exact.unexplained_ns, abs=1000)
-    slower = tuple(ns + MS // 2 for ns in b.profiled_mean_ns)
-    grown = change_of(a, replace(b, profiled_ns=slower, profiled_mean_ns=slower))
+    slower = tuple(ns + MS // 2 for ns in b.profiled_ns)
+    grown = change_of(a, replace(b, profiled_ns=slower))
     assert grown.unexplained_ns == pytest.approx(MS // 2, rel=0.05)
-
-
-def test_a_slowest_rank_that_is_further_behind_is_a_term() -> None:
-    """The mean of ranks is as before; B's slowest rank takes half a millisecond longer than that."""
-    a = side(budget({GEMM: 20 * MS}), step_ms=20, profiled_ms=20)
-    b = side(budget({GEMM: 20 * MS}), step_ms=20.5, profiled_ms=20.5, lead_ns=MS // 2)
-    change = change_of(a, b)
-    terms = {term.term.kind: term.change_ns for term in change.terms}
-    assert terms["slowest rank"] == pytest.approx(MS // 2, abs=10)
-    assert abs(change.unexplained_ns) < 0.01 * 20 * MS
 
 
 def test_where_the_host_runs_ahead_the_traces_tell_how_long_profiled_steps_took() -> None:
@@ -158,15 +145,6 @@ def test_where_the_host_runs_ahead_the_traces_tell_how_long_profiled_steps_took(
     assert abs(change.unexplained_ns) < 1000
 
 
-def test_where_hosts_differ_and_devices_keep_step_the_slowest_one_is_no_term() -> None:
-    """The traces say 24 ms of each device, as the slowest host does; the mean of hosts is 3 ms shorter."""
-    a = side(budget({GEMM: 20 * MS}), step_ms=20, profiled_ms=20)
-    b = side(budget({GEMM: 24 * MS}), step_ms=23, profiled_ms=24, lead_ns=3 * MS)
-    change = change_of(a, b)
-    assert {term.term.kind for term in change.terms if abs(term.change_ns) > 10_000} == {COMPUTE, "perfscope"}
-    assert abs(change.unexplained_ns) < 1000
-
-
 def test_hooks_that_say_longer_than_the_traces_leave_a_rest_that_is_said() -> None:
     a = side(budget({GEMM: 21 * MS}), step_ms=20, profiled_ms=25)
     b = side(budget({GEMM: 24 * MS}), step_ms=22, profiled_ms=28)
@@ -176,25 +154,6 @@ def test_hooks_that_say_longer_than_the_traces_leave_a_rest_that_is_said() -> No
     assert any("part of what is unexplained" in note for note in change.notes)
     assert change.unexplained_interval_ns is not None
     assert change.unexplained_interval_ns[0] < change.unexplained_ns < change.unexplained_interval_ns[1]
-
-
-def with_times(of_side: Side, times_ms: list[float]) -> Side:
-    return replace(of_side, step_time_s=Samples((np.array(times_ms) / 1000,)))
-
-
-def test_steps_that_only_fill_the_queue_are_left_out_and_said() -> None:
-    clean = side(budget({GEMM: 30 * MS, GAP: 4 * MS}))
-    times = [5.0, 6.0, 12.0, *[34.0 + number % 3 for number in range(10)]]
-    left = without_queued_steps(with_times(clean, times))
-    assert left.step_time_s is not None
-    assert left.step_time_s.runs[0].tolist() == [time / 1000 for time in times if time > 27]
-    assert "3 of 13 steps are left out" in left.notes[0]
-    # A host that always runs ahead, one that never does, and one that soon waits are compared as they are.
-    for times in ([5.0] * 9 + [34.0] * 2, [34.0] * 9, [5.0] + [34.0] * 9):
-        same = with_times(clean, times)
-        assert without_queued_steps(same) is same
-    on_a_host = with_times(replace(clean, budget=replace(budget({GEMM: 30 * MS}), is_of_host=True)), [5.0, 34.0, 34.0])
-    assert without_queued_steps(on_a_host) is on_a_host
 
 
 def test_budgets_meet_at_the_level_that_both_have() -> None:
@@ -232,6 +191,6 @@ def test_what_events_show_is_told_apart_from_differences_of_whole_steps() -> Non
     change = change_of(a, b)
     assert change.change_ns == pytest.approx(-2 * MS, abs=MS // 1000)
     assert change.traced_ns == 3 * MS
-    of_steps = [term for term in change.terms if term.term.kind in ("perfscope", "slowest rank")]
+    of_steps = [term for term in change.terms if term.term.kind in ("perfscope",)]
     assert sum(term.change_ns for term in of_steps) + change.unexplained_ns == change.change_ns - change.traced_ns
     assert any(term.change_ns for term in of_steps)
