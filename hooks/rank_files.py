@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from perfscope.hooks.config import Config
-    from perfscope.hooks.facts.layout import LayoutDocument
+    from perfscope.hooks.facts.layout import LayoutDocument, Lines
     from perfscope.hooks.watch.watch import Watch
     from perfscope.wire.records import RankRecord
 
@@ -27,6 +27,9 @@ class RankFiles:
 
     What ``read_beside`` returns is read in the thread that writes records, and taken with ``take_news``. The ``watch``
     begins with the files and looks at training from the same thread.
+
+    Attributes:
+        lines: The ranks of each axis of parallelism, as far as they are known.
     """
 
     def __init__(
@@ -41,6 +44,7 @@ class RankFiles:
         self._claimed: tuple[Recorder, RankRecord] | None = None
         self._notes: list[str] = []
         self._layout: LayoutDocument | None = None
+        self.lines: Lines = {}
 
     def claim(self) -> Recorder:
         """What writes the files, which are claimed now where they were not."""
@@ -108,8 +112,9 @@ class RankFiles:
         except OSError:
             write_message(text)
 
-    def write_layout(self, layout: LayoutDocument | None) -> None:
+    def write_layout(self, layout: LayoutDocument | None, lines: Lines) -> None:
         """Write the rank's position in the process groups, where it is known and not written yet."""
+        self.lines = lines
         if layout is not None and layout != self._layout:
             self.claim().write_layout(layout)
             self._layout = layout

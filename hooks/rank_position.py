@@ -24,7 +24,7 @@ class RankPosition:
 
     def __init__(self, files: RankFiles) -> None:
         self.files = files
-        self._layout = Layout()
+        self._layout: Layout | None = None
 
     @hook_entry
     def on_process_group(self) -> None:
@@ -42,32 +42,43 @@ class RankPosition:
     @hook_entry
     def set_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
         """A framework states this rank's coordinates in all process groups, and their sizes, by axis."""
-        self._layout.set_framework_layout(coordinates, sizes)
+        self._position().set_framework_layout(coordinates, sizes)
         self._write_layout()
 
     @hook_entry
-    def set_axis(self, axis: str, index: int, size: int) -> None:
-        """A wrapper works on one axis of parallelism: this rank's index among how many."""
-        self._layout.set_axis(axis, index, size)
+    def set_axis(self, axis: str, ranks: Sequence[int]) -> None:
+        """A wrapper works on one axis of parallelism, over these ranks."""
+        self._position().set_axis(axis, ranks)
         self._write_layout()
+
+    @hook_entry
+    def set_axis_group(self, axis: str, group: object) -> None:
+        """A wrapper works on one axis of parallelism, in this process group; None is the one of all ranks."""
+        self.set_axis(axis, sys.modules["torch.distributed"].get_process_group_ranks(group))
 
     @hook_entry
     def set_mesh(self, mesh: Any) -> None:
         """A mesh of ranks is used."""
-        self._layout.set_mesh(mesh, launched_rank.rank_and_world_size()[1])
+        self._position().set_mesh(mesh)
         self._write_layout()
 
     @hook_entry
     def set_tensor_mesh(self, mesh: Any) -> None:
         """Tensor parallelism splits a module over a mesh of one dimension."""
         sharding.add_tensor_mesh(mesh)
-        self.set_axis("tp", int(mesh.get_local_rank()), int(mesh.size()))
+        self.set_axis("tp", mesh.mesh.tolist())
 
     @hook_entry
     def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
         """The training thread waits for the work of these process groups: their ranks and descriptions."""
-        self._layout.set_groups(groups)
+        self._position().set_groups(groups)
         self._write_layout()
 
+    def _position(self) -> Layout:
+        if self._layout is None:
+            self._layout = Layout(*launched_rank.rank_and_world_size())
+        return self._layout
+
     def _write_layout(self) -> None:
-        self.files.write_layout(self._layout.document(launched_rank.rank_and_world_size()[1]))
+        layout = self._position()
+        self.files.write_layout(layout.document(), layout.lines())

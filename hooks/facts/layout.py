@@ -1,7 +1,8 @@
-"""This rank's position among data-, tensor-, pipeline- and context-parallel groups.
+"""This rank's position among data-, pipeline-, tensor-, context- and expert-parallel groups.
 
 The layout that a framework states completely comes first, then a mesh whose named dimensions span all ranks. Else each
-wrapper reports the axis that it works on, and an unused axis has size 1 where the used ones span all ranks.
+wrapper reports the axis that it works on, and an unused axis has size 1 where the used ones span all ranks. Experts
+stand on a mesh of their own over the same ranks: their axes are stated besides, and multiply nothing.
 """
 
 from __future__ import annotations
@@ -9,49 +10,35 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from perfscope.wire.axes import FACTORS, MESH_AXES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
     #: ``coordinates`` and ``sizes``, each by axis; ``groups`` where the training thread waited for their work.
     LayoutDocument: TypeAlias = dict[str, object]
+    #: By axis, the ranks that differ from this one on that axis alone, with it, in their order.
+    Lines: TypeAlias = dict[str, tuple[int, ...]]
 
-#: The axis of each usual name of a mesh dimension.
-_NAMES = {
-    "dp": "dp",
-    "dp_replicate": "dp",
-    "dp_shard": "dp",
-    "ddp": "dp",
-    "data": "dp",
-    "data_parallel": "dp",
-    "fsdp": "dp",
-    "replicate": "dp",
-    "shard": "dp",
-    "hsdp": "dp",
-    "tp": "tp",
-    "tensor": "tp",
-    "tensor_parallel": "tp",
-    "mp": "tp",
-    "pp": "pp",
-    "pipe": "pp",
-    "pipeline": "pp",
-    "pipeline_parallel": "pp",
-    "cp": "cp",
-    "context": "cp",
-    "sp": "cp",
-    "ep": "ep",
-    "expert": "ep",
-}
 _ALWAYS = ("dp", "pp", "tp")
+_OF_EXPERTS = ("ep", "etp")
 
 
 class Layout:
-    """One rank's position."""
+    """One rank's position.
 
-    def __init__(self) -> None:
-        self._framework: LayoutDocument | None = None
-        self._spanning: dict[str, tuple[int, int]] = {}
-        self._axes: dict[str, tuple[int, int]] = {}
+    Args:
+        rank, world_size: The rank, and how many there are.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+        self._framework: tuple[dict[str, int], dict[str, int]] | None = None
+        self._spanning: tuple[tuple[bool, int], Lines] | None = None
+        self._lines: Lines = {}
+        self._experts: Lines = {}
         self._groups: tuple[Mapping[str, object], ...] = ()
 
     def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
@@ -60,51 +47,77 @@ class Layout:
 
     def set_framework_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
         """A framework states all of it: nothing else counts from now on."""
-        self._framework = {"coordinates": coordinates, "sizes": sizes}
+        self._framework = coordinates, sizes
 
-    def set_axis(self, axis: str, index: int, size: int) -> None:
-        """A wrapper works on one axis: this rank's index among how many."""
-        self._axes[axis] = (index, size)
+    def set_axis(self, axis: str, ranks: Sequence[int]) -> None:
+        """A wrapper works on one axis, over these ranks; of several models the one with the most ranks counts."""
+        lines = self._lines if axis in FACTORS else self._experts
+        if self._rank in ranks and len(ranks) >= len(lines.get(axis, ())):
+            lines[axis] = tuple(ranks)
 
-    def set_mesh(self, mesh: Any, world_size: int) -> None:
-        """A mesh was made; it is the layout where its dimensions have names that are known and span all ranks."""
-        axes = {} if self._framework is not None else mesh_axes(mesh)
-        if axes and math.prod(size for _, size in axes.values()) == world_size:
-            self._spanning = axes
+    def set_mesh(self, mesh: Any) -> None:
+        """A mesh is used; it is the layout where its dimensions have names that are known and span all ranks.
 
-    def document(self, world_size: int) -> LayoutDocument | None:
+        Of several the one with the most axes counts: the dimension of FSDP has the context-parallel ranks inside it. A
+        mesh of experts has tensor- and context-parallel ranks inside its dimensions, too, so it counts where it is
+        alone.
+        """
+        lines = _find_lines(mesh, MESH_AXES)
+        experts = {axis: line for axis, line in lines.items() if axis not in FACTORS}
+        for axis in _OF_EXPERTS:
+            if len(experts.get(axis, ())) > 1:
+                self.set_axis(axis, experts[axis])
+        if not lines or "" in lines or mesh.size() != self._world_size or len(experts.get("etp", ())) > 1:
+            return
+        if experts:
+            lines = _find_lines(mesh, {**MESH_AXES, "edp": "dp", "efsdp": "dp", "ep": "dp"})
+        key = not experts, sum(len(line) > 1 for line in lines.values())
+        if self._spanning is None or key >= self._spanning[0]:
+            self._spanning = key, lines
+
+    def lines(self) -> Lines:
+        """The used axes, as far as their ranks are known; a framework names its groups itself."""
+        if self._framework is None:
+            return {axis: line for axis, line in (self._find() | self._experts).items() if len(line) > 1}
+        used = [axis for axis in FACTORS if self._framework[1].get(axis, 1) > 1]
+        is_alone = len(used) == 1 and self._framework[1][used[0]] == self._world_size
+        return {used[0]: tuple(range(self._world_size))} if is_alone else {}
+
+    def document(self) -> LayoutDocument | None:
         """The layout as it is written to the run; None where nothing is known."""
-        axes = self._find_axes(world_size)
-        if axes is None and not self._groups:
-            return None
-        return {
-            **(axes or {"coordinates": {}, "sizes": {}}),
-            **({"groups": [dict(group) for group in self._groups]} if self._groups else {}),
-        }
-
-    def _find_axes(self, world_size: int) -> LayoutDocument | None:
         if self._framework is not None:
-            return self._framework
-        axes = self._spanning or self._axes
-        if not axes:
+            coordinates, sizes = self._framework
+        else:
+            lines = self._find() | self._experts
+            coordinates = {axis: line.index(self._rank) for axis, line in lines.items()}
+            sizes = {axis: len(line) for axis, line in lines.items()}
+        if not sizes and not self._groups:
             return None
-        if math.prod(size for _, size in axes.values()) == world_size:
-            axes = {**dict.fromkeys(_ALWAYS, (0, 1)), **axes}
-        return {
-            "coordinates": {axis: index for axis, (index, _) in axes.items()},
-            "sizes": {axis: size for axis, (_, size) in axes.items()},
-        }
+        groups = {"groups": [dict(group) for group in self._groups]} if self._groups else {}
+        return {"coordinates": coordinates, "sizes": sizes, **groups}
+
+    def _find(self) -> Lines:
+        """The ranks of each axis that multiplies; none where the axes that wrappers report contradict each other."""
+        lines = self._lines if self._spanning is None else self._spanning[1]
+        known = math.prod(len(line) for line in lines.values())
+        if not lines or known > self._world_size:
+            return {}
+        unused = dict.fromkeys(_ALWAYS, (self._rank,)) if known == self._world_size else {}
+        return {**unused, **{axis: line for axis, line in lines.items() if len(line) > 1 or axis in _ALWAYS}}
 
 
-def mesh_axes(mesh: Any) -> dict[str, tuple[int, int]]:
-    """The axes of a mesh whose dimensions all have known names; several names of one axis are one axis."""
-    names = getattr(mesh, "mesh_dim_names", None)
-    coordinate = mesh.get_coordinate()
-    if not names or coordinate is None or any(name not in _NAMES for name in names):
+def _find_lines(mesh: Any, axes_by_name: Mapping[str, str]) -> Lines:
+    """The ranks of each axis of a mesh, ``""`` for names that are unknown; several dimensions may be one axis."""
+    names, coordinate = mesh.mesh_dim_names, mesh.get_coordinate()
+    if not names or coordinate is None:
         return {}
-    axes: dict[str, tuple[int, int]] = {}
-    for dimension, name in enumerate(names):
-        index, size = axes.get(_NAMES[name], (0, 1))
-        length = mesh.size(dimension)
-        axes[_NAMES[name]] = (index * length + int(coordinate[dimension]), size * length)
-    return axes
+    axes = [axes_by_name.get(name, "") for name in names]
+    ranks = mesh.mesh
+    return {
+        axis: tuple(
+            ranks[tuple(slice(None) if other == axis else at for other, at in zip(axes, coordinate, strict=True))]
+            .flatten()
+            .tolist()
+        )
+        for axis in dict.fromkeys(axes)
+    }

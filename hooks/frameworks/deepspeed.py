@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -119,14 +120,17 @@ def _call(engine: Any, name: str) -> object:
 
 
 def _report_groups(capture: Capture, engine: Any) -> None:
-    """Report the groups of an engine without stages: its replicas, and tensor parallelism that the script does."""
+    """Report the groups of an engine: its replicas, tensor parallelism that the script does, and its experts."""
     group = getattr(engine, "data_parallel_group", None)
     if group is not None:
-        capture.set_axis("dp", group.rank(), group.size())
+        capture.set_axis_group("dp", group)
     tensor_ranks = whole_number(getattr(engine, "mp_world_size", None)) or 1
-    find_rank = getattr(getattr(engine, "mpu", None), "get_model_parallel_rank", None)
-    if tensor_ranks > 1 and find_rank is not None:
-        capture.set_axis("tp", int(find_rank()), tensor_ranks)
+    mpu = getattr(engine, "mpu", None)  # of a pipeline it has a group of stages and tensors together, and this one
+    find_group = getattr(mpu, "get_slice_parallel_group", getattr(mpu, "get_model_parallel_group", None))
+    if tensor_ranks > 1 and find_group is not None:
+        capture.set_axis_group("tp", find_group())
+    for group in getattr(sys.modules.get("deepspeed.utils.groups"), "_EXPERT_PARALLEL_GROUP", {}).values():
+        capture.set_axis_group("ep", group)
 
 
 def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
@@ -135,7 +139,7 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
     def init(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.arm("deepspeed_pipeline")
         yield
-        capture.set_layout(*_layout(engine.grid))
+        capture.set_axis_group("pp", engine.grid.get_pipe_parallel_group())
 
     engine_class = module.PipelineEngine
     train = engine_class.train_batch
@@ -155,21 +159,6 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
 def _read_pipeline_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
     """What an engine states of the step that it completed, as fields of StatedStep."""
     return _read_step(engine, skipped_steps) | {"micro_batches": whole_number(getattr(engine, "micro_batches", None))}
-
-
-def _layout(grid: Any) -> tuple[dict[str, int], dict[str, int]]:
-    """This rank's coordinates and the sizes of its groups."""
-    coordinates = {
-        "dp": grid.get_data_parallel_rank(),
-        "pp": grid.get_pipe_parallel_rank(),
-        "tp": grid.get_slice_parallel_rank(),
-    }
-    sizes = {
-        "dp": grid.get_data_parallel_world_size(),
-        "pp": grid.get_pipe_parallel_world_size(),
-        "tp": grid.get_slice_parallel_world_size(),
-    }
-    return coordinates, sizes
 
 
 def patch_instructions(module: ModuleType, capture: Capture) -> None:

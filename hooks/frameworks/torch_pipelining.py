@@ -24,7 +24,7 @@ def patch_stages(module: ModuleType, capture: Capture) -> None:
 
     def init(stage: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
-        capture.set_axis("pp", stage.group_rank, stage.group_size)
+        capture.set_axis_group("pp", stage.group)
         capture.add_model_part(stage.submod)
 
     wrap_functions(module._PipelineStageBase, capture, {"__init__": init})

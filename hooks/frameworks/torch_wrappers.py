@@ -8,6 +8,7 @@ their wrappers are written out: torch.compile must find nothing in them but the 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import types
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.sharded_units import ShardedUnits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -40,7 +41,7 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
 
     def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
-        capture.set_axis("dp", wrapper.process_group.rank(), wrapper.process_group.size())
+        capture.set_axis_group("dp", wrapper.process_group)
         capture.set_ddp(wrapper)
         capture.set_reducer(wrapper.process_group)
 
@@ -53,7 +54,7 @@ def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
 
     def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
-        capture.set_axis("dp", *_fsdp1_replica(wrapper))
+        capture.set_axis("dp", _fsdp1_replicas(wrapper))
 
     fsdp_class = module.FullyShardedDataParallel
     _count_outermost(fsdp_class, capture, lambda wrapper: getattr(wrapper, "_is_root", None) is not False)
@@ -84,7 +85,7 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
             capture.on_forward(args, kwargs, model=root)
         else:
             report = _report_fsdp2 if getattr(root, "training", False) else _report_evaluation
-            capture.run_guarded(report, capture, root, args, kwargs)
+            capture.run_guarded(report, capture, self, root, args, kwargs)
         return result
 
     state_class._root_pre_forward = root_pre_forward
@@ -140,30 +141,38 @@ def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[An
     wrapper_class.forward = forward
 
 
-def _fsdp1_replica(wrapper: Any) -> tuple[int, int]:
-    """This rank's index among the replicas, and their number.
+def _fsdp1_replicas(wrapper: Any) -> list[int]:
+    """The ranks among which a model is replicated or sharded.
 
-    Hybrid sharding shards inside a node and replicates over nodes: together they are the replicas.
+    Hybrid sharding shards inside a node and replicates over nodes, which number their ranks alike: together they are
+    the replicas.
     """
-    shards = wrapper.process_group
+    ranks_of = sys.modules["torch.distributed"].get_process_group_ranks
+    shards: list[int] = ranks_of(wrapper.process_group)
     nodes = getattr(wrapper, "_inter_node_pg", None)
     if nodes is None:
-        return shards.rank(), shards.size()
-    return nodes.rank() * shards.size() + shards.rank(), nodes.size() * shards.size()
+        return shards
+    rank = wrapper.rank
+    return [first - rank + shard for first in ranks_of(nodes) for shard in shards]
 
 
-def _report_fsdp2(capture: Capture, root: Any, args: Any, kwargs: Any) -> None:
+def _report_fsdp2(capture: Capture, state: Any, root: Any, args: Any, kwargs: Any) -> None:
     if capture.steps == 0:
-        meshes = [mesh for parameter in root.parameters() if (mesh := getattr(parameter, "device_mesh", None))]
-        largest = max(meshes, key=lambda mesh: mesh.ndim, default=None)
-        if largest is not None and largest.ndim == 1:
-            capture.set_axis("dp", int(largest.get_local_rank()), int(largest.size()))
-        elif largest is not None:
-            capture.set_mesh(largest)
+        meshes = [group.mesh_info.mesh for group in _parameter_groups(state)]
+        for mesh in meshes:  # those of experts are parts of the others
+            capture.set_mesh(getattr(mesh, "_get_root_mesh", lambda mesh=mesh: mesh)())
+            capture.set_axis("dp", mesh.mesh.flatten().tolist())
     capture.on_forward(args, kwargs, model=root)
 
 
-def _report_evaluation(capture: Capture, _root: Any, args: Any, kwargs: Any) -> None:
+def _parameter_groups(state: Any) -> Iterator[Any]:
+    """The groups of parameters of a root module and of the parts of it that FSDP 2 wraps."""
+    for part in state._state_ctx.all_states:
+        groups = getattr(part, "_fsdp_param_groups", None)  # absent until torch 2.11
+        yield from (part._fsdp_param_group,) if groups is None and part._fsdp_param_group else groups or ()
+
+
+def _report_evaluation(capture: Capture, _state: Any, _root: Any, args: Any, kwargs: Any) -> None:
     capture.on_forward(args, kwargs, in_training_mode=False)
 
 

@@ -16,7 +16,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -105,15 +105,17 @@ class ProfilerWindow:
         """Whether the warm-up is over, so that there is something to write."""
         return self._current_step >= self.steps.first
 
-    def finish(self, rank: RankRecord, completed_steps: int) -> WindowRecord:
+    def finish(self, rank: RankRecord, completed_steps: int, axes: Mapping[str, tuple[int, ...]]) -> WindowRecord:
         """Stop, write the trace and release its memory; the record says how long each took.
+
+        ``axes``: the ranks of each axis of parallelism.
 
         Raises:
             ExportError: No complete trace reached the disk.
         """
         if completed_steps == self._current_step:
             self._mark_edge()
-        self._add_metadata(rank)
+        self._add_metadata(rank, axes)
         began_ns = time.monotonic_ns()
         inner = self.profiler.profiler
         if not hasattr(inner, "_ensure_function_events"):
@@ -122,13 +124,15 @@ class ProfilerWindow:
         self._cupti.stop(self._stop_profiler)
         return self._export(self.profiler.export_chrome_trace, began_ns, completed_steps)
 
-    def finish_after_failure(self, rank: RankRecord, completed_steps: int) -> WindowRecord:
+    def finish_after_failure(
+        self, rank: RankRecord, completed_steps: int, axes: Mapping[str, tuple[int, ...]]
+    ) -> WindowRecord:
         """Write the recorded events without waiting for the device, which a failed collective can block for ever.
 
         Raises:
             ExportError: No complete trace reached the disk.
         """
-        self._add_metadata(rank)
+        self._add_metadata(rank, axes)
         began_ns = time.monotonic_ns()
         self._is_running = False
         self._cupti.cancel()
@@ -219,7 +223,7 @@ class ProfilerWindow:
             _call_runtime()
             self._edges_ns.append(time.time_ns())
 
-    def _add_metadata(self, rank: RankRecord) -> None:
+    def _add_metadata(self, rank: RankRecord, axes: Mapping[str, tuple[int, ...]]) -> None:
         metadata = TraceMetadata(
             schema=wire.SCHEMA,
             rank=rank.rank,
@@ -231,6 +235,7 @@ class ProfilerWindow:
             pid=rank.pid,
             activities=self.steps.activities,
             edges_ns=tuple(self._edges_ns),
+            axes=dict(axes),
         )
         self.profiler.add_metadata_json(wire.TRACE_METADATA, json.dumps(asdict(metadata)))
 

@@ -30,7 +30,13 @@ _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION
 
 
 class WindowOwner(Protocol):
-    """The part of the capture that its windows use."""
+    """The part of the capture that its windows use.
+
+    Attributes:
+        lines: The ranks of each axis of parallelism.
+    """
+
+    lines: Mapping[str, tuple[int, ...]]
 
     def note(self, text: str) -> None:
         """Record something that a reader of the report must know."""
@@ -156,7 +162,7 @@ class WindowSchedule:
                 return
             recorder, rank = self._owner.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.write_event(finish(rank, completed_steps))
+            recorder.write_event(finish(rank, completed_steps, self._owner.lines))
         except ExportError as error:
             self._owner.note(f"the window {window.steps} is lost: {error}")
             write_message(f"the window {window.steps} is lost: {error}")

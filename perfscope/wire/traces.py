@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 #: How the call ends by which a light window marks the edges of steps: it does nothing, nobody calls it in a training
 #: step, and the profiler records it with every other call into the device's runtime (cuda..., hip...).
@@ -21,6 +21,7 @@ class TraceMetadata:
         first_step: The first profiled training step.
         wall_ns, monotonic_ns: Both clocks of the host, read together.
         host, pid: The process; its windows have the same.
+        axes: The ranks of each axis of parallelism that is used, with this one, as far as the hooks know them.
         activities: ``wire.OPERATORS`` or ``wire.LIGHT``.
         edges_ns: When each step of a light window began, and when the last one ended, on the wall clock, read behind
             the call ``EDGE_CALL``. A trace with operators marks its steps itself.
@@ -36,6 +37,7 @@ class TraceMetadata:
     pid: int | None = None
     activities: str | None = None
     edges_ns: tuple[int, ...] = ()
+    axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 #: How the name of the partials of a trace ends; see ``perfscope/sources/partials``.

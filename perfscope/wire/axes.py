@@ -1,0 +1,50 @@
+"""The axes of parallelism, and the names that frameworks give to the dimensions of device meshes.
+
+``dp``, ``pp``, ``tp`` and ``cp`` multiply to the number of ranks. Experts stand on a mesh of their own over the same
+ranks: ``ep``, ``etp`` (their tensors) and ``edp`` (their replicas) multiply nothing.
+"""
+
+from __future__ import annotations
+
+#: The axes that multiply to the number of ranks.
+FACTORS = ("dp", "pp", "tp", "cp")
+
+#: The axis of each usual name. Flattened dimensions are called by what they reduce: gradients, and the loss.
+MESH_AXES = {
+    "batch": "dp",
+    "data": "dp",
+    "data_parallel": "dp",
+    "ddp": "dp",
+    "dp": "dp",
+    "dp_cp": "dp",
+    "dp_replicate": "dp",
+    "dp_shard": "dp",
+    "dp_shard_cp": "dp",
+    "dp_shard_in_ep": "dp",
+    "dp_shard_mod_ep": "dp",
+    "fsdp": "dp",
+    "hsdp": "dp",
+    "loss": "dp",
+    "loss_mesh": "dp",
+    "replicate": "dp",
+    "shard": "dp",
+    "pipe": "pp",
+    "pipeline": "pp",
+    "pipeline_parallel": "pp",
+    "pp": "pp",
+    "mp": "tp",
+    "tensor": "tp",
+    "tensor_parallel": "tp",
+    "tp": "tp",
+    "context": "cp",
+    "context_parallel": "cp",
+    "cp": "cp",
+    "sequence_parallel": "cp",
+    "sp": "cp",
+    "edp": "edp",
+    "efsdp": "edp",
+    "ep": "ep",
+    "expert": "ep",
+    "expert_parallel": "ep",
+    "etp": "etp",
+}
