@@ -15,7 +15,7 @@ from perfscope.analyzers.flops.counter_check import CountedOperations, CounterCh
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
 from perfscope.analyzers.flops.per_token import recomputed_products, recomputed_scores, scores_and_values
-from perfscope.analyzers.flops.spread import explain_spread
+from perfscope.analyzers.flops.spread import explain_spread, explain_window
 from perfscope.analyzers.flops.trained_run import (
     Device,
     TrainedModel,
@@ -174,6 +174,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
             *describe_doubts(conventions, step),
             *_doubt_ranks(run, traced),
             *explain_spread(step, conventions),
+            *explain_window(step, trained.stated, _find_headline(conventions)),
             *((counted.sentence(), *counted.explanation) if counted else ()),
         ),
     )

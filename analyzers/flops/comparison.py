@@ -1,8 +1,8 @@
 """The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
 
 MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
-Each convention states one of the two. The variants are the other passes of a formula, older code, and each convention
-with the recomputed operations added.
+Each convention states one of the two. The variants are the other passes of a formula, other versions of code, and each
+convention with the recomputed operations added.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def compare(step: Step) -> tuple[Convention, ...]:
 
 
 def variants(step: Step) -> tuple[Convention, ...]:
-    """The other passes of the formulas that have them, older code, and the conventions with recomputation added."""
+    """The other passes of the formulas that have them, other versions of code, and all with recomputation added."""
     passes = tuple(
         _bigscience(step, checkpointing, f"bigscience_{bigscience_passes(checkpointing)}_passes")
         for checkpointing in (Checkpointing.NONE, Checkpointing.FULL)
@@ -165,7 +165,7 @@ def _by_dimensions(step: Step, model: Transformer) -> tuple[Convention, ...]:
 
 
 def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention, ...]:
-    """The paper's three formulas, older code, and the conventions with recomputation added."""
+    """The paper's three formulas, other code, and the conventions with recomputation added."""
     dimensions = _dimensions(step, model)
     before_2025 = per_token.megatron_whole_attention(model, step.seq_len)
     bigscience_code = per_token.bigscience_code(model, step.seq_len, step.checkpointing)
@@ -173,7 +173,7 @@ def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention,
         _megatron_paper(step, model, checkpointing, f"megatron_paper_{checkpointing}")
         for checkpointing in Checkpointing
     )
-    older_code = (
+    other_code = (
         _evaluate(step, "megatron_before_2025", FORMULAS["megatron_before_2025"], before_2025, dimensions),
         _evaluate(
             step,
@@ -183,23 +183,23 @@ def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention,
             dimensions,
             recomputes=step.checkpointing is Checkpointing.FULL,
         ),
-        *_older_torchtitan(step, model),
+        *_other_torchtitan(step, model),
     )
     if step.checkpointing is Checkpointing.NONE:
-        return (*paper, *older_code)
+        return (*paper, *other_code)
     with_recomputation = tuple(
         _add_recomputation(step, convention, *_recomputed_per_token(step, model, convention.name))
         for convention in (_six_n(step), *_by_dimensions(step, model))
     )
-    return (*paper, *older_code, *with_recomputation)
+    return (*paper, *other_code, *with_recomputation)
 
 
-def _older_torchtitan(step: Step, model: Transformer) -> tuple[Convention, ...]:
-    """What torchtitan printed before it left out the embedding table, and before it counted a tied one again."""
+def _other_torchtitan(step: Step, model: Transformer) -> tuple[Convention, ...]:
+    """What torchtitan printed before it left out the embedding table, and what it prints since it counts a tied one."""
     inputs = {"N": step.parameters, **_dimensions(step, model)}
     figures = {
         "torchtitan_before_april_2024": per_token.palm(model, step.seq_len),
-        "torchtitan_before_may_2026": per_token.torchtitan_without_embedding(model, step.seq_len),
+        "torchtitan_since_may_2026": per_token.torchtitan_with_tied_table(model, step.seq_len),
     }
     return tuple(_evaluate(step, name, FORMULAS[name], figure, inputs) for name, figure in figures.items())
 

@@ -50,19 +50,19 @@ FORMULAS = {
         "Megatron-DeepSpeed: TFLOPs",
     ),
     "torchtitan": Formula(
-        "6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
-        "pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
-        "torchtitan since 2024-04-26, with a tied table since 2026-05-08: tflops and mfu",
+        "6 (N - embedding, tied too) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan v0.2.2, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        "torchtitan since 2024-04-26, all releases until 0.2.2: tflops and mfu",
     ),
     "torchtitan_before_april_2024": Formula(
         "6 N + 6 L a (d_qk + d_v) s",
         "pytorch/torchtitan e5d1b89 (2024-03-20) until 0c6ca90 (2024-04-26), get_num_flop_per_token, all parameters",
         "torchtitan from 2024-03-20 to 2024-04-26, and its published tables of Llama 2 and 3 on A100: mfu",
     ),
-    "torchtitan_before_may_2026": Formula(
-        "6 (N - embedding, tied too) + 6 L a (d_qk + d_v) s",
-        "pytorch/torchtitan 0c6ca90 (2024-04-26) until 4ed3c53 (2026-05-08), get_num_params(exclude_embedding=True)",
-        "torchtitan from 2024-04-26 to 2026-05-08: tflops and mfu",
+    "torchtitan_since_may_2026": Formula(
+        "6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        "torchtitan's main branch since 4ed3c53 (2026-05-08): tflops and mfu",
     ),
     "palm": Formula(
         "6 N + 6 L a (d_qk + d_v) s", "Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings"

@@ -1,59 +1,261 @@
-"""The dimensions of a transformer, inferred from the shapes of its parameters alone.
+"""The dimensions of a transformer, inferred from the shapes of its parameters.
 
 Layers are what repeats, the vocabulary is the longest embedding table, and every matrix of a layer is one product a
-token. The result has the model's own number of parameters and of products; only attention's heads are not in the
-shapes, so that the attention matrix is counted for as many dimensions as the hidden size.
+token; of experts only those that a token uses. The attention matrix is as wide as what the output projection of
+attention multiplies with. The result has the model's own number of parameters and of products. What no shape shows is
+taken from the model's configuration: the experts of a token, the heads, the parts of latent attention.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from math import gcd
+from typing import NamedTuple
 
 from perfscope.errors import MissingInput
-from perfscope.models.parameter_counts import total_parameters
-from perfscope.models.transformer import PLAIN_MATRICES, Transformer
-from perfscope.tables.model import Weight
+from perfscope.models.parameter_counts import attention_weights, total_parameters
+from perfscope.models.transformer import PLAIN_MATRICES, Experts, Transformer
+from perfscope.tables.model import StatedDimensions, Weight
 
 _MATRIX = 2
+#: Modules that compute attention, and in them the projection of all heads back to the hidden size.
+_ATTENTION = re.compile("att", re.IGNORECASE)
+_OUTPUT = re.compile(
+    r"att.*\b(?:w?o|out|proj|dense|to_out|[oc]_proj|out_proj|out_lin|output_proj|linear_proj)\b|attn_out\b",
+    re.IGNORECASE,
+)
+_ADAPTER = re.compile("lora", re.IGNORECASE)
+_LATENT = re.compile("kv_a|kv_down|kv_lora", re.IGNORECASE)
+_NO_ATTENTION = re.compile(r"linear_att|mamba|\bssm|rwkv|time_mix|delta_net", re.IGNORECASE)
+_SHARED = re.compile("shared", re.IGNORECASE)
+_EXPERT = re.compile("expert", re.IGNORECASE)
+#: A list of modules, one of each expert, as in ``experts.*.up.weight``.
+_EXPERT_OF_LIST = re.compile(r"expert[^*]*\.\*\.", re.IGNORECASE)
+_ROUTER = re.compile(r"\b(?:router|gate|wg)\b", re.IGNORECASE)
 
 
-def infer_dimensions(weights: Sequence[Weight], name: str) -> Transformer:
+class Inferred(NamedTuple):
+    """A model by its shapes.
+
+    Attributes:
+        model: Its dimensions.
+        is_width_known: Whether its shapes show how wide attention is; else it is as wide as the hidden size.
+    """
+
+    model: Transformer
+    is_width_known: bool
+
+
+class _Layers(NamedTuple):
+    """What is inside layers: the matrices by what they are for, and the biases of experts."""
+
+    attention: tuple[Weight, ...]
+    outputs: tuple[Weight, ...]
+    experts: tuple[Weight, ...]
+    expert_biases: tuple[Weight, ...]
+    shared: tuple[Weight, ...]
+    routers: tuple[Weight, ...]
+    others: tuple[Weight, ...]
+
+
+def infer_dimensions(
+    weights: Sequence[Weight], name: str, stated: StatedDimensions | None = None, *, is_whole: bool = True
+) -> Inferred:
     """Infer the dimensions of a model.
 
+    Args:
+        weights: Its parameters.
+        name: What to call it.
+        stated: What its configuration states.
+        is_whole: Whether shapes are whole; else each rank's part of a matrix is a weight of its own, and the layers
+            and the hidden size are those that the configuration states.
+
     Raises:
-        MissingInput: The shapes are not those of a transformer over tokens.
+        MissingInput: The shapes are not those of a transformer over tokens, or do not show what a token uses of it.
     """
-    matrices = [weight for weight in weights if len(weight.shape) == _MATRIX]
-    tables = [weight for weight in matrices if weight.is_embedding]
+    stated = stated or StatedDimensions()
+    matrices = [weight for weight in weights if _is_matrix(weight)]
+    tables = [weight for weight in matrices if weight.is_embedding and len(weight.shape) == _MATRIX]
     if not tables:
         raise MissingInput(f"{name} has no embedding table, so its operations per token cannot be counted")
-    if any("expert" in weight.name.lower() for weight in weights):
-        raise MissingInput(f"{name} has experts, and its shapes do not show how many of them a token uses")
-    token_table = max(tables, key=lambda weight: weight.shape[0])
-    vocabulary, hidden = token_table.shape
-    products = [weight for weight in matrices if not weight.is_embedding]
-    heads = [weight for weight in products if weight.shape[0] == vocabulary and weight.count == 1]
-    in_layers = [weight for weight in products if weight not in heads]
-    repeated = [weight.count for weight in in_layers if weight.count > 1]
-    layers = min(repeated, default=1)
-    layer_elements = sum(weight.elements for weight in in_layers) // layers
-    ffn = (layer_elements - 4 * hidden**2) // (2 * hidden)
-    if not in_layers or ffn < 1:
-        raise MissingInput(f"the layers of {name} are not those of a transformer")
+    _require_attention(weights, stated, name)
+    table = max(tables, key=lambda weight: weight.shape[0])
+    heads = [
+        weight
+        for weight in matrices
+        if not weight.is_embedding and weight.shape[0] == table.shape[0] and weight.count == table.count
+    ]
+    layers = _sort([weight for weight in weights if not weight.is_embedding and weight not in heads])
+    number = _count_layers(layers) if is_whole else stated.layers
+    hidden = table.shape[1] if is_whole else stated.hidden
+    if number is None or hidden is None:
+        raise MissingInput("the model is split by tensor parallelism and does not name its dimensions")
     plain = Transformer(
         name=name,
-        layers=layers,
+        layers=number,
         hidden=hidden,
         heads=1,
         kv_heads=1,
         head_dim=hidden,
-        ffn=ffn,
+        ffn=0,
         mlp_matrices=PLAIN_MATRICES,
-        vocabulary=vocabulary,
-        padded_vocabulary=vocabulary,
+        vocabulary=table.elements // hidden,
+        padded_vocabulary=table.elements // hidden,
         tied=not heads,
-        positions=sum(weight.count * weight.shape[0] for weight in tables if weight != token_table),
+        positions=sum(other.elements // hidden for other in tables if other != table),
     )
-    rest = sum(weight.count * prod(weight.shape) for weight in weights) - total_parameters(plain)
-    return plain._replace(other_vectors=rest)
+    model = _with_attention(plain, layers, stated)
+    experts = _find_experts(model, layers, stated)
+    model = _with_mlp(model._replace(experts=experts), layers)
+    stored = _elements(weights) + (_lacking_experts(experts, layers) if experts else 0)
+    return Inferred(model._replace(other_vectors=stored - total_parameters(model)), bool(layers.outputs))
+
+
+def expert_elements(weights: Sequence[Weight]) -> int:
+    """Parameters of routed experts."""
+    layers = _sort(weights)
+    return _elements((*layers.experts, *layers.expert_biases))
+
+
+def _is_matrix(weight: Weight) -> bool:
+    return len(weight.shape) >= _MATRIX and not weight.name.endswith("bias")
+
+
+def _elements(weights: Iterable[Weight]) -> int:
+    return sum(weight.elements for weight in weights)
+
+
+def _require_attention(weights: Sequence[Weight], stated: StatedDimensions, name: str) -> None:
+    """Refuse layers that have no attention matrix, and latent attention whose parts are unknown."""
+    others = stated.other_layers or tuple(weight.name for weight in weights if _NO_ATTENTION.search(weight.name))[:1]
+    if others:
+        raise MissingInput(f"{name} has layers whose operations cannot be counted: {', '.join(others)}")
+    if stated.latent is None and any(_LATENT.search(weight.name) for weight in weights):
+        raise MissingInput(f"{name} has latent attention, and its configuration does not state the sizes of its heads")
+
+
+def _sort(weights: Sequence[Weight]) -> _Layers:
+    """Sort what is in layers by name."""
+    biases = [weight for weight in weights if not _is_matrix(weight)]
+    shared, rest = _divide([weight for weight in weights if _is_matrix(weight)], _SHARED)
+    attention, rest = _divide(rest, _ATTENTION)
+    experts, rest = _divide(rest, _EXPERT)
+    products = tuple(weight for weight in rest if len(weight.shape) == _MATRIX)
+    return _Layers(
+        attention=attention,
+        outputs=tuple(w for w in attention if _OUTPUT.search(w.name) and not _ADAPTER.search(w.name)),
+        experts=experts,
+        expert_biases=tuple(w for w in biases if _EXPERT.search(w.name) and not _SHARED.search(w.name)),
+        shared=shared,
+        routers=tuple(weight for weight in products if _ROUTER.search(weight.name)),
+        others=products,
+    )
+
+
+def _divide(weights: Sequence[Weight], pattern: re.Pattern[str]) -> tuple[tuple[Weight, ...], tuple[Weight, ...]]:
+    """The weights whose names fit a pattern, and the rest."""
+    return (
+        tuple(weight for weight in weights if pattern.search(weight.name)),
+        tuple(weight for weight in weights if not pattern.search(weight.name)),
+    )
+
+
+def _count_layers(layers: _Layers) -> int:
+    """Layers have as many projections of attention; where none is named so, as many as the rarest repeated matrix."""
+    by_name: Counter[str] = Counter()
+    for weight in layers.outputs or layers.attention:
+        by_name[weight.name] += weight.count
+    if by_name:
+        return max(by_name.values())
+    return min((weight.count for weight in (*layers.shared, *layers.others) if weight.count > 1), default=1)
+
+
+def _with_attention(model: Transformer, layers: _Layers, stated: StatedDimensions) -> Transformer:
+    """Its heads: the width is that of the output projections, and keys and values are what else there is."""
+    if not layers.outputs:
+        return model
+    area = model.layers * model.hidden
+    width = _elements(layers.outputs) // area
+    if stated.latent is not None:
+        heads = width // stated.latent.value_dim
+        return model._replace(
+            heads=heads,
+            kv_heads=heads,
+            head_dim=stated.latent.nope_dim + stated.latent.rope_dim,
+            latent=stated.latent,
+        )
+    keys = _elements(layers.attention) // (2 * area) - width
+    keys = keys if 0 < keys <= width else width
+    heads = stated.heads or 0
+    if not heads or width % heads or keys % (width // heads):
+        heads = width // gcd(width, keys)
+    return model._replace(heads=heads, kv_heads=keys * heads // width, head_dim=width // heads)
+
+
+def _find_experts(model: Transformer, layers: _Layers, stated: StatedDimensions) -> Experts | None:
+    """The experts of some layers; None where there are none.
+
+    Raises:
+        MissingInput: How many of them a token uses is unknown.
+    """
+    if not layers.experts:
+        return None
+    numbers = [weight.shape[0] for weight in layers.experts if len(weight.shape) > _MATRIX]
+    numbers += [router.shape[0] for router in layers.routers]
+    routed = stated.experts or min(numbers, default=0)
+    if not routed or not stated.top_k or stated.top_k > routed:
+        raise MissingInput(
+            f"{model.name} has experts, and neither its shapes nor its configuration show how many of them a token uses"
+        )
+    routers = [router.count for router in layers.routers if router.shape[0] == routed]
+    instances = _instances(layers.experts, routed)
+    return Experts(
+        routed=routed,
+        active=stated.top_k,
+        ffn=_elements(layers.experts) // instances // (model.mlp_matrices * model.hidden),
+        shared_ffn=0,
+        layers=max(routers, default=max(1, instances // routed)),
+        vectors=_elements(layers.expert_biases) // instances,
+    )
+
+
+def _instances(experts: Sequence[Weight], routed: int) -> int:
+    """Experts of all layers together, as far as they are stored: one tensor may hold those of a layer."""
+    by_name: Counter[str] = Counter()
+    for weight in experts:
+        if len(weight.shape) > _MATRIX:
+            by_name[weight.name] += weight.count * weight.shape[0]
+        else:
+            by_name[weight.name] += weight.count * (1 if _EXPERT_OF_LIST.search(weight.name) else routed)
+    return max(by_name.values())
+
+
+def _lacking_experts(experts: Experts, layers: _Layers) -> int:
+    """Parameters of the experts that are stored on other ranks alone."""
+    instances = _instances(layers.experts, experts.routed)
+    of_one = _elements((*layers.experts, *layers.expert_biases)) // instances
+    return max(0, experts.layers * experts.routed - instances) * of_one
+
+
+def _with_mlp(model: Transformer, layers: _Layers) -> Transformer:
+    """Its MLP: what is in layers beside attention and routed experts.
+
+    Raises:
+        MissingInput: There is none.
+    """
+    matrices = model.mlp_matrices * model.hidden
+    rest = _elements((*layers.attention, *layers.shared, *layers.others)) - model.layers * attention_weights(model)
+    experts = model.experts
+    dense = model.layers
+    if experts is not None:
+        dense -= experts.layers
+        rest -= experts.layers * experts.routed * model.hidden
+        shared = _elements(layers.shared) if dense else rest
+        experts = experts._replace(shared_ffn=shared // (matrices * experts.layers))
+        rest -= shared
+    ffn = rest // (matrices * dense) if dense > 0 else 0
+    if dense < 0 or ffn < (dense > 0) or (experts is not None and (experts.ffn < 1 or experts.shared_ffn < 0)):
+        raise MissingInput(f"the layers of {model.name} are not those of a transformer")
+    return model._replace(ffn=ffn, experts=experts)

@@ -84,21 +84,21 @@ def _megatron_products(model: Transformer) -> int:
 def torchtitan(model: Transformer, seq_len: int) -> int:
     """What torchtitan prints as ``tflops``: parameters of matrix products and the full attention matrix.
 
-    The embedding table is excluded unless it is tied to the output layer. Norms and the router are counted.
-    Source: pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops``.
-    """
-    return palm(model, seq_len) if model.tied else torchtitan_without_embedding(model, seq_len)
-
-
-def torchtitan_without_embedding(model: Transformer, seq_len: int) -> int:
-    """What torchtitan printed from 2024-04-26 to 2026-05-08: without the embedding table, a tied one neither.
-
-    A tied table does the work of the output layer, which that code does not count. Before, all parameters counted, as
-    in ``palm``.
-    Source: pytorch/torchtitan 0c6ca90, torchtitan/utils.py, ``get_num_params`` and ``get_num_flop_per_token``.
+    The embedding table is left out, also where it is tied: it does the work of the output layer then, which is not
+    counted. Norms and the router are counted, sliding windows are not looked at.
+    Source: pytorch/torchtitan v0.2.2, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops`` and
+    ``get_moe_model_nparams_and_flops``; the same since 0c6ca90 (2024-04-26). Before, all parameters counted.
     """
     parameters = active_parameters(model) - embedding_parameters(model) - position_parameters(model)
     return FORWARD_AND_BACKWARD * parameters + scores_and_values(model, seq_len)
+
+
+def torchtitan_with_tied_table(model: Transformer, seq_len: int) -> int:
+    """What torchtitan's main branch prints since 2026-05-08: a tied table counts, as the output layer.
+
+    Source: pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, ``get_dense_model_nparams_and_flops``.
+    """
+    return palm(model, seq_len) if model.tied else torchtitan(model, seq_len)
 
 
 def palm(model: Transformer, seq_len: int) -> int:

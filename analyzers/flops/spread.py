@@ -12,6 +12,7 @@ from perfscope.analyzers.flops.comparison import Convention, Step
 from perfscope.analyzers.flops.per_token import scores_and_values
 from perfscope.constants import GIGA
 from perfscope.models.parameter_counts import embedding_parameters, position_parameters
+from perfscope.tables.model import StatedDimensions
 
 _NEGLIGIBLE = 0.001
 
@@ -20,6 +21,22 @@ def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, 
     """Say by how much the conventions differ and which terms make the difference."""
     figures = {convention.name: convention for convention in conventions if convention.flops_per_token is not None}
     return (*_range(figures, step), *_terms(step, figures))
+
+
+def explain_window(step: Step, stated: StatedDimensions, headline: Convention) -> tuple[str, ...]:
+    """Say what the headline counts too much where layers do not attend to the whole sequence."""
+    model, window = step.model, stated.window
+    if model is None or window is None or window >= step.seq_len or not headline.flops_per_token:
+        return ()
+    some = stated.window_layers
+    # Under a causal mask a token attends to half of the sequence in the mean, with a window to less.
+    unseen = (step.seq_len - window) ** 2 / (2 * step.seq_len)
+    excess = scores_and_values(model, 1) * unseen * (some or model.layers) / model.layers
+    layers, at_most = ("Layers", "up to ") if some is None else (f"{some} of {model.layers} layers", "")
+    return (
+        f"{layers} attend to the last {window} tokens alone. Every convention counts the whole sequence: {at_most}"
+        f"{excess / GIGA:.3g} GFLOP/token more, {excess / headline.flops_per_token:.1%} of `{headline.name}`.",
+    )
 
 
 def _range(figures: Mapping[str, Convention], step: Step) -> list[str]:
@@ -39,8 +56,9 @@ def _range(figures: Mapping[str, Convention], step: Step) -> list[str]:
 
 def _terms(step: Step, figures: Mapping[str, Convention]) -> list[str]:
     lines = []
-    if {"torchtitan", "megatron_core"} <= figures.keys():
-        lines.append(_attention(step, figures["torchtitan"], figures["megatron_core"]))
+    if {"torchtitan", "palm", "megatron_core"} <= figures.keys():
+        tied = step.model is not None and step.model.tied
+        lines.append(_attention(step, figures["palm" if tied else "torchtitan"], figures["megatron_core"]))
     if {"palm", "torchtitan"} <= figures.keys():
         lines.append(_embedding(step, figures["palm"], figures["torchtitan"]))
     if {"palm", "6n"} <= figures.keys():
@@ -79,13 +97,11 @@ def _remainder(high: Convention, low: Convention, explained: int) -> str:
 
 def _embedding(step: Step, with_table: Convention, without: Convention) -> str:
     assert step.model is not None
-    if step.model.tied:
-        return "The embedding table is tied to the output layer, so `torchtitan` and `palm` both count it once."
     table = 6 * (embedding_parameters(step.model) + position_parameters(step.model))
-    return (
-        f"`palm`, `6n` and `bigscience` count the embedding table, a lookup, as a matrix product: {table / GIGA:.3g} "
-        f"GFLOP/token, {_excess(with_table, without):.1%} of `torchtitan`."
-    )
+    size = f"{table / GIGA:.3g} GFLOP/token, {_excess(with_table, without):.1%} of `torchtitan`"
+    if step.model.tied:
+        return f"The embedding table does the work of the output layer, too; `torchtitan` leaves it out: {size}."
+    return f"`palm`, `6n` and `bigscience` count the embedding table, a lookup, as a matrix product: {size}."
 
 
 def _excess(high: Convention, low: Convention) -> float:

@@ -6,9 +6,10 @@ All of it comes from what the hooks recorded; what cannot be known is absent, wi
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.model_inference import infer_dimensions
+from perfscope.analyzers.flops.model_inference import expert_elements, infer_dimensions
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
 from perfscope.analyzers.steps.result import StepTimes
@@ -18,10 +19,11 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
-from perfscope.tables.model import Model, Weight
+from perfscope.tables.model import Model, StatedDimensions, Weight
 from perfscope.tables.run import Run
 
 _SAME_SIZE = 0.02
+_UNKNOWN_WIDTH = "; the attention width is taken as the hidden size"
 _CAPPED = 0.98
 
 
@@ -32,12 +34,14 @@ class TrainedModel(NamedTuple):
         model: Its dimensions.
         parameters, trainable: Number of parameters over all stages.
         notes: Where the dimensions come from.
+        stated: What its configuration states.
     """
 
     model: Transformer
     parameters: int
     trainable: int
     notes: tuple[str, ...]
+    stated: StatedDimensions
 
 
 class Device(NamedTuple):
@@ -70,33 +74,52 @@ def find_trained_model(run: Run) -> TrainedModel:
         raise MissingInput("no rank recorded which model it trains")
     split = any(coordinates.get(model.rank, {}).get(axis, 0) for model in run.models for axis in ("tp", "pp"))
     parts = replica if split else replica[:1]
-    parameters = sum(model.parameters for model in parts)
-    trainable = sum(model.trainable for model in parts)
     first = parts[0]
+    trainable = sum(model.trainable for model in parts)
+    parameters = sum(model.parameters for model in parts)
     name = first.name or "the model"
     notes = [f"{first.no_transformer}; the shapes of its parameters are used instead."] if first.no_transformer else []
     if trainable < parameters:
         notes.append(f"{parameters - trainable:,} of {parameters:,} parameters are frozen, but counted as trained.")
-    if first.transformer and abs(total_parameters(first.transformer) / parameters - 1) < _SAME_SIZE:
-        return TrainedModel(first.transformer, parameters, trainable, (*notes, f"Dimensions: the config of {name}."))
-    if any(coordinates.get(model.rank, {}).get("tp", 0) for model in run.models):
-        raise MissingInput("the model is split by tensor parallelism and does not name its dimensions")
-    model = infer_dimensions(_merge_weights(parts), name)
-    notes.append(
-        f"Dimensions: from the shapes of {name}'s parameters: {model.layers} layers, hidden size {model.hidden}, "
-        f"vocabulary {model.vocabulary}; the attention width is taken as the hidden size."
-    )
-    return TrainedModel(model, parameters, trainable, tuple(notes))
+    tensor_rank = {model.rank: coordinates.get(model.rank, {}).get("tp", 0) for model in run.models}
+    weights = _merge_weights([(model, tensor_rank[model.rank] == 0) for model in parts])
+    if first.transformer and _is_same_model(first.transformer, parameters, weights):
+        model = first.transformer
+        notes.append(f"Dimensions: the config of {name}.")
+    else:
+        is_whole = not any(tensor_rank.values()) or any(weight.parts > 1 for part in parts for weight in part.weights)
+        model, is_width_known = infer_dimensions(weights, name, first.stated, is_whole=is_whole)
+        width = f", attention width {model.value_dim}"
+        notes.append(
+            f"Dimensions: from the shapes of {name}'s parameters: {model.layers} layers, hidden size {model.hidden}, "
+            f"vocabulary {model.vocabulary}{width if is_width_known else _UNKNOWN_WIDTH}."
+        )
+    elsewhere = total_parameters(model) - parameters
+    if abs(elsewhere) < _SAME_SIZE * parameters:
+        elsewhere = 0  # a config does not state every vector
+    return TrainedModel(model, parameters + elsewhere, trainable + elsewhere, tuple(notes), first.stated)
 
 
-def _merge_weights(parts: Sequence[Model]) -> list[Weight]:
-    """The weights of all pipeline stages as those of one model."""
-    counts: dict[tuple[str, bool, tuple[int, ...]], int] = {}
-    for model in parts:
+def _is_same_model(model: Transformer, parameters: int, weights: Sequence[Weight]) -> bool:
+    """Whether a model has as many parameters as were recorded; of its experts each rank may hold a part only."""
+    lacking = total_parameters(model) - parameters
+    of_experts = expert_elements(weights)
+    shares = round(1 + lacking / of_experts) if of_experts else 1
+    return abs(lacking - (shares - 1) * of_experts) < _SAME_SIZE * total_parameters(model)
+
+
+def _merge_weights(parts: Sequence[tuple[Model, bool]]) -> list[Weight]:
+    """The weights of all ranks of a replica as those of one model; of whole ones only those of ``is_first`` ranks.
+
+    A rank that tensor parallelism put first has the whole shape of every tensor that it splits, and counts all others.
+    """
+    counts: dict[Weight, int] = {}
+    for model, is_first in parts:
         for weight in model.weights:
-            key = (weight.name, weight.is_embedding, weight.shape)
-            counts[key] = counts.get(key, 0) + weight.count
-    return [Weight(*key, count) for key, count in counts.items()]
+            if is_first or weight.parts == 1:
+                key = replace(weight, count=1, parts=1)
+                counts[key] = counts.get(key, 0) + weight.count
+    return [replace(weight, count=count) for weight, count in counts.items()]
 
 
 def count_step_tokens(times: StepTimes) -> tuple[int, int]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from math import prod
 from statistics import median
 from typing import NamedTuple, TypeAlias
 
@@ -120,14 +119,17 @@ def _work(model: Model, heads: Collection[_Shape], *, is_last: bool) -> Work:
     tables = [weight for weight in model.weights if weight.is_embedding and (not is_last or has_head)]
     looked_up = sum(weight.elements for weight in tables)
     counts: dict[_Shape, int] = defaultdict(int)
+    layers: dict[_Shape, int] = defaultdict(int)
     for weight in model.weights:
         if _is_product(weight) or (weight.is_embedding and weight not in tables):
             counts[weight.shape] += weight.count
+            if weight.shape not in heads:
+                layers[weight.shape] += weight.elements
     return Work(
         unit=model.parameters - looked_up,
         looked_up=looked_up,
         counts=counts,
-        layers={shape: count * prod(shape) for shape, count in counts.items() if shape not in heads},
+        layers=layers,
         has_experts=any("expert" in weight.name.lower() for weight in model.weights),
     )
 

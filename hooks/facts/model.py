@@ -7,30 +7,36 @@ alone are one entry, so that a model of a thousand tensors makes a record of som
 from __future__ import annotations
 
 import itertools
-import math
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from types import MemberDescriptorType
 from typing import Any
 
+from perfscope.hooks.facts.module_tree import named_modules, named_parameters
 from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.facts.secrets import redact_facts
 from perfscope.hooks.facts.sharding import (
     flat_parameters,
     is_counted_by,
-    replica_shape,
+    tensor_parts,
     tensor_rank,
     unflattened_parameters,
+    whole_shape,
 )
 from perfscope.wire.model import ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
-_PLAIN = (str, int, float, bool)
 _LONGEST_TEXT = 100
 _LONGEST_LIST = 256
+#: Objects inside objects of a configuration are read to this depth.
+_NESTING = 2
 #: Wrappers around a module keep it under one of these names.
 _WRAPPED = ("module", "_orig_mod", "_fsdp_wrapped_module")
 #: Where frameworks keep what a model was built from.
 _CONFIGS = ("config", "model_config", "model_args", "args")
+#: What layers say of themselves and no shape shows.
+_OF_LAYERS = ("top_k", "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 
 
 def describe_model(*parts: Any, config: dict[str, Any] | None = None) -> ModelRecord:
@@ -44,8 +50,8 @@ def describe_model(*parts: Any, config: dict[str, Any] | None = None) -> ModelRe
     weights = _grouped(itertools.chain.from_iterable(_named_weights(part) for part in parts))
     module = _unwrapped(parts[0])
     return ModelRecord(
-        parameters=sum(weight.count * math.prod(weight.shape) for weight in weights),
-        trainable=sum(weight.count * math.prod(weight.shape) for weight in weights if weight.trainable),
+        parameters=sum(weight.elements for weight in weights),
+        trainable=sum(weight.elements for weight in weights if weight.trainable),
         weights=weights,
         module=_class_name(module),
         config=redact_facts(
@@ -75,14 +81,14 @@ def _named_weights(wrapped: Any) -> Iterator[tuple[str, str, Any]]:
         return
     module = _unwrapped(wrapped)
     owners: dict[int, str] = {}
-    for owner in module.modules():
+    for _, owner in named_modules(module):
         is_table = _is_table(owner)
         for parameter in owner._parameters.values():
             # The weights of an embedding and a tied output layer have two owners: the embedding is the one to record.
             if parameter is not None and (is_table or id(parameter) not in owners):
                 owners[id(parameter)] = "Embedding" if is_table else _class_name(owner)
-    rank = tensor_rank(module.parameters())
-    for name, parameter in unflattened_parameters(module) if flat else module.named_parameters():
+    rank = tensor_rank(parameter for _, parameter in named_parameters(module))
+    for name, parameter in unflattened_parameters(module) if flat else named_parameters(module):
         if is_counted_by(parameter, rank):
             yield name, owners.get(id(parameter), ""), parameter
 
@@ -100,29 +106,66 @@ def _class_name(module: Any) -> str:
 
 
 def _grouped(named_weights: Iterator[tuple[str, str, Any]]) -> tuple[WeightRecord, ...]:
-    counts: dict[tuple[str, str, tuple[int, ...], str, bool], int] = {}
+    counts: dict[WeightRecord, int] = {}
     for name, owner, parameter in named_weights:
-        dtype = dtype_name(parameter.dtype) or ""
-        key = (_NUMBER.sub("*", name), owner, replica_shape(parameter), dtype, bool(parameter.requires_grad))
-        counts[key] = counts.get(key, 0) + 1
-    return tuple(WeightRecord(*key, count) for key, count in counts.items())
+        weight = WeightRecord(
+            name=_NUMBER.sub("*", name),
+            owner=owner,
+            shape=whole_shape(parameter),
+            dtype=dtype_name(parameter.dtype) or "",
+            trainable=bool(parameter.requires_grad),
+            count=1,
+            parts=tensor_parts(parameter),
+        )
+        counts[weight] = counts.get(weight, 0) + 1
+    return tuple(replace(weight, count=count) for weight, count in counts.items())
 
 
 def _config(module: Any) -> dict[str, Any]:
-    """The plain values of the object that the model was built from; empty where it has none."""
-    for name in _CONFIGS:
-        config = getattr(module, name, None)
-        if config is None or isinstance(config, _PLAIN):
+    """The plain values of the first object in the module that a model was built from; empty where it has none."""
+    parts = [part for _, part in named_modules(module)]
+    configs = (vars(part).get(name) for part in parts for name in _CONFIGS)
+    config = next((values for config in configs if (values := _values(config))), {})
+    of_layers = {name: value for part in parts for name in _OF_LAYERS if type(value := vars(part).get(name)) is int}
+    return {"layers": of_layers, **config} if of_layers else config
+
+
+def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
+    """The plain values of an object and of the objects in it, read without a property or a method of theirs.
+
+    What a class sets stands for what its object does not, as with a bare class of constants.
+    """
+    if isinstance(config, dict):
+        items = dict.copy(config)
+    else:
+        bases = [vars(base) for base in reversed(type(config).__mro__)]
+        items = {name: value for base in bases for name, value in base.items() if _is_plain(value)}
+        items.update(getattr(config, "__dict__", {}))
+        for name, slot in ((name, slot) for base in bases for name, slot in base.items()):
+            if isinstance(slot, MemberDescriptorType):
+                items[name] = _slot_value(slot, config)
+    values = {}
+    for name, value in items.items():
+        if not isinstance(name, str) or name.startswith("_"):
             continue
-        to_dict = getattr(config, "to_dict", None)
-        values = to_dict() if callable(to_dict) else config if isinstance(config, dict) else _attributes(config)
-        return {str(key): value for key, value in values.items() if _is_plain(value)}
-    return {}
+        if _is_plain(value) or ("layer" in name and _is_list_of_names(value)):
+            values[name] = value
+        elif depth and _is_part(value, config) and (inner := _values(value, depth - 1)):
+            values[name] = inner
+    return values
 
 
-def _attributes(config: Any) -> dict[str, Any]:
-    names = getattr(config, "__dict__", None) or dict.fromkeys(getattr(type(config), "__slots__", ()))
-    return {name: getattr(config, name, None) for name in names if not name.startswith("_")}
+def _slot_value(slot: MemberDescriptorType, config: Any) -> Any:
+    try:
+        return slot.__get__(config)
+    except AttributeError:
+        return None  # it was never set
+
+
+def _is_part(value: object, config: object) -> bool:
+    """Whether an object belongs to a configuration: a mapping, a dataclass, or of the same package."""
+    package, of_config = (type(each).__module__.partition(".")[0] for each in (value, config))
+    return isinstance(value, dict) or hasattr(type(value), "__dataclass_fields__") or package == of_config != "builtins"
 
 
 def _is_plain(value: object) -> bool:
@@ -134,11 +177,19 @@ def _is_plain(value: object) -> bool:
     return value is None or isinstance(value, (int, float, bool))
 
 
+def _is_list_of_names(value: object) -> bool:
+    return (
+        isinstance(value, (list, tuple))
+        and len(value) <= _LONGEST_LIST
+        and all(isinstance(item, str) and item.isidentifier() for item in value)
+    )
+
+
 def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
     """The type of most elements."""
     elements: dict[str, int] = {}
     for weight in weights:
-        elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.count * math.prod(weight.shape)
+        elements[weight.dtype] = elements.get(weight.dtype, 0) + weight.elements
     return max(elements, key=lambda dtype: elements[dtype]) if elements else None
 
 

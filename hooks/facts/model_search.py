@@ -12,6 +12,7 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perfscope.hooks.facts.module_tree import named_parameters
 from perfscope.hooks.introspection import COMPILER, is_grad_enabled, subclasses
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def find_model(torch: Any, optimizer: Any) -> list[Any]:
 
 def _count(module: Any, parameters: set[int]) -> int:
     """How many of the parameters, by their ids, a module holds."""
-    return sum(id(parameter) in parameters for parameter in module.parameters())
+    return sum(id(parameter) in parameters for _, parameter in named_parameters(module))
 
 
 def report_calls(

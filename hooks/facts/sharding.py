@@ -6,9 +6,12 @@ tensor parallelism, each rank counts its part; a parameter that is not split is 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
+
+from perfscope.hooks.facts.module_tree import named_modules, named_parameters
 
 #: Names of mesh dimensions over which tensors are split, not replicas.
 _TENSOR_AXES = ("tp", "tensor")
@@ -23,12 +26,14 @@ def add_tensor_mesh(mesh: Any) -> None:
         _tensor_meshes.append(mesh)
 
 
-def replica_shape(parameter: Any) -> tuple[int, ...]:
-    """The shape over data-parallel shards: ZeRO stage 3 keeps it beside an empty tensor, a DTensor is that large."""
-    shape = [int(size) for size in getattr(parameter, "ds_shape", parameter.shape)]
-    for dimension, parts in _tensor_splits(parameter):
-        shape[dimension] //= parts
-    return tuple(shape)
+def whole_shape(parameter: Any) -> tuple[int, ...]:
+    """The shape over all shards: ZeRO stage 3 keeps it beside an empty tensor, a DTensor states it of itself."""
+    return tuple(int(size) for size in getattr(parameter, "ds_shape", parameter.shape))
+
+
+def tensor_parts(parameter: Any) -> int:
+    """Into how many parts tensor parallelism splits a DTensor."""
+    return math.prod(size for _, size, placement in _placements(parameter) if placement.is_shard())
 
 
 def tensor_rank(parameters: Iterable[Any]) -> int:
@@ -57,11 +62,6 @@ def _megatron_rank() -> int:
         return int(state.get_tensor_model_parallel_rank()) if state is not None else 0
     except (AssertionError, RuntimeError):
         return 0
-
-
-def _tensor_splits(parameter: Any) -> list[tuple[int, int]]:
-    """The dimensions of a DTensor that tensor parallelism splits, and into how many parts."""
-    return [(placement.dim, size) for _, size, placement in _placements(parameter) if placement.is_shard()]
 
 
 def _placements(parameter: Any) -> list[tuple[int, int, Any]]:
@@ -95,7 +95,7 @@ class FlatPart(NamedTuple):
 
 def flat_parameters(module: Any) -> Iterator[FlatPart]:
     """The original parameters inside the flat ones of FSDP 1, which store their names and shapes."""
-    for prefix, part in module.named_modules():
+    for prefix, part in named_modules(module):
         flat: Any = getattr(getattr(part, "_handle", None), "flat_param", None)
         for info, name, shape in _flattened(flat):
             full = f"{prefix}.{name}" if prefix else name
@@ -110,6 +110,6 @@ def _flattened(flat: Any) -> Iterable[tuple[Any, str, Any]]:
 
 def unflattened_parameters(module: Any) -> Iterator[tuple[str, Any]]:
     """The parameters beside the flat ones."""
-    flat = [part._handle.flat_param for part in module.modules() if getattr(part, "_handle", None) is not None]
+    flat = [part._handle.flat_param for _, part in named_modules(module) if getattr(part, "_handle", None) is not None]
     pieces = {id(piece) for parameter in flat for piece in (parameter, *(parameter._params or ()))}
-    return ((name, parameter) for name, parameter in module.named_parameters() if id(parameter) not in pieces)
+    return ((name, parameter) for name, parameter in named_parameters(module) if id(parameter) not in pieces)

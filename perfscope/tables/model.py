@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
+from typing import NamedTuple
 
-from perfscope.models.transformer import Transformer
+from perfscope.models.transformer import Latent, Transformer
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,19 +17,21 @@ class Weight:
     Attributes:
         name: The name with ``*`` for the number; empty where it is not known.
         is_embedding: Whether they are looked up and not multiplied.
-        shape: The full shape, also of a sharded parameter.
+        shape: The full shape, also of a sharded parameter; where a library other than torch splits it, this rank's.
         count: Number of such parameters.
+        parts: Into how many parts tensor parallelism splits each; one of them is this rank's.
     """
 
     name: str
     is_embedding: bool
     shape: tuple[int, ...]
     count: int
+    parts: int = 1
 
     @property
     def elements(self) -> int:
-        """Elements of all of them."""
-        return self.count * prod(self.shape)
+        """Elements that this rank counts, of all of them."""
+        return self.count * prod(self.shape) // self.parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,32 @@ class PrecisionSigns:
     float32: str | None = None
 
 
+class StatedDimensions(NamedTuple):
+    """What the configuration of a model states of it, in whichever framework's names; each is absent where it does not.
+
+    Attributes:
+        layers, hidden, heads: Number of layers, hidden size and query heads.
+        experts, top_k: Routed experts in a layer, and how many of them a token uses.
+        latent: Multi-head latent attention.
+        window: Tokens of the sliding attention window.
+        window_layers: Layers that have it; absent where only some do and it is not stated which.
+        other_layers: Kinds of layers that have no attention matrix, as the configuration names them.
+    """
+
+    layers: int | None = None
+    hidden: int | None = None
+    heads: int | None = None
+    experts: int | None = None
+    top_k: int | None = None
+    latent: Latent | None = None
+    window: int | None = None
+    window_layers: int | None = None
+    other_layers: tuple[str, ...] = ()
+
+
+_NOTHING_STATED = StatedDimensions()
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """The model that one rank trains.
@@ -55,6 +84,7 @@ class Model:
         weights: Their shapes.
         transformer: The dimensions; absent where the module does not name them.
         no_transformer: Why the module's own description could not be used; empty where it has none.
+        stated: What its configuration states, whether or not that is enough for all dimensions.
         signs: What shows the type that its products are computed in, which is not always that of its parameters.
         checkpointing: Which activations are recomputed; absent where none was detected.
         weights_dtype: The type of most parameters; absent where unknown.
@@ -74,3 +104,4 @@ class Model:
     weights_dtype: str | None = None
     zero_stage: int | None = None
     optimizer: str | None = None
+    stated: StatedDimensions = _NOTHING_STATED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import prod
 
 
 @dataclass(frozen=True)
@@ -12,10 +13,12 @@ class WeightRecord:
     Attributes:
         name: The name with ``*`` for the number; empty where unknown.
         owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where unknown.
-        shape: The unsharded shape, also where the parameter is sharded over data-parallel ranks.
+        shape: The whole shape, also where ranks hold parts of a DTensor or a shard of ZeRO or FSDP; of a tensor that
+            another library splits, the shape on this rank.
         dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
         trainable: Whether they have gradients.
         count: How many there are.
+        parts: Into how many parts tensor parallelism splits each; one of them is this rank's.
     """
 
     name: str
@@ -24,6 +27,12 @@ class WeightRecord:
     dtype: str
     trainable: bool
     count: int
+    parts: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Elements that this rank counts, of all of them."""
+        return self.count * prod(self.shape) // self.parts
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,8 @@ class ModelRecord:
         trainable: Number of parameters that have gradients.
         weights: Shapes of the parameters.
         module: Class of the module; absent where only its parameters are known.
-        config: Plain values of the configuration that the module was built from, by the framework's own names.
+        config: Plain values of the configuration that the module was built from, by the framework's own names; a nested
+            object of it is a mapping.
         dtype: Type of most parameters.
         compute_dtype: Type of autocast where the model was called; older versions wrote ``tf32``, too.
         checkpointing: Activation checkpointing that was seen, ``full`` or ``selective``; absent where none was seen.

@@ -37,7 +37,7 @@ _LIKELY = {
     "megatron-lm": _MEGATRON_CONVENTIONS,
     "megatron-deepspeed": _MEGATRON_CONVENTIONS,
     "gpt-neox": _MEGATRON_CONVENTIONS,
-    "torchtitan": {"torchtitan", "torchtitan_before_april_2024", "torchtitan_before_may_2026"},
+    "torchtitan": {"torchtitan", "torchtitan_before_april_2024", "torchtitan_since_may_2026"},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,11 +12,14 @@ from perfscope import wire
 from perfscope.errors import UsageError
 from perfscope.files import read_regular
 from perfscope.models.transformer import Transformer
+from perfscope.sources.models.config_fields import read_stated
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
 from perfscope.tables.model import Model, PrecisionSigns, Weight
 from perfscope.wire.model import ModelRecord, PrecisionRecord
 
+#: Modules around a layer that is recomputed, compiled or sharded; often only some layers have them.
+_WRAPPER = re.compile(r"\b(?:_checkpoint_wrapped_module|_orig_mod|_fsdp_wrapped_module)\.")
 _SIXTEEN_BIT = ("bf16", "fp16")
 
 
@@ -36,7 +40,13 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         parameters=record.parameters,
         trainable=record.trainable,
         weights=tuple(
-            Weight(weight.name, weight.owner.endswith("Embedding"), weight.shape, weight.count)
+            Weight(
+                _WRAPPER.sub("", weight.name),
+                weight.owner.endswith("Embedding"),
+                weight.shape,
+                weight.count,
+                weight.parts,
+            )
             for weight in record.weights
         ),
         transformer=transformer,
@@ -46,6 +56,7 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
         weights_dtype=record.dtype,
         zero_stage=record.zero_stage,
         optimizer=record.optimizer,
+        stated=read_stated(record.config),
     )
 
 
