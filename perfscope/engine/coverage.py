@@ -41,6 +41,7 @@ class TraceSummary(Struct, frozen=True, array_like=True):
         is_of_device: Whether it names GPUs or calls that only a run on a GPU makes.
         is_cut: Whether it is cut off, or damaged otherwise.
         records_graphs: Whether all that it launched was recorded as a graph, which runs nothing.
+        without_twin: See ``Trace``.
     """
 
     path: str
@@ -54,6 +55,7 @@ class TraceSummary(Struct, frozen=True, array_like=True):
     is_of_device: bool = False
     is_cut: bool = False
     records_graphs: bool = False
+    without_twin: int = 0
 
     @property
     def lost_device_events(self) -> bool:
@@ -80,6 +82,7 @@ def summarize(trace: Trace) -> TraceSummary:
         is_of_device=bool(trace.devices) or bool(launches.any()),
         is_cut=bool(trace.damage),
         records_graphs=bool((called & recorded).any()) and not launches.any(),
+        without_twin=trace.without_twin,
     )
 
 

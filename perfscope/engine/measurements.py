@@ -21,7 +21,7 @@ from perfscope.engine.on_demand import OnDemand
 from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
-from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, plan_windows
+from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, describe_events_without_twin, plan_windows
 from perfscope.packed import PackedRows, pack, pack_at
 
 _T = TypeVar("_T")
@@ -182,7 +182,7 @@ def _assemble(
         WindowUse(
             times=activities.pop() if len(activities) == 1 else "",
             is_paired=any(files.operators is not None for files in windows.files),
-            notes=windows.notes,
+            notes=(*windows.notes, *describe_events_without_twin(summaries)),
         ),
         lost_device_events=bool(summaries) and all(summary.lost_device_events for summary in summaries),
     )

@@ -20,6 +20,7 @@ from perfscope.units import format_ranges
 from perfscope.wire.traces import TraceMetadata, file_name
 
 if TYPE_CHECKING:
+    from perfscope.engine.coverage import TraceSummary
     from perfscope.tables.run import Run, Window
 
 #: What gives the metadata that the hooks wrote into a trace; None where there is none.
@@ -156,6 +157,20 @@ def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = re
         ranks = _ranks([process.rank for process in unexplained])
         notes.append(f"No window with operators tells what caused the times of {ranks}.")
     return WindowPlan(tuple(in_order), operators, tuple(notes))
+
+
+def describe_events_without_twin(summaries: Sequence[TraceSummary]) -> list[str]:
+    """How many device events of light windows the windows with operators do not have, as a sentence; none where all."""
+    differing = [summary for summary in summaries if summary.without_twin]
+    if not differing:
+        return []
+    count = sum(summary.without_twin for summary in differing)
+    total = sum(summary.device_events for summary in differing)
+    ranks = _ranks([summary.rank for summary in differing])
+    return [
+        f"{count:,} of {total:,} device events in the light windows of {ranks} "
+        "did not run in the windows with operators: what caused them is not known."
+    ]
 
 
 def _without_light(reason: str) -> str:

@@ -243,6 +243,8 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         details: What joins operators with their backward passes, and their inputs, row by row; absent unless the one
             or the other was requested.
         exporter: What wrote it, where that is not torch.profiler; ``""`` else.
+        without_twin: Device events of the marked steps of two windows that only the light one has: nothing tells what
+            caused them.
         damage: What is lost or doubtful, as sentences.
     """
 
@@ -269,6 +271,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
     details: OperatorDetails | None = None
     waits: DeviceWaits | None = None
     exporter: str = ""
+    without_twin: int = 0
     damage: tuple[str, ...] = ()
 
     @cached_property

@@ -16,7 +16,10 @@ from perfscope.wire.records import StepRecord, WindowRecord, to_line
 from tests.sources.traces.two_windows import Launch, program, run_window, write_pair, write_window
 
 STEPS = [program(3), program(4), program(3)]
-OTHER = [program(3), program(4), program(3, Launch("aten::item", "Memcpy DtoH"))]
+LOG = Launch("aten::item", "Memcpy DtoH")
+#: A step of ten kernels with one more, which is nearly the same again, and with two more, which is another one.
+NEARLY = [program(3), program(4), program(3, LOG)]
+OTHER = [program(3), program(4), program(3, LOG, LOG)]
 
 
 def job(folder: Path, light: list[list[list[Launch]]]) -> list[tuple[Path, Path]]:
@@ -72,13 +75,28 @@ def test_where_one_rank_ran_something_else_all_ranks_are_of_the_windows_with_ope
     analysis = analyze([tmp_path])
     assert analysis.windows.times == "operators"
     assert analysis.windows.notes == (
-        "The light windows are left out: on rank 1 step 11 is not step 6 again: 8 instead of 7 device events on stream "
+        "The light windows are left out: on rank 1 step 11 is not step 6 again: 9 instead of 7 device events on stream "
         "7 of GPU 0.",
     )
     assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
     assert analysis.damage == ()
     device_time = next(section for section in to_report(analysis).sections if section.title == "Device time")
     assert device_time.notes[-2:] == ("Times: window with operators.", *analysis.windows.notes)
+
+
+@pytest.mark.parametrize("backend", [Backend.SERIAL, Backend.PROCESS])
+def test_what_only_the_light_window_ran_is_left_out_of_the_pairs_and_counted(backend: Backend, tmp_path: Path) -> None:
+    job(tmp_path, [NEARLY, STEPS])
+    analysis = analyze([tmp_path], Plan(execution=Execution(backend, workers=2), with_operators=True))
+    assert (analysis.windows.times, analysis.damage) == ("light", ())
+    assert analysis.windows.notes == (
+        "1 of 34 device events in the light windows of rank 0 did not run in the windows with operators: what caused "
+        "them is not known.",
+    )
+    assert steps_of(analysis) == [LIGHT_STEPS, LIGHT_STEPS]
+    calls = {entry["name"]: entry["calls"] for entry in results(analysis)["kernels"]["operators"]}
+    assert calls["(no operator)"] == 1
+    assert calls["aten::mm_0"] == 6
 
 
 def test_the_same_reason_is_said_once_for_all_ranks(tmp_path: Path) -> None:

@@ -1,24 +1,28 @@
 """Which device event of a window with operators is which one of a light window: by their order on each stream.
 
 The kernels of a training step come in the same order on each stream, whatever the profiler records. A step of the light
-window is matched with one of the other window whose streams ran the same names in the same order, so that a match is
-exact or there is none.
+window is matched with one of the other window whose streams ran the same names in the same order. Where none did, as
+with experts whose tokens differ, it is matched with one that differs little: what only one of both ran has no twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
+from perfscope.sources.traces.alignment import align
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Trace, distinct
 
 #: The rows of a step's device events by GPU and stream, each in the order of their start.
 _Streams: TypeAlias = Mapping[tuple[int, int], Int64]
+
+#: So much of what two steps ran must have a twin in the other one, or they are no two runs of the same work.
+_FEWEST_TWINS = 0.9
 
 
 class NoMatch(Exception):
@@ -43,19 +47,21 @@ class MatchedStep(Struct, frozen=True, eq=False):
     Attributes:
         light, operators: Rows of ``Trace.steps``.
         light_rows, operator_rows: Rows of the device events of each, pair by pair.
+        without_twin: How many device events of the light step are in no pair.
     """
 
     light: int
     operators: int
     light_rows: Int64
     operator_rows: Int64
+    without_twin: int
 
 
 def match_steps(operators: Trace, light: Trace) -> list[MatchedStep]:
     """Match every step of a light window, in order.
 
     Raises:
-        NoMatch: There is no step to match, or a step has none that ran the same.
+        NoMatch: There is no step to match, or a step has none that ran nearly the same.
     """
     if not len(light.steps) or not len(operators.steps):
         window = "the light window" if not len(light.steps) else "the window with operators"
@@ -71,14 +77,23 @@ def match_steps(operators: Trace, light: Trace) -> list[MatchedStep]:
         streams = _streams(light, step)
         # The step at the same place first: where steps differ, as every tenth does that logs, both windows may show it.
         order = sorted(range(len(candidates)), key=lambda candidate: (candidate != step, candidate))
-        pairs = ((candidate, _pair_streams(candidates[candidate], streams, *names)) for candidate in order)
-        match = next(((candidate, rows) for candidate, rows in pairs if rows is not None), None)
+        match = next(
+            (
+                (candidate, pairs)
+                for pair in (_pair_streams, _align_streams)
+                for candidate in order
+                if (pairs := pair(candidates[candidate], streams, *names)) is not None
+            ),
+            None,
+        )
         if match is None:
             nearest = min(step, len(candidates) - 1)
             difference = _describe_difference(operators, light, candidates[nearest], streams)
             reason = f"{_name(light, step)} is not {_name(operators, nearest)} again: {difference}"
             raise NoMatch(reason, light.rank, light.damage)
-        matched.append(MatchedStep(step, match[0], match[1][1], match[1][0]))
+        candidate, (operator_rows, light_rows) = match
+        left = sum(map(len, streams.values())) - len(light_rows)
+        matched.append(MatchedStep(step, candidate, light_rows, operator_rows, left))
     return matched
 
 
@@ -105,14 +120,45 @@ def _pair_streams(
     unused = dict(operators)
     for key, rows in light.items():
         names = light_names[rows]
-        others = [key] if key in unused else []
-        others += [other for other in unused if other != key and other[0] == key[0] and other not in light]
-        same = next((other for other in others if np.array_equal(operator_names[unused[other]], names)), None)
+        same = next(
+            (other for other in _others(key, unused, light) if np.array_equal(operator_names[unused[other]], names)),
+            None,
+        )
         if same is None:
             return None
         pairs.append((unused.pop(same), rows))
-    if not pairs:
-        return None
+    return _joined(pairs) if pairs else None
+
+
+def _align_streams(
+    operators: _Streams, light: _Streams, operator_names: Int64, light_names: Int64
+) -> tuple[Int64, Int64] | None:
+    """The rows of both that are twins, pair by pair; None where too few are, or the steps ran nothing.
+
+    A stream's counterpart is the one with the most twins.
+    """
+    pairs: list[tuple[Int64, Int64]] = []
+    unused = dict(operators)
+    for key, rows in light.items():
+        aligned = {
+            other: align(operator_names[unused[other]], light_names[rows]) for other in _others(key, unused, light)
+        }
+        if aligned:
+            most = max(aligned, key=lambda other: len(aligned[other][0]))
+            places, own = aligned[most]
+            pairs.append((unused.pop(most)[places], rows[own]))
+    events = max(sum(map(len, streams.values())) for streams in (operators, light))
+    twins = sum(len(rows) for _, rows in pairs)
+    return _joined(pairs) if twins and twins >= _FEWEST_TWINS * events else None
+
+
+def _others(key: tuple[int, int], unused: _Streams, light: _Streams) -> list[tuple[int, int]]:
+    """The streams that may be a light window's: its own first, then those of the GPU that the light window lacks."""
+    own = [key] if key in unused else []
+    return own + [other for other in unused if other != key and other[0] == key[0] and other not in light]
+
+
+def _joined(pairs: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
     first, second = (np.concatenate(rows) for rows in zip(*pairs, strict=True))
     return first, second
 

@@ -54,6 +54,7 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
         groups={**light.groups, **operators.groups},
         collectives=(*operators.collectives, *light.collectives),
         products=_products_of(operators),
+        without_twin=sum(step.without_twin for step in matched),
         damage=tuple(dict.fromkeys((*operators.damage, *light.damage))),
     )
 

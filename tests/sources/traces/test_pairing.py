@@ -162,6 +162,16 @@ def test_a_step_is_matched_with_the_one_that_ran_the_same_wherever_it_stands(tmp
     assert None not in operator_names(paired)
 
 
+def test_events_without_a_twin_have_no_operator_and_all_others_have_their_own(tmp_path: Path) -> None:
+    steps = [program(6), program(6, LOG), program(6)[1:]]  # of 19 device events: as many, one more, one less
+    operators, light = both(write_pair(tmp_path, [program(6)], steps))
+    paired = pair_windows(operators, light)
+    truth = run_window(steps, first=7, light=True, begin=1_000_000).operator_of
+    expected = [truth[correlation] for correlation in light.device.correlation.tolist()]
+    assert operator_names(paired) == [None if name == "aten::item" else name for name in expected]
+    assert paired.without_twin == expected.count("aten::item") == 1
+
+
 def test_one_step_with_operators_explains_several_light_ones_each_with_operators_of_its_own(tmp_path: Path) -> None:
     operators, light = both(write_pair(tmp_path, [program(3)], [program(3)] * 3))
     paired = pair_windows(operators, light)
@@ -186,7 +196,7 @@ def test_shapes_are_of_the_steps_with_operators(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("light", "reason"),
     [
-        (program(3, LOG), "step 7 is not step 4 again: 8 instead of 7 device events on stream 7 of GPU 0"),
+        (program(3, LOG, LOG), "step 7 is not step 4 again: 9 instead of 7 device events on stream 7 of GPU 0"),
         (
             [
                 dataclasses.replace(launch, kernel="other") if launch.kernel == "gemm0" else launch

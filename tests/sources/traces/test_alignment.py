@@ -1,0 +1,104 @@
+"""Two sequences of names that differ here and there: which of their places are the same."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from perfscope.sources.traces.alignment import align
+
+
+def pairs_of(first: list[int], second: list[int]) -> list[tuple[int, int]]:
+    places, others = align(np.array(first, np.int64), np.array(second, np.int64))
+    return list(zip(places.tolist(), others.tolist(), strict=True))
+
+
+def longest_common(first: list[int], second: list[int]) -> int:
+    """The length of the longest sequence that is in both, by the textbook's table."""
+    row = [0] * (len(second) + 1)
+    for name in first:
+        above = row
+        row = [0]
+        for place, other in enumerate(second):
+            row.append(above[place] + 1 if name == other else max(above[place + 1], row[place]))
+    return row[-1]
+
+
+LAYERS = [1, 2, 3, 1, 2, 3, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "pairs"),
+    [
+        pytest.param(LAYERS, LAYERS, [(place, place) for place in range(9)], id="the same"),
+        pytest.param(
+            LAYERS, [*LAYERS[:4], 9, *LAYERS[4:]], [(place, place + (place > 3)) for place in range(9)], id="one more"
+        ),
+        pytest.param(
+            LAYERS,
+            [*LAYERS[:4], *LAYERS[5:]],
+            [(place, place - (place > 4)) for place in range(9) if place != 4],
+            id="one of a name that recurs is missing",
+        ),
+        pytest.param([1, 2, 3, 4, 5], [2, 1, 3, 4, 5], [(2, 2), (3, 3), (4, 4)], id="two in another order"),
+        pytest.param([5, 5, 5], [5, 5], [(0, 0), (1, 1)], id="a name alone"),
+        pytest.param([1, 7, 8, 7, 8, 2], [1, 7, 8, 2], [(0, 0), (1, 1), (2, 2), (5, 3)], id="one expert less"),
+        pytest.param([1, 2], [3, 4], [], id="nothing in common"),
+        pytest.param([], [1], [], id="nothing"),
+    ],
+)
+def test_places_of_equal_names_are_paired_in_order(
+    first: list[int], second: list[int], pairs: list[tuple[int, int]]
+) -> None:
+    found = pairs_of(first, second)
+    if first[:2] == [1, 2] and second[:2] == [2, 1]:  # either of the two that changed places may have its twin
+        found = [pair for pair in found if pair not in ((0, 1), (1, 0))]
+    assert found == pairs
+
+
+class Layers:
+    """A step of layers: each has kernels that always run, and those of the experts that had tokens."""
+
+    def __init__(self, seed: int, experts: float) -> None:
+        draw = random.Random(seed)
+        self.names: list[int] = []
+        self.layer: list[int] = []
+        for layer in range(12):
+            active = [expert for expert in range(8) if draw.random() < experts]
+            kernels = [1, 2, 1, 3, *(name for _ in active for name in (20, 30 + draw.randrange(2), 20)), 4, 5]
+            self.names += kernels
+            self.layer += [layer] * len(kernels)
+
+
+def assert_twins(first: list[int], second: list[int], pairs: list[tuple[int, int]]) -> None:
+    assert all(first[place] == second[other] for place, other in pairs)
+    assert all((np.diff(column) > 0).all() for column in np.array(pairs).reshape(-1, 2).T)
+
+
+@pytest.mark.parametrize("experts", [0.9, 1])
+@pytest.mark.parametrize("seed", range(5))
+def test_as_many_as_can_have_a_twin_and_it_is_of_the_same_layer(seed: int, experts: float) -> None:
+    first, second = Layers(seed, experts), Layers(1000 + seed, experts)
+    pairs = pairs_of(first.names, second.names)
+    assert_twins(first.names, second.names, pairs)
+    assert len(pairs) == longest_common(first.names, second.names)
+    assert all(first.layer[place] == second.layer[other] for place, other in pairs)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_sequences_have_as_many_twins_as_can_be(seed: int) -> None:
+    draw = random.Random(seed)
+    first, second = ([draw.randrange(6) for _ in range(draw.randrange(60))] for _ in range(2))
+    pairs = pairs_of(first, second)
+    assert_twins(first, second, pairs)
+    assert len(pairs) == longest_common(first, second)
+
+
+def test_of_sequences_that_differ_much_nearly_as_many_are_found() -> None:
+    draw = random.Random(1)
+    first, second = ([draw.randrange(20) for _ in range(1500)] for _ in range(2))
+    pairs = pairs_of(first, second)
+    assert_twins(first, second, pairs)
+    assert len(pairs) > 0.9 * longest_common(first, second)
