@@ -15,10 +15,11 @@ from perfscope import wire
 
 _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 
-#: One short window, after the steps in which allocators, autotuners and kernels settle.
-DEFAULT_WINDOWS = "4-6"
-
-
+#: One step with operators, which is dear, after the first step, five steady-state ones and the warm-up. Those five and
+#: the steps after a light window tell whether windows slow training; a training of 20 steps has enough of both.
+DEFAULT_WINDOWS = "8"
+#: Steps of a light window, which is cheap, where the one with operators has fewer.
+_FEWEST_LIGHT_STEPS = 3
 #: How the option ``--step-optimizer`` says that each outermost step of an optimizer is a training step.
 EVERY = "every"
 #: Between a window and its light one are the step after the export, and a warm-up step.
@@ -47,9 +48,9 @@ class StepWindow:
         return self.activities == wire.LIGHT
 
     def light_after(self) -> StepWindow:
-        """The light window of as many steps that follows this one."""
+        """The light window that follows this one: of as many steps, and three at least."""
         first = self.last + _STEPS_BEFORE_LIGHT + 1
-        return StepWindow(first, first + self.last - self.first, wire.LIGHT)
+        return StepWindow(first, first + max(self.last - self.first + 1, _FEWEST_LIGHT_STEPS) - 1, wire.LIGHT)
 
     def delayed(self, steps: int) -> StepWindow:
         """The window so many steps later.

@@ -103,8 +103,12 @@ def perfscope(*words: str | Path, cwd: Path, **variables: str) -> Ended:
 def profile(
     *words: str | Path, cwd: Path, run_dir: str = "RUN", options: Sequence[str] = (), **variables: str
 ) -> Ended:
-    """Run ``perfscope profile -o RUN -- WORDS`` in a folder; the run is in its subfolder ``RUN``."""
-    return perfscope("profile", "-o", run_dir, "--nvml-hz", "0", *options, "--", *words, cwd=cwd, **variables)
+    """Run ``perfscope profile -o RUN -- WORDS`` in a folder; the run is in its subfolder ``RUN``.
+
+    The scripts train few steps: their window is an early one, of several steps.
+    """
+    chosen = ["--nvml-hz", "0", "--steps", "4-6", *options]
+    return perfscope("profile", "-o", run_dir, *chosen, "--", *words, cwd=cwd, **variables)
 
 
 def analysis(run_dir: Path) -> dict[str, Any]:

@@ -156,9 +156,11 @@ class WindowSchedule:
             return
         try:
             window.marks = self._ranges.stop()
-            self._finish_memory(completed_steps, is_lost=after_failure or not window.has_recorded)
-            if not window.has_recorded:
-                self._owner.note(f"the window {window.steps} is empty: training ended in its warm-up step")
+            # Of a step that failed, what was recorded may tell why.
+            is_empty = not window.has_recorded or (completed_steps < window.steps.first and not after_failure)
+            self._finish_memory(completed_steps, is_lost=after_failure or is_empty)
+            if is_empty:
+                self._owner.note(f"the window {window.steps} is empty: training ended before its first step did")
                 return
             recorder, rank = self._owner.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish

@@ -74,6 +74,31 @@ def test_windows_are_training_steps_and_so_are_the_names_in_the_trace(tmp_path: 
     assert names == [["ProfilerStep#3", "ProfilerStep#4"], ["ProfilerStep#7"]]
 
 
+TWENTY_STEPS = """
+import torch
+
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.ones(8, 64)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_by_default_twenty_steps_are_enough_to_test_whether_the_window_slows_training(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TWENTY_STEPS)
+    ended = perfscope("profile", "-o", "RUN", "--nvml-hz", "0", "--", sys.executable, "train.py", cwd=tmp_path)
+    assert ended.code == 0
+    labels = {line["step"]: line.get("window") for line in step_lines(tmp_path / "RUN")}
+    assert {step: label for step, label in labels.items() if label} == {7: "warmup", 8: "profiled", 9: "export"}
+    steps = analysis(tmp_path / "RUN")["results"]["steps"]
+    effect = steps["window_effect"]
+    assert (effect["before"], effect["after"]) == (5, 11)
+    assert effect["verdict"] != "untested"
+    assert not any("not tested" in note for note in steps["notes"])
+
+
 def test_a_window_at_step_2_has_its_warm_up_where_a_loader_or_a_wrapped_model_shows_the_beginning(
     tmp_path: Path,
 ) -> None:

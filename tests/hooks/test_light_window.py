@@ -14,7 +14,7 @@ from perfscope import wire
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler import window, window_schedule
-from perfscope.hooks.selection import StepWindow, WindowChoice, parse_choice, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, StepWindow, WindowChoice, parse_choice, parse_windows
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_a_window_that_comes_too_early_for_a_light_one_before_it_is_profiled_as_
     tmp_path: Path,
 ) -> None:
     trained = Trained(tmp_path, "2-3,6-7", WindowChoice.BOTH, 14)
-    assert trained.windows == [(2, 3, "operators"), (6, 7, "operators"), (10, 11, "light")]
+    assert trained.windows == [(2, 3, "operators"), (6, 7, "operators"), (10, 12, "light")]
     assert trained.notes == ["no light window follows the window 2-3: the next one begins too early for it"]
 
 
@@ -142,9 +142,53 @@ def test_without_a_gpu_there_is_one_window_with_operators(tmp_path: Path) -> Non
     assert light.notes == ["the window 4-6 records operators: no GPU is in use, so there is no light window"]
 
 
-def test_the_light_window_has_as_many_steps() -> None:
-    assert StepWindow(5, 5).light_after() == StepWindow(8, 8, wire.LIGHT)
+def test_the_light_window_has_as_many_steps_and_three_at_least() -> None:
+    assert StepWindow(5, 5).light_after() == StepWindow(8, 10, wire.LIGHT)
     assert StepWindow(4, 6).light_after() == StepWindow(9, 11, wire.LIGHT)
+    assert StepWindow(4, 7).light_after() == StepWindow(10, 13, wire.LIGHT)
+
+
+@pytest.mark.usefixtures("gpu")
+@pytest.mark.parametrize(
+    ("steps", "windows", "notes"),
+    [
+        (6, [], ["the window 8 is empty: training ended before its first step did"]),
+        (7, [], ["the window 8 is empty: training ended before its first step did"]),
+        (8, [(8, 8, "operators")], []),
+        (10, [(8, 8, "operators")], ["the window 11-13 is empty: training ended before its first step did"]),
+        (11, [(8, 8, "operators"), (11, 11, "light")], []),
+        (20, [(8, 8, "operators"), (11, 13, "light")], []),
+        (100, [(8, 8, "operators"), (11, 13, "light")], []),
+    ],
+)
+def test_by_default_both_windows_leave_five_steps_before_them_and_in_twenty_steps_five_after(
+    steps: int, windows: list[tuple[int, int, str]], notes: list[str], tmp_path: Path
+) -> None:
+    trained = Trained(tmp_path, DEFAULT_WINDOWS, WindowChoice.BOTH, steps)
+    assert (trained.windows, trained.notes) == (windows, notes)
+    unlabelled = [step for step, label in trained.labels.items() if label is None and step > 1]
+    assert [step for step in unlabelled if step < 8] == [2, 3, 4, 5, 6]
+    assert [step for step in unlabelled if step > 8] == list(range(15, steps + 1))
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_on_gpu", "windows"),
+    [
+        (WindowChoice.OPERATORS, True, [(8, 8, "operators")]),
+        (WindowChoice.LIGHT, True, [(8, 8, "light")]),
+        (WindowChoice.BOTH, False, [(8, 8, "operators")]),
+    ],
+)
+def test_the_default_window_of_one_kind(
+    choice: WindowChoice,
+    is_on_gpu: bool,  # noqa: FBT001 - a parameter of the test
+    windows: list[tuple[int, int, str]],
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+) -> None:
+    if is_on_gpu:
+        request.getfixturevalue("gpu")
+    assert Trained(tmp_path, DEFAULT_WINDOWS, choice, 20).windows == windows
 
 
 def test_what_windows_record_is_one_of_three() -> None:
