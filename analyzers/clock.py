@@ -1,7 +1,8 @@
 """How far the clocks of the ranks are apart, and how well that is known.
 
-The ends of collectives tell the offset of two clocks and its residual (``perfscope.analyzers.shared.clock_offsets``); a
-claim about times on two ranks that is finer than the residual is not supported by the traces. Ranks that share no group
+Ranks of one host have one clock. Between hosts the ends of collectives tell the offset of two clocks and its residual
+(``perfscope.analyzers.shared.clock_offsets``); a claim about times on two ranks that is finer than the residual is not
+supported by the traces. Ranks that share no group
 with the reference are reached through other ranks, and their residuals add up. In a window of ten seconds or more a
 drift is fitted, too.
 """
@@ -23,7 +24,7 @@ from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Ki
 from perfscope.analyzers.communication.matched import MatchedCalls
 from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
-from perfscope.analyzers.shared.clock_offsets import find_offset
+from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
@@ -48,7 +49,7 @@ class RankClock(Struct, frozen=True):
         host: Its machine; ``""`` where not stated.
         offset_ns: Its clock's time minus the reference's; absent where no collective connects them.
         residual_ns: The uncertainty of the offset; absent likewise.
-        operations: The fewest collectives that a connection rests on.
+        operations: The fewest collectives that a connection rests on; 0 where it is that of one host.
         drift: Nanoseconds that its clock gains in a second; absent where the window is too short.
     """
 
@@ -115,8 +116,8 @@ class Clock(Struct, frozen=True):
             Column("Collectives"),
         )
         note = (
-            f"Offset of each rank's clock from that of rank {self.reference}, by the ends of common collectives; the "
-            "residual limits how finely times of two ranks can be compared."
+            f"Offset of each rank's clock from that of rank {self.reference}: none on one host, else by the ends of "
+            "common collectives. The residual limits how finely times of two ranks can be compared."
         )
         return (long_table("Clocks", columns, rows, (note,), most=_MOST_ROWS),)
 
@@ -134,8 +135,12 @@ class _Link(Struct, frozen=True):
 
     def then(self, next_link: _Link) -> _Link:
         drift = None if self.drift is None or next_link.drift is None else self.drift + next_link.drift
-        operations = min(self.operations, next_link.operations)
+        operations = min(self.operations or next_link.operations, next_link.operations or self.operations)
         return _Link(self.offset + next_link.offset, self.residual + next_link.residual, operations, drift)
+
+
+#: Two ranks of one host.
+_ONE_CLOCK = _Link(0.0, 0.0, 0, 0.0)
 
 
 class _Clocks:
@@ -226,10 +231,10 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    links = _link_ranks(partials)
-    if not links:
-        raise MissingInput("needs the traces of two ranks or more that made collectives together")
     hosts = LabelOfRank((part.rank, part.host) for partial in partials for part in partial if part.rank is not None)
+    links = _link_ranks(partials, hosts)
+    if not links:
+        raise MissingInput("needs the traces of two ranks or more of one host, or that made collectives together")
     ranks = array("q", hosts)
     reached = _reach(ranks, _Neighbours(links))
     return Clock(
@@ -244,18 +249,33 @@ def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
     return RankClock(rank, host, link.offset, link.residual, link.operations, link.drift)
 
 
-def _link_ranks(partials: Sequence[tuple[RankCalls, ...]]) -> _Links:
-    """From the first rank of each group to the ranks that it made collectives with."""
+def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, str]) -> _Links:
+    """From the first rank of each host to its others, and of each group to those that it made collectives with."""
     links = _Links()
+    _link_hosts(hosts, links)
+    if len(links) == len(hosts) - 1:
+        return links  # all are of one host
     for key, calls in CallsByGroup(partials).items():
         numbered = calls.numbered()
         if key.sender == ABSENT and len(numbered) >= _FEWEST_RANKS:
-            _link_group(match(numbered, with_ends=True), links)
+            _link_group(match(numbered, with_ends=True), hosts, links)
     return links
 
 
-def _link_group(matched: MatchedCalls, links: _Links) -> None:
-    """Add the links of a group."""
+def _link_hosts(hosts: Mapping[int, str], links: _Links) -> None:
+    """Add the links of each host, whose ranks have one clock."""
+    ranks_of: dict[str, array[int]] = {}
+    for rank, host in hosts.items():
+        ranks_of.setdefault(host, array("q")).append(rank)
+    for host, (first, *others) in ranks_of.items():
+        if host and others:
+            links.begin_group(first)
+            for rank in others:
+                links.append(rank, _ONE_CLOCK)
+
+
+def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) -> None:
+    """Add the links of a group between hosts."""
     synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
     chosen = synchronises[matched.kind]
     reference: _Times | None = None
@@ -265,7 +285,10 @@ def _link_group(matched: MatchedCalls, links: _Links) -> None:
                 reference = _Times(duration_ns.copy(), end_ns.copy())
                 links.begin_group(matched.ranks[0])
                 continue
-            link = _link(reference, _Times(duration_ns, end_ns), chosen, matched.transfer_ns)
+            names = hosts.get(matched.ranks[0], ""), hosts.get(matched.ranks[row], "")
+            if is_one_host(*names):
+                continue
+            link = _link(reference, _Times(duration_ns, end_ns), chosen, matched.transfer_ns, names)
             if link is not None:
                 links.append(matched.ranks[row], link)
 
@@ -283,7 +306,9 @@ def _aligns(kind: Kind) -> bool:
     return kind.operation in SYNCHRONISING and is_stated
 
 
-def _link(reference: _Times, rank: _Times, synchronises: Bool, transfer_ns: Int64) -> _Link | None:
+def _link(
+    reference: _Times, rank: _Times, synchronises: Bool, transfer_ns: Int64, hosts: tuple[str, str]
+) -> _Link | None:
     """The clock of a rank against that of the first one; ``transfer_ns`` is of each operation."""
     chosen = synchronises & (reference.end_ns != ABSENT) & (rank.end_ns != ABSENT)
     difference = (rank.end_ns - reference.end_ns)[chosen]
@@ -291,6 +316,8 @@ def _link(reference: _Times, rank: _Times, synchronises: Bool, transfer_ns: Int6
         return None
     lead = (reference.duration_ns - rank.duration_ns)[chosen]
     found = find_offset(difference, lead, transfer_ns[chosen])
+    if not is_apart(*hosts, found):
+        return _Link(0.0, abs(found.offset_ns) + found.residual_ns, len(found.rows), None)
     differences, moments = found.differences_ns, reference.end_ns[chosen][found.rows]
     drift = None
     if len(differences) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:

@@ -6,17 +6,13 @@ Ranks of the same host share its clock. Between hosts the ends of collectives sh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses
-from perfscope.analyzers.shared.clock_offsets import Offset, find_offset
-from perfscope.constants import NS_PER_MS
-
-#: Ranks of the same host see the end of a collective microseconds apart.
-_SAME_CLOCK_NS = NS_PER_MS
+from perfscope.analyzers.shared.clock_offsets import Offset, find_offset, is_apart
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +21,41 @@ class Clocks:
 
     Attributes:
         offset_ns: By stage, to add to the rank's times.
-        error_ns: The residual of the offset; 0 on a common clock.
-        is_doubtful: Ranks are on several hosts, and no collective shows how their clocks differ.
+        error_ns: The residual of the offset; 0 on a common clock; absent where ranks are on several hosts, and no
+            collective shows how their clocks differ.
     """
 
     offset_ns: tuple[int, ...]
-    error_ns: int
-    is_doubtful: bool
+    error_ns: int | None
 
 
 def align_clocks(stages: Sequence[RankPasses]) -> Clocks:
-    """Align every stage with the clock of the first."""
-    first, *others = [_collect(stage) for stage in stages]
-    hosts = {stage.host for stage in stages}
-    if len(hosts) == 1 and hosts != {""}:
-        return Clocks((0,) * len(stages), 0, is_doubtful=False)
-    offsets, errors = [0], [0]
-    doubtful = False
-    for runs in others:
-        common = sorted(runs.keys() & first.keys())
-        doubtful = doubtful or (not common and len(hosts) > 1)
-        offset = error = 0
-        if common:
-            found = _find_offset([first[key] for key in common], [runs[key] for key in common])
-            if abs(found.offset_ns) >= _SAME_CLOCK_NS:
-                offset, error = -round(found.offset_ns), round(found.residual_ns)
-        offsets.append(offset)
-        errors.append(error)
-    return Clocks(tuple(offsets), max(errors), is_doubtful=doubtful)
+    """Align every host with the clock of the first stage's."""
+    hosts: dict[str | int, list[RankPasses]] = {}
+    for index, stage in enumerate(stages):
+        hosts.setdefault(stage.host or index, []).append(stage)
+    first, *others = hosts.values()
+    offsets = {id(stage): 0 for stage in stages}
+    errors, is_shown = [0], True
+    for members in others:
+        found = min(_find_offsets(first, members), key=lambda offset: offset.residual_ns, default=None)
+        names = first[0].host, members[0].host
+        if found is None:
+            is_shown = is_shown and not all(names)
+        elif is_apart(*names, found):
+            offsets |= {id(stage): -round(found.offset_ns) for stage in members}
+            errors.append(round(found.residual_ns))
+    return Clocks(tuple(offsets.values()), max(errors) if is_shown else None)
+
+
+def _find_offsets(first: Sequence[RankPasses], others: Sequence[RankPasses]) -> Iterator[Offset]:
+    """The clock of a host against another one, by the collectives that any two of their ranks made together."""
+    runs_of_others = [_collect(stage) for stage in others]
+    for runs_of_first in map(_collect, first):
+        for runs in runs_of_others:
+            common = sorted(runs.keys() & runs_of_first.keys())
+            if common:
+                yield _find_offset([runs_of_first[key] for key in common], [runs[key] for key in common])
 
 
 def _find_offset(first: Sequence[CollectiveRun], runs: Sequence[CollectiveRun]) -> Offset:

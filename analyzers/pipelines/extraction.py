@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from perfscope.analyzers.communication.calls import SYNCHRONISING, members_of, operation_named
 from perfscope.analyzers.pipelines.inference import PassEvents, infer_passes
 from perfscope.analyzers.pipelines.launches import LaunchedEvents, find_launched_events, label_steps, training_steps
 from perfscope.analyzers.pipelines.marks import PassMark, are_of_hooks, find_marks
@@ -181,6 +182,13 @@ def _find_collectives(trace: Trace, events: LaunchedEvents, rows: Int64) -> dict
     counts: Counter[str] = Counter()
     for row in rows[events.is_communication[rows] & ~events.is_transfer[rows]].tolist():
         name = trace.names[int(events.name[row])]
+        code = int(events.collective[row])
+        if code != ABSENT:  # each stage has groups of its own, whose operations are called the same
+            stated = trace.collectives[code]
+            if operation_named(stated.operation) not in SYNCHRONISING:
+                continue
+            group = trace.groups.get(stated.group)
+            name = f"{name} in {stated.group}: {members_of(group.ranks) if group else ''}"
         if counts[name] < _MOST_COLLECTIVE_ENDS:
             end_ns = int(events.end_ns[row])
             runs[name, counts[name]] = CollectiveRun(end_ns + trace.base_ns, end_ns - int(events.start_ns[row]))

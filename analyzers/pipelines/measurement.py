@@ -26,14 +26,20 @@ def measure_pipelines(pipelines: Sequence[Pipeline]) -> MeasuredBubble:
     """Measure every complete step of every pipeline.
 
     Raises:
-        MissingInput: No step is complete.
+        MissingInput: No step is complete, or the clocks of hosts are not known well enough.
     """
     steps: list[MeasuredStep] = []
     notes: list[str] = []
+    unknown = ""
     for pipeline in pipelines:
-        pipeline_steps, pipeline_notes = _measure_pipeline(pipeline)
-        steps.extend(pipeline_steps)
+        clocks = align_clocks(pipeline.traced)
+        pipeline_steps, pipeline_notes = _measure_pipeline(pipeline, clocks)
+        why = _explain_unknown(pipeline_steps, clocks)
+        unknown = unknown or why
+        steps.extend(pipeline_steps if not why else ())
         notes.extend(note for note in pipeline_notes if note not in notes)
+    if not steps and unknown:
+        raise MissingInput(unknown)
     if not steps:
         raise MissingInput("no training step is complete on every stage" + "".join(f"; {note}" for note in notes))
     usual_shape = Counter(step.shape for step in steps).most_common(1)[0][0]
@@ -47,8 +53,21 @@ def measure_pipelines(pipelines: Sequence[Pipeline]) -> MeasuredBubble:
     return MeasuredBubble(ranks=ranks, steps=usual_steps, notes=tuple(notes))
 
 
-def _measure_pipeline(pipeline: Pipeline) -> tuple[list[MeasuredStep], list[str]]:
-    clocks = align_clocks(pipeline.traced)
+def _explain_unknown(steps: Sequence[MeasuredStep], clocks: Clocks) -> str:
+    """Why idle time cannot be told from the error of the clocks; empty where it can."""
+    if clocks.error_ns is None:
+        return "the stages are on several hosts, and no collective shows how their clocks differ"
+    idle = [stage.idle for step in steps for stage in step.parts.stages if stage and stage.idle is not None]
+    mean_ns = sum(idle) / len(idle) if idle else None
+    if mean_ns is None or clocks.error_ns < max(mean_ns, 1):
+        return ""
+    return (
+        f"the clocks of the stages' hosts are known to about {clocks.error_ns / NS_PER_US:.0f} us, and a stage is idle "
+        f"for {mean_ns / NS_PER_US:.0f} us of a step"
+    )
+
+
+def _measure_pipeline(pipeline: Pipeline, clocks: Clocks) -> tuple[list[MeasuredStep], list[str]]:
     offsets = iter(clocks.offset_ns)
     stages = [None if stage is None else _index_steps(stage, next(offsets)) for stage in pipeline.stages]
     traced = [steps for steps in stages if steps is not None]
@@ -154,9 +173,7 @@ def _notes(pipeline: Pipeline, clocks: Clocks, incomplete: int) -> list[str]:
             notes.append("Without stage 0 the beginning of the section is unknown, so no share of it is given.")
     if incomplete:
         notes.append(f"{incomplete} steps are not complete on every stage and are excluded.")
-    if clocks.is_doubtful:
-        notes.append("The stages are on several hosts, and no collective shows how their clocks differ.")
-    elif any(clocks.offset_ns):
+    if clocks.error_ns is not None and any(clocks.offset_ns):
         notes.append(
             f"Clocks of hosts were aligned by the ends of collectives, to about {clocks.error_ns / NS_PER_US:.0f} us."
         )

@@ -13,7 +13,7 @@ from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.same_run import describe_losses, select_window
 from perfscope.analyzers.replay.unnamed_transfers import match_unnamed_transfers
-from perfscope.analyzers.shared.clock_offsets import find_offset
+from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
@@ -97,7 +97,7 @@ def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: Mapping[int
 
 
 def _offsets(ranks: Sequence[RankGraph], operations: Sequence[Operation]) -> Int64:
-    """What aligns the ends of common operations, which nearly coincide; the exporters' clocks where there are none."""
+    """The exporters' clocks, and between hosts what aligns the ends of common operations, which nearly coincide."""
     offsets = np.array([graph.base_ns - ranks[0].base_ns for graph in ranks], np.int64)
     pairs: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for operation in operations:
@@ -114,7 +114,7 @@ def _offsets(ranks: Sequence[RankGraph], operations: Sequence[Operation]) -> Int
             other = second if position == first else first
             if other in is_aligned:
                 continue
-            ahead = -_clock_offset(ranks[first], ranks[second], np.array(events, np.int64))
+            ahead = _clock_offset(ranks[first], ranks[second], np.array(events, np.int64))
             offsets[other] = offsets[position] + (ahead if position == first else -ahead)
             is_aligned.add(other)
             reached.append(other)
@@ -122,11 +122,15 @@ def _offsets(ranks: Sequence[RankGraph], operations: Sequence[Operation]) -> Int
 
 
 def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
-    """The clock of a rank minus that of another one, by pairs of events of operations that both made."""
+    """What is added to times of the second rank to get those of the first, by pairs of events that both made."""
+    base_ns = second.base_ns - first.base_ns
+    if is_one_host(first.host, second.host):
+        return base_ns
     of_first, of_second = events.T
     durations = first.duration_ns[of_first], second.duration_ns[of_second]
-    difference_ns = second.end_ns[of_second] - first.end_ns[of_first]
-    return round(find_offset(difference_ns, durations[0] - durations[1], np.minimum(*durations)).offset_ns)
+    difference_ns = second.end_ns[of_second] - first.end_ns[of_first] + base_ns
+    found = find_offset(difference_ns, durations[0] - durations[1], np.minimum(*durations))
+    return base_ns - (round(found.offset_ns) if is_apart(first.host, second.host, found) else 0)
 
 
 def step_of_calls(graph: RankGraph) -> Int64:

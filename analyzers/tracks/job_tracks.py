@@ -193,7 +193,10 @@ def _join_operations(
 
 
 def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, RankClock]) -> Iterator[Bubble]:
-    """Between the first pass of a step on any stage and the last one, where a stage runs none."""
+    """Between the first pass of a step on any stage and the last one, where a stage runs none.
+
+    A bubble that is shorter than the error of the clocks may be none.
+    """
     traced = [rank.passes for rank in tracks if rank.passes is not None and rank.passes.rank is not None]
     if not traced:
         return
@@ -203,8 +206,10 @@ def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, RankClock]) ->
         return
     for pipeline in pipelines:
         stages = [_shift(stage, clocks) for stage in pipeline.traced]
+        error_ns = max(clocks.get(stage.rank or 0, RankClock()).residual_ns or 0 for stage in stages)
         for label in dict.fromkeys(step.label for stage in stages for step in stage.steps):
-            yield from _bubbles_of_step(label, stages)
+            bubbles = _bubbles_of_step(label, stages)
+            yield from (bubble for bubble in bubbles if bubble.end_ns - bubble.start_ns > error_ns)
 
 
 def _join_windows(traced: Sequence[RankPasses]) -> list[RankPasses]:

@@ -115,14 +115,16 @@ def test_common_collectives_end_together_within_the_printed_residual(merge_into:
 
 
 def test_a_shifted_clock_is_found(merge_into: MergeInto, tmp_path: Path) -> None:
-    """The same traces, one of them an hour and some nanoseconds ahead: the merged ends are where they were."""
-    source = tmp_path / "shifted"
-    shutil.copytree(BASE, source)
-    trace = source / "rank1.json.gz"
-    document = json.loads(gzip.decompress(trace.read_bytes()))
-    document["baseTimeNanoseconds"] += 3_600_000_012_345
-    trace.write_bytes(gzip.compress(json.dumps(document).encode()))
-    straight, shifted = merge_into(BASE), merge_into(source, name="shifted.json.gz")
+    """Two hosts, the clock of one an hour and some nanoseconds ahead: the merged ends are where they were."""
+    for name, ahead_ns in (("straight", 0), ("shifted", 3_600_000_012_345)):
+        for rank in (0, 1):
+            document = json.loads(gzip.decompress((BASE / f"rank{rank}.json.gz").read_bytes()))
+            document["baseTimeNanoseconds"] += ahead_ns * rank
+            document["host_name"] = f"host{rank}"
+            target = tmp_path / name / f"rank{rank}.json.gz"
+            target.parent.mkdir(exist_ok=True)
+            target.write_bytes(gzip.compress(json.dumps(document).encode()))
+    straight, shifted = (merge_into(tmp_path / name, name=f"{name}.json.gz") for name in ("straight", "shifted"))
     offsets = [one.said["traces"][1]["offset_us"] for one in (straight, shifted)]
     assert offsets[1] - offsets[0] == pytest.approx(3_600_000_012.345, abs=0.0011)
     times = [[event["ts"] for event in one.events if event["pid"] // 10_000 == 2 and event["ph"] == "X"]

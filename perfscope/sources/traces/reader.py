@@ -48,7 +48,7 @@ from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
-from perfscope.wire.traces import MERGED_MARK, TraceMetadata
+from perfscope.wire.traces import MERGED_MARK, TraceMetadata, file_name
 
 _HEAD_BYTES = MIB
 #: Loaded by name: few files need it.
@@ -57,6 +57,8 @@ _OF_INPUTS = Events.SEQUENCES | Events.SHAPES
 _LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
 _LARGEST_HEAD_BYTES = 16 * MIB
+#: HOST_PROCESS.NANOSECONDS.pt.trace.json, as torch's tensorboard_trace_handler calls a file.
+_NAME_BY_TORCH = re.compile(r"(.+)_(\d+)\.\d+\.pt\.trace\.json")
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
 _ABSENT = msgspec.Raw(b"")
@@ -298,7 +300,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         path=path,
         rank=_first(info.rank, hooks.rank, _apply(rank_rule, path)),
         world_size=_first(*(size for size in (info.world_size, hooks.world_size) if (size or 0) <= MOST_RANKS)),
-        host=_metadata(document.host, str, ""),
+        host=_metadata(document.host, str, "") or hooks.host or "",
         backend=info.backend,
         devices=tuple(device.name for device in sorted(devices, key=lambda device: device.id)),
         processors=max((device.processors for device in devices), default=0),
@@ -320,7 +322,13 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         exporter="torch.profiler on MTIA" if columns.is_of_mtia else "",
         damage=(*content.damage, *dropped),
     )
-    return name_exchanges(trace)
+    return name_exchanges(trace if trace.host else msgspec.structs.replace(trace, host=_host_in_name(trace)))
+
+
+def _host_in_name(trace: Trace) -> str:
+    """The host by the file's name, which torch makes of it, of the process and of the time; empty of other names."""
+    match = _NAME_BY_TORCH.match(file_name(trace.path))
+    return match[1] if match and int(match[2]) == trace.process else ""
 
 
 def _metadata(raw: msgspec.Raw, kind: type[_T], default: _T) -> _T:

@@ -46,6 +46,7 @@ def test_a_stage_that_mostly_comes_last_is_not_taken_for_a_later_clock(early: in
 def test_a_stage_that_always_comes_last_has_an_error_that_covers_the_truth() -> None:
     first, second = collectives([900_000] * 9)
     clocks = align_clocks([stage("a", first), stage("b", second)])
+    assert clocks.error_ns is not None
     assert abs(clocks.offset_ns[1] + OFFSET_NS) <= clocks.error_ns
 
 

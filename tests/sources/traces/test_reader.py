@@ -14,6 +14,7 @@ from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, Events, Trace, Work
 from tests.sources.traces.making import (
     LAYOUTS,
+    PROCESS,
     Event,
     call,
     copy,
@@ -265,3 +266,15 @@ def test_a_trace_without_events_is_a_trace(tmp_path: Path, text: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(text)
     assert _empty(read_trace(path))
+
+
+def test_the_host_is_stated_by_the_exporter_by_the_hooks_or_by_the_name_that_torch_gives(tmp_path: Path) -> None:
+    def host(name: str, **head: Any) -> str:
+        return read_trace(write(tmp_path / name, EVENTS, **head)).host
+
+    hooks = {"perfscope": {"rank": 0, "host": "node7"}}
+    assert host("rank0.json", host_name="node6", **hooks) == "node6"
+    assert host("rank0.json", **hooks) == "node7"
+    assert host(f"node_8_{PROCESS}.1700000000.pt.trace.json.gz") == "node_8"
+    assert host(f"rank_{PROCESS + 1}.1700000000.pt.trace.json") == ""  # a number that is no process of the trace
+    assert host("rank0.json") == ""
