@@ -38,13 +38,13 @@ def align_clocks(stages: Sequence[RankPasses]) -> Clocks:
     offsets = {id(stage): 0 for stage in stages}
     errors, is_shown = [0], True
     for members in others:
-        found = min(_find_offsets(first, members), key=lambda offset: offset.residual_ns, default=None)
+        offset = min(_find_offsets(first, members), key=lambda one: one.residual_ns, default=None)
         names = first[0].host, members[0].host
-        if found is None:
+        if offset is None:
             is_shown = is_shown and not all(names)
-        elif is_apart(*names, found):
-            offsets |= {id(stage): -round(found.offset_ns) for stage in members}
-            errors.append(round(found.residual_ns))
+        elif is_apart(*names, offset):
+            offsets |= {id(stage): -round(offset.offset_ns) for stage in members}
+            errors.append(round(offset.residual_ns))
     return Clocks(tuple(offsets.values()), max(errors) if is_shown else None)
 
 

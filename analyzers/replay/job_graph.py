@@ -129,8 +129,8 @@ def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
     of_first, of_second = events.T
     durations = first.duration_ns[of_first], second.duration_ns[of_second]
     difference_ns = second.end_ns[of_second] - first.end_ns[of_first] + base_ns
-    found = find_offset(difference_ns, durations[0] - durations[1], np.minimum(*durations))
-    return base_ns - (round(found.offset_ns) if is_apart(first.host, second.host, found) else 0)
+    offset = find_offset(difference_ns, durations[0] - durations[1], np.minimum(*durations))
+    return base_ns - (round(offset.offset_ns) if is_apart(first.host, second.host, offset) else 0)
 
 
 def step_of_calls(graph: RankGraph) -> Int64:
