@@ -11,11 +11,9 @@ from perfscope.analyzers.wall_clock.ledger import Ledger, Part
 from perfscope.constants import NS_PER_S
 from perfscope.report import Json
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.steps import Steps
+from perfscope.tables.steps import FIRST_STEP, SLOW, WINDOW, Steps
 
 _MOST_STEPS = 5
-#: A step is slow from so many medians on.
-_SLOW = 1.5
 
 UNEXPLAINED = "unexplained"
 _FIRST_STEP, _WINDOW = "first step", "profiler window"
@@ -33,6 +31,16 @@ _CAUSES = {
     Part.WINDOW_STOP: _WINDOW,
     Part.WINDOW_EXPORT: _WINDOW,
     Part.HOOKS: "hooks of perfscope",
+}
+#: The same of what another rank did.
+_CAUSES_OF_PEERS = {
+    "save": _CAUSES[Part.SAVES],
+    "validation": _CAUSES[Part.VALIDATION],
+    "generation": _CAUSES[Part.GENERATION],
+    "compilation": _CAUSES[Part.COMPILATION],
+    "garbage": _GARBAGE,
+    FIRST_STEP: _FIRST_STEP,
+    WINDOW: _WINDOW,
 }
 
 
@@ -77,27 +85,24 @@ def find_slowest_steps(ledgers: Sequence[tuple[Ledger, Steps]]) -> tuple[SlowSte
             if known is None or slow.time_ns > known.time_ns:
                 slowest[slow.step] = slow
     ranked = sorted(slowest.values(), key=lambda slow: (-slow.time_ns, slow.step))[:_MOST_STEPS]
-    return tuple(_explain_by_garbage(slow, ledgers) if slow.cause == UNEXPLAINED else slow for slow in ranked)
+    tables = {ledger.rank: steps for ledger, steps in ledgers}
+    return tuple(_explain_by_peer(slow, tables[slow.rank]) if slow.cause == UNEXPLAINED else slow for slow in ranked)
 
 
-def _explain_by_garbage(slow: SlowStep, ledgers: Sequence[tuple[Ledger, Steps]]) -> SlowStep:
-    """The step with a collection of garbage as its cause, where that explains it; other ranks wait for it, too."""
-    collected = [
-        (int(np.ma.filled(steps.garbage_ns, 0)[ledger.step == slow.step].sum()), ledger.rank)
-        for ledger, steps in ledgers
-    ]
-    longest_ns, rank = max(collected, key=lambda pair: (pair[0], pair[1] == slow.rank))
-    if 2 * longest_ns <= slow.over_median_ns:
-        return slow
-    cause = _GARBAGE if rank == slow.rank else f"{_GARBAGE} on rank {rank}"
-    return replace(slow, cause=cause, cause_ns=min(longest_ns, slow.over_median_ns))
+def _explain_by_peer(slow: SlowStep, steps: Steps) -> SlowStep:
+    """The step with what another rank did besides training as its cause, where that explains it."""
+    for stall in steps.peer_stalls:
+        if stall.step == slow.step and 2 * stall.wait_ns > slow.over_median_ns:
+            cause = f"{_CAUSES_OF_PEERS[stall.kind]} on rank {stall.rank}"
+            return replace(slow, cause=cause, cause_ns=min(stall.wait_ns, slow.over_median_ns))
+    return slow
 
 
 def _slow_steps(ledger: Ledger, steps: Steps) -> list[SlowStep]:
     times = ledger.step_ns
     usual = steps.steady if steps.steady.any() else np.ones(len(times), np.bool_)
     median = int(np.median(times[usual]))
-    candidates = np.flatnonzero(times > _SLOW * median)
+    candidates = np.flatnonzero(times > SLOW * median)
     rows = candidates[np.argsort(-times[candidates], kind="stable")[:_MOST_STEPS]]
     excess = _excess_by_cause(ledger, steps, usual, rows) if len(rows) else {}
     slow = []
@@ -126,7 +131,8 @@ def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> 
         cause: _excess(ledger, [part for part in _CAUSES if _CAUSES[part] == cause], usual, rows)
         for cause in dict.fromkeys([*_CAUSES.values(), _FIRST_STEP, UNEXPLAINED])
     }
-    own = _excess(ledger, [Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS], usual, rows)
+    excess[_GARBAGE] = np.ma.filled(steps.garbage_ns, 0)[rows]
+    own = _excess(ledger, [Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS], usual, rows) - excess[_GARBAGE]
     in_window, is_first = np.asarray(steps.window[rows] != ""), np.asarray(steps.step[rows] == 1)
     for cause, chosen in (
         (_FIRST_STEP, is_first),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present, to_frame
 from perfscope.wire.host import DeviceProbe
@@ -16,6 +17,26 @@ if TYPE_CHECKING:  # slow to import, and no command needs it
 
 #: Of fewer steady-state steps there is no figure.
 FEWEST_STEPS = 5
+#: A step is slow from so many medians on.
+SLOW = 1.5
+#: What ranks wait for besides the kinds of ``ProcessSpans``.
+FIRST_STEP, WINDOW = "first_step", "window"
+
+
+class PeerStall(Struct, frozen=True):
+    """A step in which a rank waited for what another one did besides training.
+
+    Attributes:
+        step: Its number.
+        rank: The other rank.
+        kind: What it did: a kind of ``ProcessSpans``, ``FIRST_STEP`` or ``WINDOW``.
+        wait_ns: For how long of the step it did that, and this rank did not.
+    """
+
+    step: int
+    rank: int
+    kind: str
+    wait_ns: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,7 +89,7 @@ class Steps:
         data_wait_ns: Time spent waiting for the data loader; masked where unknown.
         save_ns: How long checkpoint saves stalled training, which ``wall_ns`` leaves out; masked where none did.
         draining: An asynchronous checkpoint save was writing during the step.
-        stalled_elsewhere: A checkpoint save stalled this step on another rank, for which this one waits.
+        stalled_elsewhere: This step waited for what another rank did besides training; see ``peer_stalls``.
         no_grad_ns: Time of validation and generation, which ``wall_ns`` leaves out; masked where there was none, and
             where most steps have some: then it is a part of the step.
         gap_ns: From the step's beginning to its first sign, a batch that is asked for or a forward pass; masked where
@@ -83,6 +104,8 @@ class Steps:
         host: What the host did; absent where the run did not record it.
         probes: Steps that were timed on the device.
         iteration: The framework's own number of each step; masked where it has none.
+        peer_stalls: The steps in which it waited for another rank. Those for its collection of garbage are not among
+            ``stalled_elsewhere``: it is a part of steps.
     """
 
     rank: int
@@ -112,6 +135,7 @@ class Steps:
     host: HostTimes | None = None
     probes: tuple[DeviceProbe, ...] = ()
     iteration: MaskedInt64 | None = None
+    peer_stalls: tuple[PeerStall, ...] = ()
 
     def __len__(self) -> int:
         return len(self.step)
@@ -144,6 +168,6 @@ class Steps:
     def frame(self) -> pd.DataFrame:
         """The table as a pandas DataFrame, with <NA> for what is absent."""
         columns = {column.name: getattr(self, column.name) for column in fields(self)}
-        del columns["host"], columns["probes"]
+        del columns["host"], columns["probes"], columns["peer_stalls"]
         host = {} if self.host is None else {name.name: getattr(self.host, name.name) for name in fields(self.host)}
         return to_frame({**columns, **host})

@@ -15,7 +15,7 @@ class ProcessSpans:
     """Stretches of a process's time, in the order in which they ended.
 
     Attributes:
-        kind: ``validation``, ``generation``, ``compilation``, ``first_batch`` or ``save``.
+        kind: ``validation``, ``generation``, ``compilation``, ``garbage``, ``first_batch`` or ``save``.
         start_ns: When each began, on the host's monotonic clock.
         end_ns: When it ended.
         wait_ns: How much of it was spent waiting for data loaders.

@@ -18,8 +18,9 @@ from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.runs.objects import read_object, recorded_options
+from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.records import decode_event, read_rank_record, read_records
-from perfscope.sources.runs.save_records import ProcessSaves, mark_stalled_elsewhere, read_process_saves, to_saves
+from perfscope.sources.runs.save_records import ProcessSaves, read_process_saves, to_saves
 from perfscope.sources.runs.setup_record import read_setup
 from perfscope.sources.runs.step_columns import read_step_columns
 from perfscope.sources.runs.step_records import to_steps
@@ -107,13 +108,14 @@ def _read(path: Path, read_samples: _ReadSamples) -> Run:
     ]
     ranks = tuple(process.rank for process in processes if process.rank is not None)
     steps = tuple(process.steps for process in processes if process.steps is not None)
+    timelines = tuple(process.timeline for process in processes if process.timeline is not None)
     damage += _missing_ranks(ranks)
     return Run(
         path=str(path),
         command=_command(facts),
         exit_status=_exit_status(facts),
         ranks=ranks,
-        steps=mark_stalled_elsewhere(steps, [process.saves for process in processes]),
+        steps=find_peer_stalls(steps, timelines),
         windows=tuple(window for process in processes for window in process.windows),
         damage=tuple(damage),
         gpus=gpus,
@@ -123,7 +125,7 @@ def _read(path: Path, read_samples: _ReadSamples) -> Run:
         saves=to_saves([process.saves for process in processes], steps),
         planned_windows=_planned_windows(facts),
         recorded=recorded_options(facts),
-        timelines=tuple(process.timeline for process in processes if process.timeline is not None),
+        timelines=timelines,
         read_memory=partial(_read_memory, path),
         setups={process.number: process.setup for process in processes if process.setup is not None},
     )

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from perfscope import wire
 from perfscope.constants import NS_PER_S
 from perfscope.sources.runs.records import decode_checkpoint, read_rank_record, read_records
-from perfscope.tables.columns import Int64, present
+from perfscope.tables.columns import present
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.tables.steps import Steps
+from perfscope.tables.timeline import Timeline
 from perfscope.wire.records import CheckpointRecord
-
-#: Ranks that save together are not stalled at quite the same moments.
-_SHORTEST_WAIT_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +47,7 @@ def to_saves(processes: Sequence[ProcessSaves], steps: Iterable[Steps]) -> Saves
     """The saves of all processes on one clock; None where there is none."""
     if not any(process.records for process in processes):
         return None
-    offsets_ns = _host_offsets_ns(processes)
+    offsets_ns = host_offsets_ns(processes)
     timings = tuple(
         _to_timing(number, process, record, offsets_ns[process.rank, process.attempt])
         for process in processes
@@ -61,14 +57,15 @@ def to_saves(processes: Sequence[ProcessSaves], steps: Iterable[Steps]) -> Saves
     return Saves(timings, _training_ns(timings, steps, offsets_ns), ranks)
 
 
-def _host_offsets_ns(processes: Sequence[ProcessSaves]) -> dict[tuple[int, int], int]:
+def host_offsets_ns(processes: Sequence[ProcessSaves | Timeline]) -> dict[tuple[int, int], int]:
     """The offset of each process's clock: processes of one host have one monotonic clock, until it starts again."""
     first_ns: dict[str | None, int] = {}
     offsets_ns: dict[tuple[int, int], int] = {}
     for process in processes:
-        shared_ns = first_ns.setdefault(process.host, process.offset_ns)
-        is_shared = process.host is not None and abs(process.offset_ns - shared_ns) < NS_PER_S
-        offsets_ns[process.rank, process.attempt] = shared_ns if is_shared else process.offset_ns
+        offset_ns = process.offset_ns or 0
+        shared_ns = first_ns.setdefault(process.host, offset_ns)
+        is_shared = process.host is not None and abs(offset_ns - shared_ns) < NS_PER_S
+        offsets_ns[process.rank, process.attempt] = shared_ns if is_shared else offset_ns
     return offsets_ns
 
 
@@ -109,63 +106,3 @@ def _training_ns(
     begins_ns += [start_ns for start_ns, _ in stalls_ns]
     ends_ns += [end_ns for _, end_ns in stalls_ns]
     return max(ends_ns) - min(begins_ns) or None
-
-
-def mark_stalled_elsewhere(tables: Sequence[Steps], processes: Sequence[ProcessSaves]) -> tuple[Steps, ...]:
-    """Mark the steps in which a rank waited for a save of another one.
-
-    A rank whose own save ended runs on to the next collective, maybe of the step after: a step is marked where another
-    rank was stalled during it and this one was not, and where a save stalled the step of this number elsewhere.
-    """
-    offsets_ns = _host_offsets_ns(processes)
-    own_ns = {(each.rank, each.attempt): _stalls_ns(each, offsets_ns[each.rank, each.attempt]) for each in processes}
-    attempts = {table.attempt for table in tables}
-    everyone = {
-        attempt: _merge([edge for (_, other), edges in own_ns.items() if other == attempt for edge in edges])
-        for attempt in attempts
-    }
-    numbers = {
-        attempt: sorted({step for table in tables if table.attempt == attempt for step in _stalled_numbers(table)})
-        for attempt in attempts
-    }
-    marked = []
-    for table in tables:
-        same_number = np.isin(table.step, numbers[table.attempt]) & ~present(table.save_ns)
-        ends_ns = table.end_ns + offsets_ns.get((table.rank, table.attempt), 0)
-        begins_ns = np.concatenate([[ends_ns[0] - np.ma.filled(table.wall_ns, 0)[0]], ends_ns[:-1]])
-        own = _merge(own_ns.get((table.rank, table.attempt), []))
-        waits_ns = _covered_ns(everyone[table.attempt], begins_ns, ends_ns) - _covered_ns(own, begins_ns, ends_ns)
-        marked.append(replace(table, stalled_elsewhere=same_number | (waits_ns >= _SHORTEST_WAIT_NS)))
-    return tuple(marked)
-
-
-def _stalled_numbers(table: Steps) -> list[int]:
-    numbers: list[int] = table.step[present(table.save_ns)].tolist()
-    return numbers
-
-
-def _stalls_ns(process: ProcessSaves, offset_ns: int) -> list[tuple[int, int]]:
-    return [
-        (start_ns + offset_ns, end_ns + offset_ns)
-        for record in process.records
-        for start_ns, end_ns in ((record.start_ns, record.end_ns), *(record.waits or ()))
-    ]
-
-
-def _merge(edges: Sequence[tuple[int, int]]) -> Int64:
-    """Intervals as disjoint ones, ascending: one row each, with its start and its end."""
-    merged: list[list[int]] = []
-    for start, end in sorted(edges):
-        if merged and start <= merged[-1][1]:
-            merged[-1][1] = max(merged[-1][1], end)
-        else:
-            merged.append([start, end])
-    return np.asarray(merged, np.int64).reshape(-1, 2)
-
-
-def _covered_ns(intervals: Int64, begins_ns: Int64, ends_ns: Int64) -> Int64:
-    """How much of each step disjoint intervals cover."""
-    covered = np.zeros(len(ends_ns), np.int64)
-    for start, end in intervals:
-        covered += np.maximum(0, np.minimum(ends_ns, end) - np.maximum(begins_ns, start))
-    return covered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,13 @@ import pytest
 
 from perfscope import wire
 from perfscope.analyzers.wall_clock import analyze
-from perfscope.analyzers.wall_clock.ledger import keep_ledger
+from perfscope.analyzers.wall_clock.ledger import Ledger, keep_ledger
 from perfscope.analyzers.wall_clock.slowest import find_slowest_steps
 from perfscope.errors import MissingInput
+from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.run import read_run
+from perfscope.tables.steps import PeerStall, Steps
+from perfscope.tables.timeline import Timeline
 from perfscope.wire.records import CheckpointRecord, Span, StepRecord, to_line
 from tests.analyzers.test_steps import MS, write_run
 from tests.analyzers.wall_clock.making import life, step_record
@@ -96,11 +100,11 @@ def slow_causes(records: list[StepRecord], **lived: Any) -> dict[int, str]:
     return {slow.step: slow.cause for slow in find_slowest_steps([(ledger, steps)])}
 
 
-def records_with(step: int, extra: int, **fields: Any) -> list[StepRecord]:
-    """Twelve steps of 100 ns, of which one takes longer, with these fields."""
+def records_with(step: int, extra: int, unit: int = 1, **fields: Any) -> list[StepRecord]:
+    """Twelve steps of 100 units of time, of which one takes longer, with these fields."""
     records, now = [], 0
     for number in range(1, 13):
-        length = 100 + (extra if number == step else 0)
+        length = unit * (100 + (extra if number == step else 0))
         records.append(step_record(number, now, now + length, **(fields if number == step else {})))
         now += length
     return records
@@ -150,16 +154,97 @@ def test_a_cause_explains_no_more_than_what_a_step_took_over_the_median() -> Non
     assert (slow.cause, slow.over_median_ns, slow.cause_ns) == ("data wait", 400, 400)
 
 
-def test_a_collection_of_garbage_is_the_cause_also_on_the_rank_that_waits_for_the_one_that_collects() -> None:
-    collecting = records_with(7, 300, spans=(Span(wire.GARBAGE, 620, 900),))
-    waiting = records_with(7, 400)
-    both = []
-    for rank, records in enumerate((collecting, waiting)):
-        timeline, steps = life(records, hooked=0)
-        both.append((replace(keep_ledger(timeline, steps, []), rank=rank), steps))
-    (slow,) = find_slowest_steps(both)
-    assert (slow.step, slow.rank, slow.cause, slow.cause_ns) == (7, 1, "garbage collection on rank 0", 280)
-    (alone,) = find_slowest_steps(both[:1])
-    assert (alone.cause, alone.cause_ns) == ("garbage collection", 280)
-    (without,) = find_slowest_steps(both[1:])
-    assert without.cause == "unexplained"
+def test_a_collection_of_garbage_explains_the_step_in_which_it_ran() -> None:
+    assert slow_causes(records_with(7, 300, spans=(Span(wire.GARBAGE, 620, 900),))) == {7: "garbage collection"}
+
+
+def both_ranks(
+    doing: tuple[Timeline, Steps], waiting: list[StepRecord], host: str = "host"
+) -> list[tuple[Ledger, Steps]]:
+    """Rank 0, which does something besides training, and rank 1, which waits for it."""
+    lives = [doing, life(waiting, hooked=0)]
+    timelines = [replace(timeline, rank=rank) for rank, (timeline, _) in enumerate(lives)]
+    tables = find_peer_stalls([replace(steps, rank=rank) for rank, (_, steps) in enumerate(lives)], timelines)
+    return [(keep_ledger(*pair, []), pair[1]) for pair in zip(timelines, tables, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "spans", "saves", "cause"),
+    [
+        ({"save_ns": 380 * MS}, [], [(605, 985)], "checkpoint save on rank 0"),
+        ({"no_grad_ns": 380 * MS}, [(wire.VALIDATION, 605, 985)], [], "validation on rank 0"),
+        ({"no_grad_ns": 380 * MS}, [(wire.GENERATION, 605, 985)], [], "generation on rank 0"),
+        ({}, [(wire.COMPILATION, 605, 985)], [], "compilation on rank 0"),
+        ({}, [(wire.GARBAGE, 605, 985)], [], "garbage collection on rank 0"),
+        ({"window": "profiled"}, [], [], "profiler window on rank 0"),
+        ({"begins": 985}, [], [], "profiler window on rank 0"),  # the boundary holds an export
+        ({}, [], [], "unexplained"),
+    ],
+)
+@pytest.mark.parametrize("later", [0, 1])
+def test_a_rank_that_waits_says_for_which_one_and_for_what(
+    fields: dict[str, Any], spans: list[tuple[str, int, int]], saves: list[tuple[int, int]], cause: str, later: int
+) -> None:
+    """Steps of 100 ms; rank 0 does it in step 7. Rank 1 waits in the same step, or its host runs ahead to the next."""
+    fields, wall = dict(fields), {}
+    if begins := fields.pop("begins", None):
+        wall = {"wall_ns": (1000 - begins) * MS}
+    doing = records_with(7, 300, MS, **fields, **wall)
+    waiting = records_with(7 + later, 301, MS)
+    rank0 = life(
+        doing,
+        hooked=0,
+        spans=[(kind, start * MS, end * MS, 0) for kind, start, end in spans],
+        saves=[(start * MS, end * MS) for start, end in saves],
+    )
+    (_, _), (ledger, steps) = both_ranks(rank0, waiting)
+    (slow,) = find_slowest_steps([(ledger, steps)])
+    assert (slow.step, slow.rank, slow.cause) == (7 + later, 1, cause)
+    is_marked = cause not in ("unexplained", "garbage collection on rank 0")
+    assert (7 + later in steps.step[steps.stalled_elsewhere]) == is_marked
+
+
+def test_a_rank_waits_for_the_first_step_of_another_one() -> None:
+    slow_start = life(records_with(1, 900, MS), hooked=0)
+    (_, _), (ledger, steps) = both_ranks(slow_start, records_with(2, 900, MS))
+    (slow,) = find_slowest_steps([(ledger, steps)])
+    assert (slow.step, slow.cause, slow.cause_ns) == (2, "first step on rank 0", 900 * MS)
+
+
+def test_what_both_ranks_do_stalls_none_of_them() -> None:
+    records = records_with(7, 300, MS, no_grad_ns=300 * MS, spans=(Span(wire.VALIDATION, 650 * MS, 950 * MS),))
+    for _, steps in both_ranks(life(records, hooked=0), records):
+        assert not steps.peer_stalls
+        assert not steps.stalled_elsewhere.any()
+
+
+def test_a_slow_step_of_another_moment_is_not_explained() -> None:
+    rank0 = life(records_with(4, 300, MS, save_ns=300 * MS), hooked=0, saves=[(320 * MS, 620 * MS)])
+    ends_apart = records_with(9, 301, MS)
+    (_, _), (ledger, steps) = both_ranks(rank0, ends_apart)
+    (slow,) = find_slowest_steps([(ledger, steps)])
+    assert (slow.step, slow.cause) == (9, "unexplained")
+
+
+def test_a_step_half_of_which_is_unexplained_names_no_rank() -> None:
+    rank0 = life(records_with(7, 300, MS), hooked=0, spans=[(wire.VALIDATION, 610 * MS, 750 * MS, 0)])
+    (_, _), (ledger, steps) = both_ranks(rank0, records_with(7, 300, MS))
+    assert [slow.cause for slow in find_slowest_steps([(ledger, steps)])] == ["unexplained"]
+    assert not steps.stalled_elsewhere.any()
+
+
+def test_ranks_of_two_hosts_are_compared_by_their_wall_clocks() -> None:
+    """The clock of the second host begins 5 s later."""
+    rank0 = life(records_with(7, 300, MS, save_ns=300 * MS), hooked=0, saves=[(620 * MS, 920 * MS)])
+    timelines = [replace(rank0[0], rank=0), replace(life(records_with(7, 301, MS), hooked=0)[0], rank=1, host="other")]
+    timelines[1] = replace(timelines[1], offset_ns=5_000 * MS)
+    waiting = life([step_record(n, *times) for n, times in shifted(records_with(7, 301, MS), -5_000 * MS)], hooked=0)[1]
+    _, steps = find_peer_stalls([replace(rank0[1], rank=0), replace(waiting, rank=1)], timelines)
+    assert steps.peer_stalls == (PeerStall(7, 0, "save", 300 * MS),)
+
+
+def shifted(records: list[StepRecord], by_ns: int) -> Iterator[tuple[int, tuple[int, int]]]:
+    """The steps with their begins and ends at other moments."""
+    for record in records:
+        assert record.wall_ns is not None
+        yield record.step, (record.end_ns - record.wall_ns + by_ns, record.end_ns + by_ns)
