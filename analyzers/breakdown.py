@@ -18,6 +18,7 @@ from operator import add
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, split
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
@@ -94,19 +95,14 @@ class RankParts(Struct, frozen=True, array_like=True):
 
     def joined_to(self, earlier: RankParts) -> RankParts:
         """An earlier window and this one, added up."""
-        return RankParts(
-            rank=self.rank,
-            device=self.device,
-            process=earlier.process,
-            trace=earlier.trace,
-            first_ns=earlier.first_ns,
+        return replace(
+            earlier,
             last_ns=self.last_ns,
             total=earlier.total + self.total,
             steps=earlier.steps + self.steps,
             outside=_sum_outside(earlier.outside, self.outside),
             events=earlier.events + self.events,
             is_damaged=earlier.is_damaged or self.is_damaged,
-            activities=self.activities,
         )
 
     def data(self) -> dict[str, Json]:

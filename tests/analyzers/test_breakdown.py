@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers import breakdown, idle
 from perfscope.errors import MissingInput
@@ -132,6 +133,19 @@ def test_windows_of_one_rank_are_added_and_copies_of_one_are_not(tmp_path: Path)
     (entry,) = breakdown.analyze([later, first]).ranks
     assert (entry.total.window, entry.events) == (200, 2)
     assert len(breakdown.analyze([first, double]).ranks) == 2
+
+
+def test_a_rank_with_two_windows_keeps_what_a_reader_must_know_of_them(tmp_path: Path) -> None:
+    """Joined windows lost the size of the job and the exporter, and with them two warnings."""
+
+    def measured(name: str, start: int) -> Any:
+        path = write(tmp_path / name, [kernel("gemm", start, start + 100)], **distributed(0, 4))
+        return breakdown.measure(replace(read_trace(path), exporter="XPlane"))
+
+    one, two = measured("a.json", 0), measured("b.json", 500)
+    (entry,) = breakdown.analyze([one, two]).ranks
+    assert (entry.world_size, entry.exporter, entry.events) == (4, "XPlane", 2)
+    assert breakdown.analyze([one, two]).notes == breakdown.analyze([one]).notes
 
 
 def test_two_runs_of_one_rank_stay_apart_and_are_told(tmp_path: Path) -> None:
