@@ -112,7 +112,7 @@ class Facts:
         return value if isinstance(value, Mapping) else {}
 
     def amount(self, pointer: str) -> float:
-        """A number, or 0 where there is none: for times of what was not seen."""
+        """A number, or 0 where it is absent: for times of what was not seen. The tests know each figure by its name."""
         return self.number(pointer) or 0.0
 
     def text(self, pointer: str) -> str:
