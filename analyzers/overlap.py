@@ -17,26 +17,35 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, groupby
 from operator import attrgetter
+from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.process_groups import PRIORITY, is_point_to_point, is_transfer, role_of
+from perfscope.analyzers.communication.process_groups import (
+    PRIORITY,
+    described_role,
+    is_point_to_point,
+    is_transfer,
+    roles_in,
+)
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.packed import pack, pack_in_order
 from perfscope.report import Cell, Column, Json, Section, list_entries, long_table, percent
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 _MOST_ROWS = 64
+#: A group's name, whether these are its sends and receives, and the axis that they serve.
+_Kind: TypeAlias = tuple[str, bool, str]
 
 
 class GroupOverlap(Struct, frozen=True, array_like=True):
-    """The communication of one process group on one device of one rank, in nanoseconds.
+    """The communication of one process group for one axis on one device of one rank, in nanoseconds.
 
     Attributes:
         rank: The rank; absent where nothing states it.
@@ -72,10 +81,10 @@ class GroupOverlap(Struct, frozen=True, array_like=True):
         return self.marked or (self.communication, self.hidden, self.exposed)
 
     @property
-    def key(self) -> tuple[bool, int, int, int, str, bool]:
+    def key(self) -> tuple[bool, int, int, int, str, bool, str]:
         """Identifies it, and sorts."""
         process = -1 if self.process is None else self.process
-        return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point
+        return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point, self.role
 
     def plus(self, addend: GroupOverlap) -> GroupOverlap:
         """This group with the times of another entry added."""
@@ -188,16 +197,21 @@ def members_by_group(trace: Trace, device: int) -> list[tuple[GroupOverlap, Bool
     communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
     if not communicates.any():
         return []
-    kinds = [(call.group, is_point_to_point(call.operation)) for call in trace.collectives] + [("", False)]
-    numbers = {kind: number for number, kind in enumerate(sorted({*kinds, ("", True)}))}
+    find_role = roles_in(trace)
+    transferred = "", True, "PP" if _is_in_pipeline(trace) else ""
+    kinds = [
+        (call.group, is_point_to_point(call.operation), find_role(call.group, call.operation))
+        for call in trace.collectives
+    ] + [("", False, "")]
+    numbers = {kind: number for number, kind in enumerate(sorted({*kinds, transferred}))}
     number_of = np.array([numbers[kind] for kind in kinds])[events.collective]  # ABSENT takes the last
     # Transfers that a framework batches carry no metadata; only their kernel's name identifies them.
     transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
-    number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers["", True]
+    number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers[transferred]
     groups = []
     for kind, number in numbers.items():
         members = communicates & (number_of == number)
-        groups.append((_describe(trace, device, kind, events.collective[members]), members))
+        groups.append((_describe(trace, device, kind), members))
     return sorted(groups, key=lambda group: PRIORITY.index(group[0].role))
 
 
@@ -248,10 +262,9 @@ def _in_microseconds(communication: int, hidden: int, exposed: int) -> dict[str,
     }
 
 
-def _describe(trace: Trace, device: int, kind: tuple[str, bool], collectives: Int64) -> GroupOverlap:
-    """An entry without its times; ``kind`` is a group's name, and whether these are its sends and receives."""
-    group, is_pair = kind
-    operations = {trace.collectives[index].operation for index in distinct(collectives) if index != ABSENT}
+def _describe(trace: Trace, device: int, kind: _Kind) -> GroupOverlap:
+    """An entry without its times."""
+    group, is_pair, role = kind
     stated = trace.groups.get(group)
     description, size = (stated.description, stated.size) if stated else ("", None)
     return GroupOverlap(
@@ -261,7 +274,7 @@ def _describe(trace: Trace, device: int, kind: tuple[str, bool], collectives: In
         group=group,
         is_point_to_point=is_pair,
         description=description,
-        role=_role(trace, description, operations, size, is_batched=is_pair and not group),
+        role=role,
         size=size,
         communication=0,
         hidden=0,
@@ -270,14 +283,10 @@ def _describe(trace: Trace, device: int, kind: tuple[str, bool], collectives: In
     )
 
 
-def _role(trace: Trace, description: str, operations: set[str], size: int | None, *, is_batched: bool) -> str:
-    """The axis of a group; batched transfers are a pipeline's where the rank is in one by its groups' descriptions."""
-    is_in_pipeline = any(
-        group.size > 1 and role_of(group.description, (), 0, 0) == "PP" for group in trace.groups.values()
-    )
-    if is_batched and is_in_pipeline:
-        return "PP"
-    return role_of(description, operations, size, trace.world_size)
+def _is_in_pipeline(trace: Trace) -> bool:
+    """Whether the rank is in a pipeline, whose transfers may be batched."""
+    stated = any(group.size > 1 and described_role(group.description) == "PP" for group in trace.groups.values())
+    return stated or "pp" in trace.axes
 
 
 def _add_windows(groups: Iterable[GroupOverlap]) -> Iterator[GroupOverlap]:

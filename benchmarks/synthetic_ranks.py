@@ -243,9 +243,8 @@ class Made:
         ends = np.linspace(first.end_ns[0], first.end_ns[-1], count).astype(np.int64)
         exchanges = replace(
             first,
-            key=GroupKey("1", ""),
+            key=GroupKey("1", "", role="TP"),
             description="TENSOR_MODEL_PARALLEL_GROUP",
-            role="TP",
             kinds=(_TENSOR,),
             kind=np.zeros(count, np.int16),
             step=np.repeat(self._steps, _TENSOR_CALLS).astype(np.int32),
@@ -287,16 +286,15 @@ class _Timed:
         end_ns, duration_ns = self.source.end_ns + skew_ns, self.duration_ns[rank].copy()
         own = replace(self.source, duration_ns=duration_ns, end_ns=end_ns)
         if job.is_one_group:
-            return replace(own, key=GroupKey(own.key.name, _members_of_all(job.ranks)), size=job.ranks)
+            return replace(own, key=GroupKey(own.key.name, _members_of_all(job.ranks), role=own.role), size=job.ranks)
         place, host = rank % ON_A_HOST, rank // ON_A_HOST
         if not self.is_across_hosts:
-            return replace(own, key=GroupKey("tensor", _members_of_host(host)), size=ON_A_HOST)
+            return replace(own, key=GroupKey("tensor", _members_of_host(host), role="TP"), size=ON_A_HOST)
         return replace(
             own,
-            key=GroupKey("data", _members_of_place(job.ranks, place)),
+            key=GroupKey("data", _members_of_place(job.ranks, place), role="DP"),
             size=job.ranks // ON_A_HOST,
             description="DATA_PARALLEL_GROUP",
-            role="DP",
         )
 
 

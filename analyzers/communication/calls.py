@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.communication.process_groups import is_point_to_point, role_of
+from perfscope.analyzers.communication.process_groups import is_point_to_point, roles_in
 from perfscope.analyzers.shared.intervals import Intervals, covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.patterns import compile_later
@@ -78,6 +78,7 @@ class GroupKey(Struct, frozen=True, order=True, array_like=True):
         sender: The rank that sends, for sends and receives; ABSENT for collectives.
         receiver: The rank that receives, likewise.
         run: Which run of several whose traces were given, from 0.
+        role: The axis of parallelism that it serves; ``""`` where it is unknown. One group may serve two.
     """
 
     name: str
@@ -85,6 +86,7 @@ class GroupKey(Struct, frozen=True, order=True, array_like=True):
     sender: int = ABSENT
     receiver: int = ABSENT
     run: int = 0
+    role: str = ""
 
 
 class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
@@ -93,7 +95,6 @@ class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
     Attributes:
         key: The group.
         description: What the framework calls it.
-        role: The axis of parallelism that it serves; ``""`` where it is unknown.
         size: Ranks in it; absent where not stated.
         kinds: The kinds of operations.
         kind: For each operation its index in ``kinds``.
@@ -107,7 +108,6 @@ class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
 
     key: GroupKey
     description: str
-    role: str
     size: int | None
     kinds: tuple[Kind, ...]
     kind: Integers
@@ -117,6 +117,11 @@ class GroupCalls(Struct, frozen=True, eq=False, array_like=True):
     end_ns: Int64
     covered_ns: Int64
     hidden_ns: Int64
+
+    @property
+    def role(self) -> str:
+        """The axis of parallelism that it serves; ``""`` where it is unknown."""
+        return self.key.role
 
 
 def operation_named(text: str) -> str:
@@ -196,14 +201,15 @@ def _kinds_by_group(trace: Trace, device: int) -> dict[GroupKey, dict[int, Kind]
     events = trace.device
     rows = np.flatnonzero((events.device == device) & events.is_work(Work.COMMUNICATION))
     groups: dict[GroupKey, dict[int, Kind]] = {}
+    find_role = roles_in(trace)
     for row in rows.tolist():
-        key, kind = _describe(trace, row)
+        key, kind = _describe(trace, row, find_role)
         if key is not None:
             groups.setdefault(key, {})[row] = kind
     return groups
 
 
-def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
+def _describe(trace: Trace, row: int, find_role: Callable[[str, str], str]) -> tuple[GroupKey | None, Kind]:
     number = int(trace.device.collective[row])
     if number == ABSENT:
         operation = operation_named(trace.names[trace.device.name[row]])
@@ -215,12 +221,13 @@ def _describe(trace: Trace, row: int) -> tuple[GroupKey | None, Kind]:
     group = trace.groups.get(call.group)
     ranks = group.ranks if group else ()
     if not is_point_to_point(operation):
-        return GroupKey(call.group, members_of(ranks)), kind
+        return GroupKey(call.group, members_of(ranks), role=find_role(call.group, operation)), kind
     if call.peer is None or trace.rank is None:
         return None, kind
     peer = ranks[call.peer] if ranks and 0 <= call.peer < len(ranks) else call.peer
     sender, receiver = (trace.rank, peer) if operation == "send" else (peer, trace.rank)
-    return GroupKey(call.group, members_of(ranks), sender, receiver), Kind("send_recv", call.dtype, kind.bytes)
+    key = GroupKey(call.group, members_of(ranks), sender, receiver, role=find_role(call.group, operation))
+    return key, Kind("send_recv", call.dtype, kind.bytes)
 
 
 def _group_calls(
@@ -236,13 +243,11 @@ def _group_calls(
     distinct = sorted(set(calls.values()))
     number = {kind: index for index, kind in enumerate(distinct)}
     index = np.array(rows, np.int64)
-    operations = ("send",) if key.sender != ABSENT else ()
     kind_of = np.array([number[kind] for kind in calls.values()], np.int16)
     intervals = [covered(trace.device, index[kind_of == kind]) for kind in range(len(distinct))]
     return GroupCalls(
         key=key,
         description=description,
-        role=role_of(description, operations, size, trace.world_size),
         size=size,
         kinds=tuple(distinct),
         kind=kind_of,

@@ -39,7 +39,6 @@ def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
     return GroupCalls(
         key=first.key,
         description=first.description,
-        role=first.role,
         size=first.size,
         kinds=kinds,
         kind=np.concatenate([of_first[first.kind], of_later[later.kind]]),

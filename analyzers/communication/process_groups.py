@@ -1,15 +1,19 @@
 """What a process group is for: the axis of parallelism that its communication serves.
 
-Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``); where they do not, a group
-with sends and receives alone is a pipeline's. A group of all ranks serves no axis by itself and is called ``world``.
+Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``). Where they do not, the axis is
+the one on which alone the group's ranks differ, if the layout is known; else a group with sends and receives alone is a
+pipeline's. A group of all ranks in which they differ on several axes serves none and is called ``world``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 from perfscope.patterns import compile_later
+from perfscope.tables.trace import Trace
+from perfscope.wire.axes import FACTORS, MESH_AXES
 
 #: The order in which exposed time counts for groups that communicate at the same time: the most urgent first.
 PRIORITY = ("PP", "TP", "MP", "EP", "CP", "DP", "world", "")
@@ -26,25 +30,72 @@ _ROLES = (
 )
 _PATTERNS = tuple((role, compile_later(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
 _TRANSFER = compile_later(r"sendrecv", re.IGNORECASE)
+_EXCHANGE = compile_later(r"all_?to_?all", re.IGNORECASE)
 _POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
-_UNDESCRIBED = frozenset(("", "undefined", "default_pg"))
+#: torch's prefix of the groups of device meshes.
+_OF_MESH = "mesh_"
+#: The axes of experts as roles: their tensors are split as others are, and their replicas reduce gradients.
+_OF_EXPERTS = {"etp": "TP", "edp": "DP"}
 
 
-def role_of(description: str, operations: Iterable[str], size: int | None, world_size: int | None) -> str:
-    """The axis that a group serves: PP, TP, MP (both), EP, CP, DP, ``world``, or ``""`` where it is unknown.
+def described_role(description: str) -> str:
+    """The axis that the framework's words for a group state: PP, TP, MP (both), EP, CP, DP, or ``""``.
 
-    >>> role_of("TENSOR_MODEL_PARALLEL_GROUP", (), 2, 8), role_of("undefined", ["send", "recv"], 2, 8)
-    ('TP', 'PP')
-    >>> role_of("undefined", ["allreduce"], 8, 8), role_of("undefined", ["allreduce"], 2, 8)
-    ('world', '')
+    >>> described_role("TENSOR_MODEL_PARALLEL_GROUP"), described_role("mesh_loss_mesh"), described_role("undefined")
+    ('TP', 'DP', '')
     """
-    if description in _UNDESCRIBED:
-        distinct = frozenset(operations)
-        if distinct and distinct <= _POINT_TO_POINT:
-            return "PP"
-        has_all_ranks = description == "default_pg" or (size is not None and size == world_size)
-        return "world" if has_all_ranks else ""
+    axis = MESH_AXES.get(description.removeprefix(_OF_MESH)) if description.startswith(_OF_MESH) else None
+    if axis is not None:
+        return _OF_EXPERTS.get(axis, axis.upper())
     return next((role for role, pattern in _PATTERNS if pattern.search(description)), "")
+
+
+def role_of(description: str, operation: str, ranks: Sequence[int], lines: Mapping[str, Sequence[int]]) -> str:
+    """The axis that a group serves, by its description, or else by its ranks; ``""`` where it is unknown.
+
+    Args:
+        description: What the framework calls it.
+        operation: Its operation; ``""`` for all of them together.
+        ranks: Its ranks.
+        lines: By axis, the ranks that one of them shares it with.
+
+    >>> lines = {"dp": (0, 2), "tp": (0, 1)}
+    >>> role_of("undefined", "allreduce", (0, 2), lines), role_of("default_pg", "allreduce", (0, 1, 2, 3), lines)
+    ('DP', '')
+    >>> experts = {"dp": (0, 1), "ep": (0, 1)}
+    >>> [role_of("default_pg", operation, (0, 1), experts) for operation in ("allreduce", "alltoallv", "")]
+    ['DP', 'EP', '']
+    """
+    role = described_role(description)
+    if role or len(ranks) < 2:  # noqa: PLR2004 - one rank communicates with nobody
+        return role
+    axes = [axis for axis, line in lines.items() if set(line).issuperset(ranks)]
+    if "ep" in axes and (not operation or _EXCHANGE.search(operation)):
+        return "EP" if operation else ""
+    return next((axis.upper() for axis in axes if axis in FACTORS), "")
+
+
+def roles_in(trace: Trace) -> Callable[[str, str], str]:
+    """A function that gives the axis that an operation of a group serves, by the group's name and the operation.
+
+    It is ``world`` for a group of all ranks, where they share no axis.
+    """
+
+    @cache
+    def find_role(name: str, operation: str) -> str:
+        group = trace.groups.get(name)
+        description, size, ranks = (group.description, group.size, group.ranks) if group else ("", 0, ())
+        has_all_ranks = description == "default_pg" or (size > 0 and size == trace.world_size)
+        if has_all_ranks and not ranks:
+            ranks = tuple(range(trace.world_size or 0))
+        role = role_of(description, operation, ranks, trace.axes)
+        if role:
+            return role
+        if is_point_to_point(operation):
+            return "PP"
+        return "world" if has_all_ranks else ""
+
+    return find_role
 
 
 def is_point_to_point(operation: str) -> bool:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, calls_by_group, operation_named
 from perfscope.analyzers.communication.matching import join_windows
-from perfscope.analyzers.communication.process_groups import is_point_to_point, is_transfer, role_of
+from perfscope.analyzers.communication.process_groups import described_role, is_point_to_point, is_transfer, roles_in
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.kernel_medians import KernelMedians, measure_kernels
 from perfscope.analyzers.shared.marked_steps import step_numbers
@@ -99,17 +99,18 @@ def _count_transfers(trace: Trace, communicates: Bool) -> int:
     Transfers that a framework batches carry no metadata; they are a pipeline's unless another axis than a pipeline is
     described, as that of a ring of context-parallel ranks.
     """
-    described = {role_of(group.description, (), 0, 0) for group in trace.groups.values() if group.size > 1}
+    described = {described_role(group.description) for group in trace.groups.values() if group.size > 1}
     batches_are_stages = "PP" in described or not described & {"CP", "EP"}
+    find_role = roles_in(trace)
     count = 0
     for call, name in zip(trace.device.collective[communicates].tolist(), trace.device.name[communicates], strict=True):
         if call == ABSENT:
             count += batches_are_stages and is_transfer(trace.names[name])
             continue
         metadata = trace.collectives[call]
-        operation, group = operation_named(metadata.operation), trace.groups.get(metadata.group)
+        operation = operation_named(metadata.operation)
         if is_point_to_point(operation):
-            count += role_of(group.description if group else "", (operation,), 0, 0) == "PP"
+            count += find_role(metadata.group, operation) == "PP"
     return count
 
 

@@ -133,7 +133,9 @@ def count_step_tokens(times: StepTimes) -> tuple[int, int]:
         raise MissingInput("the number of tokens in a step is unknown: the model's input was not a matrix of token ids")
     assert rank.tokens is not None
     assert rank.samples is not None
-    return round(times.tokens_per_step), max(1, round(rank.tokens / rank.samples))
+    # Over all ranks: those of context parallelism have parts of the sequences that they share.
+    length = times.tokens_per_step / times.samples_per_step if times.samples_per_step else rank.tokens / rank.samples
+    return round(times.tokens_per_step), max(1, round(length))
 
 
 def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:

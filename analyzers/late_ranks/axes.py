@@ -8,30 +8,41 @@ import numpy as np
 
 from perfscope.analyzers.communication.process_groups import role_of
 from perfscope.analyzers.late_ranks.parts import Part, StepParts, find_rows
-from perfscope.tables.run import ProcessGroup, Run
+from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
-
-_COLLECTIVE = ("collective",)
+from perfscope.wire.axes import FACTORS
 
 
 def axes_of_groups(run: Run) -> dict[int, tuple[str, ...]]:
     """By rank, the axis of each of its process groups, as ``TP``; empty for a group that serves none or several."""
-    places = {rank.rank: {**rank.parallel} for rank in run.ranks}
+    lines = _find_lines(run)
     return {
-        rank.rank: tuple(_find_axis(group, places, rank.world_size) for group in rank.groups)
+        rank.rank: tuple(
+            role_of(group.description, "", group.ranks, lines.get(min(group.ranks, default=-1), {}))
+            for group in rank.groups
+        )
         for rank in run.ranks
         if rank.groups
     }
 
 
-def _find_axis(group: ProcessGroup, places: Mapping[int, Mapping[str, int]], world_size: int) -> str:
-    """By the group's description, or else the one axis on which its ranks have different places."""
-    role = role_of(group.description, _COLLECTIVE, len(group.ranks), world_size)
-    if role and role != "world":
-        return role
-    axes = {axis for rank in group.ranks for axis in places.get(rank, {})}
-    used = [axis for axis in axes if len({places.get(rank, {}).get(axis) for rank in group.ranks}) > 1]
-    return used[0].upper() if len(used) == 1 else ""
+def _find_lines(run: Run) -> dict[int, dict[str, Sequence[int]]]:
+    """By rank and axis, the ranks that share all other axes with it; experts stand over those of data parallelism."""
+    places = {rank.rank: rank.parallel for rank in run.ranks}
+    used = [axis for axis in FACTORS if len({place.get(axis, 0) for place in places.values()}) > 1]
+    lines: dict[int, dict[str, Sequence[int]]] = {rank: {} for rank in places}
+    for axis in used:
+        others = [other for other in used if other != axis]
+        shared: dict[tuple[int, ...], list[int]] = {}
+        for rank, place in places.items():
+            shared.setdefault(tuple(place.get(other, 0) for other in others), []).append(rank)
+        for ranks in shared.values():
+            for rank in ranks:
+                lines[rank][axis] = ranks
+    for rank, place in places.items():
+        if "ep" in place and "dp" in used:
+            lines[rank]["ep"] = lines[rank]["dp"]
+    return lines
 
 
 def split_waits(

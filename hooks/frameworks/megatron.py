@@ -116,7 +116,8 @@ def _step_facts(module: Any, result: Any) -> dict[str, Any]:
             facts["global_samples"] = micro_batches * size * replicas
         length = getattr(arguments, "seq_length", None)
         if length:
-            facts["tokens"] = micro_batches * size * length
+            parts = getattr(arguments, "context_parallel_size", None) or 1
+            facts["tokens"] = micro_batches * size * length // parts
     return facts
 
 

@@ -30,13 +30,11 @@ _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION
 
 
 class WindowOwner(Protocol):
-    """The part of the capture that its windows use.
+    """The part of the capture that its windows use."""
 
-    Attributes:
-        lines: The ranks of each axis of parallelism.
-    """
-
-    lines: Mapping[str, tuple[int, ...]]
+    @property
+    def lines(self) -> Mapping[str, tuple[int, ...]]:
+        """The ranks of each axis of parallelism."""
 
     def note(self, text: str) -> None:
         """Record something that a reader of the report must know."""

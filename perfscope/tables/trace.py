@@ -230,6 +230,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         annotations: Ranges that code marked.
         operators: Operators of the framework; empty unless they were requested.
         groups: Process groups, by name.
+        axes: The ranks with which its rank shares each axis of parallelism, and itself; empty where not stated.
         collectives: The profiler's metadata of communication kernels.
         in_operators: When threads were inside operators; absent unless they or the operators were requested.
         callers: Operators that may wait for the device, and the script's own functions where stacks were recorded;
@@ -261,6 +262,7 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
     annotations: HostSpans
     operators: HostSpans
     groups: Mapping[str, ProcessGroup] = field(default_factory=dict)
+    axes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     collectives: tuple[Collective, ...] = ()
     in_operators: ThreadSpans | None = None
     callers: HostSpans = field(default_factory=no_spans)

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from perfscope.analyzers import kernels, overlap, pipeline_bubble
-from perfscope.analyzers.communication.process_groups import role_of
+from perfscope.analyzers.communication.process_groups import described_role, roles_in
 from perfscope.analyzers.pipelines.marks import find_marks
 from perfscope.sources.partials.values import Unstorable, pack_value
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.kernel_classes import classify, classify_copy, short_name
-from perfscope.tables.trace import Work
+from perfscope.tables.trace import ProcessGroup, Work
 from tests.sources.traces.making import Event, copy, distributed, kernel, span, write
 
 COMMUNICATION = [
@@ -106,13 +107,57 @@ def test_metadata_is_believed_before_names(tmp_path: Path) -> None:
         ("mesh_dp_shard_cp", "DP"),
         ("mesh_tp", "TP"),
         ("mesh_ep", "EP"),
-        ("default_pg", "world"),
+        ("mesh_etp", "TP"),
+        ("mesh_efsdp", "DP"),
+        ("mesh_batch", "DP"),
+        ("mesh_loss_mesh", "DP"),
+        ("mesh_data_parallel", "DP"),
+        ("default_pg", ""),
+        ("mesh_world", ""),
         ("undefined", ""),
         ("my own group", ""),
     ],
 )
 def test_the_axis_of_a_group_is_told_by_its_description(description: str, role: str) -> None:
-    assert role_of(description, ["allreduce"], 2, 8) == role
+    assert described_role(description) == role
+
+
+#: Of rank 0 of eight: replicas over two, stages over two, tensors over two; and of FSDP over four with their experts.
+_THREE = {"dp": (0, 2), "pp": (0, 4), "tp": (0, 1)}
+_EXPERTS = {"dp": (0, 1, 2, 3), "ep": (0, 1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("lines", "description", "ranks", "operation", "role"),
+    [
+        ({}, "default_pg", "0123", "allreduce", "world"),
+        ({}, "undefined", "0123", "allreduce", "world"),
+        ({}, "undefined", "01", "allreduce", ""),
+        ({}, "undefined", "01", "send", "PP"),
+        ({"dp": (0, 1, 2, 3)}, "default_pg", "0123", "allreduce", "DP"),
+        ({"dp": (0, 1, 2, 3)}, "default_pg", "", "allreduce", "DP"),
+        ({"dp": (0, 1, 2, 3)}, "mesh_world", "0123", "_allgather_base", "DP"),
+        ({"dp": (0, 1, 2, 3)}, "undefined", "02", "allreduce", "DP"),
+        ({"dp": (0, 1, 2, 3)}, "undefined", "0", "allreduce", ""),
+        (_EXPERTS, "default_pg", "0123", "_reduce_scatter_base", "DP"),
+        (_EXPERTS, "default_pg", "0123", "alltoallv", "EP"),
+        (_EXPERTS, "mesh_fsdp", "0123", "alltoall", "DP"),
+        (_THREE, "undefined", "02", "allreduce", "DP"),
+        (_THREE, "undefined", "04", "allreduce", "PP"),
+        (_THREE, "undefined", "01", "send", "TP"),
+        (_THREE, "undefined", "0145", "allreduce", ""),
+        (_THREE, "default_pg", "01234567", "allreduce", "world"),
+    ],
+)
+def test_the_axis_of_a_group_that_nothing_describes_is_that_of_its_ranks(
+    lines: dict[str, tuple[int, ...]], description: str, ranks: str, operation: str, role: str, tmp_path: Path
+) -> None:
+    numbers = tuple(int(rank) for rank in ranks)
+    group = ProcessGroup("0", description, len(numbers), numbers)
+    size = 8 if lines is _THREE else 4
+    trace = read_trace(write(tmp_path / "rank0.json", []))
+    trace = replace(trace, groups={"0": group}, axes=lines, world_size=size)
+    assert roles_in(trace)("0", operation) == role
 
 
 def told(tmp_path: Path, *traces: list[Event]) -> dict[str, Any]:

@@ -214,6 +214,30 @@ def test_tensor_parallel_ranks_work_on_the_same_samples(tmp_path: Path) -> None:
     assert steps_of(run).samples_per_s == pytest.approx(400)
 
 
+#: The layouts of eight ranks as hooks write them, and how many times a rank's samples and tokens count.
+LAYOUTS: list[tuple[dict[str, tuple[int, ...]], int, int]] = [
+    ({"dp": (0, 1, 2, 3, 4, 5, 6, 7)}, 8, 8),
+    ({"dp": (0, 1, 2, 3, 4, 5, 6, 7), "ep": (0, 1, 2, 3, 0, 1, 2, 3)}, 8, 8),
+    ({"dp": (0, 0, 1, 1, 2, 2, 3, 3), "tp": (0, 1) * 4, "ep": (0, 1, 2, 3, 4, 5, 6, 7)}, 4, 4),
+    ({"dp": (0, 0, 1, 1, 2, 2, 3, 3), "cp": (0, 1) * 4}, 4, 8),
+    ({"dp": (0, 1, 2, 3) * 2, "pp": (0,) * 4 + (1,) * 4, "ep": (0, 1, 0, 1) * 2}, 4, 4),
+    ({"pp": (0,) * 4 + (1,) * 4, "cp": (0, 0, 1, 1) * 2, "tp": (0, 1) * 4}, 1, 2),
+]
+
+
+@pytest.mark.parametrize(("places", "samples", "tokens"), LAYOUTS)
+def test_ranks_count_once_for_what_they_share(
+    places: dict[str, tuple[int, ...]], samples: int, tokens: int, tmp_path: Path
+) -> None:
+    run = write_run(tmp_path, {rank: [9, 10] for rank in range(8)}, samples=4, tokens=400)
+    for rank in range(8):
+        parallel = {"coordinates": {axis: indices[rank] for axis, indices in places.items()}}
+        (run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(parallel))
+    steps = steps_of(run)
+    assert steps.samples_per_s == pytest.approx(samples * 4 / 0.010)
+    assert steps.tokens_per_s == pytest.approx(tokens * 400 / 0.010)
+
+
 def test_a_run_too_short_for_a_median_has_none(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [None]}))
     assert (steps.count, steps.median_s, steps.p95_s, steps.first_s) == (1, None, None, None)

@@ -315,6 +315,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         in_operators=None if hooks.activities == LIGHT else columns.in_operators(),
         frames=columns.host_spans(Events.FRAMES) if Events.FRAMES in columns.requested else None,
         groups=_groups(info, columns),
+        axes=hooks.axes,
         collectives=tuple(columns.collectives),
         names=tuple(names),
         products=content.products,
