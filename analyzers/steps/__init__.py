@@ -30,9 +30,7 @@ from perfscope.report import in_unit
 from perfscope.tables.columns import Bool, MaskedInt64
 from perfscope.tables.run import Rank, Run
 from perfscope.tables.steps import Steps
-
-#: The axes whose ranks have the same tokens, and those whose ranks have the same samples besides.
-_SAME_TOKENS, _SAME_SAMPLES = ("tp", "pp"), ("cp",)
+from perfscope.wire.axes import counts_samples, counts_tokens
 
 
 def analyze(run: Run) -> StepTimes:
@@ -106,22 +104,13 @@ def _of_undisturbed(column: MaskedInt64, steady: Bool) -> MaskedInt64:
 
 
 def _work_of_step(ranks: Sequence[RankSteps], facts: Mapping[int, Rank]) -> tuple[float | None, float | None]:
-    """Samples and tokens of a step over all ranks; what a framework states is preferred to what was counted.
-
-    Ranks of tensor parallelism and stages work on the same samples, so one of each group counts. Context-parallel
-    ranks share them, too, and each has a part of their tokens. Experts fold over replicas, which count each.
-    """
+    """Samples and tokens of a step over all ranks; what a framework states is preferred to what was counted."""
     stated = next((rank.global_samples for rank in ranks if rank.global_samples is not None), None)
     if not facts or len(ranks) < max(rank.world_size for rank in facts.values()):
         return stated, None
-    leaders = [rank for rank in ranks if _is_first(facts.get(rank.rank), _SAME_TOKENS)]
-    samples = [rank.samples for rank in leaders if _is_first(facts.get(rank.rank), _SAME_SAMPLES)]
-    return _sum(samples) if stated is None else stated, _sum([rank.tokens for rank in leaders])
-
-
-def _is_first(rank: Rank | None, axes: Sequence[str]) -> bool:
-    """Whether the rank is the first one on some axes, or alone."""
-    return rank is None or all(rank.parallel.get(axis, 0) == 0 for axis in axes)
+    places = [(rank, facts[rank.rank].parallel if rank.rank in facts else {}) for rank in ranks]
+    samples = _sum([rank.samples for rank, place in places if counts_samples(place)]) if stated is None else stated
+    return samples, _sum([rank.tokens for rank, place in places if counts_tokens(place)])
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -36,7 +36,7 @@ class Layout:
         self._rank = rank
         self._world_size = world_size
         self._framework: tuple[dict[str, int], dict[str, int]] | None = None
-        self._spanning: tuple[tuple[bool, int], Lines] | None = None
+        self._spanning: Lines = {}
         self._lines: Lines = {}
         self._experts: Lines = {}
         self._groups: tuple[Mapping[str, object], ...] = ()
@@ -58,9 +58,8 @@ class Layout:
     def set_mesh(self, mesh: Any) -> None:
         """A mesh is used; it is the layout where its dimensions have names that are known and span all ranks.
 
-        Of several the one with the most axes counts: the dimension of FSDP has the context-parallel ranks inside it. A
-        mesh of experts has tensor- and context-parallel ranks inside its dimensions, too, so it counts where it is
-        alone.
+        Of several the one with the fewest data-parallel ranks counts: FSDP's dimension has context-parallel ranks
+        inside it, and those of experts have tensor-parallel ones, too.
         """
         lines = _find_lines(mesh, MESH_AXES)
         experts = {axis: line for axis, line in lines.items() if axis not in FACTORS}
@@ -71,9 +70,8 @@ class Layout:
             return
         if experts:
             lines = _find_lines(mesh, {**MESH_AXES, "edp": "dp", "efsdp": "dp", "ep": "dp"})
-        key = not experts, sum(len(line) > 1 for line in lines.values())
-        if self._spanning is None or key >= self._spanning[0]:
-            self._spanning = key, lines
+        if not self._spanning or _replicas(lines) <= _replicas(self._spanning):
+            self._spanning = lines
 
     def lines(self) -> Lines:
         """The used axes, as far as their ranks are known; a framework names its groups itself."""
@@ -98,12 +96,16 @@ class Layout:
 
     def _find(self) -> Lines:
         """The ranks of each axis that multiplies; none where the axes that wrappers report contradict each other."""
-        lines = self._lines if self._spanning is None else self._spanning[1]
+        lines = self._spanning or self._lines
         known = math.prod(len(line) for line in lines.values())
         if not lines or known > self._world_size:
             return {}
         unused = dict.fromkeys(_ALWAYS, (self._rank,)) if known == self._world_size else {}
         return {**unused, **{axis: line for axis, line in lines.items() if len(line) > 1 or axis in _ALWAYS}}
+
+
+def _replicas(lines: Lines) -> int:
+    return len(lines["dp"]) if "dp" in lines else 1
 
 
 def _find_lines(mesh: Any, axes_by_name: Mapping[str, str]) -> Lines:

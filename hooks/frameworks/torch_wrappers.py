@@ -147,13 +147,13 @@ def _fsdp1_replicas(wrapper: Any) -> list[int]:
     Hybrid sharding shards inside a node and replicates over nodes, which number their ranks alike: together they are
     the replicas.
     """
-    ranks_of = sys.modules["torch.distributed"].get_process_group_ranks
-    shards: list[int] = ranks_of(wrapper.process_group)
+    distributed = sys.modules["torch.distributed"]
+    shards: list[int] = distributed.get_process_group_ranks(wrapper.process_group)
     nodes = getattr(wrapper, "_inter_node_pg", None)
     if nodes is None:
         return shards
-    rank = wrapper.rank
-    return [first - rank + shard for first in ranks_of(nodes) for shard in shards]
+    own = distributed.get_rank()
+    return [rank - own + shard for rank in distributed.get_process_group_ranks(nodes) for shard in shards]
 
 
 def _report_fsdp2(capture: Capture, state: Any, root: Any, args: Any, kwargs: Any) -> None:

@@ -6,8 +6,11 @@ ranks: ``ep``, ``etp`` (their tensors) and ``edp`` (their replicas) multiply not
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 #: The axes that multiply to the number of ranks.
 FACTORS = ("dp", "pp", "tp", "cp")
+_SAME_TOKENS = ("pp", "tp")
 
 #: The axis of each usual name. Flattened dimensions are called by what they reduce: gradients, and the loss.
 MESH_AXES = {
@@ -48,3 +51,23 @@ MESH_AXES = {
     "expert_parallel": "ep",
     "etp": "etp",
 }
+
+
+def counts_tokens(place: Mapping[str, int]) -> bool:
+    """Whether a rank's tokens count, by its coordinates: stages and tensor-parallel ranks work on the same ones.
+
+    Context-parallel ranks have a part of each sequence. Experts fold over replicas, which all count.
+
+    >>> counts_tokens({"dp": 3, "ep": 3, "cp": 1}), counts_tokens({"dp": 0, "tp": 1})
+    (True, False)
+    """
+    return all(place.get(axis, 0) == 0 for axis in _SAME_TOKENS)
+
+
+def counts_samples(place: Mapping[str, int]) -> bool:
+    """Whether a rank's samples count: context-parallel ranks share theirs.
+
+    >>> counts_samples({"dp": 3, "ep": 3}), counts_samples({"dp": 0, "cp": 1})
+    (True, False)
+    """
+    return counts_tokens(place) and place.get("cp", 0) == 0

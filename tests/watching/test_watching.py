@@ -70,6 +70,17 @@ def test_steps_rates_and_ages_are_those_of_the_last_steps(tmp_path: Path) -> Non
     assert watched.per_second("tokens") == 2 * 400 / 0.2
 
 
+def test_ranks_that_share_their_tokens_count_once(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN", ranks=4)
+    for rank in range(4):
+        parallel = {"coordinates": {"dp": 0, "cp": rank // 2, "tp": rank % 2, "ep": rank, "odd": "x"}}
+        job.add_line(rank, "parallel.json", json.dumps(parallel))
+        job.add_steps(rank, 1, 50)
+    watched = look(job)
+    assert watched.per_second("samples") == 4 / 0.1
+    assert watched.per_second("tokens") == 2 * 400 / 0.1
+
+
 def test_only_new_lines_are_read_and_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     tail = Tail(path)

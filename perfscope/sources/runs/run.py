@@ -222,7 +222,9 @@ def read_rank(
 def _coordinates(folder: Path) -> dict[str, int]:
     """The rank's index on each axis of parallelism; empty where it recorded none."""
     coordinates = read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
-    return {str(axis): int(index) for axis, index in coordinates.items()} if isinstance(coordinates, dict) else {}
+    if not isinstance(coordinates, dict):
+        return {}
+    return {str(axis): index for axis, index in coordinates.items() if type(index) is int and index >= 0}
 
 
 def _groups(folder: Path) -> tuple[ProcessGroup, ...]:

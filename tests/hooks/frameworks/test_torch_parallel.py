@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,11 @@ pytestmark = pytest.mark.slow
 
 #: The model of scripts/parallel.py: an embedding, two blocks and an output layer.
 WHOLE = 64 * 16 + 2 * (16 * 64 + 64 + 64 * 16 + 16) + 16 * 64 + 64
+
+
+def opened(trace: Path) -> bytes:
+    """A trace, which may not be compressed yet."""
+    return gzip.decompress(trace.read_bytes()) if trace.suffix == ".gz" else trace.read_bytes()
 
 
 @pytest.mark.parametrize("how", ["zero", "fsdp1", "fsdp1_original", "fsdp2"])
@@ -43,6 +50,19 @@ def test_shards_of_tensors_that_are_split_add_up_to_the_model(tmp_path: Path) ->
     assert counted[0] + counted[1] == counted[2] + counted[3] == WHOLE
     # Of each block a rank holds half of both matrices and of the first bias.
     assert counted[1] == 2 * (16 * 32 + 32 + 32 * 16)
+
+
+def test_experts_fold_over_replicas_whose_tokens_all_count(tmp_path: Path) -> None:
+    run = torchrun(4, "parallel.py", "fsdp2_experts", cwd=tmp_path)
+    for rank in range(4):
+        place = {"dp": rank, "pp": 0, "tp": 0, "ep": rank % 2}
+        assert layout(run, rank) == (place, {"dp": 4, "pp": 1, "tp": 1, "ep": 2})
+    steps = analysis(run)["results"]["steps"]
+    assert steps["tokens_per_s"] * steps["median_s"] == pytest.approx(4 * 128)
+    axes = [json.loads(opened(trace))["perfscope"]["axes"] for trace in (run / "traces").glob("*.json*")]
+    assert sorted(axes, key=str) == [
+        {"dp": [0, 1, 2, 3], "ep": experts} for experts in ([0, 1], [0, 1], [2, 3], [2, 3])
+    ]
 
 
 def test_tensor_parallelism_alone(tmp_path: Path) -> None:
