@@ -5,7 +5,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
 
     RUN/run.json                     the command, its environment without secrets, versions, the outcome
     RUN/ranks/00000/rank.json        RankRecord: host, process, device and clock of the rank
-    RUN/ranks/00000/parallel.json    its coordinates in the process groups, where the framework reports them
+    RUN/ranks/00000/parallel.json    its index on each axis of parallelism, and the sizes; see wire/axes.py
     RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
     RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones

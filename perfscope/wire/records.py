@@ -43,7 +43,8 @@ class StepRecord:
         skipped: True where the framework counted the step but did not update the weights.
         micro_batches: Forward passes of the wrapped model in the step.
         samples: Samples that this rank processed.
-        tokens: Tokens that this rank processed, where the input is integers of two dimensions.
+        tokens: Tokens that this rank processed, where the input is integers of two dimensions: of a sequence that
+            context-parallel ranks share, its part.
         global_samples: Samples of the step over all ranks, where the framework reports them.
         data_wait_ns: Time spent waiting for the data loader.
         save_ns: How long checkpoint saves blocked training in the step; absent where none did.
