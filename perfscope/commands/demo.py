@@ -25,7 +25,7 @@ def demo(
     run_dir: Annotated[
         Path, typer.Option("-o", "--run-dir", help="Folder of the run; an earlier demo is replaced.")
     ] = Path("runs/demo"),
-    steps: Annotated[int, typer.Option(help="Number of training steps.", min=1)] = 12,
+    steps: Annotated[int, typer.Option(help="Number of training steps.", min=1)] = 20,
 ) -> Outcome:
     """Train a small GPT with DeepSpeed on two ranks under `perfscope profile`, and print the report."""
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
