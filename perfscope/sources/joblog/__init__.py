@@ -7,6 +7,6 @@ records of long logs in ``bulk``, and have ``step_times`` for logs whose records
 """
 
 from perfscope.sources.joblog.files.log_files import find_logs
-from perfscope.sources.joblog.reading import read_log
+from perfscope.sources.joblog.reading import read_log, read_moments
 
-__all__ = ["find_logs", "read_log"]
+__all__ = ["find_logs", "read_log", "read_moments"]

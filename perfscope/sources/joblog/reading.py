@@ -7,10 +7,12 @@ from functools import partial
 from itertools import accumulate, compress, count
 from operator import itemgetter
 from pathlib import Path
+from sys import maxsize
 from typing import TypeAlias
 
 import numpy as np
 
+from perfscope.errors import SourceError
 from perfscope.sources.joblog.assembly import assemble_log
 from perfscope.sources.joblog.content.builder import JobLogBuilder
 from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
@@ -19,7 +21,8 @@ from perfscope.sources.joblog.repeats.equal_lines import EqualLines, join_equal_
 from perfscope.sources.joblog.repeats.repeated_text import find_period
 from perfscope.sources.joblog.repeats.repetition import ALIKE, Repetition
 from perfscope.sources.joblog.rules import LineMatch
-from perfscope.sources.joblog.series.iteration_series import RECORDS_KEPT
+from perfscope.sources.joblog.series.iteration_series import RECORDS_KEPT, IterationSeries
+from perfscope.sources.joblog.series.moments_builder import MomentsBuilder
 from perfscope.sources.joblog.splitting.parallel import split_blocks_between
 from perfscope.sources.joblog.splitting.rank_lines import RankLines
 from perfscope.sources.joblog.splitting.split_block import SplitBlock
@@ -27,6 +30,7 @@ from perfscope.sources.joblog.swept_text import OpenSweep, SweptText
 from perfscope.sources.joblog.text.anchors import search_for
 from perfscope.sources.joblog.text.blocks import is_uncompressed_text, read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog
+from perfscope.tables.logged_moments import LoggedMoments
 
 #: All rules, by the number of the format and that of the rule in it.
 _RULES = [
@@ -77,11 +81,21 @@ def read_log(path: Path) -> JobLog:
     return _LogReader(_RECORDS_KEPT_OF_LONG if size > _LONG else RECORDS_KEPT).read(path, size)
 
 
+def read_moments(path: Path) -> LoggedMoments:
+    """Read when the iterations of a log ended. Each line is looked at, which takes longer than ``read_log``.
+
+    Raises:
+        SourceError: It cannot be read, is of several jobs, or has no line with a time and the number of an iteration.
+    """
+    moments = MomentsBuilder()
+    return _LogReader(maxsize, moments).read_moments(path, moments)
+
+
 class _LogReader:
     """The formats, opened for one log."""
 
-    def __init__(self, records_kept: int) -> None:
-        self._log = JobLogBuilder(records_kept)
+    def __init__(self, records_kept: int, moments: MomentsBuilder | None = None) -> None:
+        self._log = JobLogBuilder(records_kept, moments)
         self._formats = [log_format.open(self._log) for log_format in FORMATS]
         self._bulk = [bulk for log_format in self._formats for bulk in log_format.fast_paths]
         self._bound: dict[int, OpenRule] = {}
@@ -99,6 +113,31 @@ class _LogReader:
                     self._apply(bulk, block)
                 break
         return assemble_log(self._log, self._formats, path)
+
+    def read_moments(self, path: Path, moments: MomentsBuilder) -> LoggedMoments:
+        """Read the log line by line, and when each record was printed."""
+        for block in read_blocks(path):
+            text, done = to_plain_text(block), 0
+            rules, swept = self._possible_rules(text)
+            for _, rule, line in _find_lines(rules, text):
+                end = text.find(b"\n", max(line.line, done)) % (len(text) + 1)
+                moments.read_times(text[done:end])
+                done = end
+                swept.apply(rule, line)
+            moments.read_times(text[done:])
+            swept.sweep_to(len(text))
+            self._log.settle()
+        moments.end()
+        log = assemble_log(self._log, self._formats, path)
+        if log.mixture is not None:
+            raise SourceError(path, log.mixture)
+        series = self._log.series.get(log.time_source or "", IterationSeries())
+        is_fallback = any(
+            source.name == log.time_source and source.is_fallback
+            for log_format in self._formats
+            for source in log_format.sources
+        )
+        return moments.table(log, series.places(), are_times_apart=not (series.clock_runs_on or is_fallback))
 
     def _bulk_reading(self) -> OpenBulkReading | None:
         """The fast path of a format whose further records are folded, as those are complete that are kept.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from perfscope.analyzers.goodput.result import Goodput
 from perfscope.analyzers.wall_clock.ledger import Ledger, keep_ledger
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
-from perfscope.sources.joblog.moments import read_moments
+from perfscope.sources.joblog import read_moments
 from perfscope.sources.runs import nvml
 from perfscope.sources.runs.run import read_run, read_run_without_samples
 from perfscope.tables.timeline import Timeline
@@ -214,16 +216,26 @@ def test_logs_of_megatron_with_times(tmp_path: Path) -> None:
     ("line", "expected"),
     [
         (
-            "2020-05-08 18:{:02}:16,177 - mmdet - INFO - Epoch [{epoch}][{rest}/20]\tlr: 1e-3, eta: 4:32:13, time: 0.5",
+            "2020-05-08 18:{:02}:16,177 - mmdet - INFO - Epoch [{epoch}][{rest}/20]\tlr: 1e-3, eta: 4:32:13, time: 0.5"
+            ", data_time: 0.031, memory: 6836, loss: 0.4704",
             True,
         ),
         (
-            "2023/05/24 20:{:02}:44 - mmengine - INFO - Epoch(train)  [{epoch}][  {rest}/20]  lr: 8e-08  time: 13.9",
+            "2023/05/24 20:{:02}:44 - mmengine - INFO - Epoch(train)  [{epoch}][  {rest}/20]  lr: 8e-08  eta: 0:00:25  "
+            "time: 9.9  data_time: 0.000  memory: 0  loss: 11.4723",
             True,
         ),
         ("2023/05/24 20:{:02}:44 - mmengine - INFO - Epoch(val)  [{epoch}][  {rest}/20]", False),
-        ("10/17/2025 16:{:02}:19 [INFO|DP=0|PP=0|TP=0]: iteration: {number} / 378950 | consumed_tokens: 85.8G", True),
-        ("2021-01-19 07:{:02}:47 [INFO]\t[TRAIN] epoch=1, iter={number}/100, loss=1.68 | ETA 00:00:52", True),
+        (
+            "10/17/2025 16:{:02}:19 [INFO|DP=0|PP=0|TP=0]: iteration: {number} / 378950 | consumed_tokens: 85.8G | "
+            "elapsed_time_per_iteration_ms: 11.5K | lm_loss: 2.38",
+            True,
+        ),
+        (
+            "2021-03-30 06:{:02}:57 [INFO]\t[TRAIN] epoch: 1, iter: {number}/500, loss: 2.0859, lr: 0.009657, "
+            "batch_cost: 0.5344, reader_cost: 0.07273, ips: 3.7425 samples/sec | ETA 00:04:16",
+            True,
+        ),
     ],
 )
 def test_iterations_and_times_are_found_in_what_other_frameworks_print(
@@ -270,7 +282,7 @@ def from_lines(folder: Path, *lines: tuple[int, str, str]) -> tuple[Goodput, tup
 
 
 def test_a_clock_that_only_goes_back_is_told(tmp_path: Path) -> None:
-    _, damage = from_lines(tmp_path, (50, "10", "x"), (40, "20", "x"), (30, "30", "x"))
+    _, damage = from_lines(tmp_path, (50, "10", "1.0"), (40, "20", "1.0"), (30, "30", "1.0"))
     assert damage == ("odd.log: its clock goes back 2 times, by up to 10 s: the parts are doubtful",)
 
 
@@ -293,9 +305,54 @@ def test_a_number_of_five_thousand_digits_is_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("elapsed", ["1..0", ".", "nan", "-5.0", "1e400", "9" * 400])
-def test_a_time_that_is_no_number_is_not_known(elapsed: str, tmp_path: Path) -> None:
-    answer, _ = from_lines(tmp_path, (30, "10", elapsed), (40, "20", elapsed), (50, "30", elapsed))
-    assert answer.wall_ns == 20 * S
+def test_iterations_of_a_line_whose_time_is_no_number_are_those_of_the_next_line(elapsed: str, tmp_path: Path) -> None:
+    answer, _ = from_lines(tmp_path, (30, "10", "1000.0"), (40, "20", elapsed), (50, "30", "1000.0"))
+    assert (answer.wall_ns, answer.spent_ns[Spent.USEFUL]) == (20 * S, 20 * S)
+
+
+def of_ranks(iterations: Sequence[int], behind: int) -> str:
+    """A log of two labelled ranks, the second some lines later than the first."""
+    lines = []
+    for turn in range(len(iterations) + behind):
+        for rank, at in ((0, turn), (1, turn - behind)):
+            if 0 <= at < len(iterations):
+                clock = f"{10 + turn // 12}:{turn % 12 * 5:02}"
+                line = f"iteration {iterations[at]:8}/ 100 | elapsed time per iteration (ms): 5000.0 |"
+                lines.append(f"[default{rank}]:[2026-11-20 10:{clock}] {line}\n")
+    return "".join(lines)
+
+
+@pytest.mark.parametrize("behind", [0, 1, 3])
+def test_ranks_that_print_the_same_are_one_training(behind: int, tmp_path: Path) -> None:
+    """Each line of the rank that is a step later was a restart: no step was useful, and all were redone."""
+    (tmp_path / "one.log").write_text(of_ranks(range(1, 30), behind))
+    answer = account(find_logged_lives(read_moments(tmp_path / "one.log")))
+    assert (len(answer.starts), answer.starts[0].steps) == (1, 29)
+    assert answer.spent_ns[Spent.USEFUL] == 28 * 5 * S  # the first line has no time before it
+    assert answer.spent_ns[Spent.REDONE] == 0
+
+
+def test_ranks_that_start_again_redo_steps(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text(of_ranks([*range(1, 21), *range(11, 31)], 1))
+    answer = account(find_logged_lives(read_moments(tmp_path / "one.log")))
+    assert ([start.steps for start in answer.starts], answer.starts[0].redone) == ([20, 20], 10)
+
+
+def test_a_compressed_log_is_the_same_log(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text(MEGATRON)
+    (tmp_path / "one.log.gz").write_bytes(gzip.compress(MEGATRON.encode()))
+    plain, packed = (find_logged_lives(read_moments(tmp_path / name)) for name in ("one.log", "one.log.gz"))
+    assert seconds(plain) == seconds(packed)
+    ended = perfscope("goodput", "one.log.gz", "--format", "json", cwd=tmp_path)
+    assert ended.code == 0
+    assert json.loads(ended.stdout)["goodput"] == pytest.approx(account(plain).goodput)
+
+
+def test_a_log_of_two_jobs_is_refused(tmp_path: Path) -> None:
+    numbers = [number for at in range(1, 40) for number in (at, 500 + at)]
+    (tmp_path / "one.log").write_text(of_ranks(numbers, 0))
+    with pytest.raises(SourceError, match="two jobs"):
+        read_moments(tmp_path / "one.log")
 
 
 def test_a_log_that_begins_late_in_a_job_and_one_of_one_line_are_read(tmp_path: Path) -> None:

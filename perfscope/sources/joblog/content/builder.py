@@ -13,6 +13,7 @@ from perfscope.sources.joblog.repeats.equal_lines import Labels
 from perfscope.sources.joblog.repeats.repetition import ANY_NUMBER, AddedOf
 from perfscope.sources.joblog.series.compared_copies import AddedRecord
 from perfscope.sources.joblog.series.iteration_series import RECORDS_KEPT, IterationSeries
+from perfscope.sources.joblog.series.moments_builder import MomentsBuilder
 from perfscope.sources.joblog.text.line_fields import parse_number
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Timer
 
@@ -62,10 +63,10 @@ class JobLogBuilder:
 
     COUNTS: ClassVar = ("unreadable", "timer_lines", "_timers")
 
-    def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
+    def __init__(self, records_kept: int = RECORDS_KEPT, moments: MomentsBuilder | None = None) -> None:
         self.series: dict[str, IterationSeries] = {}
         self.frameworks: set[str] = set()
-        self.saves = SavesBuilder()
+        self.saves = SavesBuilder(moments)
         self.arguments: dict[str, str] = {}
         self.tflops_label: str | None = None
         self.memory = Memory()
@@ -75,6 +76,7 @@ class JobLogBuilder:
         self.ranks = 1
         self.remarks: dict[str, str] = {}
         self._records_kept = records_kept
+        self._moments = moments
         self._distrusted: set[str] = set()
         self._without_rates: set[str] = set()
         self._facts: dict[str, dict[str, Fact]] = {}
@@ -101,7 +103,7 @@ class JobLogBuilder:
     def series_of(self, source: str) -> IterationSeries:
         """The series of one source, which is created at the first call."""
         if source not in self.series:
-            self.series[source] = IterationSeries(self._records_kept)
+            self.series[source] = IterationSeries(self._records_kept, self._moments)
         return self.series[source]
 
     def median_times(self) -> dict[str, int]:
@@ -119,9 +121,14 @@ class JobLogBuilder:
         """The median samples a second that a source states, unless its rates are distrusted."""
         return None if source in self._without_rates else self.series[source].median_samples_per_s()
 
-    def on_disturbance(self, kind: Disturbance) -> None:
-        """Training is interrupted; where the clock of a series runs on, the time of its next record contains that."""
-        for series in self.series.values():
+    def on_disturbance(self, kind: Disturbance, *, is_in_times: bool = True) -> None:
+        """Training is interrupted; where the clock of a series runs on, the time of its next record contains that.
+
+        ``is_in_times`` is false where the format itself says which records do.
+        """
+        if self._moments is not None:
+            self._moments.events.append(kind)
+        for series in self.series.values() if is_in_times else ():
             series.on_disturbance(kind)
 
     def on_restart(self) -> None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from perfscope.sources.joblog.series.moments_builder import MomentsBuilder
 from perfscope.tables.joblog import Save
 
 
 class SavesBuilder:
     """Saves in the order of their beginning; a later save may begin before an earlier one has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, moments: MomentsBuilder | None = None) -> None:
+        self._moments = moments
         self._saves: list[Save] = []
         self._begin_ns: dict[int, int] = {}
         self._first: dict[float | None, int] = {}
@@ -22,6 +24,8 @@ class SavesBuilder:
     def add(self, save: Save) -> None:
         """Append a save."""
         self._first.setdefault(save.iteration, len(self._saves))
+        if self._moments is not None:
+            self._moments.events.append(len(self._saves))
         self._saves.append(save)
 
     def on_begin(self, iteration: int | None, path: str | None, stamp_ns: int | None) -> None:

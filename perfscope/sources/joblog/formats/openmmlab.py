@@ -118,6 +118,7 @@ def _on_save(state: _State, line: LineMatch) -> None:
 def _pause(state: _State, kind: Disturbance, iteration: int | None = None) -> None:
     if state.is_engine:
         state.clock.pause(kind, iteration)
+        state.log.on_disturbance(kind, is_in_times=False)
     else:
         state.log.on_disturbance(kind)
 

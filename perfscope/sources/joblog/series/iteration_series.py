@@ -20,6 +20,7 @@ import numpy as np
 from perfscope.sources.joblog.repeats.repetition import ANY_NUMBER, AddedOf, is_far
 from perfscope.sources.joblog.series.compared_copies import MANY_COPIES
 from perfscope.sources.joblog.series.latest_records import COMPARED_ROWS
+from perfscope.sources.joblog.series.moments_builder import MomentsBuilder
 from perfscope.sources.joblog.series.printed_numbers import RECENT, SKEW, PrintedNumbers
 from perfscope.sources.joblog.series.rank_copies import follow_repeats
 from perfscope.sources.joblog.series.ranks_in_step import RanksInStep, SuspectedRestart
@@ -62,8 +63,9 @@ class IterationSeries(RanksInStep):
 
     COUNTS: ClassVar = ("copies", "attempt", "redone", "_since_new", "_unnumbered")
 
-    def __init__(self, records_kept: int = RECORDS_KEPT) -> None:
+    def __init__(self, records_kept: int = RECORDS_KEPT, moments: MomentsBuilder | None = None) -> None:
         super().__init__()
+        self._moments = moments
         self.records_kept = records_kept
         self.clock_runs_on = False
         self.redone = 0
@@ -118,6 +120,7 @@ class IterationSeries(RanksInStep):
             self.folded_times.add(record, is_disturbed=self._disturbance > 0, begins=begins)
             self._latest.append(number, record.wall_ns, record.samples)
         else:
+            record.place = self._moments.mark() if self._moments is not None else None
             self._columns.append(record, self.attempt, self._disturbance)
         self._disturbance = 0
         return True
@@ -348,7 +351,8 @@ class IterationSeries(RanksInStep):
         suspected = self._suspected
         if suspected is None or suspected.label != label:
             return False
-        if numbers.last < number <= numbers.last + self.interval():
+        is_next = number <= numbers.last + self.interval() or not self._gaps.counts  # the first number was damaged
+        if numbers.last < number and is_next:
             is_past = number > suspected.last + SKEW * self.interval()
             if is_past or len(self) > suspected.records + _SUSPECTED_RECORDS:
                 self._suspected = None

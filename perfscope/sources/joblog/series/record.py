@@ -10,7 +10,10 @@ LARGEST_INTEGER = 1 << 50
 
 @dataclass(slots=True)
 class Record:
-    """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning."""
+    """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning.
+
+    ``place`` is its place among the records of a ``MomentsBuilder``.
+    """
 
     iteration: int | None = None
     wall_ns: int | None = None
@@ -25,6 +28,7 @@ class Record:
     nan: int = 0
     wall_resolution_ns: int | None = None
     tflops_resolution: float | None = None
+    place: int | None = None
 
     def drop_impossible(self) -> None:
         """Take what no record can have; the number is left."""

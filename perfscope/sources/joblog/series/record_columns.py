@@ -19,7 +19,17 @@ from perfscope.tables.joblog import Disturbance, Iterations
 DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
 
 _ABSENT = -1
-_INTEGERS = ("iteration", "attempt", "wall_ns", "wall_resolution_ns", "disturbed", "samples", "skipped", "nan")
+_INTEGERS = (
+    "iteration",
+    "attempt",
+    "wall_ns",
+    "wall_resolution_ns",
+    "disturbed",
+    "samples",
+    "skipped",
+    "nan",
+    "place",
+)
 _FLOATS = (
     "samples_per_s",
     "tokens_per_s",
@@ -83,6 +93,10 @@ class RecordColumns:
     def iterations_from(self, row: int) -> list[int]:
         """The numbers of the records from a row on; a negative row counts from the end."""
         return self._integers["iteration"][row:].tolist()
+
+    def places(self) -> list[int]:
+        """The place of each record, where records are marked."""
+        return self._integers["place"].tolist()
 
     def find_latest(self, number: int, rows: int) -> tuple[int | None, int | None] | None:
         """Time and samples of the record of an iteration among the last rows; None where there is none."""
