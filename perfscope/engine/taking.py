@@ -32,6 +32,9 @@ from perfscope.tables.trace import Events
 from perfscope.units import format_count
 from perfscope.wire.traces import TraceMetadata, file_name, partials_path
 
+#: Why the other windows are measured, which are at hand.
+_STAYED = "their traces stayed on the hosts, without partials that can be taken"
+
 
 class Taking(Struct):
     """How partials are taken, and what came of it.
@@ -115,7 +118,9 @@ def answer_each(
         if isinstance(answer, Refused):
             if is_absent:
                 line = f"{trace.path} stayed on its host, and {file_name(partials_path(trace.path))} {answer}"
-                yield Answered(number, MeasuredTrace(trace.path, None, (line,)))
+                is_other_at_hand = trace.operators is not None and trace.operators not in taking.absent
+                mismatch = _STAYED if is_other_at_hand else None
+                yield Answered(number, MeasuredTrace(trace.path, None, (line,), mismatch=mismatch))
                 continue
             if not isinstance(answer, Missing):
                 taking.refused.setdefault(str(answer), []).append(partials_path(trace.path))

@@ -304,6 +304,24 @@ def test_absent_traces_whose_partials_are_damaged_are_damage(run: Path) -> None:
     assert f"{trace} stayed on its host, and {Path(partials_path(trace)).name} is not of the schema" in line
 
 
+def test_the_windows_that_are_at_hand_are_read_where_the_others_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Partials of other code stood for the light windows: all traces "stayed on their hosts", the page was empty."""
+    copy = copy_with_partials(FIXTURES / "light_ddp" / "ddp_gpu_bound", tmp_path)
+    plan = Plan(only=frozenset({"breakdown", "kernels"}))
+    for light in (copy / "traces" / "light").glob("*.gz"):
+        light.unlink()
+    assert analyze([copy], plan).windows.times == "light"
+    monkeypatch.setattr("perfscope.engine.partials.__version__", "9.9")
+    analysis = analyze([copy], plan)
+    assert analysis.results.keys() == {"breakdown", "kernels"}
+    assert (analysis.windows.times, analysis.windows.is_paired) == ("operators", False)
+    (note,) = analysis.windows.notes
+    assert note.startswith("The light windows are left out: their traces stayed on the hosts")
+    assert ["stayed on its host" in line for line in analysis.damage] == [True, True]
+
+
 def test_the_windows_of_a_process_are_measured_as_one(tmp_path: Path) -> None:
     copy = copy_with_partials(FIXTURES / "light" / "host_bound", tmp_path)
     (partials,) = copy.rglob("*.partials")
