@@ -16,10 +16,12 @@ _COMMUNICATION = (
     r"ncclKernel_",
     r"ncclSym(?:k|m)?(?:Dev)?Kernel",
     r"\bnccl[A-Z]\w*",
-    r"rcclGenericKernel",
+    r"rcclGenericKernel|\brccl_main_kernel",
     r"\bmscclpp|\bmsccl\w*Kernel|\bmscclKernel",
     r"\bhccl|\bhcom_",
     r"\boneccl|\bccl::",
+    # torchcomms, and Meta's libraries below it
+    r"\bctranKernel[A-Z]|\bmcclKernel",
     # torch symmetric memory
     r"multimem_(?:one_shot_|two_shot_)?(?:all_?reduce|all_?gather|reduce_?scatter)",
     r"(?:one|two)_shot_all_?reduce",
@@ -30,9 +32,16 @@ _COMMUNICATION = (
     r"allreduce_fusion_kernel",
     r"(?:one|two)[sS]hotAll[rR]educe",
     r"lamport",
-    # DeepEP; its layout kernel computes
-    r"(?:deep_ep|dpsk::ep)::(?:legacy::)?(?:intranode|internode|internode_ll)::(?:cached_notify_)?(?:notify_)?"
-    r"(?:dispatch|combine|cached_notify)",
+    r"\ball_?reduce_[12]stage|\bqr_all_?reduce|\bquickreduce::\w*all_?reduce|\bkernel_nvls_\w*all_?reduce",
+    # expert parallelism: DeepEP and what follows it; kernels that lay out, scan or permute tokens compute
+    r"\b(?:deep_ep|dpsk::ep|uccl)::(?:legacy::|ep::)?(?:intranode|internode|internode_ll)::(?:cached_notify_)?"
+    r"(?:notify_)?(?:dispatch|combine|cached_notify)",
+    r"\bdeep_ep::(?:ep|comm)::(?:\w+::)*\w*(?:dispatch|combine|barrier|prefetch_weights|reduce_grads)",
+    r"\bnccl_ep(?:_jit_|::(?:\w+::)*)\w*(?:dispatch|combine|barrier|sync)",
+    r"\bhybrid_ep::(?:\w+::)*\w*(?:dispatch|combine|sync)_kernel",
+    r"\bEp(?:Dispatch|Combine)\w*Kernel",
+    r"\bmoeA2A\w*Kernel|\bmoe_?[aA]ll[tT]oAll\w*Kernel",
+    r"\bpplx::(?:\w+::)*\w*(?:dispatch|combine)|\ba2a_(?:dispatch|combine)_(?:send|recv)_kernel",
     r"\bnvshmem(?:i|x)?_|\bnvshmem(?:i|x)?[A-Z]|\brocshmem",
     r"userbuffers_fp16_sum_inplace|kuserbuffers_(?:push|pull)(?:send|recv)",
 )
