@@ -28,7 +28,7 @@ _OUTPUT = re.compile(
 )
 _ADAPTER = re.compile("lora", re.IGNORECASE)
 _LATENT = re.compile("kv_a|kv_down|kv_lora", re.IGNORECASE)
-_NO_ATTENTION = re.compile(r"linear_att|mamba|\bssm|rwkv|time_mix|delta_net", re.IGNORECASE)
+_NO_ATTENTION = re.compile(r"linear_att|mamba|\bA_log\b|\bssm|rwkv|time_mix|delta_net", re.IGNORECASE)
 _SHARED = re.compile("shared", re.IGNORECASE)
 _EXPERT = re.compile("expert", re.IGNORECASE)
 #: A list of modules, one of each expert, as in ``experts.*.up.weight``.
@@ -92,6 +92,8 @@ def infer_dimensions(
     hidden = table.shape[1] if is_whole else stated.hidden
     if number is None or hidden is None:
         raise MissingInput("the model is split by tensor parallelism and does not name its dimensions")
+    if is_whole and any(hidden not in output.shape for output in layers.outputs):
+        raise MissingInput(f"{name} has attention that is not of the embedding table's width, {hidden}")
     plain = Transformer(
         name=name,
         layers=number,

@@ -49,16 +49,15 @@ def describe_model(*parts: Any, config: dict[str, Any] | None = None) -> ModelRe
     """
     weights = _grouped(itertools.chain.from_iterable(_named_weights(part) for part in parts))
     module = _unwrapped(parts[0])
+    stated = {**_config(module), **{key: value for key, value in (config or {}).items() if _is_plain(value)}}
     return ModelRecord(
         parameters=sum(weight.elements for weight in weights),
         trainable=sum(weight.elements for weight in weights if weight.trainable),
         weights=weights,
         module=_class_name(module),
-        config=redact_facts(
-            {**_config(module), **{key: value for key, value in (config or {}).items() if _is_plain(value)}}
-        ),
+        config=redact_facts(stated),
         dtype=_widest_dtype(weights),
-        checkpointing=_checkpointing(module),
+        checkpointing=_checkpointing(module, stated),
     )
 
 
@@ -193,13 +192,12 @@ def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
     return max(elements, key=lambda dtype: elements[dtype]) if elements else None
 
 
-def _checkpointing(module: Any) -> str | None:
+def _checkpointing(module: Any, config: dict[str, Any]) -> str | None:
     """``full`` or ``selective`` where the module states that activations are recomputed, else None."""
-    config = getattr(module, "config", None)
-    granularity = getattr(config, "recompute_granularity", None)
+    granularity = config.get("recompute_granularity")
     if granularity in ("full", "selective"):
         return str(granularity)
-    for part in module.modules():
-        if type(part).__name__ == "CheckpointWrapper" or getattr(part, "gradient_checkpointing", False) is True:
+    for _, part in named_modules(module):
+        if type(part).__name__ == "CheckpointWrapper" or vars(part).get("gradient_checkpointing") is True:
             return "full"
     return None

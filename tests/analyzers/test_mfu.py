@@ -35,6 +35,8 @@ from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_tok
 
 GPT = Shape(layers=3)
 UNTIED = Shape(layers=3, ffn=224, gated=True, vocabulary=384, tied=False)
+#: 4 heads of 32 on a hidden size of 64, and 2 of keys and values.
+WIDE = Shape(layers=3, head_dim=32, kv_heads=2, vocabulary=384)
 
 
 def read(tmp_path: Path, record: ModelRecord, rank: int = 0) -> Model:
@@ -47,15 +49,26 @@ def read(tmp_path: Path, record: ModelRecord, rank: int = 0) -> Model:
 
 
 def inferred(tmp_path: Path, module: nn.Module) -> Transformer:
-    return infer_dimensions(read(tmp_path, describe_model(module)).weights, "module")
+    model = read(tmp_path, describe_model(module))
+    return infer_dimensions(model.weights, "module", model.stated).model
 
 
-@pytest.mark.parametrize("shape", [GPT, UNTIED], ids=["tied", "untied and gated"])
+@pytest.mark.parametrize("shape", [GPT, UNTIED, WIDE], ids=["tied", "untied and gated", "wide, with grouped queries"])
 def test_the_shapes_alone_give_the_operations_that_pytorch_counts(tmp_path: Path, shape: Shape) -> None:
     model = inferred(tmp_path, Decoder(shape))
     assert megatron_whole_attention(model, 96) == counted_flops_per_token(shape, 96)
     assert total_parameters(model) == sum(parameter.numel() for parameter in Decoder(shape).parameters())
     assert (model.layers, model.hidden, model.vocabulary) == (3, shape.hidden, shape.vocabulary)
+    assert (model.query_dim, model.kv_heads * model.head_dim) == (4 * shape.head_dim, shape.kv_heads * shape.head_dim)
+
+
+@pytest.mark.parametrize("shared", [0, 96])
+def test_of_experts_those_are_counted_that_a_token_uses(tmp_path: Path, shared: int) -> None:
+    shape = Shape(layers=3, experts=8, top_k=2, shared_ffn=shared, ffn=128)
+    model = inferred(tmp_path, Decoder(shape))
+    routers = 6 * shape.layers * shape.hidden * shape.experts  # PyTorch counts them, Megatron-LM does not
+    assert megatron_whole_attention(model, 96) + routers == counted_flops_per_token(shape, 96)
+    assert total_parameters(model) == sum(parameter.numel() for parameter in Decoder(shape).parameters())
 
 
 def test_wrappers_are_looked_through(tmp_path: Path) -> None:
@@ -131,6 +144,12 @@ def test_modules_named_embedding_have_tables_also_where_they_are_none_of_torch_s
     assert read(tmp_path, older).weights[0].is_embedding, "a record of before"
 
 
+def without_top_k(module: nn.Module) -> nn.Module:
+    for part in module.modules():
+        vars(part).pop("top_k", None)
+    return module
+
+
 def test_zero_stage_3_tells_the_whole_shape() -> None:
     module = nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64))
     module[1].weight.data = torch.empty(0)
@@ -143,7 +162,7 @@ def test_zero_stage_3_tells_the_whole_shape() -> None:
     [
         (nn.Sequential(nn.Linear(16, 16)), "no embedding table"),
         (nn.Sequential(nn.Embedding(64, 16), nn.Linear(16, 64)), "not those of a transformer"),
-        (Decoder(Shape(experts=4, top_k=2)), "experts"),
+        (without_top_k(Decoder(Shape(experts=4, top_k=2))), "how many of them a token uses"),
     ],
 )
 def test_what_is_no_countable_transformer_is_said(tmp_path: Path, module: nn.Module, said: str) -> None:

@@ -20,14 +20,15 @@ _TOP_K = (
     "moe_top_k", "moe_k", "top_k",
 )  # fmt: skip
 _WINDOW = ("sliding_window", "sliding_window_size")
-_HAS_ATTENTION = {"full_attention", "sliding_attention"}
+_HAS_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 _OTHER_PARTS = ("vision", "visual", "image", "audio", "speech")
 
 
 def read_stated(config: Mapping[str, object]) -> StatedDimensions:
     """Read what a configuration states."""
     parts = list(_parts(config))
-    kinds = next((kinds for part in parts if isinstance(kinds := part.get("layer_types"), list)), [])
+    lists = (kinds for part in parts if isinstance(kinds := part.get("layer_types"), list))
+    kinds = [kind for kind in next(lists, []) if isinstance(kind, str)]
     window = None if any(part.get("use_sliding_window") is False for part in parts) else _find(parts, _WINDOW)
     return StatedDimensions(
         layers=_find(parts, _LAYERS),
@@ -38,7 +39,7 @@ def read_stated(config: Mapping[str, object]) -> StatedDimensions:
         latent=_latent(parts),
         window=window,
         window_layers=kinds.count("sliding_attention") if window and kinds else None,
-        other_layers=tuple(sorted({str(kind) for kind in kinds} - _HAS_ATTENTION)),
+        other_layers=tuple(sorted(set(kinds) - _HAS_ATTENTION)),
     )
 
 

@@ -8,8 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from perfscope.analyzers.flops.model_inference import infer_dimensions
+from perfscope.analyzers.flops.trained_run import find_trained_model
+from perfscope.hooks.facts.model import describe_model
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.sources.models.config_fields import read_stated
+from perfscope.sources.runs.run import read_run
+from perfscope.tables.model import Weight
 from tests.conftest import analysis, step_lines
 from tests.hooks.frameworks.running import field, layout, parameters, rank_file, torchrun
+from tests.scripts import split_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -58,11 +66,30 @@ def test_experts_fold_over_replicas_whose_tokens_all_count(tmp_path: Path) -> No
         place = {"dp": rank, "pp": 0, "tp": 0, "ep": rank % 2}
         assert layout(run, rank) == (place, {"dp": 4, "pp": 1, "tp": 1, "ep": 2})
     steps = analysis(run)["results"]["steps"]
-    assert steps["tokens_per_s"] * steps["median_s"] == pytest.approx(4 * 128)
+    assert steps["tokens_per_s"] * steps["step_time_s"] == pytest.approx(4 * 128)
     axes = [json.loads(opened(trace))["perfscope"]["axes"] for trace in (run / "traces").glob("*.json*")]
     assert sorted(axes, key=str) == [
         {"dp": [0, 1, 2, 3], "ep": experts} for experts in ([0, 1], [0, 1], [2, 3], [2, 3])
     ]
+
+
+@pytest.mark.parametrize("how", ["tensors", "experts"])
+def test_a_model_that_is_split_over_ranks_has_the_dimensions_of_the_whole_one(how: str, tmp_path: Path) -> None:
+    run = torchrun(4, "split_decoder.py", how, cwd=tmp_path)
+    split = find_trained_model(read_run(run)).model
+    record = describe_model(split_decoder.Decoder(how))
+    weights = [Weight(each.name, each.owner == "Embedding", each.shape, each.count) for each in record.weights]
+    assert split == infer_dimensions(weights, "Decoder", read_stated(record.config)).model
+    assert (split.layers, split.query_dim, split.hidden, split.vocabulary) == (3, 64, 32, 128)
+    assert total_parameters(split) == record.parameters
+    shapes = {
+        weight["name"]: (weight["shape"], weight["parts"]) for weight in rank_file(run, 0, "model.json")["weights"]
+    }
+    assert shapes["layers.*.attention.wq.weight"] == ([64, 32], 2 if how == "tensors" else 1)
+    if how == "experts":
+        assert shapes["layers.*.moe.experts.w1"] == ([4, 96, 32], 1)
+        assert split.experts is not None
+        assert (split.experts.routed, split.experts.active, split.experts.layers) == (4, 2, 3)
 
 
 def test_tensor_parallelism_alone(tmp_path: Path) -> None:

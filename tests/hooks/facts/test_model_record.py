@@ -1,0 +1,140 @@
+"""What hooks record of the configuration that a model was built from, without running any of its code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import pytest
+import torch
+from torch import nn
+
+from perfscope.hooks.facts.model import describe_model
+
+
+@dataclass
+class MoeArgs:
+    """What a configuration nests."""
+
+    num_experts: int = 4
+    top_k: int = 2
+
+
+@dataclass
+class Args:
+    """A configuration as torchtitan's."""
+
+    n_heads: int = 4
+    moe_args: MoeArgs = field(default_factory=MoeArgs)
+
+
+class Trap:
+    """Whatever a script may write: each of these would run its code."""
+
+    def __init__(self, **values: object) -> None:
+        vars(self).update(values)
+
+    @property
+    def hidden_size(self) -> NoReturn:
+        raise AssertionError("a property was read")
+
+    def to_dict(self) -> NoReturn:
+        raise AssertionError("a method was called")
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)  # pytest asks for these
+        raise AssertionError(f"{name} was looked for")
+
+    def __eq__(self, other: object) -> NoReturn:
+        raise AssertionError("it was compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Constants:
+    """A bare class of constants."""
+
+    n_layer = 12
+    bias = False
+    block = nn.Linear
+
+
+class Slots:
+    __slots__ = ("dim", "later")
+
+    def __init__(self) -> None:
+        self.dim = 64
+
+
+class HasProperties(nn.Module):
+    """A module whose names of configurations, of modules and of parameters are the script's own code."""
+
+    def __init__(self, config: object) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(8, 4)
+        self.options = config
+
+    @property
+    def config(self) -> NoReturn:
+        raise AssertionError("a property was read")
+
+    def parameters(self, recurse: bool = True) -> NoReturn:
+        raise AssertionError(f"a method was called: {recurse}")
+
+    named_parameters = modules = named_modules = parameters  # type: ignore[assignment]
+
+
+def config_of(config: object) -> dict[str, Any]:
+    module = nn.Linear(2, 2)
+    module.config = config  # type: ignore[assignment]
+    return describe_model(module).config
+
+
+@pytest.mark.parametrize(
+    ("config", "recorded"),
+    [
+        (Trap(n_layer=2, of_layer=[1, 2], unknown=object()), {"n_layer": 2, "of_layer": [1, 2]}),
+        (Trap(inner=Trap(top_k=2), tensor=torch.zeros(2), text="a/b"), {"inner": {"top_k": 2}}),
+        (Constants, {"n_layer": 12, "bias": False}),
+        (Constants(), {"n_layer": 12, "bias": False}),
+        (Slots(), {"dim": 64, "later": None}),
+        (Args(), {"n_heads": 4, "moe_args": {"num_experts": 4, "top_k": 2}}),
+        ({"n_layer": "12", "heads": None, 3: 4, "layer_types": ["full_attention"]},
+         {"n_layer": "12", "heads": None, "layer_types": ["full_attention"]}),
+        ("a text", {}),
+        (7, {}),
+        ([1, 2], {}),
+        (None, {}),
+    ],
+)  # fmt: skip
+def test_a_configuration_is_read_without_its_code(config: object, recorded: dict[str, object]) -> None:
+    assert config_of(config) == recorded
+
+
+def test_a_configuration_that_holds_itself_ends() -> None:
+    config = Trap(n_layer=2)
+    vars(config)["again"] = config
+    assert config_of(config) == {"n_layer": 2, "again": {"n_layer": 2, "again": {"n_layer": 2}}}
+
+
+def test_no_secret_of_a_nested_configuration_is_written() -> None:
+    assert config_of({"login": {"api_token": "abc"}})["login"] == {"api_token": "[redacted]"}
+
+
+def test_no_code_of_a_module_runs() -> None:
+    record = describe_model(HasProperties(Args()))
+    assert (record.parameters, record.config) == (32, {})
+
+
+def test_layers_say_how_many_experts_a_token_uses() -> None:
+    model = nn.Sequential(nn.Embedding(8, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    for layer in model[1:]:
+        layer.top_k = 2
+    assert describe_model(model).config == {"layers": {"top_k": 2}}
+    model.config = Args()  # type: ignore[assignment]
+    assert describe_model(model).config == {
+        "layers": {"top_k": 2},
+        "n_heads": 4,
+        "moe_args": {"num_experts": 4, "top_k": 2},
+    }
