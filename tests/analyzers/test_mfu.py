@@ -304,6 +304,90 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
     )
 
 
+def describe_again(run: Path, changes: dict[int, dict[str, Any]]) -> None:
+    """Change what each rank recorded of its model."""
+    for rank, changed in changes.items():
+        path = run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.MODEL_FILE
+        path.write_text(json.dumps(json.loads(path.read_bytes()) | changed))
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"sliding_window": 32, "layer_types": ["sliding_attention", "full_attention", "full_attention"]},
+            "1 of 3 layers attend to the last 32 tokens alone. Every convention counts the whole sequence: "
+            "2.76e-05 GFLOP/token more, 2.2% of `megatron_core`.",
+        ),
+        (
+            {"sliding_window_size": 32},
+            "Layers attend to the last 32 tokens alone. Every convention counts the whole sequence: "
+            "up to 8.29e-05 GFLOP/token more, 6.8% of `megatron_core`.",
+        ),
+        ({"sliding_window": 128}, None),  # as long as a sequence
+    ],
+)
+def test_a_sliding_window_is_said_with_what_it_saves(
+    tmp_path: Path, config: dict[str, object], said: str | None
+) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    describe_again(run, {rank: {"config": config} for rank in range(2)})
+    notes = [note for note in mfu.analyze(read_run(run)).notes if "tokens alone" in note]
+    assert notes == ([said] if said else [])
+    # 6 x (64 + 64) a layer and token that is not seen: half of 128 but for (32 + 31 + ... + 1 + 96 x 32) / 128.
+    unseen = 128 / 2 - (32**2 / 2 + 96 * 32) / 128
+    assert 6 * 128 * unseen / 1e9 == pytest.approx(2.76e-05, rel=0.01)
+
+
+def test_experts_that_megatron_spreads_over_ranks_are_whole_in_its_arguments(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    arguments = {
+        "num_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "padded_vocab_size": 512, "ffn_hidden_size": 128,
+        "num_experts": 8, "moe_router_topk": 2, "add_bias_linear": False, "normalization": "RMSNorm",
+        "untie_embeddings_and_output_weights": True, "position_embedding_type": "rope",
+    }  # fmt: skip
+    shapes = {
+        "embedding.word_embeddings.weight": ("Embedding", [512, 64], 1),
+        "decoder.layers.*.self_attention.linear_qkv.weight": ("Linear", [192, 64], 3),
+        "decoder.layers.*.self_attention.linear_proj.weight": ("Linear", [64, 64], 3),
+        "decoder.layers.*.mlp.router.weight": ("TopKRouter", [8, 64], 3),
+        "decoder.layers.*.mlp.experts.local_experts.*.linear_fc1.weight": ("Linear", [128, 64], 12),
+        "decoder.layers.*.mlp.experts.local_experts.*.linear_fc2.weight": ("Linear", [64, 128], 12),
+        "output_layer.weight": ("Linear", [512, 64], 1),
+    }
+    weights = [
+        {"name": name, "owner": owner, "shape": shape, "dtype": "bf16", "trainable": True, "count": count}
+        for name, (owner, shape, count) in shapes.items()
+    ]
+    stored = sum(np.prod(weight["shape"]) * weight["count"] for weight in weights)
+    recorded = {"config": arguments, "weights": weights, "parameters": int(stored), "trainable": int(stored)}
+    describe_again(run, dict.fromkeys(range(2), recorded))
+    result = mfu.analyze(read_run(run))
+    assert result.trained.notes == ("Dimensions: the config of Gpt.",)
+    # The other four experts of each layer are on other ranks.
+    norms = 3 * 2 * 64 + 64
+    assert result.trained.parameters == stored + 3 * 4 * 2 * 128 * 64 + norms
+    products = 3 * (4 * 64 * 64 + 2 * 2 * 128 * 64) + 512 * 64
+    assert result.headline.flops_per_token == 6 * products + 6 * 3 * 64 * 128
+    # Arguments of another model are not believed.
+    describe_again(run, {rank: {"config": arguments | {"hidden_size": 96}} for rank in range(2)})
+    assert "the shapes of Gpt's parameters" in mfu.analyze(read_run(run)).trained.notes[0]
+
+
+def test_layers_of_which_only_some_are_recomputed_are_one_kind(tmp_path: Path) -> None:
+    module = Decoder(WIDE)
+    record = describe_model(module)
+    wrapped = tuple(
+        dataclasses.replace(weight, name=f"{prefix}{weight.name}", count=count)
+        for weight in record.weights
+        for prefix, count in ((("_checkpoint_wrapped_module.", 1), ("", 2)) if weight.count == 3 else (("", 1),))
+    )
+    assert (
+        inferred(tmp_path, module)
+        == infer_dimensions(read(tmp_path, dataclasses.replace(record, weights=wrapped)).weights, "module").model
+    )
+
+
 def test_a_run_without_a_model_says_so(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
     for path in run.rglob(wire.MODEL_FILE):
