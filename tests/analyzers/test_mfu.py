@@ -359,8 +359,8 @@ def test_experts_that_megatron_spreads_over_ranks_are_whole_in_its_arguments(tmp
         {"name": name, "owner": owner, "shape": shape, "dtype": "bf16", "trainable": True, "count": count}
         for name, (owner, shape, count) in shapes.items()
     ]
-    stored = sum(np.prod(weight["shape"]) * weight["count"] for weight in weights)
-    recorded = {"config": arguments, "weights": weights, "parameters": int(stored), "trainable": int(stored)}
+    stored = sum(int(np.prod(shape)) * count for _, shape, count in shapes.values())
+    recorded = {"config": arguments, "weights": weights, "parameters": stored, "trainable": stored}
     describe_again(run, dict.fromkeys(range(2), recorded))
     result = mfu.analyze(read_run(run))
     assert result.trained.notes == ("Dimensions: the config of Gpt.",)

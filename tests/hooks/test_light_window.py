@@ -181,7 +181,7 @@ def test_by_default_both_windows_leave_five_steps_before_them_and_in_twenty_step
 )
 def test_the_default_window_of_one_kind(
     choice: WindowChoice,
-    is_on_gpu: bool,  # noqa: FBT001 - a parameter of the test
+    is_on_gpu: bool,
     windows: list[tuple[int, int, str]],
     tmp_path: Path,
     request: pytest.FixtureRequest,

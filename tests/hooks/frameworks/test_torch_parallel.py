@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from perfscope.sources.runs.run import read_run
 from perfscope.tables.model import Weight
 from tests.conftest import analysis, step_lines
 from tests.hooks.frameworks.running import field, layout, parameters, rank_file, torchrun
-from tests.scripts import split_decoder
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +77,7 @@ def test_experts_fold_over_replicas_whose_tokens_all_count(tmp_path: Path) -> No
 def test_a_model_that_is_split_over_ranks_has_the_dimensions_of_the_whole_one(how: str, tmp_path: Path) -> None:
     run = torchrun(4, "split_decoder.py", how, cwd=tmp_path)
     split = find_trained_model(read_run(run)).model
-    record = describe_model(split_decoder.Decoder(how))
+    record = describe_model(import_module("tests.scripts.split_decoder").Decoder(how))
     weights = [Weight(each.name, each.owner == "Embedding", each.shape, each.count) for each in record.weights]
     assert split == infer_dimensions(weights, "Decoder", read_stated(record.config)).model
     assert (split.layers, split.query_dim, split.hidden, split.vocabulary) == (3, 64, 32, 128)
