@@ -225,7 +225,7 @@ def _representative(run: Run, traced: Sequence[Operations], processes: int) -> S
 
 
 def _by_step(tables: Sequence[Steps], step: Step, conventions: Sequence[Convention]) -> tuple[StepUtilisation, ...]:
-    """The undisturbed steps by the headline convention, each at the mean over ranks."""
+    """The undisturbed steps by the headline convention, each at the job's time of it."""
     per_token = next(convention.flops_per_token for convention in conventions if convention.name == HEADLINE)
     assert per_token is not None
     times_ns = find_undisturbed(tables).times_ns()

@@ -139,7 +139,7 @@ def record(runs: int) -> list[list[float]]:
 
 
 def steps_of(run: Path) -> list[float]:
-    """The undisturbed steps of a run in milliseconds, each the mean over ranks."""
+    """The undisturbed steps of a run in milliseconds."""
     times_ns = find_undisturbed(read_run(run).steps).times_ns()
     return [times_ns[step] / 1e6 for step in sorted(times_ns)][-_COMPARED:]
 

@@ -1,8 +1,8 @@
 """What perfscope itself cost a run: slower steps in a window, the time that a window stalled training, memory, hooks.
 
-Steady-state steps before the first window, those after it, and the steps inside windows are compared by their medians,
-each step at the mean over ranks. A window that slowed its steps by more than 10 % is not representative: the shares of
-its trace are those of slowed steps; ``perfscope.analyzers.cost.corrected`` puts them right.
+Steady-state steps before the first window, those after it, and the steps inside windows are compared by their medians.
+A window that slowed its steps by more than 10 % is not representative: the shares of its trace are those of slowed
+steps; ``perfscope.analyzers.cost.corrected`` puts them right.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class Facts:
         self._parents: dict[str, Json] = {"": results}
 
     def value(self, pointer: str) -> Json:
-        """What a pointer leads to, such as ``/steps/median_s``; None where it leads to nothing."""
+        """What a pointer leads to, such as ``/steps/step_time_s``; None where it leads to nothing."""
         if not pointer:
             return self._results
         parent, _, part = pointer.rpartition("/")

@@ -1,8 +1,10 @@
-"""Selects the training steps that a figure is over, and gives the job's time of each: the mean over its ranks.
+"""Selects the training steps that a figure is over, and gives the job's time of each.
 
 Hosts run ahead of their devices by amounts that change from step to step, so that one step of one rank is longer or
 shorter than the job's. Ranks of a job cannot drift apart: over many steps the times of every rank have the same sum.
-The mean over ranks keeps this sum. The longest of the ranks does not: it is up to 13 % too long.
+A step of the job begins where it begins on the last rank, and ends where it ends on the last one: that host is least
+ahead. These times have the same sum. The longest of the ranks has not: it is up to 13 % too long. Where hosts have
+clocks of their own, the last rank is one of the host whose clock is highest, which is as good.
 What disturbs a step on one rank disturbs it on all, because they wait for each other. Which steps are undisturbed is
 decided here, for every figure alike.
 """
@@ -19,6 +21,7 @@ import numpy as np
 from perfscope.analyzers.shared.statistics import mean
 from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect, compare_sides
 from perfscope.constants import NS_PER_S
+from perfscope.report import in_unit
 from perfscope.tables.columns import Bool, Float64, Int64, present
 from perfscope.tables.steps import FEWEST_STEPS, Steps
 
@@ -81,7 +84,7 @@ class UndisturbedSteps:
 
     def step_time_s(self) -> float | None:
         """The job's step time: the sum of these times over their number; None where there are too few."""
-        return mean(self.times_s())
+        return in_unit(mean(self.job_ns), NS_PER_S)
 
 
 def find_undisturbed(tables: Sequence[Steps]) -> UndisturbedSteps:
@@ -194,17 +197,19 @@ def steps_beside_save(steps: Steps) -> Bool:
 
 
 def job_times_ns(tables: Sequence[Steps], selection: Selection) -> tuple[Int64, Int64]:
-    """The selected steps, ascending, and the job's time of each: the mean over the ranks that have it."""
-    timed = [selection(table) & present(table.wall_ns) for table in tables]
+    """The selected steps, ascending, and the job's time of each: from its latest begin on a rank to its latest end."""
+    timed = [(table, selection(table) & present(table.wall_ns)) for table in tables]
     none = np.zeros(0, np.int64)
-    steps = np.concatenate([none, *(table.step[rows] for table, rows in zip(tables, timed, strict=True))])
-    walls_ns = np.concatenate([none, *(table.wall_ns.data[rows] for table, rows in zip(tables, timed, strict=True))])
+    steps = np.concatenate([none, *(table.step[rows] for table, rows in timed)])
+    ends_ns = np.concatenate([none, *(table.end_ns[rows] for table, rows in timed)])
+    walls_ns = np.concatenate([none, *(table.wall_ns.data[rows] for table, rows in timed)])
     if not len(steps):
         return none, none
     order = np.argsort(steps, kind="stable")
-    steps, walls_ns = steps[order], np.maximum(walls_ns[order], 0)
-    first, ranks = _runs(steps)
-    return np.asarray(steps[first], np.int64), np.asarray(np.add.reduceat(walls_ns, first) // ranks, np.int64)
+    steps, ends_ns, walls_ns = steps[order], ends_ns[order], np.maximum(walls_ns[order], 0)
+    first, _ = _runs(steps)
+    times_ns = np.maximum.reduceat(ends_ns, first) - np.maximum.reduceat(ends_ns - walls_ns, first)
+    return np.asarray(steps[first], np.int64), np.asarray(times_ns, np.int64)
 
 
 def job_times_s(tables: Sequence[Steps], selection: Selection) -> Float64:

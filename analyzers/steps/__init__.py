@@ -1,7 +1,7 @@
 """How long a training step takes and how much it processes, as the host saw it.
 
-A step lasts on a rank from one step boundary to the next, without checkpoint saves and validation; the job's time of it
-is the mean over its ranks. The step time is the sum of the undisturbed steps over their number, and throughput is the
+A step lasts on a rank from one step boundary to the next, without checkpoint saves and validation; on the job from its
+latest begin on a rank to its latest end. The step time is the sum of the undisturbed steps over their number, and throughput is the
 work of such a step over it. The median stands beside it as the typical step. The first steps, the profiled ones, their
 warm-up, the step after an export and the steps in which a checkpoint was saved or the model was validated are reported
 separately: each costs more than training does, or less where a save waited for the device. So are the steps after a
@@ -76,13 +76,14 @@ def _summarize(run: Run) -> StepTimes:
 
 def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
     steady = undisturbed.mask(steps)
-    times_s = steps.wall_ns[steady].compressed() / NS_PER_S
+    times_ns = steps.wall_ns[steady].compressed()
+    times_s = times_ns / NS_PER_S
     return RankSteps(
         rank=steps.rank,
         count=len(steps),
         skipped=int(steps.skipped.sum()),
         steady=len(times_s),
-        step_time_s=mean(times_s),
+        step_time_s=in_unit(mean(times_ns), NS_PER_S),
         median_s=median(times_s),
         p95_s=percentile(times_s, 95),
         first_s=median(steps.wall_ns[steps.step == 1] / NS_PER_S),

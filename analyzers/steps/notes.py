@@ -49,8 +49,8 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
     counts = {rank.count for rank in ranks}
     if len(counts) > 1:
         notes.append(
-            f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}. Step times are over those that "
-            "all have."
+            f"Ranks completed different numbers of steps: {min(counts)} to {max(counts)}. Step times are over those "
+            "that all have."
         )
     skipped = max(rank.skipped for rank in ranks)
     if skipped:

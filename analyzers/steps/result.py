@@ -76,14 +76,15 @@ class StepTimes:
     Attributes:
         source: What detected that a step completed.
         count: Completed training steps: the most that any rank completed.
-        step_time_s: The job's step time: the mean of the undisturbed steps; absent where they are too few.
-        median_s, p95_s: Of these steps, each at the mean of its ranks; absent likewise.
+        step_time_s: The job's step time: the mean of the undisturbed steps, each from its latest begin on a rank to its
+            latest end; absent where they are too few.
+        median_s, p95_s: Of these steps; absent likewise.
         first_s: The first step of the slowest rank.
-        profiled_s, export_s: Median of profiled steps and of those after an export, each at the mean of its ranks.
+        profiled_s, export_s: Median of profiled steps and of those after an export, of the job likewise.
         samples_per_step, tokens_per_step: The work of a step over all ranks; absent where unknown.
         samples_per_s, tokens_per_s: This work over the step time; absent where either is unknown.
         ranks: Each rank by itself.
-        undisturbed_ns: The times of the undisturbed steps, in their order, each the mean of its ranks.
+        undisturbed_ns: The times of the undisturbed steps, of the job in their order.
         effect: The steps before the first window and behind it; absent without a window.
         unreached_windows: Which windows training ended too early for, in words.
         notes: What a reader must know.
@@ -160,7 +161,7 @@ class StepTimes:
         if len(self.ranks) > 1:
             rows.append(("all", self.count, *_times_ms(self), None, None))
             notes.append(
-                "all: each step at the mean over ranks, because ranks of a job cannot drift apart; first: the slowest."
+                "all: each step from its latest begin on a rank to its latest end; first: of the slowest rank."
             )
         return (Section("Steps", columns, tuple(rows), notes=tuple(notes)),)
 

@@ -24,7 +24,7 @@ class Measurement:
         variant: The row.
         repetition: Its number among the row's trainings, from 0.
         reason: Why it failed; None where it did not.
-        step_ns: Each measured step, the mean over ranks, without the warm-up, the profiled step and its neighbours.
+        step_ns: Each measured step of the job, without the warm-up, the profiled step and its neighbours.
         samples: Samples of a step.
         tokens: Tokens of a step.
         first_loss, last_loss: The loss of the first step, and the mean of the last quarter of the steps.

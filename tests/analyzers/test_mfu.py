@@ -171,7 +171,7 @@ def test_what_is_no_countable_transformer_is_said(tmp_path: Path, module: nn.Mod
 
 
 def run_folder(tmp_path: Path, device: str | None, dtype: str = "bf16", **model: Any) -> Path:
-    """A run of 2 ranks and 8 steps of 100 ms, the fourth of 200 ms, 4 samples of 128 tokens a rank and step, as hooks write it."""
+    """A run of 2 ranks and 8 steps of 100 ms, one of 200 ms; a rank takes 4 samples of 128 tokens a step."""
     run = tmp_path / "RUN"
     run.mkdir()
     (run / wire.RUN_FILE).write_text(json.dumps({"command": ["python", "train.py"]}))

@@ -18,10 +18,10 @@ from perfscope.analyzers.findings.training import Training
 
 def find_long_steps(training: Training) -> Cause | None:
     """Steps that take time."""
-    seconds = training.facts.number("/steps/median_s")
+    seconds = training.facts.number("/steps/step_time_s")
     if seconds is None:
         return None
-    evidence = Evidence("Steps take time.", ("/steps/median_s",))
+    evidence = Evidence("Steps take time.", ("/steps/step_time_s",))
     return Cause(seconds * 1e6, (0.0, seconds * 1e6), (), (evidence,), "Try nothing.")
 
 
@@ -41,4 +41,4 @@ def test_a_new_file_and_one_line_add_a_finding(tree: Tree) -> None:
     document = json.loads(tree.perfscope("analyze", "--format", "json", RUN).stdout)
     first = document["results"]["findings"][0]
     assert first["id"] == "toy"
-    assert first["cost_us"] == document["results"]["steps"]["median_s"] * 1e6
+    assert first["cost_us"] == document["results"]["steps"]["step_time_s"] * 1e6

@@ -44,7 +44,7 @@ def test_the_wall_clock_names_its_largest_parts_and_the_slowest_steps() -> None:
 
 def test_a_window_that_slowed_later_steps_is_said() -> None:
     effect = {"verdict": "slower", "before": 15, "before_s": 0.02, "after_s": 0.025, "change": 0.25}
-    steps = {"count": 60, "source": "optimizer", "ranks": [{}], "median_s": None, "window_effect": effect}
+    steps = {"count": 60, "source": "optimizer", "ranks": [{}], "step_time_s": None, "window_effect": effect}
     said = (
         "the window slowed the steps behind it by 25 %, to a median of 25 ms from 20 ms: figures are of the 15 steps "
     )
@@ -58,7 +58,7 @@ def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit() -> None
         "count": 3,
         "source": "optimizer",
         "ranks": [{}],
-        "median_s": None,
+        "step_time_s": None,
         "unreached_windows": ["Window 4-6 ..."],
     }
     assert summarize(analysis_of(steps=steps))[1] == "Window 4-6 ..."

@@ -102,12 +102,12 @@ class StepsData(TypedDict):
     Attributes:
         count: Completed training steps: the most that any rank completed.
         source: What detected that a step completed.
-        step_time_s: The job's step time: the sum of its undisturbed steps over their number. The time of a step is the
-            mean over ranks, which cannot drift apart. None of fewer than five steps.
+        step_time_s: The job's step time: the sum of its undisturbed steps over their number. A step lasts from
+            its latest begin on a rank to its latest end. None of fewer than five steps.
         median_s: Median of the same steps.
         p95_s: 95th percentile of them.
         first_s: The first step of the slowest rank.
-        profiled_s: Median of the profiled steps, each the mean over ranks.
+        profiled_s: Median of the profiled steps, of the job likewise.
         export_s: Median of the steps after an export, likewise.
         samples_per_step: Samples of a mean undisturbed step of all ranks.
         tokens_per_step: Tokens likewise.

@@ -46,7 +46,7 @@ class StepRange:
     step: int
     fastest: float
     slowest: float
-    mean: float
+    job: float
 
 
 def show_steps(analysis: Analysis) -> Part:
@@ -70,7 +70,7 @@ def show_steps(analysis: Analysis) -> Part:
 
 
 def list_ranges(run: Run) -> list[StepRange]:
-    """Each step of the last process of each rank: its fastest and its slowest rank, and the mean of all."""
+    """Each step of the last process of each rank: its fastest and its slowest rank, and the job."""
     spans: dict[int, tuple[int, int]] = {}
     tables = find_undisturbed(run.steps).tables
     for table in tables:
@@ -78,10 +78,10 @@ def list_ranges(run: Run) -> list[StepRange]:
         for step, wall_ns in zip(table.step[timed].tolist(), table.wall_ns.data[timed].tolist(), strict=True):
             low, high = spans.get(step, (wall_ns, wall_ns))
             spans[step] = min(low, wall_ns), max(high, wall_ns)
-    means = zip(
+    times = zip(
         *(column.tolist() for column in job_times_ns(tables, lambda table: present(table.wall_ns))), strict=True
     )
-    return [StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], mean_ns))) for step, mean_ns in means]
+    return [StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
 
 
 def _describe(times: StepTimes) -> str:
@@ -95,9 +95,9 @@ def _describe(times: StepTimes) -> str:
 
 
 def _chart_times(ranges: Sequence[StepRange], times: StepTimes, ranks: int) -> tuple[Chart, str]:
-    middle = times.median_s * MS_PER_S if times.median_s else median(step.mean for step in ranges)
+    middle = times.median_s * MS_PER_S if times.median_s else median(step.job for step in ranges)
     high = max((step.slowest for step in ranges if step.slowest <= _HIGHEST * middle), default=middle)
-    above = [step for step in ranges if step.mean > _HIGHEST * middle]
+    above = [step for step in ranges if step.job > _HIGHEST * middle]
     top = high * 1.08
     marks: list[Mark] = []
     edges = bucket_edges(len(ranges), _MOST_POINTS)
@@ -113,13 +113,13 @@ def _chart_times(ranges: Sequence[StepRange], times: StepTimes, ranks: int) -> t
             for bucket in buckets
         )
         marks.append(Area(label, Colour.FIRST, area))
-    middles = tuple((float(bucket[0].step), min(median(step.mean for step in bucket), top)) for bucket in buckets)
-    marks.append(Line("mean of ranks" if ranks > 1 else "step", Colour.FIRST, middles))
+    middles = tuple((float(bucket[0].step), min(median(step.job for step in bucket), top)) for bucket in buckets)
+    marks.append(Line("the job" if ranks > 1 else "step", Colour.FIRST, middles))
     if len(buckets) == len(ranges):
-        tips = tuple(f"step {step.step}: {step.mean:,.2f} ms" for step in ranges)
+        tips = tuple(f"step {step.step}: {step.job:,.2f} ms" for step in ranges)
         marks.append(Dots("", Colour.FIRST, middles, tips))
     if above:
-        tips = tuple(f"step {step.step}: {step.mean:,.1f} ms" for step in above)
+        tips = tuple(f"step {step.step}: {step.job:,.1f} ms" for step in above)
         points = tuple((float(step.step), top) for step in above)
         marks.append(Dots("beyond the axis", Colour.WORSE, points[:_MOST_POINTS], tips[:_MOST_POINTS]))
     ends = (float(ranges[0].step), float(ranges[-1].step))
@@ -137,7 +137,7 @@ def _chart_times(ranges: Sequence[StepRange], times: StepTimes, ranks: int) -> t
 def _describe_above(above: Sequence[StepRange]) -> str:
     if not above:
         return ""
-    named = ", ".join(f"{step.step} ({step.mean:,.0f} ms)" for step in above[:_MOST_NAMED])
+    named = ", ".join(f"{step.step} ({step.job:,.0f} ms)" for step in above[:_MOST_NAMED])
     rest = f" and {len(above) - _MOST_NAMED} more" if len(above) > _MOST_NAMED else ""
     return f"Beyond the axis: step {named}{rest}."
 
@@ -176,6 +176,11 @@ def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[Span]:
 
 
 def _table(ranges: Sequence[StepRange]) -> Section:
-    columns = (Column("Step"), Column("Mean (ms)", 3), Column("Slowest rank (ms)", 3), Column("Fastest rank (ms)", 3))
-    rows: list[tuple[Cell, ...]] = [(step.step, step.mean, step.slowest, step.fastest) for step in ranges]
+    columns = (
+        Column("Step"),
+        Column("The job (ms)", 3),
+        Column("Slowest rank (ms)", 3),
+        Column("Fastest rank (ms)", 3),
+    )
+    rows: list[tuple[Cell, ...]] = [(step.step, step.job, step.slowest, step.fastest) for step in ranges]
     return Section("Time of each step", columns, tuple(rows))

@@ -15,7 +15,7 @@ from perfscope.analyzers.findings.training import Training
 def results(*, limit_w: float = 700.0, clock_mhz: float = 1500.0, throttled: int = 80) -> dict[str, Any]:
     causes = [{"cause": "software power cap", "steps": list(range(throttled))}]
     return {
-        "steps": {"median_s": 0.1, "ranks": [{"rank": 0, "means": {"step_s": 0.1}}]},
+        "steps": {"step_time_s": 0.1, "median_s": 0.1, "ranks": [{"rank": 0, "means": {}}]},
         "gpus": [{"uuid": "A", "power_limit_w": limit_w, "power_limit_default_w": 700.0, "sm_clock_max_mhz": 2000.0}],
         "throttling": [
             {

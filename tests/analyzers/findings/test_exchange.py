@@ -28,7 +28,7 @@ def training(
     times = {"compute_us": compute_us, "exposed_communication_us": communication_us, "exposed_copy_us": copy_us}
     rank: Any = {"rank": 0, "device": 0, "trace": "0", "steps": [{}], "marked": times, "outside": {"steps": 0.0}}
     axis: Any = {"axis": "world", "marked": {"exposed_us": communication_us, "overlap_fraction": 0.5}}
-    steps: Any = {"median_s": 0.012, "ranks": [{"rank": 0, "means": {"step_s": 0.012}}]}
+    steps: Any = {"step_time_s": 0.012, "median_s": 0.012, "ranks": [{"rank": 0, "means": {}}]}
     return Training(
         Facts(
             {
@@ -103,7 +103,15 @@ def test_the_waits_of_zero_for_what_it_fetches_are_no_synchronisation_of_the_scr
     calls: Any = {"ranks": [{"rank": 0, "synchronisation": {"regained_us": 700.0}, "callers": callers}]}
     engine: Any = {"zero_optimization.stage": 3, "zero_optimization.overlap_comm": overlaps}
     cause = find_synchronisations(
-        Training(Facts({"calls": calls, "setup": {"ranks": [{"engine": engine}]}, "steps": {"median_s": 0.01}}))
+        Training(
+            Facts(
+                {
+                    "calls": calls,
+                    "setup": {"ranks": [{"engine": engine}]},
+                    "steps": {"step_time_s": 0.01, "median_s": 0.01},
+                }
+            )
+        )
     )
     assert cause is not None
     assert cause.cost_us == cost_us

@@ -81,12 +81,12 @@ def test_costs_are_near_what_was_injected(case: dict[str, str]) -> None:
 
 
 def test_what_gpus_at_their_limit_of_power_regain_may_be_nothing() -> None:
-    """FSDP 1 without prefetch waits 12 ms more for communication, and its clock is 4 % higher: 1.4 ms are lost."""
+    """FSDP 1 without prefetch waits 12 ms more for communication, and its clock is 4 % higher: 4 ms are lost."""
     found, twin = (findings_of(RECORDED / "h200" / name) for name in ("fsdp1_no_prefetch", "fsdp1_clean"))
     assert found.limit
     assert twin.limit
     assert found.findings[0].cause.interval_us[0] == 0.0
-    assert found.step_us - twin.step_us < SCATTER * twin.step_us
+    assert found.step_us - twin.step_us < 0.4 * found.findings[0].cost_us
     narrow, narrow_twin = (findings_of(RECORDED / "h200" / f"fsdp1_narrow_{name}") for name in ("no_prefetch", "clean"))
     assert not narrow.limit
     assert narrow.findings[0].cost_us == pytest.approx(narrow.step_us - narrow_twin.step_us, rel=0.1)
@@ -107,7 +107,7 @@ def test_intervals_hold_what_was_injected() -> None:
         if case["twin"].startswith(("h200", "../whatif")):
             found, twin = (findings_of(RECORDED / case[key]) for key in ("run", "twin"))
             low_us, high_us = found.findings[0].cause.interval_us
-            tolerance_us = SCATTER * twin.step_us
+            tolerance_us = SCATTER * found.step_us
             if not low_us - tolerance_us <= found.step_us - twin.step_us <= high_us + tolerance_us:
                 beyond.append(case["run"])
     assert beyond == ["h200/empty_cache", "h200/allocator_retries", "h200/straggler_stall"]

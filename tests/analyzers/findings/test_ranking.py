@@ -24,14 +24,14 @@ def rank_row(rank: int, compute: float, communication: float, idle: float) -> di
     return {"rank": rank, "device": rank, "trace": f"{rank}", "steps": [{}], "marked": times, "outside": {"steps": 0.0}}
 
 
-def training(*, host_us: float = 4000.0, median_s: float | None = 0.01, **results: Any) -> Training:
+def training(*, host_us: float = 4000.0, step_s: float | None = 0.01, **results: Any) -> Training:
     """Two ranks: the device of rank 1 waits for its host, and rank 0 waits for rank 1 in communication."""
     breakdown: list[Any] = [rank_row(0, 6000.0, host_us, 0.0), rank_row(1, 6000.0, 0.0, host_us)]
     idle: list[Any] = [
         {"rank": rank, "device": rank, "trace": f"{rank}", "causes": {"operator_us": us}, "marked": {"operator_us": us}}
         for rank, us in ((0, 0.0), (1, host_us))
     ]
-    steps: Any = {"median_s": median_s, "ranks": [{"rank": 0, "means": {"step_s": median_s}}]}
+    steps: Any = {"step_time_s": step_s, "median_s": step_s, "ranks": [{"rank": 0, "means": {}}]}
     return Training(Facts({"breakdown": {"ranks": breakdown}, "idle": {"ranks": idle}, "steps": steps, **results}))
 
 
@@ -84,7 +84,7 @@ def test_what_the_profiler_added_is_taken_off() -> None:
 
 
 def test_without_records_the_profiled_step_counts_and_the_confidence_is_low() -> None:
-    (found,) = rank_findings(training(median_s=None), (rule("host", 4000.0, Account.HOST),))
+    (found,) = rank_findings(training(step_s=None), (rule("host", 4000.0, Account.HOST),))
     assert found.cause.confidence == "low"
     assert found.cause.interval_us[0] == 0.0
 

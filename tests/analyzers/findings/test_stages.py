@@ -91,7 +91,7 @@ def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance:
     document: Any = {
         "breakdown": {"ranks": breakdown},
         "idle": {"ranks": idle},
-        "steps": {"median_s": section_us / 1e6, "ranks": [{"rank": 0, "means": {"step_s": section_us / 1e6}}]},
+        "steps": {"step_time_s": section_us / 1e6, "median_s": section_us / 1e6, "ranks": [{"rank": 0, "means": {}}]},
         "pipeline_steps": {
             **schedule,
             "stages": rows("passes"),

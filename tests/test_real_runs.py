@@ -1,0 +1,42 @@
+"""Trainings that nobody here wrote: what `perfscope analyze` says of each is what its framework's own log states."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfscope
+from perfscope.analyzers.findings.facts import Facts
+
+RUNS = Path(__file__).parent.parent / "fixtures" / "real_runs"
+TRUTHS = [
+    pytest.param(truth.parent, name, id=f"{truth.parent.name}-{name}")
+    for truth in sorted(RUNS.glob("*/truth.json"))
+    for name in json.loads(truth.read_text())
+]
+
+
+def test_every_record_states_a_truth() -> None:
+    assert {path.name for path in RUNS.iterdir() if path.is_dir()} == {param.values[0].name for param in TRUTHS}
+    assert len(TRUTHS) >= 2 * 8
+
+
+@pytest.fixture(scope="module")
+def answers() -> dict[Path, Facts]:
+    """What was said of each run, which several truths ask for."""
+    return {}
+
+
+@pytest.mark.parametrize(("run", "name"), TRUTHS)
+def test_the_answer_is_what_the_log_states(run: Path, name: str, answers: dict[Path, Facts]) -> None:
+    truth: dict[str, Any] = json.loads((run / "truth.json").read_text())[name]
+    if run not in answers:
+        answers[run] = Facts(perfscope.open(run).data)
+    value = answers[run].value(truth["pointer"])
+    if "within" in truth:
+        assert value == pytest.approx(truth["value"], rel=truth["within"])
+    else:
+        assert value == truth["value"]
