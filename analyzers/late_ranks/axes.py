@@ -28,19 +28,19 @@ def axes_of_groups(run: Run) -> dict[int, tuple[str, ...]]:
 
 def _find_lines(run: Run) -> dict[int, dict[str, Sequence[int]]]:
     """By rank and axis, the ranks that share all other axes with it; experts stand over those of data parallelism."""
-    places = {rank.rank: rank.parallel for rank in run.ranks}
-    used = [axis for axis in FACTORS if len({place.get(axis, 0) for place in places.values()}) > 1]
-    lines: dict[int, dict[str, Sequence[int]]] = {rank: {} for rank in places}
+    coordinates = {rank.rank: rank.parallel for rank in run.ranks}
+    used = [axis for axis in FACTORS if len({own.get(axis, 0) for own in coordinates.values()}) > 1]
+    lines: dict[int, dict[str, Sequence[int]]] = {rank: {} for rank in coordinates}
     for axis in used:
-        others = [other for other in used if other != axis]
+        crossing = [crossed for crossed in used if crossed != axis]
         shared: dict[tuple[int, ...], list[int]] = {}
-        for rank, place in places.items():
-            shared.setdefault(tuple(place.get(other, 0) for other in others), []).append(rank)
+        for rank, own in coordinates.items():
+            shared.setdefault(tuple(own.get(crossed, 0) for crossed in crossing), []).append(rank)
         for ranks in shared.values():
             for rank in ranks:
                 lines[rank][axis] = ranks
-    for rank, place in places.items():
-        if "ep" in place and "dp" in used:
+    for rank, own in coordinates.items():
+        if "ep" in own and "dp" in used:
             lines[rank]["ep"] = lines[rank]["dp"]
     return lines
 

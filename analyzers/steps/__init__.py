@@ -109,9 +109,9 @@ def _work_of_step(ranks: Sequence[RankSteps], facts: Mapping[int, Rank]) -> tupl
     stated = next((rank.global_samples for rank in ranks if rank.global_samples is not None), None)
     if not facts or len(ranks) < max(rank.world_size for rank in facts.values()):
         return stated, None
-    places = [(rank, facts[rank.rank].parallel if rank.rank in facts else {}) for rank in ranks]
-    samples = _sum([rank.samples for rank, place in places if counts_samples(place)]) if stated is None else stated
-    return samples, _sum([rank.tokens for rank, place in places if counts_tokens(place)])
+    placed = [(rank, facts[rank.rank].parallel if rank.rank in facts else {}) for rank in ranks]
+    samples = _sum([rank.samples for rank, at in placed if counts_samples(at)]) if stated is None else stated
+    return samples, _sum([rank.tokens for rank, at in placed if counts_tokens(at)])
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

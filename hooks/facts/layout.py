@@ -97,10 +97,10 @@ class Layout:
     def _find(self) -> Lines:
         """The ranks of each axis that multiplies; none where the axes that wrappers report contradict each other."""
         lines = self._spanning or self._lines
-        known = math.prod(len(line) for line in lines.values())
-        if not lines or known > self._world_size:
+        covered = math.prod(len(line) for line in lines.values())
+        if not lines or covered > self._world_size:
             return {}
-        unused = dict.fromkeys(_ALWAYS, (self._rank,)) if known == self._world_size else {}
+        unused = dict.fromkeys(_ALWAYS, (self._rank,)) if covered == self._world_size else {}
         return {**unused, **{axis: line for axis, line in lines.items() if len(line) > 1 or axis in _ALWAYS}}
 
 
@@ -117,7 +117,7 @@ def _find_lines(mesh: Any, axes_by_name: Mapping[str, str]) -> Lines:
     ranks = mesh.mesh
     return {
         axis: tuple(
-            ranks[tuple(slice(None) if other == axis else at for other, at in zip(axes, coordinate, strict=True))]
+            ranks[tuple(slice(None) if along == axis else at for along, at in zip(axes, coordinate, strict=True))]
             .flatten()
             .tolist()
         )

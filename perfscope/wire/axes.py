@@ -53,7 +53,7 @@ MESH_AXES = {
 }
 
 
-def counts_tokens(place: Mapping[str, int]) -> bool:
+def counts_tokens(coordinates: Mapping[str, int]) -> bool:
     """Whether a rank's tokens count, by its coordinates: stages and tensor-parallel ranks work on the same ones.
 
     Context-parallel ranks have a part of each sequence. Experts fold over replicas, which all count.
@@ -61,13 +61,13 @@ def counts_tokens(place: Mapping[str, int]) -> bool:
     >>> counts_tokens({"dp": 3, "ep": 3, "cp": 1}), counts_tokens({"dp": 0, "tp": 1})
     (True, False)
     """
-    return all(place.get(axis, 0) == 0 for axis in _SAME_TOKENS)
+    return all(coordinates.get(axis, 0) == 0 for axis in _SAME_TOKENS)
 
 
-def counts_samples(place: Mapping[str, int]) -> bool:
+def counts_samples(coordinates: Mapping[str, int]) -> bool:
     """Whether a rank's samples count: context-parallel ranks share theirs.
 
     >>> counts_samples({"dp": 3, "ep": 3}), counts_samples({"dp": 0, "cp": 1})
     (True, False)
     """
-    return counts_tokens(place) and place.get("cp", 0) == 0
+    return counts_tokens(coordinates) and coordinates.get("cp", 0) == 0

@@ -233,7 +233,7 @@ LAYOUTS: list[tuple[dict[str, tuple[int, ...]], int, int]] = [
 def test_ranks_count_once_for_what_they_share(
     places: dict[str, tuple[int, ...]], samples: int, tokens: int, tmp_path: Path
 ) -> None:
-    run = write_run(tmp_path, {rank: [9, 10] for rank in range(8)}, samples=4, tokens=400)
+    run = write_run(tmp_path, {rank: [10.0] * 12 for rank in range(8)}, samples=4, tokens=400)
     for rank in range(8):
         parallel = {"coordinates": {axis: indices[rank] for axis, indices in places.items()}}
         (run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(parallel))
