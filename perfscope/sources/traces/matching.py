@@ -121,7 +121,11 @@ def _pair_streams(
     for key, rows in light.items():
         names = light_names[rows]
         same = next(
-            (other for other in _others(key, unused, light) if np.array_equal(operator_names[unused[other]], names)),
+            (
+                stream
+                for stream in _similar(key, unused, light)
+                if np.array_equal(operator_names[unused[stream]], names)
+            ),
             None,
         )
         if same is None:
@@ -141,21 +145,21 @@ def _align_streams(
     unused = dict(operators)
     for key, rows in light.items():
         aligned = {
-            other: align(operator_names[unused[other]], light_names[rows]) for other in _others(key, unused, light)
+            stream: align(operator_names[unused[stream]], light_names[rows]) for stream in _similar(key, unused, light)
         }
         if aligned:
-            most = max(aligned, key=lambda other: len(aligned[other][0]))
-            places, own = aligned[most]
-            pairs.append((unused.pop(most)[places], rows[own]))
+            most = max(aligned, key=lambda stream: len(aligned[stream][0]))
+            known, own = aligned[most]
+            pairs.append((unused.pop(most)[known], rows[own]))
     events = max(sum(map(len, streams.values())) for streams in (operators, light))
     twins = sum(len(rows) for _, rows in pairs)
     return _joined(pairs) if twins and twins >= _FEWEST_TWINS * events else None
 
 
-def _others(key: tuple[int, int], unused: _Streams, light: _Streams) -> list[tuple[int, int]]:
+def _similar(key: tuple[int, int], unused: _Streams, light: _Streams) -> list[tuple[int, int]]:
     """The streams that may be a light window's: its own first, then those of the GPU that the light window lacks."""
     own = [key] if key in unused else []
-    return own + [other for other in unused if other != key and other[0] == key[0] and other not in light]
+    return own + [stream for stream in unused if stream[0] == key[0] and stream not in light]
 
 
 def _joined(pairs: Sequence[tuple[Int64, Int64]]) -> tuple[Int64, Int64]:
