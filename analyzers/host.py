@@ -27,7 +27,7 @@ from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
 _COMMUNICATION = (
-    "gloo:", "nccl:", "mpi:", "ucc:", "xccl:", "c10d::", "c10d_functional::", "_c10d_functional::",
+    "gloo:", "nccl:", "nccl2:", "mpi:", "ucc:", "xccl:", "c10d::", "c10d_functional::", "_c10d_functional::",
     "record_param_comms", "torch_ccl::", "oneccl", "RecvActivation", "RecvGrad", "SendActivation", "SendGrad",
     "rpc_sync#", "rpc_async#", "rpc_torchscript#", "rpc_remote#", "to_here#", "torch::distributed::autograd::",
 )  # fmt: skip

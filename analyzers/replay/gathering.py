@@ -16,7 +16,7 @@ from perfscope.tables.trace import HostSpans, Trace
 _FSDP = "FSDP::all_gather"
 #: The nodes of DeepSpeed that run ahead of a module's backward pass.
 _DEEPSPEED, _NODE = "PreBackwardFunction", "Backward"
-_TRANSFER, _GATHER = "nccl:", "gather"
+_TRANSFERS, _GATHER = ("nccl:", "nccl2:"), "gather"
 
 
 def find_gathering(trace: Trace, calls: Int64) -> tuple[Int64, Bool]:
@@ -52,5 +52,5 @@ def _in_nodes(trace: Trace) -> Intervals:
 
 def _gathers(trace: Trace) -> HostSpans:
     """The ranges in which PyTorch hands a gather to NCCL, in the order of their start."""
-    is_gather = np.array([name.startswith(_TRANSFER) and _GATHER in name for name in trace.names], np.bool_)
+    is_gather = np.array([name.startswith(_TRANSFERS) and _GATHER in name for name in trace.names], np.bool_)
     return trace.annotations.take(is_gather[trace.annotations.name])

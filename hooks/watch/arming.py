@@ -14,6 +14,8 @@ import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
+from perfscope.wire.incidents import RECORDER_KINDS
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import TextIO
@@ -31,6 +33,12 @@ _DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 #: One more open file is a small share of so many.
 _FEWEST_FILES = 64
 _VERSION = re.compile(r"(\d+)\.(\d+)")
+#: What dumps the recorder of each kind of backend.
+_DUMPS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("_dump_nccl_trace", {}),
+    ("_dump_fr_trace", {}),
+    ("_dump_fr_trace", {"backend": "nccl2"}),
+)
 
 
 def arm_recorder(dump_prefix: str, environment: Any = os.environ) -> None:
@@ -45,17 +53,19 @@ def arm_recorder(dump_prefix: str, environment: Any = os.environ) -> None:
 
 
 def dump_recorder() -> dict[str, bytes]:
-    """The recorder's dumps as torch pickles them, by the kind of backend: ``nccl``, or ``generic`` for gloo and others.
+    """The recorder's dumps as torch pickles them, by the kind of backend: ``generic`` is of gloo and others.
 
-    Older versions of torch have the first alone; a recorder without entries is left out.
+    Older versions of torch have the first alone, or no recorder of nccl2; one without entries is left out.
     """
     library = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
-    functions = {"nccl": "_dump_nccl_trace", "generic": "_dump_fr_trace"}
-    dumps = {}
-    for kind, name in functions.items():
+    dumps: dict[str, bytes] = {}
+    for kind, (name, options) in zip(RECORDER_KINDS, _DUMPS, strict=True):
         dump = getattr(library, name, None)
-        content = bytes(dump()) if dump is not None else b""
-        if b"entries" in content:
+        try:
+            content = bytes(dump(**options)) if dump is not None else b""
+        except TypeError:  # it knows no backends
+            continue
+        if b"entries" in content and content not in dumps.values():
             dumps[kind] = content
     return dumps
 

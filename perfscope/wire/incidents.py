@@ -39,6 +39,10 @@ def stacks_file(number: int) -> str:
     return f"stacks.{number}.txt"
 
 
+#: The kinds of backends whose recorders are dumped.
+RECORDER_KINDS = ("nccl", "generic", "nccl2")
+
+
 def recorder_file(number: int, kind: str) -> str:
     """Name the file of the recorder's dump at an incident.
 

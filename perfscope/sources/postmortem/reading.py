@@ -186,7 +186,7 @@ def _to_failure(record: incidents.IncidentRecord) -> Failure:
 
 
 def _dumps_of(folder: Path, number: int, damage: list[str]) -> list[RecorderDump | None]:
-    names = [folder / incidents.recorder_file(number, kind) for kind in ("nccl", "generic")]
+    names = [folder / incidents.recorder_file(number, kind) for kind in incidents.RECORDER_KINDS]
     return [_try_dump(name, damage) for name in names if name.is_file()]
 
 

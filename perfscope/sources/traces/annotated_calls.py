@@ -16,7 +16,7 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work, distinct, span_at
 
 _TRANSFERS = re.compile(r"send_?recv", re.IGNORECASE)
-_EXCHANGE = re.compile(r"(?:nccl|rccl):all_?to_?all", re.IGNORECASE)
+_EXCHANGE = re.compile(r"(?:nccl2?|rccl):all_?to_?all", re.IGNORECASE)
 _NAMED = Collective(operation="all_to_all", group="", group_size=None, dtype="", in_elements=None, out_elements=None,
                     sequence=None, peer=None)  # fmt: skip
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from perfscope.analyzers.replay.gathering import find_gathering
 from perfscope.sources.traces.reader import read_trace
@@ -29,9 +30,9 @@ def gathering(trace: Trace) -> tuple[list[int], list[bool]]:
     return times_ns.tolist(), is_gathering.tolist()
 
 
-def deepspeed(*, gathers: bool) -> list[dict[str, object]]:
+def deepspeed(*, gathers: bool, backend: str = "nccl") -> list[dict[str, object]]:
     """Two nodes of 20 us without a gather, and one of 100 us with it; what made them in the forward pass is shorter."""
-    transfer = [event("user_annotation", "nccl:_all_gather_base", 150, 20, 2)] if gathers else []
+    transfer = [event("user_annotation", f"{backend}:_all_gather_base", 150, 20, 2)] if gathers else []
     return [
         *(event("cpu_op", _NODE.removesuffix("Backward"), start, 2) for start in (2, 8, 14, 20)),
         event("cpu_op", _NODE, 40, 20, 2),
@@ -45,8 +46,11 @@ def deepspeed(*, gathers: bool) -> list[dict[str, object]]:
     ]
 
 
-def test_a_node_of_deepspeed_gathers_for_what_it_takes_longer_than_those_that_do_not(tmp_path: Path) -> None:
-    times_ns, is_gathering = gathering(read(tmp_path, deepspeed(gathers=True)))
+@pytest.mark.parametrize("backend", ["nccl", "nccl2"])
+def test_a_node_of_deepspeed_gathers_for_what_it_takes_longer_than_those_that_do_not(
+    backend: str, tmp_path: Path
+) -> None:
+    times_ns, is_gathering = gathering(read(tmp_path, deepspeed(gathers=True, backend=backend)))
     # It begins at 120 and would have taken 20 without the gather: 40 ahead of the launch in it, 38 behind that.
     assert times_ns == [0, 0, 40 * NS_PER_US, 38 * NS_PER_US]
     assert is_gathering == [False, False, True, False]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from perfscope.hooks.watch.arming import arm_recorder
+from perfscope.hooks.watch.arming import arm_recorder, dump_recorder
 from tests.conftest import environment
 
 OLD = {
@@ -38,6 +39,36 @@ def test_what_the_user_has_set_stays(name: str) -> None:
     arm_recorder("RUN/nccl_", variables)
     assert variables[name] == "mine"
     assert len(variables) == 3
+
+
+def old_dump() -> bytes:
+    return b"entries of gloo"
+
+
+def new_dump(backend: str = "") -> bytes:
+    """A torch whose backends have a recorder each."""
+    return {"nccl2": b"entries of nccl2", "": b""}[backend]
+
+
+def same_dump(backend: str = "") -> bytes:
+    """A torch whose only recorder has the entries of all backends."""
+    return b"entries" if backend in ("", "nccl2") else b""
+
+
+@pytest.mark.parametrize(
+    ("dump", "expected"),
+    [
+        (old_dump, {"generic": b"entries of gloo"}),
+        (new_dump, {"nccl2": b"entries of nccl2"}),
+        (same_dump, {"generic": b"entries"}),
+    ],
+)
+def test_the_recorder_of_nccl2_is_dumped_where_torch_has_one(
+    dump: Callable[..., bytes], expected: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = SimpleNamespace(_dump_fr_trace=dump)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(_C=SimpleNamespace(_distributed_c10d=library)))
+    assert dump_recorder() == expected
 
 
 HELD = """

@@ -90,6 +90,13 @@ def test_gloo_states_no_states_and_an_entry_that_is_over_is_retired(tmp_path: Pa
     assert [(call.is_started, call.is_completed) for call in dump.calls] == [(None, True), (None, False)]
 
 
+def test_an_entry_of_nccl2_is_over_where_it_is_retired(tmp_path: Path) -> None:
+    entries = [entry(1, backend="nccl2"), entry(2, backend="nccl2", state="scheduled")]
+    dump, damage = read_dump(write_dumps(tmp_path, {0: entries}) / "nccl_trace_rank_0")
+    assert [(call.operation, call.is_completed) for call in dump.calls] == [("all_reduce", True), ("all_reduce", False)]
+    assert damage == []
+
+
 def batch(number: int, *operations: str, state: str, after: int = 7) -> list[dict[str, Any]]:
     """What NCCL's recorder holds of a batch of sends and receives: the batch itself has the number of a collective."""
     calls = [entry(number, name, p2p=True, state="scheduled") for name in operations]

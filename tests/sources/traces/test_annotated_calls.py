@@ -37,10 +37,11 @@ def partials(folder: Path, *ranks: Sequence[Event]) -> Any:
     ]
 
 
-def test_who_came_last_to_an_exchange_without_metadata_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mark", ["nccl:all_to_all", "nccl2:all_to_all"])
+def test_who_came_last_to_an_exchange_without_metadata_is_named(mark: str, tmp_path: Path) -> None:
     """All ranks leave at 900 us; rank 1 came 700 us after the others."""
     late = 100_000, 800_000, 100_000
-    ranks = [exchange(place, start, 900_000) for place, start in enumerate(late)]
+    ranks = [exchange(place, start, 900_000, mark) for place, start in enumerate(late)]
     found = stragglers.analyze(partials(tmp_path, *ranks))
     assert found.straggler == 1
     (group,) = found.groups
