@@ -57,7 +57,7 @@ class _Layers(NamedTuple):
     expert_biases: tuple[Weight, ...]
     shared: tuple[Weight, ...]
     routers: tuple[Weight, ...]
-    others: tuple[Weight, ...]
+    products: tuple[Weight, ...]
 
 
 def infer_dimensions(
@@ -106,7 +106,7 @@ def infer_dimensions(
         vocabulary=table.elements // hidden,
         padded_vocabulary=table.elements // hidden,
         tied=not heads,
-        positions=sum(other.elements // hidden for other in tables if other != table),
+        positions=sum(positions.elements // hidden for positions in tables if positions != table),
     )
     model = _with_attention(plain, layers, stated)
     experts = _find_experts(model, layers, stated)
@@ -131,9 +131,9 @@ def _elements(weights: Iterable[Weight]) -> int:
 
 def _require_attention(weights: Sequence[Weight], stated: StatedDimensions, name: str) -> None:
     """Refuse layers that have no attention matrix, and latent attention whose parts are unknown."""
-    others = stated.other_layers or tuple(weight.name for weight in weights if _NO_ATTENTION.search(weight.name))[:1]
-    if others:
-        raise MissingInput(f"{name} has layers whose operations cannot be counted: {', '.join(others)}")
+    unknown = stated.other_layers or tuple(weight.name for weight in weights if _NO_ATTENTION.search(weight.name))[:1]
+    if unknown:
+        raise MissingInput(f"{name} has layers whose operations cannot be counted: {', '.join(unknown)}")
     if stated.latent is None and any(_LATENT.search(weight.name) for weight in weights):
         raise MissingInput(f"{name} has latent attention, and its configuration does not state the sizes of its heads")
 
@@ -152,7 +152,7 @@ def _sort(weights: Sequence[Weight]) -> _Layers:
         expert_biases=tuple(w for w in biases if _EXPERT.search(w.name) and not _SHARED.search(w.name)),
         shared=shared,
         routers=tuple(weight for weight in products if _ROUTER.search(weight.name)),
-        others=products,
+        products=products,
     )
 
 
@@ -171,7 +171,7 @@ def _count_layers(layers: _Layers) -> int:
         by_name[weight.name] += weight.count
     if by_name:
         return max(by_name.values())
-    return min((weight.count for weight in (*layers.shared, *layers.others) if weight.count > 1), default=1)
+    return min((weight.count for weight in (*layers.shared, *layers.products) if weight.count > 1), default=1)
 
 
 def _with_attention(model: Transformer, layers: _Layers, stated: StatedDimensions) -> Transformer:
@@ -248,7 +248,7 @@ def _with_mlp(model: Transformer, layers: _Layers) -> Transformer:
         MissingInput: There is none.
     """
     matrices = model.mlp_matrices * model.hidden
-    rest = _elements((*layers.attention, *layers.shared, *layers.others)) - model.layers * attention_weights(model)
+    rest = _elements((*layers.attention, *layers.shared, *layers.products)) - model.layers * attention_weights(model)
     experts = model.experts
     dense = model.layers
     if experts is not None:

@@ -69,14 +69,16 @@ def find_trained_model(run: Run) -> TrainedModel:
         MissingInput: No rank recorded its model, or its operations cannot be counted.
     """
     coordinates = {rank.rank: rank.parallel for rank in run.ranks}
-    replica = [model for model in run.models if coordinates.get(model.rank, {}).get("dp", 0) == 0]
+    replica = [
+        model for model in run.models if not any(coordinates.get(model.rank, {}).get(axis, 0) for axis in ("dp", "cp"))
+    ]
     if not replica:
         raise MissingInput("no rank recorded which model it trains")
     split = any(coordinates.get(model.rank, {}).get(axis, 0) for model in run.models for axis in ("tp", "pp"))
     parts = replica if split else replica[:1]
-    first = parts[0]
-    trainable = sum(model.trainable for model in parts)
     parameters = sum(model.parameters for model in parts)
+    trainable = sum(model.trainable for model in parts)
+    first = parts[0]
     name = first.name or "the model"
     notes = [f"{first.no_transformer}; the shapes of its parameters are used instead."] if first.no_transformer else []
     if trainable < parameters:
@@ -94,9 +96,9 @@ def find_trained_model(run: Run) -> TrainedModel:
             f"Dimensions: from the shapes of {name}'s parameters: {model.layers} layers, hidden size {model.hidden}, "
             f"vocabulary {model.vocabulary}{width if is_width_known else _UNKNOWN_WIDTH}."
         )
-    elsewhere = total_parameters(model) - parameters
-    if abs(elsewhere) < _SAME_SIZE * parameters:
-        elsewhere = 0  # a config does not state every vector
+    # Experts that this replica lacks; a config may not state every vector.
+    lacking = total_parameters(model) - parameters
+    elsewhere = lacking if model.experts and abs(lacking) > _SAME_SIZE * parameters else 0
     return TrainedModel(model, parameters + elsewhere, trainable + elsewhere, tuple(notes), first.stated)
 
 

@@ -68,9 +68,9 @@ def _placements(parameter: Any) -> list[tuple[int, int, Any]]:
     """This rank's index in each tensor-parallel dimension of a DTensor's mesh, its size, and how the tensor lies."""
     mesh: Any = getattr(parameter, "device_mesh", None)
     names = getattr(mesh, "mesh_dim_names", None) or (("tp",) if mesh is not None and mesh in _tensor_meshes else ())
-    place = mesh.get_coordinate() if names else None
+    coordinates = mesh.get_coordinate() if names else None
     return [
-        (place[axis] if place else 0, mesh.size(axis), parameter.placements[axis])
+        (coordinates[axis] if coordinates else 0, mesh.size(axis), parameter.placements[axis])
         for axis, name in enumerate(names)
         if name.lower().startswith(_TENSOR_AXES)
     ]

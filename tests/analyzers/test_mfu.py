@@ -304,6 +304,18 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("part_of_the_sequence", "stages"), [(0, 2), (1, 1)])
+def test_ranks_that_share_a_sequence_have_the_same_model(
+    tmp_path: Path, part_of_the_sequence: int, stages: int
+) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200")
+    whole = mfu.analyze(read_run(run)).trained.parameters
+    for rank, coordinates in enumerate(({"pp": 0, "cp": 0}, {"pp": 1, "cp": part_of_the_sequence})):
+        path = run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE
+        path.write_text(json.dumps({"coordinates": {"dp": 0, "tp": 0} | coordinates}))
+    assert mfu.analyze(read_run(run)).trained.parameters == stages * whole
+
+
 def describe_again(run: Path, changes: dict[int, dict[str, Any]]) -> None:
     """Change what each rank recorded of its model."""
     for rank, changed in changes.items():

@@ -53,7 +53,7 @@ def _parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
         waiting += [
             value
             for name, value in part.items()
-            if isinstance(value, Mapping) and not any(other in name for other in _OTHER_PARTS)
+            if isinstance(value, Mapping) and not any(kind in name for kind in _OTHER_PARTS)
         ]
 
 
