@@ -18,6 +18,7 @@ from perfscope.analyzers.flops.per_token import recomputed_products, recomputed_
 from perfscope.analyzers.flops.spread import explain_spread, explain_window
 from perfscope.analyzers.flops.trained_run import (
     Device,
+    Recomputation,
     TrainedModel,
     count_step_tokens,
     find_device,
@@ -57,7 +58,7 @@ class Utilisation:
         steps: Each undisturbed step, by the headline convention.
         trained: The model that was counted.
         device: The GPUs, and their peak.
-        checkpointing: What was counted as recomputed.
+        recomputation: What was counted as recomputed.
         counted: The operations of the traces beside the formula; absent where the traces state no shapes.
         notes: What a reader must know.
         has_gpu: Whether a rank trained on a GPU, or the user states a peak.
@@ -68,7 +69,7 @@ class Utilisation:
     steps: tuple[StepUtilisation, ...]
     trained: TrainedModel
     device: Device
-    checkpointing: Checkpointing
+    recomputation: Recomputation
     counted: CrossCheck | None
     notes: tuple[str, ...]
     has_gpu: bool
@@ -81,6 +82,7 @@ class Utilisation:
 
     def data(self) -> Json:
         """The value of ``results.mfu``."""
+        kind = self.recomputation.checkpointing
         return {
             "convention": HEADLINE,
             "mfu": self.headline.mfu,
@@ -100,7 +102,8 @@ class Utilisation:
             "precision": self.device.precision.data(),
             "peak_tflops": self.device.peak_tflops,
             "doubt": self.headline.reason or None,
-            "checkpointing": str(self.checkpointing),
+            "checkpointing": None if kind is None else str(kind),
+            "recomputed_share": self.recomputation.share,
             "counted": self.counted.data() if self.counted else None,
             "by_counters": self.by_counters.data(),
             "notes": list(self.notes),
@@ -145,16 +148,17 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
     assert processes is not None, "a run with a model has ranks"
     assert devices is not None
     device = find_device(run, traced)
-    checkpointing, checkpointing_notes = find_recomputation(run.models, traced)
+    recomputation = find_recomputation(run.models, traced)
     step = Step(
         parameters=active_parameters(trained.model),
         model=trained.model,
         tokens=tokens,
         seq_len=seq_len,
-        checkpointing=checkpointing,
+        checkpointing=recomputation.checkpointing or Checkpointing.NONE,
         step_ns=round(times.step_time_s * NS_PER_S),
         gpus=devices,
         peak_tflops=device.peak_tflops,
+        measured=recomputation.measured,
     )
     conventions = compare(step)
     counted = cross_check(step, _representative(run, traced, processes), processes)
@@ -163,14 +167,14 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         steps=_by_step(run.steps, step, conventions),
         trained=trained,
         device=device,
-        checkpointing=checkpointing,
+        recomputation=recomputation,
         counted=counted,
-        by_counters=check_by_counters(run, device.gpu, _count_operations(step, conventions, counted)),
+        by_counters=check_by_counters(run, device.gpu, _count_operations(step, conventions, counted, recomputation)),
         has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
         notes=(
             *trained.notes,
             *device.notes,
-            *checkpointing_notes,
+            *recomputation.notes,
             *describe_doubts(conventions, step),
             *_doubt_ranks(run, traced),
             *explain_spread(step, conventions),
@@ -185,7 +189,7 @@ def _find_headline(conventions: Sequence[Convention]) -> Convention:
 
 
 def _count_operations(
-    step: Step, conventions: Sequence[Convention], counted: CrossCheck | None
+    step: Step, conventions: Sequence[Convention], counted: CrossCheck | None, recomputation: Recomputation
 ) -> CountedOperations | None:
     """The share of the peak by the operations that ran, with half of the attention matrix, as the headline has it.
 
@@ -195,12 +199,15 @@ def _count_operations(
     headline, model = _find_headline(conventions), step.model
     if headline.mfu is None or headline.flops_per_token is None or model is None:
         return None
-    recomputed = 0.0
-    if step.checkpointing is not Checkpointing.NONE:
-        products = recomputed_products(model) if step.checkpointing is Checkpointing.FULL else 0
-        recomputed = products + recomputed_scores(model, step.seq_len) / 2
-        if counted is not None and counted.is_covered:
-            masked = (scores_and_values(model, step.seq_len) + recomputed_scores(model, step.seq_len)) / 2
+    recomputed, is_covered = 0.0, counted is not None and counted.is_covered
+    if recomputation.checkpointing is None and not is_covered:
+        return None
+    if recomputation.checkpointing is not Checkpointing.NONE:
+        weights, attention = step.recomputed
+        scores = attention * recomputed_scores(model, step.seq_len)
+        recomputed = weights * recomputed_products(model) + scores / 2
+        if counted is not None and is_covered:
+            masked = (scores_and_values(model, step.seq_len) + scores) / 2
             ran = counted.flops_per_token - counted.skipped_flops_per_token - masked
             recomputed = max(0.0, ran - headline.flops_per_token)
     return CountedOperations(headline.mfu, headline.mfu * recomputed / headline.flops_per_token, step.step_ns)

@@ -30,8 +30,6 @@ _TENSOR_CORES = compile_later(r"\b(?:V100|T4|A\d+|L4|L40S?|H\d+|GH200|B\d+|GB\d+
 #: What one pass over parameters, gradients and states saves of an optimizer that makes a pass an operation.
 _PASSES = 0.55
 _FREE = 0.5
-#: Selective recomputation repeats attention alone.
-_SELECTED = 0.25
 _LEAST_RECOMPUTED, _MOST_RECOMPUTED = 1 / 8, 1 / 4
 
 
@@ -121,18 +119,15 @@ def _passes_over_matrices(training: Training) -> list[str]:
 def find_recomputation(training: Training) -> Cause | None:
     """Activations are recomputed although most of the memory is free."""
     facts = training.facts
-    recomputed = {"full", "selective"}
-    pointers = ["/mfu/checkpointing", *(f"{row}/checkpointing" for row in facts.rows("/setup/ranks")[:1])]
-    pointers += [f"{row}/recomputed" for row in facts.rows("/operations/ranks")[:1]]
-    pointer = next((pointer for pointer in pointers if facts.text(pointer) in recomputed), None)
-    memory = free_memory(training)
-    if pointer is None or memory is None or memory.free < _FREE:
+    pointers = ["/mfu/recomputed_share", *(f"{row}/recomputed_share" for row in facts.rows("/operations/ranks"))]
+    pointer = max(pointers, key=facts.amount)
+    share, memory = facts.amount(pointer), free_memory(training)
+    if not share or memory is None or memory.free < _FREE:
         return None
     compute_us = max((rank.compute for rank in training.ranks), default=0.0)
-    part = 1.0 if facts.text(pointer) == "full" else _SELECTED
-    low, high = part * _LEAST_RECOMPUTED * compute_us, part * _MOST_RECOMPUTED * compute_us
+    low, high = share * _LEAST_RECOMPUTED * compute_us, share * _MOST_RECOMPUTED * compute_us
     evidence = (
-        Evidence(f"Activations are recomputed ({facts.text(pointer)}).", (pointer,)),
+        Evidence(f"{percent(share):.0f} % of the forward pass's products run again in the backward pass.", (pointer,)),
         Evidence(f"{percent(memory.free):.0f} % of the GPU's memory is never used by tensors.", memory.pointers),
     )
     advice = "Recompute fewer layers, as far as memory allows: " + option(

@@ -7,19 +7,30 @@ convention with the recomputed operations added.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from perfscope.analyzers.flops import per_token
-from perfscope.analyzers.flops.formulas import FORMULAS, PAPER_FORMULAS, Formula, bigscience_formula
+from perfscope.analyzers.flops.formulas import (
+    FORMULAS,
+    MEASURED_PAPER_FORMULA,
+    PAPER_FORMULAS,
+    Formula,
+    bigscience_formula,
+)
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.constants import NS_PER_S, TERA
-from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
+from perfscope.models.conventions import Checkpointing, Recomputed, bigscience, bigscience_passes, six_n
 from perfscope.models.transformer import Transformer
 from perfscope.report import Json
 
 NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
 
+_STATED = {
+    Checkpointing.NONE: Recomputed(0, 0),
+    Checkpointing.SELECTIVE: Recomputed(0, 1),
+    Checkpointing.FULL: Recomputed(1, 1),
+}
 _NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
 
 
@@ -35,6 +46,8 @@ class Step(NamedTuple):
         step_ns: Time of the step.
         gpus: Number of GPUs.
         peak_tflops: The peak of one GPU; absent for an unknown GPU.
+        measured: What selective checkpointing was measured to recompute; absent where it is the attention matrix, as in
+            the formulas.
     """
 
     parameters: int
@@ -45,6 +58,19 @@ class Step(NamedTuple):
     step_ns: int
     gpus: int
     peak_tflops: float | None
+    measured: Recomputed | None = None
+
+    @property
+    def recomputed(self) -> Recomputed:
+        """What of the layers' forward pass runs again."""
+        return self.measured or _STATED[self.checkpointing]
+
+    def between(self, checkpointing: Checkpointing, count: Callable[[Checkpointing], int]) -> float:
+        """A figure that formulas state for each kind of checkpointing; that of measured shares lies between these."""
+        if self.measured is None or checkpointing is not self.checkpointing:
+            return count(checkpointing)
+        none, selective, full = (count(kind) for kind in _STATED)
+        return none + self.measured.attention * (selective - none) + self.measured.weights * (full - selective)
 
     def tflops_per_gpu(self, flops_per_token: int) -> float:
         """TFLOPs per GPU from operations per token."""
@@ -76,7 +102,7 @@ class Convention(NamedTuple):
     tflops_per_gpu: float | None
     mfu: float | None
     hfu: float | None
-    inputs: Mapping[str, int]
+    inputs: Mapping[str, float]
     reason: str
 
     def data(self) -> dict[str, Json]:
@@ -140,14 +166,14 @@ def _six_n(step: Step) -> Convention:
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
-    passes = bigscience_passes(checkpointing)
+    passes = step.between(checkpointing, bigscience_passes)
     return _evaluate(
         step,
         name,
         bigscience_formula(passes),
-        bigscience(step.parameters, checkpointing),
+        round(step.between(checkpointing, lambda kind: bigscience(step.parameters, kind))),
         {"N": step.parameters, "passes": passes},
-        recomputes=checkpointing is Checkpointing.FULL,
+        recomputes=passes > bigscience_passes(Checkpointing.NONE),
     )
 
 
@@ -169,8 +195,9 @@ def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention,
     dimensions = _dimensions(step, model)
     before_2025 = per_token.megatron_whole_attention(model, step.seq_len)
     bigscience_code = per_token.bigscience_code(model, step.seq_len, step.checkpointing)
+    stated = step._replace(measured=None)
     paper = tuple(
-        _megatron_paper(step, model, checkpointing, f"megatron_paper_{checkpointing}")
+        _megatron_paper(stated, model, checkpointing, f"megatron_paper_{checkpointing}")
         for checkpointing in Checkpointing
     )
     other_code = (
@@ -205,11 +232,14 @@ def _other_torchtitan(step: Step, model: Transformer) -> tuple[Convention, ...]:
 
 
 def _megatron_paper(step: Step, model: Transformer, checkpointing: Checkpointing, name: str) -> Convention:
+    formula = PAPER_FORMULAS[checkpointing]
+    if checkpointing is step.checkpointing and step.measured is not None:
+        formula = MEASURED_PAPER_FORMULA
     return _evaluate(
         step,
         name,
-        PAPER_FORMULAS[checkpointing],
-        per_token.megatron_paper(model, step.seq_len, checkpointing),
+        formula,
+        round(step.between(checkpointing, lambda kind: per_token.megatron_paper(model, step.seq_len, kind))),
         _dimensions(step, model),
         recomputes=checkpointing is not Checkpointing.NONE,
         reason="" if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h",
@@ -230,14 +260,19 @@ def _dimensions(step: Step, model: Transformer) -> dict[str, int]:
 
 def _recomputed_per_token(step: Step, model: Transformer, name: str) -> tuple[int, str]:
     """Operations that are repeated, counted as the convention counts them the first time, and their formula."""
-    full = step.checkpointing is Checkpointing.FULL
-    products = per_token.recomputed_products(model) if full else 0
+    weights, attention = step.recomputed
+    products = round(weights * per_token.recomputed_products(model))
+    of_layers = f"{_factor(weights)}2 N of the layers" if weights else ""
     if name == "6n":
-        return products, "2 N of the layers" if full else "0"
+        return products, of_layers or "0"
     halved = name == "megatron_core"
-    scores = per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)
-    term = f"{1 if halved else 2} L a (d_qk + d_v) s"
-    return products + scores, f"2 N of the layers + {term}" if full else term
+    scores = round(attention * (per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)))
+    of_scores = f"{_factor(attention)}{1 if halved else 2} L a (d_qk + d_v) s" if attention else ""
+    return products + scores, " + ".join(filter(None, (of_layers, of_scores))) or "0"
+
+
+def _factor(share: float) -> str:
+    return "" if share == 1 else f"{share:.3g} x "
 
 
 def _without_dimensions(name: str, formula: Formula) -> Convention:
@@ -260,7 +295,7 @@ def _evaluate(
     name: str,
     formula: Formula,
     flops_per_token: int,
-    inputs: Mapping[str, int],
+    inputs: Mapping[str, float],
     *,
     recomputes: bool = False,
     reason: str = "",

@@ -166,8 +166,13 @@ class CallTree:
 
     def add_up(self, values: Int64) -> Int64:
         """The values of each call and of all calls inside it."""
-        totals = values.copy()
-        for row in range(len(self._parent) - 1, -1, -1):
-            if self._parent[row] != ABSENT:
-                totals[self._parent[row]] += totals[row]
-        return totals
+        return add_up(values, self._parent)
+
+
+def add_up(values: Int64, parent: Sequence[int]) -> Int64:
+    """The values of each call and of all calls inside it; a call stands before those inside it."""
+    totals: Int64 = values.copy()
+    for row in range(len(parent) - 1, -1, -1):
+        if parent[row] != ABSENT:
+            totals[parent[row]] += totals[row]
+    return totals

@@ -10,14 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.flops.comparison import Step
-from perfscope.analyzers.flops.operation_counts import Operations, Repeats
+from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.per_token import (
     megatron_whole_attention,
     recomputed_products,
     recomputed_scores,
     scores_and_values,
 )
+from perfscope.analyzers.flops.repeats import Repeats, largest_repeats
 from perfscope.constants import GIGA
+from perfscope.models.conventions import Recomputed
 from perfscope.report import Json
 
 #: A larger difference is explained.
@@ -42,7 +44,7 @@ class CrossCheck:
 
     flops_per_token: float
     formula_flops_per_token: float | None
-    repeats: Repeats
+    repeats: Repeats | None
     ranks: int
     explanation: tuple[str, ...]
     is_covered: bool = True
@@ -55,7 +57,7 @@ class CrossCheck:
 
     def data(self) -> dict[str, Json]:
         """The cross-check for JSON."""
-        checkpointing = self.repeats.checkpointing
+        checkpointing = self.repeats.checkpointing if self.repeats else None
         return {
             "flops_per_token": self.flops_per_token,
             "formula_flops_per_token": self.formula_flops_per_token,
@@ -74,7 +76,7 @@ class CrossCheck:
         if self.formula_flops_per_token is None or self.difference is None:
             return f"{counted}; without the model's dimensions there is no formula to compare with."
         formula = f"{self.formula_flops_per_token / GIGA:.4g} GFLOP/token"
-        recomputation = " and recomputation" if self.repeats.attention or self.repeats.mlp else ""
+        recomputation = " and recomputation" if self.repeats and any(self.repeats.recomputed) else ""
         return (
             f"{counted}. The formula, with the full attention matrix{recomputation}, gives {formula} "
             f"(difference: {self.difference:+.1%})."
@@ -94,7 +96,7 @@ def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> Cros
         return None
     mean = sum(rank.flops_per_step or 0.0 for rank in counted) / len(counted)
     per_token = mean * processes / step.tokens
-    repeats = _largest_repeats([rank.repeats for rank in counted])
+    repeats = largest_repeats([rank.repeats for rank in counted])
     lines = []
     is_covered = all(rank.is_covered for rank in counted)
     formula = _formula(step, repeats) if is_covered else None
@@ -109,26 +111,14 @@ def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> Cros
     return CrossCheck(per_token, formula, repeats, len(counted), tuple(lines), is_covered, skipped)
 
 
-def _largest_repeats(all_repeats: Sequence[Repeats]) -> Repeats:
-    def largest(values: Sequence[float | None]) -> float | None:
-        return max((value for value in values if value is not None), default=None)
-
-    return Repeats(
-        largest([repeats.attention for repeats in all_repeats]),
-        largest([repeats.mlp for repeats in all_repeats]),
-        any(repeats.forward_alone for repeats in all_repeats),
-    )
-
-
-def _formula(step: Step, repeats: Repeats) -> float | None:
+def _formula(step: Step, repeats: Repeats | None) -> float | None:
     if step.model is None:
         return None
-    attention = repeats.attention if repeats.attention is not None else repeats.mlp
-    mlp = repeats.mlp if repeats.mlp is not None else repeats.attention
+    again = repeats.recomputed if repeats else Recomputed(0, 0)
     return (
         megatron_whole_attention(step.model, step.seq_len)
-        + (mlp or 0.0) * recomputed_products(step.model)
-        + (attention or 0.0) * recomputed_scores(step.model, step.seq_len)
+        + again.weights * recomputed_products(step.model)
+        + again.attention * recomputed_scores(step.model, step.seq_len)
     )
 
 

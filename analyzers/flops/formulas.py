@@ -32,6 +32,11 @@ PAPER_FORMULAS = {
     Checkpointing.NONE: Formula("72 L h^2 (1 + s/6h + V/12Lh)", _PAPER),
 }
 
+#: With the measured shares of the layers' products (p) and of their attention matrices (q) that run again.
+MEASURED_PAPER_FORMULA = Formula(
+    "72 L h^2 (1 + s/6h + V/12Lh) + 24 p L h^2 + 4 q L s h", f"{_PAPER}; shares measured by perfscope"
+)
+
 FORMULAS = {
     "6n": Formula("6 N", "Kaplan et al. 2020, arXiv 2001.08361, section 2.1"),
     "megatron_core": Formula(
@@ -70,6 +75,6 @@ FORMULAS = {
 }
 
 
-def bigscience_formula(passes: int) -> Formula:
+def bigscience_formula(passes: float) -> Formula:
     """The formula of ``bigscience`` with as many passes."""
-    return Formula(f"{passes} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
+    return Formula(f"{passes:.4g} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')

@@ -1,10 +1,8 @@
-"""Counts the operations of a traced step from the shapes of its operators, and whether layers ran forward twice.
+"""Counts the operations of a traced step from the shapes of its operators.
 
-How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``.
-Layers that ran forward more often than backward, and did so in between their backward passes, were recomputed; the
-share of them that was recomputed follows from the two counts. The last product of a layer, which PyTorch begins to
-recompute and then skips because it is not needed, is in the trace and is counted; ``skipped_flops`` states it. What
-multiplies and is not counted is
+How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``, and what of them
+ran forward twice in ``repeats``. The last product of a layer, which PyTorch begins to recompute and then skips because
+it is not needed, is in the trace and is counted; ``skipped_flops`` states it. What multiplies and is not counted is
 listed with its share of the time of all kernels that multiply; below ``ENOUGH`` of that time the rate of operations
 would say little, and is withheld.
 """
@@ -13,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
@@ -21,24 +18,16 @@ from msgspec import Struct, field
 
 from perfscope.analyzers.flops.counted_calls import count_calls
 from perfscope.analyzers.flops.operator_rules import FIRST_IS_ADDED
+from perfscope.analyzers.flops.repeats import Repeats, find_repeats
 from perfscope.constants import KILO
-from perfscope.models.conventions import Checkpointing
 from perfscope.tables.kernel_precision import element_precision, product_precision
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import Trace, Work
 
-_ATTENTION = ("_scaled_dot_product", "_flash_attn")
 _IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
 #: PyTorch calls the one inside the other.
 _SHOWN_AS = {"_convolution": "convolution"}
 _BACKWARD = "_backward"
-#: Operators of an MLP forward, with those of its backward pass.
-_ACTIVATIONS = {"gelu": "gelu_backward", "silu": "silu_backward", "relu": "threshold_backward"}
-_SOFTMAX = "_softmax"
-#: A smaller share of repeated forward passes may come from an evaluation or a frozen layer.
-_REPEATED = 0.05
-#: Consecutive forward operators over consecutive backward ones: an evaluation before a forward pass has fewer.
-_EVALUATED_TOO = 2.5
 #: Replicas whose operations differ by more are doubted; sequences of different lengths differ by less.
 _TWINS_DIFFER = 0.25
 
@@ -59,29 +48,6 @@ class NotCounted(NamedTuple):
     operator: str
     calls: float
     share: float | None
-
-
-class Repeats(NamedTuple):
-    """How often parts of the layers ran forward again for one backward pass: 0 for never, 1 for every time.
-
-    Attributes:
-        attention: Of the attention matrix; absent where no operator shows it.
-        mlp: Of the MLP; absent likewise.
-        forward_alone: Layers also ran forward without a backward pass, as in an evaluation.
-    """
-
-    attention: float | None
-    mlp: float | None
-    forward_alone: bool = False
-
-    @property
-    def checkpointing(self) -> Checkpointing | None:
-        """The kind of checkpointing; absent where neither is known."""
-        if self.mlp is not None and self.mlp > _REPEATED:
-            return Checkpointing.FULL
-        if self.attention is not None and self.attention > _REPEATED:
-            return Checkpointing.FULL if self.mlp is None else Checkpointing.SELECTIVE
-        return None if self.mlp is None and self.attention is None else Checkpointing.NONE
 
 
 class Operations(Struct, frozen=True, array_like=True):
@@ -149,7 +115,7 @@ class Operations(Struct, frozen=True, array_like=True):
 
 def count_operations(trace: Trace, products: Products) -> Operations | None:
     """Add up the products of a trace; None where it has none, shows no recomputation and no kernel that multiplies."""
-    repeats = _find_repeats(products.in_order)
+    repeats = find_repeats(trace, products)
     kernel_ns = _time_products(trace)
     if not (len(products.calls) or repeats.checkpointing or kernel_ns):
         return None
@@ -230,44 +196,3 @@ def doubt_twins(ranks: Sequence[Operations]) -> tuple[str, ...]:
 def _step_ns(trace: Trace) -> float | None:
     """Mean host time of the marked steps."""
     return float(trace.steps.duration_ns.mean()) if len(trace.steps) else None
-
-
-def _find_repeats(in_order: Sequence[str]) -> Repeats:
-    attention = [_BACKWARD in name for name in in_order if name.startswith((*_ATTENTION, _SOFTMAX))]
-    backward = set(_ACTIVATIONS.values())
-    activations = [name in backward for name in in_order if name in _ACTIVATIONS or name in backward]
-    return Repeats(_count_repeats(attention), _count_repeats(activations), _is_forward_alone(activations or attention))
-
-
-def _count_repeats(is_backward: Sequence[bool]) -> float | None:
-    """Forward passes beyond the first, for one backward pass; absent where the order leaves open what they are."""
-    backward = sum(is_backward)
-    if not backward:
-        return None
-    extra = len(is_backward) / backward - 2
-    if extra <= _REPEATED:
-        return 0.0
-    return extra if _alternates(is_backward) else None
-
-
-def _is_forward_alone(is_backward: Sequence[bool]) -> bool:
-    """Whether layers ran forward for which there is neither a backward pass nor a recomputation."""
-    backward = sum(is_backward)
-    return len(is_backward) > (2 + _REPEATED) * backward and not _alternates(is_backward)
-
-
-def _alternates(is_backward: Sequence[bool]) -> bool:
-    """Whether forward passes ran between the backward passes of one micro-batch.
-
-    Without recomputation an uninterrupted sequence of backward passes is as long as the sequence of forward passes
-    before it, or half as long where an evaluation ran before.
-    """
-    runs = [(backward_pass, len(list(passes))) for backward_pass, passes in groupby(is_backward)]
-    forward = [length for backward_pass, length in runs if not backward_pass]
-    backward = [length for backward_pass, length in runs if backward_pass]
-    return bool(forward and backward) and max(forward) > _EVALUATED_TOO * _median(backward)
-
-
-def _median(lengths: Sequence[int]) -> float:
-    ordered = sorted(lengths)
-    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

@@ -12,10 +12,11 @@ from typing import NamedTuple
 from perfscope.analyzers.flops.model_inference import expert_elements, infer_dimensions
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
+from perfscope.analyzers.flops.repeats import largest_repeats
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import KILO
 from perfscope.errors import MissingInput
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing, Recomputed
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
@@ -190,17 +191,42 @@ def _describe_limits(run: Run, gpu: Gpu | None, peak: float | None) -> tuple[str
     return (f"Power is capped at {min(limits):.0f} W of {gpu.power_w} W, so the peak cannot be reached.",)
 
 
-def find_recomputation(
-    models: Sequence[Model], traced: Sequence[Operations] = ()
-) -> tuple[Checkpointing, tuple[str, ...]]:
-    """What was recomputed, by the traces where they show it, else by the model; and the source of that."""
-    configured = next((model.checkpointing for model in models if model.checkpointing), None)
-    shown = next((operations.repeats.checkpointing for operations in traced if operations.repeats.checkpointing), None)
-    if shown is None:
-        if configured is None:
-            return Checkpointing.NONE, ("No activation checkpointing was detected, so none is counted.",)
-        return Checkpointing(configured), (f"Activation checkpointing `{configured}`, as the model is configured.",)
-    notes = [f"Activation checkpointing `{shown}`, detected in the trace."]
-    if configured is not None and configured != shown:
+class Recomputation(NamedTuple):
+    """What a run recomputed.
+
+    Attributes:
+        checkpointing: The kind of activation checkpointing; absent where it is unknown.
+        share: The share of the products of the forward pass that ran again, as traces show it; absent where none does.
+        measured: The shares that were measured of selective checkpointing; absent where none were.
+        notes: The source of that.
+    """
+
+    checkpointing: Checkpointing | None
+    share: float | None
+    measured: Recomputed | None
+    notes: tuple[str, ...]
+
+
+def find_recomputation(models: Sequence[Model], traced: Sequence[Operations] = ()) -> Recomputation:
+    """What was recomputed, as the traces show it; where there are none, as the model is configured."""
+    seen = next((model.checkpointing for model in models if model.checkpointing), None)
+    configured = Checkpointing(seen) if seen in set(Checkpointing) else None
+    shown = largest_repeats([operations.repeats for operations in traced])
+    if shown is None or (shown.share is None and not shown.is_compiled):
+        if configured is not None:
+            note = f"Activation checkpointing `{configured}`, as the model is configured."
+        elif seen is not None:
+            note = "Activation checkpointing is in use. No trace shows what is recomputed, so nothing is counted."
+        else:
+            configured, note = Checkpointing.NONE, "No activation checkpointing was detected, so none is counted."
+        return Recomputation(configured, None, None, (note,))
+    kind = shown.checkpointing
+    notes = [
+        f"Activation checkpointing is unknown, and none is counted: {shown.reason}."
+        if kind is None
+        else f"Activation checkpointing `{kind}`, detected in the trace{shown.describe()}."
+    ]
+    if configured is not None and configured != kind:
         notes.append(f"The model is configured with `{configured}`, which the trace does not show.")
-    return shown, tuple(notes)
+    is_selective = kind is Checkpointing.SELECTIVE
+    return Recomputation(kind, shown.share, shown.recomputed if is_selective else None, tuple(notes))

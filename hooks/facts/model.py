@@ -24,7 +24,7 @@ from perfscope.hooks.facts.sharding import (
     unflattened_parameters,
     whole_shape,
 )
-from perfscope.wire.model import ModelRecord, WeightRecord
+from perfscope.wire.model import IN_USE, ModelRecord, WeightRecord
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 _LONGEST_TEXT = 100
@@ -193,11 +193,12 @@ def _widest_dtype(weights: tuple[WeightRecord, ...]) -> str | None:
 
 
 def _checkpointing(module: Any, config: dict[str, Any]) -> str | None:
-    """``full`` or ``selective`` where the module states that activations are recomputed, else None."""
+    """``full`` or ``selective`` as the module's settings state, ``IN_USE`` where a part is wrapped, else None."""
     granularity = config.get("recompute_granularity")
     if granularity in ("full", "selective"):
         return str(granularity)
-    for _, part in named_modules(module):
-        if type(part).__name__ == "CheckpointWrapper" or vars(part).get("gradient_checkpointing") is True:
-            return "full"
-    return None
+    parts = [part for _, part in named_modules(module)]
+    if any(vars(part).get("gradient_checkpointing") is True for part in parts):
+        return "full"
+    # What a wrapper recomputes of its module is up to functions of the script.
+    return IN_USE if any(type(part).__name__ == "CheckpointWrapper" for part in parts) else None

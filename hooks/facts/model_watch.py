@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.facts.model import describe_model
 from perfscope.hooks.facts.model_search import find_model, report_calls
 from perfscope.hooks.facts.precision import PrecisionWatch
+from perfscope.wire.model import IN_USE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +89,7 @@ class ModelWatch:
             described,
             compute_dtype=precision.autocast,
             precision=precision,
-            checkpointing=described.checkpointing or ("full" if self._is_recomputed else None),
+            checkpointing=described.checkpointing or (IN_USE if self._is_recomputed else None),
             zero_stage=_FULLY_SHARDED if self._zero_stage is None and _is_sharded(parts) else self._zero_stage,
             optimizer=None if optimizer is None else type(optimizer).__name__,
         )

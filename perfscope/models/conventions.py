@@ -9,6 +9,7 @@ hardware did (HFU), the others what the model needs (MFU).
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import NamedTuple
 
 FORWARD = 2
 FORWARD_AND_BACKWARD = 6
@@ -20,6 +21,13 @@ class Checkpointing(StrEnum):
     FULL = "full"
     SELECTIVE = "selective"
     NONE = "none"
+
+
+class Recomputed(NamedTuple):
+    """What of the layers' forward pass runs again, as shares: products with weights, and the attention matrix."""
+
+    weights: float
+    attention: float
 
 
 def bigscience(parameters: int, checkpointing: Checkpointing) -> int:

@@ -86,7 +86,7 @@ class Model:
         no_transformer: Why the module's own description could not be used; empty where it has none.
         stated: What its configuration states, whether or not that is enough for all dimensions.
         signs: What shows the type that its products are computed in, which is not always that of its parameters.
-        checkpointing: Which activations are recomputed; absent where none was detected.
+        checkpointing: Which activations settings say are recomputed, or ``wire.model.IN_USE``; absent for none.
         weights_dtype: The type of most parameters; absent where unknown.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was detected.
         optimizer: Class of the optimizer; absent likewise.

@@ -1,8 +1,9 @@
-"""The operators of a trace that multiply, with their inputs, and the order of passes forward and backward."""
+"""The operators of a trace that multiply, with their inputs, and where autograd's backward passes are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import IntEnum
 
 from msgspec import Struct
 
@@ -37,6 +38,7 @@ class ProductCalls(Struct, frozen=True, eq=False):
         thread: The thread, or ABSENT where it has no number.
         whole: The row of the call that it is a part of, or ABSENT: ``parent``, but for forward passes that are repeated
             inside a backward pass, whose products they are not; absent where there are none.
+        is_tracked: Whether autograd tracks the call, so that a backward pass follows; absent where that is not known.
     """
 
     product: Int64
@@ -45,6 +47,7 @@ class ProductCalls(Struct, frozen=True, eq=False):
     end_ns: Int64
     thread: Int64
     whole: Int64 | None = None
+    is_tracked: Bool | None = None
 
     @property
     def part_of(self) -> Int64:
@@ -53,6 +56,44 @@ class ProductCalls(Struct, frozen=True, eq=False):
 
     def __len__(self) -> int:
         return len(self.product)
+
+
+class Scope(IntEnum):
+    """What a span of a thread is to autograd.
+
+    Attributes:
+        NODE: A node of the backward pass.
+        FUNCTION_NODE: A node of a function that Python defines, such as that of reentrant checkpoints.
+        COMPILED_NODE: The backward pass of a graph that torch.compile made.
+        FUNCTION: The forward pass of a function that Python defines: autograd tracks nothing inside it.
+        COMPILED: The forward pass of a graph that torch.compile made.
+        CHEAP: An operator that does not multiply and is often recomputed: an activation, a softmax, a norm.
+    """
+
+    NODE = 0
+    FUNCTION_NODE = 1
+    COMPILED_NODE = 2
+    FUNCTION = 3
+    COMPILED = 4
+    CHEAP = 5
+
+
+class Scopes(Struct, frozen=True, eq=False):
+    """Spans of threads that tell forward passes, backward passes and what is computed again.
+
+    Attributes:
+        scope: A value of Scope; FUNCTION, COMPILED and CHEAP where autograd tracks them.
+        start_ns, end_ns: When each began and ended, on the trace's clock.
+        thread: The thread, or ABSENT where it has no number.
+    """
+
+    scope: Int64
+    start_ns: Int64
+    end_ns: Int64
+    thread: Int64
+
+    def __len__(self) -> int:
+        return len(self.scope)
 
 
 class Launches(Struct, frozen=True, eq=False):
@@ -88,14 +129,13 @@ class Products(Struct, frozen=True):
     Attributes:
         products: Each distinct one once.
         calls: Their calls.
-        in_order: Calls that distinguish forward from backward passes (attention, softmaxes, activations), in the order
-            of their start.
+        scopes: Where autograd's backward passes are.
         steps: How many training steps they are of; absent where they are of the trace's own steps.
         launches: What the calls launched, where they are of another window than the trace's own; absent else.
     """
 
     products: Sequence[Product]
     calls: ProductCalls
-    in_order: Sequence[str]
+    scopes: Scopes
     steps: int | None = None
     launches: Launches | None = None

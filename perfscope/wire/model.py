@@ -35,6 +35,10 @@ class WeightRecord:
         return self.count * prod(self.shape) // self.parts
 
 
+#: Activation checkpointing that was seen in use, of which nothing states what it recomputes.
+IN_USE = "in use"
+
+
 @dataclass(frozen=True)
 class PrecisionRecord:
     """Signs of the data type that a rank's products are computed in; each is absent where it was not seen.
@@ -69,7 +73,8 @@ class ModelRecord:
             object of it is a mapping.
         dtype: Type of most parameters.
         compute_dtype: Type of autocast where the model was called; older versions wrote ``tf32``, too.
-        checkpointing: Activation checkpointing that was seen, ``full`` or ``selective``; absent where none was seen.
+        checkpointing: Activation checkpointing as the model's settings state it, ``full`` or ``selective``, or
+            ``IN_USE`` where it was seen in use; absent where neither is so. How much it recomputes a trace shows.
         zero_stage: Stage of ZeRO: DeepSpeed's, or 3 with PyTorch's FSDP; absent where neither was seen.
         optimizer: Class of the optimizer that was seen to step first; absent where none was.
         precision: Signs of the type that its products are computed in.

@@ -171,7 +171,7 @@ class ConventionData(TypedDict):
     flops_per_token: int | None
     counts_recomputation: bool
     printed_by: str | None
-    inputs: dict[str, int]
+    inputs: dict[str, float]
     reason: str | None
 
 
@@ -297,7 +297,9 @@ class MfuData(Windowed):
         precision: All of them.
         peak_tflops: The dense peak of one GPU in that type.
         doubt: What makes the headline doubtful.
-        checkpointing: What was counted as recomputed.
+        checkpointing: What was counted as recomputed; None where that is unknown, and nothing was.
+        recomputed_share: The share of the products of the forward pass that ran again, as traces show it; None where
+            none does.
         counted: The operations of the traces; None where they state no shapes.
         by_counters: The share of the peak that the GPUs' own counters state, and how far it is from what was counted.
         notes: What a reader must know.
@@ -319,7 +321,8 @@ class MfuData(Windowed):
     precision: PrecisionData
     peak_tflops: float | None
     doubt: str | None
-    checkpointing: str
+    checkpointing: str | None
+    recomputed_share: float | None
     counted: CrossCheckData | None
     by_counters: CounterCheckData
     notes: list[str]

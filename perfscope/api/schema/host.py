@@ -211,8 +211,10 @@ class RankOperationsData(TypedDict):
         tflops: ``flops_per_step`` over the mean profiled step, in 10**12 a second; None where too little is counted.
         attention_share: The share of attention in the operations.
         recomputed: The kind of activation checkpointing; None where unknown.
-        attention_repeats: How often the attention matrix was computed again for a backward pass.
-        mlp_repeats: The same of the MLP.
+        recomputed_share: The share of the products of the forward pass that ran again in the backward pass.
+        recomputed_weights: The same of products with weights; None where unknown.
+        recomputed_attention: The same of attention; None where unknown.
+        recomputed_reason: Why it is unknown; None where it is known.
         forward_alone: Whether layers also ran forward without a backward pass.
         without_shapes: Products that could not be counted.
         covered: Share of the time of kernels that multiply in what is counted.
@@ -228,8 +230,10 @@ class RankOperationsData(TypedDict):
     tflops: float | None
     attention_share: float | None
     recomputed: str | None
-    attention_repeats: float | None
-    mlp_repeats: float | None
+    recomputed_share: float | None
+    recomputed_weights: float | None
+    recomputed_attention: float | None
+    recomputed_reason: str | None
     forward_alone: bool
     without_shapes: int
     covered: float | None

@@ -224,7 +224,7 @@ class RankSetupData(TypedDict):
         padding: None where no batch has an attention mask.
         collects_garbage: Whether Python's garbage collection was on after the first step.
         zero_stage: Stage of ZeRO.
-        checkpointing: Which activations are recomputed; None where none was detected.
+        checkpointing: Which activations settings say are recomputed, or ``in use``; None for none.
         gradient_bytes: Size of all gradients.
     """
 

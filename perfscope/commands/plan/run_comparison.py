@@ -41,7 +41,7 @@ class PlannedRun(NamedTuple):
         trained: The model that it trained; None where no rank recorded it.
         device: The CUDA name of its GPU; None where unknown.
         dtype: The data type of its products; None where unknown.
-        checkpointing: Which activations it recomputed.
+        checkpointing: Which activations it recomputed; None where unknown.
         parts: Bytes of each part of the peak on its fullest rank; empty where that was not recorded.
     """
 
@@ -50,7 +50,7 @@ class PlannedRun(NamedTuple):
     trained: TrainedModel | None
     device: str | None
     dtype: Dtype | None
-    checkpointing: Checkpointing
+    checkpointing: Checkpointing | None
     parts: Mapping[str, int] = MappingProxyType({})
 
     def supply(self, inputs: PlanInputs) -> PlanInputs:
@@ -166,17 +166,18 @@ def read_planned_run(path: Path) -> PlannedRun:
         trained = find_trained_model(run)
     except MissingInput:
         trained = None
-    device = find_device(run)
-    if device.gpu is not None and device.precision.main is None:
+    device, recomputation = find_device(run), find_recomputation(run.models)
+    if recomputation.checkpointing is None or (device.gpu is not None and device.precision.main is None):
         # The record does not show it: the traces may, at the price of reading them.
-        device = find_device(run, measure_with("operations", Operations, [path]).partials)
+        traced = measure_with("operations", Operations, [path]).partials
+        device, recomputation = find_device(run, traced), find_recomputation(run.models, traced)
     return PlannedRun(
         path=path,
         measured=measured,
         trained=trained,
         device=device.name,
         dtype=Dtype(dtype) if (dtype := device.precision.main) in set(Dtype) else None,
-        checkpointing=find_recomputation(run.models)[0],
+        checkpointing=recomputation.checkpointing,
         parts=measure_parts(run),
     )
 

@@ -58,6 +58,7 @@ class Answer(NamedTuple):
             step_ns=throughput.step_ns,
             gpus=throughput.gpus,
             peak_tflops=self.peak.tflops,
+            measured=self.trace.measured(throughput.checkpointing) if self.trace else None,
         )
 
 

@@ -15,7 +15,7 @@ from perfscope.commands.tflops.comparison import Comparison
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import SourceError, UsageError
-from perfscope.models.conventions import Checkpointing
+from perfscope.models.conventions import Checkpointing, Recomputed
 from perfscope.models.hardware import lookup_gpu
 from perfscope.report import Json
 from perfscope.sources.traces.reader import read_trace
@@ -40,6 +40,12 @@ class TracedStep(NamedTuple):
             checkpointing=self.operations.repeats.checkpointing, dtype=Dtype(main) if main in set(Dtype) else None
         )
         return inputs.fill_missing(supplied, str(self.path))
+
+    def measured(self, checkpointing: Checkpointing) -> Recomputed | None:
+        """The shares that were recomputed, where the trace shows selective checkpointing and so do the inputs."""
+        repeats = self.operations.repeats
+        is_selective = checkpointing is Checkpointing.SELECTIVE is repeats.checkpointing
+        return repeats.recomputed if is_selective else None
 
     def compare(self, step: Step) -> Comparison:
         """Compare the operations of the trace with the formula's."""

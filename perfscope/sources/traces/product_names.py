@@ -1,4 +1,4 @@
-"""Which operators multiply, by their names: PyTorch's own, and those of libraries.
+"""Which operators multiply, by their names: PyTorch's own, and those of libraries; and which tell passes apart.
 
 Attention that PyTorch writes out as products of its own (``_math``) is not among them.
 """
@@ -11,13 +11,14 @@ from typing import NamedTuple
 import numpy as np
 
 from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.products import Scope
 
 _OF_PYTORCH = (
     r"mm|addmm|_addmm_activation|bmm|baddbmm|_scaled_mm(?:_v2)?|_grouped_mm|_scaled_grouped_mm(?:_v2)?|_int_mm|"
     r"_scaled_dot_product_(?!attention_math)\w*attention\w*|_(?:flash|efficient|cudnn)_attention_(?:forward|backward)|"
     r"(?:_|cudnn_|miopen_|mkldnn_)?convolution(?!.*double)\w*|(?:_cudnn|miopen|mkldnn)_rnn(?:_layer)?(?:_backward)?"
 )
-_PASSES = r"_softmax(?:_backward_data)?|gelu(?:_backward)?|silu(?:_backward)?|relu|threshold_backward"
+_CHEAP = r"_softmax|gelu|silu|relu|native_layer_norm|_fused_rms_norm"
 _FLASH = r"_flash_attn_(?:varlen_)?(?:forward|backward)"
 #: Words in names of operators of libraries that multiply, and in those of their helpers that do not.
 _OF_LIBRARIES = (
@@ -32,31 +33,31 @@ _FUNCTIONS = (
     r"LinearWith\w+|MatmulTo\w+|sage_fwd\w*"
 )
 _NAME = re.compile(
-    rf"(?:aten::(?:(?P<pytorch>{_OF_PYTORCH})|(?P<pass>{_PASSES}))|flash_attn::(?P<flash>{_FLASH})|"
+    rf"(?:aten::(?:(?P<pytorch>{_OF_PYTORCH})|(?P<cheap>{_CHEAP}))|flash_attn::(?P<flash>{_FLASH})|"
     rf"(?P<library>(?!aten::|autograd::|torch::)\w+::(?=.*(?:{_OF_LIBRARIES}))(?!.*(?:{_HELPERS})).*)|"
-    rf"(?P<function>{_FUNCTIONS}))\Z"
+    rf"(?P<function>{_FUNCTIONS})|autograd::engine::evaluate_function: (?P<node>.*)|(?P<other_function>\w+))\Z"
 )
-#: Calls that tell forward from backward passes by their names.
-_IN_PASSES = re.compile(r"_scaled_dot_product|_flash_attn")
+_BACKWARD = re.compile(r"Backward\d*\Z")
+_COMPILED = "CompiledFunction"
 _NEEDS_VALUES = re.compile(r"convolution|(?:flash|efficient|cudnn)_attention_|varlen|\bfwd|\bbwd")
 _BEFORE = len("aten::")
 #: Letters 7 to 10 of the names, behind ``aten::``, of which two are looked up.
 _LETTERS = (
     b'mm",', b"addm", b"_add", b'bmm"', b"badd", b"_sca", b"_gro", b"_int", b"_fla", b"_eff", b"_cud", b"conv", b"_con",
-    b"cudn", b"miop", b"mkld", b"_sof", b"gelu", b"silu", b"relu", b"thre",
+    b"cudn", b"miop", b"mkld", b"_sof", b"gelu", b"silu", b"relu", b"nati", b"_fus",
 )  # fmt: skip
 _KEY_LETTERS = 1, 3
 _IS_PYTORCHS = np.zeros((256, 256), np.bool_)
 _IS_PYTORCHS[tuple(np.array([[name[letter] for name in _LETTERS] for letter in _KEY_LETTERS]))] = True
 #: The first two letters of names without that many in common with the names above.
 _OTHERS = (
-    "at", "au", "re", "c1", "tr", "nc", "pr", "en", "## ", "st", "de", "to", "op", "gl",
+    "at", "re", "c1", "tr", "nc", "pr", "en", "## ", "st", "de", "to", "op", "gl",
 )  # fmt: skip
-_FUNCTIONS_BEGIN = ("Fl", "Fu", "Ro", "Ev", "Co", "Gr", "Li", "Ma")
 _IS_LIBRARYS = np.zeros((256, 256), np.bool_)
 _IS_LIBRARYS[[ord(letter) for letter in "abcdefghijklmnopqrstuvwxyz_"]] = True
 _IS_LIBRARYS[tuple(np.array([[ord(name[letter]) for name in _OTHERS] for letter in (0, 1)]))] = False
-_IS_LIBRARYS[tuple(np.array([[ord(name[letter]) for name in _FUNCTIONS_BEGIN] for letter in (0, 1)]))] = True
+#: Functions of Python.
+_IS_LIBRARYS[ord("A") : ord("Z") + 1] = True
 
 
 class Meaning(NamedTuple):
@@ -64,20 +65,27 @@ class Meaning(NamedTuple):
 
     Attributes:
         product: The operator without ``aten::``; empty where it does not multiply.
-        in_passes: The operator where it tells forward from backward passes; else empty.
+        scope: What it is to autograd; absent where that does not count.
     """
 
     product: str
-    in_passes: str
+    scope: Scope | None
+
+    @property
+    def is_backward(self) -> bool:
+        """Whether it is a backward pass: that of a function has the function's number in autograd."""
+        return bool(_BACKWARD.search(self.product))
 
 
 def find_meaning(name: str) -> Meaning | None:
     """What an operator's name says; None where it neither multiplies nor tells passes apart.
 
     >>> find_meaning("aten::mm")
-    Meaning(product='mm', in_passes='')
-    >>> find_meaning("aten::gelu_backward")
-    Meaning(product='', in_passes='gelu_backward')
+    Meaning(product='mm', scope=None)
+    >>> find_meaning("autograd::engine::evaluate_function: MmBackward0")
+    Meaning(product='', scope=<Scope.NODE: 0>)
+    >>> find_meaning("CompiledFunction")
+    Meaning(product='', scope=<Scope.COMPILED: 4>)
     >>> find_meaning("vllm::unified_attention_with_output").product
     'vllm::unified_attention_with_output'
     """
@@ -85,7 +93,17 @@ def find_meaning(name: str) -> Meaning | None:
     if match is None:
         return None
     product = next((match[group] for group in ("pytorch", "flash", "library", "function") if match[group]), "")
-    return Meaning(product, match["pass"] or (product if _IN_PASSES.match(product) else ""))
+    if product:
+        return Meaning(product, None)
+    if match["node"]:
+        is_function = match["node"].endswith("Backward")
+        is_compiled = match["node"].startswith(_COMPILED)
+        return Meaning("", Scope.COMPILED_NODE if is_compiled else Scope.FUNCTION_NODE if is_function else Scope.NODE)
+    if match["cheap"]:
+        return Meaning("", Scope.CHEAP)
+    if not match["other_function"] or _BACKWARD.search(match["other_function"]):
+        return None
+    return Meaning("", Scope.COMPILED if match["other_function"] == _COMPILED else Scope.FUNCTION)
 
 
 def needs_values(operator: str) -> bool:

@@ -1,8 +1,8 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
 Collected are operators that multiply, with those that they call in turn, so that each product can be counted once; and
-the order of those whose backward pass has an operator of its own, because it shows which ran forward twice. A few
-letters of every operator's name are looked up first, so that all other operators cost next to nothing.
+the nodes of autograd, because a product inside one that autograd tracks is computed again. A few letters of every
+operator's name are looked up first, so that all other operators cost next to nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
-from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.backward_functions import link_backward, numbers_count
 from perfscope.sources.traces.product_names import Meaning, find_meaning, may_mean, needs_values
+from perfscope.sources.traces.scope_columns import ScopeColumns, Written, to_ns, to_thread
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.products import Product, ProductCalls, Products
 from perfscope.tables.trace import ABSENT
@@ -87,15 +87,17 @@ class _Operator:
 
     Attributes:
         meaning: What its name says.
+        is_backward: Whether it is the backward pass of a function.
         needs_values: Whether the inputs that are numbers count.
-        needs_sequence: Whether its number in autograd counts.
+        needs_sequence: Whether its number in autograd counts, besides that there is one.
         numbers: The number of each of its products, by its inputs as they are written.
     """
 
-    __slots__ = ("meaning", "needs_sequence", "needs_values", "numbers")
+    __slots__ = ("is_backward", "meaning", "needs_sequence", "needs_values", "numbers")
 
     def __init__(self, meaning: Meaning) -> None:
         self.meaning = meaning
+        self.is_backward = meaning.is_backward
         self.needs_values = needs_values(meaning.product)
         self.needs_sequence = numbers_count(meaning.product)
         self.numbers: dict[bytes, int] = {}
@@ -107,8 +109,7 @@ class ProductFinder:
     def __init__(self) -> None:
         self._until_name: int | None = None
         self._calls = _Calls()
-        self._passes: dict[str, int] = {}
-        self._pass_starts, self._pass_names = array("d"), array("q")
+        self._scopes = ScopeColumns()
         self._fits = True
         self._operators: dict[bytes, _Operator | None] = {}
 
@@ -150,15 +151,14 @@ class ProductFinder:
             operator = self._operator(event.name.encode()) if event.cat in _CATEGORIES else None
             if operator is not None:
                 args = event.args or _Args()
-                values = bytes(args.values) if operator.needs_values else b""
-                inputs = _Inputs(bytes(args.dims), bytes(args.elements) if args.dims else b"", values)
-                start_us, product = _number(event.ts), operator.meaning.product
-                self._note_pass(operator.meaning, start_us)
-                if product:
-                    number = self._calls.number(product, inputs)
-                    sequence = args.sequence if operator.needs_sequence and args.sequence is not None else ABSENT
-                    end_us = start_us + _number(event.dur)
-                    self._calls.add(number, str(event.tid).encode(), start_us, end_us, sequence)
+                start_us, sequence = _number(event.ts), ABSENT if args.sequence is None else args.sequence
+                times = str(event.tid).encode(), start_us, start_us + _number(event.dur)
+                if operator.meaning.product:
+                    values = bytes(args.values) if operator.needs_values else b""
+                    inputs = _Inputs(bytes(args.dims), bytes(args.elements) if args.dims else b"", values)
+                    self._calls.add(operator, self._calls.number(operator.meaning.product, inputs), times, sequence)
+                else:
+                    self._scopes.add(operator.meaning.scope, times, sequence)
 
     def _operator(self, name: bytes) -> _Operator | None:
         """What is known of an operator; None where its name has no meaning."""
@@ -181,12 +181,13 @@ class ProductFinder:
         else:
             thread, start, duration = (_search(pattern, text, begin, stop) for pattern in (_THREAD, _START, _DURATION))
         start_us = float(start or 0.0)
-        self._note_pass(operator.meaning, start_us)
+        times = thread, start_us, start_us + float(duration or 0.0)
+        written = _search(_SEQUENCE, text, begin, stop)
+        sequence = int(written) if written else ABSENT
         if operator.meaning.product:
-            number = self._number_of(operator, text, begin, stop)
-            written = _search(_SEQUENCE, text, begin, stop) if operator.needs_sequence else b""
-            sequence = int(written) if written else ABSENT
-            self._calls.add(number, thread, start_us, start_us + float(duration or 0.0), sequence)
+            self._calls.add(operator, self._number_of(operator, text, begin, stop), times, sequence)
+        else:
+            self._scopes.add(operator.meaning.scope, times, sequence)
 
     def _number_of(self, operator: _Operator, text: bytes, begin: int, end: int) -> int:
         """The number of a product; most calls have the inputs of an earlier one."""
@@ -202,25 +203,16 @@ class ProductFinder:
             number = operator.numbers[written] = self._calls.number(operator.meaning.product, inputs)
             return number
 
-    def _note_pass(self, meaning: Meaning, start_us: float) -> None:
-        if meaning.in_passes:
-            self._pass_starts.append(start_us)
-            self._pass_names.append(self._passes.setdefault(meaning.in_passes, len(self._passes)))
-
     def absorb(self, following: ProductFinder) -> None:
         """Add what was collected from a later text of the same trace."""
         self._fits &= following._fits
         self._calls.absorb(following._calls)
-        names = [self._passes.setdefault(name, len(self._passes)) for name in following._passes]
-        self._pass_starts.extend(following._pass_starts)
-        self._pass_names.extend(names[number] for number in following._pass_names)
+        self._scopes.absorb(following._scopes)
 
     def products(self) -> Products | None:
         """The products; absent where the events are written in another order than the finder expects."""
         if not self._fits:
             return None
-        names = list(self._passes)
-        order = np.argsort(np.frombuffer(self._pass_starts, np.float64), kind="stable").tolist()
         calls, sequence = self._calls.table()
         products, calls = link_backward(
             [
@@ -233,7 +225,7 @@ class ProductFinder:
         return Products(
             products=products,
             calls=calls,
-            in_order=tuple(names[self._pass_names[row]] for row in order),
+            scopes=self._scopes.table(),
         )
 
 
@@ -249,14 +241,17 @@ class _Calls:
         self._threads: dict[bytes, int] = {}
         self._number, self._thread, self._sequence = array("q"), array("q"), array("q")
         self._start_us, self._end_us = array("d"), array("d")
+        self._is_tracked = array("b")
 
     def number(self, operator: str, inputs: _Inputs) -> int:
         """The number of a product."""
         return self.numbers.setdefault((operator, inputs), len(self.numbers))
 
-    def add(self, number: int, thread: bytes, start_us: float, end_us: float, sequence: int) -> None:
+    def add(self, operator: _Operator, number: int, times: Written, sequence: int) -> None:
         """Add a call, with its number in autograd or ABSENT."""
-        self._sequence.append(sequence)
+        thread, start_us, end_us = times
+        self._sequence.append(sequence if operator.needs_sequence else ABSENT)
+        self._is_tracked.append(sequence != ABSENT and not operator.is_backward)
         self._number.append(number)
         self._thread.append(self._threads.setdefault(thread, len(self._threads)))
         self._start_us.append(start_us)
@@ -271,6 +266,7 @@ class _Calls:
         self._sequence.extend(following._sequence)
         self._start_us.extend(following._start_us)
         self._end_us.extend(following._end_us)
+        self._is_tracked.extend(following._is_tracked)
 
     def table(self) -> tuple[ProductCalls, Int64]:
         """The calls by thread and start, and their numbers in autograd.
@@ -281,13 +277,14 @@ class _Calls:
         start_us, end_us = (np.frombuffer(column, np.float64) for column in (self._start_us, self._end_us))
         order = np.lexsort((-end_us, start_us, thread))
         number, thread, start_us, end_us = number[order], thread[order], start_us[order], end_us[order]
-        ids = np.array([_thread(written) for written in self._threads], np.int64)
+        ids = np.array([to_thread(written) for written in self._threads], np.int64)
         calls = ProductCalls(
             product=number,
             parent=self._find_parents(number, thread, start_us, end_us),
-            start_ns=_to_ns(start_us),
-            end_ns=_to_ns(end_us),
+            start_ns=to_ns(start_us),
+            end_ns=to_ns(end_us),
             thread=ids[thread] if len(thread) else thread,
+            is_tracked=np.frombuffer(self._is_tracked, np.bool_)[order],
         )
         return calls, np.frombuffer(self._sequence, np.int64)[order]
 
@@ -349,19 +346,6 @@ def _search(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> by
 
 def _number(time: float | str | None) -> float:
     return float(time or 0.0)
-
-
-def _to_ns(times_us: Float64) -> Int64:
-    """Microseconds as nanoseconds, to the precision of a double."""
-    whole = np.floor(times_us)
-    return np.asarray(whole.astype(np.int64) * NS_PER_US + np.rint((times_us - whole) * NS_PER_US).astype(np.int64))
-
-
-def _thread(written: bytes) -> int:
-    try:
-        return int(written)
-    except ValueError:
-        return ABSENT
 
 
 def _texts(written: bytes) -> tuple[str, ...]:

@@ -11,8 +11,9 @@ import torch
 from torch.profiler import profile, record_function
 
 from perfscope import wire
-from perfscope.analyzers.flops.operation_counts import Operations, Repeats, count_operations
+from perfscope.analyzers.flops.operation_counts import Operations, count_operations
 from perfscope.analyzers.flops.precision import find_precision, peak_of, read_signs
+from perfscope.analyzers.flops.repeats import Repeats
 from perfscope.models.hardware import Gpu, find_gpu
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED, element_precision, product_precision
@@ -111,7 +112,7 @@ def operations(
 ) -> Operations:
     fields: dict[str, Any] = {
         "rank": 0, "steps": 1, "flops_per_step": None, "step_ns": None, "by_operator": {},
-        "repeats": Repeats(None, None), "without_shapes": 0,
+        "repeats": Repeats(None), "without_shapes": 0,
         "by_precision": by_precision or {}, "kernel_ns": kernel_ns or {}, **more,
     }  # fmt: skip
     return Operations(**fields)
