@@ -1,8 +1,11 @@
-"""Names communication that states no metadata by the annotation around its launch.
+"""Knows communication that states no metadata by the annotation around its launch.
 
 Older profilers state nothing of a collective. Its kernel's name tells the operation, but for exchanges: NCCL sends and
 receives them with the same kernel as the transfers of a pipeline. PyTorch's annotation around the launch tells them
 apart: ``nccl:all_to_all``, where a transfer has ``nccl:send``, ``nccl:recv`` or ``nccl:coalesced``.
+
+A collective on copy engines, as FSDP2 gathers with symmetric memory, has no kernel. Its copies are launched inside the
+annotation of the collective, as those are that a collective makes besides its kernel.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work, distinct, span_at
 
 _TRANSFERS = re.compile(r"send_?recv", re.IGNORECASE)
+_COLLECTIVE = re.compile(r"(?:nccl2?|rccl|xccl):")
+_ON_DEVICE = "DtoD"
 _EXCHANGE = re.compile(r"(?:nccl2?|rccl):all_?to_?all", re.IGNORECASE)
 _NAMED = Collective(operation="all_to_all", group="", group_size=None, dtype="", in_elements=None, out_elements=None,
                     sequence=None, peer=None)  # fmt: skip
@@ -31,7 +36,7 @@ def name_exchanges(trace: Trace) -> Trace:
     rows = np.flatnonzero(names[device.name] & (device.collective == ABSENT) & device.is_work(Work.COMMUNICATION))
     launch = trace.launch[rows]
     rows, launch = rows[launch != ABSENT], launch[launch != ABSENT]
-    inside = _launched_inside(trace, launch, np.flatnonzero(marks[trace.annotations.name]))
+    inside = _mark_of(trace, launch, np.flatnonzero(marks[trace.annotations.name])) != ABSENT
     if not inside.any():
         return trace
     collective = device.collective.copy()
@@ -39,12 +44,32 @@ def name_exchanges(trace: Trace) -> Trace:
     return replace(trace, device=replace(device, collective=collective), collectives=(*trace.collectives, _NAMED))
 
 
-def _launched_inside(trace: Trace, launch: Int64, marks: Int64) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-    """Which launches lie in one of some annotations of their own thread."""
-    inside = np.zeros(len(launch), np.bool_)
+def find_copied_collectives(trace: Trace) -> Trace:
+    """A trace in which copies on the device communicate where a collective launched them, and no kernel."""
+    copies = np.array([_ON_DEVICE in name for name in trace.names], np.bool_)
+    marks = np.array([bool(_COLLECTIVE.match(name)) for name in trace.names], np.bool_)
+    if not copies.any() or not marks.any() or trace.world_size == 1:
+        return trace
+    device = trace.device
+    is_copy = copies[device.name] & device.is_work(Work.COPY)
+    rows = np.flatnonzero((is_copy | device.is_work(Work.COMMUNICATION, Work.FUSED)) & (trace.launch != ABSENT))
+    mark = _mark_of(trace, trace.launch[rows], np.flatnonzero(marks[trace.annotations.name]))
+    with_kernels = mark[~is_copy[rows]]
+    communicates = is_copy[rows] & (mark != ABSENT) & ~np.isin(mark, with_kernels)
+    if not communicates.any():
+        return trace
+    work = device.work.copy()
+    work[rows[communicates]] = Work.COMMUNICATION
+    return replace(trace, device=replace(device, work=work))
+
+
+def _mark_of(trace: Trace, launch: Int64, marks: Int64) -> Int64:
+    """For each launch which of some annotations of its own thread covers it, or ABSENT."""
+    found = np.full(len(launch), ABSENT, np.int64)
     threads = trace.calls.thread[launch]
     for thread in distinct(threads):
-        spans = trace.annotations.take(marks[trace.annotations.thread[marks] == thread])
+        of_thread = marks[trace.annotations.thread[marks] == thread]
         mine = threads == thread
-        inside[mine] = span_at(spans, trace.calls.start_ns[launch[mine]]) != ABSENT
-    return inside
+        span = span_at(trace.annotations.take(of_thread), trace.calls.start_ns[launch[mine]])
+        found[mine] = np.append(of_thread, ABSENT)[span]
+    return found

@@ -22,7 +22,7 @@ from perfscope.errors import NotATrace, SourceError
 from perfscope.forks import NoAnswer, can_fork
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.ahead import paced
-from perfscope.sources.traces.annotated_calls import name_exchanges
+from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
 from perfscope.sources.traces.apart import collect_apart
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
@@ -323,7 +323,8 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         exporter="torch.profiler on MTIA" if columns.is_of_mtia else "",
         damage=(*content.damage, *dropped),
     )
-    return name_exchanges(trace if trace.host else msgspec.structs.replace(trace, host=_host_in_name(trace)))
+    trace = trace if trace.host else msgspec.structs.replace(trace, host=_host_in_name(trace))
+    return find_copied_collectives(name_exchanges(trace))
 
 
 def _host_in_name(trace: Trace) -> str:
