@@ -18,7 +18,7 @@ import numpy as np
 from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
@@ -190,7 +190,8 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
     covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
     joules = power.energy_j(starts_ns[covered], ends_ns[covered])
     if reason is None and not covered.any():
-        reason = "no undisturbed step lies between two samples of power"
+        has_steps = len(undisturbed.numbers) > 0
+        reason = "no undisturbed step lies between two samples of power" if has_steps else TOO_FEW_STEPS
     reason = reason or _doubt_pauses(starts_ns, ends_ns, covered)
     counter_j, integrated_j, compared_s = _compare_with_counter(used, power, starts_ns, ends_ns)
     seconds = float((ends_ns[covered] - starts_ns[covered]).sum()) / NS_PER_S
