@@ -21,13 +21,17 @@ class Setup:
 
     ranks: Mapping[int, SetupRecord]
     models: Mapping[int, Model]
+    options: Mapping[int, Mapping[str, str] | None]
+    allocator: str
 
     def data(self) -> Json:
         """The value of ``results.setup``."""
         return {
             "ranks": [
-                {"rank": rank, **asdict(record), **self._model(rank)} for rank, record in sorted(self.ranks.items())
-            ]
+                {"rank": rank, **asdict(record), **self._model(rank), "options": self._options(rank)}
+                for rank, record in sorted(self.ranks.items())
+            ],
+            "allocator": self.allocator or None,
         }
 
     def _model(self, rank: int) -> dict[str, Json]:
@@ -37,6 +41,10 @@ class Setup:
             "checkpointing": model.checkpointing if model else None,
             "gradient_bytes": model.trainable * _BYTES.get(model.weights_dtype or "", 4) if model else None,
         }
+
+    def _options(self, rank: int) -> Json:
+        options = self.options.get(rank)
+        return None if options is None else dict(options)
 
     def sections(self) -> tuple[Section, ...]:
         """One line for each thing that was seen; ranks that differ are in JSON."""
@@ -72,4 +80,5 @@ def analyze(run: Run) -> Setup:
     """
     if not run.setups:
         raise MissingInput("the run did not record how training is set up")
-    return Setup(run.setups, {model.rank: model for model in run.models})
+    models, options = {model.rank: model for model in run.models}, {rank.rank: rank.options for rank in run.ranks}
+    return Setup(run.setups, models, options, run.allocator)

@@ -19,6 +19,7 @@ from perfscope.report import percent
 _ALSO_SLOW = 0.5
 #: Pads of a short last batch are no fault.
 _FEWEST_PADDED = 0.1
+_PREFETCH = 4
 _PAGEABLE = "Pageable -> Device"
 
 
@@ -94,13 +95,18 @@ def _describe_loader(facts: Facts, row: str) -> Evidence:
 
 def _loading_advice(training: Training, workers: float | None) -> str:
     now = "" if not workers else f" (now {int(workers)})"
+    loader = "/setup/ranks/0/loaders/0"
+    prefetch = "" if training.facts.amount(f"{loader}/prefetch") >= _PREFETCH else f", prefetch_factor={_PREFETCH}"
+    is_persistent = training.facts.is_true(f"{loader}/persistent")
+    persistent = "" if is_persistent else ", persistent_workers=True"
     return "Try " + option(
         training,
         {
             TRAINER: f"`dataloader_num_workers`{now} and `dataloader_prefetch_factor` of TrainingArguments.",
             MEGATRON: f"a larger `--num-workers`{now}.",
-            LIGHTNING: f"more `num_workers`{now} and `persistent_workers=True` in the DataLoader.",
-            TORCH: f"`DataLoader(num_workers=N{now}, prefetch_factor=4, persistent_workers=True)`.",
+            LIGHTNING: f"more `num_workers`{now}{'' if is_persistent else ' and `persistent_workers=True`'} in the "
+            "DataLoader.",
+            TORCH: f"`DataLoader(num_workers=N{now}{prefetch}{persistent})`.",
         },
     )
 
@@ -123,13 +129,17 @@ def find_unpinned_copies(training: Training) -> Cause | None:
         f"{facts.amount(f'{row}/pageable/blocked_us') / US_PER_MS:.2f} ms.",
         (f"{row}/pageable/bytes", f"{row}/pageable/blocked_us", f"{names[0]}/name"),
     )
-    advice = "Try " + option(
-        training,
-        {
-            TRAINER: "`dataloader_pin_memory=True` of TrainingArguments.",
-            TORCH: "`DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.",
-        },
-    )
+    loaders = facts.rows("/setup/ranks/0/loaders")
+    if loaders and all(facts.is_true(f"{loader}/pin_memory") for loader in loaders):
+        advice = "Batches are pinned; try `tensor.pin_memory().to(device, non_blocking=True)` on what else is copied."
+    else:
+        advice = "Try " + option(
+            training,
+            {
+                TRAINER: "`dataloader_pin_memory=True` of TrainingArguments.",
+                TORCH: "`DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.",
+            },
+        )
     interval = min(copied_us, regained_us), regained_us + copied_us
     cost_us = max(regained_us, copied_us)
     return Cause(cost_us, interval, (facts.rank(row),), (evidence,), advice, basis=Basis.BOUND)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.in_use import has_option, offer, saves_beside_training
 from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import Training
 from perfscope.constants import US_PER_MS, US_PER_S
@@ -27,9 +28,15 @@ def find_garbage_collection(training: Training) -> Cause | None:
         f"for {pause_us / US_PER_MS:.1f} ms each.",
         (f"{row}/means/garbage_s", f"{row}/means/garbage_steps"),
     )
+    is_off = facts.value("/setup/ranks/0/collects_garbage") is False
     advice = "Try " + option(
         training,
         {
+            MEGATRON: "a larger `--manual-gc-interval`.",
+            TORCH: "`gc.collect(1)` in place of full collections, or fewer of them.",
+        }
+        if is_off
+        else {
             MEGATRON: "`--manual-gc --manual-gc-interval 100`.",
             TORCH: "`gc.freeze()` behind the set-up and `gc.disable()`, with `gc.collect(1)` every hundred steps on "
             "all ranks at once.",
@@ -80,14 +87,21 @@ def find_blocking_saves(training: Training) -> Cause | None:
         f"{len(saves)} checkpoints stalled training for {blocked_us / US_PER_S:.2f} s in {int(steps)} steps.",
         ("/saves/blocked_s", "/steps/count"),
     )
+    is_beside = saves_beside_training(training)
     advice = "Try " + option(
         training,
         {
-            MEGATRON: "`--async-save` with `--ckpt-format torch_dist`, or a larger `--save-interval`.",
+            MEGATRON: offer(
+                ("`--async-save` with `--ckpt-format torch_dist`", is_beside or has_option(training, "--async-save")),
+                ("a larger `--save-interval`.", False),
+            ),
             TRAINER: "a larger `save_steps` of TrainingArguments, or `save_only_model=True` where no restart needs it.",
-            LIGHTNING: "`AsyncCheckpointIO` as a plugin of the Trainer, or a larger `every_n_train_steps`.",
+            LIGHTNING: offer(
+                ("`AsyncCheckpointIO` as a plugin of the Trainer", is_beside),
+                ("a larger `every_n_train_steps`.", False),
+            ),
             DEEPSPEED: '`"checkpoint": {"writer": {"type": "fast"}}`, or to save less often.',
-            TORCH: "`torch.distributed.checkpoint.async_save`, or to save less often.",
+            TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_beside), ("to save less often.", False)),
         },
     )
     confidence = Confidence.HIGH if len(blocking) == len(saves) else Confidence.MEDIUM

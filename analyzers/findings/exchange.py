@@ -6,9 +6,10 @@ import re
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.in_use import has_option, offer, reduces_halves
 from perfscope.analyzers.findings.options import DDP, DEEPSPEED, FSDP, LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import RankStep, Training
-from perfscope.constants import MEGA, US_PER_MS
+from perfscope.constants import MEGA, MIB, US_PER_MS
 from perfscope.report import percent
 
 #: What DDP does on the host where the option is on: its search, and the node that copies what the model returns.
@@ -17,6 +18,8 @@ _GLOO = "gloo:all_reduce"
 _ON_DEVICE = "Device -> Device"
 #: What ZeRO calls the options of its overlap, and the value with which nothing overlaps.
 _OPTIONS_OF_ZERO = (("overlap_comm", "overlap_comm", False), ("prefetch_bucket_size", "stage3_prefetch_bucket_size", 0))
+#: What DDP's buckets hold where nobody says another size.
+_DEFAULT_BUCKET_BYTES = 25 * MIB
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
 _SMALL_BYTES = MEGA
 _MOST_SMALL = 16
@@ -105,7 +108,9 @@ def find_small_collectives(training: Training) -> Cause | None:
             TRAINER: "a larger `ddp_bucket_cap_mb` of TrainingArguments.",
             DEEPSPEED: "a larger `reduce_bucket_size` and `allgather_bucket_size` in `zero_optimization`.",
             MEGATRON: "a larger `--ddp-bucket-size`.",
-            DDP: "`DistributedDataParallel(bucket_cap_mb=25)`, its default, or more.",
+            DDP: "`DistributedDataParallel(bucket_cap_mb=25)`, its default, or more."
+            if bucket is None or bucket < _DEFAULT_BUCKET_BYTES
+            else "a larger `bucket_cap_mb` of DistributedDataParallel.",
             FSDP: "`fully_shard` on whole blocks, and not on each layer.",
             TORCH: "DistributedDataParallel, or one flat tensor for all gradients.",
         },
@@ -180,7 +185,11 @@ def find_unused_parameter_search(training: Training) -> Cause | None:
         {
             TRAINER: "`ddp_find_unused_parameters=False` of TrainingArguments.",
             LIGHTNING: '`strategy="ddp"` in place of `"ddp_find_unused_parameters_true"`.',
-            TORCH: "`DistributedDataParallel(find_unused_parameters=False)`, or `static_graph=True`.",
+            TORCH: offer(
+                ("`DistributedDataParallel(find_unused_parameters=False)`", False),
+                ("`static_graph=True`", facts.is_true("/setup/ranks/0/ddp/static_graph")),
+            )
+            + ".",
         },
     )
     is_seen = search_us > share * rank.communication + copy_us
@@ -251,16 +260,28 @@ def _settings_against_overlap(training: Training) -> list[Evidence]:
 
 
 def _overlap_advice(training: Training, axis: str) -> str:
+    facts, engine = training.facts, "/setup/ranks/0/engine/zero_optimization"
     if axis == "TP":
         by_framework = {
-            MEGATRON: "`--sequence-parallel` with `--tp-comm-overlap`.",
+            MEGATRON: offer(
+                ("`--sequence-parallel`", has_option(training, "--sequence-parallel")),
+                ("`--tp-comm-overlap`", has_option(training, "--tp-comm-overlap")),
+                ("a smaller tensor-parallel group.", False),
+            ),
             TORCH: "a smaller tensor-parallel group, or asynchronous tensor parallelism.",
         }
     else:
         by_framework = {
-            DEEPSPEED: '`"overlap_comm": true` and larger buckets in `zero_optimization`; with stage 3 a larger '
-            "`stage3_prefetch_bucket_size`.",
-            MEGATRON: "`--overlap-grad-reduce`, and `--overlap-param-gather` with `--use-distributed-optimizer`.",
+            DEEPSPEED: ("" if facts.is_true(f"{engine}.overlap_comm") else '`"overlap_comm": true` and ')
+            + "larger buckets in `zero_optimization`; with stage 3 a larger `stage3_prefetch_bucket_size`.",
+            MEGATRON: offer(
+                ("`--overlap-grad-reduce`", has_option(training, "--overlap-grad-reduce")),
+                (
+                    "`--overlap-param-gather` with `--use-distributed-optimizer`",
+                    has_option(training, "--overlap-param-gather"),
+                ),
+                ("a larger `--global-batch-size`.", False),
+            ),
             FSDP: "`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` (FSDP 1: "
             "`forward_prefetch=True`, `BackwardPrefetch.BACKWARD_PRE`), or `reshard_after_forward=False`.",
             DDP: "a smaller `bucket_cap_mb` for the last buckets, `gradient_as_bucket_view=True`, or a larger batch.",
@@ -271,7 +292,10 @@ def _overlap_advice(training: Training, axis: str) -> str:
 
 def _fewer_bytes_advice(training: Training) -> str:
     """What to try where there is more communication than computation: overlap alone regains little of it."""
-    return "Transfer less for as much computation: micro-batches that are added up before a reduction, and " + option(
+    fewer = "Transfer less for as much computation: micro-batches that are added up before a reduction"
+    if reduces_halves(training):
+        return f"{fewer}."
+    return f"{fewer}, and " + option(
         training,
         {
             DEEPSPEED: "`communication_data_type` of bf16.",

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.in_use import (
+    has_expandable_segments,
+    has_option,
+    has_stacks,
+    is_compiled,
+    offer,
+)
 from perfscope.analyzers.findings.memory import free_memory
 from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, fetches_in_turn, option
 from perfscope.analyzers.findings.training import RankStep, Training
@@ -51,12 +58,25 @@ def find_synchronisations(training: Training) -> Cause | None:
                 ),
             )
         )
-    lines = "" if facts.text(f"{callers[0]}/function") else " `perfscope profile --stack` names the line."
-    operator = facts.text(f"{callers[0]}/operator")
+    ranks = _also(training, "/calls/ranks", "synchronisation/regained_us", cost_us)
+    advice = _advise_waiting(training, callers[0])
+    return Cause(cost_us, (cost_us / 2, cost_us), ranks, tuple(evidence), advice, basis=Basis.BOUND)
+
+
+def _advise_waiting(training: Training, caller: str) -> str:
+    """What to try against the waits of a caller."""
+    facts = training.facts
+    lines = "" if facts.text(f"{caller}/function") else " `perfscope profile --stack` names the line."
+    operator = facts.text(f"{caller}/operator")
     if not operator:
         loop = {
-            MEGATRON: ", and try `--timing-log-level 0` with `--no-barrier-with-level-1-timing`",
-            DEEPSPEED: ', and try `"wall_clock_breakdown": false`',
+            MEGATRON: ", and try `--timing-log-level 0` with `--no-barrier-with-level-1-timing`"
+            if has_option(training, "--timing-log-level")
+            and not has_option(training, "--no-barrier-with-level-1-timing")
+            else "",
+            DEEPSPEED: ', and try `"wall_clock_breakdown": false`'
+            if facts.value("/setup/ranks/0/engine/wall_clock_breakdown") is not False
+            else "",
             TORCH: "",
         }
         advice = f"Remove `torch.cuda.synchronize()` and timers from the loop{option(training, loop)}.{lines}"
@@ -72,14 +92,15 @@ def find_synchronisations(training: Training) -> Cause | None:
                 {
                     TRAINER: "(`logging_steps`, and `logging_nan_inf_filter=False` of TrainingArguments)",
                     LIGHTNING: "(`log_every_n_steps` of the Trainer, `self.log(loss.detach())`)",
-                    MEGATRON: "(`--log-interval`, `--no-check-for-nan-in-loss-and-grad`)",
+                    MEGATRON: "(`--log-interval`)"
+                    if has_option(training, "--no-check-for-nan-in-loss-and-grad")
+                    else "(`--log-interval`, `--no-check-for-nan-in-loss-and-grad`)",
                     TORCH: "with one `.tolist()`, or copy them with `non_blocking=True` into pinned memory",
                 },
             )
             + f".{lines}"
         )
-    ranks = _also(training, "/calls/ranks", "synchronisation/regained_us", cost_us)
-    return Cause(cost_us, (cost_us / 2, cost_us), ranks, tuple(evidence), advice, basis=Basis.BOUND)
+    return advice
 
 
 def _waiting_callers(training: Training, row: str) -> list[str]:
@@ -119,11 +140,12 @@ def find_allocations(training: Training) -> Cause | None:
         if facts.rank(caller) == facts.rank(row) and retries:
             text = f"The allocator freed its cache and tried again {retries:.2f} times a step: memory is nearly full."
             evidence.append(Evidence(text, (f"{caller}/means/alloc_retries",)))
+    segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", has_expandable_segments(training)
     if len(evidence) > 1:
-        advice = "Try `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, a smaller micro-batch, or fewer lengths."
+        advice = f"Try {offer(segments, ('a smaller micro-batch', False), ('fewer lengths.', False))}"
     else:
-        setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
-        advice = f"Remove `torch.cuda.empty_cache()` from the loop, or try `{setting}`."
+        removed = "Remove `torch.cuda.empty_cache()` from the loop", False
+        advice = f"{offer(removed, (f'try {segments[0]}', segments[1]))}."
     return Cause(cost_us, (cost_us / 2, cost_us), (facts.rank(row),), tuple(evidence), advice, basis=Basis.BOUND)
 
 
@@ -156,7 +178,7 @@ def find_host_pauses(training: Training) -> Cause | None:
                 evidence.append(
                     Evidence(f"{text}{f', which calls {called}' if called else ''}.", (f"{row}/function", f"{row}/us"))
                 )
-    if len(evidence) > 1:
+    if len(evidence) > 1 or has_stacks(training):
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
         advice = "`perfscope profile --stack` names the function; move it into a DataLoader worker or out of the loop."
@@ -219,9 +241,17 @@ def find_slow_launches(training: Training) -> Cause | None:
     advice = "Try " + option(
         training,
         {
-            TRAINER: "`torch_compile=True` of TrainingArguments, or a larger `per_device_train_batch_size`.",
-            MEGATRON: "`--cuda-graph-impl local`, or a larger `--micro-batch-size`.",
-            TORCH: '`torch.compile(model, mode="reduce-overhead")` (CUDA graphs), or a larger batch.',
+            TRAINER: offer(
+                ("`torch_compile=True` of TrainingArguments", is_compiled(training)),
+                ("a larger `per_device_train_batch_size`.", False),
+            ),
+            MEGATRON: offer(
+                ("`--cuda-graph-impl local`", has_option(training, "--cuda-graph-impl")),
+                ("a larger `--micro-batch-size`.", False),
+            ),
+            TORCH: 'CUDA graphs (the `mode` "reduce-overhead" of torch.compile), or a larger batch.'
+            if is_compiled(training)
+            else '`torch.compile(model, mode="reduce-overhead")` (CUDA graphs), or a larger batch.',
         },
     )
     return Cause(cost_us, (0.0, cost_us), (rank.rank,), evidence, advice, basis=Basis.BOUND, scenario="launch-free")

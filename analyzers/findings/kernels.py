@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.in_use import has_fused_attention, multiplies_halves
 from perfscope.analyzers.findings.memory import free_memory
 from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import Training
@@ -17,6 +20,7 @@ _SOFTMAX = compile_later(
     r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
     r"scaled_\w*masked_softmax"
 )
+_OF_FP32 = compile_later(r"softmax\w*<(?:\d+, )?float, float", re.IGNORECASE)
 _ATTENTION = compile_later(r"fmha|flash|sdpa|attention")
 _MASK = compile_later(r"masked_fill")
 #: Positions by positions, of each head of each sample.
@@ -49,16 +53,22 @@ def find_fp32_products(training: Training) -> Cause | None:
         f"A step multiplies in fp32 for {product_us / US_PER_MS:.2f} ms, without tensor cores.",
         tuple(f"{row}/total_us" for row in rows[:3]),
     )
-    advice = "Try " + option(
-        training,
-        {
-            TRAINER: "`bf16=True`, or `tf32=True`, of TrainingArguments.",
-            LIGHTNING: '`precision="bf16-mixed"` of the Trainer, or `torch.set_float32_matmul_precision("high")`.',
-            DEEPSPEED: '`"bf16": {"enabled": true}`.',
-            MEGATRON: "`--bf16`.",
-            TORCH: '`torch.autocast("cuda", torch.bfloat16)`, or `torch.set_float32_matmul_precision("high")` (TF32).',
-        },
-    )
+    tf32 = '`torch.set_float32_matmul_precision("high")` (TF32).'
+    if multiplies_halves(training):
+        advice = "The other products are in 16 bits already; for these try " + option(
+            training, {TRAINER: "`tf32=True` of TrainingArguments.", TORCH: tf32}
+        )
+    else:
+        advice = "Try " + option(
+            training,
+            {
+                TRAINER: "`bf16=True`, or `tf32=True`, of TrainingArguments.",
+                LIGHTNING: f'`precision="bf16-mixed"` of the Trainer, or {tf32}',
+                DEEPSPEED: '`"bf16": {"enabled": true}`.',
+                MEGATRON: "`--bf16`.",
+                TORCH: f'`torch.autocast("cuda", torch.bfloat16)`, or {tf32}',
+            },
+        )
     interval = _SLOW_PRODUCTS * product_us, _FASTEST_PRODUCTS * product_us
     return Cause(interval[0], interval, (), (evidence,), advice, basis=Basis.BOUND)
 
@@ -76,6 +86,9 @@ def find_eager_attention(training: Training) -> Cause | None:
     softmax_us = training.kernel_us(rows)
     if not softmax_us:
         return None
+    written = _passes_over_matrices(training)
+    if has_fused_attention(training) and not written:
+        return None  # of a router, or of another loss: attention itself is fused already
     masks = [row for row in _computing(training) if _MASK.search(facts.text(f"{row}/name"))]
     least_us = softmax_us + training.kernel_us(masks)
     most_us = max(_WHOLE_ATTENTION * softmax_us, least_us)
@@ -85,7 +98,6 @@ def find_eager_attention(training: Training) -> Cause | None:
             tuple(f"{row}/name" for row in (*rows[:2], *masks[:1])),
         )
     ]
-    written = _passes_over_matrices(training)
     if written:
         # The shapes tell what else goes over the matrix: scaling, casts, dropout.
         least_us = most_us = max(sum(facts.amount(f"{row}/device_us") for row in written), least_us)
@@ -99,6 +111,8 @@ def find_eager_attention(training: Training) -> Cause | None:
             TORCH: "`torch.nn.functional.scaled_dot_product_attention`, with `is_causal=True` in place of a mask.",
         },
     )
+    if all(_OF_FP32.search(facts.text(f"{row}/name")) for row in rows):
+        advice += " In fp32 it has no flash kernel: queries, keys and values must be bf16 or fp16."
     return Cause(
         (least_us + most_us) / 2, (least_us, most_us), (), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND
     )  # fmt: skip
@@ -130,12 +144,17 @@ def find_recomputation(training: Training) -> Cause | None:
         Evidence(f"{percent(share):.0f} % of the forward pass's products run again in the backward pass.", (pointer,)),
         Evidence(f"{percent(memory.free):.0f} % of the GPU's memory is never used by tensors.", memory.pointers),
     )
+    is_selective = facts.text(pointer) == "selective"
     advice = "Recompute fewer layers, as far as memory allows: " + option(
         training,
         {
             TRAINER: "`gradient_checkpointing=False` of TrainingArguments.",
-            MEGATRON: "`--recompute-granularity selective`, or a smaller `--recompute-num-layers`.",
-            TORCH: "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
+            MEGATRON: "no `--recompute-granularity`."
+            if is_selective
+            else "`--recompute-granularity selective`, or a smaller `--recompute-num-layers`.",
+            TORCH: "a policy that saves more of the operations, or no `torch.utils.checkpoint.checkpoint`."
+            if is_selective
+            else "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
         },
     )
     return Cause((low + high) / 2, (low, high), (), evidence, advice, Confidence.MEDIUM, Basis.BOUND)
@@ -145,7 +164,8 @@ def find_unfused_optimizer(training: Training) -> Cause | None:
     """The optimizer launches a kernel for every operation, or even for every parameter and operation."""
     facts = training.facts
     rows = [row for row in facts.rows("/optimizer/ranks") if facts.text(f"{row}/way") in {"foreach", "loop"}]
-    if not rows:
+    stated = "/setup/ranks/0/optimizer"
+    if not rows or facts.is_true(f"{stated}/fused"):
         return None
     row = max(rows, key=lambda row: facts.amount(f"{row}/device_us"))
     device_us, idle_us = facts.amount(f"{row}/device_us"), facts.amount(f"{row}/idle_us")
@@ -160,7 +180,17 @@ def find_unfused_optimizer(training: Training) -> Cause | None:
         f"{device_us / US_PER_MS:.2f} ms, with gaps of {idle_us / US_PER_MS:.2f} ms.",
         (f"{row}/way", f"{row}/kernels", f"{row}/device_us", f"{row}/idle_us"),
     )
-    advice = "Try " + option(
+    if facts.value(f"{stated}/has_fused") is False and facts.text(f"{stated}/name") == name:
+        advice = f"{name} has no option `fused`; try `torch.compile` of its `step`, or `foreach=True`."
+        if facts.text(f"{row}/way") == "foreach":
+            advice = f"{name} has no option `fused`; try `torch.compile` of its `step`."
+    else:
+        advice = _fused_advice(training, name)
+    return Cause(low + idle_us, (low, low + idle_us), (), (evidence,), advice, basis=Basis.BOUND)
+
+
+def _fused_advice(training: Training, name: str) -> str:
+    return "Try " + option(
         training,
         {
             TRAINER: '`optim="adamw_torch_fused"` of TrainingArguments.',
@@ -168,7 +198,6 @@ def find_unfused_optimizer(training: Training) -> Cause | None:
             TORCH: f"`torch.optim.{name}(..., fused=True)`.",
         },
     )
-    return Cause(low + idle_us, (low, low + idle_us), (), (evidence,), advice, basis=Basis.BOUND)
 
 
 RULES: Rules = (

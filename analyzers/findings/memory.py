@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.in_use import has_expandable_segments, offer
 from perfscope.analyzers.findings.training import Training
 from perfscope.constants import GB
 from perfscope.report import percent
@@ -104,7 +105,8 @@ def find_fragmentation(training: Training) -> Cause | None:
         f"{unused / GB:.2f} GB hold no tensor.",
         (f"{row}/reserved_bytes", f"{row}/unused_bytes", f"{row}/device_bytes"),
     )
-    advice = "Try `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or inputs of fewer lengths."
+    segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", has_expandable_segments(training)
+    advice = f"Try {offer(segments, ('inputs of fewer lengths.', False))}"
     return _of_bytes(training, row, round(unused), [evidence], advice)
 
 

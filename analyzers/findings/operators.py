@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
+from perfscope.analyzers.findings.in_use import has_option, is_compiled, offer
 from perfscope.analyzers.findings.options import MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import Training
 from perfscope.constants import US_PER_MS
@@ -38,12 +39,15 @@ _MOST_NAMED = 3
 _TORCH_COMPILE = "`torch.compile(model)`, which makes one kernel of operators that follow each other"
 #: What helps an operator, by its category in the roofline; the other categories have causes of their own.
 _REMEDIES = {
-    "norm": f"`model.to(memory_format=torch.channels_last)` where its input is an image, else {_TORCH_COMPILE}.",
-    "convolution": "`model.to(memory_format=torch.channels_last)` with `torch.backends.cudnn.benchmark = True`.",
-    "matrix product": 'sizes that are multiples of 64, `torch.compile(mode="max-autotune")`, or a larger micro-batch.',
-    "attention": "`torch.nn.attention.sdpa_kernel` with another backend, or a head size of 64 or 128.",
-    "embedding and indexing": f"an index of fewer duplicates, `torch.index_select`, or {_TORCH_COMPILE}.",
-    "pooling": f"`model.to(memory_format=torch.channels_last)`, or {_TORCH_COMPILE}.",
+    "norm": ("`model.to(memory_format=torch.channels_last)` where its input is an image", _TORCH_COMPILE),
+    "convolution": ("`model.to(memory_format=torch.channels_last)` with `torch.backends.cudnn.benchmark = True`",),
+    "matrix product": (
+        'sizes that are multiples of 64, `torch.compile(mode="max-autotune")`',
+        "a larger micro-batch",
+    ),
+    "attention": ("`torch.nn.attention.sdpa_kernel` with another backend", "a head size of 64 or 128"),
+    "embedding and indexing": ("an index of fewer duplicates, `torch.index_select`", _TORCH_COMPILE),
+    "pooling": ("`model.to(memory_format=torch.channels_last)`", _TORCH_COMPILE),
 }
 
 
@@ -79,7 +83,11 @@ def find_unfused_norms(training: Training) -> Cause | None:
         {
             TRAINER: "`use_liger_kernel=True` of TrainingArguments.",
             MEGATRON: "`--transformer-impl transformer_engine`.",
-            TORCH: "`torch.nn.functional.rms_norm` or `layer_norm`, or `torch.compile` of the norm.",
+            TORCH: offer(
+                ("`torch.nn.functional.rms_norm` or `layer_norm`", False),
+                ("`torch.compile` of the norm", is_compiled(training)),
+            )
+            + ".",
         },
     )
     return Cause(
@@ -108,7 +116,7 @@ def find_unfused_loss(training: Training) -> Cause | None:
         training,
         {
             TRAINER: "`use_liger_kernel=True` of TrainingArguments.",
-            MEGATRON: "`--cross-entropy-loss-fusion`.",
+            MEGATRON: "" if has_option(training, "--cross-entropy-loss-fusion") else "`--cross-entropy-loss-fusion`.",
             TORCH: "`cross_entropy` of the logits without `.float()`, whose sums are in fp32, or a fused one.",
         },
     )
@@ -175,7 +183,8 @@ def find_slow_operators(training: Training) -> Cause | None:
             f"{percent(facts.amount(f'{row}/share')):.0f} % of the {facts.text(f'{row}/bound')} bound."
         )
         evidence.append(Evidence(text, (f"{row}/share", f"{row}/bound", f"{row}/device_us")))
-    advice = f"Try {_REMEDIES[facts.text(f'{rows[0]}/category')]}"
+    remedies = _REMEDIES[facts.text(f"{rows[0]}/category")]
+    advice = f"Try {offer(*((text, _TORCH_COMPILE in text and is_compiled(training)) for text in remedies))}."
     return Cause(
         cost_us, (cost_us / 2, most_us), (number,), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND
     )  # fmt: skip

@@ -36,7 +36,7 @@ def frameworks_of(training: Training) -> tuple[str, ...]:
 
 def option(training: Training, by_framework: Mapping[str, str]) -> str:
     """The text for the outermost framework that has one."""
-    return next((by_framework[name] for name in frameworks_of(training) if name in by_framework), "")
+    return next((by_framework[name] for name in frameworks_of(training) if by_framework.get(name)), "")
 
 
 def fetches_in_turn(training: Training) -> bool:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 from perfscope.analyzers.findings.facts import Evidence
 from perfscope.analyzers.findings.finding import Account, Basis, Cause, Rule, Rules
+from perfscope.analyzers.findings.in_use import offer
 from perfscope.analyzers.findings.options import DEEPSPEED, MEGATRON, TORCH, option
 from perfscope.analyzers.findings.training import Training
 from perfscope.constants import MEGA, US_PER_MS
 from perfscope.report import percent
+from perfscope.schedules.catalog import Schedule
 
 #: Stages whose times differ by less are equal.
 _LEAST_DIFFERENCE = 0.05
+_ROUNDING = 1e-9
+#: Schedules of which others have a smaller bubble with the same micro-batches; one that was not recognised is none.
+_PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
 #: Less is a norm, or a flag.
 _LEAST_SHARED_BYTES = MEGA
 
@@ -63,20 +70,33 @@ def find_large_bubble(training: Training) -> Cause | None:
     microbatches, stages = (int(facts.amount(f"{source}/{name}")) for name in ("microbatches", "p"))
     if not bubble or not microbatches or not stages:
         return None
-    # 1F1B and GPipe: (p - 1) / (m + p - 1) halves where m + p - 1 doubles.
-    doubled = 2 * microbatches + stages - 1
+    # The bubble b of m micro-batches is c / (m + c): (p - 1) / (m + p - 1) for 1F1B. It halves where m + c doubles.
+    theory = facts.number(f"{source}/theory_fraction_of_total") or (stages - 1) / (microbatches + stages - 1)
+    doubled = ceil(microbatches * (2 - theory) / (1 - theory) - _ROUNDING)
     cost_us = bubble / 2 * facts.amount(f"{source}/section_us")
     evidence = Evidence(
         f"{percent(bubble):.1f} % of the stages' time is the schedule's bubble: {stages} stages, {microbatches} "
         "micro-batches.",
         (f"{source}/schedule_fraction_of_total", f"{source}/microbatches", f"{source}/p"),
     )
+    schedule = facts.text(f"{source}/schedule")
+    is_plain, is_interleaved = schedule in _PLAIN, schedule == Schedule.INTERLEAVED
     advice = f"{doubled} micro-batches halve it: " + option(
         training,
         {
-            MEGATRON: "a smaller `--micro-batch-size`, or `--num-layers-per-virtual-pipeline-stage` (interleaving).",
+            MEGATRON: offer(
+                ("a smaller `--micro-batch-size`", False),
+                ("`--num-layers-per-virtual-pipeline-stage` (interleaving)", not is_plain),
+                ("fewer `--num-layers-per-virtual-pipeline-stage`", not is_interleaved),
+            )
+            + ".",
             DEEPSPEED: "`gradient_accumulation_steps`, with a smaller `train_micro_batch_size_per_gpu`.",
-            TORCH: "`n_microbatches` of the schedule, or `ScheduleInterleaved1F1B`.",
+            TORCH: offer(
+                ("`n_microbatches` of the schedule", False),
+                ("`ScheduleInterleaved1F1B`", not is_plain),
+                ("`ScheduleInterleavedZeroBubble`", not is_interleaved),
+            )
+            + ".",
         },
     )
     return Cause(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)

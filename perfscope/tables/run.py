@@ -59,7 +59,8 @@ class Rank(Struct, frozen=True):
 
     ``device_uuid`` is NVML's UUID of the device, of a GPU or of a MIG instance, where NVML was sampled, and
     ``device_uuids`` are those of all devices that hold tensors of the process; ``visible_uuids`` are those of all
-    devices that it could have used, None where unknown. ``groups`` are those of ``HostTimes.groups_ns``.
+    devices that it could have used, None where unknown. ``groups`` are those of ``HostTimes.groups_ns``. ``options``
+    are those of its command line, with their values; None where that was not recorded.
     """
 
     rank: int
@@ -74,6 +75,7 @@ class Rank(Struct, frozen=True):
     notes: tuple[str, ...]
     parallel: Mapping[str, int]
     groups: tuple[ProcessGroup, ...] = ()
+    options: Mapping[str, str] | None = None
 
 
 class Run(Struct, frozen=True, eq=False):
@@ -97,6 +99,7 @@ class Run(Struct, frozen=True, eq=False):
         setups: How each rank trains, of its last process; empty where that was not recorded.
         read_memory: Reads the histories of allocators, which most analyzers do not need.
         planned_windows: First and last step of each window that was asked for; empty where that was not recorded.
+        allocator: The setting of torch's allocator by the environment; empty where it has none.
         recorded: The profiler's options that were on: ``shapes``, ``modules`` and so on.
     """
 
@@ -116,6 +119,7 @@ class Run(Struct, frozen=True, eq=False):
     timelines: tuple[Timeline, ...] = ()
     setups: Mapping[int, SetupRecord] = field(default_factory=dict)
     planned_windows: tuple[tuple[int, int], ...] = ()
+    allocator: str = ""
     recorded: frozenset[str] = frozenset()
     read_memory: Callable[[], tuple[AllocatorHistory, ...]] = tuple
 

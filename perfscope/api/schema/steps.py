@@ -226,6 +226,7 @@ class RankSetupData(TypedDict):
         zero_stage: Stage of ZeRO.
         checkpointing: Which activations settings say are recomputed, or ``in use``; None for none.
         gradient_bytes: Size of all gradients.
+        options: The options of its command line, with their values; None where that was not recorded.
     """
 
     rank: int
@@ -239,6 +240,7 @@ class RankSetupData(TypedDict):
     zero_stage: int | None
     checkpointing: str | None
     gradient_bytes: int | None
+    options: dict[str, str] | None
 
 
 class SetupData(TypedDict):
@@ -246,9 +248,11 @@ class SetupData(TypedDict):
 
     Attributes:
         ranks: Each rank.
+        allocator: The setting of torch's allocator by the environment; None where it has none.
     """
 
     ranks: list[RankSetupData]
+    allocator: str | None
 
 
 class WindowCostData(TypedDict):

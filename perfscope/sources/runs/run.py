@@ -39,6 +39,8 @@ from perfscope.wire.setup import SetupRecord
 
 _ReadSamples: TypeAlias = Callable[[Path, list[str]], tuple[tuple[GpuSamples, ...], tuple[str, ...]]]
 _MOST_RANGES_SHOWN = 16
+#: What torch reads the setting of its allocator from.
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 #: A window is written as its first and its last step.
 _EDGES = 2
 _NO_RANKS = (
@@ -124,6 +126,7 @@ def _read(path: Path, read_samples: _ReadSamples) -> Run:
         models=tuple(process.model for process in processes if process.model is not None),
         saves=to_saves([process.saves for process in processes], steps),
         planned_windows=_planned_windows(facts),
+        allocator=_allocator(facts),
         recorded=recorded_options(facts),
         timelines=timelines,
         read_memory=partial(_read_memory, path),
@@ -145,6 +148,12 @@ def _planned_windows(facts: Mapping[str, object]) -> tuple[tuple[int, int], ...]
     windows = facts.get("windows")
     pairs = [tuple(pair) for pair in windows if isinstance(pair, list)] if isinstance(windows, list) else []
     return tuple(pair for pair in pairs if len(pair) == _EDGES and all(isinstance(edge, int) for edge in pair))
+
+
+def _allocator(facts: Mapping[str, object]) -> str:
+    variables = facts.get("environment")
+    values = [variables.get(name) for name in _ALLOCATOR] if isinstance(variables, dict) else []
+    return ",".join(value for value in values if isinstance(value, str))
 
 
 def _exit_status(facts: Mapping[str, object]) -> str | None:
@@ -216,6 +225,7 @@ def read_rank(
         notes=notes,
         parallel=_coordinates(folder),
         groups=_groups(folder),
+        options=_options(record.argv) if record.argv else None,
     )
 
 
@@ -225,6 +235,16 @@ def _coordinates(folder: Path) -> dict[str, int]:
     if not isinstance(coordinates, dict):
         return {}
     return {str(axis): index for axis, index in coordinates.items() if type(index) is int and index >= 0}
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """The options of a command line by their names; the value is empty where there is none."""
+    options = {}
+    for word, following in zip(words, [*words[1:], "--"], strict=True):
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name] = value if "=" in word or following.startswith("--") else following
+    return options
 
 
 def _groups(folder: Path) -> tuple[ProcessGroup, ...]:
