@@ -4,7 +4,7 @@
 
     import perfscope.hooks
 
-    perfscope.hooks.attach("runs/mine", steps="8-10")
+    perfscope.hooks.attach("runs/mine", steps="10-12")
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def attach(
 
     Args:
         run_dir: The run's folder; created where it does not exist.
-        steps: Training steps to profile, such as ``"2-4,7-9"``; step 8 where it is None.
+        steps: Training steps to profile, such as ``"2-4,7-9"``; step 10 where it is None.
         ranks: Ranks to profile, such as ``"0,4-6"``; all ranks where it is None.
         window: What is recorded of them on a GPU: ``operators``; ``light``, which is kernels and their launches alone;
             or ``both``, a light window after each window with operators.

@@ -15,9 +15,9 @@ from perfscope import wire
 
 _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 
-#: One step with operators, which is dear, after the first step, five steady-state ones and the warm-up. Those five and
-#: the steps after a light window tell whether windows slow training; a training of 20 steps has enough of both.
-DEFAULT_WINDOWS = "8"
+#: One step with operators, which is dear, after two steps of start-up, six steady-state ones and the warm-up. The median
+#: and the test of windows need five, so that one of them may be disturbed.
+DEFAULT_WINDOWS = "10"
 #: Steps of a light window, which is cheap, where the one with operators has fewer.
 _FEWEST_LIGHT_STEPS = 3
 #: How the option ``--step-optimizer`` says that each outermost step of an optimizer is a training step.

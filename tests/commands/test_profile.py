@@ -90,10 +90,10 @@ def test_by_default_twenty_steps_are_enough_to_test_whether_the_window_slows_tra
     ended = perfscope("profile", "-o", "RUN", "--nvml-hz", "0", "--", sys.executable, "train.py", cwd=tmp_path)
     assert ended.code == 0
     labels = {line["step"]: line.get("window") for line in step_lines(tmp_path / "RUN")}
-    assert {step: label for step, label in labels.items() if label} == {7: "warmup", 8: "profiled", 9: "export"}
+    assert {step: label for step, label in labels.items() if label} == {9: "warmup", 10: "profiled", 11: "export"}
     steps = analysis(tmp_path / "RUN")["results"]["steps"]
     effect = steps["window_effect"]
-    assert (effect["before"], effect["after"]) == (5, 11)
+    assert (effect["before"], effect["after"]) == (6, 9)
     assert effect["verdict"] != "untested"
     assert not any("not tested" in note for note in steps["notes"])
 

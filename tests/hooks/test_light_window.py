@@ -152,31 +152,31 @@ def test_the_light_window_has_as_many_steps_and_three_at_least() -> None:
 @pytest.mark.parametrize(
     ("steps", "windows", "notes"),
     [
-        (6, [], ["the window 8 is empty: training ended before its first step did"]),
-        (7, [], ["the window 8 is empty: training ended before its first step did"]),
-        (8, [(8, 8, "operators")], []),
-        (10, [(8, 8, "operators")], ["the window 11-13 is empty: training ended before its first step did"]),
-        (11, [(8, 8, "operators"), (11, 11, "light")], []),
-        (20, [(8, 8, "operators"), (11, 13, "light")], []),
-        (100, [(8, 8, "operators"), (11, 13, "light")], []),
+        (8, [], ["the window 10 is empty: training ended before its first step did"]),
+        (9, [], ["the window 10 is empty: training ended before its first step did"]),
+        (10, [(10, 10, "operators")], []),
+        (12, [(10, 10, "operators")], ["the window 13-15 is empty: training ended before its first step did"]),
+        (13, [(10, 10, "operators"), (13, 13, "light")], []),
+        (20, [(10, 10, "operators"), (13, 15, "light")], []),
+        (100, [(10, 10, "operators"), (13, 15, "light")], []),
     ],
 )
-def test_by_default_both_windows_leave_five_steps_before_them_and_in_twenty_steps_five_after(
+def test_the_default_windows_leave_five_steady_steps_before_them_and_are_over_in_twenty_steps(
     steps: int, windows: list[tuple[int, int, str]], notes: list[str], tmp_path: Path
 ) -> None:
     trained = Trained(tmp_path, DEFAULT_WINDOWS, WindowChoice.BOTH, steps)
     assert (trained.windows, trained.notes) == (windows, notes)
-    unlabelled = [step for step, label in trained.labels.items() if label is None and step > 1]
-    assert [step for step in unlabelled if step < 8] == [2, 3, 4, 5, 6]
-    assert [step for step in unlabelled if step > 8] == list(range(15, steps + 1))
+    unlabelled = [step for step, label in trained.labels.items() if label is None]
+    assert [step for step in unlabelled if step < 10] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [step for step in unlabelled if step > 10] == list(range(17, steps + 1))
 
 
 @pytest.mark.parametrize(
     ("choice", "is_on_gpu", "windows"),
     [
-        (WindowChoice.OPERATORS, True, [(8, 8, "operators")]),
-        (WindowChoice.LIGHT, True, [(8, 8, "light")]),
-        (WindowChoice.BOTH, False, [(8, 8, "operators")]),
+        (WindowChoice.OPERATORS, True, [(10, 10, "operators")]),
+        (WindowChoice.LIGHT, True, [(10, 10, "light")]),
+        (WindowChoice.BOTH, False, [(10, 10, "operators")]),
     ],
 )
 def test_the_default_window_of_one_kind(
