@@ -70,13 +70,13 @@ def find_trained_model(run: Run) -> TrainedModel:
         MissingInput: No rank recorded its model, or its operations cannot be counted.
     """
     coordinates = {rank.rank: rank.parallel for rank in run.ranks}
-    replica = [
-        model for model in run.models if not any(coordinates.get(model.rank, {}).get(axis, 0) for axis in ("dp", "cp"))
-    ]
-    if not replica:
+    by_part: dict[tuple[int, int], Model] = {}  # of the ranks that have the same part the first
+    for part in sorted(run.models, key=lambda model: model.rank):
+        axes = coordinates.get(part.rank, {})
+        by_part.setdefault((axes.get("pp", 0), axes.get("tp", 0)), part)
+    if not by_part:
         raise MissingInput("no rank recorded which model it trains")
-    split = any(coordinates.get(model.rank, {}).get(axis, 0) for model in run.models for axis in ("tp", "pp"))
-    parts = replica if split else replica[:1]
+    parts = list(by_part.values())
     parameters = sum(model.parameters for model in parts)
     trainable = sum(model.trainable for model in parts)
     first = parts[0]
@@ -84,13 +84,13 @@ def find_trained_model(run: Run) -> TrainedModel:
     notes = [f"{first.no_transformer}; the shapes of its parameters are used instead."] if first.no_transformer else []
     if trainable < parameters:
         notes.append(f"{parameters - trainable:,} of {parameters:,} parameters are frozen, but counted as trained.")
-    tensor_rank = {model.rank: coordinates.get(model.rank, {}).get("tp", 0) for model in run.models}
-    weights = _merge_weights([(model, tensor_rank[model.rank] == 0) for model in parts])
+    weights = _merge_weights([(part, tensor_rank == 0) for (_, tensor_rank), part in by_part.items()])
     if first.transformer and _is_same_model(first.transformer, parameters, weights):
         model = first.transformer
         notes.append(f"Dimensions: the config of {name}.")
     else:
-        is_whole = not any(tensor_rank.values()) or any(weight.parts > 1 for part in parts for weight in part.weights)
+        is_split = any(tensor_rank for _, tensor_rank in by_part)
+        is_whole = not is_split or any(weight.parts > 1 for part in parts for weight in part.weights)
         model, is_width_known = infer_dimensions(weights, name, first.stated, is_whole=is_whole)
         width = f", attention width {model.value_dim}"
         notes.append(

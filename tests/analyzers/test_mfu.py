@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -304,16 +305,20 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize(("part_of_the_sequence", "stages"), [(0, 2), (1, 1)])
-def test_ranks_that_share_a_sequence_have_the_same_model(
-    tmp_path: Path, part_of_the_sequence: int, stages: int
-) -> None:
+@pytest.mark.parametrize("axis", ["dp", "cp", "unknown"])
+def test_of_ranks_that_have_the_same_part_of_the_model_one_is_counted(tmp_path: Path, axis: str) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
     whole = mfu.analyze(read_run(run)).trained.parameters
-    for rank, coordinates in enumerate(({"pp": 0, "cp": 0}, {"pp": 1, "cp": part_of_the_sequence})):
-        path = run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE
-        path.write_text(json.dumps({"coordinates": {"dp": 0, "tp": 0} | coordinates}))
-    assert mfu.analyze(read_run(run)).trained.parameters == stages * whole
+    ranks = run / wire.RANKS_FOLDER
+    for rank in range(4):
+        folder = ranks / wire.rank_folder(rank)
+        if rank > 1:
+            shutil.copytree(ranks / wire.rank_folder(0), folder)
+            fact = json.loads((folder / wire.RANK_FILE).read_bytes())
+            (folder / wire.RANK_FILE).write_text(json.dumps(fact | {"rank": rank, "pid": rank}) + "\n")
+        coordinates = {"pp": rank // 2, "tp": 0, axis: rank % 2}
+        (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": coordinates}))
+    assert mfu.analyze(read_run(run)).trained.parameters == 2 * whole
 
 
 def describe_again(run: Path, changes: dict[int, dict[str, Any]]) -> None:
