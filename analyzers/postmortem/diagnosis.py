@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from perfscope.analyzers.postmortem.apart import find_apart
 from perfscope.analyzers.postmortem.failures import FailureKind, describe_unknown, find_first_failure
 from perfscope.analyzers.postmortem.launches import with_launched_calls
 from perfscope.analyzers.postmortem.matching import (
@@ -103,6 +104,7 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
         or case.find_idle()
         or case.find_never_started()
         or case.find_lost_connection()
+        or case.find_apart()
     )
     if answer is None:
         are_dumps_alone = not any(state.host for state in evidence.ranks.values())
@@ -133,8 +135,7 @@ class _Case:
 
     def find_failure(self) -> Diagnosis | None:
         """A rank failed by itself."""
-        first = find_first_failure(self.evidence)
-        if first is None:
+        if (first := find_first_failure(self.evidence)) is None:
             return None
         state = self.ranks[first.rank]
         frames = state.failure.frames if state.failure else state.stack.frames if state.stack else ()
@@ -144,11 +145,10 @@ class _Case:
 
     def find_lost_connection(self) -> Diagnosis | None:
         """A communication library gave up, and no rank left its collectives: they disagree, or one was lost."""
-        first = find_first_failure(self.evidence, with_libraries=True)
-        if first is None:
+        if (first := find_first_failure(self.evidence, with_libraries=True)) is None:
             return None
         spot, launched = self.places.get(first.rank), with_launched_calls(self.ranks)
-        line = None if spot is None else spot.line
+        line = spot and spot.line
         case = _Case(replace(self.evidence, ranks=launched), match_calls(launched, self.evidence.world_size))
         answer = case.find_difference()
         if answer is not None and answer.reason is not Reason.UNKNOWN:
@@ -156,7 +156,12 @@ class _Case:
             return replace(answer, text=text, line=line, group=None, sequence=None)
         where = "" if spot is None else f" in {spot}"
         text = f"the communication library of rank {first.rank} gave up first{where}: {first.text}"
-        return self._answer(Reason.UNKNOWN, (first.rank,), text, line=line)
+        return self.find_apart() or self._answer(Reason.UNKNOWN, (first.rank,), text, line=line)
+
+    def find_apart(self) -> Diagnosis | None:
+        """All ranks wait in collectives, and not all in the same one."""
+        apart = find_apart(self.evidence, self.places) if self._has_stopped() else None
+        return apart and self._answer(Reason.OPERATION, apart.ranks, apart.text, line=apart.line)
 
     def find_difference(self) -> Diagnosis | None:
         """Ranks called different things as the same collective."""

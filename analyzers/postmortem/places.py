@@ -26,6 +26,11 @@ _LOADING = ("/torch/utils/data/", "/deepspeed/runtime/dataloader.py")
 _SAVING = ("/torch/serialization.py", "/torch/distributed/checkpoint/", "/safetensors/")
 
 
+_COLLECTIVE = re.compile(
+    r"_?(all_reduce|all_gather|all_to_all|reduce_scatter|broadcast|barrier|monitored_barrier|reduce|gather|scatter)"
+)
+
+
 class Activity(StrEnum):
     """What a thread is in."""
 
@@ -67,6 +72,12 @@ class Place:
     def waits(self) -> bool:
         """Whether other ranks may keep it there."""
         return self.activity in (Activity.COMMUNICATION, Activity.BACKWARD, Activity.DEVICE)
+
+    @property
+    def collective(self) -> str:
+        """The collective that it waits in, without its variant; empty outside of one."""
+        match = _COLLECTIVE.match(self.call) if self.activity is Activity.COMMUNICATION else None
+        return match[1] if match else ""
 
     def __str__(self) -> str:
         return f"{self.activity} at {self.line}" if self.line is not None else str(self.activity)

@@ -276,6 +276,43 @@ def test_stacks_alone_name_the_rank_that_waits_for_nobody(stack: ThreadStack, re
     assert diagnosis.line.line == line
 
 
+def standing(call: str, line: int) -> tuple[CodeLine, ...]:
+    return CodeLine("/lib/torch/distributed/distributed_c10d.py", 1, call), CodeLine("/job/a.py", line, "step")
+
+
+@pytest.mark.parametrize("how", ["alive", "aborted", "raised"])
+def test_ranks_that_stand_in_different_collectives_are_a_mismatch_though_one_of_them_died(how: str) -> None:
+    stack = ThreadStack("0x1", standing("broadcast", 9))
+    lost = Failure("RuntimeError", "[gloo] Timed out waiting 1800000ms for recv operation", 5, standing("broadcast", 9))
+    other = {
+        "alive": stalled(1, stack),
+        "aborted": RankState(1, "host", 10, stack=stack, is_fatal_stack=True, death=Death(5, signal=6)),
+        "raised": RankState(1, "host", 10, failure=lost, death=Death(5, exit_code=1)),
+    }[how]
+    diagnosis = diagnose(job(stalled(0, WAITING), other))
+    assert (diagnosis.reason, diagnosis.ranks) == (Reason.OPERATION, (0, 1))
+    assert diagnosis.text == (
+        "ranks stand in different collectives: rank 0 in all_reduce, communication at /job/a.py:5 (f); "
+        "rank 1 in broadcast, communication at /job/a.py:9 (step)"
+    )
+    most = diagnose(job(stalled(0, WAITING), other, stalled(2, WAITING)))
+    assert (most.reason, most.ranks) == (Reason.OPERATION, (1,))
+    assert most.line is not None
+    assert most.line.line == 9
+
+
+@pytest.mark.parametrize("call", ["all_reduce", "all_reduce_coalesced", "recv", "wait"])
+def test_ranks_in_the_same_collective_or_in_transfers_are_no_mismatch(call: str) -> None:
+    stack = ThreadStack("0x1", standing(call, 9))
+    aborted = RankState(1, "host", 10, stack=stack, is_fatal_stack=True, death=Death(5, signal=6))
+    assert diagnose(job(stalled(0, WAITING), aborted)).reason is Reason.UNKNOWN
+
+
+def test_without_all_ranks_the_one_that_is_missing_may_be_to_blame() -> None:
+    ranks = stalled(0, WAITING), stalled(1, ThreadStack("0x1", standing("broadcast", 9)))
+    assert diagnose(job(*ranks, world_size=3)).reason is Reason.ABSENT
+
+
 def test_a_line_that_waits_in_c_is_a_wait() -> None:
     waits = stalled(0, OWN, source_text="work.wait()")
     diagnosis = diagnose(job(waits, stalled(1, LOADER)))
