@@ -16,28 +16,33 @@ from msgspec import Struct
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
+from perfscope.patterns import compile_later
 from perfscope.report import Cell, Column, Json, Section, percent_of
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
-from perfscope.tables.trace import ABSENT, Trace, Work, join
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
 
 _MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
 #: Rows of times that are not added up, and the column of what never ran.
 _SHORTEST, _LONGEST = 2, 3
-_NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0]], np.int64)
-_NO_TIMES = np.zeros((4, 0), np.int64)
+_NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0], [0]], np.int64)
+_NO_TIMES = np.zeros((5, 0), np.int64)
+#: Kernels of PyTorch, its compiler and the libraries below it that prepare what a stream of communication sends.
+_PREPARES = compile_later(r"\bat::|\bc10::|^triton_|\bcutlass::|\bcublas|multi_tensor|softmax|\bthrust::|\bcub::")
+_MOST_NAMED = 5
 
 _Key = TypeVar("_Key", bound="str | tuple[str, int]")
 
 
 class Times(NamedTuple):
-    """How often something ran and how long, in nanoseconds."""
+    """How often something ran and how long, in nanoseconds; ``beside`` is the time on streams of communication."""
 
     calls: int
     total: int
     shortest: int
     longest: int
+    beside: int
 
 
 class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
@@ -74,11 +79,13 @@ class Kernels(Struct, frozen=True):
         names: Name, work and times.
         operators: Operator and times; absent where the operators were not read.
         doubtful: Time in kernels that are classified as compute although their names suggest communication.
+        unknown: Kernels classified as compute that ran on streams of communication alone, and that nobody knows.
     """
 
     names: tuple[tuple[str, Work, Times], ...]
     operators: tuple[tuple[str, Times], ...] | None
     doubtful: int
+    unknown: tuple[str, ...] = ()
 
     @property
     def total(self) -> int:
@@ -96,6 +103,7 @@ class Kernels(Struct, frozen=True):
             if self.operators is None
             else [{"name": name, **self._times(times)} for name, times in self.operators],
             "doubtful_us": self.doubtful / NS_PER_US,
+            "unknown": list(self.unknown),
         }
 
     def _times(self, times: Times) -> dict[str, Json]:
@@ -126,6 +134,13 @@ class Kernels(Struct, frozen=True):
             notes.append(
                 f"{share:.1f} % of the time is in kernels classified as compute whose names suggest communication."
             )
+        if self.unknown:
+            named = ", ".join(map(short_name, self.unknown[:_MOST_NAMED]))
+            more = f" and {len(self.unknown) - _MOST_NAMED} more" if len(self.unknown) > _MOST_NAMED else ""
+            notes.append(
+                f"On streams of communication alone ran kernels that no pattern knows: {named}{more}. They count as "
+                "compute; `--kernels FILE` makes them communication."
+            )
         sections = [Section("Kernels", (Column("Kernel"), Column("Work"), *columns), rows, tuple(notes))]
         if self.operators is not None:
             launched = tuple((name, *self._cells(times)) for name, times in self.operators[:_MOST_ROWS])
@@ -147,7 +162,8 @@ def measure(trace: Trace) -> KernelTimes | None:
     device = trace.device
     if not len(device):
         return None
-    kinds, times = _times_by_key(device.name.astype(np.int64) * len(Work) + device.work, device.duration_ns)
+    keys = device.name.astype(np.int64) * len(Work) + device.work
+    kinds, times = _times_by_key(keys, device.duration_ns, _beside_communication(trace))
     names, times = _in_order([(trace.names[kind // len(Work)], kind % len(Work)) for kind in kinds], times)
     if not len(trace.operators):
         return KernelTimes(names, times)
@@ -183,6 +199,11 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
         operators=operators,
         doubtful=sum(
             times.total for name, work, times in names if work == Work.COMPUTE and looks_like_communication(name)
+        ),
+        unknown=tuple(
+            name
+            for name, work, times in names
+            if work == Work.COMPUTE and times.beside == times.total > 0 and not _PREPARES.search(name)
         ),
     )
 
@@ -227,14 +248,32 @@ def _operators(trace: Trace) -> tuple[tuple[str, ...], Int64]:
     """Times of the device events by the operator that has their external id."""
     row = join(trace.device.external_id, trace.operators.external_id)
     names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
-    numbers, times = _times_by_key(names, trace.device.duration_ns)
+    nowhere = np.zeros(len(names), np.bool_)
+    numbers, times = _times_by_key(names, trace.device.duration_ns, nowhere)
     return _in_order([_NO_OPERATOR if number == ABSENT else trace.names[number] for number in numbers], times)
 
 
-def _times_by_key(keys: Int64, duration_ns: Int64) -> tuple[list[int], Int64]:
+def _beside_communication(trace: Trace) -> Bool:
+    """Which device events ran on a stream of communication: it communicates more than it computes, others compute."""
+    device = trace.device
+    beside = np.zeros(len(device), np.bool_)
+    computes, communicates = device.is_work(Work.COMPUTE), device.is_work(Work.COMMUNICATION, Work.FUSED)
+    for index in distinct(device.device):
+        of_device = device.device == index
+        whole_ns = int(device.duration_ns[of_device & computes].sum())
+        for stream in distinct(device.stream[of_device & communicates]):
+            rows = of_device & (device.stream == stream)
+            computed_ns, sent_ns = (int(device.duration_ns[rows & kind].sum()) for kind in (computes, communicates))
+            if sent_ns > computed_ns and 2 * computed_ns < whole_ns:
+                beside |= rows
+    return beside
+
+
+def _times_by_key(keys: Int64, duration_ns: Int64, beside: Bool) -> tuple[list[int], Int64]:
     """The different keys, and their times: one column a key."""
     order = np.argsort(keys, kind="stable")
     distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
     ordered = duration_ns[order]
     totals, shortest, longest = (aggregate.reduceat(ordered, begins) for aggregate in (np.add, np.minimum, np.maximum))
-    return distinct.tolist(), np.array([calls, totals, shortest, longest], np.int64)
+    besides = np.add.reduceat((duration_ns * beside)[order], begins)
+    return distinct.tolist(), np.array([calls, totals, shortest, longest, besides], np.int64)

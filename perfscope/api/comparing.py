@@ -13,6 +13,7 @@ from perfscope.analyzers.comparison.limits import parse_limit
 from perfscope.analyzers.comparison.many import summarize
 from perfscope.analyzers.comparison.report import describe_verdict, shorten, to_data, to_sections
 from perfscope.analyzers.comparison.side import Side
+from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.renderers import Format, render
 from perfscope.renderers.html import render_lines, render_sections
@@ -80,7 +81,7 @@ def compare_locations(
     a: str, b: str, *, anyway: bool, limits: Sequence[str], between_runs: float | None, operators: bool
 ) -> ComparedRuns:
     """Compare what two locations hold; see ``OpenedRun.compare``."""
-    sides = [read_side(location, with_operators=operators) for location in (a, b)]
+    sides = [read_side(location, Plan(with_operators=operators)) for location in (a, b)]
     return compare_sides(sides, anyway=anyway, limits=limits, between_runs=between_runs)[0]
 
 

@@ -13,6 +13,7 @@ from perfscope.api.opening import open_each
 from perfscope.commands.options.common import require_positive
 from perfscope.commands.options.execution import PANEL, ExecutionOptions
 from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.sections import (
     AnalysisSections,
@@ -161,6 +162,7 @@ def analyze(
     section: AnalysisSections = None,
     only: Only = None,
     rank: Rank = None,
+    kernels: Kernels = None,
     stated: StatedPeak = _NOTHING_STATED,
     reading: ReadingOptions = _ALL_THAT_IS_THERE,
 ) -> Outcome:
@@ -180,6 +182,7 @@ def analyze(
         stated=_stated(stated),
         most_files=reading.most_files,
         is_fresh=reading.fresh,
+        kernels=read_kernels(kernels),
     )
     # The workers of a cluster have a working folder of their own.
     locations = [path if not where.uses_cluster or is_url(path) else str(Path(path).absolute()) for path in paths]

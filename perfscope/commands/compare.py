@@ -15,12 +15,14 @@ from perfscope.analyzers.comparison.limits import parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict, shorten
 from perfscope.analyzers.comparison.saved import to_baseline
 from perfscope.api.comparing import ComparedRuns, compare_sides, to_report
+from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.commands.options.sections import (
     ComparisonSections,
     ScreenFormat,
     choose_sections,
     require_readable,
 )  # fmt: skip
+from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
@@ -79,6 +81,7 @@ def compare(
     operators: Operators = False,
     replay: Replay = False,
     save: Save = None,
+    kernels: Kernels = None,
     format: ScreenFormat = None,
     section: ComparisonSections = None,
 ) -> Outcome:
@@ -88,7 +91,8 @@ def compare(
         parse_limit(text)  # said before anything is read
     if len(sides) < _FEWEST_SIDES and save is None:
         raise UsageError("nothing to compare it with: name at least two", hint="perfscope compare A B")
-    first, *others = (read_side(location, with_operators=operators) for location in sides)
+    plan = Plan(with_operators=operators, kernels=read_kernels(kernels))
+    first, *others = (read_side(location, plan) for location in sides)
     if save is not None:
         replace_file(save, (json.dumps(to_baseline(others[-1] if others else first), indent=1) + "\n").encode())
     if not others:
@@ -97,7 +101,7 @@ def compare(
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
     if replay:
         with_replays = import_module(_REPLAYING).with_replays
-        compared = tuple(ComparedRuns(with_replays(runs.comparison)) for runs in compared)
+        compared = tuple(ComparedRuns(with_replays(runs.comparison, plan)) for runs in compared)
     report = to_report(compared, is_markdown=format in (None, Format.MARKDOWN))
     comparisons = [runs.comparison for runs in compared]
     return Outcome(

@@ -13,6 +13,7 @@ import typer
 from perfscope.analyzers.comparison.comparison import compare_sides
 from perfscope.analyzers.scaling.study import study_scaling
 from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.commands.scaling.runs import read_runs
 from perfscope.constants import MB
 from perfscope.engine.analysis_report import to_report as describe_analyzed
@@ -63,6 +64,7 @@ def page(
     workers: Annotated[
         int | None, typer.Option(help="Number of parallel workers.", show_default="number of processors")
     ] = None,
+    kernels: Kernels = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Write one page with charts and a timeline of all ranks, which needs no network.
@@ -75,7 +77,9 @@ def page(
     if not output.resolve().parent.is_dir():
         raise SourceError(output.parent, "is no folder", hint="create it, or name another file with -o")
     count = require_positive("--workers", workers) if workers is not None else available_processors()
-    subject = _describe(paths, against, Plan(execution=Execution(Backend.PROCESS, count)))
+    subject = _describe(
+        paths, against, Plan(execution=Execution(Backend.PROCESS, count), kernels=read_kernels(kernels))
+    )
     content = render(subject.document).encode()
     replace_file(output, content)
     if opens:
@@ -93,10 +97,10 @@ def _describe(paths: Sequence[str], against: str | None, plan: Plan) -> _Subject
     if against is not None:
         if len(paths) != 1:
             raise UsageError("--against compares two sides", hint="perfscope page A --against B")
-        return _Subject(describe_comparison(compare_sides(read_side(against), read_side(paths[0]))))
+        return _compare(against, paths[0], plan)
     saved = [path for path in paths if Path(path).is_file() and is_saved(Path(path))]
     if len(saved) == len(paths) == _PAIR:
-        return _Subject(describe_comparison(compare_sides(read_side(saved[0]), read_side(saved[1]))))
+        return _compare(saved[0], saved[1], plan)
     if saved:
         problem = f"{saved[0]} is a saved result, which has no timeline and no charts of its own"
         raise UsageError(problem, hint="name the run, or two sides: perfscope page A B, perfscope page A --against B")
@@ -106,9 +110,14 @@ def _describe(paths: Sequence[str], against: str | None, plan: Plan) -> _Subject
         return _Subject(describe_analysis(analysis), analysis)
     if len(groups) == _PAIR:
         first, second = (group[0] for group in groups)
-        return _Subject(describe_comparison(compare_sides(read_side(first), read_side(second))))
+        return _compare(first, second, plan)
     runs, problems = read_runs([Path(group[0]) for group in groups], None)
     return _Subject(describe_scaling(study_scaling(runs, ()), tuple(problems)))
+
+
+def _compare(first: str, second: str, plan: Plan) -> _Subject:
+    sides = Plan(kernels=plan.kernels)
+    return _Subject(describe_comparison(compare_sides(read_side(first, sides), read_side(second, sides))))
 
 
 def _to_data(report: Report) -> dict[str, Json]:

@@ -18,6 +18,7 @@ from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
+from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.engine.job import read_job
 from perfscope.engine.run import Plan, measure_with
@@ -66,6 +67,7 @@ def whatif(
         Path | None,
         typer.Option(metavar="FILE.json", help="With --operations: write the step without stragglers for Perfetto."),
     ] = None,
+    kernels: Kernels = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
@@ -77,7 +79,8 @@ def whatif(
         raise UsageError("--svg and --timeline need --operations")
     if not paths:
         raise UsageError("nothing to replay", hint="name a run, the traces of all ranks, or --operations FILE")
-    measured = measure_with("whatif", tuple, paths, Plan(with_sequences=needs_operators(scenario or ())))
+    plan = Plan(with_sequences=needs_operators(scenario or ()), kernels=read_kernels(kernels))
+    measured = measure_with("whatif", tuple, paths, plan)
     windows = (*measured.windows.describe(), *measured.windows.notes)
     undisturbed_ns = undisturbed * NS_PER_MS if undisturbed is not None else _undisturbed_step(measured.run)
     result = answer(measured.partials, scenario or (), undisturbed_ns)

@@ -12,6 +12,7 @@ from importlib import import_module
 from msgspec.structs import replace
 
 from perfscope.engine.coverage import summarize
+from perfscope.engine.kernel_patterns import mark_communication
 from perfscope.engine.registry import Partial
 from perfscope.engine.tasks import MeasuredTrace, Task, named_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
@@ -71,7 +72,8 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
 
 
 def _read_file(path: str, needs: Events, task: Task) -> Trace:
-    return read_trace(path, needs, task.rank_rule, task.pace, task.processes, bind(_import_all, task.modules))
+    trace = read_trace(path, needs, task.rank_rule, task.pace, task.processes, bind(_import_all, task.modules))
+    return mark_communication(trace, task.kernels)
 
 
 def _import_all(modules: Iterable[str]) -> None:

@@ -106,6 +106,7 @@ class Plan(Struct, frozen=True):
         stated: What the user states of a run.
         most_files: How many files may be read; a folder that holds more is an error.
         is_fresh: Whether traces are read even where their partials stand beside them.
+        kernels: Patterns of the user's own, of kernels that communicate.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -119,6 +120,7 @@ class Plan(Struct, frozen=True):
     stated: Stated = field(default_factory=Stated)
     most_files: int = MOST_FILES
     is_fresh: bool = False
+    kernels: tuple[str, ...] = ()
 
 
 #: Every analyzer that runs where none is named, with the default options.
@@ -364,7 +366,7 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     imported = [analyzer.modules for analyzer in chosen if analyzer.reads is Reads.TRACES]
     imported += [derivation.modules for derivation in _derivations(plan.only) if not derivation.needs_results]
     modules = tuple(chain.from_iterable(imported)) if is_alone else ()
-    return Task(names, extra_events, plan.rank_rule, pace, processes=processes, modules=modules)
+    return Task(names, extra_events, plan.rank_rule, pace, processes=processes, modules=modules, kernels=plan.kernels)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

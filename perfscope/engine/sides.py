@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from perfscope.analyzers.budget.result import Budget
 from perfscope.analyzers.comparison.from_log import side_of_log
@@ -34,12 +35,13 @@ _LARGEST_SAVED = 256 * MIB
 #: Facts of an environment that are no software.
 _NO_VERSIONS = frozenset(("GPUs", "Host", "System", "CPU", "Memory", "Network"))
 _SEPARATOR = ","
+_ANY = Plan()
 
 
-def read_side(location: str, *, with_operators: bool = False) -> Side:
+def read_side(location: str, plan: Plan = _ANY) -> Side:
     """Read one side: a run, traces, a log, a saved result; or several runs, in a folder or separated by commas.
 
-    Trace files that are separated by commas are of the ranks of one job.
+    Trace files that are separated by commas are of the ranks of one job. ``plan`` says how traces are read.
 
     Raises:
         SourceError: It does not exist, or is none of these.
@@ -50,37 +52,37 @@ def read_side(location: str, *, with_operators: bool = False) -> Side:
     if _SEPARATOR in location and not Path(location).exists() and not is_url(location):
         parts = [part for part in location.split(_SEPARATOR) if part]
         if parts and all(_is_trace(Path(part)) for part in parts):  # of the ranks of one job, not several runs
-            return _read_traces(parts, name=location, with_operators=with_operators)
-        return join_runs(location, [_read_part(part, with_operators=with_operators) for part in parts])
-    return _read_part(location, with_operators=with_operators)
+            return _read_traces(parts, plan, name=location)
+        return join_runs(location, [_read_part(part, plan) for part in parts])
+    return _read_part(location, plan)
 
 
-def _read_part(location: str, *, with_operators: bool) -> Side:
+def _read_part(location: str, plan: Plan) -> Side:
     path = Path(location)
     if is_url(location):
         runs = [group[0] for group in split_into_runs([location]) if is_run_at(group[0])]
-        sides = [_read_run(run, with_operators=with_operators) for run in runs]
+        sides = [_read_run(run, plan) for run in runs]
         if not sides:
-            return _read_traces([location], name=location, with_operators=with_operators)
+            return _read_traces([location], plan, name=location)
         return sides[0] if runs == [location] else join_runs(location, sides)
     if path.is_dir():
-        return _read_folder(location, with_operators=with_operators)
+        return _read_folder(location, plan)
     if path.is_file() and is_saved(path):
         return read_saved(path)
     if path.is_file() and (is_log(path) or not location.endswith(TRACE_ENDINGS)):
         return _read_log(path)
-    return _read_traces([location], name=location, with_operators=with_operators)
+    return _read_traces([location], plan, name=location)
 
 
-def _read_folder(location: str, *, with_operators: bool) -> Side:
+def _read_folder(location: str, plan: Plan) -> Side:
     path = Path(location)
     if is_run(path):
-        return _read_run(location, with_operators=with_operators)
+        return _read_run(location, plan)
     runs = [group[0] for group in split_into_runs([location]) if is_run(Path(group[0]))]
     if runs:
-        return join_runs(location, [_read_run(run, with_operators=with_operators) for run in runs])
+        return join_runs(location, [_read_run(run, plan) for run in runs])
     if any(file.name.endswith(TRACE_ENDINGS) and not is_log(file) for file in path.rglob("*")):
-        return _read_traces([location], name=location, with_operators=with_operators)
+        return _read_traces([location], plan, name=location)
     logs = find_logs([path])
     if not logs:
         raise SourceError(
@@ -91,16 +93,16 @@ def _read_folder(location: str, *, with_operators: bool) -> Side:
     return join_runs(location, [_read_log(log) for log in logs])
 
 
-def _read_run(location: str, *, with_operators: bool) -> Side:
-    analysis = analyze([location], Plan(only=_OF_RUNS, with_operators=with_operators))
+def _read_run(location: str, plan: Plan) -> Side:
+    analysis = analyze([location], replace(plan, only=_OF_RUNS))
     assert analysis.run is not None
     return side_of_run(
         location, analysis.run, analysis.results, _reasons(analysis), _versions(location), analysis.damage
     )
 
 
-def _read_traces(locations: list[str], *, name: str, with_operators: bool) -> Side:
-    analysis = analyze(locations, Plan(only=_OF_TRACES, with_operators=with_operators))
+def _read_traces(locations: list[str], plan: Plan, *, name: str) -> Side:
+    analysis = analyze(locations, replace(plan, only=_OF_TRACES))
     budget = analysis.results.get("budget")
     reason = _reasons(analysis).get("budget", "")
     return side_of_traces(name, budget if isinstance(budget, Budget) else None, reason, analysis.damage)

@@ -148,14 +148,16 @@ def answer_each(
 
 def _taker(task: Task, taking: Taking) -> Take:
     """What reads the partials of a trace, or says why they are not taken."""
-    # A rule of the user's changes the rank of a trace that states none, which partials do not tell.
-    is_ruled = task.rank_rule != RANK_IN_FILE_NAME
+    # A rule of the user's changes the rank of a trace that states none, which partials do not tell, or what kernels do.
+    is_ruled = task.rank_rule != RANK_IN_FILE_NAME or bool(task.kernels)
     return bind(_take, task=task, taking=taking, wanted=wanted_events(task), is_ruled=is_ruled)
 
 
 def _take(files: TraceFiles, task: Task, taking: Taking, wanted: tuple[Events, Events], *, is_ruled: bool) -> Taken:
     if files.path not in taking.absent and (taking.is_fresh or is_ruled):
         return Missing("")
+    if task.kernels:
+        return Refused("was measured without the patterns of kernels that are given")
     try:
         loaded = taking.opened.pop(files.path, None)
         is_checked = loaded is not None and paths_of(files) == (files.path,) and len(loaded.traces) == 1

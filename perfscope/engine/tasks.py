@@ -35,6 +35,7 @@ class Task(Struct, frozen=True):
         extra_without_device: Events to read besides of a trace without device events.
         processes: In how many processes one trace is read, where it is large.
         modules: What is imported while other processes begin to read it.
+        kernels: Patterns of the user's own, of kernels that communicate.
     """
 
     analyzers: tuple[str, ...]
@@ -44,6 +45,7 @@ class Task(Struct, frozen=True):
     extra_without_device: Events = NO_EVENTS
     processes: int = 1
     modules: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
 
 
 class MeasuredTrace(Struct, frozen=True, array_like=True):

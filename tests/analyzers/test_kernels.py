@@ -280,6 +280,31 @@ def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> Non
     assert not pipeline_bubble.PIPELINE_NAMES.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
 
 
+def test_kernels_that_nobody_knows_on_streams_of_communication_are_named(tmp_path: Path) -> None:
+    """Stream 20 sends for 500 ns and computes for 150. What runs elsewhere, too, or is PyTorch's, computes."""
+    events = [
+        kernel("gemm", 0, 1_000),
+        kernel("everywhere", 1_000, 1_100),
+        kernel("ncclDevKernel_AllGather_RING_LL", 0, 500, stream=20),
+        kernel("void mine::swap_experts<float>(float*)", 500, 600, stream=20),
+        kernel("everywhere", 600, 620, stream=20),
+        kernel("void at::native::chunk_cat_cuda_kernel<float>(float**)", 620, 650, stream=20),
+    ]
+    partial = kernels.measure(read_trace(write(tmp_path / "rank0.json", events)))
+    assert partial is not None
+    result = kernels.analyze([partial, partial])
+    assert result.unknown == ("void mine::swap_experts<float>(float*)",)
+    (note,) = result.sections()[0].notes[1:]
+    assert "no pattern knows: mine::swap_experts<float>." in note
+
+
+def test_a_stream_on_which_all_kernels_run_is_none_of_communication(tmp_path: Path) -> None:
+    events = [kernel("flash_fwd", 0, 100), kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 100, 500)]
+    partial = kernels.measure(read_trace(write(tmp_path / "rank0.json", events)))
+    assert partial is not None
+    assert kernels.analyze([partial]).unknown == ()
+
+
 @pytest.mark.parametrize("name", ["__amd_rocclr_fillBufferAligned", "__amd_rocclr_copyBuffer"])
 def test_kernels_with_which_rocm_copies_are_copies(name: str) -> None:
     assert classify(name) == Work.COPY

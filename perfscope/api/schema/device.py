@@ -235,12 +235,14 @@ class KernelsData(Windowed):
         names: By name, the most expensive first.
         operators: By the innermost operator that launched them; None where operators were not read.
         doubtful_us: Time in kernels that count as compute although their names suggest communication.
+        unknown: Kernels that ran on streams of communication alone, and count as compute because no pattern knows them.
     """
 
     total_us: float
     names: list[KernelData]
     operators: list[TimesData] | None
     doubtful_us: float
+    unknown: list[str]
 
 
 class OptimizerData(TypedDict):

@@ -137,7 +137,7 @@ class _LogReader:
             for log_format in self._formats
             for source in log_format.sources
         )
-        return moments.table(log, series.places(), are_times_apart=not (series.clock_runs_on or is_fallback))
+        return moments.table(log, series.moments(), are_times_apart=not (series.clock_runs_on or is_fallback))
 
     def _bulk_reading(self) -> OpenBulkReading | None:
         """The fast path of a format whose further records are folded, as those are complete that are kept.

@@ -120,7 +120,7 @@ class IterationSeries(RanksInStep):
             self.folded_times.add(record, is_disturbed=self._disturbance > 0, begins=begins)
             self._latest.append(number, record.wall_ns, record.samples)
         else:
-            record.place = self._moments.mark() if self._moments is not None else None
+            record.moment = self._moments.mark() if self._moments is not None else None
             self._columns.append(record, self.attempt, self._disturbance)
         self._disturbance = 0
         return True

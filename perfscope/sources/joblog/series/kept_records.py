@@ -70,9 +70,9 @@ class KeptRecords:
         """Take the times of the kept records that follow the first one of a start too closely."""
         self._columns.drop_times_after_starts(self.untimed_after_start)
 
-    def places(self) -> list[int]:
-        """Where the kept records are in a ``MomentsBuilder``."""
-        return self._columns.places()
+    def moments(self) -> list[int]:
+        """The numbers of the kept records in a ``MomentsBuilder``."""
+        return self._columns.moments()
 
     def iterations(self) -> Iterations:
         """The kept records as a table."""

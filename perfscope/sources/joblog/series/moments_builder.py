@@ -56,22 +56,22 @@ class MomentsBuilder:
         self._now_ns = None
 
     def mark(self) -> int:
-        """The place of a record that is added now."""
+        """The number of a record that is added now."""
         self._records.append((self._now_ns, len(self.events)))
         return len(self._records) - 1
 
-    def table(self, log: JobLog, places: Sequence[int], *, are_times_apart: bool) -> LoggedMoments:
+    def table(self, log: JobLog, marked: Sequence[int], *, are_times_apart: bool) -> LoggedMoments:
         """The moments of a log's records.
 
         Args:
             log: The log, all of whose records are kept.
-            places: Where its records are among those that were marked.
+            marked: The numbers of its records among those that were marked.
             are_times_apart: Its records state times without what else happens between them.
 
         Raises:
             SourceError: No record has a time and a number.
         """
-        moments = list(self._moments(log, places, are_times_apart=are_times_apart))
+        moments = list(self._moments(log, marked, are_times_apart=are_times_apart))
         if self._first_ns is None or self._last_ns is None or not moments:
             raise SourceError(log.path, "has no line with a time and the number of an iteration")
         name = Path(log.path).name
@@ -80,12 +80,12 @@ class MomentsBuilder:
         last_ns = max(self._last_ns, *(moment.t_ns for moment in possible))
         return LoggedMoments(log.path, self._first_ns, last_ns, tuple(possible), log.number("gpus"), tuple(damage))
 
-    def _moments(self, log: JobLog, places: Sequence[int], *, are_times_apart: bool) -> Iterator[LoggedMoment]:
+    def _moments(self, log: JobLog, marked: Sequence[int], *, are_times_apart: bool) -> Iterator[LoggedMoment]:
         rows = log.iterations
         wall_ns = np.ma.array(rows.wall_ns, mask=np.ma.getmaskarray(rows.wall_ns) | (rows.disturbed != "")).tolist()
         seen = 0
-        for place, iteration, stated_ns in zip(places, rows.iteration.tolist(), wall_ns, strict=True):
-            t_ns, end = self._records[place]
+        for number, iteration, stated_ns in zip(marked, rows.iteration.tolist(), wall_ns, strict=True):
+            t_ns, end = self._records[number]
             if t_ns is None or iteration is None:
                 continue
             events = self.events[seen:end]

@@ -12,7 +12,7 @@ LARGEST_INTEGER = 1 << 50
 class Record:
     """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning.
 
-    ``place`` is its place among the records of a ``MomentsBuilder``.
+    ``moment`` is its number among the records that a ``MomentsBuilder`` marked.
     """
 
     iteration: int | None = None
@@ -28,7 +28,7 @@ class Record:
     nan: int = 0
     wall_resolution_ns: int | None = None
     tflops_resolution: float | None = None
-    place: int | None = None
+    moment: int | None = None
 
     def drop_impossible(self) -> None:
         """Take what no record can have; the number is left."""

@@ -28,7 +28,7 @@ _INTEGERS = (
     "samples",
     "skipped",
     "nan",
-    "place",
+    "moment",
 )
 _FLOATS = (
     "samples_per_s",
@@ -94,9 +94,9 @@ class RecordColumns:
         """The numbers of the records from a row on; a negative row counts from the end."""
         return self._integers["iteration"][row:].tolist()
 
-    def places(self) -> list[int]:
-        """The place of each record, where records are marked."""
-        return self._integers["place"].tolist()
+    def moments(self) -> list[int]:
+        """The number of each record among those that a ``MomentsBuilder`` marked."""
+        return self._integers["moment"].tolist()
 
     def find_latest(self, number: int, rows: int) -> tuple[int | None, int | None] | None:
         """Time and samples of the record of an iteration among the last rows; None where there is none."""
