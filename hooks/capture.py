@@ -194,9 +194,14 @@ class Capture(TrainingSteps):
         self._windows.close(self.steps)
 
     @hook_entry
-    def on_profiler_start(self) -> None:
+    def on_profiler_start(self, profiler: object) -> None:
         """Somebody starts a profiler, which may be ours."""
-        self._windows.on_profiler_start()
+        self._windows.on_profiler_start(profiler)
+
+    @hook_entry
+    def on_profiler_end(self, profiler: object) -> None:
+        """Somebody ends a profiler, which may be ours."""
+        self._windows.on_profiler_end(profiler)
 
     @hook_entry
     def finish(self) -> None:

@@ -66,7 +66,8 @@ def _terms(step: Step, figures: Mapping[str, Convention]) -> list[str]:
         lines.append(f"`6n` excludes the attention matrix; `palm` includes it and is {share:.1%} above `6n`.")
     recomputing = figures.get("bigscience")
     if recomputing and recomputing.recomputes:
-        lines.append("`bigscience` counts 4 passes, recomputation included: 4/3 of `6n`. It is an HFU, not an MFU.")
+        passes = f"{recomputing.inputs['passes']:.3g}"
+        lines.append(f"`bigscience` counts {passes} passes, recomputation included: {passes}/3 of `6n`. It is an HFU.")
     elif recomputing:
         lines.append("`bigscience` counts 3 passes, the same as `6n`.")
     if step.model and not step.model.is_plain_gpt:

@@ -171,16 +171,20 @@ def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_profiler(module: ModuleType, capture: Capture) -> None:
-    """Notice a profiler of the script's own before it starts."""
+    """Notice a profiler of the script's own before it starts, and its end."""
 
-    def start(*_args: object, **_kwargs: object) -> RunningHook:
-        capture.on_profiler_start()
+    def start(profiler: object, *_args: object, **_kwargs: object) -> RunningHook:
+        capture.on_profiler_start(profiler)
         yield
 
-    wrap_functions(module.profile, capture, {"_prepare_trace": start, "_start_trace": start})
+    def end(profiler: object, *_args: object, **_kwargs: object) -> RunningHook:
+        yield
+        capture.on_profiler_end(profiler)
+
+    wrap_functions(module.profile, capture, {"_prepare_trace": start, "_start_trace": start, "__exit__": end})
     for name in ("emit_nvtx", "emit_itt"):  # what Megatron's --profile enters: one profiler's state a thread
         if hasattr(module, name):
-            wrap_functions(getattr(module, name), capture, {"__enter__": start})
+            wrap_functions(getattr(module, name), capture, {"__enter__": start, "__exit__": end})
 
 
 PATCHES: Patches = {

@@ -25,6 +25,8 @@ from perfscope.wire.records import RankRecord
 from perfscope.wire.requests import LATE, PLANNED, REFUSED, Answer, WindowRequest
 
 _WATCHDOG_S = 20.0
+#: There is one profiler a process at a time.
+_OF_SCRIPT = "the script runs a profiler of its own"
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
 
@@ -70,7 +72,7 @@ class WindowSchedule:
 
     Attributes:
         label: How the running step relates to a window.
-        blocked_by: Why no window is profiled; absent where nothing prevents it.
+        blocked_by: Why no window of this process is profiled; absent where nothing prevents it.
     """
 
     def __init__(self, config: Config, owner: WindowOwner, memory: MemoryRecorder | None = None) -> None:
@@ -83,6 +85,8 @@ class WindowSchedule:
         self._is_changing = False
         self._discard_after_change = False
         self._was_held = False
+        #: The profilers of the script that run, by their ids.
+        self._others: set[int] = set()
         self._ranges = ModuleRanges()
         self._memory = memory
         #: Windows that were asked for while training runs, and are looked at when a step ends.
@@ -135,16 +139,19 @@ class WindowSchedule:
             if self._discard_after_change:
                 self.discard()
 
-    def on_profiler_start(self) -> None:
+    def on_profiler_start(self, profiler: object) -> None:
         """Stand down if the profiler that starts is not ours: ours would take its events away."""
-        if self._is_changing or self.blocked_by is not None:
+        if self._is_changing:
             return
-        self.blocked_by = "the script runs a profiler of its own"
-        if self._window is None and not self._pending:
-            return
-        self.discard()
-        self._owner.note(f"no window is profiled: {self.blocked_by}")
-        write_message(f"no window is profiled from here on: {self.blocked_by}")
+        self._others.add(id(profiler))
+        if self._window is not None:
+            steps = self._window.steps
+            self.discard()
+            self._say(f"the window {steps} is lost: {_OF_SCRIPT}")
+
+    def on_profiler_end(self, profiler: object) -> None:
+        """A profiler ends, which may be one of the script."""
+        self._others.discard(id(profiler))
 
     def close(self, completed_steps: int, *, after_failure: bool = False) -> None:
         """Stop an open window and write its trace."""
@@ -164,8 +171,7 @@ class WindowSchedule:
             finish = window.finish_after_failure if after_failure else window.finish
             recorder.write_event(finish(rank, completed_steps, self._owner.lines))
         except ExportError as error:
-            self._owner.note(f"the window {window.steps} is lost: {error}")
-            write_message(f"the window {window.steps} is lost: {error}")
+            self._say(f"the window {window.steps} is lost: {error}")
         finally:
             window.discard()
 
@@ -201,6 +207,11 @@ class WindowSchedule:
             if not is_lost:
                 self._memory.finish_window(completed_steps)
             self._memory.discard_window()
+
+    def _say(self, text: str) -> None:
+        """Record something, and tell who watches the training."""
+        self._owner.note(text)
+        write_message(text)
 
     def _set_window(self, window: ProfilerWindow | None) -> None:
         self._window = window
@@ -274,9 +285,9 @@ class WindowSchedule:
             )
 
     def _open(self, steps: StepWindow, next_step: int) -> None:
-        if self.blocked_by is not None:
-            self._owner.note(f"the window {steps} is not profiled: {self.blocked_by}")
-            write_message(f"the window {steps} is not profiled: {self.blocked_by}")
+        reason = self.blocked_by or (_OF_SCRIPT if self._others else None)
+        if reason is not None:
+            self._say(f"the window {steps} is not profiled: {reason}")
             return
         config = self._config_of(steps)
         if not self._profiles_this_rank(config):

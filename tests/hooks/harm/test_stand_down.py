@@ -7,12 +7,15 @@ import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.frameworks.torch import patch_profiler
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.run import read_run
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.trace import BASIC_EVENTS
 from tests.conftest import SCRIPTS, profile, run, step_lines
 
 pytestmark = pytest.mark.slow
@@ -23,11 +26,12 @@ OWN = "the script runs a profiler of its own"
 @pytest.mark.parametrize(
     ("first", "traces", "says"),
     [
-        (1, 0, [f"no window is profiled from here on: {OWN}", f"the window 4-6 is not profiled: {OWN}"]),
-        (5, 0, [f"no window is profiled from here on: {OWN}"]),
+        (1, 0, [f"the window 4-6 is not profiled: {OWN}"]),
+        (5, 0, [f"the window 4-6 is lost: {OWN}"]),
+        (6, 0, [f"the window 4-6 is lost: {OWN}"]),
         (10, 1, []),
     ],
-    ids=["before our window", "inside it", "after it"],
+    ids=["until our window begins", "inside it", "inside it until after it", "after it"],
 )
 def test_a_profiler_of_the_scripts_own_has_all_its_events(
     first: int, traces: int, says: list[str], tmp_path: Path
@@ -46,6 +50,27 @@ def test_a_profiler_of_the_scripts_own_has_all_its_events(
     assert len(step_lines(tmp_path / "RUN")) == 12
     notes = [note for rank in read_run(tmp_path / "RUN").ranks for note in rank.notes]
     assert bool(notes) == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("first", "steps_each", "lost"),
+    [(11, 1, None), (30, 3, None), (5, 1, "4-6")],
+    ids=["waits in our window", "waits, and steps for each micro-batch", "records in our window"],
+)
+def test_the_steps_of_a_profiler_of_the_scripts_own_are_not_those_of_our_windows(
+    first: int, steps_each: int, lost: str | None, tmp_path: Path
+) -> None:
+    """It marks its steps in our trace as well: by numbers of its own, and also while it waits."""
+    script: list[str | Path] = [sys.executable, SCRIPTS / "stepping_profiler.py", str(first), str(steps_each)]
+    alone = run(script, tmp_path)
+    captured = profile(*script, cwd=tmp_path, options=["--exec", "--steps", "4-6,16-17"])
+    assert (captured.code, captured.stdout) == (0, alone.stdout), captured.stderr
+    assert len(step_lines(tmp_path / "RUN")) == 20
+    windows = [[4, 5, 6], [16, 17]] if lost is None else [[16, 17]]
+    assert (f"the window {lost} is lost: {OWN}" in captured.stderr) == (lost is not None)
+    traces = sorted((tmp_path / "RUN" / "traces").glob("*.pt.trace.json*"))
+    marked = [read_trace(path, BASIC_EVENTS) for path in traces]
+    assert [[int(trace.name_of(name).partition("#")[2]) for name in trace.steps.name] for trace in marked] == windows
 
 
 @pytest.mark.parametrize("variable", ["NSYS_PROFILING_SESSION_ID", "CUDA_INJECTION64_PATH"])
@@ -67,11 +92,19 @@ def test_ranges_for_nsight_as_megatrons_profile_option_enters_them_end_our_windo
         def __enter__(self) -> str:
             return "entered"
 
+        def __exit__(self, *_failure: object) -> str:
+            return "left"
+
     module = types.ModuleType("torch.autograd.profiler")
     module.profile, module.emit_nvtx = Entered, type("emit_nvtx", (Entered,), {})  # type: ignore[attr-defined]
     capture = Capture(Config(str(tmp_path), parse_windows("4-6"), nvml_hz=0))
     patch_profiler(module, capture)
-    assert module.emit_nvtx().__enter__() == "entered"
-    assert module.emit_nvtx().__enter__() == "entered"
-    assert capsys.readouterr().err == f"perfscope: no window is profiled from here on: {OWN}\n"
+    capture.on_step_begin()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(4))])
+    for _ in range(3):
+        capture.on_optimizer_step(optimizer)
+    ranges = module.emit_nvtx()
+    assert ranges.__enter__() == "entered"
+    assert capsys.readouterr().err == f"perfscope: the window 4-6 is lost: {OWN}\n"
+    assert ranges.__exit__(None, None, None) == "left"
     assert not capture.dead
