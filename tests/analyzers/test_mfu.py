@@ -13,12 +13,15 @@ import pytest
 import torch
 from msgspec.structs import replace
 from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.profiler import profile, record_function
 
 from perfscope import wire
 from perfscope.analyzers import mfu
 from perfscope.analyzers.flops.model_inference import infer_dimensions
+from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.per_token import megatron_core, megatron_whole_attention
+from perfscope.analyzers.flops.repeats import Repeats
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.errors import MissingInput
 from perfscope.hooks.facts.model import describe_model
@@ -28,7 +31,7 @@ from perfscope.models.transformer import Transformer
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.model import Model
-from perfscope.wire.model import ModelRecord, PrecisionRecord
+from perfscope.wire.model import IN_USE, ModelRecord, PrecisionRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
 from perfscope.workloads.gpt import Gpt, GptConfig
 from tests.analyzers.flops.making import answer
@@ -108,6 +111,8 @@ def test_checkpointing_is_seen_where_a_layer_says_it() -> None:
     assert describe_model(module).checkpointing is None
     module.attentions[0].gradient_checkpointing = True  # what transformers sets on its layers
     assert describe_model(module).checkpointing == "full"
+    wrapped = nn.Sequential(nn.Embedding(64, 16), checkpoint_wrapper(nn.Linear(16, 64)))
+    assert describe_model(wrapped).checkpointing == IN_USE, "what of it is up to the script"
 
 
 def test_a_hugging_face_config_gives_the_dimensions(tmp_path: Path) -> None:
@@ -269,6 +274,56 @@ def test_recomputation_that_was_seen_is_counted(tmp_path: Path) -> None:
     found = {each.name: each for each in result.conventions}
     assert found["bigscience"].hfu == pytest.approx((found["6n"].mfu or 0) * 4 / 3)
     assert found["megatron_core"].mfu is not None
+
+
+def traced(repeats: Repeats) -> Operations:
+    """The operations of a trace that states no shapes."""
+    return Operations(0, 1, None, None, {}, repeats, 0)
+
+
+def test_a_measured_share_goes_before_what_the_model_says(tmp_path: Path) -> None:
+    run = read_run(run_folder(tmp_path, "NVIDIA H200", checkpointing="full"))
+    result = mfu.analyze(run, [traced(Repeats(0.5, weights=0.6, attention=0.25))])
+    found = {each.name: each for each in result.conventions}
+    six_n, core = found["6n"], found["megatron_core"]
+    assert found["bigscience"].hfu == pytest.approx((six_n.mfu or 0) * 3.6 / 3)
+    layers, hidden, vocabulary, seq_len = 3, 64, 512, 128
+    paper = 72 * layers * hidden**2 + 12 * layers * seq_len * hidden + 6 * hidden * vocabulary
+    again = 0.6 * 24 * layers * hidden**2 + 0.25 * 4 * layers * seq_len * hidden
+    assert found["megatron_paper"].flops_per_token == round(paper + again)
+    assert (core.hfu, result.recomputation.share) == (None, 0.5)
+    assert any("60% ran again, and of attention 25%" in note for note in result.notes)
+    assert any("configured with `full`" in note for note in result.notes)
+
+
+@pytest.mark.parametrize("shares", [(0.0, 0.0), (0.0, 1.0), (1.0, 1.0)])
+def test_the_formulas_of_each_kind_are_those_of_its_shares(tmp_path: Path, shares: tuple[float, float]) -> None:
+    kind = {(0.0, 0.0): "none", (0.0, 1.0): "selective", (1.0, 1.0): "full"}[shares]
+    stated = mfu.analyze(read_run(run_folder(tmp_path, "NVIDIA H200", checkpointing=kind)))
+    measured = mfu.analyze(
+        read_run(tmp_path / "RUN"), [traced(Repeats(sum(shares) / 2 if kind != "full" else 0.95, *shares))]
+    )
+    assert measured.recomputation.checkpointing == stated.recomputation.checkpointing == kind
+    flops = [[each.flops_per_token for each in result.conventions] for result in (stated, measured)]
+    assert flops[0] == flops[1]
+
+
+@pytest.mark.parametrize(
+    ("repeats", "seen", "said"),
+    [
+        (Repeats(None, reason="graphs do not show it", is_compiled=True), "full", "is unknown, and none is counted"),
+        (Repeats(None, reason="the trace shows no product"), IN_USE, "No trace shows what is recomputed"),
+        (None, IN_USE, "No trace shows what is recomputed"),
+    ],
+    ids=["compiled", "no operators", "no trace"],
+)
+def test_what_is_recomputed_may_be_unknown(tmp_path: Path, repeats: Repeats | None, seen: str, said: str) -> None:
+    run = read_run(run_folder(tmp_path, "NVIDIA H200", checkpointing=seen))
+    result = mfu.analyze(run, [] if repeats is None else [traced(repeats)])
+    data: Any = result.data()
+    assert (data["checkpointing"], data["recomputed_share"]) == (None, None)
+    assert any(said in note for note in data["notes"])
+    assert all(each["hfu"] is None for each in data["conventions"])
 
 
 @pytest.mark.parametrize(

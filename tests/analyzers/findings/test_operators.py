@@ -51,6 +51,13 @@ def test_what_each_change_saved_in_unprofiled_steps_lies_in_the_finding_that_ask
         assert found[identifier].cost_us == pytest.approx(saved_us[change], rel=0.15), change
 
 
+def test_recomputation_that_no_trace_shows_is_no_finding(tmp_path: Path) -> None:
+    run = ROOT / "fixtures" / "findings" / "h200" / "recomputation"
+    assert "recomputation" in by_id(find(run))
+    shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.pt.trace.*"))
+    assert "recomputation" not in by_id(find(tmp_path / "run")), "the model's settings say full"
+
+
 def test_the_training_with_all_changes_has_no_finding() -> None:
     assert find(CHANGED).findings == ()
 
