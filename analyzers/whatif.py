@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.replay.blocking import Blocking, measure_blocking
 from perfscope.analyzers.replay.contention import Contention
 from perfscope.analyzers.replay.critical_path import (
+    HOST,
+    LAUNCH,
     PathPart,
     find_critical_path,
     find_operators_on_path,
@@ -33,6 +35,9 @@ _MOST_OFFERED = 10
 _MOST_PATH_ROWS = 12
 _LARGEST_ERROR = 0.02
 _FEWEST_STEPS = 3
+#: A step with so much of its critical path on the host is bound by it.
+_HOST_BOUND = 0.25
+_OF_HOST = (HOST, LAUNCH)
 #: What saves less than this share of a step is not offered.
 _LEAST_SAVED = 0.001
 
@@ -133,7 +138,7 @@ class WhatIf:
                 f"{_count_steps(self.measured.steps).capitalize()}: with three or more the median counts, and one that "
                 "was disturbed does not."
             )
-        notes += self._describe_overhead()
+        notes += self._describe_overhead() or self._warn_of_profiler()
         if abs(self.error) > _LARGEST_ERROR:
             notes.append("That is too far for what saves less: the graph misses something that this job waited for.")
         notes += self._list_assumptions()
@@ -155,6 +160,17 @@ class WhatIf:
         note = f"{undisturbed}: the host is taken {self.overhead_ns / NS_PER_US:.1f} us faster between two calls"
         left = self.replayed.step_ns / self.undisturbed_ns - 1
         return [f"{note}, which leaves {left:+.1%}."]
+
+    def _warn_of_profiler(self) -> list[str]:
+        """That the profiler may be what makes the host slow, where steps that nobody profiled are not known."""
+        shares = shares_by_cause(self.path)
+        of_host = sum(time_ns for cause, time_ns in shares.items() if cause in _OF_HOST) / max(sum(shares.values()), 1)
+        if of_host < _HOST_BOUND:
+            return []
+        return [
+            f"{percent(of_host):.0f} % of the critical path is the host's. The profiler slows hosts and may have made "
+            "it so. `perfscope whatif RUN` of a run of `perfscope profile` compares with steps that nobody profiled."
+        ]
 
     def _list_assumptions(self) -> list[str]:
         """Each assumption once, with the scenarios that rest on it."""

@@ -148,7 +148,7 @@ class _Case:
         if (first := find_first_failure(self.evidence, with_libraries=True)) is None:
             return None
         spot, launched = self.places.get(first.rank), with_launched_calls(self.ranks)
-        line = spot and spot.line
+        line = spot.line if spot else None
         case = _Case(replace(self.evidence, ranks=launched), match_calls(launched, self.evidence.world_size))
         answer = case.find_difference()
         if answer is not None and answer.reason is not Reason.UNKNOWN:

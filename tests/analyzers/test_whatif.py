@@ -109,6 +109,17 @@ def test_free_launches_help_where_the_host_is_the_limit_and_only_there() -> None
     assert bound_by_device.outlooks[0].saved_ns < 0.02 * bound_by_device.measured.step_ns
 
 
+def test_where_the_host_bounds_the_traces_the_profiler_may_be_why_and_the_answer_says_so() -> None:
+    def is_warned(folder: str, undisturbed_ns: float | None = None) -> bool:
+        partials = [partial for trace in traces_of(folder) if (partial := measure(trace))]
+        section = answer(partials, ("launch-free",), undisturbed_ns).sections()[0]
+        return any("The profiler slows hosts and may have made it so" in note for note in section.notes)
+
+    assert is_warned("whatif/fsdp2")
+    assert not is_warned("whatif/base")
+    assert not is_warned("whatif/fsdp2", ask("whatif/fsdp2", "launch-free").measured.step_ns / 1.3)
+
+
 def test_a_receiver_still_needs_what_is_sent_where_communication_is_free() -> None:
     """In a pipeline of four stages free transfers leave the bubble: a step keeps most of its time."""
     result = ask("whatif/ds_pp4", "communication-free")
