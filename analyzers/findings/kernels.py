@@ -133,7 +133,8 @@ def _passes_over_matrices(training: Training) -> list[str]:
 def find_recomputation(training: Training) -> Cause | None:
     """Activations are recomputed although most of the memory is free."""
     facts = training.facts
-    pointers = ["/mfu/recomputed_share", *(f"{row}/recomputed_share" for row in facts.rows("/operations/ranks"))]
+    pointers = {"/mfu/recomputed_share": "/mfu/checkpointing"}
+    pointers |= {f"{row}/recomputed_share": f"{row}/recomputed" for row in facts.rows("/operations/ranks")}
     pointer = max(pointers, key=facts.amount)
     share, memory = facts.amount(pointer), free_memory(training)
     if not share or memory is None or memory.free < _FREE:
@@ -144,7 +145,7 @@ def find_recomputation(training: Training) -> Cause | None:
         Evidence(f"{percent(share):.0f} % of the forward pass's products run again in the backward pass.", (pointer,)),
         Evidence(f"{percent(memory.free):.0f} % of the GPU's memory is never used by tensors.", memory.pointers),
     )
-    is_selective = facts.text(pointer) == "selective"
+    is_selective = facts.text(pointers[pointer]) == "selective"
     advice = "Recompute fewer layers, as far as memory allows: " + option(
         training,
         {

@@ -14,7 +14,8 @@ from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
-from perfscope.api.schema.steps import CorrectedData, CostData, SavesData, SetupData, StepsData
+from perfscope.api.schema.setup import SetupData
+from perfscope.api.schema.steps import CorrectedData, CostData, SavesData, StepsData
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown

@@ -28,7 +28,7 @@ def named(*names: str) -> dict[str, Any]:
 
 def setup(source: str = "", top: dict[str, Any] | None = None, **rank: Any) -> dict[str, Any]:
     """How a run is set up, and which framework ends its steps."""
-    steps: dict[str, Any] = {"source": source, "count": 40, "median_s": 0.01}
+    steps: dict[str, Any] = {"source": source, "count": 40, "median_s": 0.01, "step_time_s": 0.01}
     means = {"step_s": 0.01, "data_wait_s": 0.004, "garbage_s": 0.002, "garbage_steps": 3, "alloc_retries": 0.0}
     steps["ranks"] = [{"rank": 0, "undisturbed": 30, "memory_peak_bytes": 9, "means": means}]
     return {"setup": {"ranks": [{"rank": 0, **rank}], **(top or {})}, "steps": steps}
@@ -96,7 +96,8 @@ def has_fused(*, is_there: bool, fused: bool | None = None) -> dict[str, Any]:
 
 
 def recomputes(how: str, source: str = "") -> dict[str, Any]:
-    return {**setup(source, checkpointing=how), **FREE}
+    share = {"full": 1.0, "selective": 0.4}[how]
+    return {**setup(source), **FREE, "mfu": {"recomputed_share": share, "checkpointing": how}}
 
 
 #: A rule, the option, results in which it is off, and those in which it is on.
