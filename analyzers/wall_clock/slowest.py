@@ -131,15 +131,16 @@ def _excess_by_cause(ledger: Ledger, steps: Steps, usual: Bool, rows: Int64) -> 
         cause: _excess(ledger, [part for part in _CAUSES if _CAUSES[part] == cause], usual, rows)
         for cause in dict.fromkeys([*_CAUSES.values(), _FIRST_STEP, UNEXPLAINED])
     }
-    excess[_GARBAGE] = np.ma.filled(steps.garbage_ns, 0)[rows]
-    own = _excess(ledger, [Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS], usual, rows) - excess[_GARBAGE]
+    own = _excess(ledger, [Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS], usual, rows)
     in_window, is_first = np.asarray(steps.window[rows] != ""), np.asarray(steps.step[rows] == 1)
+    garbage = np.ma.filled(steps.garbage_ns, 0)[rows]
+    excess[_GARBAGE] = np.where(~in_window & ~is_first, garbage, 0)
     for cause, chosen in (
         (_FIRST_STEP, is_first),
         (_WINDOW, in_window & ~is_first),
         (UNEXPLAINED, ~in_window & ~is_first),
     ):
-        excess[cause] = excess[cause] + np.where(chosen, own, 0)
+        excess[cause] = excess[cause] + np.where(chosen, own - excess[_GARBAGE], 0)
     return excess
 
 
