@@ -144,7 +144,8 @@ class Kernels(Struct, frozen=True):
         sections = [Section("Kernels", (Column("Kernel"), Column("Work"), *columns), rows, tuple(notes))]
         if self.operators is not None:
             launched = tuple((name, *self._cells(times)) for name, times in self.operators[:_MOST_ROWS])
-            sections.append(Section("Kernels by operator", (Column("Operator"), *columns), launched))
+            note = "`--only roofline` says how far operators are from what the GPU can do, where the trace has shapes."
+            sections.append(Section("Kernels by operator", (Column("Operator"), *columns), launched, (note,)))
         return tuple(sections)
 
     def _cells(self, times: Times) -> tuple[Cell, ...]:

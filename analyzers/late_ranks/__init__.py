@@ -46,7 +46,8 @@ def analyze(run: Run) -> LateRanks:
     ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
     axis = _collectives_axis(run)
     waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()
-    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, axis, waits, late_steps)
+    has_gpus = any(rank.device_type not in (None, "cpu") for rank in run.ranks)
+    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, axis, waits, late_steps, has_gpus)
 
 
 def _collectives_axis(run: Run) -> str | None:

@@ -91,6 +91,11 @@ class DevicePace:
     is_behind: bool = False
 
     @property
+    def is_compared(self) -> bool:
+        """Whether anything of it is compared with the others."""
+        return (self.relative_forward, self.relative_update, self.relative_passes) != (None, None, None)
+
+    @property
     def ratio(self) -> float:
         """How much longer its device needs for the same work: the larger ratio."""
         return max(self.relative_forward or 1.0, self.relative_update or 1.0, self.relative_passes or 1.0)

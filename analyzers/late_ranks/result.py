@@ -64,6 +64,7 @@ class LateRanks:
         collectives_axis: The axis of parallelism that all collectives serve; absent where there are several.
         waits_by_axis: Where there are several, the waits of each rank in collectives whose axis is known.
         late_steps: The steps with the latest ranks.
+        has_gpus: Whether ranks trained on GPUs.
     """
 
     parts: StepParts | None
@@ -74,6 +75,7 @@ class LateRanks:
     collectives_axis: str | None = None
     waits_by_axis: tuple[dict[str, int], ...] = ()
     late_steps: tuple[LateStep, ...] = ()
+    has_gpus: bool = False
 
     @property
     def compared_ns(self) -> int:
@@ -218,6 +220,8 @@ class LateRanks:
 
     def _notes(self) -> list[str]:
         notes = [f"{self.headline()}."] if not self.lateness else []
+        if self.has_gpus and not any(pace.is_compared for pace in self.devices):
+            notes.append("No device could be compared: a slow GPU would not be seen here.")
         if self.parts is not None:
             notes.append(
                 f"Compared are {len(self.parts.step)} steps that all {len(self.parts.ranks)} ranks have, without "

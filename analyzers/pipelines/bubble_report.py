@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from perfscope.analyzers.pipelines.bubble import MeasuredBubble, MeasuredStep, sum_parts
 from perfscope.analyzers.pipelines.decomposition import StageParts, StepParts
-from perfscope.analyzers.pipelines.recognition import CUSTOM, CUSTOM_ZERO_BUBBLE
+from perfscope.analyzers.pipelines.recognition import CUSTOM, CUSTOM_ZERO_BUBBLE, DUALPIPEV
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Section, in_unit, percent, to_float
 from perfscope.schedules.text import to_text
@@ -135,6 +135,8 @@ def _notes(bubble: MeasuredBubble) -> tuple[str, ...]:
         )
     elif step.schedule in (CUSTOM, CUSTOM_ZERO_BUBBLE):
         notes.append("The order of passes matches no supported schedule; theory is a simulation of the measured order.")
+    elif step.schedule == DUALPIPEV:
+        notes.append("Theory is a simulation of the measured order, in which no passes overlap.")
     if step.schedule is not None and step.microbatches < bubble.stages:
         notes.append(f"{step.microbatches} micro-batches cannot fill {bubble.stages} stages.")
     host = bubble.share("host")

@@ -15,10 +15,12 @@ from perfscope.analyzers.pipelines.rank_passes import MeasuredPass
 from perfscope.errors import UsageError
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Block, Op, PassKind, Plan
+from perfscope.schedules.zero_bubble import dualpipev_order
 
-#: Names of schedules that are not in the catalog; the second splits the backward pass.
-CUSTOM, CUSTOM_ZERO_BUBBLE = "custom", "zero-bubble"
+#: Names of schedules that are not in the catalog; the last splits the backward pass.
+DUALPIPEV, CUSTOM, CUSTOM_ZERO_BUBBLE = "dualpipev", "custom", "zero-bubble"
 _MOST_CHUNKS = 16
+_INPUT_GRADIENT = {PassKind.BACKWARD: PassKind.INPUT_GRADIENT}
 _PASS = re.compile(r"([FBIW])(\d+)\.(\d+)")
 
 
@@ -38,9 +40,11 @@ class RecognisedSchedule:
 
     @property
     def name(self) -> str:
-        """The schedule's name; CUSTOM or CUSTOM_ZERO_BUBBLE where it is not in the catalog."""
+        """The schedule's name; DUALPIPEV, CUSTOM or CUSTOM_ZERO_BUBBLE where it is not in the catalog."""
         if self.schedule is not None:
             return str(self.schedule)
+        if _is_dualpipev(self.plan):
+            return DUALPIPEV
         splits = any(
             op.kind is PassKind.WEIGHT_GRADIENT for order in self.plan.orders for block in order for op in block
         )
@@ -151,6 +155,22 @@ def _follows(plan: Plan, schedule: Schedule, chunks: int) -> bool:
     return all(
         _join_gradients(order) == _join_gradients(published_order)
         for order, published_order in zip(plan.orders, published.orders, strict=True)
+    )
+
+
+def _is_dualpipev(plan: Plan) -> bool:
+    """Whether forward and backward passes follow DualPipeV, wherever the weight gradients are."""
+    if plan.stages != 2 * plan.devices or plan.microbatches < plan.stages:
+        return False
+    return all(
+        [
+            Op(_INPUT_GRADIENT.get(op.kind, op.kind), op.microbatch, op.stage)
+            for block in order
+            for op in block
+            if op.kind is not PassKind.WEIGHT_GRADIENT
+        ]
+        == list(dualpipev_order(device, plan.devices, plan.microbatches))
+        for device, order in enumerate(plan.orders)
     )
 
 

@@ -26,7 +26,7 @@ from perfscope.hooks.introspection import is_grad_enabled, subclasses
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -39,6 +39,8 @@ _ZERO_OPTIONS = (
     "stage", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients",
     "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
 )  # fmt: skip
+#: It has a map of instructions of its own.
+_DUALPIPEV = "DualPipeVEngine"
 _ENABLED = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
 
 
@@ -187,16 +189,44 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
             kind, microbatch=microbatch, stage=stage, stages=stages, device=stage, devices=stages
         )
 
-    def time_instruction(original: Callable[..., Any], kind: str) -> Callable[..., Any]:
-        return time_passes(
-            original, capture, lambda engine, *_args, **_kwargs: begin(kind, engine), is_forward=kind == "F"
+    for owner in (engine_class, *subclasses(engine_class)):
+        if owner.__name__ != _DUALPIPEV:
+            _time_instructions(owner, capture, kinds, lambda kind, engine, *_args, **_kwargs: begin(kind, engine))
+    engine_class.train_batch = train_batch
+
+
+def patch_dualpipev(module: ModuleType, capture: Capture) -> None:
+    """Time the passes of DualPipeV, whose devices hold two stages: the phase of an instruction says which."""
+
+    def begin(kind: str, engine: Any, buffer_id: int, phase: int) -> TimedPass | None:
+        if not is_grad_enabled():
+            return None
+        device, devices = engine.stage_id, engine.num_stages
+        return capture.on_pass_begin(
+            kind,
+            microbatch=buffer_id - phase * engine.micro_batches,
+            stage=2 * devices - 1 - device if phase else device,
+            stages=2 * devices,
+            device=device,
+            devices=devices,
         )
 
-    for owner in (engine_class, *subclasses(engine_class)):
-        functions = vars(owner).get("_INSTRUCTION_MAP")
-        if functions is not None:
-            functions.update({key: time_instruction(functions[key], kind) for key, kind in kinds.items()})
-    engine_class.train_batch = train_batch
+    kinds = {module.schedule.ForwardPass: "F", module.schedule.BackwardPass: "B"}
+    _time_instructions(getattr(module, _DUALPIPEV), capture, kinds, begin)
+
+
+def _time_instructions(
+    owner: Any, capture: Capture, kinds: Mapping[Any, str], begin: Callable[..., TimedPass | None]
+) -> None:
+    """Time the passes that a class has in a map of its own; ``begin`` takes a pass's kind and its arguments."""
+    functions = vars(owner).get("_INSTRUCTION_MAP")
+    if functions is not None:
+        functions.update(
+            {
+                key: time_passes(functions[key], capture, functools.partial(begin, kind), is_forward=kind == "F")
+                for key, kind in kinds.items()
+            }
+        )
 
 
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
@@ -235,4 +265,5 @@ PATCHES: Patches = {
         "counting DeepSpeed pipeline steps": patch_pipeline_engine,
         "timing micro-batches of DeepSpeed's pipelines": patch_instructions,
     },
+    "deepspeed.runtime.pipe.dualpipev": {"timing micro-batches of DeepSpeed's DualPipeV": patch_dualpipev},
 }

@@ -80,6 +80,34 @@ def _zbv_order(device: int, devices: int, microbatches: int) -> Iterator[Op]:
     yield from down.remaining_weight_gradients()
 
 
+def dualpipev_order(device: int, devices: int, microbatches: int) -> Iterator[Op]:
+    """The forward passes and input gradients of DualPipeV: two virtual stages a device, in a V.
+
+    Implementations differ in when the weight gradients follow, and in whether a forward and a backward pass overlap.
+    """
+    down, up = _VirtualStage(device), _VirtualStage(2 * devices - 1 - device)
+    after = devices - 1 - device
+    for _ in range(2 * after):
+        yield down.forward()
+    for _ in range(device + 1):
+        yield down.forward()
+        yield up.forward()
+    for _ in range(after):
+        yield up.input_gradient()
+        yield up.forward()
+    for number in range(microbatches - 2 * devices + device + 1 + after):
+        if number < microbatches - 2 * devices + device + 1:
+            yield down.forward()
+        yield up.input_gradient()
+        yield up.forward()
+        yield down.input_gradient()
+    for _ in range(device + 1):
+        yield up.input_gradient()
+        yield down.input_gradient()
+    for _ in range(after):
+        yield down.input_gradient()
+
+
 class _VirtualStage:
     """One virtual stage on a device, which counts its passes of each kind."""
 

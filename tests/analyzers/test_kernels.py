@@ -16,6 +16,7 @@ from perfscope.sources.partials.values import Unstorable, pack_value
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.kernel_classes import classify, classify_copy, short_name
 from perfscope.tables.trace import ProcessGroup, Work
+from tests.conftest import ROOT
 from tests.sources.traces.making import Event, copy, distributed, kernel, span, write
 
 COMMUNICATION = [
@@ -278,6 +279,15 @@ def test_a_trace_that_speaks_of_a_pipeline_is_measured_for_one(name: str) -> Non
     assert find_marks((name,)) or "SendRecv" in name
     assert pipeline_bubble.PIPELINE_NAMES.search(name)
     assert not pipeline_bubble.PIPELINE_NAMES.search("ncclDevKernel_AllReduce_Sum_f32_RING_LL")
+
+
+def test_where_operators_are_listed_it_is_said_how_to_compare_them_with_the_gpu() -> None:
+    trace = read_trace(ROOT / "fixtures" / "traces" / "single" / "rank0.pt.trace.json.gz")
+    partial = kernels.measure(trace)
+    assert partial is not None
+    of_kernels, of_operators = kernels.analyze([partial]).sections()
+    assert not any("roofline" in note for note in of_kernels.notes)
+    assert any("`--only roofline`" in note for note in of_operators.notes)
 
 
 def test_kernels_that_nobody_knows_on_streams_of_communication_are_named(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from torch.distributed.pipelining import schedules
 
 from perfscope.analyzers.pipelines.rank_passes import MeasuredPass
@@ -34,7 +35,12 @@ def _order(name: str, rank: int, devices: int, microbatches: int, chunks: int) -
     }
     for key, value in facts.items():
         setattr(schedule, key, value)
-    actions = [action for action in schedule._calculate_single_rank_operations(rank) if action is not None]
+    actions = [
+        action
+        for whole in schedule._calculate_single_rank_operations(rank)
+        if whole is not None
+        for action in whole.sub_actions or (whole,)
+    ]
     return [
         MeasuredPass(
             PassKind(action.computation_type.value), action.microbatch_index, action.stage_index, 0, 0, 0, 0, 0
@@ -63,3 +69,28 @@ def test_torch_orders_are_recognised(
     assert found.schedule == expected
     assert found.chunks == chunks
     assert found.plan.microbatches == microbatches
+
+
+@pytest.mark.parametrize(("devices", "microbatches"), [(2, 4), (2, 7), (3, 6), (4, 8), (4, 12)])
+def test_dualpipev_is_named_as_torch_and_as_deepspeed_run_it(devices: int, microbatches: int) -> None:
+    """torch splits some backward passes, DeepSpeed none."""
+    orders = [_order("ScheduleDualPipeV", rank, devices, microbatches, 2) for rank in range(devices)]
+    found = recognise_passes(orders)
+    assert found is not None
+    assert (found.name, found.schedule, found.chunks) == ("dualpipev", None, 2)
+    whole = [
+        [
+            replace(each, kind=PassKind.BACKWARD) if each.kind is PassKind.INPUT_GRADIENT else each
+            for each in order
+            if each.kind is not PassKind.WEIGHT_GRADIENT
+        ]
+        for order in orders
+    ]
+    found = recognise_passes(whole)
+    assert found is not None
+    assert found.name == "dualpipev"
+    order = whole[0]
+    order[0], order[1] = order[1], order[0]
+    other = recognise_passes(whole)
+    assert other is not None
+    assert other.name == "custom"
