@@ -14,7 +14,7 @@ from perfscope.analyzers.flops.trained_run import find_trained_model
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed, job_times_ns
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
@@ -153,16 +153,13 @@ def _clock(run: Run) -> float | None:
 
 
 def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[int, ...]:
-    """The times of the steps that the budget is of, each the mean over ranks; none where one is unknown.
+    """The job's times of the steps that the budget is of; none where one is unknown.
 
     The hooks' own time is added, which the times of steps leave out, and those of the traces do not.
     """
     if budget is None or not budget.steps:
         return ()
-    times_ns: dict[int, list[int]] = {step: [] for step in budget.steps}
-    for table in undisturbed.tables:
-        rows = np.isin(table.step, budget.steps) & present(table.wall_ns)
-        with_hooks_ns = (table.wall_ns.data[rows] + np.ma.filled(table.hook_ns, 0)[rows]).tolist()
-        for step, wall_ns in zip(table.step[rows].tolist(), with_hooks_ns, strict=True):
-            times_ns[step].append(wall_ns)
-    return tuple(sum(walls_ns) // len(walls_ns) for walls_ns in times_ns.values()) if all(times_ns.values()) else ()
+    numbers, times_ns = job_times_ns(undisturbed.tables, lambda table: np.isin(table.step, budget.steps))
+    hooks_ns = [np.ma.filled(table.hook_ns, 0)[np.isin(table.step, budget.steps)] for table in undisturbed.tables]
+    is_complete = len(numbers) == len(budget.steps)
+    return tuple((times_ns + round(np.concatenate(hooks_ns).mean())).tolist()) if is_complete else ()

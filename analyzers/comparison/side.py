@@ -72,7 +72,7 @@ class Side:
         energy_j: Energy of each undisturbed step over all GPUs, a series for each run.
         clock_mhz: Median clock of the GPUs' multiprocessors in training.
         budget: What a profiled step is made of; of several runs that of the first with traces.
-        profiled_ns: Host times of the steps that the budget is of, each the mean over ranks; empty where unknown.
+        profiled_ns: The job's times of the steps that the budget is of, by the hosts; empty where unknown.
         reasons: Why a figure, or ``budget``, is absent.
         notes: What a reader must know.
         damage: What could not be read.

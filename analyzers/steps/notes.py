@@ -165,7 +165,7 @@ def _on_validation(tables: Sequence[Steps]) -> list[str]:
     total_s = max(int(table.no_grad_ns.sum()) for table in tables if table.no_grad_ns.count()) / NS_PER_S
     return [
         f"Validation or generation ran for {total_s:.2f} s in {format_count(held, 'step')}: it is not in the steps' "
-        "times, and these steps are not in the median."
+        "times, and these steps are not in the step time."
     ]
 
 
@@ -198,7 +198,7 @@ def _on_saves(undisturbed: UndisturbedSteps) -> list[str]:
         time = f" (median without the stall: {(median(stalled_s) or 0) * MS_PER_S:.2f} ms)"
         notes.append(
             f"Checkpoint saves stalled training in {format_count(len(stalled_s), 'step')}{time}; excluded from the "
-            "median, and so are steps in which a rank waited for the save of another one."
+            "step time, and so are steps in which a rank waited for the save of another one."
         )
     beside = max(int(steps_beside_save(table).sum()) for table in tables)
     if beside:

@@ -8,6 +8,7 @@ from rich.text import Text
 
 from perfscope.constants import GB, NS_PER_S
 from perfscope.report import escape_control_characters
+from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
 from perfscope.watching.job import WatchedGpu, WatchedJob, WatchedRank
 
@@ -45,6 +46,8 @@ def _headlines(job: WatchedJob, mfu: float | None, mfu_reason: str) -> list[tupl
     rates = [f"step {steps:,}"]
     if step_ns:
         rates.append(f"{format_seconds(step_ns / NS_PER_S)} a step")
+    elif steps:
+        rates.append(f"no step time: fewer than {FEWEST_STEPS} undisturbed steps")
     for count in ("samples", "tokens"):
         rate = job.per_second(count)
         rates += [f"{rate:,.0f} {count}/s"] if rate is not None else []

@@ -119,7 +119,8 @@ def test_anyway_compares_per_token(capsys: Capture) -> None:
     document = answer.data
     assert document["per"] == "token"
     alone = {path: run(capsys, "analyze", path, "--only", "steps", "--format", "json").data for path in (RUN, OTHER)}
-    rates = [alone[path]["results"]["steps"]["tokens_per_s"] for path in (RUN, OTHER)]
+    steps = [alone[path]["results"]["steps"] for path in (RUN, OTHER)]
+    rates = [of_run["tokens_per_step"] / of_run["median_s"] for of_run in steps]
     assert document["throughput"]["change"] == pytest.approx(rates[1] / rates[0] - 1, rel=1e-6)
     assert document["step_time"]["change"] == pytest.approx(rates[0] / rates[1] - 1, rel=1e-6)
 
@@ -310,8 +311,7 @@ def test_a_single_step_cannot_tell(tmp_path: Path, capsys: Capture) -> None:
 
     single = copied(RUN, tmp_path / "single", last_alone)
     answer = run(capsys, "compare", single, RUN)
-    assert answer.code == 0
-    assert "cannot tell: 1 against 89 steps" in answer.out.splitlines()[0]
+    assert "fewer than 5 steady-state steps" in answer.out.splitlines()[0]
     assert run(capsys, "compare", single, RUN, "--format", "json").data["verdict"] == "incomparable"
 
 

@@ -282,7 +282,7 @@ class MfuData(Windowed):
 
     Attributes:
         convention: The headline convention: ``megatron_core``.
-        mfu: MFU of the median step by it.
+        mfu: MFU of steady-state steps by it.
         tflops_per_gpu: TFLOPs per GPU by it.
         conventions: The median step by every convention.
         steps: Each undisturbed step by the headline convention.
