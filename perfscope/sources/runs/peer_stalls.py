@@ -87,7 +87,7 @@ def _list_own(table: Steps, timeline: Timeline, offset_ns: int) -> dict[str, Int
     is_timed, is_first = present(table.begin_ns), table.step == 1
     own[FIRST_STEP] = np.stack([begins, ends], axis=1)[is_timed & is_first]
     previous = np.concatenate([begins[:1], ends[:-1]])
-    boundaries = np.stack([previous, begins], axis=1)[is_timed & (begins - previous >= _SHORTEST_WAIT_NS)]
+    boundaries = np.stack([previous, begins], axis=1)[is_timed & (table.window != "")]
     in_windows = np.stack([begins, ends], axis=1)[is_timed & np.isin(table.window, ("warmup", "profiled"))]
     own[WINDOW] = np.concatenate([boundaries, in_windows])
     return {kind: _merge(stretches + offset_ns)[0] for kind, stretches in own.items() if len(stretches)}
@@ -153,10 +153,12 @@ def _mark(table: Steps, stalls: Mapping[str, _Stalls], saved: Mapping[int, int],
     is_slow = (times_ns > SLOW * median_ns) & (2 * longest_ns > times_ns - median_ns)
     peer_stalls = []
     for row in np.flatnonzero(by_save | is_slow).tolist():
-        kind, step = max(waits_ns, key=lambda kind: waits_ns[kind][row], default=SAVE), int(table.step[row])
-        wait_ns = int(longest_ns[row])
+        step, kind = int(table.step[row]), SAVE
+        if is_slow[row]:
+            kind = max(waits_ns, key=lambda kind: waits_ns[kind][row])
+        wait_ns = int(waits_ns[kind][row]) if kind in waits_ns else 0
         rank = stalls[kind].find_rank(table.rank, int(begins_ns[row]), int(ends_ns[row])) if wait_ns else saved[step]
-        peer_stalls.append(PeerStall(step, rank, kind if wait_ns else SAVE, wait_ns))
+        peer_stalls.append(PeerStall(step, rank, kind, wait_ns))
     # Garbage is collected in steps that are the training's own.
     is_own = np.isin(table.step, [stall.step for stall in peer_stalls if stall.kind == wire.GARBAGE])
     return replace(table, stalled_elsewhere=(by_save | is_slow) & ~(is_own & ~by_save), peer_stalls=tuple(peer_stalls))

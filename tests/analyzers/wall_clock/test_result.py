@@ -177,7 +177,7 @@ def both_ranks(
         ({}, [(wire.COMPILATION, 605, 985)], [], "compilation on rank 0"),
         ({}, [(wire.GARBAGE, 605, 985)], [], "garbage collection on rank 0"),
         ({"window": "profiled"}, [], [], "profiler window on rank 0"),
-        ({"begins": 985}, [], [], "profiler window on rank 0"),  # the boundary holds an export
+        ({"begins": 985, "window": "export"}, [], [], "profiler window on rank 0"),  # in the boundary
         ({}, [], [], "unexplained"),
     ],
 )
