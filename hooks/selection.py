@@ -15,8 +15,8 @@ from perfscope import wire
 
 _RANGE = re.compile(r"\s*(\d+)(?:\s*-\s*(\d+))?\s*")
 
-#: One step with operators, which is dear, after two steps of start-up, six steady-state ones and the warm-up. The median
-#: and the test of windows need five, so that one of them may be disturbed.
+#: One step with operators, which is dear, after two steps of start-up, six steady-state ones and the warm-up. The
+#: median and the test of windows need five, so that one of them may be disturbed.
 DEFAULT_WINDOWS = "10"
 #: Steps of a light window, which is cheap, where the one with operators has fewer.
 _FEWEST_LIGHT_STEPS = 3

@@ -1,11 +1,11 @@
 """How long a training step takes and how much it processes, as the host saw it.
 
 A step lasts on a rank from one step boundary to the next, without checkpoint saves and validation; on the job from its
-latest begin on a rank to its latest end. The step time is the sum of the undisturbed steps over their number, and throughput is the
-work of such a step over it. The median stands beside it as the typical step. The first steps, the profiled ones, their
-warm-up, the step after an export and the steps in which a checkpoint was saved or the model was validated are reported
-separately: each costs more than training does, or less where a save waited for the device. So are the steps after a
-window that slowed them. Fewer than five undisturbed steps give no figure.
+latest begin on a rank to its latest end. The step time is the sum of the undisturbed steps over their number, and
+throughput is the work of such a step over it. The median stands beside it as the typical step. The first steps, the
+profiled ones, their warm-up, the step after an export and the steps in which a checkpoint was saved or the model was
+validated are reported separately: each costs more than training does, or less where a save waited for the device. So
+are the steps after a window that slowed them. Fewer than five undisturbed steps give no figure.
 """
 
 from __future__ import annotations

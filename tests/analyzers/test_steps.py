@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ LABELS = {3: wire.WARMUP, 4: wire.PROFILED, 5: wire.PROFILED, 6: wire.EXPORT}
 
 def write_run(
     root: Path,
-    walls_ms: dict[int, Sequence[float | None]],
+    walls_ms: Mapping[int, Sequence[float | None]],
     *,
     world_size: int | None = None,
     labels: dict[int, str] = LABELS,
@@ -167,7 +167,7 @@ def test_steps_that_only_fill_the_queue_of_a_device_are_no_steps_of_it(tmp_path:
     """Behind its start and a window a host launches three steps in the time of half a one."""
     walls = [900, 5, 5, 6, *noisy(30, 20), 40, 45, 45, 9, 5, 6, *noisy(30, 20)]
     labels = {25: wire.WARMUP, 26: wire.PROFILED, 27: wire.PROFILED, 28: wire.EXPORT}
-    fields = {"memory_peak_bytes": 10**9} if has_device else {}
+    fields: dict[str, Any] = {"memory_peak_bytes": 10**9} if has_device else {}
     steps = steps_of(write_run(tmp_path, {0: walls}, labels=labels, **fields))
     assert (steps.step_time_s == pytest.approx(0.030, rel=0.001)) == has_device
     assert any("4 in which hosts only ran ahead" in note for note in steps.notes) == has_device
