@@ -2,7 +2,8 @@
 
 Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``). Where they do not, the axis is
 the one on which alone the group's ranks differ, if the layout is known; else a group with sends and receives alone is a
-pipeline's. A group of all ranks in which they differ on several axes serves none and is called ``world``.
+pipeline's. A group of all ranks in which they differ on several axes serves none and is called ``world``, but that of
+the data and context axes, over which gradients are reduced.
 """
 
 from __future__ import annotations
@@ -65,6 +66,8 @@ def role_of(description: str, operation: str, ranks: Sequence[int], lines: Mappi
     >>> experts = {"dp": (0, 1), "ep": (0, 1)}
     >>> [role_of("default_pg", operation, (0, 1), experts) for operation in ("allreduce", "alltoallv", "")]
     ['DP', 'EP', '']
+    >>> role_of("default_pg", "allgather", (0, 1, 2, 3), {"dp": (0, 2), "cp": (0, 1)})
+    'DP'
     """
     role = described_role(description)
     if role or len(ranks) < 2:  # noqa: PLR2004 - one rank communicates with nobody
@@ -72,7 +75,15 @@ def role_of(description: str, operation: str, ranks: Sequence[int], lines: Mappi
     axes = [axis for axis, line in lines.items() if set(line).issuperset(ranks)]
     if "ep" in axes and (not operation or _EXCHANGE.search(operation)):
         return "EP" if operation else ""
+    if not axes and _reduces_gradients(ranks, lines):
+        return "DP"
     return next((axis.upper() for axis in axes if axis in FACTORS), "")
+
+
+def _reduces_gradients(ranks: Sequence[int], lines: Mapping[str, Sequence[int]]) -> bool:
+    """Whether a group holds all ranks of the data and the context axis together: FSDP shards over both."""
+    data, context = lines.get("dp", ()), lines.get("cp", ())
+    return set(ranks).issuperset((*data, *context)) and len(ranks) == len(data) * len(context)
 
 
 def roles_in(trace: Trace) -> Callable[[str, str], str]:
