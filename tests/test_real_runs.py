@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 import perfscope
+from benchmarks.real_runs import table
 from perfscope.analyzers.findings.facts import Facts
+from tests.conftest import ROOT
 
-RUNS = Path(__file__).parent.parent / "fixtures" / "real_runs"
+RUNS = ROOT / "fixtures" / "real_runs"
 TRUTHS = [(truth.parent, name) for truth in sorted(RUNS.glob("*/truth.json")) for name in json.loads(truth.read_text())]
 
 
@@ -36,3 +38,7 @@ def test_the_answer_is_what_the_log_states(run: Path, name: str, answers: dict[P
         assert value == pytest.approx(truth["value"], rel=truth["within"])
     else:
         assert value == truth["value"]
+
+
+def test_the_report_shows_these_figures() -> None:
+    assert table() in (ROOT / "reports" / "h200-real-runs.md").read_text()
