@@ -1,4 +1,4 @@
-"""The report of the light window follows from its files, and its shares are within two points of CUDA events."""
+"""The report of the light window follows from its files, and its shares are within two and a half points of CUDA events."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def test_the_table_is_fresh_and_a_changed_figure_makes_it_stale(tmp_path: Path) 
     assert document(tmp_path / "runs") not in REPORT.read_text()
 
 
-def test_what_is_reported_is_within_two_points_of_cuda_events_and_the_windows_alone_are_not() -> None:
+def test_what_is_reported_is_within_two_and_a_half_points_of_cuda_events_and_the_windows_alone_are_not() -> None:
     shares = {row.training: row for row in compare(RUNS)}
     assert len(shares) == 4
-    assert all(abs(row.error) <= 2 for row in shares.values())
+    assert all(abs(row.error) <= 2.5 for row in shares.values())
     of_host = shares["host bound"]
     assert of_host.operators < of_host.light < of_host.events
     assert of_host.events - of_host.operators > 0.05
