@@ -15,7 +15,7 @@ from tests.analyzers.test_steps import write_run
 
 
 def run_with(lines: list[object], root: Path) -> Path:
-    run = write_run(root, {0: [9, 9, 9, 9]})  # steps end at 1, 2, 3 and 4 ms
+    run = write_run(root, {0: [1, 1, 1, 1]})  # steps end at 1, 2, 3 and 4 ms
     (run / wire.NVML_FOLDER).mkdir()
     (run / wire.NVML_FOLDER / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return run

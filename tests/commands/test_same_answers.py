@@ -73,14 +73,19 @@ def test_a_size_that_a_log_states_is_the_model_of_both(tmp_path: Path, answer: A
     assert document["tflops_per_gpu"] == pytest.approx(summary["tflops_per_gpu"], rel=1e-8)
 
 
+def about(value: float | None) -> Any:
+    """The value but for rounding; None where too few steps give none."""
+    return None if value is None else pytest.approx(value, rel=1e-12)
+
+
 @pytest.mark.parametrize("folder", RUNS, ids=name_of)
 def test_every_command_that_reads_a_run_gives_its_step_time_and_throughput(answer: Answer, folder: Path) -> None:
     steps = answer("analyze", folder, "--only", "steps")["results"]["steps"]
     (scaled,) = answer("scaling", folder)["runs"]
-    assert scaled["samples_per_s"] == pytest.approx(steps["samples_per_s"], rel=1e-12)
+    assert scaled["samples_per_s"] == about(steps["samples_per_s"])
     plan = answer("plan", "--run", folder, "--model", "gpt2-small")
     measured = {quantity["name"]: quantity["measured"] for quantity in plan["run"]["quantities"]}
-    assert measured["step_s"] == pytest.approx(steps["step_time_s"], rel=1e-12)
+    assert measured["step_s"] == about(steps["step_time_s"])
     assert plan["gpus"] == len(steps["ranks"])
 
 

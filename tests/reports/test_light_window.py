@@ -1,4 +1,4 @@
-"""The report of the light window follows from its files, and its shares are within two and a half points of CUDA events."""
+"""The report of the light window follows from its files; shares are within two and a half points of CUDA events."""
 
 from __future__ import annotations
 

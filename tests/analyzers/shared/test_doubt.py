@@ -59,7 +59,7 @@ def test_an_mfu_above_the_peak_is_withheld_with_its_steps(tmp_path: Path) -> Non
     assert "293.0 %" in wrong["doubt"]
     assert wrong["tflops_per_gpu"] == sound["tflops_per_gpu"]
     # The step that took twice as long is no sounder by being slower: 146 %.
-    assert [each["mfu"] for each in wrong["steps"]] == [None] * 5
+    assert [each["mfu"] for each in wrong["steps"]] == [None] * 6
     (note,) = (note for note in wrong["notes"] if note.startswith("Withheld"))
     assert "another precision" in note
     table = ask("analyze", run, "--only", "mfu", "--peak", str(sound["tflops_per_gpu"] / 2.93)).stdout
