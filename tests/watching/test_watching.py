@@ -81,6 +81,19 @@ def test_ranks_that_share_their_tokens_count_once(tmp_path: Path) -> None:
     assert watched.per_second("tokens") == pytest.approx(2 * 400 / 0.1)
 
 
+def test_ranks_that_share_samples_count_once_and_few_steps_give_no_figure(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN")
+    for rank in range(2):
+        parallel = {"coordinates": {"dp": 0, "pp": 0, "tp": rank}, "sizes": {"dp": 1, "pp": 1, "tp": 2}}
+        job.add_line(rank, "parallel.json", json.dumps(parallel))
+        job.add_steps(rank, 1, 4)
+    assert (look(job).step_ns(), look(job).per_second("tokens")) == (None, None)
+    assert "no step time: fewer than 5 undisturbed steps" in print_once(look(job), None, "")
+    for rank in range(2):
+        job.add_steps(rank, 5, 20)
+    assert look(job).per_second("tokens") == pytest.approx(400 / 0.1)
+
+
 def test_only_new_lines_are_read_and_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     tail = Tail(path)
