@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts import launched_rank, sharding
-from perfscope.hooks.facts.layout import Layout
+from perfscope.hooks.facts.layout import Layout, splits_tensors
 from perfscope.hooks.guard import hook_entry
 
 if TYPE_CHECKING:
@@ -63,10 +63,11 @@ class RankPosition:
         self._write_layout()
 
     @hook_entry
-    def set_tensor_mesh(self, mesh: Any) -> None:
-        """Tensor parallelism splits a module over a mesh of one dimension."""
-        sharding.add_tensor_mesh(mesh)
-        self.set_axis("tp", mesh.mesh.tolist())
+    def set_tensor_mesh(self, mesh: Any, plan: Any) -> None:
+        """A module is split over a mesh by a plan, which is tensor parallelism if the mesh or the plan says so."""
+        if mesh.ndim == 1 and splits_tensors(mesh, plan):
+            sharding.add_tensor_mesh(mesh)
+            self.set_axis("tp", mesh.mesh.tolist())
 
     @hook_entry
     def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:

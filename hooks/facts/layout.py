@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 _ALWAYS = ("dp", "pp", "tp")
 _OF_EXPERTS = ("ep", "etp")
 
+#: Styles of tensor parallelism; those of experts and of sequences are the framework's own.
+_STYLES = "torch.distributed.tensor.parallel."
+
 
 class Layout:
     """One rank's position.
@@ -123,3 +126,12 @@ def _find_lines(mesh: Any, axes_by_name: Mapping[str, str]) -> Lines:
         )
         for axis in dict.fromkeys(axes)
     }
+
+
+def splits_tensors(mesh: Any, plan: Any) -> bool:
+    """Whether a plan for a mesh of one dimension is tensor parallelism: by the mesh's name, or else by its styles."""
+    axis = MESH_AXES.get(mesh.mesh_dim_names[0]) if mesh.mesh_dim_names else None
+    if axis is not None:
+        return axis == "tp"
+    styles = list(plan.values()) if isinstance(plan, dict) else [plan]
+    return all(type(style).__module__.startswith(_STYLES) for style in styles)

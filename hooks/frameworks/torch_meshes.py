@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from perfscope.hooks.frameworks.wrapping import argument, wrap_functions
-from perfscope.wire.axes import MESH_AXES
 
 if TYPE_CHECKING:
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
-
-
-#: Styles of tensor parallelism; those of experts and of sequences are the framework's own.
-_STYLES = "torch.distributed.tensor.parallel."
 
 
 def patch_device_mesh(module: ModuleType, capture: Capture) -> None:
@@ -38,21 +33,10 @@ def patch_tensor_parallel(module: ModuleType, capture: Capture) -> None:
         mesh = argument(original, "device_mesh", args, kwargs)
         if mesh is not None:
             capture.set_mesh(mesh)
-            plan = argument(original, "parallelize_plan", args, kwargs)
-            if mesh.ndim == 1 and _splits_tensors(mesh, plan):
-                capture.set_tensor_mesh(mesh)
+            capture.set_tensor_mesh(mesh, argument(original, "parallelize_plan", args, kwargs))
         yield
 
     wrap_functions(module, capture, {"parallelize_module": parallelize_module})
-
-
-def _splits_tensors(mesh: Any, plan: Any) -> bool:
-    """Whether a plan is one of tensor parallelism: by the name of the mesh, or else by its styles."""
-    axis = MESH_AXES.get(mesh.mesh_dim_names[0]) if mesh.mesh_dim_names else None
-    if axis is not None:
-        return axis == "tp"
-    styles = list(plan.values()) if isinstance(plan, dict) else [plan]
-    return all(type(style).__module__.startswith(_STYLES) for style in styles)
 
 
 PATCHES: Patches = {
