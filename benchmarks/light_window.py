@@ -91,7 +91,7 @@ def _compare(run: Path, truth: Mapping[str, Any]) -> Shares:
     return Shares(
         training=run.name.replace("_", " "),
         step_ns=step_ns,
-        steady_ns=results["steps"]["step_time_s"] * 1e9,
+        steady_ns=results["steps"]["ranks"][0]["median_s"] * 1e9,
         events=time_kernels_ns(truth) / step_ns,
         operators=operators,
         light=light,

@@ -54,18 +54,10 @@ def test_the_table_is_fresh_and_a_changed_figure_makes_it_stale(tmp_path: Path) 
     assert document(tmp_path / "runs") not in REPORT.read_text()
 
 
-<<<<<<< HEAD
 def test_what_is_reported_is_within_two_and_a_half_points_of_cuda_events_and_the_windows_alone_are_not() -> None:
     shares = {row.training: row for row in compare(RUNS)}
     assert len(shares) == 4
     assert all(abs(row.error) <= 2.5 for row in shares.values())
-=======
-def test_what_is_reported_is_within_about_two_points_of_cuda_events_and_the_windows_alone_are_not() -> None:
-    """With DDP, which the events lack, it is 2.2 points of a step that no window slowed."""
-    shares = {row.training: row for row in compare(RUNS)}
-    assert len(shares) == 4
-    assert all(abs(row.error) <= (2.2 if "ddp" in row.training else 1) for row in shares.values())
->>>>>>> ca46d7c2 (Relate shares of the light window to the step time of the job)
     of_host = shares["host bound"]
     assert of_host.operators < of_host.light < of_host.events
     assert of_host.events - of_host.operators > 0.05

@@ -42,7 +42,8 @@ class RankStepsData(TypedDict):
         rank: The rank.
         count: All completed steps.
         skipped: Steps that did not update the weights.
-        undisturbed: Steps that no start-up, window, save, validation or compilation affected; 0 of fewer than five.
+        undisturbed: Steps that no start-up, window, checkpoint save, validation or compilation affected; 0 where they
+            are fewer than five, which give no figure.
         step_time_s: The sum of the undisturbed steps over their number, on the host's clock.
         median_s: Median of them.
         p95_s: 95th percentile of them.
@@ -101,7 +102,8 @@ class StepsData(TypedDict):
     Attributes:
         count: Completed training steps: the most that any rank completed.
         source: What detected that a step completed.
-        step_time_s: The sum of undisturbed steps over their number, each from its latest begin on a rank to its latest end.
+        step_time_s: The job's step time: the sum of its undisturbed steps over their number. A step lasts from
+            its latest begin on a rank to its latest end. None of fewer than five steps.
         median_s: Median of the same steps.
         p95_s: 95th percentile of them.
         first_s: The first step of the slowest rank.
