@@ -64,7 +64,7 @@ def _describe_steps(steps: Mapping[str, Any] | None) -> list[str]:
     line = f"{steps['count']} training steps on {ranks} rank{'s' * (ranks > 1)}, counted by {steps['source']}"
     if steps["step_time_s"] is None:
         return [f"{line}; no step time, because too few are in steady state"]
-    line += f": {format_seconds(steps['step_time_s'])} each, p95 {format_seconds(steps['p95_s'])}"
+    line += f": step time {format_seconds(steps['step_time_s'])}, p95 {format_seconds(steps['p95_s'])}"
     excluded = [
         f"{name} {format_seconds(steps[key])}"
         for name, key in (("first", "first_s"), ("profiled", "profiled_s"))

@@ -106,7 +106,7 @@ def _steps(steps: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
     if steps["step_time_s"] is None:
         line += ", too few of them undisturbed: no step time"
     else:
-        line += f", {format_seconds(steps['step_time_s'])} each, p95 {format_seconds(steps['p95_s'])}"
+        line += f", step time {format_seconds(steps['step_time_s'])}, p95 {format_seconds(steps['p95_s'])}"
     rates = [
         f"{steps[key]:,.0f} {unit}/s"
         for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))

@@ -104,7 +104,7 @@ def test_a_rank_is_found_by_its_uuid_else_by_its_number_among_what_it_sees(tmp_p
 
 @pytest.mark.parametrize(("variable", "shown"), [("1", [B]), ("2,0", [A, C]), (None, [A, B, C])])
 def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, shown: list[str], tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, 9, 9]})
+    run = write_run(tmp_path, {0: [1, 1, 1]})
     machine(run)
     (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(to_line(record(visible_devices=variable)))
     result = gpu_table.analyze(read_run(run))
@@ -114,7 +114,7 @@ def test_the_report_leaves_out_what_no_rank_could_see(variable: str | None, show
 
 @pytest.mark.parametrize("variable", ["", "-1"])
 def test_without_a_visible_device_there_is_nothing_to_report(variable: str, tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, 9, 9]})
+    run = write_run(tmp_path, {0: [1, 1, 1]})
     machine(run)
     (run / wire.RANKS_FOLDER / "00000" / wire.RANK_FILE).write_bytes(to_line(record(visible_devices=variable)))
     with pytest.raises(MissingInput, match="CUDA_VISIBLE_DEVICES leaves the ranks none"):
