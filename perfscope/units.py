@@ -174,6 +174,15 @@ def format_seconds(seconds: float) -> str:
     raise AssertionError(seconds)
 
 
+def format_rate(per_s: float) -> str:
+    """Write a rate with three figures at least.
+
+    >>> format_rate(1.33126), format_rate(115818.8)
+    ('1.33', '115,819')
+    """
+    return f"{per_s:,.0f}" if per_s >= 100 else f"{per_s:.3g}"  # noqa: PLR2004 - three figures
+
+
 def format_count(count: int, noun: str) -> str:
     """Write a count with its noun, in the singular or the plural.
 

@@ -25,6 +25,8 @@ from perfscope.units import format_count
 
 #: The smallest difference that matters, as a share of the median before the window.
 SMALLEST_EFFECT = 0.02
+#: Fewer steps before a window may all lie in one quiet spell of the machine: they blame no window.
+_FEWEST_TO_BLAME = 10
 _CONFIDENCE = 0.99
 _RESAMPLES = 1000
 #: Steps on each side that are compared: those next to the window, which drift moves least.
@@ -113,7 +115,7 @@ def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) ->
     low, high = (bound / base for bound in _median_difference_interval(before, after))
     jump_low, jump, jump_high = (value / base for value in _jump_interval(steps - window_step, before, after))
     if difference >= SMALLEST_EFFECT and low > 0:
-        is_jump = jump_low > 0 and jump >= SMALLEST_EFFECT / 2
+        is_jump = jump_low > 0 and jump >= SMALLEST_EFFECT / 2 and sides[0] >= _FEWEST_TO_BLAME
         verdict = Verdict.SLOWER if is_jump else Verdict.DRIFT
     elif difference <= -SMALLEST_EFFECT and high < 0:
         verdict = Verdict.FASTER if jump_high < 0 else Verdict.DRIFT

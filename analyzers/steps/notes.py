@@ -134,7 +134,8 @@ def _on_effect(effect: WindowEffect) -> list[str]:
         f"are of the {effect.before} steps before the window.",
         Verdict.FASTER: f"Steps behind the window are faster: {medians}. A window cannot do that: something else "
         "slowed the steps before it, such as start-up; the step time is over both.",
-        Verdict.DRIFT: f"Step times drift: {medians}, but no jump at the window; the step time is over both.",
+        Verdict.DRIFT: f"Step times differ on both sides of the window: {medians}. They drift, or the steps before it "
+        "are too few to blame it; the step time is over both.",
     }
     return [texts[effect.verdict]] if effect.verdict in texts else []
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from perfscope.constants import US_PER_S
 from perfscope.report import percent, percent_of
-from perfscope.units import format_seconds
+from perfscope.units import format_rate, format_seconds
 
 _MOST_RANKS = 8
 #: What the test of a window's effect says where the steps behind it are slower.
@@ -71,7 +71,7 @@ def _describe_steps(steps: Mapping[str, Any] | None) -> list[str]:
         if steps[key] is not None
     ]
     rates = [
-        f"{steps[key]:,.0f} {unit}/s"
+        f"{format_rate(steps[key])} {unit}/s"
         for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
         if steps[key] is not None
     ]

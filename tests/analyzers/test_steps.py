@@ -326,7 +326,7 @@ def test_drift_is_said_and_is_no_window(tmp_path: Path) -> None:
     times = [20 + 0.05 * number for number in range(100)]
     steps = steps_of(long_run(tmp_path, times[:40], times[40:]))
     assert steps.ranks[0].steady == 99
-    assert any(note.startswith("Step times drift: ") for note in steps.notes)
+    assert any(note.startswith("Step times differ on both sides of the window: ") for note in steps.notes)
 
 
 def test_a_window_on_one_rank_disturbs_the_steps_of_all(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from perfscope.constants import US_PER_S
 from perfscope.renderers import Terminal
 from perfscope.renderers.terminal.lines import DOUBT, FAINT, HEADING, fit, join, plain, to_output, wrap
 from perfscope.report import Report
-from perfscope.units import format_count, format_seconds
+from perfscope.units import format_count, format_rate, format_seconds
 
 _MOST_FINDINGS = 3
 _LINES_OF_ADVICE = 2
@@ -108,7 +108,7 @@ def _steps(steps: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
     else:
         line += f", step time {format_seconds(steps['step_time_s'])}, p95 {format_seconds(steps['p95_s'])}"
     rates = [
-        f"{steps[key]:,.0f} {unit}/s"
+        f"{format_rate(steps[key])} {unit}/s"
         for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
         if steps[key] is not None
     ]

@@ -32,7 +32,7 @@ def effect(before: Float64, after: Float64, kinds: tuple[int, int] | None = None
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
-@pytest.mark.parametrize(("before", "after"), [(8, 40), (20, 20), (40, 400), (400, 8)])
+@pytest.mark.parametrize(("before", "after"), [(12, 40), (20, 20), (40, 400), (400, 8)])
 def test_steps_that_a_window_slowed_are_seen(before: int, after: int, correlation: float) -> None:
     for seed in range(20):
         steps = 20 * (1 + noise(before + after, seed, correlation))
@@ -93,3 +93,10 @@ def test_equal_steps_have_no_spread_and_still_an_answer() -> None:
     steps = np.full(40, 20.0)
     assert effect(steps[:20], steps[20:]).verdict is Verdict.NO_DIFFERENCE
     assert effect(steps[:20], 1.1 * steps[20:]).verdict is Verdict.SLOWER
+
+
+def test_few_steps_of_a_quiet_spell_before_a_window_blame_it_for_nothing() -> None:
+    steps = 50 * (1 + noise(140, 5) / 10)
+    steps[6:] *= 1.6
+    assert effect(steps[:6], steps[6:]).verdict is Verdict.DRIFT
+    assert effect(np.concatenate([steps[:6], steps[:6]]), steps[6:]).verdict is Verdict.SLOWER
