@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts import launched_rank, sharding
 from perfscope.hooks.facts.layout import Layout, splits_tensors
-from perfscope.hooks.guard import hook_entry
+from perfscope.hooks.guard import hook_entry, value_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from perfscope.hooks.rank_files import RankFiles
 
@@ -52,22 +52,42 @@ class RankPosition:
         self._write_layout()
 
     @hook_entry
+    def set_axis_ranks(self, axis: str, read: Callable[[], Sequence[int]]) -> None:
+        """A wrapper works on one axis of parallelism; ranks that cannot be read cost the layout alone."""
+        ranks = value_or_none(read)
+        if ranks:
+            self.set_axis(axis, ranks)
+
+    @hook_entry
     def set_axis_group(self, axis: str, group: object) -> None:
-        """A wrapper works on one axis of parallelism, in this process group; None is the one of all ranks."""
-        self.set_axis(axis, sys.modules["torch.distributed"].get_process_group_ranks(group))
+        """A wrapper works on one axis of parallelism, in this process group; None is the one of all ranks.
+
+        Groups that torch does not know, as those of fault-tolerant trainings, have no ranks.
+        """
+        distributed = sys.modules["torch.distributed"]
+        group = distributed.group.WORLD if group is None else group
+        self.set_axis_ranks(axis, lambda: distributed.get_process_group_ranks(group))
 
     @hook_entry
     def set_mesh(self, mesh: Any) -> None:
-        """A mesh of ranks is used."""
-        self._position().set_mesh(mesh)
+        """A mesh of ranks is used; one whose ranks cannot be read costs the layout alone."""
+        value_or_none(lambda: self._position().set_mesh(mesh))
         self._write_layout()
+
+    @hook_entry
+    def set_sharding_mesh(self, mesh: Any) -> None:
+        """Parameters are sharded over a mesh, or over some dimensions of one: those of experts are parts of it."""
+        find_root = getattr(mesh, "_get_root_mesh", None)  # absent in old versions
+        root = None if find_root is None else value_or_none(find_root)
+        self.set_mesh(mesh if root is None else root)
+        self.set_axis_ranks("dp", lambda: mesh.mesh.flatten().tolist())
 
     @hook_entry
     def set_tensor_mesh(self, mesh: Any, plan: Any) -> None:
         """A module is split over a mesh by a plan, which is tensor parallelism if the mesh or the plan says so."""
-        if mesh.ndim == 1 and splits_tensors(mesh, plan):
+        if value_or_none(lambda: mesh.ndim == 1 and splits_tensors(mesh, plan)):
             sharding.add_tensor_mesh(mesh)
-            self.set_axis("tp", mesh.mesh.tolist())
+            self.set_axis_ranks("tp", lambda: mesh.mesh.flatten().tolist())
 
     @hook_entry
     def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
@@ -76,8 +96,10 @@ class RankPosition:
         self._write_layout()
 
     def _position(self) -> Layout:
-        if self._layout is None:
-            self._layout = Layout(*launched_rank.rank_and_world_size())
+        place = launched_rank.rank_and_world_size()
+        is_alone = place[1] == 1  # also where its groups were destroyed
+        if self._layout is None or not (is_alone or self._layout.place == place):
+            self._layout = Layout(*place)
         return self._layout
 
     def _write_layout(self) -> None:

@@ -10,7 +10,7 @@ from perfscope.analyzers.budget.result import Budget
 from perfscope.analyzers.comparison.change import Samples
 from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side
 from perfscope.analyzers.energy import Energy
-from perfscope.analyzers.flops.trained_run import find_trained_model
+from perfscope.analyzers.flops.trained_run import find_device, find_trained_model
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
@@ -95,7 +95,8 @@ def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str
     except MissingInput:
         pass  # what cannot be counted can still be compared by its number of parameters
     devices = {rank.device_name or rank.device_type or "" for rank in run.ranks} - {""}
-    dtype = mfu.device.precision.main if isinstance(mfu, Utilisation) and mfu.device.precision.shares else None
+    precision = (mfu.device if isinstance(mfu, Utilisation) else find_device(run)).precision
+    dtype = precision.main if precision.shares else None
     return Setup(
         model=model.name if model else None,
         parameters=parameters,

@@ -29,6 +29,8 @@ def axes_of_groups(run: Run) -> dict[int, tuple[str, ...]]:
 def _find_lines(run: Run) -> dict[int, dict[str, Sequence[int]]]:
     """By rank and axis, the ranks that share all other axes with it; experts stand over those of data parallelism."""
     coordinates = {rank.rank: rank.parallel for rank in run.ranks}
+    if not all(coordinates.values()):
+        return {}  # a rank that states no coordinates may differ from the others on any axis
     used = [axis for axis in FACTORS if len({own.get(axis, 0) for own in coordinates.values()}) > 1]
     lines: dict[int, dict[str, Sequence[int]]] = {rank: {} for rank in coordinates}
     for axis in used:

@@ -102,7 +102,7 @@ def _find_undisturbed(tables: tuple[Steps, ...]) -> UndisturbedSteps:
     last = last_attempts(tables)
     timed = _steady_on_all_ranks(last)
     steady, walls_ns = job_times_ns(last, lambda table: np.isin(table.step, timed))
-    is_ahead = _runs_ahead(last, walls_ns)
+    is_ahead = _runs_ahead(last, steady, walls_ns)
     steady, walls_ns = steady[~is_ahead], walls_ns[~is_ahead]
     is_chosen, effect = np.ones(len(steady), np.bool_), None
     labelled = [int(table.step[table.window != ""].min()) for table in last if (table.window != "").any()]
@@ -145,18 +145,23 @@ def _is_disturbed(every: Int64, disturbed: Sequence[Int64]) -> Bool:
     return np.isin(every, np.concatenate(disturbed)) if disturbed else np.zeros(len(every), np.bool_)
 
 
-def _runs_ahead(tables: Sequence[Steps], walls_ns: Int64) -> Bool:
+def _runs_ahead(tables: Sequence[Steps], numbers: Int64, walls_ns: Int64) -> Bool:
     """Where hosts only ran ahead of their devices: after a start or a wait they fill the queue of launches.
 
-    These steps are far shorter than the others, and no longer step makes up for them: the mean is below the median.
+    These steps follow a break one after the other and do the usual work. They are far shorter than the others, and no
+    longer step makes up for them: the mean is below the median.
     """
     none = np.zeros(len(walls_ns), np.bool_)
     if not len(walls_ns) or not any(table.memory_peak_bytes.count() for table in tables):
         return none
     usual_ns = np.median(walls_ns)
-    short = walls_ns < _AHEAD * usual_ns
-    is_filling = short.sum() < _MOST_AHEAD * len(short) and walls_ns.mean() < usual_ns
-    return np.asarray(short if is_filling else none, np.bool_)
+    kinds, counts = np.unique(kind := _kinds(tables[0], numbers), return_counts=True)
+    short = (walls_ns < _AHEAD * usual_ns) & (kind == kinds[counts.argmax()])
+    rows = np.arange(len(numbers))
+    begun = np.maximum.accumulate(np.where(np.diff(numbers, prepend=numbers[0] - 2) > 1, rows, 0))
+    filling = short & (np.maximum.accumulate(np.where(short, -1, rows)) < begun)
+    is_filling = filling.sum() < _MOST_AHEAD * len(short) and walls_ns.mean() < usual_ns
+    return np.asarray(filling if is_filling else none, np.bool_)
 
 
 def _kinds(steps: Steps, numbers: Int64) -> Int64:

@@ -33,11 +33,14 @@ class Layout:
 
     Args:
         rank, world_size: The rank, and how many there are.
+
+    Attributes:
+        place: Both.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self._rank = rank
-        self._world_size = world_size
+        self.place = rank, world_size
+        self._rank, self._world_size = self.place
         self._framework: tuple[dict[str, int], dict[str, int]] | None = None
         self._spanning: Lines = {}
         self._lines: Lines = {}

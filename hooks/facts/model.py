@@ -139,7 +139,8 @@ def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
     else:
         bases = [vars(base) for base in reversed(type(config).__mro__)]
         items = {name: value for base in bases for name, value in base.items() if _is_plain(value)}
-        items.update(getattr(config, "__dict__", {}))
+        if type(config).__dictoffset__:
+            items.update(object.__getattribute__(config, "__dict__"))
         for name, slot in ((name, slot) for base in bases for name, slot in base.items()):
             if isinstance(slot, MemberDescriptorType):
                 items[name] = _slot_value(slot, config)
@@ -162,9 +163,12 @@ def _slot_value(slot: MemberDescriptorType, config: Any) -> Any:
 
 
 def _is_part(value: object, config: object) -> bool:
-    """Whether an object belongs to a configuration: a mapping, a dataclass, or of the same package."""
-    package, of_config = (type(each).__module__.partition(".")[0] for each in (value, config))
-    return isinstance(value, dict) or hasattr(type(value), "__dataclass_fields__") or package == of_config != "builtins"
+    """Whether an object belongs to a configuration: a small mapping, a dataclass, or of the same package; no module."""
+    if isinstance(value, dict):
+        return len(value) <= _LONGEST_LIST
+    package, of_config = (str(type(each).__module__).partition(".")[0] for each in (value, config))
+    names = {name for base in type(value).__mro__ for name in vars(base)}
+    return ("__dataclass_fields__" in names or package == of_config != "builtins") and "named_parameters" not in names
 
 
 def _is_plain(value: object) -> bool:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.model import describe_model
 from perfscope.hooks.facts.model_search import find_model, report_calls
+from perfscope.hooks.facts.module_tree import named_modules
 from perfscope.hooks.facts.precision import PrecisionWatch
 from perfscope.wire.model import IN_USE
 
@@ -109,5 +110,5 @@ class ModelWatch:
 
 def _is_sharded(parts: Sequence[Any]) -> bool:
     """Whether PyTorch's FSDP, of either kind, shards a part of the model."""
-    classes = {type(module) for part in parts for module in part.modules()}
+    classes = {type(module) for part in parts for _, module in named_modules(part)}
     return any(base.__name__ in _SHARDED_BY for module_class in classes for base in module_class.__mro__)

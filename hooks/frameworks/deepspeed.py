@@ -130,7 +130,9 @@ def _report_groups(capture: Capture, engine: Any) -> None:
     mpu = getattr(engine, "mpu", None)  # of a pipeline it has a group of stages and tensors together, and this one
     find_group = getattr(mpu, "get_slice_parallel_group", getattr(mpu, "get_model_parallel_group", None))
     if tensor_ranks > 1 and find_group is not None:
-        capture.set_axis_group("tp", find_group())
+        group = value_or_none(find_group)
+        if group is not None:
+            capture.set_axis_group("tp", group)
     for group in getattr(sys.modules.get("deepspeed.utils.groups"), "_EXPERT_PARALLEL_GROUP", {}).values():
         capture.set_axis_group("ep", group)
 

@@ -174,12 +174,19 @@ def patch_profiler(module: ModuleType, capture: Capture) -> None:
     """Notice a profiler of the script's own before it starts, and its end."""
 
     def start(profiler: object, *_args: object, **_kwargs: object) -> RunningHook:
-        capture.on_profiler_start(profiler)
-        yield
+        if getattr(profiler, "enabled", True):
+            capture.on_profiler_start(profiler)
+        try:
+            yield
+        except GeneratorExit:  # it did not start
+            capture.on_profiler_end(profiler)
+            raise
 
     def end(profiler: object, *_args: object, **_kwargs: object) -> RunningHook:
-        yield
-        capture.on_profiler_end(profiler)
+        try:
+            yield
+        finally:
+            capture.on_profiler_end(profiler)
 
     wrap_functions(module.profile, capture, {"_prepare_trace": start, "_start_trace": start, "__exit__": end})
     for name in ("emit_nvtx", "emit_itt"):  # what Megatron's --profile enters: one profiler's state a thread

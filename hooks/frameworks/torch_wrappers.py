@@ -14,6 +14,7 @@ import types
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
+from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.sharded_units import ShardedUnits
@@ -54,7 +55,7 @@ def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
 
     def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
-        capture.set_axis("dp", _fsdp1_replicas(wrapper))
+        capture.set_axis_ranks("dp", lambda: _fsdp1_replicas(wrapper))
 
     fsdp_class = module.FullyShardedDataParallel
     _count_outermost(fsdp_class, capture, lambda wrapper: getattr(wrapper, "_is_root", None) is not False)
@@ -158,10 +159,8 @@ def _fsdp1_replicas(wrapper: Any) -> list[int]:
 
 def _report_fsdp2(capture: Capture, state: Any, root: Any, args: Any, kwargs: Any) -> None:
     if capture.steps == 0:
-        meshes = [group.mesh_info.mesh for group in _parameter_groups(state)]
-        for mesh in meshes:  # those of experts are parts of the others
-            capture.set_mesh(getattr(mesh, "_get_root_mesh", lambda mesh=mesh: mesh)())
-            capture.set_axis("dp", mesh.mesh.flatten().tolist())
+        for mesh in value_or_none(lambda: [group.mesh_info.mesh for group in _parameter_groups(state)]) or ():
+            capture.set_sharding_mesh(mesh)
     capture.on_forward(args, kwargs, model=root)
 
 

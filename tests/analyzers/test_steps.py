@@ -242,6 +242,16 @@ def test_ranks_count_once_for_what_they_share(
     assert steps.tokens_per_s == pytest.approx(tokens * 400 / 0.010)
 
 
+@pytest.mark.parametrize(
+    ("walls", "mean_ms"),
+    [([300, 300, 100] * 10, 700 / 3), ([100, 100, 100, 40] * 8, 85)],
+    ids=["a third of them", "a fourth of them"],
+)
+def test_short_steps_that_come_again_and_again_are_steps(walls: list[float], mean_ms: float, tmp_path: Path) -> None:
+    steps = steps_of(write_run(tmp_path, {0: [900, 300, *walls]}, labels={}, memory_peak_bytes=10**9))
+    assert steps.step_time_s == pytest.approx(mean_ms / 1000, rel=0.001)
+
+
 def test_a_run_too_short_for_a_median_has_none(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [None]}))
     assert (steps.count, steps.median_s, steps.p95_s, steps.first_s) == (1, None, None, None)

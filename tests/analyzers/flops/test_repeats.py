@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,14 @@ from tests.conftest import ROOT
 
 #: What torch.compile itself triggers.
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")
+
+
+@pytest.fixture(autouse=True)
+def forgotten_compilations() -> Iterator[None]:
+    """Hooks, which other tests try in this process, ask torch whether anything was compiled."""
+    yield
+    torch._dynamo.utils.counters.clear()
+
 
 WIDTH, HEADS, LAYERS, WORDS = 64, 4, 4, 128
 #: Products of a layer: seven with weights, and attention; and the output layer's one.

@@ -34,7 +34,7 @@ import torch
 from perfscope.workloads.gpt import Gpt, GptConfig
 model = Gpt(GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128))
 optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(6):
+for _ in range(11):
     with torch.autocast("cpu", torch.bfloat16):
         logits = model(torch.randint(512, (4, 129)))
     logits.float().logsumexp(-1).sum().backward()
@@ -96,7 +96,7 @@ def test_a_plain_loop_tells_its_model_and_tokens(tmp_path: Path) -> None:
     assert (results["mfu"]["layers"], results["mfu"]["hidden"], results["mfu"]["vocabulary"]) == (3, 64, 512)
     lines = (run / wire.RANKS_FOLDER / wire.rank_folder(0) / wire.STEPS_FILE).read_text().splitlines()
     # The first step found the model; evaluation is no part of a step's work.
-    assert [json.loads(line).get("tokens") for line in lines] == [None, *[4 * 129] * 5]
+    assert [json.loads(line).get("tokens") for line in lines] == [None, *[4 * 129] * 10]
     # Step 4 holds an evaluation: one forward pass more than the three of the formula.
     counted = results["mfu"]["counted"]
     assert counted["difference"] == pytest.approx(1 / 3, abs=0.02)
