@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate, compress, count
 from operator import itemgetter
@@ -132,12 +133,18 @@ class _LogReader:
         if log.mixture is not None:
             raise SourceError(path, log.mixture)
         series = self._log.series.get(log.time_source or "", IterationSeries())
-        is_fallback = any(
-            source.name == log.time_source and source.is_fallback
-            for log_format in self._formats
-            for source in log_format.sources
+        of_format = next(
+            (each.sources for each in self._formats if any(source.name == log.time_source for source in each.sources)),
+            (),
         )
-        return moments.table(log, series.moments(), are_times_apart=not (series.clock_runs_on or is_fallback))
+        is_fallback = any(source.name == log.time_source and source.is_fallback for source in of_format)
+        are_times_apart = not (series.clock_runs_on or is_fallback)
+        if series.covers_gaps:  # a record may stand for several lines, where another source has one for each
+            others = [self._log.series[source.name] for source in of_format if source.name in self._log.series]
+            each_line = max([series, *others], key=len)
+            are_times_apart = are_times_apart and each_line is series
+            series, log = each_line, replace(log, iterations=each_line.iterations())
+        return moments.table(log, series.moments(), are_times_apart=are_times_apart)
 
     def _bulk_reading(self) -> OpenBulkReading | None:
         """The fast path of a format whose further records are folded, as those are complete that are kept.

@@ -260,6 +260,19 @@ def test_iterations_and_times_are_found_in_what_other_frameworks_print(
     assert sum(answer.spent_ns.values()) == answer.wall_ns == 13 * 60 * 10**9
 
 
+def test_each_line_of_automodel_counts_though_its_clock_joins_several(tmp_path: Path) -> None:
+    """The dates are whole seconds, so that a record of their clock is the mean of several steps."""
+    log, published = tmp_path / "one.log", (ROOT / "fixtures" / "published_logs" / "nemo-automodel.log").read_text()
+    log.write_text(published)
+    once = account(find_logged_lives(read_moments(log)))
+    assert [(start.steps, start.redone) for start in once.starts] == [(8, 0)]
+    log.write_text(published + published.replace("15:55", "15:57"))
+    again = account(find_logged_lives(read_moments(log)))
+    assert [(start.steps, start.redone) for start in again.starts] == [(8, 8), (8, 0)]
+    assert sum(again.spent_ns.values()) == again.wall_ns == (2 * 60 + 21) * S
+    assert again.spent_ns[Spent.REDONE] > 0
+
+
 def test_a_log_whose_clock_goes_back_has_no_negative_part(tmp_path: Path) -> None:
     text = MEGATRON.replace("10:00:55", "09:00:55")
     (tmp_path / "one.log").write_text(text)
