@@ -21,6 +21,8 @@ _TOP_K = (
 )  # fmt: skip
 _WINDOW = ("sliding_window", "sliding_window_size")
 _HAS_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
+#: Longer texts are no dimensions.
+_MOST_DIGITS = 18
 _OTHER_PARTS = ("vision", "visual", "image", "audio", "speech")
 
 
@@ -58,13 +60,13 @@ def _parts(config: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
 
 
 def _find(parts: Sequence[Mapping[str, object]], names: Sequence[str]) -> int | None:
-    counts = (_count(part.get(name)) for name in names for part in parts)
+    counts = (_count(part.get(name)) for part in parts for name in names)
     return next((count for count in counts if count), None)
 
 
 def _count(value: object) -> int | None:
     """A whole number above zero, also as a text or as a decimal number."""
-    if isinstance(value, str) and value.isascii() and value.isdigit():
+    if isinstance(value, str) and len(value) <= _MOST_DIGITS and value.isascii() and value.isdigit():
         value = int(value)
     if isinstance(value, float) and value.is_integer():
         value = int(value)

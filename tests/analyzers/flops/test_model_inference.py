@@ -300,11 +300,15 @@ def test_configurations_state_their_dimensions_by_many_names() -> None:
     windows = read_stated({"sliding_window": 512, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]})
     assert (windows.window, windows.window_layers) == (512, 5)
     assert read_stated({"sliding_window": 4096, "use_sliding_window": False}).window is None
+    nested = read_stated({"n_layers": 6, "parts": {"num_hidden_layers": 2}})
+    assert nested.layers == 6, "of two the outer one counts, whatever its name"
     of_text = read_stated({"vision_config": {"hidden_size": 1152}, "text_config": {"hidden_size": 2048}})
     assert of_text.hidden == 2048
 
 
-@pytest.mark.parametrize("value", ["", "many", None, True, -4, 0, 2.5, [16, 16, 8], {"of": "layers"}, float("nan")])
+@pytest.mark.parametrize(
+    "value", ["", "many", "9" * 5000, None, True, -4, 0, 2.5, [16, 16, 8], {"of": "layers"}, float("nan")]
+)
 def test_a_field_of_another_type_counts_as_missing(value: object) -> None:
     names = ("n_layers", "dim", "n_heads", "num_experts", "top_k", "sliding_window", "layer_types", *MLA)
     assert read_stated(dict.fromkeys(names, value)) == StatedDimensions()
