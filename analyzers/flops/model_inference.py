@@ -204,9 +204,8 @@ def _find_experts(model: Transformer, layers: _Layers, stated: StatedDimensions)
     """
     if not layers.experts:
         return None
-    numbers = [weight.shape[0] for weight in layers.experts if len(weight.shape) > _MATRIX]
-    numbers += [router.shape[0] for router in layers.routers]
-    routed = stated.experts or min(numbers, default=0)
+    stacked = [weight.shape[0] for weight in layers.experts if len(weight.shape) > _MATRIX]  # maybe this rank's alone
+    routed = stated.experts or min([router.shape[0] for router in layers.routers] or stacked, default=0)
     if not routed or not stated.top_k or stated.top_k > routed:
         raise MissingInput(
             f"{model.name} has experts, and neither its shapes nor its configuration show how many of them a token uses"
