@@ -121,6 +121,12 @@ def expert_elements(weights: Sequence[Weight]) -> int:
     return _elements((*layers.experts, *layers.expert_biases))
 
 
+def hides_experts(weights: Sequence[Weight]) -> bool:
+    """Whether matrices of experts show neither by a list nor by a dimension how many experts they are."""
+    experts = _sort(weights).experts
+    return any(len(weight.shape) == _MATRIX and not _EXPERT_OF_LIST.search(weight.name) for weight in experts)
+
+
 def _is_matrix(weight: Weight) -> bool:
     return len(weight.shape) >= _MATRIX and not weight.name.endswith("bias")
 

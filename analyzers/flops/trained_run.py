@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.model_inference import expert_elements, infer_dimensions
+from perfscope.analyzers.flops.model_inference import expert_elements, hides_experts, infer_dimensions
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
 from perfscope.analyzers.flops.repeats import largest_repeats
@@ -88,6 +88,10 @@ def find_trained_model(run: Run) -> TrainedModel:
     if first.transformer and _is_same_model(first.transformer, parameters, weights):
         model = first.transformer
         notes.append(f"Dimensions: the config of {name}.")
+    elif any("ep" in axes for axes in coordinates.values()) and hides_experts(weights):
+        raise MissingInput(
+            f"the experts of {name} are spread over ranks, and no shape shows how many of them a rank holds"
+        )
     else:
         is_split = any(tensor_rank for _, tensor_rank in by_part)
         is_whole = not is_split or any(weight.parts > 1 for part in parts for weight in part.weights)
