@@ -76,6 +76,10 @@ def find_trained_model(run: Run) -> TrainedModel:
         by_part.setdefault((axes.get("pp", 0), axes.get("tp", 0)), part)
     if not by_part:
         raise MissingInput("no rank recorded which model it trains")
+    for axes in coordinates.values():
+        stage, tensor_rank = axes.get("pp", 0), axes.get("tp", 0)
+        if (stage, tensor_rank) not in by_part:
+            raise MissingInput(f"no rank recorded the model of pipeline stage {stage}, tensor rank {tensor_rank}")
     parts = list(by_part.values())
     parameters = sum(model.parameters for model in parts)
     trainable = sum(model.trainable for model in parts)

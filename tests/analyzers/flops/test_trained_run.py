@@ -78,3 +78,12 @@ def test_experts_on_other_ranks_are_not_guessed_from_shapes_that_do_not_count_th
     of_list = find_trained_model(run_of(spread, [mixture(3, listed, 2)] * 4, MIXTURE))
     alone = find_trained_model(run_of([{}], [mixture(3, listed, EXPERTS)], MIXTURE))
     assert (of_list.model, of_list.parameters) == (alone.model, alone.parameters)
+
+
+@pytest.mark.parametrize(("axis", "said"), [("tp", "stage 0, tensor rank 1"), ("pp", "stage 1, tensor rank 0")])
+def test_a_part_that_no_rank_recorded_is_missing(axis: str, said: str) -> None:
+    part = [Weight("embedding.weight", True, (512, HIDDEN), 1), *dense(2)]
+    config = {"num_layers": 2, "hidden_size": HIDDEN}
+    with pytest.raises(MissingInput, match=f"no rank recorded the model of pipeline {said}"):
+        find_trained_model(run_of([{axis: rank} for rank in range(2)], [part], config))
+    assert find_trained_model(run_of([{"dp": rank} for rank in range(2)], [part], config)).parameters
