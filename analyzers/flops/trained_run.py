@@ -5,7 +5,7 @@ All of it comes from what the hooks recorded; what cannot be known is absent, wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -80,6 +80,7 @@ def find_trained_model(run: Run) -> TrainedModel:
         stage, tensor_rank = axes.get("pp", 0), axes.get("tp", 0)
         if (stage, tensor_rank) not in by_part:
             raise MissingInput(f"no rank recorded the model of pipeline stage {stage}, tensor rank {tensor_rank}")
+    by_part = _drop_copies(by_part)
     parts = list(by_part.values())
     parameters = sum(model.parameters for model in parts)
     trainable = sum(model.trainable for model in parts)
@@ -117,6 +118,25 @@ def _is_same_model(model: Transformer, parameters: int, weights: Sequence[Weight
     of_experts = expert_elements(weights)
     shares = round(1 + lacking / of_experts) if of_experts else 1
     return abs(lacking - (shares - 1) * of_experts) < _SAME_SIZE * total_parameters(model)
+
+
+def _drop_copies(by_part: Mapping[tuple[int, int], Model]) -> dict[tuple[int, int], Model]:
+    """The parts without the embedding tables of an earlier stage: of a tied one each stage that uses it has a copy."""
+    seen: set[tuple[int, str]] = set()
+    kept = {}
+    for (stage, tensor_rank), part in sorted(by_part.items()):
+        # Tables whose names differ by a number may be different ones.
+        tables = {weight for weight in part.weights if weight.is_embedding and weight.name and "*" not in weight.name}
+        copies = {weight for weight in tables if (tensor_rank, weight.name) in seen}
+        seen |= {(tensor_rank, weight.name) for weight in tables}
+        parameters = part.parameters - sum(copy.elements for copy in copies)
+        kept[stage, tensor_rank] = replace(
+            part,
+            parameters=parameters,
+            trainable=min(part.trainable, parameters),
+            weights=tuple(weight for weight in part.weights if weight not in copies),
+        )
+    return kept
 
 
 def _merge_weights(parts: Sequence[tuple[Model, bool]]) -> list[Weight]:

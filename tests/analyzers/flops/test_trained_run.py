@@ -80,6 +80,18 @@ def test_experts_on_other_ranks_are_not_guessed_from_shapes_that_do_not_count_th
     assert (of_list.model, of_list.parameters) == (alone.model, alone.parameters)
 
 
+def test_a_tied_table_on_two_stages_is_one() -> None:
+    tables = [
+        Weight("tied_modules.embed.weight", True, (512, HIDDEN), 1),
+        Weight("tied_modules.positions.weight", True, (128, HIDDEN), 1),
+    ]
+    stages = [{"dp": 0, "pp": stage, "tp": 0} for stage in range(2)]
+    split = find_trained_model(run_of(stages, [[*tables, *dense(2)]] * 2))
+    whole = find_trained_model(run_of([{}], [[*tables, *dense(4)]]))
+    assert (split.model, split.parameters, split.trainable) == (whole.model, whole.parameters, whole.trainable)
+    assert (whole.model.vocabulary, whole.model.positions) == (512, 128)
+
+
 @pytest.mark.parametrize(("axis", "said"), [("tp", "stage 0, tensor rank 1"), ("pp", "stage 1, tensor rank 0")])
 def test_a_part_that_no_rank_recorded_is_missing(axis: str, said: str) -> None:
     part = [Weight("embedding.weight", True, (512, HIDDEN), 1), *dense(2)]
