@@ -373,7 +373,8 @@ def test_of_ranks_that_have_the_same_part_of_the_model_one_is_counted(tmp_path: 
             (folder / wire.RANK_FILE).write_text(json.dumps(fact | {"rank": rank, "pid": rank}) + "\n")
         coordinates = {"pp": rank // 2, "tp": 0, axis: rank % 2}
         (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": coordinates}))
-    assert mfu.analyze(read_run(run)).trained.parameters == 2 * whole
+    tables = (512 + 128) * 64  # of the same name on both stages: the second has a copy
+    assert mfu.analyze(read_run(run)).trained.parameters == 2 * whole - tables
 
 
 def describe_again(run: Path, changes: dict[int, dict[str, Any]]) -> None:
