@@ -96,10 +96,10 @@ class RankPosition:
         self._write_layout()
 
     def _position(self) -> Layout:
-        place = launched_rank.rank_and_world_size()
-        is_alone = place[1] == 1  # also where its groups were destroyed
-        if self._layout is None or not (is_alone or self._layout.place == place):
-            self._layout = Layout(*place)
+        position = launched_rank.rank_and_world_size()
+        is_alone = position[1] == 1  # also where its groups were destroyed
+        if self._layout is None or not (is_alone or self._layout.position == position):
+            self._layout = Layout(*position)
         return self._layout
 
     def _write_layout(self) -> None:

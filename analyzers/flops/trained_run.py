@@ -123,20 +123,20 @@ def _is_same_model(model: Transformer, parameters: int, weights: Sequence[Weight
 def _drop_copies(by_part: Mapping[tuple[int, int], Model]) -> dict[tuple[int, int], Model]:
     """The parts without the embedding tables of an earlier stage: of a tied one each stage that uses it has a copy."""
     seen: set[tuple[int, str]] = set()
-    kept = {}
+    merged = {}
     for (stage, tensor_rank), part in sorted(by_part.items()):
         # Tables whose names differ by a number may be different ones.
         tables = {weight for weight in part.weights if weight.is_embedding and weight.name and "*" not in weight.name}
         copies = {weight for weight in tables if (tensor_rank, weight.name) in seen}
         seen |= {(tensor_rank, weight.name) for weight in tables}
         parameters = part.parameters - sum(copy.elements for copy in copies)
-        kept[stage, tensor_rank] = replace(
+        merged[stage, tensor_rank] = replace(
             part,
             parameters=parameters,
             trainable=min(part.trainable, parameters),
             weights=tuple(weight for weight in part.weights if weight not in copies),
         )
-    return kept
+    return merged
 
 
 def _merge_weights(parts: Sequence[tuple[Model, bool]]) -> list[Weight]:

@@ -35,12 +35,12 @@ class Layout:
         rank, world_size: The rank, and how many there are.
 
     Attributes:
-        place: Both.
+        position: Both.
     """
 
     def __init__(self, rank: int, world_size: int) -> None:
-        self.place = rank, world_size
-        self._rank, self._world_size = self.place
+        self.position = rank, world_size
+        self._rank, self._world_size = self.position
         self._framework: tuple[dict[str, int], dict[str, int]] | None = None
         self._spanning: Lines = {}
         self._lines: Lines = {}
