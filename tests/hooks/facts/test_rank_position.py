@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from torch import distributed
 
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.rank_files import RankFiles
@@ -61,6 +62,7 @@ class Unreadable:
 
 def test_a_group_that_torch_does_not_know_leaves_the_layout_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     position = Position((1, 4), monkeypatch)
+    assert distributed.is_available()
     position.set_axis_group("dp", SimpleNamespace())
     assert position.written.sizes is None
 
