@@ -60,7 +60,7 @@ def test_every_way_of_saving_is_timed_with_its_bytes_and_no_step_pays_for_it(tmp
     results = analysis(tmp_path / "RUN")["results"]
     assert [save["step"] for save in results["saves"]["saves"]] == [2, 4, 6, 8]
     assert any("Checkpoint saves stalled training in 4 steps" in note for note in results["steps"]["notes"])
-    assert results["steps"]["ranks"][0]["undisturbed"] == 3  # 2, 8 and 10
+    assert any(note.startswith("No step time, median, throughput or MFU: ") for note in results["steps"]["notes"])
 
 
 @pytest.fixture
