@@ -148,8 +148,8 @@ def _is_disturbed(every: Int64, disturbed: Sequence[Int64]) -> Bool:
 def _runs_ahead(tables: Sequence[Steps], numbers: Int64, walls_ns: Int64) -> Bool:
     """Where hosts only ran ahead of their devices: after a start or a wait they fill the queue of launches.
 
-    These steps follow a break one after the other and do the usual work. They are far shorter than the others, and no
-    longer step makes up for them: the mean is below the median.
+    These steps do the usual work, follow a break or each other, and are far shorter than the others. No longer step
+    makes up for them: the mean is below the median.
     """
     none = np.zeros(len(walls_ns), np.bool_)
     if not len(walls_ns) or not any(table.memory_peak_bytes.count() for table in tables):
@@ -157,9 +157,11 @@ def _runs_ahead(tables: Sequence[Steps], numbers: Int64, walls_ns: Int64) -> Boo
     usual_ns = np.median(walls_ns)
     kinds, counts = np.unique(kind := _kinds(tables[0], numbers), return_counts=True)
     short = (walls_ns < _AHEAD * usual_ns) & (kind == kinds[counts.argmax()])
-    rows = np.arange(len(numbers))
-    begun = np.maximum.accumulate(np.where(np.diff(numbers, prepend=numbers[0] - 2) > 1, rows, 0))
-    filling = short & (np.maximum.accumulate(np.where(short, -1, rows)) < begun)
+    follows = np.diff(numbers) == 1
+    of_run = np.concatenate([[True], ~follows])  # the first after a break
+    of_run[1:] |= follows & short[:-1]
+    of_run[:-1] |= follows & short[1:]
+    filling = short & of_run
     is_filling = filling.sum() < _MOST_AHEAD * len(short) and walls_ns.mean() < usual_ns
     return np.asarray(filling if is_filling else none, np.bool_)
 
