@@ -12,7 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, find_undisturbed
+import numpy as np
+
+from perfscope.analyzers.shared.step_selection import job_times_ns, last_attempts
 from perfscope.bench.launching import Place
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.obstacles import Machine
@@ -21,6 +23,8 @@ from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError
 from perfscope.report import percent
 from perfscope.sources.runs.run import read_run
+from perfscope.tables.columns import Bool, present
+from perfscope.tables.steps import Steps
 
 #: Reading JSON of unknown depth.
 Tree = Mapping[str, Any]
@@ -122,13 +126,18 @@ def _read_ranks(folder: Path, variant: Variant, settings: Settings) -> list[Tree
 
 
 def _find_steps(run_dir: Path, settings: Settings) -> tuple[int, ...]:
-    """The undisturbed steps between the warm-up and the profiler's window."""
-    times = find_undisturbed(read_run(run_dir).steps).times_ns()
+    """The times of the steps after the warm-up, but those that compiled or saved."""
     first, last = settings.warmup + 1, settings.warmup + settings.steps
-    steps = tuple(wall_ns for step, wall_ns in times.items() if first <= step <= last)
-    if not steps:
-        raise PerfscopeError(TOO_FEW_STEPS)
-    return steps
+
+    def is_measured(table: Steps) -> Bool:
+        rows = (table.step >= first) & (table.step <= last) & (table.window == "")
+        rows &= ~(present(table.compile_ns) | present(table.save_ns))
+        return np.asarray(rows, np.bool_)
+
+    _, times_ns = job_times_ns(last_attempts(read_run(run_dir).steps), is_measured)
+    if not len(times_ns):
+        raise PerfscopeError("no step after the warm-up was measured")
+    return tuple(times_ns.tolist())
 
 
 def _mean_losses(ranks: Sequence[Tree]) -> list[float]:
