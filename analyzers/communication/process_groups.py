@@ -1,9 +1,9 @@
 """What a process group is for: the axis of parallelism that its communication serves.
 
 Frameworks describe their groups in words (``TENSOR_MODEL_PARALLEL_GROUP``, ``mesh_dp``). Where they do not, the axis is
-the one on which alone the group's ranks differ, if the layout is known; else a group with sends and receives alone is a
-pipeline's. A group of all ranks in which they differ on several axes serves none and is called ``world``, but that of
-the data and context axes, over which gradients are reduced.
+the only one on which the group's ranks differ, if the layout is known. Else a group with sends and receives alone is a
+pipeline's. Gradients are reduced over the data and context axes together, which is DP. Any other group of all ranks
+that differ on several axes serves none: it is called ``world``.
 """
 
 from __future__ import annotations

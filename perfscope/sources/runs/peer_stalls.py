@@ -57,8 +57,8 @@ class _Stalls:
 def find_peer_stalls(tables: Sequence[Steps], timelines: Sequence[Timeline]) -> tuple[Steps, ...]:
     """Find the steps in which a rank waited for what another one did besides training.
 
-    That is so where a save stalls the step of this number on another rank alone, or where another rank was stalled by a
-    save during a step and this one was not; of all else, where it explains more than half of what a slow step took
+    A save counts where it stalls the step of this number on another rank alone. It also counts where it stalls another
+    rank during a step, and not this one. All else counts where it explains more than half of what a slow step took
     longer than the median one.
     """
     lives = {(timeline.rank, timeline.attempt): timeline for timeline in timelines}
