@@ -1,180 +1,253 @@
-"""Statistics of the code: size of functions and files, names that say nothing, suppressed rules, imports in functions.
+"""How large the project is, and how many places a stranger has to know: the figures that it promises to keep.
 
-Run ``python -m benchmarks.code_statistics``; a folder of another version as argument is measured instead. Counted are
-the modules of the package; tests and benchmarks are not. ``tests/test_code_statistics.py`` holds the limits.
+Run ``python -m benchmarks.code_statistics [CHECKOUT]``. Lines are counted as ruff formats them at 120 columns.
+``tests/test_code_statistics.py`` holds the limits.
 """
 
 from __future__ import annotations
 
 import ast
+import re
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
-import numpy as np
+from tabulate import tabulate
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("perfscope", "analyzers", "hooks")
+LONGEST_SENTENCE = 30
 
-#: Names of variables, parameters and functions that say nothing of the domain.
-EMPTY_NAMES = frozenset(
-    {"asked", "found", "given", "gone", "held", "kept", "known", "left", "many", "meant", "more", "much"}
-    | {"one", "other", "others", "place", "said", "there", "told", "wanted"}
-)
+#: Executed by the checkout's own interpreter: a log of four lines is read, and the calls below ``read_log`` counted.
+_READ_A_LOG = """
+import pathlib, sys, tempfile
+from perfscope.sources.joblog import read_log
+log = pathlib.Path(tempfile.mkdtemp()) / "a.log"
+log.write_text("".join(f"iter {i}: loss 2.1{i}, time 133.2{i}ms, mfu 30.12%\\n" for i in range(4)))
+modules, depth, deepest = set(), 0, 0
+def count(frame, event, argument):
+    global depth, deepest
+    if "perfscope" in (name := frame.f_globals.get("__name__", "")) and event in ("call", "return"):
+        depth += 1 if event == "call" else -1
+        deepest = max(deepest, depth)
+        if frame.f_code.co_name != "<module>":
+            modules.add(name)
+sys.setprofile(count)
+read_log(log)
+sys.setprofile(None)
+print(len(modules), deepest)
+"""
+_COUNT_COMMANDS = """
+import typer
+from perfscope.cli import app
+names, options = 0, 0
+def walk(group):
+    global names, options
+    context = typer.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if command.hidden:
+            continue
+        if hasattr(command, "list_commands"):
+            walk(command)
+            continue
+        names += 1
+        named = [parameter for parameter in command.params if parameter.param_type_name == "option"]
+        options += sum(parameter.name != "help" for parameter in named)
+walk(typer.main.get_command(app))
+print(names, options)
+"""
+_COUNT_FOLDERS = """
+import pathlib, sys
+from perfscope.engine.registry import BUILT_IN, DERIVATIONS
+names = {analyzer.name for analyzer in (*BUILT_IN, *DERIVATIONS)}
+found = {path.stem for path in pathlib.Path("analyzers").iterdir() if path.suffix in ("", ".py")}
+print(len({name for name in found if not name.startswith("_")} - names))
+"""
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionSize:
-    """One function of the package.
+@dataclass(frozen=True)
+class Module:
+    """One module of the product."""
 
-    Attributes:
-        location: ``FILE:LINE NAME``.
-        lines: Lines of code from its ``def`` to its end.
-        parameters: Its parameters.
-    """
+    file: str
+    text: str
 
-    location: str
-    lines: int
-    parameters: int
-
-
-@dataclass(frozen=True, slots=True)
-class CodeStatistics:
-    """What was counted.
-
-    Attributes:
-        files: Lines of each file.
-        functions: Every function.
-        empty_names: Bindings with a name of EMPTY_NAMES, as ``FILE:LINE NAME``.
-        suppressions: ``noqa`` comments, as ``FILE:LINE``.
-        any_annotations: Uses of ``typing.Any``, as ``FILE:LINE``.
-        local_imports: Imports inside functions, as ``FILE:LINE``.
-        unexplained_imports: Those of them without a comment on their line or on the line above.
-    """
-
-    files: dict[str, int]
-    functions: tuple[FunctionSize, ...]
-    empty_names: tuple[str, ...]
-    suppressions: tuple[str, ...]
-    any_annotations: tuple[str, ...]
-    local_imports: tuple[str, ...]
-    unexplained_imports: tuple[str, ...]
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The text, parsed."""
+        return ast.parse(self.text)
 
     @property
     def lines(self) -> int:
-        """Lines of all files."""
-        return sum(self.files.values())
-
-    def per_thousand_lines(self, occurrences: Sequence[str]) -> float:
-        """Occurrences in 1,000 lines of code."""
-        return 1000 * len(occurrences) / self.lines
+        """Lines of the file."""
+        return self.text.count("\n")
 
 
-def measure(root: Path = ROOT) -> CodeStatistics:
-    """Count the code below a checkout."""
-    files: dict[str, int] = {}
-    functions: list[FunctionSize] = []
-    names: list[str] = []
-    suppressions: list[str] = []
-    annotations: list[str] = []
-    imports: list[str] = []
-    unexplained: list[str] = []
-    for path in _modules(root):
-        file = str(path.relative_to(root))
-        text = path.read_text("utf-8")
-        lines = text.splitlines()
-        tree = ast.parse(text)
-        files[file] = len(lines)
-        functions += _functions(file, tree)
-        names += _empty_names(file, tree)
-        suppressions += [f"{file}:{number}" for number, line in enumerate(lines, 1) if "# noqa" in line]
-        annotations += [
-            f"{file}:{node.lineno}" for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "Any"
+@dataclass(frozen=True)
+class Checkout:
+    """A working tree of the project."""
+
+    root: Path
+
+    @cached_property
+    def modules(self) -> tuple[Module, ...]:
+        """What ships. The links ``perfscope/analyzers`` and ``perfscope/hooks`` lead to folders of their own."""
+        return tuple(
+            Module(str(path.relative_to(self.root)), path.read_text("utf-8"))
+            for folder in FOLDERS
+            for path in sorted((self.root / folder).rglob("*.py"))
+            if not any(parent.is_symlink() for parent in path.parents)
+        )
+
+    @property
+    def lines(self) -> int:
+        """Lines of Python that ship."""
+        return sum(module.lines for module in self.modules)
+
+    @property
+    def lines_of_c(self) -> int:
+        """Lines of C that ship."""
+        return sum(_lines(path) for pattern in ("*.c", "*.h") for path in (self.root / "hooks").rglob(pattern))
+
+    def lines_in(self, folder: str) -> int:
+        """Lines of Python in a folder that does not ship."""
+        return sum(_lines(path) for path in (self.root / folder).rglob("*.py"))
+
+    def files_in(self, folder: str, pattern: str = "*") -> list[Path]:
+        """Files of a folder, at any depth."""
+        return [
+            path for path in (self.root / folder).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts
         ]
-        for number in _local_imports(tree):
-            imports.append(f"{file}:{number}")
-            if not any("#" in line for line in lines[max(0, number - 2) : number]):
-                unexplained.append(f"{file}:{number}")
-    return CodeStatistics(
-        files=files,
-        functions=tuple(functions),
-        empty_names=tuple(names),
-        suppressions=tuple(suppressions),
-        any_annotations=tuple(annotations),
-        local_imports=tuple(imports),
-        unexplained_imports=tuple(unexplained),
-    )
+
+    @property
+    def repeated_class_names(self) -> list[str]:
+        """Public names of classes that several modules define."""
+        names = Counter(
+            node.name
+            for module in self.modules
+            for node in module.tree.body
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        )
+        return sorted(name for name, count in names.items() if count > 1)
+
+    @property
+    def thresholds(self) -> list[str]:
+        """Numbers that a module names in capitals, as ``FILE NAME``; units of measure are none."""
+        return [
+            f"{module.file} {name}"
+            for module in self.modules
+            if not module.file.endswith("constants.py")
+            for name, value in _constants(module.tree)
+            if _is_number(value)
+        ]
+
+    @property
+    def long_sentences(self) -> list[str]:
+        """Sentences of documents and docstrings with more than 30 words, as ``FILE: SENTENCE``."""
+        documents = [self.root / "README.md", self.root / "CONTRIBUTING.md", *self.files_in("docs", "*.md")]
+        texts = [(str(path.relative_to(self.root)), _prose(path.read_text("utf-8"))) for path in documents]
+        texts += [(module.file, text) for module in self.modules for text in _docstrings(module.tree)]
+        return [
+            f"{file}: {sentence}"
+            for file, text in texts
+            for sentence in _sentences(text)
+            if len(sentence.split()) > LONGEST_SENTENCE
+        ]
+
+    def run(self, script: str) -> list[int]:
+        """The numbers that a script prints in this checkout, with its own environment where it has one."""
+        own = self.root / ".venv" / "bin" / "python"
+        interpreter = str(own) if own.exists() else sys.executable
+        done = subprocess.run([interpreter, "-c", script], cwd=self.root, capture_output=True, text=True, check=True)
+        return [int(word) for word in done.stdout.split()]
 
 
-def _modules(root: Path) -> Iterator[Path]:
-    """The package's files; the links ``perfscope/analyzers`` and ``perfscope/hooks`` lead to folders of their own."""
-    for folder in FOLDERS:
-        for path in sorted((root / folder).rglob("*.py")):
-            parents = [parent for parent in path.parents if parent.is_relative_to(root / folder)]
-            if not any(parent.is_symlink() for parent in parents):
-                yield path
+@dataclass(frozen=True)
+class Row:
+    """A figure and the most that it may be."""
+
+    name: str
+    figure: float
+    target: float
 
 
-def _functions(file: str, tree: ast.Module) -> Iterator[FunctionSize]:
+def measure(checkout: Checkout) -> list[Row]:
+    """Every figure."""
+    modules, frames = checkout.run(_READ_A_LOG)
+    commands, options = checkout.run(_COUNT_COMMANDS)
+    (folders,) = checkout.run(_COUNT_FOLDERS)
+    fixtures = checkout.files_in("fixtures")
+    return [
+        Row("Lines of Python that ship", checkout.lines, 68_000),
+        Row("Lines of C", checkout.lines_of_c, 0),
+        Row("Lines of benchmarks", checkout.lines_in("benchmarks"), 3_500),
+        Row("Files of benchmarks", len(checkout.files_in("benchmarks", "*.py")), 18),
+        Row("Lines of tests", checkout.lines_in("tests"), 32_000),
+        Row("Files of fixtures", len(fixtures), 800),
+        Row("MB of fixtures", round(sum(path.stat().st_size for path in fixtures) / 1e6, 1), 40),
+        Row("Modules executed for a log of four lines", modules, 15),
+        Row("Deepest call below `read_log`", frames, 6),
+        Row("Class names of several modules", len(checkout.repeated_class_names), 10),
+        Row("Thresholds", len(checkout.thresholds), 250),
+        Row("Entries of analyzers/ that `--only` does not take", folders, 0),
+        Row("Commands", commands, 18),
+        Row("Options", options, 160),
+        Row("Sentences of more than 30 words", len(checkout.long_sentences), 0),
+        Row("Lines of docs", sum(_lines(path) for path in checkout.files_in("docs", "*.md")), 2_800),
+        Row("Reports", len(checkout.files_in("reports", "*.md")) - 1, 12),
+    ]
+
+
+def _lines(path: Path) -> int:
+    return path.read_text("utf-8").count("\n")
+
+
+def _constants(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name = node.targets[0].id
+            if name.isupper():
+                yield name, node.value
+
+
+def _is_number(value: ast.expr) -> bool:
+    """A number, or arithmetic of numbers and names such as ``5 * NS_PER_S``."""
+    if isinstance(value, ast.BinOp):
+        return _is_number(value.left) or _is_number(value.right)
+    return isinstance(value, ast.Constant) and type(value.value) in (int, float)
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            arguments = node.args
-            parameters = len(arguments.posonlyargs) + len(arguments.args) + len(arguments.kwonlyargs)
-            length = (node.end_lineno or node.lineno) - node.lineno
-            yield FunctionSize(f"{file}:{node.lineno} {node.name}", length, parameters)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield ast.get_docstring(node) or ""
 
 
-def _empty_names(file: str, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name, line = node.id, node.lineno
-        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            name, line = node.name.lstrip("_"), node.lineno
-        elif isinstance(node, ast.arg):
-            name, line = node.arg, node.lineno
-        else:
-            continue
-        if name in EMPTY_NAMES:
-            yield f"{file}:{line} {name}"
+def _prose(text: str) -> str:
+    """A document without code and tables; an entry of a list is a sentence."""
+    text = re.sub(r"```.*?```", ".\n\n", text, flags=re.S)
+    text = re.sub(r"^\|.*$", "", text, flags=re.M)
+    return re.sub(r"^(#.*|\s*([-*]|\d+\.) )", r".\n\n", text, flags=re.M)
 
 
-def _local_imports(tree: ast.Module) -> list[int]:
-    lines = {
-        node.lineno
-        for function in ast.walk(tree)
-        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
-        for node in ast.walk(function)
-        if isinstance(node, (ast.Import, ast.ImportFrom))
-    }
-    return sorted(lines)
+def _sentences(text: str) -> Iterator[str]:
+    for paragraph in re.split(r"\n\s*\n|\n\s+(?=\w+:)", text):
+        yield from re.split(r"(?<=[.!?])\s+", " ".join(paragraph.split()))
 
 
 def main() -> None:
-    """Print the statistics of this checkout, or of another one."""
-    statistics = measure(Path(sys.argv[1]).resolve() if len(sys.argv) > 1 else ROOT)
-    function_lines = np.array([function.lines for function in statistics.functions])
-    file_lines = np.array(list(statistics.files.values()))
-    at_edge = [use for use in statistics.any_annotations if use.startswith("hooks/")]
-    elsewhere = [use for use in statistics.any_annotations if not use.startswith("hooks/")]
-    rows: list[tuple[str, str]] = [
-        ("Files", f"{len(statistics.files)}"),
-        ("Lines", f"{statistics.lines:,}"),
-        ("Lines of a file: median, longest", f"{np.median(file_lines):.0f}, {file_lines.max()}"),
-        (
-            "Lines of a function: median, 90th percentile, longest",
-            f"{np.median(function_lines):.0f}, {np.percentile(function_lines, 90):.0f}, {function_lines.max()}",
-        ),
-        ("Most parameters of a function", f"{max(function.parameters for function in statistics.functions)}"),
-        ("Empty names per 1,000 lines", f"{statistics.per_thousand_lines(statistics.empty_names):.2f}"),
-        ("noqa per 1,000 lines", f"{statistics.per_thousand_lines(statistics.suppressions):.2f}"),
-        ("Any in hooks", f"{len(at_edge)}"),
-        ("Any elsewhere, per 1,000 lines", f"{len(elsewhere)}, {statistics.per_thousand_lines(elsewhere):.2f}"),
-        ("Imports inside functions", f"{len(statistics.local_imports)}"),
-        ("... of them without a reason", f"{len(statistics.unexplained_imports)}"),
-    ]
-    for name, value in rows:
-        print(f"{name:<56} {value}")
+    """Print the figures of this checkout, or of another one; with ``--list`` the names and sentences that count."""
+    folders = [word for word in sys.argv[1:] if word != "--list"]
+    checkout = Checkout(Path(folders[0]).resolve() if folders else ROOT)
+    rows = [(row.name, row.figure, row.target) for row in measure(checkout)]
+    print(tabulate(rows, headers=("", "now", "at most"), tablefmt="pipe", floatfmt=",.10g", intfmt=","))
+    if "--list" in sys.argv:
+        print("\n".join((*checkout.repeated_class_names, *checkout.thresholds, *checkout.long_sentences)))
 
 
 if __name__ == "__main__":

@@ -1,49 +1,35 @@
-"""The code keeps the limits that CONTRIBUTING states; `python -m benchmarks.code_statistics` prints the figures."""
+"""The project keeps the size that it promises; ``python -m benchmarks.code_statistics`` prints the figures."""
 
 from __future__ import annotations
 
-from functools import cache
+import pytest
 
-from benchmarks.code_statistics import CodeStatistics, measure
+from benchmarks.code_statistics import ROOT, Checkout, Row, measure
 
-LONGEST_FUNCTION = 60
-LONGEST_FILE = 400
-MOST_PARAMETERS = 12
-MOST_LOCAL_IMPORTS = 20
-
-
-@cache
-def statistics() -> CodeStatistics:
-    return measure()
-
-
-def test_no_function_is_long() -> None:
-    assert not [function.location for function in statistics().functions if function.lines > LONGEST_FUNCTION]
-
-
-def test_no_function_takes_more_than_twelve_parameters() -> None:
-    assert not [function.location for function in statistics().functions if function.parameters > MOST_PARAMETERS]
-
-
-def test_no_file_is_long() -> None:
-    assert not [file for file, lines in statistics().files.items() if lines > LONGEST_FILE]
-
-
-def test_names_are_words_of_the_domain() -> None:
-    names = statistics().empty_names
-    assert statistics().per_thousand_lines(names) <= 2, names
+#: Figures that are above their target yet, and the most that they may be meanwhile. They only fall.
+REACHED_SO_FAR = {
+    "Lines of Python that ship": 123_700,
+    "Lines of C": 1_058,
+    "Lines of benchmarks": 12_200,
+    "Files of benchmarks": 63,
+    "Lines of tests": 65_000,
+    "Files of fixtures": 5_221,
+    "MB of fixtures": 70,
+    "Modules executed for a log of four lines": 63,
+    "Deepest call below `read_log`": 16,
+    "Class names of several modules": 81,
+    "Thresholds": 1_101,
+    "Entries of analyzers/ that `--only` does not take": 15,
+    "Commands": 31,
+    "Options": 269,
+    "Sentences of more than 30 words": 490,
+    "Lines of docs": 4_320,
+    "Reports": 38,
+}
+ROWS = measure(Checkout(ROOT))
 
 
-def test_rules_are_kept_rather_than_suppressed() -> None:
-    suppressions = statistics().suppressions
-    assert statistics().per_thousand_lines(suppressions) <= 1, suppressions
-
-
-def test_types_are_known_outside_the_hooks_around_untyped_frameworks() -> None:
-    uses = [use for use in statistics().any_annotations if not use.startswith("hooks/")]
-    assert statistics().per_thousand_lines(uses) <= 6, uses
-
-
-def test_imports_stand_at_the_top_of_a_file_or_say_why_not() -> None:
-    assert len(statistics().local_imports) <= MOST_LOCAL_IMPORTS, statistics().local_imports
-    assert not statistics().unexplained_imports
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+def test_figures_of_the_code_stay_within_their_limits(row: Row) -> None:
+    assert row.figure <= REACHED_SO_FAR.get(row.name, row.target)
+    assert REACHED_SO_FAR.get(row.name, row.target) >= row.target  # a target that is reached has no other limit
