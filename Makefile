@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+DEMO_READY := $(VENV)/.demo
 READY := $(VENV)/.ready
 
 # DeepSpeed compiles a small operator on its first run; it is kept with the environment that it was compiled for.
@@ -25,7 +26,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
 .PHONY: demo test quick lint bench docs clean hta hosts browser azurite screenshots
 
-demo: $(READY)
+demo: $(DEMO_READY)
 	$(BIN)/perfscope demo
 
 # Trainings run on other projects' native threads, and machines are busy: what fails is run once more, and says so.
@@ -87,9 +88,13 @@ clean:
 	rm -rf $(VENV)
 
 # DeepSpeed's build asks torch for its version, so torch is there first and the build is not isolated.
-$(READY): pyproject.toml setup.py constraints.txt $(wildcard hooks/native/*.[ch])
+$(DEMO_READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q -c constraints.txt torch numpy setuptools wheel ninja
+	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed]'
+	touch $@
+
+$(READY): $(DEMO_READY)
 	$(BIN)/python -m pip install -q -c constraints.txt --no-build-isolation -e '.[deepspeed,dev,docs,tensorboard]'
 	$(BIN)/python -m compileall -q perfscope analyzers hooks # where PYTHONDONTWRITEBYTECODE is set nobody else does
 	touch $@
