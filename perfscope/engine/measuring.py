@@ -5,10 +5,6 @@ It runs in a worker, and a failure in it is part of the answer for its trace, so
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import partial as bind
-from importlib import import_module
-
 from msgspec.structs import replace
 
 from perfscope.engine.coverage import summarize
@@ -72,13 +68,7 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
 
 
 def _read_file(path: str, needs: Events, task: Task) -> Trace:
-    trace = read_trace(path, needs, task.rank_rule, task.pace, task.processes, bind(_import_all, task.modules))
-    return mark_communication(trace, task.kernels)
-
-
-def _import_all(modules: Iterable[str]) -> None:
-    for name in modules:
-        import_module(name)
+    return mark_communication(read_trace(path, needs, task.rank_rule, task.pace), task.kernels)
 
 
 def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:

@@ -138,11 +138,6 @@ class Analyzer(Struct, frozen=True):
         """The analyzer whose ``measure`` makes its partials."""
         return self.partials_of or self.name
 
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules that it imports when it is run."""
-        return (self.measure_module, self.module) if self.measure_module else (self.module,)
-
     def measure(self, trace: Trace) -> Partial | None:
         """Measure one trace; None where the trace contains nothing of interest."""
         partial: Partial | None = self._load_measure().measure(trace)
@@ -191,19 +186,12 @@ class Derivation(Struct, frozen=True):
             function that gives the partials of the analyzer that ``partials_of`` names.
         partials_of: That analyzer, which measures the traces for it even where it is not chosen: traces whose partials
             stand in for them are read only where the function is called.
-        imports_later: Modules that ``derive`` imports when it is called.
     """
 
     name: str
     module: str
     needs_results: tuple[str, ...]
     partials_of: str = ""
-    imports_later: tuple[str, ...] = ()
-
-    @property
-    def modules(self) -> tuple[str, ...]:
-        """The modules that it imports when it is run."""
-        return (self.module, *self.imports_later)
 
     def derive(
         self, results: Mapping[str, Result], partials: Callable[[], Sequence[Partial]] = lambda: ()
@@ -309,11 +297,6 @@ DERIVATIONS: tuple[Derivation, ...] = (
         "perfscope.analyzers.findings",
         needs_results=(),
         partials_of="whatif",
-        imports_later=(
-            "perfscope.analyzers.replay.regain",
-            "perfscope.analyzers.replay.graphs",
-            "perfscope.analyzers.findings.rules",
-        ),
     ),
     Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.constants import MANY_RANKS
-from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measurements import Measurements, measure_traces
 from perfscope.engine.registry import (
@@ -360,13 +359,7 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
     extra_events |= Events.GRIDS if traces > 1 else NO_EVENTS
     # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
     pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
-    is_alone = traces == 1 and plan.execution.backend is Backend.PROCESS
-    processes = plan.execution.workers if is_alone else 1
-    # What needs a run is imported when it is used: this may be a trace alone.
-    imported = [analyzer.modules for analyzer in chosen if analyzer.reads is Reads.TRACES]
-    imported += [derivation.modules for derivation in _derivations(plan.only) if not derivation.needs_results]
-    modules = tuple(chain.from_iterable(imported)) if is_alone else ()
-    return Task(names, extra_events, plan.rank_rule, pace, processes=processes, modules=modules, kernels=plan.kernels)
+    return Task(names, extra_events, plan.rank_rule, pace, kernels=plan.kernels)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

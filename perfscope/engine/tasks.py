@@ -33,8 +33,6 @@ class Task(Struct, frozen=True):
         rank_rule: How the rank of a trace that does not state it is found.
         pace: Whether a trace is inflated ahead of its analysis.
         extra_without_device: Events to read besides of a trace without device events.
-        processes: In how many processes one trace is read, where it is large.
-        modules: What is imported while other processes begin to read it.
         kernels: Patterns of the user's own, of kernels that communicate.
     """
 
@@ -43,8 +41,6 @@ class Task(Struct, frozen=True):
     rank_rule: RankRule = RANK_IN_FILE_NAME
     pace: Pace = Pace.IN_TURN
     extra_without_device: Events = NO_EVENTS
-    processes: int = 1
-    modules: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import chain
+from collections.abc import Iterable
 from typing import TypeVar
 
 from msgspec import Struct
@@ -11,7 +10,7 @@ from msgspec import Struct
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
 from perfscope.sources.traces.layout import Layout
-from perfscope.sources.traces.operator_times import OperatorTimes, TimedOperators
+from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import AnyEvent, DeviceEvent, Event, EventInDigits, HostEvent, ShapedEvent
 from perfscope.sources.traces.scan import DoesNotFit, EventTexts, Scanner
@@ -35,30 +34,6 @@ class Request(Struct, frozen=True):
     fits: bool
 
 
-class Stretch(Struct, frozen=True):
-    """What was collected from a stretch of text that begins anywhere.
-
-    Attributes:
-        before: The text up to the end of the event in which it begins.
-        rest: The text behind the last event that is known to be whole.
-        events: How many events were passed between them.
-        lost: How many of them have lost their phase or category.
-        columns: The requested ones.
-        finder: The products; absent where they are not requested.
-        operators: When threads were inside operators, where that is collected apart; and those that may wait.
-        callers: The names of these.
-    """
-
-    before: bytes
-    rest: bytes
-    events: int
-    lost: int
-    columns: Columns
-    finder: ProductFinder | None
-    operators: TimedOperators | None
-    callers: list[str]
-
-
 class Collector:
     """Collects events from texts that follow each other.
 
@@ -77,7 +52,6 @@ class Collector:
         self._scanner = Scanner(request.layout, events, self.finder, self._times)
         self._of_device, self._of_host, self._of_any = _decoders(request)
         self._odd = OddEvents(kind_of_event(events, Event) if request.fits else EventInDigits)
-        self._lost = 0
 
     @property
     def events(self) -> int:
@@ -87,7 +61,7 @@ class Collector:
     @property
     def lost(self) -> int:
         """How many events have lost their phase or their category."""
-        return self._lost + self._odd.lost
+        return self._odd.lost
 
     def collect(self, blocks: Iterable[bytes]) -> None:
         """Collect the events of a text that begins with one.
@@ -98,51 +72,6 @@ class Collector:
         """
         for texts in self._scanner.scan(blocks):
             self._add(texts)
-
-    def collect_stretch(self, blocks: Iterator[bytes]) -> Stretch:
-        """Collect the events of a text that begins anywhere; the layout must be unambiguous.
-
-        Raises:
-            DoesNotFit: The layout is not kept, or no event begins in the text.
-            TimesDoNotFit: A time is too large for a double.
-        """
-        text, begin = b"", -1
-        for block in blocks:
-            text += block
-            begin = text.find(self._layout.separator)
-            if begin >= 0 or len(text) > _LARGEST_EVENT_BYTES:
-                break
-        if begin < 0:
-            raise DoesNotFit
-        self.collect(chain((text[begin + self._layout.until_brace :],), blocks))
-        return Stretch(
-            before=text[: begin + len(self._layout.close)],
-            rest=self._scanner.rest,
-            events=self._scanner.events,
-            lost=self._odd.lost,
-            columns=self.columns,
-            finder=self.finder,
-            operators=self._times.collected() if self._times else None,
-            callers=self._scanner.callers.names,
-        )
-
-    def absorb(self, stretch: Stretch) -> None:
-        """Add what was collected from the text that follows.
-
-        Raises:
-            DoesNotFit: The two cannot be joined.
-            TimesDoNotFit: A time is too large for a double.
-        """
-        self._add(self._scanner.scan_event(stretch.before))
-        self.columns.absorb(stretch.columns)
-        if self.finder and stretch.finder:
-            self.finder.absorb(stretch.finder)
-        if self._times and stretch.operators:
-            self._times.absorb(stretch.operators, len(self._scanner.callers.names))
-            self._scanner.callers.names.extend(stretch.callers)
-        self._scanner.rest = stretch.rest
-        self._scanner.events += stretch.events
-        self._lost += stretch.lost
 
     def finish(self) -> tuple[bytes, bool]:
         """Collect the last event; returns the text behind it, and whether that closes the list of events.

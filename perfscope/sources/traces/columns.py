@@ -24,7 +24,6 @@ from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
 from perfscope.sources.traces.fields import arguments_of, external_ids, integers, with_fallback
 from perfscope.sources.traces.operator_inputs import InputTexts
 from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, DeviceArgs, HostArgs
-from perfscope.sources.traces.scan import DoesNotFit
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Int64
 from perfscope.tables.device_waits import DeviceWaits
@@ -118,25 +117,6 @@ class Columns:
                 self._add_device(members, DEVICE_CATEGORIES[category])
             else:
                 self._add_host(members, kind)
-
-    def absorb(self, following: Columns) -> None:
-        """Add what was collected from a later text of the same trace; the inputs of operators cannot be.
-
-        Raises:
-            DoesNotFit: Processes or threads in it have texts for numbers.
-        """
-        if following._texts:
-            raise DoesNotFit
-        names = [self.names.setdefault(name, len(self.names)) for name in following.names]
-        numbers = np.array([*names, ABSENT], np.int32)
-        collectives = np.array([*map(self._number_of, following.collectives), ABSENT], np.int64)
-        for name, *columns, collective, grid in following._device:
-            self._device.append((numbers[name], *columns, collectives[collective], grid))
-        for kind, blocks in following._host.items():
-            self._host[kind] += [(numbers[name], *columns) for name, *columns in blocks]
-        self.groups = following.groups | self.groups
-        self.dropped = {reason: count + following.dropped[reason] for reason, count in self.dropped.items()}
-        self.is_of_mtia |= following.is_of_mtia
 
     @cached_property
     def sorted_names(self) -> list[str]:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
-import sys
 import zlib
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import chain
 from typing import BinaryIO, cast
 
@@ -26,8 +22,6 @@ _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
 READ_BYTES = 128 * KIB
 _MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
-_LARGEST_KEPT_BYTES = 31 * MIB
-_LARGE_PAGE_BYTES = 2 * MIB
 #: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
 LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
@@ -62,45 +56,9 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
         raise SourceError(path, f"cannot be read: {describe(error)}") from None
 
 
-@cache
-def keep_freed_memory() -> None:
-    """Let the C library of this process keep what is freed for the next block, in large pages where there are any.
-
-    glibc maps and unmaps every large block anew until it has once freed a block of that size (mallopt(3), on
-    M_MMAP_THRESHOLD), which costs as much as inflating. The blocks that are freed here are never touched.
-    """
-    bytes(_LARGEST_KEPT_BYTES)
-    if sys.platform == "linux":
-        _advise_large_pages(_LARGEST_KEPT_BYTES - MIB)
-
-
-def _advise_large_pages(size: int) -> None:
-    """Let so much memory that is not used yet consist of large pages: a small one takes longer to get than to fill."""
-    library = ctypes.CDLL(None)
-    library.malloc.restype = ctypes.c_void_p
-    library.malloc.argtypes = [ctypes.c_size_t]
-    library.free.argtypes = [ctypes.c_void_p]
-    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    block = library.malloc(size)
-    if block is not None:
-        begin = -(-block // _LARGE_PAGE_BYTES) * _LARGE_PAGE_BYTES
-        library.madvise(begin, (block + size - begin) // _LARGE_PAGE_BYTES * _LARGE_PAGE_BYTES, mmap.MADV_HUGEPAGE)
-        library.free(block)
-
-
 def _rest(file: BinaryIO) -> Iterator[bytes]:
     while block := file.read(READ_BYTES):
         yield block
-
-
-def is_gzip(path: str) -> bool:
-    """Whether a file begins as gzip does.
-
-    Raises:
-        SourceError: It cannot be opened.
-    """
-    with open_trace(path) as file:
-        return file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
 
 
 def inflate_strictly(path: str, blocks: Iterable[bytes]) -> Iterator[bytes]:

@@ -119,15 +119,6 @@ class OperatorTimes:
         named = number[order], start[order], duration[order], thread[order]
         return TimedOperators(join_spans(self._spans), named, self.lost)
 
-    def absorb(self, operators: TimedOperators, first_name: int) -> None:
-        """Add what was collected elsewhere; the numbers of its names begin at ``first_name`` here."""
-        if self._model is not None:
-            self._convert_collected(self._model)  # they stand before these
-        number, start, duration, thread = operators.named
-        self._spans.append(operators.spans)
-        self._named.append((number + first_name, start, duration, thread))
-        self.lost += operators.lost
-
     def _add_events(self, text: bytes, starts: Int64, stops: Int64, names: Int64) -> None:
         """Add operators whose layout differs from the first one's, parsed one by one."""
         rows = []

@@ -203,12 +203,6 @@ class ProductFinder:
             number = operator.numbers[written] = self._calls.number(operator.meaning.product, inputs)
             return number
 
-    def absorb(self, following: ProductFinder) -> None:
-        """Add what was collected from a later text of the same trace."""
-        self._fits &= following._fits
-        self._calls.absorb(following._calls)
-        self._scopes.absorb(following._scopes)
-
     def products(self) -> Products | None:
         """The products; absent where the events are written in another order than the finder expects."""
         if not self._fits:
@@ -256,17 +250,6 @@ class _Calls:
         self._thread.append(self._threads.setdefault(thread, len(self._threads)))
         self._start_us.append(start_us)
         self._end_us.append(end_us)
-
-    def absorb(self, following: _Calls) -> None:
-        """Add calls that follow."""
-        numbers = [self.number(operator, inputs) for operator, inputs in following.numbers]
-        threads = [self._threads.setdefault(thread, len(self._threads)) for thread in following._threads]
-        self._number.extend(numbers[number] for number in following._number)
-        self._thread.extend(threads[thread] for thread in following._thread)
-        self._sequence.extend(following._sequence)
-        self._start_us.extend(following._start_us)
-        self._end_us.extend(following._end_us)
-        self._is_tracked.extend(following._is_tracked)
 
     def table(self) -> tuple[ProductCalls, Int64]:
         """The calls by thread and start, and their numbers in autograd.

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Iterator
 from importlib import import_module
 from itertools import chain
 from typing import TypeVar
@@ -19,17 +18,14 @@ from msgspec import Struct
 
 from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
-from perfscope.forks import NoAnswer, can_fork
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.ahead import paced
 from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
-from perfscope.sources.traces.apart import collect_apart
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.files import XPLANE
-from perfscope.sources.traces.inflate import keep_freed_memory, read_blocks
+from perfscope.sources.traces.inflate import read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
-from perfscope.sources.traces.parts import PartsDiffer
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace, RankRule
 from perfscope.sources.traces.records import (
@@ -42,7 +38,6 @@ from perfscope.sources.traces.records import (
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.sources.traces.scan import DoesNotFit
-from perfscope.sources.traces.shares import divide_text
 from perfscope.sources.traces.step_marks import mark_steps
 from perfscope.sources.traces.stream import EventStream
 from perfscope.tables.products import Products
@@ -53,7 +48,6 @@ from perfscope.wire.traces import MERGED_MARK, TraceMetadata, file_name
 _HEAD_BYTES = MIB
 #: Loaded by name: few files need it.
 _OTHER_PROFILERS = "perfscope.sources.traces.other_profilers"
-_OF_INPUTS = Events.SEQUENCES | Events.SHAPES
 _LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
 _LARGEST_HEAD_BYTES = 16 * MIB
@@ -87,17 +81,11 @@ class _Content(Struct, frozen=True):
     products: Products | None = None
 
 
-def _nothing() -> None:
-    pass
-
-
 def read_trace(
     path: str | os.PathLike[str],
     events: Events = ALL_EVENTS,
     rank_rule: RankRule = RANK_IN_FILE_NAME,
     pace: Pace = Pace.AHEAD,
-    processes: int = 1,
-    meanwhile: Callable[[], None] = _nothing,
 ) -> Trace:
     """Read a trace; only the requested kinds of events are decoded.
 
@@ -108,8 +96,6 @@ def read_trace(
         events: The kinds of events.
         rank_rule: How the rank of a trace that does not state it is found.
         pace: Whether the file is inflated ahead of its reading.
-        processes: In how many processes a large one is read.
-        meanwhile: What this process does while others begin to read; nothing where there are none.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is not a trace.
@@ -119,8 +105,7 @@ def read_trace(
         profile: Trace = import_module(_OTHER_PROFILERS).read_xplane(location)
         return profile
     try:
-        content = _scan_in_processes(location, events, processes, meanwhile) if processes > 1 else None
-        content = content or _scan(location, events, Pace.AHEAD if is_url(location) else pace)
+        content = _scan(location, events, Pace.AHEAD if is_url(location) else pace)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
@@ -138,36 +123,11 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         TimesDoNotFit: A time is too large for a double, which the first one was not.
     """
     damage: list[str] = []
-    keep_freed_memory()
     with paced(read_blocks(path, damage), pace) as blocks:
         head, start, request = _begin(path, blocks, events)
         collector = Collector(request)
         collector.collect(chain((head[head.index(b"{", start) :],), blocks))
     return _finish(path, head[:start], collector, damage)
-
-
-def _scan_in_processes(path: str, events: Events, processes: int, meanwhile: Callable[[], None]) -> _Content | None:
-    """Find the requested events in several processes; None where the file is small, or must be read as one stream."""
-    try:
-        return _scan_apart(path, events, processes, meanwhile)
-    except (DoesNotFit, NoAnswer, PartsDiffer, TimesDoNotFit):
-        return None
-
-
-def _scan_apart(path: str, events: Events, processes: int, meanwhile: Callable[[], None]) -> _Content | None:
-    text = None if events & _OF_INPUTS or not can_fork() else divide_text(path, processes)
-    if text is None:
-        return None
-    keep_freed_memory()
-    with closing(text):
-        blocks = text.share(0)
-        head, start, request = _begin(path, blocks, events)
-        if not request.layout.is_unambiguous:
-            return None
-        collector = Collector(request)
-        from_first = chain((head[head.index(b"{", start) :],), blocks)
-        collect_apart(text, collector, from_first, request, processes, meanwhile)
-    return _finish(path, head[:start], collector, [])
 
 
 def _begin(path: str, blocks: Iterator[bytes], events: Events) -> tuple[bytes, int, Request]:

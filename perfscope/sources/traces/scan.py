@@ -222,15 +222,6 @@ class Scanner:
                 texts = EventTexts([], [], [])
         yield texts
 
-    def scan_event(self, end: bytes) -> EventTexts:
-        """The events in the rest and what follows it up to the end of an event.
-
-        Raises:
-            DoesNotFit: An event is written otherwise than the layout says.
-        """
-        text, self.rest = self.rest + end, b""
-        return self._find(_Block(text, 0, len(text)))
-
     def _find(self, block: _Block) -> EventTexts:
         layout, cutter = self.layout, self._cutter
         rows, heads = self._events(block)

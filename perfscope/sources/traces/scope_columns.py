@@ -34,14 +34,6 @@ class ScopeColumns:
         self._start_us.append(start_us)
         self._end_us.append(end_us)
 
-    def absorb(self, following: ScopeColumns) -> None:
-        """Add spans that follow."""
-        threads = [self._threads.setdefault(thread, len(self._threads)) for thread in following._threads]
-        self._scope.extend(following._scope)
-        self._thread.extend(threads[thread] for thread in following._thread)
-        self._start_us.extend(following._start_us)
-        self._end_us.extend(following._end_us)
-
     def table(self) -> Scopes:
         """The spans."""
         ids = np.array([to_thread(written) for written in self._threads] or [ABSENT], np.int64)
