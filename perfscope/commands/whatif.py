@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.job_replay.answer import describe, to_data, to_sections
-from perfscope.analyzers.job_replay.heat_map import chart_heat_map
-from perfscope.analyzers.job_replay.slowdown import find_slowdowns
-from perfscope.analyzers.job_replay.timeline import ideal_timeline
 from perfscope.analyzers.replay.scenarios import needs_operators
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
-from perfscope.charts.svg import draw_file
-from perfscope.commands.options.common import FormatOption, require_svg
+from perfscope.commands.options.common import FormatOption
 from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.engine.job import read_job
 from perfscope.engine.run import Plan, measure_with
 from perfscope.errors import ExitCode, UsageError
-from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
@@ -53,32 +44,12 @@ def whatif(
             show_default="what the run says",
         ),
     ] = None,
-    operations: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE | RUN_DIR",
-            help="Without traces: operations of a whole job (parquet or CSV), or a run whose micro-batches were timed.",
-        ),
-    ] = None,
-    svg: Annotated[
-        Path | None, typer.Option(metavar="FILE.svg", help="With --operations: draw the slowdown of each worker.")
-    ] = None,
-    timeline: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.json", help="With --operations: write the step without stragglers for Perfetto."),
-    ] = None,
     kernels: Kernels = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
-    if operations is not None:
-        if paths or scenario or undisturbed is not None:
-            raise UsageError("--operations takes the place of paths and scenarios", hint="give one or the other")
-        return _answer_for_job(operations, svg, timeline, format)
-    if svg is not None or timeline is not None:
-        raise UsageError("--svg and --timeline need --operations")
     if not paths:
-        raise UsageError("nothing to replay", hint="name a run, the traces of all ranks, or --operations FILE")
+        raise UsageError("nothing to replay", hint="name a run or the traces of all ranks")
     plan = Plan(with_sequences=needs_operators(scenario or ()), kernels=read_kernels(kernels))
     measured = measure_with("whatif", tuple, paths, plan)
     windows = (*measured.windows.describe(), *measured.windows.notes)
@@ -97,25 +68,6 @@ def _undisturbed_step(run: Run | None) -> float | None:
     """The step time of the run, in nanoseconds; None where no run or no step time is known."""
     step_s = None if run is None else find_undisturbed(run.steps).step_time_s()
     return None if step_s is None else step_s * NS_PER_S
-
-
-def _answer_for_job(source: Path, svg: Path | None, timeline: Path | None, format: Format) -> Outcome:
-    """What stragglers cost a whole job."""
-    if svg is not None:
-        require_svg(svg)
-    job, damage = read_job(source)
-    slowdowns = find_slowdowns(job)
-    if svg is not None:
-        replace_file(svg, draw_file([chart_heat_map(slowdowns)]).encode())
-    if timeline is not None:
-        replace_file(timeline, json.dumps(ideal_timeline(slowdowns)).encode())
-    data = {"schema": SCHEMA, **to_data(slowdowns)}
-    return Outcome(
-        Report(describe(slowdowns), data, to_sections(slowdowns), damage),
-        format,
-        notes=tuple(f"warning: {line}" for line in damage),
-        exit_code=ExitCode.DAMAGED_INPUT if damage else ExitCode.OK,
-    )
 
 
 def to_report(result: WhatIf, damage: tuple[str, ...], windows: tuple[str, ...]) -> Report:

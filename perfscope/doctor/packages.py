@@ -12,7 +12,7 @@ _OPTIONAL = (
     ("Reading traces", "isal", "pip install isal: traces are decompressed twice as fast"),
     ("TensorBoard", "torch-tb-profiler", "pip install 'perfscope-toolkit[tensorboard]', to open RUN/traces there"),
     ("Dask", "distributed", "pip install 'perfscope-toolkit[dask]', to read traces on several machines"),
-    ("Operations of whole jobs", "pyarrow", "pip install 'perfscope-toolkit[parquet]', to read them as parquet"),
+    ("Rows of many ranks", "pyarrow", "pip install 'perfscope-toolkit[parquet]', to write them as parquet"),
 )
 _COLLECT_PROGRAMS = ("ssh", "tar", "find")
 

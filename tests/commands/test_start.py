@@ -92,7 +92,7 @@ def test_a_small_trace_loads_only_what_it_needs(started: dict[str, Any]) -> None
     assert not loaded & {"pandas", "scipy", "torch", "numpy.ma", "pydantic", "rich", "multiprocessing", "statistics"}
     ours = {name for name in loaded if name.startswith("perfscope.")}
     assert len(ours) <= MOST_MODULES, sorted(ours)
-    for package in ("joblog", "memory", "models", "operations", "postmortem", "published", "scaling"):
+    for package in ("joblog", "memory", "models", "postmortem", "published", "scaling"):
         assert not {name for name in ours if name.startswith(f"perfscope.sources.{package}")}
     assert (
         not {"perfscope.analyzers.wall_clock", "perfscope.analyzers.mfu", "perfscope.page", "perfscope.charts"} & ours

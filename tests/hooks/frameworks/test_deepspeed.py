@@ -7,9 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.job_replay.from_micro_batches import job_from_micro_batches
-from perfscope.analyzers.job_replay.slowdown import find_slowdowns
-from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, analysis, profile, step_lines
 from tests.hooks.harm.runs import launcher
 
@@ -58,10 +55,6 @@ def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:
     found = analysis(tmp_path / "RUN")["results"]["pipeline_steps"]
     assert (found["schedule"], found["microbatches"], found["p"]) == ("1f1b", 4, 2)
     assert found["theory_fraction_of_total"] == pytest.approx(0.2)
-    slowdowns = find_slowdowns(job_from_micro_batches(read_run(tmp_path / "RUN")))
-    assert slowdowns.job.ranks == ((0, 1),)
-    assert slowdowns.slowdown >= 1
-    assert set(slowdowns.by_cause) == {"forward-compute", "backward-compute"}
 
 
 def test_passes_of_dualpipev_are_those_of_two_stages_a_device(tmp_path: Path) -> None:

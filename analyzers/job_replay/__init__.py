@@ -1,1 +1,0 @@
-"""A whole job, replayed from its operations, and what its stragglers cost."""

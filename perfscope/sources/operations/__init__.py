@@ -1,1 +1,0 @@
-"""Readers of the operations of whole training jobs."""
