@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.flops.operator_rules import count_flops, count_gradients, needs_engine
-from perfscope.analyzers.shared.iterations import find_iterations
-from perfscope.tables.columns import Bool, Int64
+from perfscope.analyzers.flops.operator_rules import count_flops, count_gradients
+from perfscope.tables.columns import Int64
 from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Product, Products
-from perfscope.tables.trace import ABSENT, Trace, span_at
+from perfscope.tables.trace import ABSENT, Trace
 
 #: Operations of a call that do not follow from what the trace states.
 _UNKNOWN = -1
@@ -54,7 +53,8 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
     """Count the operations of a trace's products."""
     calls, launches = products.calls, find_launches(trace, products)
     runs = launches.runs
-    own = _count_own(trace, products)
+    flops = [count_flops(product) for product in products.products]
+    own = np.array([_UNKNOWN if count is None else count for count in flops], np.int64)[calls.product]
     of_forward = np.array([product.of_forward for product in products.products], np.bool_)
     for row in np.flatnonzero(of_forward[calls.product]).tolist():
         kernels = int(launches.multiplying_kernels[row])
@@ -74,9 +74,9 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
     counted_ns = int(total_ns[tree.counts].sum()) + launches.replayed_ns
     by_product = np.zeros(len(products.products), np.int64)
     np.add.at(by_product, calls.product[counts], runs[counts])
-    flops = own * runs
+    run_flops = own * runs
     of_product = np.zeros(len(products.products), np.int64)
-    np.add.at(of_product, calls.product[counts], flops[counts])
+    np.add.at(of_product, calls.product[counts], run_flops[counts])
     return CountedCalls(
         products=[
             (products.products[index], int(by_product[index]), int(of_product[index]))
@@ -89,51 +89,11 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
         multiplying_ns=counted_ns + int(open_ns.sum()) + launches.other_ns,
         counted_ns=counted_ns,
         recorded_flops=int(own[tree.counts & launches.is_recorded].sum()),
-        replayed_flops=int(flops[counts & launches.is_recorded].sum()),
-        skipped_flops=int(flops[counts & ~launches.is_recorded & (total_ns == 0)].sum()) if counted_ns else 0,
+        replayed_flops=int(run_flops[counts & launches.is_recorded].sum()),
+        skipped_flops=int(run_flops[counts & ~launches.is_recorded & (total_ns == 0)].sum()) if counted_ns else 0,
         other_replays=launches.other_replays,
         other_replays_ns=launches.other_replays_ns,
     )
-
-
-class CallFlops(Struct, frozen=True, eq=False):
-    """Operations of each call by itself, where it counts.
-
-    Attributes:
-        flops: Of the calls that count; 0 of others.
-        of_engine: Which calls are attention of an engine that cannot be counted without its iteration.
-        is_open: Which other calls cannot be counted.
-    """
-
-    flops: Int64
-    of_engine: Bool
-    is_open: Bool
-
-
-def count_each(trace: Trace, products: Products) -> CallFlops:
-    """The operations of each call, whether it ran or was recorded."""
-    own = _count_own(trace, products)
-    tree = CallTree(own, products.calls.part_of)
-    is_engine = np.array([needs_engine(product.operator) for product in products.products], np.bool_)
-    of_engine = is_engine[products.calls.product]
-    return CallFlops(np.where(tree.counts, own, 0), tree.is_open & of_engine, tree.is_open & ~of_engine)
-
-
-def _count_own(trace: Trace, products: Products) -> Int64:
-    """Operations of each call by itself; ``_UNKNOWN`` where they cannot be told."""
-    flops = [count_flops(product) for product in products.products]
-    own = np.array([_UNKNOWN if count is None else count for count in flops], np.int64)[products.calls.product]
-    of_engine = [needs_engine(product.operator) for product in products.products]
-    if any(of_engine):
-        spans, iterations = find_iterations(trace)
-        if iterations:
-            iteration = span_at(spans, products.calls.start_ns)
-            rows = np.flatnonzero(np.array(of_engine, np.bool_)[products.calls.product] & (iteration != ABSENT))
-            for row in rows.tolist():
-                attended = iterations[iteration[row]].attended_twice
-                count = count_flops(products.products[products.calls.product[row]], attended)
-                own[row] = _UNKNOWN if count is None else count
-    return own
 
 
 class CallTree:

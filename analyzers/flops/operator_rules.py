@@ -3,8 +3,7 @@
 A product of m x k and k x n is 2 m n k operations. A convolution does as many as the product that it stands for: 2 for
 each element of its output, or of its transposed input, and each weight that reaches it; its backward pass as many again
 for each gradient that its mask asks for. Attention is counted over the full matrix, forward once and backward twice, as
-the formulas of models count it; what a kernel recomputes inside is not. Attention of an inference engine is counted
-over what its tokens attend to, which only the engine's annotations state. Sources: the signatures of the libraries'
+the formulas of models count it; what a kernel recomputes inside is not. Sources: the signatures of the libraries'
 operators, and torch.utils.flop_counter, which counts the weights' gradient of a grouped convolution as if it had one
 group.
 """
@@ -32,15 +31,8 @@ _Shapes: TypeAlias = tuple[_Shape, ...]
 _Rule: TypeAlias = Callable[[Product], int | None]
 
 
-def count_flops(product: Product, attended_twice: int | None = None) -> int | None:
-    """Operations of one call; None where they do not follow from what the trace states.
-
-    Args:
-        product: The call.
-        attended_twice: Twice the pairs of tokens of an iteration of an inference engine, where it states them.
-    """
-    if attended_twice is not None and _ENGINE.search(product.operator):
-        return _count_engine(product, attended_twice)
+def count_flops(product: Product) -> int | None:
+    """Operations of one call; None where they do not follow from what the trace states."""
     return next((rule(product) for pattern, rule in _RULES if pattern.search(product.operator)), None)
 
 
@@ -55,11 +47,6 @@ def count_gradients(product: Product, kernels: int) -> int | None:
     if flops is None or not product.of_forward or not gradients or 2 * kernels != gradients:
         return flops
     return flops // 2
-
-
-def needs_engine(operator: str) -> bool:
-    """Whether an operator's operations follow from what an engine's annotation states."""
-    return bool(_ENGINE.search(operator))
 
 
 def _count_product(product: Product) -> int | None:
@@ -273,19 +260,6 @@ def _pairs_of_equal_sequences(product: Product, layout: _Layout, query: _Shape, 
     return sequences * lengths[0] * lengths[1]
 
 
-def _count_engine(product: Product, attended_twice: int) -> int | None:
-    """Attention of an engine, whose query is (tokens, heads, dimensions)."""
-    if not product.shapes or len(product.shapes[0]) != _STACK:
-        return None
-    _, heads, dimensions = product.shapes[0]
-    values = product.shapes[2] if len(product.shapes) > _MATRIX else ()
-    return attended_twice * heads * (dimensions + (values[-1] if len(values) >= _STACK else dimensions))
-
-
-_ENGINE = compile_later(
-    r"unified_attention|mha_batch_prefill|paged_attention|\bpa_\w+|_vllm_fa\d_C::|sglang\w*::\w*attention|"
-    r"sglang\w*::mha|flash_attn_3::fwd"
-)
 #: How many products a backward pass has.
 _GRADIENTS = ((compile_later(r"^_(?:LayerNorm)?LinearBackward$"), 2), (compile_later(r"^_LayerNormMLPBackward$"), 4))
 _CONVOLUTIONS = {

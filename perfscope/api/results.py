@@ -9,7 +9,7 @@ from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, Kern
 from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
 from perfscope.api.schema.gpus import EnergyData, GpuData, GpuThrottlingData, MfuData
-from perfscope.api.schema.host import BudgetData, HostData, IterationsData, OperationsData
+from perfscope.api.schema.host import BudgetData, HostData, OperationsData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
@@ -147,7 +147,6 @@ class Results:
     optimizer: Result[OptimizerTimeData] | Absent
     kernels: Result[KernelsData] | Absent
     operations: Result[OperationsData] | Absent
-    iterations: Result[IterationsData] | Absent
     collectives: Result[CollectivesData] | Absent
     stragglers: Result[StragglersData] | Absent
     clock: Result[ClockData] | Absent

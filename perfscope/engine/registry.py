@@ -230,7 +230,6 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("optimizer", "perfscope.analyzers.optimizer", Reads.TRACES),
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES, varies_with=Events.OPERATORS),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
-    Analyzer("iterations", "perfscope.analyzers.iterations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer(
         "collectives",
         "perfscope.analyzers.collectives",

@@ -33,12 +33,10 @@ class Recording(Struct, frozen=True, eq=False):
     """A graph that was recorded.
 
     Attributes:
-        start_ns: When the recording began.
         calls: The rows of the calls of products in it.
         launches: How many launches it recorded.
     """
 
-    start_ns: int
     calls: Int64
     launches: int
 
@@ -141,7 +139,7 @@ def find_recordings(trace: Trace, calls: ProductCalls) -> Iterator[Recording]:
             stop_ns = int(later[0]) if len(later) else int(of_trace.start_ns[-1]) + 1
             inside = mine & recorded & (of_trace.start_ns >= start_ns) & (of_trace.start_ns < stop_ns)
             rows = (calls.thread == thread) & (calls.start_ns >= start_ns) & (calls.start_ns < stop_ns)
-            yield Recording(start_ns, np.flatnonzero(rows), int(inside.sum()))
+            yield Recording(np.flatnonzero(rows), int(inside.sum()))
 
 
 def find_replays(trace: Trace) -> tuple[Int64, Int64]:

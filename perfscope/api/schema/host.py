@@ -1,8 +1,7 @@
-"""What hosts did, the budget of a step, counted operations, and the iterations of inference engines."""
+"""What hosts did, the budget of a step, and counted operations."""
 
 from typing import TypedDict
 
-from perfscope.api.schema.device import PartsData
 from perfscope.api.schema.gpus import PrecisionData
 from perfscope.api.schema.windowed import Windowed
 
@@ -251,97 +250,3 @@ class OperationsData(Windowed):
     """
 
     ranks: list[RankOperationsData]
-
-
-class PhaseData(TypedDict):
-    """All iterations of one phase of inference.
-
-    Attributes:
-        phase: ``prefill``, ``decode`` or both.
-        iterations: How many.
-        prefill_tokens: Tokens that they prefill.
-        decode_tokens: Tokens that they decode.
-        host_us_median: Median time of the host.
-        device: What the device did.
-        flops: Operations; None where those of graphs are not known.
-    """
-
-    phase: str
-    iterations: int
-    prefill_tokens: int | None
-    decode_tokens: int | None
-    host_us_median: float
-    device: PartsData | None
-    flops: int | None
-
-
-class IterationData(TypedDict):
-    """One iteration of an inference engine.
-
-    Attributes:
-        rank: The rank.
-        phase: ``prefill``, ``decode`` or both.
-        requests: Requests in it.
-        prefill_tokens: Tokens that it prefills.
-        decode_tokens: Tokens that it decodes.
-        host_us: How long the host was in it.
-        device: What the device did; None where nothing was launched.
-        graph_launches: CUDA graphs that it launched.
-        graphs: Which.
-        flops: Operations; None where those of graphs are not known.
-        not_counted: Operators that are left out.
-    """
-
-    rank: int | None
-    phase: str
-    requests: int | None
-    prefill_tokens: int | None
-    decode_tokens: int | None
-    host_us: float
-    device: PartsData | None
-    graph_launches: int
-    graphs: str | None
-    flops: int | None
-    not_counted: list[str]
-
-
-class RecordedGraphsData(TypedDict):
-    """The graphs that an engine recorded for one batch.
-
-    Attributes:
-        name: The annotation around the recording.
-        graphs: How many graphs.
-        launches: How many launches they recorded.
-    """
-
-    name: str
-    graphs: int
-    launches: int
-
-
-class EarlierData(TypedDict):
-    """What was launched before the trace began.
-
-    Attributes:
-        device_events: How many events.
-        busy_us: The time that they cover.
-    """
-
-    device_events: int
-    busy_us: float
-
-
-class IterationsData(Windowed):
-    """``results.iterations``: the iterations of an inference engine.
-
-    Attributes:
-        phases: By phase.
-        iterations: Each iteration.
-        recorded_graphs: Graphs of which a trace has the recording.
-        launched_before: What was launched before.
-    """
-
-    phases: list[PhaseData]
-    iterations: list[IterationData]
-    recorded_graphs: list[RecordedGraphsData]
-    launched_before: EarlierData

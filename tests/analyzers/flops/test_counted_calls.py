@@ -165,15 +165,3 @@ def test_graphs_from_before_the_trace_are_not_counted_and_said(tmp_path: Path) -
 def test_kernels_that_were_launched_before_the_trace_are_nobodys(tmp_path: Path) -> None:
     events = [operator("aten::mm", 500, 900), *launched(GEMM, 600, 50, 1), kernel(GEMM, 100, 90_000, launch=77)]
     assert counted(tmp_path, events).covered == 1.0
-
-
-def test_attention_of_an_engine_takes_its_lengths_from_the_iteration(tmp_path: Path) -> None:
-    attention = operator("vllm::unified_attention_with_output", 1_000, 2_000, [[6, 4, 16], [6, 1, 16], [6, 1, 16]])
-    mark = "execute_6_context_1(sq5sk8sqsq25sqsk40)_generation_1(sq1sk7sqsq1sqsk7)"
-    iteration = span("user_annotation", mark, 0, 9_000)
-    kernels = launched("kernel_unified_attention_2d", 1_100, 50, 1)
-    found = counted(tmp_path, [iteration, attention, *kernels])
-    assert found.flops_per_step == (2 * 40 - 25 + 2 * 7) * 4 * (16 + 16)
-    outside = counted(tmp_path, [attention, *kernels])
-    assert outside.flops_per_step is None
-    assert [each.operator for each in outside.not_counted] == ["vllm::unified_attention_with_output"]

@@ -202,13 +202,3 @@ def test_operators_of_libraries(
 def test_two_elements_of_four_bits_share_an_element_of_the_shape() -> None:
     product = Product("_scaled_mm", ((16, 16), (16, 64)), ("c10::Float4_e2m1fn_x2",) * 2)
     assert count_flops(product) == 2 * 16 * 32 * 64
-
-
-def test_attention_of_an_engine_is_what_its_tokens_attend_to() -> None:
-    """A prompt of 5 tokens after 3 in the cache, and one token that attends to 7: by counting pairs."""
-    prompt = sum(3 + place + 0.5 for place in range(5))  # half of the diagonal, as kernels are counted
-    pairs = prompt + 7
-    sums = 2 * (5 * 8) - 5 * 5 + 2 * 7
-    assert sums == 2 * pairs
-    product = Product("vllm::unified_attention_with_output", ((6, 4, 16), (6, 1, 16), (6, 1, 16)))
-    assert count_flops(product, attended_twice=sums) == 2 * 4 * pairs * (16 + 16)
