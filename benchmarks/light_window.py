@@ -27,7 +27,6 @@ _HEADINGS = (
     "Busy by CUDA events (%)",
     "Window with operators (%)",
     "Light window (%)",
-    "Reported (%)",
     "Error (points)",
 )
 
@@ -44,7 +43,6 @@ class Shares:
         steady_ns: A steady-state step of the profiled run.
         events: The kernels of an isolated step, by CUDA events, over a step without perfscope.
         operators, light: What the marked steps of either window have.
-        reported: What the report of the run gives.
     """
 
     training: str
@@ -53,12 +51,11 @@ class Shares:
     events: float
     operators: float
     light: float
-    reported: float
 
     @property
     def error(self) -> float:
-        """By how many points the report is above the events."""
-        return percent(self.reported - self.events) or 0.0
+        """By how many points the light window is above the events."""
+        return percent(self.light - self.events) or 0.0
 
 
 def main() -> None:
@@ -71,7 +68,7 @@ def document(folder: Path) -> str:
     lines = [f"| {' | '.join(_HEADINGS)} |", "|:---|" + "---:|" * (len(_HEADINGS) - 1)]
     for row in compare(folder):
         times = (f"{ns / NS_PER_MS:.2f}" for ns in (row.step_ns, row.steady_ns))
-        shares = (f"{percent(share):.1f}" for share in (row.events, row.operators, row.light, row.reported))
+        shares = (f"{percent(share):.1f}" for share in (row.events, row.operators, row.light))
         lines.append(f"| {' | '.join((row.training, *times, *shares, f'{row.error:+.1f}'))} |")
     return "\n".join(lines) + "\n"
 
@@ -87,7 +84,6 @@ def _compare(run: Path, truth: Mapping[str, Any]) -> Shares:
     windows = [_results(sorted(place.glob("*.gz"))) for place in (traces, traces / LIGHT_FOLDER)]
     results = _results([run])
     operators, light = (_busy(window["breakdown"]["ranks"][0]["marked"]) for window in windows)
-    corrected = results["corrected"]["ranks"][0] if "corrected" in results else None
     return Shares(
         training=run.name.replace("_", " "),
         step_ns=step_ns,
@@ -95,7 +91,6 @@ def _compare(run: Path, truth: Mapping[str, Any]) -> Shares:
         events=time_kernels_ns(truth) / step_ns,
         operators=operators,
         light=light,
-        reported=light if corrected is None else corrected["compute"] + corrected["exposed_copy"],
     )
 
 

@@ -46,8 +46,7 @@ def _modules() -> list[str]:
 
 def _method(name: str) -> str:
     """The words of the module that computes it: method, formulas, sources."""
-    module = "cost.corrected" if name == "corrected" else name
-    text = inspect.getdoc(import_module(f"perfscope.analyzers.{module}")) or ""
+    text = inspect.getdoc(import_module(f"perfscope.analyzers.{name}")) or ""
     return text.replace("``", "`") + "\n"
 
 

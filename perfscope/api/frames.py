@@ -32,7 +32,7 @@ from perfscope.api.schema.host import HostPartsData, HostRankData, OperatorCount
 from perfscope.api.schema.modules import ModuleData, OperatorWorkData
 from perfscope.api.schema.pipelines import PathPartData, ScenarioData, StageData, TimedStageData
 from perfscope.api.schema.ranks import AxisOverlapData, CollectiveData, GroupOverlapData, RankClockData, RankPaceData
-from perfscope.api.schema.steps import CorrectedRankData, RankStepsData, SaveData, WindowCostData
+from perfscope.api.schema.steps import RankStepsData, SaveData, WindowCostData
 from perfscope.errors import MissingInput, UsageError
 from perfscope.tables.columns import to_frame as to_columns
 
@@ -78,7 +78,6 @@ _ENTRIES = {
     "mfu": Entries("mfu", ("conventions",), ConventionData),
     "breakdown": Entries("breakdown", ("ranks",), DevicePartsData),
     "breakdown_steps": Entries("breakdown", ("ranks", "steps"), StepPartsData, _RANK),
-    "corrected": Entries("corrected", ("ranks",), CorrectedRankData),
     "host": Entries("host", ("ranks",), HostRankData),
     "overlap": Entries("overlap", ("groups",), GroupOverlapData),
     "axes": Entries("overlap", ("axes",), AxisOverlapData),

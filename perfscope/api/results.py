@@ -15,7 +15,7 @@ from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
 from perfscope.api.schema.setup import SetupData
-from perfscope.api.schema.steps import CorrectedData, CostData, SavesData, StepsData
+from perfscope.api.schema.steps import CostData, SavesData, StepsData
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown
@@ -152,7 +152,6 @@ class Results:
     clock: Result[ClockData] | Absent
     pipeline_bubble: Result[BubbleData] | Absent
     pipeline_steps: Result[PipelineStepsData] | Absent
-    corrected: Result[CorrectedData] | Absent
     modules: Result[ModulesData] | Absent
     roofline: Result[RooflineData] | Absent
     whatif: Result[WhatIfData] | Absent

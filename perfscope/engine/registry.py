@@ -297,7 +297,6 @@ DERIVATIONS: tuple[Derivation, ...] = (
         needs_results=(),
         partials_of="whatif",
     ),
-    Derivation("corrected", "perfscope.analyzers.cost.corrected", needs_results=("cost", "steps", "breakdown")),
 )
 
 

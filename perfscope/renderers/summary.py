@@ -26,9 +26,7 @@ def summarize(analysis: Mapping[str, Any]) -> list[str]:
     lines += [*_describe_steps(results.get("steps")), *results.get("steps", {}).get("unreached_windows", ())]
     lines += _describe_window_effect(results.get("steps"))
     lines += _describe_wall_clock(results.get("wall_clock"))
-    lines += _describe_corrected(results.get("corrected")) or _describe_shares(
-        results.get("breakdown") or results.get("host")
-    )
+    lines += _describe_shares(results.get("breakdown") or results.get("host"))
     lines += _describe_overhead(results.get("cost"))
     lines += _describe_energy(results.get("energy"), results.get("throttling"))
     lines += [
@@ -128,27 +126,6 @@ def _describe_overhead(cost: Mapping[str, Any] | None) -> list[str]:
         line += f"; slowdown of profiled steps {percent(max(slowdowns)):.0f} %"
     distorted = any(window["distorted"] for window in windows)
     return [line + (": their shares are not representative" if distorted else "")]
-
-
-def _describe_corrected(corrected: Mapping[str, Any] | None) -> list[str]:
-    """Describe the shares of a steady-state step, where those of the window are not representative."""
-    ranks: Sequence[Mapping[str, Any]] = corrected["ranks"] if corrected else []
-    lines = []
-    for rank in ranks[:_MOST_RANKS]:
-        parts = [
-            f"{label} {percent(rank[key]):.1f} %"
-            for label, key in (
-                ("compute", "compute"),
-                ("exposed communication", "exposed_communication"),
-                ("exposed copies", "exposed_copy"),
-                ("idle", "idle"),
-                ("exposed communication and idle", "exposed_communication_and_idle"),
-            )
-            if rank.get(key) is not None and not (key.endswith("and_idle") and rank.get("idle") is not None)
-        ]
-        step = format_seconds(rank["step_s"])
-        lines.append(f"rank {rank['rank']}: {', '.join(parts)} of a steady-state step of {step}")
-    return [*lines, *_count_more(len(ranks))]
 
 
 def _count_more(ranks: int) -> list[str]:

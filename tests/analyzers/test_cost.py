@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from perfscope.analyzers import cost
-from perfscope.analyzers.cost.corrected import derive
-from perfscope.analyzers.cost.result import Cost
+from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.shared.window_effect import Verdict, WindowEffect
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
@@ -127,28 +125,6 @@ def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
         cost.analyze(read_run(tmp_path / "c"))
 
 
-def test_shares_of_a_slowed_window_are_corrected(tmp_path: Path) -> None:
-    found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], STEPS)))
-    parts = SimpleNamespace(
-        compute=51 * MS, exposed_communication=60 * MS, communication=60 * MS, exposed_copy=10.2 * MS
-    )
-    long = SimpleNamespace(compute=103 * MS, exposed_communication=0, communication=0, exposed_copy=0)
-    rank = SimpleNamespace(
-        rank=0, device=0, activities="", steps=[SimpleNamespace(parts=parts), SimpleNamespace(parts=parts)]
-    )
-    busy = SimpleNamespace(rank=0, device=1, activities="", steps=[SimpleNamespace(parts=long)])
-    steps: Any = SimpleNamespace(step_time_s=0.102, ranks=[SimpleNamespace(rank=0)])
-    breakdown: Any = SimpleNamespace(ranks=[rank, busy])
-    corrected = derive(found, steps, breakdown)
-    assert corrected is not None
-    one, two = corrected.ranks
-    assert (one.compute, one.exposed_copy, one.rest) == pytest.approx((0.5, 0.1, 0.4))
-    assert two.rest is None
-    assert "longer than a steady-state step" in corrected.sections()[0].notes[1]
-    kept = Cost(0.1, 0.1, 0.1, None, tuple(replace(window, slowdown=0.02) for window in found.windows))
-    assert derive(kept, steps, breakdown) is None
-
-
 LIGHT_STEPS = {**STEPS, 12: {"wall_ns": 90 * MS, "window": "warmup"}, 13: {"wall_ns": 112 * MS, "window": "profiled"}}
 WINDOWS = [
     replace(WINDOW, activities="operators"),
@@ -156,67 +132,11 @@ WINDOWS = [
 ]
 
 
-def shares(activities: str, cost_of_run: Cost) -> Any:
-    parts = SimpleNamespace(
-        compute=51 * MS, exposed_communication=20.4 * MS, communication=30 * MS, exposed_copy=10.2 * MS
-    )
-    rank = SimpleNamespace(rank=0, device=0, activities=activities, steps=[SimpleNamespace(parts=parts)])
-    steps: Any = SimpleNamespace(step_time_s=0.102, ranks=[SimpleNamespace(rank=0)])
-    breakdown: Any = SimpleNamespace(ranks=[rank])
-    return derive(cost_of_run, steps, breakdown)
-
-
-def test_a_light_window_is_judged_by_itself_and_its_idle_time_is_apart(tmp_path: Path) -> None:
+def test_a_light_window_is_judged_by_itself(tmp_path: Path) -> None:
     found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
     assert [window.name for window in found.windows] == ["6-7 (operators)", "13 (light)"]
     assert found.largest_slowdown("operators") == pytest.approx(0.145 / 0.104 - 1)
     assert found.largest_slowdown("light") == pytest.approx(0.112 / 0.104 - 1)
-    corrected = shares("light", found)
-    (rank,) = corrected.ranks
-    assert (rank.compute, rank.exposed_copy, rank.exposed_communication, rank.idle) == pytest.approx(
-        (0.5, 0.1, 0.2, 0.2)
-    )
-    assert rank.compute + rank.exposed_copy + rank.exposed_communication + rank.idle == pytest.approx(1)
-    assert [column.heading for column in corrected.sections()[0].columns][-2:] == ["Exposed comm. (%)", "Idle (%)"]
-    assert shares("operators", found).ranks[0].idle is None
-
-
-def test_a_light_window_that_hardly_slowed_its_steps_needs_no_correction(tmp_path: Path) -> None:
-    quick = {**LIGHT_STEPS, 13: {"wall_ns": 103 * MS, "window": "profiled"}}
-    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, quick)))
-    assert shares("light", found) is None
-    assert shares("operators", found) is not None
-
-
-def test_communication_and_compute_of_more_than_a_step_are_not_corrected(tmp_path: Path) -> None:
-    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
-    parts = SimpleNamespace(compute=90 * MS, exposed_communication=20 * MS, communication=20 * MS, exposed_copy=0)
-    rank = SimpleNamespace(rank=0, device=0, activities="light", steps=[SimpleNamespace(parts=parts)])
-    steps: Any = SimpleNamespace(step_time_s=0.102, ranks=[SimpleNamespace(rank=0)])
-    breakdown: Any = SimpleNamespace(ranks=[rank])
-    corrected = derive(found, steps, breakdown)
-    assert corrected is not None
-    assert (corrected.ranks[0].rest, corrected.ranks[0].idle) == (None, None)
-
-
-def test_a_light_window_that_slowed_its_steps_much_leaves_communication_with_idle_time(tmp_path: Path) -> None:
-    slow = {**LIGHT_STEPS, 13: {"wall_ns": 130 * MS, "window": "profiled"}}
-    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, slow)))
-    (rank,) = shares("light", found).ranks
-    assert (rank.compute, rank.rest) == pytest.approx((0.5, 0.4))
-    assert (rank.exposed_communication, rank.idle) == (None, None)
-
-
-def test_compute_beside_communication_makes_the_corrected_share_an_upper_bound(tmp_path: Path) -> None:
-    """9.6 ms of the communication were hidden behind 51 ms of compute, where kernels are slower."""
-    found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
-    corrected = shares("operators", found)
-    assert corrected.ranks[0].beside == pytest.approx(9.6 / 51)
-    text = " ".join(corrected.sections()[0].notes)
-    assert "Compute is an upper bound: up to 19% of it ran beside communication" in text
-    assert corrected.data()["ranks"][0]["compute_beside_communication"] == pytest.approx(9.6 / 51)
-    # A light window slows no rank that a collective would wait for.
-    assert "upper bound" not in " ".join(shares("light", found).sections()[0].notes)
 
 
 def test_a_single_step_has_no_percent(tmp_path: Path) -> None:

@@ -197,42 +197,6 @@ class CostData(TypedDict):
     cupti_attached_because: list[str]
 
 
-class CorrectedRankData(TypedDict):
-    """Shares of an undisturbed step of a device: its device times of the window over the step without a profiler.
-
-    Attributes:
-        rank: The rank.
-        device: Index of its GPU.
-        step_s: The step time of the run.
-        compute: Share in which compute runs; None where it would be above 1.
-        exposed_copy: Share in which only a copy runs; likewise.
-        exposed_communication_and_idle: The rest of the step.
-        exposed_communication: Share in which only communication runs; None where the profiler changed it.
-        idle: Share in which nothing runs; None where it cannot be separated.
-        compute_beside_communication: Part of the compute time of the profiled steps that communication ran beside.
-    """
-
-    rank: int | None
-    device: int
-    step_s: float
-    compute: float | None
-    exposed_copy: float | None
-    exposed_communication_and_idle: float | None
-    exposed_communication: float | None
-    idle: float | None
-    compute_beside_communication: float
-
-
-class CorrectedData(TypedDict):
-    """``results.corrected``: shares of steps that nobody profiled.
-
-    Attributes:
-        ranks: Each rank.
-    """
-
-    ranks: list[CorrectedRankData]
-
-
 class SaveData(TypedDict):
     """One checkpoint over all ranks, with all of its files.
 

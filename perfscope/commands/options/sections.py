@@ -17,7 +17,7 @@ WARNINGS = "Warnings"
 ANALYSIS_SECTIONS = (
     "Findings", "Wall clock", "Slowest steps", "Steps", "Set-up", "GPUs", "Links", "Throttling", "Energy",
     "Profiling overhead", "Saves", "MFU of steady-state steps", "Device time", "Device time of the whole window",
-    "Device time by step", "Device time, corrected for profiling overhead", "Host time", "Host time by step",
+    "Device time by step", "Host time", "Host time by step",
     "Host time outside of operators", "Operators on the host", "Overlap by axis of parallelism",
     "Overlap by process group", "Idle time by cause", "Longest idle gaps", "Calls that hold the host up", "Optimizer",
     "Kernels", "Kernels by operator", "Operations by shapes", "Collectives", "Stragglers", "Pace of the devices",
