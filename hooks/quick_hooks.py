@@ -5,9 +5,6 @@ are due. In it the processor's caches are full of the training's code, so that e
 hook touches costs up to a microsecond. Each hook here is therefore one method, and all of them share one object. It
 holds what the running step has shown so far, and says whether the step is still quiet: at any other moment a hook
 calls the guarded method whose place it takes, which takes over what was counted (``hooks/quiet_steps.py``).
-
-``native/`` has the same class in C, with the same attributes and methods, for where a compiler was there when
-perfscope was installed: nothing of Python's code for a hook is in a cache after a step that waited for the device.
 """
 
 from __future__ import annotations
@@ -113,7 +110,7 @@ class QuietSteps:
         "data_wait_ns", "dead", "dtype", "fail", "file", "find_input", "find_loaded", "forward_samples",
         "forward_tokens", "guarded", "has_cleared", "has_forward", "has_loader", "has_news", "has_waits", "hook_ns",
         "is_grad_enabled", "is_on", "is_probing", "is_traced_alone", "knows_precision", "last", "loaded_samples",
-        "loaded_tokens", "long_ns", "make_lines", "micro_batches", "name", "optimizer_steps",
+        "loaded_tokens", "long_ns", "micro_batches", "name", "optimizer_steps",
         "read_counters", "reevaluates", "sign_ns", "started_ns", "stepped_class", "steps", "take_news", "take_waits",
         "tensor_class", "thread", "usual_ns",
     )  # fmt: skip
@@ -125,7 +122,6 @@ class QuietSteps:
     find_input: Callable[[Any, Any], Any]
     find_loaded: Callable[[Any], Any]
     is_traced_alone: Callable[[], bool]
-    make_lines: Callable[..., bytes]
     read_counters: Callable[[], RawCounters | None]
     reevaluates: Callable[[object], bool]
     take_news: Callable[[], tuple[int, Mapping[str, Any] | None]]
@@ -146,9 +142,6 @@ class QuietSteps:
         self.stepped_class: type | None = None
         self.is_grad_enabled: Callable[[], bool] = is_grad_enabled
         self.guarded: Mapping[str, Callable[..., Any]] = {}
-
-    def close_block(self) -> None:
-        """What is queued from now on comes behind the rows that are there; here each row is queued by itself."""
 
     def on_batch_loaded(self, batch: Any, wait_ns: int, now_ns: int | None = None) -> None:
         """In place of the guarded method; a thread that loads ahead adds what is in its batch."""

@@ -22,12 +22,6 @@ _LAUNCHER_DELAY_NS = ',"launcher_delay_ns":'
 _WAITS = f',"waits":[{",".join(["%d"] * len(HostWaits._fields))}]'
 
 
-def make_lines(block: Any, counters: HostCounters) -> bytes:
-    """The lines of a block of rows of ``native/rows.c``, to which nothing is added any more."""
-    lines: bytes = block.lines(make_line, counters)
-    return lines
-
-
 def make_line(
     step: int,
     end_ns: int,

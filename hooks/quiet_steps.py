@@ -9,44 +9,30 @@ step, as a collection of garbage or a save, only lets its end be theirs (``end_g
 from __future__ import annotations
 
 import sys
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks import quick_hooks
 from perfscope.hooks.facts.steps import find_input, find_loaded
-from perfscope.hooks.guard import describe_failure, value_or_none
+from perfscope.hooks.guard import describe_failure
 from perfscope.hooks.introspection import is_grad_enabled, is_traced_alone
-from perfscope.hooks.quiet_rows import make_lines
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.untimed_passes import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from perfscope.hooks.quick_hooks import QuietSteps
+
 #: The methods of a capture that quick hooks take the place of.
 HOOKS = (
     "on_batch_loaded", "on_forward", "on_gradients_cleared", "on_model_call", "on_optimizer_step", "on_scaler_update",
     "on_step_begin", "on_step_end",
 )  # fmt: skip
-#: Of native/module.c: a module that was built from other sources is left alone.
-_VERSION = 1
 
 
-def find_native() -> type[quick_hooks.QuietSteps] | None:
-    """The class in C; None where it was not built, or not from these sources."""
-    module: Any = value_or_none(lambda: import_module("perfscope.hooks.native.quiet"))
-    return module.QuietSteps if module is not None and module.VERSION == _VERSION else None
-
-
-def make_quiet_steps() -> quick_hooks.QuietSteps:
-    """The steps of a process, of which none is complete."""
-    return (find_native() or quick_hooks.QuietSteps)()
-
-
-def connect(quiet: quick_hooks.QuietSteps, capture: Any) -> dict[str, Callable[..., Any]]:
+def connect(quiet: QuietSteps, capture: Any) -> dict[str, Callable[..., Any]]:
     """Give the quick hooks what they call; returns them by the names of the methods whose place they take."""
     quiet.guarded = {name: getattr(capture, name) for name in HOOKS}
-    quiet.make_lines, quiet.counters = make_lines, capture._counters
+    quiet.counters = capture._counters
     quiet.find_input, quiet.find_loaded, quiet.is_traced_alone = find_input, find_loaded, is_traced_alone
     quiet.read_counters, quiet.take_waits = capture._counters.read, capture._exchanges.take
     quiet.take_news, quiet.begin_forward = capture.files.take_news, PROBES.on_forward
@@ -60,7 +46,7 @@ def reevaluates(optimizer: object) -> bool:
     return "max_eval" in getattr(optimizer, "defaults", ())
 
 
-def _advance_probes(step: int, has_news: bool) -> bool:  # noqa: FBT001 - C passes no names
+def _advance_probes(step: int, has_news: bool) -> bool:  # noqa: FBT001 - quicker without names
     """A step ended: end its probe, or begin one; whether the next step is probed."""
     if UNTIMED.rest:  # a stage of a pipeline, whose passes are timed in other steps
         PROBES.discard()
@@ -75,7 +61,6 @@ def begin(capture: Any, last: int) -> None:
     """A step ended: the next ones are quiet, up to so many completed steps, if nothing speaks against it."""
     quiet, source, activities = capture._quiet, capture._source, capture.activities
     UNTIMED.rest = False
-    quiet.close_block()
     quiet.is_probing = PROBES.is_on
     writer = _find_writer(capture) if last and source._alone is not None else None
     if writer is None or writer.error is not None or not capture._memory.is_read_beside or _is_busy(capture):

@@ -14,7 +14,8 @@ from perfscope.hooks.facts.steps import StatedStep, StepFacts
 from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.hooks.memory.recording import MemoryRecording
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
-from perfscope.hooks.quiet_steps import begin, connect, make_quiet_steps, reevaluates, take_over
+from perfscope.hooks.quick_hooks import QuietSteps
+from perfscope.hooks.quiet_steps import begin, connect, reevaluates, take_over
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step_rows import ReachedBoundary, StepRows
 from perfscope.hooks.step_source import StepSource
@@ -50,7 +51,7 @@ class TrainingSteps(TrainedModel):
     """
 
     def __init__(self, config: Config) -> None:
-        self._quiet = make_quiet_steps()
+        self._quiet = QuietSteps()
         self.pid = os.getpid()
         self._memory = DeviceMemory()
         self._peaks: Mapping[str, Any] = {}

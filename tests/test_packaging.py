@@ -7,8 +7,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import sysconfig
-import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -38,7 +36,7 @@ def test_every_folder_with_modules_is_a_listed_package() -> None:
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What a wheel is built from, without anything that was built in the tree."""
     folder = tmp_path_factory.mktemp("sources")
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     for name in HOMES:
         unwanted = shutil.ignore_patterns("__pycache__", "*.so")
@@ -46,51 +44,24 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def build(sources: Path, kind: str, **variables: str) -> set[str]:
+def build(sources: Path, kind: str) -> set[str]:
     """The names of what a distribution holds, as setuptools builds it."""
     for rest in ("build", "dist"):
         shutil.rmtree(sources / rest, ignore_errors=True)
-    command = [sys.executable, "setup.py", "-q", kind]
-    ended = subprocess.run(
-        command, cwd=sources, env=environment() | variables, capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-c", "from setuptools import setup; setup()", "-q", kind]
+    ended = subprocess.run(command, cwd=sources, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     (file,) = (sources / "dist").iterdir()
-    if file.suffix == ".whl":
-        return set(zipfile.ZipFile(file).namelist())
-    return {name.partition("/")[2] for name in tarfile.open(file).getnames()}
+    return set(zipfile.ZipFile(file).namelist())
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_a_wheel_holds_the_hooks_in_c_for_all_versions_of_python(sources: Path) -> None:
-    assert "perfscope/hooks/native/quiet.abi3.so" in build(sources, "bdist_wheel")
-    (file,) = (sources / "dist").iterdir()
-    assert "-cp311-abi3-" in file.name
-
-
-@pytest.mark.slow
-def test_without_a_compiler_a_wheel_holds_all_the_rest(sources: Path) -> None:
-    names = build(sources, "bdist_wheel", CC="false")
+def test_a_wheel_is_of_pure_python(sources: Path) -> None:
+    names = build(sources, "bdist_wheel")
     assert not [name for name in names if name.endswith(".so")]
-    assert {"perfscope/hooks/quick_hooks.py", "perfscope/hooks/native/__init__.py"} <= names
-
-
-@pytest.mark.slow
-def test_a_source_distribution_holds_what_is_compiled(sources: Path) -> None:
-    compiled = {f"hooks/native/{file.name}" for file in (ROOT / "hooks" / "native").glob("*.[ch]")}
-    assert {"setup.py", *compiled} <= build(sources, "sdist")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
-def test_the_hooks_in_c_compile_without_a_warning(tmp_path: Path) -> None:
-    warnings = ["-Wall", "-Wextra", "-Wconversion", "-Werror"]
-    command = ["cc", "-std=c11", "-D_POSIX_C_SOURCE=200809L", "-fsyntax-only", *warnings]
-    sources = sorted((ROOT / "hooks" / "native").glob("*.c"))
-    command += ["-isystem", sysconfig.get_path("include"), *map(str, sources)]
-    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
+    assert {"perfscope/hooks/capture.py", "perfscope/analyzers/steps/__init__.py", "perfscope/cli.py"} <= names
+    (file,) = (sources / "dist").iterdir()
+    assert file.name.endswith("-py3-none-any.whl")
 
 
 def test_the_version_is_in_the_changelog() -> None:

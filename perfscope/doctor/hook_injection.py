@@ -14,7 +14,6 @@ from perfscope.doctor.check import Check, fail, ok, warn
 from perfscope.doctor.probe import ProbeResult, probe
 from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
-from perfscope.hooks.quiet_steps import find_native
 from perfscope.hooks.reach import launch
 
 _DISTRIBUTIONS = {"megatron": "megatron-core", "lightning": "lightning", "pytorch_lightning": "pytorch-lightning"}
@@ -45,7 +44,6 @@ def check_hook() -> list[Check]:
         environment = _make_environment(Path(folder) / "run")
         checks = [_check_activity(probe(_IS_ACTIVE, environment))]
         checks += _check_packages(_find_packages(), environment)
-    checks.append(check_native())
     obstacles = launch.find_obstacles(["deepspeed"])
     return checks + [warn("Hook under deepspeed", obstacle, "see the finding") for obstacle in obstacles]
 
@@ -53,15 +51,6 @@ def check_hook() -> list[Check]:
 def _make_environment(run_dir: Path) -> dict[str, str]:
     config = Config(run_dir=str(run_dir), windows=(), nvml_hz=0)
     return launch.build_environment(config, launch.prepare(config), os.environ)
-
-
-def check_native() -> Check:
-    """Whether the hooks of a quiet step are in C."""
-    part = "Hooks of a step"
-    if find_native() is not None:
-        return ok(part, "in C")
-    finding = "in Python, where they take about three times as long: they were not compiled"
-    return warn(part, finding, "install a C compiler and Python's headers, then perfscope from its sources once more")
 
 
 def _check_activity(result: ProbeResult) -> Check:

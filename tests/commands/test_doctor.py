@@ -48,15 +48,6 @@ def test_every_part_is_checked_and_nothing_is_left_behind(tmp_path: Path) -> Non
     assert verdicts["NVML"] in ("ok", "warn")
 
 
-def test_hooks_that_were_not_compiled_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook_injection, "find_native", lambda: None)
-    check = hook_injection.check_native()
-    assert check.verdict is Verdict.WARN
-    assert "in Python" in check.finding
-    monkeypatch.setattr(hook_injection, "find_native", lambda: object)
-    assert hook_injection.check_native() == ok("Hooks of a step", "in C")
-
-
 def test_json_has_every_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checks = [ok("Disk", "much"), fail("torch", "broken", "fix it")]
     monkeypatch.setattr(command, "_run_checks", lambda folder: checks)

@@ -17,62 +17,48 @@ import torch
 from perfscope.hooks import late_writer, quiet_steps, training_steps
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
+from perfscope.hooks.quick_hooks import QuietSteps
 from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.selection import parse_windows
-from perfscope.hooks.timers.host_counters import HostCounters
 from perfscope.hooks.timers.probes import DeviceProbes
 from perfscope.wire.host import DeviceProbe
 from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import SCRIPTS, environment
 from tests.hooks.timers.test_probes import Device, Event
 
-#: Functions of the hooks in Python that one step calls, at most: where quick hooks are in C, and where they are not.
-MOST_CALLS = {
-    ("plain", "native"): 6, ("scaler", "native"): 10, ("ddp", "native"): 7, ("fsdp2", "native"): 6,
-    ("plain", "python"): 12, ("scaler", "python"): 17, ("ddp", "python"): 13, ("fsdp2", "python"): 12,
-}  # fmt: skip
-NATIVE = quiet_steps.find_native()
-IMPLEMENTATIONS = ["python", *(["native"] if NATIVE else [])]
+#: Functions of the hooks that one step calls, at most.
+MOST_CALLS = {"plain": 12, "scaler": 17, "ddp": 13, "fsdp2": 12}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("training", "quick"), [case for case in MOST_CALLS if case[1] in IMPLEMENTATIONS])
-def test_a_step_calls_few_functions_of_the_hooks(training: str, quick: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "counting_calls.py"), training, quick]
+@pytest.mark.parametrize("training", MOST_CALLS)
+def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "counting_calls.py"), training]
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     calls: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
-    assert 0 < sum(calls.values()) <= MOST_CALLS[training, quick], calls
+    assert 0 < sum(calls.values()) <= MOST_CALLS[training], calls
     assert "TrainingSteps._end_step" not in calls
 
 
-#: Of the thread beside training, in a turn: functions of the hooks, and of them for each line that is made in Python.
-MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = {"python": 15, "native": 35}, 3
+#: Of the thread beside training, in a turn: functions of the hooks, and of them for each line that is made.
+MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 15, 3
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("quick", IMPLEMENTATIONS)
-def test_a_turn_beside_training_makes_few_calls_and_writes_once(quick: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "counting_turns.py"), quick]
+def test_a_turn_beside_training_makes_few_calls_and_writes_once(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPTS / "counting_turns.py")]
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     turns: list[dict[str, int]] = json.loads(ended.stdout.splitlines()[-1])
     assert len(turns) == 4
     for turn in turns:
-        lines = turn["hooks: make_line"]
-        assert lines <= 24 if quick == "native" else lines == 24  # lines of numbers alone are made in C
+        assert turn["hooks: make_line"] == 24
         calls = {name: count for name, count in turn.items() if name.startswith("hooks: ")}
-        assert sum(calls.values()) <= MOST_CALLS_A_TURN[quick] + MOST_CALLS_A_LINE * lines, calls
+        assert sum(calls.values()) <= MOST_CALLS_A_TURN + MOST_CALLS_A_LINE * 24, calls
         assert (turn["C: write"], turn["C: stat"]) == (1, 1)
         assert not turn.keys() & {"C: open", "C: rename", "C: replace", "C: fsync", "C: dumps", "C: encode"}
     assert sum(turn.get("hooks: DeviceMemory._read_peaks", 0) for turn in turns) == 1
-
-
-@pytest.fixture(params=IMPLEMENTATIONS)
-def implementation(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The quick hooks in Python, and those in C where they were built."""
-    if request.param == "python":
-        monkeypatch.setattr(quiet_steps, "find_native", lambda: None)
 
 
 class Training:
@@ -115,7 +101,6 @@ def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
 
-@pytest.mark.usefixtures("implementation")
 def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
     trainings = [Training(tmp_path / str(quick), quick=quick) for quick in (True, False)]
     for training in trainings:
@@ -144,7 +129,6 @@ def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_waits", [False, True])
-@pytest.mark.usefixtures("implementation")
 def test_counters_are_read_in_long_steps_and_one_in_sixteen_and_in_all_where_waits_are_timed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_waits: bool
 ) -> None:
@@ -175,7 +159,6 @@ def test_counters_are_read_in_long_steps_and_one_in_sixteen_and_in_all_where_wai
     assert counted == {3: 1, 4: 1} | (dict.fromkeys(reads, 1) if has_waits else {16: 12, 20: 4, 32: 12})
 
 
-@pytest.mark.usefixtures("implementation")
 def test_a_guarded_step_counts_the_quick_ones_before_it_that_were_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,9 +181,8 @@ def test_a_guarded_step_counts_the_quick_ones_before_it_that_were_not_read(
     assert max(counted) == 4 + counted[max(counted)]
 
 
-@pytest.mark.usefixtures("implementation")
 def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_step_changes_little() -> None:
-    quiet = quiet_steps.make_quiet_steps()
+    quiet = QuietSteps()
     quiet.learn_length(1 << 20)
     assert quiet.long_ns == (1 << 20) * 9 // 8
     quiet.learn_length(1 << 40)
@@ -210,7 +192,6 @@ def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_st
     assert abs(quiet.long_ns - (1 << 21) * 9 // 8) < 1 << 8
 
 
-@pytest.mark.usefixtures("implementation")
 def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) -> None:
     training = Training(tmp_path, quick=True)
     for number in range(8):
@@ -219,7 +200,6 @@ def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) 
     assert [record.get("tokens") for record in training.records()[4:]] == [8, None, 8, None]
 
 
-@pytest.mark.usefixtures("implementation")
 def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -237,7 +217,6 @@ def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
     assert "training goes on" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("implementation")
 @pytest.mark.parametrize("hook", ["on_batch_loaded", "on_forward"])
 def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
     hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -268,7 +247,6 @@ def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
     assert "ValueError" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("implementation")
 def test_another_thread_and_another_optimizer_are_left_to_the_guarded_methods(tmp_path: Path) -> None:
     training = Training(tmp_path, quick=True)
     for _ in range(4):
@@ -282,7 +260,6 @@ def test_another_thread_and_another_optimizer_are_left_to_the_guarded_methods(tm
     assert training.slow_ends == ends + 2
 
 
-@pytest.mark.usefixtures("implementation")
 def test_steps_before_a_window_are_not_quick(tmp_path: Path) -> None:
     training = Training(tmp_path, quick=True, steps="12-13")
     assert training.capture._windows.quiet_steps == 9
@@ -295,44 +272,6 @@ def test_steps_before_a_window_are_not_quick(tmp_path: Path) -> None:
     training.capture._windows.discard()
 
 
-#: What frameworks state, and what none of them does.
-STATED: list[dict[str, Any]] = [
-    {"skipped": False, "global_samples": 64, "loss_scale": 65536.0}, {"skipped": True, "iteration": 7},
-    {"skipped": None, "micro_batches": 4, "samples": 8, "tokens": 4096, "global_samples": None},
-    {"loss_scale": 0.1, "iteration": 0, "global_samples": 0}, {"loss_scale": 1e300}, {"skipped": 1},
-    {"loss_scale": 2, "iteration": True}, {"iteration": 2**70}, {"loss_scale": -0.0, "other": 1},
-]  # fmt: skip
-
-
-@pytest.mark.skipif(NATIVE is None, reason="the quick hooks in C were not built: no compiler was there")
-def test_lines_made_in_c_are_those_made_in_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
-    training = Training(tmp_path, quick=True)
-    for _ in range(4):
-        training.step()
-    blocks: list[Any] = []
-    quiet = training.capture._quiet
-    quiet.append = lambda item: blocks.append(item[2][0])
-    quiet.close_block()
-    for number in range(70):
-        quiet.long_ns = 0 if number % 7 == 3 else 10**12
-        if number % 5:
-            training.capture.on_batch_loaded([torch.zeros(3, 4, dtype=torch.long)], number)
-        if number % 3:
-            training.capture.on_forward((torch.zeros((2, 8, 8)[: number % 4], dtype=torch.long),), {})
-        quiet.has_news = number == 9
-        if number < 40:
-            training.capture.on_optimizer_step(training.optimizer)
-        else:
-            quiet.name = "deepspeed"
-            training.capture.on_step_end("deepspeed", training.optimizer, **STATED[number % len(STATED)])
-    assert len(blocks) == 2
-    for block in blocks:
-        expected = b"".join(make_line(*row) for row in block.take(HostCounters()))
-        assert block.lines(make_line, HostCounters()) == expected
-
-
-@pytest.mark.usefixtures("implementation")
 def test_many_steps_keep_nothing_but_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
     training = Training(tmp_path, quick=True)
@@ -383,7 +322,6 @@ def test_what_a_framework_states_in_a_type_of_its_own_is_valid_json() -> None:
         make_line(3, 100, "deepspeed", (40, None, 7), (0, 0, 0), (0, 0, None), {"loss_scale": float("inf")}, None)
 
 
-@pytest.mark.usefixtures("implementation")
 def test_what_the_writing_thread_did_is_in_the_next_quick_step(tmp_path: Path) -> None:
     training = Training(tmp_path, quick=True)
     for _ in range(4):
@@ -400,7 +338,6 @@ def test_what_the_writing_thread_did_is_in_the_next_quick_step(tmp_path: Path) -
     assert (record["memory_peak_bytes"], last.get("memory_peak_bytes")) == (5, None)
 
 
-@pytest.mark.usefixtures("implementation")
 def test_steps_of_a_pipeline_are_probed_though_they_are_not_quick(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -430,7 +367,6 @@ def test_steps_of_a_pipeline_are_probed_though_they_are_not_quick(
     assert (training.slow_ends, probe.step, probe.update_ns) == (8, 6, 6_000_000)
 
 
-@pytest.mark.usefixtures("implementation")
 def test_a_record_that_cannot_be_written_ends_the_capture_in_a_quick_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,7 +1,4 @@
-"""Prints, as JSON, how often a step of a training calls each function of the hooks, far from windows.
-
-With "python" behind the training, the quick hooks in C are not used.
-"""
+"""Prints, as JSON, how often a step of a training calls each function of the hooks, far from windows."""
 
 import json
 import os
@@ -16,8 +13,6 @@ from torch.utils.data import DataLoader
 
 from perfscope import hooks
 
-if "python" in sys.argv:
-    sys.modules["perfscope.hooks.native.quiet"] = None
 hooks.attach("run", steps="1000", nvml_hz=0)
 
 training = sys.argv[1]

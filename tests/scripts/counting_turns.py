@@ -1,7 +1,4 @@
-"""Prints, as JSON, what the thread beside training calls in each of its turns: hooks' functions, and calls into C.
-
-With "python" as an argument, the quick hooks in C are not used.
-"""
+"""Prints, as JSON, what the thread beside training calls in each of its turns: hooks' functions, and calls into C."""
 
 import json
 import os
@@ -49,8 +46,6 @@ class Clock:
         return None
 
 
-if "python" in sys.argv:
-    sys.modules["perfscope.hooks.native.quiet"] = None
 late_writer.time = Clock
 hooks.attach("run", steps="1000000", nvml_hz=0)
 model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(4)))
