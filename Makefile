@@ -12,9 +12,9 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 
 HTA := $(VENV)/hta
 HTA_READY := $(HTA)/.ready
-# What the tests over several hosts, and those on Slurm, need besides root.
-HOST_PROGRAMS := ip ssh sshd pdsh slurmctld slurmd sbatch
-HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh slurm-client slurmctld slurmd
+# What the tests over several hosts need besides root.
+HOST_PROGRAMS := ip ssh sshd pdsh
+HOST_PACKAGES := iproute2 openssh-client openssh-server pdsh
 
 # A server of Azure's store; `node` runs it, and npm brings it.
 AZURITE := $(VENV)/azurite

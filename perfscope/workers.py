@@ -2,146 +2,115 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
+import signal
+import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
-from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
-from queue import Empty, SimpleQueue
-from typing import Any, NamedTuple, ParamSpec, TypeAlias, TypeVar
-
-from perfscope.forks import end_with_parent
+from queue import SimpleQueue
+from typing import NamedTuple, ParamSpec, TypeVar, cast
 
 _P = ParamSpec("_P")
+_A = TypeVar("_A")
 _T = TypeVar("_T")
-#: What a worker has to do: a function and its arguments.
-_Call: TypeAlias = "tuple[Callable[..., object], tuple[object, ...], dict[str, object]]"
 _END = b""
 _LOST = "a worker was killed, perhaps because memory ran out"
+_PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
+_POLL_S = 1.0
 
 
-class _Task(NamedTuple):
-    """A call, and where its answer goes."""
+class _Worker(NamedTuple):
+    """A process, and the pipe through which it is asked."""
 
-    future: Future[Any]
-    call: _Call
+    process: BaseProcess
+    pipe: Connection
 
 
-class Workers(Executor):
-    """A pool of processes, all of which are given up where one of them dies: what they had to do raises then.
+class Workers:
+    """A pool of processes. One that dies costs the call that it had, which raises BrokenProcessPool.
 
     Each worker has a pipe of its own, whose other end a thread of this process reads: a worker that dies, also while it
     sends an answer, is the end of its pipe. The standard library's pool has one pipe for all answers, so that who reads
     half of one waits for the rest for ever.
     """
 
-    def __init__(self, count: int, context: BaseContext) -> None:
-        self._count = count
-        self._context = context
-        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
-        self._processes: list[BaseProcess] = []
-        self._threads: list[threading.Thread] = []
-        self._is_broken = threading.Event()
+    def __init__(self, count: int) -> None:
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._all: list[_Worker] = []
+        self._is_ending = False
+        for _ in range(count):
+            self._idle.put(self._start())  # before there is a thread, so that they are forked
+        self._threads = ThreadPoolExecutor(count)
 
-    def submit(self, fn: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
-        """See ``Executor.submit``; the first call starts the workers, which must be forked before any thread starts.
+    def submit(self, call: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs) -> Future[_T]:
+        """Let a worker make a call; what it raises is raised where the answer is asked for."""
+        return self._threads.submit(self._ask, call, args, kwargs)
 
-        Raises:
-            BrokenProcessPool: A worker has died.
-        """
-        if self._is_broken.is_set():
-            raise BrokenProcessPool(_LOST)
-        if not self._threads:
-            self._start()
-        future: Future[_T] = Future()
-        self._tasks.put(_Task(future, (fn, args, kwargs)))
-        return future
+    def map(self, call: Callable[[_A], _T], items: Iterable[_A]) -> Iterator[_T]:
+        """The answers for all items, in their order."""
+        futures = [self.submit(call, item) for item in items]
+        return (future.result() for future in futures)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002 - as above it
-        """See ``Executor.shutdown``; whoever waits also waits for the processes to end."""
-        if cancel_futures:
-            self._refuse_all()
-        for _ in self._threads:
-            self._tasks.put(None)
-        if wait:
-            for thread in self._threads:
-                thread.join()
-            for process in self._processes:
-                process.join()
+    def end(self, *, is_at_once: bool) -> None:
+        """End all workers when they have answered, or now; whatever they are at is lost then."""
+        self._is_ending = is_at_once
+        if is_at_once:
+            for worker in self._all:
+                worker.process.kill()
+        self._threads.shutdown(cancel_futures=is_at_once)
+        for worker in self._all:
+            with suppress(OSError):  # one that is gone needs no end
+                worker.pipe.send_bytes(_END)  # it would not see that of the pipe, both of whose ends a fork has
+            worker.process.join()
+            worker.pipe.close()
 
-    def kill_all(self) -> None:
-        """Kill every worker, whatever it is at; what they have not answered is never answered."""
-        self._is_broken.set()
-        for process in self._processes:
-            process.kill()
+    def _start(self) -> _Worker:
+        context = multiprocessing.get_context("fork" if can_fork() else "spawn")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=_work, args=(theirs, os.getpid()))  # type: ignore[attr-defined]
+        process.start()
+        theirs.close()  # so that the worker is the only one who could send
+        worker = _Worker(process, ours)
+        self._all.append(worker)
+        return worker
 
-    def _start(self) -> None:
-        pipes = []
-        for _ in range(self._count):
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_work, args=(theirs, os.getpid()))  # type: ignore[attr-defined]
-            process.start()
-            theirs.close()  # so that the worker is the only one who could send
-            self._processes.append(process)
-            pipes.append(ours)
-        self._threads = [threading.Thread(target=self._ask, args=(ours,), daemon=True) for ours in pipes]
-        for thread in self._threads:
-            thread.start()
-
-    def _ask(self, worker: Connection) -> None:
-        """Ask one worker for one thing after the other, until nothing is left."""
-        with worker:
-            while (task := self._tasks.get()) is not None:
-                if not task.future.set_running_or_notify_cancel():
-                    continue
-                if self._is_broken.is_set():
-                    task.future.set_exception(BrokenProcessPool(_LOST))
-                    continue
-                try:
-                    is_answered, answer = _exchange(worker, task.call)
-                except (OSError, EOFError):
-                    self.kill_all()
-                    is_answered, answer = False, BrokenProcessPool(_LOST)
-                except Exception as error:  # noqa: BLE001 - whatever cannot be sent is the caller's, as if it had called
-                    is_answered, answer = False, error
-                if is_answered:
-                    task.future.set_result(answer)
-                else:
-                    task.future.set_exception(answer)
-            with suppress(OSError):  # a worker that is gone needs no end
-                worker.send_bytes(_END)  # it would not see that of the pipe, both of whose ends a fork has
-
-    def _refuse_all(self) -> None:
-        with suppress(Empty):
-            while True:
-                task = self._tasks.get_nowait()
-                if task is not None:
-                    task.future.cancel()
-
-
-def _exchange(worker: Connection, call: _Call) -> tuple[bool, Any]:
-    worker.send(call)
-    is_answered, answer = worker.recv()
-    return is_answered, answer
+    def _ask(self, call: Callable[..., _T], args: tuple[object, ...], kwargs: dict[str, object]) -> _T:
+        worker = self._idle.get()
+        try:
+            worker.pipe.send((call, args, kwargs))
+            is_answered, answer = worker.pipe.recv()
+        except (OSError, EOFError):
+            worker.process.kill()
+            if not self._is_ending:
+                worker = self._start()
+            raise BrokenProcessPool(_LOST) from None
+        finally:
+            self._idle.put(worker)
+        if not is_answered:
+            raise answer
+        return cast("_T", answer)
 
 
 def _work(pipe: Connection, parent_pid: int) -> None:
     """Answer one call after the other until the end is sent: with a result, or with what the call raised."""
-    end_with_parent(parent_pid)
+    _end_with_parent(parent_pid)
     while True:
         content = pipe.recv_bytes()
         if content == _END:
             return
         try:
-            function, arguments, options = pickle.loads(content)
-            pipe.send((True, function(*arguments, **options)))
+            call, arguments, options = pickle.loads(content)
+            pipe.send((True, call(*arguments, **options)))
         except Exception as error:  # noqa: BLE001 - it is raised where the answer is waited for
             error.add_note("".join(traceback.format_exception(error)))
             pipe.send((False, error))
@@ -150,19 +119,33 @@ def _work(pipe: Connection, parent_pid: int) -> None:
 @contextmanager
 def start_workers(count: int) -> Iterator[Workers]:
     """Start a pool of workers, and leave none behind: not where this process is killed, nor after Ctrl-C."""
-    context = multiprocessing.get_context("fork" if can_fork() else "spawn")
-    pool = Workers(count, context)
+    pool = Workers(count)
     try:
         yield pool
     except BaseException:
         # Nobody waits for the answers any more: what a worker is at may take minutes.
-        pool.kill_all()
-        pool.shutdown(cancel_futures=True)  # its threads have ended: other workers can be forked
+        pool.end(is_at_once=True)
         raise
-    else:
-        pool.shutdown()
+    pool.end(is_at_once=False)
 
 
 def can_fork() -> bool:
     """Whether workers start at once, by a fork, which must not happen while another thread may hold a lock."""
     return "fork" in multiprocessing.get_all_start_methods() and threading.active_count() == 1
+
+
+def _end_with_parent(parent_pid: int) -> None:
+    """End this process when its parent ends; Ctrl-C at the terminal is the parent's to answer."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:
+        threading.Thread(target=_watch, args=(parent_pid,), daemon=True).start()
+    if os.getppid() != parent_pid:  # it ended before
+        os._exit(1)
+
+
+def _watch(parent_pid: int) -> None:
+    while os.getppid() == parent_pid:
+        time.sleep(_POLL_S)
+    os._exit(1)

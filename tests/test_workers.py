@@ -87,18 +87,15 @@ def die_while_sending() -> bytes:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("how", [die, die_while_sending])
-def test_what_a_pool_was_asked_for_raises_as_soon_as_a_worker_dies(how: Callable[[], object]) -> None:
+def test_a_worker_that_dies_costs_the_call_that_it_had(how: Callable[[], object]) -> None:
     threads = threading.active_count()
-    began = time.monotonic()
     with start_workers(2) as pool:
-        asked: list[Future[Any]] = [pool.submit(time.sleep, 1000), pool.submit(how)]
-        asked += [pool.submit(abs, -number) for number in range(9)]
-        for future in asked:
-            with pytest.raises(BrokenProcessPool, match="a worker was killed"):
-                future.result()
-        with pytest.raises(BrokenProcessPool):
-            pool.submit(abs, 1)
-    assert time.monotonic() - began < 10
+        lost: Future[Any] = pool.submit(how)
+        asked = [pool.submit(abs, -number) for number in range(9)]
+        with pytest.raises(BrokenProcessPool, match="a worker was killed"):
+            lost.result()
+        assert [future.result() for future in asked] == list(range(9))
+        assert pool.submit(abs, -1).result() == 1
     assert not active_children()
     assert threading.active_count() == threads
 
@@ -116,7 +113,7 @@ def fail(kind: Callable[[str, str], Exception]) -> None:
 
 def test_what_a_call_raises_is_raised_where_it_is_waited_for() -> None:
     with start_workers(2) as pool:
-        assert list(pool.map(abs, range(-50, 0), chunksize=3)) == list(range(50, 0, -1))
+        assert list(pool.map(abs, range(-50, 0))) == list(range(50, 0, -1))
         with pytest.raises(OSError, match="is empty") as error:
             pool.submit(fail, OSError).result()
         assert any("in fail" in note for note in error.value.__notes__)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from perfscope.api.opened_run import OpenedRun
-from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import find_inputs, split_into_runs
 from perfscope.engine.kernel_patterns import require_patterns
 from perfscope.engine.run import Plan, require_analyzers
@@ -45,7 +45,7 @@ def open_run(
     patterns = tuple(kernels)
     require_patterns(patterns)
     plan = Plan(
-        execution=Execution(Backend.PROCESS if workers > 1 else Backend.SERIAL, workers),
+        execution=Execution(workers),
         only=frozenset(only),
         with_operators=operators,
         rank_rule=RANK_IN_FILE_NAME if rank is None else rank,

@@ -185,7 +185,7 @@ def analyze(
         kernels=read_kernels(kernels),
     )
     # The workers of a cluster have a working folder of their own.
-    locations = [path if not where.uses_cluster or is_url(path) else str(Path(path).absolute()) for path in paths]
+    locations = [path if where.dask is None or is_url(path) else str(Path(path).absolute()) for path in paths]
     runs = open_each(locations, plan)
     if tables.rows is not None and len(runs) > 1:
         raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(runs)} runs")

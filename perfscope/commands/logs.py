@@ -9,18 +9,18 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.logs.setup import Overrides
-from perfscope.analyzers.logs.summary import LogSummary
+from perfscope.analyzers.logs.summary import LogSummary, summarize_log
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.constants import GB, NS_PER_S
-from perfscope.engine.many_logs import summarize_logs
 from perfscope.engine.places import at_hand
-from perfscope.errors import ExitCode, PerfscopeError, UsageError
+from perfscope.engine.progress import with_lines
+from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Report, Section, in_unit
-from perfscope.sources.joblog import find_logs
+from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files.log_files import is_log_name
 from perfscope.units import format_parameters, format_seconds, parse_parameters
 
@@ -98,13 +98,16 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
     logs = find_logs(paths)
     if len(logs) > _MOST_LOGS:
         raise UsageError(f"there are {len(logs):,} logs; at most {_MOST_LOGS:,} are read at once", hint="name folders")
-    for path, answer in summarize_logs(logs, overrides):
-        if isinstance(answer, str):
-            unread.append(answer)
-        elif answer.status == "unrecognised":
+    for path in with_lines(logs, len(logs)):
+        try:
+            summary = summarize_log(read_log(path), overrides)
+        except SourceError as error:
+            unread.append(str(error))
+            continue
+        if summary.status == "unrecognised":
             unread.append(f"{path} {'is empty' if path.stat().st_size == 0 else 'is not a log of a known framework'}")
         else:
-            summaries.append(answer)
+            summaries.append(summary)
     if not summaries:
         raise PerfscopeError(
             "; ".join(unread[:3]) or "there is no log in " + ", ".join(map(str, paths)),

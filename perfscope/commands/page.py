@@ -17,7 +17,7 @@ from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.commands.scaling.runs import read_runs
 from perfscope.constants import MB
 from perfscope.engine.analysis_report import to_report as describe_analyzed
-from perfscope.engine.execution import Backend, Execution, available_processors
+from perfscope.engine.execution import Execution, available_processors
 from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan
 from perfscope.engine.sides import is_saved, read_side
@@ -77,9 +77,7 @@ def page(
     if not output.resolve().parent.is_dir():
         raise SourceError(output.parent, "is no folder", hint="create it, or name another file with -o")
     count = require_positive("--workers", workers) if workers is not None else available_processors()
-    subject = _describe(
-        paths, against, Plan(execution=Execution(Backend.PROCESS, count), kernels=read_kernels(kernels))
-    )
+    subject = _describe(paths, against, Plan(execution=Execution(count), kernels=read_kernels(kernels)))
     content = render(subject.document).encode()
     replace_file(output, content)
     if opens:

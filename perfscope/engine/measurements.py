@@ -14,8 +14,7 @@ from msgspec.structs import replace
 
 from perfscope.constants import MANY_RANKS
 from perfscope.engine.coverage import find_problems
-from perfscope.engine.execution import Execution
-from perfscope.engine.groups import Mergers
+from perfscope.engine.execution import Execution, Mergers
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.on_demand import OnDemand
 from perfscope.engine.registry import Analyzer, Partial

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial as bind
 from typing import TypeAlias, cast
 
-from perfscope.engine.groups import Mergers, merge_each
+from perfscope.engine.execution import Mergers, merge_each
 from perfscope.engine.packing import pack, unpack
 from perfscope.engine.reading import read_each
 from perfscope.engine.tasks import MeasuredTrace
@@ -40,7 +40,7 @@ def take_each(files: Sequence[TraceFiles], take: Take, mergers: Mergers, workers
     Args:
         files: The traces.
         take: Reads the partials of one.
-        mergers: See ``perfscope.engine.groups``.
+        mergers: See ``perfscope.engine.execution``.
         workers: In how many processes to read.
     """
     if len(files) < _FEWEST:

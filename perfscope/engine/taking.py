@@ -15,8 +15,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.constants import MANY_RANKS
-from perfscope.engine.execution import Backend, Execution
-from perfscope.engine.groups import Mergers
+from perfscope.engine.execution import Execution, Mergers
 from perfscope.engine.inputs import FETCH
 from perfscope.engine.partials import LoadedPartials, load, paths_of
 from perfscope.engine.ranks_at_once import Take, Taken, take_each
@@ -111,7 +110,7 @@ def answer_each(
     number_of: dict[str, int] = {}  # of those to measure alone: a text for every trace would fill the memory
     to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}
     begun: dict[str, MeasuredTrace] = {}
-    workers = execution.workers if execution.backend is Backend.PROCESS else 1
+    workers = execution.workers if execution.dask is None else 1
     taken = zip(files, take_each(files, _taker(task, taking), mergers, workers), strict=True)
     for number, (trace, answer) in enumerate(taken):
         is_absent = any(path in taking.absent for path in paths_of(trace))

@@ -22,7 +22,7 @@ from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
 from perfscope.analyzers.tracks.rank_tracks import RankTracks, measure_tracks
 from perfscope.constants import MIB
-from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.registry import FINDINGS
 from perfscope.engine.run import Plan, analyze
@@ -168,7 +168,7 @@ def _explain_emptiness(job: JobTracks) -> str:
 
 def _find_causes(inputs: Inputs, workers: int) -> tuple[Finding, ...]:
     """What costs the most in all of the job, as `perfscope analyze` says it."""
-    results = analyze(inputs.locations, Plan(Execution(Backend.PROCESS, workers))).results
+    results = analyze(inputs.locations, Plan(Execution(workers))).results
     findings = results.get(FINDINGS)
     return findings.findings if isinstance(findings, Findings) else ()
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.synthetic_ranks import Job, Made
-from perfscope.engine.execution import Execution
-from perfscope.engine.groups import Mergers
+from perfscope.engine.execution import Execution, Mergers
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.engine.tasks import Measure, MeasuredTrace

@@ -1,4 +1,4 @@
-"""Workers of Dask that die, stop, dawdle or have a full disk cost no trace, and no trace is counted twice."""
+"""Workers of Dask that die or have a full disk cost no trace, and no trace is counted twice."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial, reduce
 from pathlib import Path
@@ -21,9 +21,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers import kernels
 from perfscope.analyzers.kernels import Kernels, KernelTimes, merge
-from perfscope.engine import dask_cluster
-from perfscope.engine.dask_cluster import measure_on_cluster
-from perfscope.engine.groups import Group, form_groups, measure_group
+from perfscope.engine.execution import Group, form_groups, measure_group, measure_on_dask
 from perfscope.engine.measuring import measure
 from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
@@ -37,6 +35,16 @@ pytestmark = pytest.mark.slow
 TASK = Task(("breakdown", "kernels"))
 VICTIM = "rank004.json.gz"
 LONGEST_S = 60
+
+
+@contextmanager
+def cluster(workers: int, folder: Path | None = None, variables: Mapping[str, str] | None = None) -> Iterator[str]:
+    """The address of a Dask cluster on this machine."""
+    # A test's disk is full: what a worker measures is small, and needs no disk.
+    spilling = {"distributed.worker.memory.target": False, "distributed.worker.memory.spill": False}
+    place = {"local_directory": folder, "dashboard_address": ":0", "env": dict(variables or {})}
+    with dask.config.set(spilling), LocalCluster(n_workers=workers, threads_per_worker=1, **place) as local:
+        yield local.scheduler_address
 
 
 def is_first(marks: Path, files: TraceFiles) -> bool:
@@ -94,7 +102,8 @@ def test_a_worker_that_dies_at_any_stage_costs_no_trace(
 ) -> None:
     paths = job(tmp_path, 9)
     marks = marks_of(tmp_path)
-    require_all(list(measure_on_cluster(partial(dies, marks), groups(paths, 3), {}, 2)), paths)
+    with cluster(2) as scheduler:
+        require_all(list(measure_on_dask(partial(dies, marks), groups(paths, 3), {}, scheduler)), paths)
     assert len(list(marks.iterdir())) == 1
 
 
@@ -106,8 +115,8 @@ def dies_always(files: TraceFiles) -> MeasuredTrace:
 
 def test_a_trace_that_kills_every_worker_is_named_and_its_group_is_answered_for(tmp_path: Path) -> None:
     paths = job(tmp_path, 6)
-    with dask.config.set({"distributed.scheduler.allowed-failures": 0}):
-        answers = {answer.path: answer for answer in measure_on_cluster(dies_always, groups(paths, 3), {}, 2)}
+    with dask.config.set({"distributed.scheduler.allowed-failures": 0}), cluster(2) as scheduler:
+        answers = {answer.path: answer for answer in measure_on_dask(dies_always, groups(paths, 3), {}, scheduler)}
     assert sorted(answers) == paths
     assert [path for path, answer in answers.items() if answer.summary is None] == [paths[4]]
     assert "its worker was killed" in answers[paths[4]].damage[0]
@@ -121,7 +130,8 @@ def has_no_space(files: TraceFiles) -> MeasuredTrace:
 
 def test_a_failure_in_a_worker_is_named_as_what_it_is(tmp_path: Path) -> None:
     paths = job(tmp_path, 6)
-    answers = {answer.path: answer for answer in measure_on_cluster(has_no_space, groups(paths, 3), {}, 2)}
+    with cluster(2) as scheduler:
+        answers = {answer.path: answer for answer in measure_on_dask(has_no_space, groups(paths, 3), {}, scheduler)}
     assert sorted(answers) == paths
     (problem,) = answers[paths[4]].damage
     assert problem == f"{paths[4]} could not be measured: OSError: [Errno 28] No space left on device"
@@ -142,50 +152,13 @@ def test_a_worker_whose_disk_is_full_answers_all_the_same(tmp_path: Path) -> Non
     paths = job(tmp_path, 6)
     with (
         full_disk(tmp_path / "disk") as disk,
-        LocalCluster(n_workers=1, threads_per_worker=1, local_directory=disk, dashboard_address=":0") as cluster,
+        cluster(1, disk) as scheduler,
     ):
         with pytest.raises(OSError, match="No space left"):
             (disk / "filler").write_bytes(b"0" * (1 << 20))
         measuring = partial(measure, task=TASK)
-        answers = list(measure_on_cluster(measuring, groups(paths, 2), {}, 1, cluster.scheduler_address))
+        answers = list(measure_on_dask(measuring, groups(paths, 2), {}, scheduler))
     require_all(answers, paths)
-
-
-def stops(marks: Path, files: TraceFiles) -> MeasuredTrace:
-    if is_first(marks, files):
-        os.kill(os.getpid(), signal.SIGSTOP)
-    return measure(files, TASK)
-
-
-def dawdles(marks: Path, files: TraceFiles) -> MeasuredTrace:
-    if is_first(marks, files):
-        time.sleep(6)
-    elif Path(files.path).name == VICTIM:
-        (marks / "copy").touch()
-    return measure(files, TASK)
-
-
-@pytest.fixture
-def _impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_cluster, "_LEAST_PATIENCE_S", 1.0)
-    monkeypatch.setattr(dask_cluster, "_LATE_AFTER", 1.0)
-
-
-@pytest.mark.usefixtures("_impatient")
-@pytest.mark.parametrize("straggles", [stops, dawdles])
-def test_a_trace_of_a_worker_that_does_not_get_on_is_measured_elsewhere_and_counted_once(
-    tmp_path: Path, straggles: Callable[[Path, TraceFiles], MeasuredTrace]
-) -> None:
-    paths = job(tmp_path, 9)
-    marks = marks_of(tmp_path)
-    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
-        address = cluster.scheduler_address
-        try:
-            require_all(list(measure_on_cluster(partial(straggles, marks), groups(paths, 3), {}, 2, address)), paths)
-        finally:
-            for mark in marks.glob(f"{VICTIM}.*"):
-                os.kill(int(mark.name.rpartition(".")[2]), signal.SIGCONT)
-    assert straggles is stops or (marks / "copy").exists()
 
 
 def kills_the_scheduler(pid: int, files: TraceFiles) -> MeasuredTrace:
@@ -217,7 +190,7 @@ def test_a_scheduler_that_ends_is_said_so(tmp_path: Path) -> None:
             dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
             pytest.raises(PerfscopeError, match="the Dask scheduler ended before every trace was measured"),
         ):
-            list(measure_on_cluster(measuring, groups(paths), {}, 1, address))
+            list(measure_on_dask(measuring, groups(paths), {}, address))
     finally:
         for process in (worker, scheduler):
             process.kill()

@@ -6,7 +6,7 @@ import pickle
 from functools import cache, partial
 
 from benchmarks.synthetic_ranks import Made, make_job
-from perfscope.engine.groups import measure_group
+from perfscope.engine.execution import measure_group
 from perfscope.engine.registry import analyzers
 from perfscope.engine.tasks import MeasuredTrace
 from perfscope.engine.windows import TraceFiles

@@ -1,4 +1,4 @@
-"""Many traces: the three engines, workers that die, ranks that are missing, and where traces may lie."""
+"""Many traces: one process, several, or Dask; workers that die, ranks that are missing, and where traces may lie."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from distributed import LocalCluster
 
 from benchmarks.many_traces import copies
-from perfscope.engine.dask_cluster import measure_on_cluster
-from perfscope.engine.groups import Group
+from perfscope.engine.execution import Group, measure_in_processes
 from perfscope.engine.measuring import measure
-from perfscope.engine.process_pool import measure_in_processes
 from perfscope.engine.run import Analysis, analyze
 from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
@@ -60,28 +59,19 @@ def told(*arguments: str | Path, cwd: Path) -> str:
     return answer.stdout
 
 
-def test_all_engines_give_the_same_bytes_over_copies_of_which_one_is_cut_short(tmp_path: Path) -> None:
+def test_one_process_several_and_dask_give_the_same_bytes_over_copies_of_which_one_is_cut_short(tmp_path: Path) -> None:
     copies(tmp_path / "traces", 8, cut=4)
-    answers = {
-        engine: told("--engine", engine, "--workers", "2", "traces", cwd=tmp_path)
-        for engine in ("serial", "process", "dask")
-    }
-    assert answers["serial"] == answers["process"] == answers["dask"]
-    document = json.loads(answers["serial"])
+    alone = told("--workers", "1", "traces", cwd=tmp_path)
+    assert told("--workers", "2", "traces", cwd=tmp_path) == alone
+    with LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
+        assert told("--dask", cluster.scheduler_address, tmp_path / "traces", cwd=tmp_path) == told(
+            "--workers", "1", tmp_path / "traces", cwd=tmp_path
+        )
+    document = json.loads(alone)
     ranks = document["results"]["breakdown"]["ranks"]
     assert [(entry["rank"], entry["damaged"]) for entry in ranks] == [(rank, rank == 4) for rank in range(8)]
     assert any("rank00004.pt.trace.json.gz: its gzip stream is cut off" in line for line in document["warnings"])
     assert document["results"]["collectives"]["operations"][0]["group_size"] == 8
-
-
-def test_a_scheduler_that_runs_already_gives_the_same_bytes(tmp_path: Path) -> None:
-    from distributed import LocalCluster
-
-    (tmp_path / "traces").mkdir()
-    job(tmp_path / "traces", 3)
-    with LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster:
-        answer = told("--scheduler", cluster.scheduler_address, "traces", cwd=tmp_path)
-    assert answer == told("--engine", "serial", tmp_path / "traces", cwd=tmp_path)
 
 
 def groups(paths: Sequence[str], size: int = 1) -> list[Group]:
@@ -151,15 +141,6 @@ def test_a_worker_that_is_killed_while_it_sends_costs_no_trace(tmp_path: Path) -
     assert all(answer.summary is not None for answer in answers)
     assert len(list(marks.iterdir())) == 1
     assert not multiprocessing.active_children()
-
-
-def test_a_dask_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
-    paths = job(tmp_path, 8)
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    answers = list(measure_on_cluster(partial(breaks_on, "rank005.json.gz", marks), groups(paths), {}, 2))
-    assert sorted(answer.path for answer in answers) == paths
-    assert all(answer.summary is not None for answer in answers)
 
 
 def analyzed(*paths: str | Path) -> Analysis:
@@ -293,15 +274,15 @@ def test_a_bar_is_shown_to_people_alone(tmp_path: Path) -> None:
     assert (answer.code, answer.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("engine", ["serial", "dask"])
-def test_on_a_terminal_the_bar_counts_the_traces(tmp_path: Path, engine: str) -> None:
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_on_a_terminal_the_bar_counts_the_traces(tmp_path: Path, workers: str) -> None:
     import pty
     import subprocess
     import sys
 
     job(tmp_path, 3)
     reader, writer = pty.openpty()
-    words = [sys.executable, "-m", "perfscope", "analyze", "--engine", engine, "."]
+    words = [sys.executable, "-m", "perfscope", "analyze", "--workers", workers, "."]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "TERM": "xterm"}
     process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=writer, env=environment)
     os.close(writer)
@@ -325,25 +306,10 @@ def _read_all(reader: int) -> str:
     return content.decode("utf-8", "replace")
 
 
-def test_a_hundred_copies_with_one_cut_short_on_dask(tmp_path: Path) -> None:
-    traces = tmp_path / "traces"
-    traces.mkdir()
-    paths = job(traces, 100)
-    content = Path(paths[50]).read_bytes()
-    Path(paths[50]).write_bytes(content[:-40])
-    answer = perfscope("analyze", "--engine", "dask", "--workers", "2", "--format", "json", "traces", cwd=tmp_path)
-    assert answer.code == 4
-    document = json.loads(answer.stdout)
-    found = document["results"]["breakdown"]["ranks"]
-    assert [entry["rank"] for entry in found if entry["damaged"]] == [50]
-    assert len(found) == 100
-    assert any("rank050.json.gz" in line for line in document["warnings"])
-
-
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        (["--engine", "serial", "--scheduler", "tcp://127.0.0.1:1"], "--scheduler needs --engine dask"),
+        (["--workers", "2", "--dask", "tcp://127.0.0.1:1"], "the cluster of --dask has its own"),
         (["--workers", "0"], "--workers must be at least 1"),
         (["--only", "brekdown"], "there is no analyzer brekdown"),
     ],

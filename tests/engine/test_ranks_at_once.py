@@ -17,7 +17,7 @@ from benchmarks import growth
 from benchmarks.synthetic_ranks import Made, make_job
 from perfscope.engine import ranks_at_once
 from perfscope.engine.analysis_report import to_report
-from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.execution import Execution
 from perfscope.engine.packing import pack, unpack
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.run import Analysis, Plan, analyze
@@ -59,7 +59,7 @@ def texts(analysis: Analysis) -> tuple[str, ...]:
 
 
 def plan(workers: int, **options: Any) -> Plan:
-    return Plan(execution=Execution(Backend.PROCESS, workers), **options)
+    return Plan(execution=Execution(workers), **options)
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

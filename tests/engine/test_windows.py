@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope.engine.analysis_report import to_report
-from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.execution import Execution
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.engine.windows import TraceFiles, plan_windows
 from perfscope.wire.records import StepRecord, WindowRecord, to_line
@@ -84,10 +84,10 @@ def test_where_one_rank_ran_something_else_all_ranks_are_of_the_windows_with_ope
     assert device_time.notes[-2:] == ("Times: window with operators.", *analysis.windows.notes)
 
 
-@pytest.mark.parametrize("backend", [Backend.SERIAL, Backend.PROCESS])
-def test_what_only_the_light_window_ran_is_left_out_of_the_pairs_and_counted(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_only_the_light_window_ran_is_left_out_of_the_pairs_and_counted(workers: int, tmp_path: Path) -> None:
     job(tmp_path, [NEARLY, STEPS])
-    analysis = analyze([tmp_path], Plan(execution=Execution(backend, workers=2), with_operators=True))
+    analysis = analyze([tmp_path], Plan(execution=Execution(workers), with_operators=True))
     assert (analysis.windows.times, analysis.damage) == ("light", ())
     assert analysis.windows.notes == (
         "1 of 34 device events in the light windows of rank 0 did not run in the windows with operators: what caused "
@@ -179,10 +179,10 @@ def test_the_processes_of_a_restarted_rank_are_paired_apart(tmp_path: Path) -> N
     }
 
 
-@pytest.mark.parametrize("backend", [Backend.SERIAL, Backend.PROCESS])
-def test_every_backend_pairs_alike(backend: Backend, tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_backend_pairs_alike(workers: int, tmp_path: Path) -> None:
     job(tmp_path, [STEPS, OTHER])
-    plan = Plan(execution=Execution(backend, workers=2))
+    plan = Plan(execution=Execution(workers))
     assert steps_of(analyze([tmp_path], plan)) == [OPERATOR_STEPS, OPERATOR_STEPS]
 
 

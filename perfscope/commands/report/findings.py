@@ -13,7 +13,6 @@ import typer
 from perfscope.analyzers.findings import Findings
 from perfscope.commands.options.common import FormatOption
 from perfscope.constants import US_PER_MS
-from perfscope.engine.execution import Backend, Execution
 from perfscope.engine.run import Plan, analyze
 from perfscope.errors import SourceError
 from perfscope.outcome import Outcome
@@ -66,7 +65,7 @@ def find(folder: Path) -> Findings:
     """
     # A run says by what it recorded whether operators by shape and modules are analyzed; traces alone do not.
     only = {"findings"} if (folder / RUN_FILE).exists() else {"findings", "modules", "roofline"}
-    analysis = analyze([folder], Plan(execution=Execution(backend=Backend.SERIAL), only=frozenset(only)))
+    analysis = analyze([folder], Plan(only=frozenset(only)))
     result = analysis.results.get("findings")
     if not isinstance(result, Findings):
         raise SourceError(folder, "has no training steps to look for findings in")

@@ -76,10 +76,9 @@ def put(variables: Mapping[str, str], folder: Path, name: str) -> str:
     return f"abfs://runs/{name}"
 
 
-@pytest.mark.parametrize("engine", ["process", "dask"])
-def test_a_run_gives_the_bytes_that_it_gives_on_disk(variables: dict[str, str], tmp_path: Path, engine: str) -> None:
+def test_a_run_gives_the_bytes_that_it_gives_on_disk(variables: dict[str, str], tmp_path: Path) -> None:
     location = put(variables, RUN, "zero1")
-    words = ("analyze", "--format", "json", "--engine", engine, "--workers", "2")
+    words = ("analyze", "--format", "json", "--workers", "2")
     stored = perfscope(*words, location, cwd=tmp_path, **variables)
     on_disk = perfscope("analyze", "--format", "json", str(RUN), cwd=tmp_path)
     assert stored.code == on_disk.code, stored.stderr

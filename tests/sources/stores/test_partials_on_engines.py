@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfscope.engine import taking
-from perfscope.engine.execution import Backend, Execution
+from perfscope.engine.execution import Execution
 from perfscope.engine.partials_at_capture import store_beside
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.tasks import MeasuredTrace
@@ -20,6 +20,7 @@ from tests.engine.storing import copy_with_partials
 from tests.engine.test_dask_workers import (
     TASK,
     VICTIM,
+    cluster,
     dies_before_reading,
     dies_in_reading,
     dies_while_sending,
@@ -99,10 +100,13 @@ def test_dask_says_what_one_process_says_of_a_store_that_fails_beside_partials(
     server: str, keys: dict[str, str], tmp_path: Path, fault: dict[str, Any]
 ) -> None:
     variables = {**keys, "AWS_MAX_ATTEMPTS": "1"}
+    with (
+        faulty(server, Faults(**fault)) as address,
+        cluster(2, variables=variables | {"AWS_ENDPOINT_URL": address}) as scheduler,
+    ):
+        spread = say(address, URL, variables, tmp_path, "--dask", scheduler)
     with faulty(server, Faults(**fault)) as address:
-        spread = say(address, URL, variables, tmp_path, "--engine", "dask", "--workers", "2")
-    with faulty(server, Faults(**fault)) as address:
-        alone = say(address, URL, variables, tmp_path, "--engine", "serial")
+        alone = say(address, URL, variables, tmp_path, "--workers", "1")
     said = [line for line in spread.stderr.splitlines() if "the cluster has no worker" not in line]
     assert (spread.code, spread.stdout) == (alone.code, alone.stdout)
     assert said == alone.stderr.splitlines()
@@ -110,12 +114,10 @@ def test_dask_says_what_one_process_says_of_a_store_that_fails_beside_partials(
 
 
 @pytest.mark.usefixtures("ask")
-@pytest.mark.parametrize("engine", [Backend.DASK, Backend.PROCESS])
 @pytest.mark.parametrize("dies", [dies_before_reading, dies_in_reading, dies_while_sending])
 def test_a_worker_that_dies_at_any_stage_beside_partials_costs_no_trace(
     server: str,
     tmp_path: Path,
-    engine: Backend,
     dies: Callable[[Path, TraceFiles], MeasuredTrace],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -126,7 +128,7 @@ def test_a_worker_that_dies_at_any_stage_beside_partials_costs_no_trace(
     assert VICTIM in paths[4]
     taken = Taking()
     files = [TraceFiles(path) for path in paths]
-    measured = [answer.measured for answer in answer_each(Execution(engine, 2), files, TASK, {}, taken)]
+    measured = [answer.measured for answer in answer_each(Execution(2), files, TASK, {}, taken)]
     require_all(measured, paths)
     assert taken.taken == 6
     assert len(list(marks.iterdir())) == 1
