@@ -11,14 +11,14 @@ enough to matter.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import ceil, sqrt
+from typing import Annotated
 
 import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.report import Json
+from perfscope.result import Doc, Figures, figure
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_count
@@ -47,47 +47,24 @@ class Verdict(StrEnum):
     UNTESTED = "untested"
 
 
-@dataclass(frozen=True, slots=True)
-class WindowEffect:
-    """The steps on both sides of the first window.
+class WindowEffect(Figures, frozen=True):
+    """Whether a window slowed the steps behind it: a block bootstrap of the difference of medians."""
 
-    Attributes:
-        verdict: What was concluded.
-        before, after: How many steady-state steps there are before the first window, and behind it.
-        before_s, after_s: Their medians; absent of none.
-        low, high: Interval of the difference of the medians, as shares of the one before; absent where untested.
-        reason: Why it was not tested; empty where it was.
-    """
+    verdict: Annotated[Verdict, Doc("``slower``, ``faster``, ``drift``, ``no difference found`` or ``untested``.")]
+    before: Annotated[int, Doc("Steps before the window that are compared.")]
+    after: Annotated[int, Doc("Steps behind it that are compared.")]
+    before_s: Annotated[float | None, Doc("Their median before it.")]
+    after_s: Annotated[float | None, Doc("Their median behind it.")]
+    change_low: Annotated[float | None, Doc("Lower end of the interval of ``change``; None where untested.")] = None
+    change_high: Annotated[float | None, Doc("Upper end of it.")] = None
+    reason: Annotated[str | None, Doc("Why it is untested; None where it was tested.")] = None
 
-    verdict: Verdict
-    before: int
-    after: int
-    before_s: float | None
-    after_s: float | None
-    low: float | None = None
-    high: float | None = None
-    reason: str = ""
-
-    @property
+    @figure
     def change(self) -> float | None:
-        """The median behind the window over the one before it, less 1; absent where there is none, or of one step."""
+        """``after_s / before_s - 1``; None of one step on a side."""
         if not self.before_s or self.after_s is None or min(self.before, self.after) <= 1:
             return None
         return self.after_s / self.before_s - 1
-
-    def data(self) -> dict[str, Json]:
-        """The comparison for JSON."""
-        return {
-            "verdict": str(self.verdict),
-            "before": self.before,
-            "after": self.after,
-            "before_s": self.before_s,
-            "after_s": self.after_s,
-            "change": self.change,
-            "change_low": self.low,
-            "change_high": self.high,
-            "reason": self.reason or None,
-        }
 
 
 def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) -> WindowEffect:
@@ -121,7 +98,7 @@ def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) ->
         verdict = Verdict.FASTER if jump_high < 0 else Verdict.DRIFT
     else:
         verdict = Verdict.NO_DIFFERENCE
-    return WindowEffect(verdict, *sides, *medians, low=low, high=high)
+    return WindowEffect(verdict, *sides, *medians, change_low=low, change_high=high)
 
 
 def _median_s(wall_ns: Int64) -> float | None:

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
+import numpy as np
+
 from perfscope.analyzers.shared.statistics import maximum, mean, median, percentile
 from perfscope.analyzers.shared.step_selection import (
     UndisturbedSteps,
@@ -21,16 +23,18 @@ from perfscope.analyzers.shared.step_selection import (
     profiled_steps,
     steps_after_export,
 )
-from perfscope.analyzers.steps.means import measure_means
 from perfscope.analyzers.steps.notes import describe_unreached_windows, write_notes
-from perfscope.analyzers.steps.result import RankSteps, StepTimes
+from perfscope.analyzers.steps.result import RankSteps, StepMeans, StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import in_unit
-from perfscope.tables.columns import Bool, MaskedInt64
+from perfscope.tables.columns import Bool, MaskedInt64, present
 from perfscope.tables.run import Rank, Run
 from perfscope.tables.steps import Steps
 from perfscope.wire.axes import counts_samples, counts_tokens
+
+#: torch.compile may need some steps until it has seen every shape.
+_FIRST_STEPS = 5
 
 
 def analyze(run: Run) -> StepTimes:
@@ -67,7 +71,7 @@ def _summarize(run: Run) -> StepTimes:
         tokens_per_s=_rate(tokens, step_time_s),
         ranks=ranks,
         undisturbed_ns=tuple(undisturbed.job_ns.tolist()),
-        effect=undisturbed.effect,
+        window_effect=undisturbed.effect,
         unreached_windows=tuple(describe_unreached_windows(run, max(rank.count for rank in ranks))),
         notes=write_notes(run, ranks, undisturbed),
         micro_batches=max((rank.micro_batches for rank in ranks if rank.micro_batches is not None), default=None),
@@ -82,7 +86,7 @@ def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
         rank=steps.rank,
         count=len(steps),
         skipped=int(steps.skipped.sum()),
-        steady=len(times_s),
+        undisturbed=len(times_s),
         step_time_s=in_unit(mean(times_ns), NS_PER_S),
         median_s=median(times_s),
         p95_s=percentile(times_s, 95),
@@ -90,7 +94,7 @@ def _summarize_rank(steps: Steps, undisturbed: UndisturbedSteps) -> RankSteps:
         profiled_s=median(steps.wall_ns[profiled_steps(steps)] / NS_PER_S),
         export_s=median(steps.wall_ns[steps_after_export(steps)] / NS_PER_S),
         data_wait_s=in_unit(median(steps.data_wait_ns[steady]), NS_PER_S),
-        means=measure_means(steps, steady),
+        means=_measure_means(steps, steady),
         memory_peak_bytes=maximum(steps.memory_peak_bytes),
         micro_batches=median(_of_undisturbed(steps.micro_batches, steady)),
         samples=mean(_of_undisturbed(steps.samples, steady)),
@@ -122,3 +126,42 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 def _rate(work: float | None, seconds: float | None) -> float | None:
     return work / seconds if work is not None and seconds else None
+
+
+def _measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
+    """The means of one rank."""
+    waits = steps.data_wait_ns[undisturbed].compressed() / NS_PER_S
+    later = steps.is_unstalled & (steps.step > _FIRST_STEPS)
+    low, high = np.quantile(waits, (0.25, 0.75)).tolist() if len(waits) else (None, None)
+    return StepMeans(
+        data_wait_s=float(waits.mean()) if len(waits) else None,
+        data_wait_low_s=low,
+        data_wait_high_s=high,
+        garbage_s=_mean(np.ma.filled(steps.garbage_ns, 0)[undisturbed]),
+        garbage_steps=int(present(steps.garbage_ns)[undisturbed].sum()),
+        compiled_steps=int(present(steps.compile_ns)[later].sum()),
+        compile_s=_mean(np.ma.filled(steps.compile_ns, 0)[later]),
+        compile_in_steps_s=_mean(np.ma.filled(steps.compile_ns, 0)[undisturbed]),
+        device_allocs=_growth(steps, steps.device_allocs),
+        alloc_retries=_growth(steps, steps.alloc_retries),
+        samples=_mean_count(steps.samples[undisturbed]),
+        tokens=_mean_count(steps.tokens[undisturbed]),
+    )
+
+
+def _mean(times_ns: np.ndarray) -> float | None:
+    return float(times_ns.mean()) / NS_PER_S if len(times_ns) else None
+
+
+def _mean_count(counts: MaskedInt64) -> float | None:
+    stated = counts.compressed()
+    return float(stated.mean()) if len(stated) else None
+
+
+def _growth(steps: Steps, count: MaskedInt64) -> float | None:
+    """How much a count grows in a step, from the first reading behind the first steps to the last one."""
+    rows = np.flatnonzero(present(count) & (steps.step > _FIRST_STEPS))
+    if len(rows) < 2:  # noqa: PLR2004 - a first reading and a last one
+        return None
+    first, last = rows[0], rows[-1]
+    return float(count[last] - count[first]) / float(steps.step[last] - steps.step[first])

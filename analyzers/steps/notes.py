@@ -108,7 +108,7 @@ def _on_disagreement(ranks: Sequence[RankSteps]) -> list[str]:
     if len(times) < 2:  # noqa: PLR2004 - one rank agrees with itself
         return []
     (least_s, first), (most_s, last) = times[0], times[-1]
-    if most_s - least_s <= max(_DISAGREEMENT * least_s, most_s / ranks[0].steady):
+    if most_s - least_s <= max(_DISAGREEMENT * least_s, most_s / ranks[0].undisturbed):
         return []
     return [
         f"Ranks disagree on the step time by {most_s / least_s - 1:.1%}: {least_s * MS_PER_S:.2f} ms on rank {first}, "
@@ -123,11 +123,11 @@ def _on_effect(effect: WindowEffect) -> list[str]:
             return []
         advice = " Profile later steps, such as `--steps 20-22`." if effect.before < FEWEST_STEPS else ""
         return [f"Whether the window slowed the steps behind it was not tested: {effect.reason}.{advice}"]
-    if effect.before_s is None or effect.after_s is None or effect.low is None or effect.high is None:
+    if effect.before_s is None or effect.after_s is None or effect.change_low is None or effect.change_high is None:
         return []
     medians = (
         f"median {effect.after_s * MS_PER_S:.2f} ms behind the first window and {effect.before_s * MS_PER_S:.2f} ms "
-        f"before it ({effect.change or 0:+.1%}, 99 % interval {effect.low:+.1%} to {effect.high:+.1%})"
+        f"before it ({effect.change or 0:+.1%}, 99 % interval {effect.change_low:+.1%} to {effect.change_high:+.1%})"
     )
     texts = {
         Verdict.SLOWER: f"The window slowed the steps behind it: {medians}. Step time, throughput, MFU and energy "

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import re
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
+
+from msgspec import Struct
 
 from perfscope.api import schema
 from perfscope.api.results import Findings, Results
+from perfscope.result import describe
 
 _ORDER = ("findings", "steps", "gpus", "windowed", "device", "host", "ranks", "pipelines", "comparison")
 _HEAD = """# Metrics
 
-What each key of `perfscope analyze --format json` is, and of `data` in Python; formulas stand where a figure is computed
+What each key of `perfscope analyze --format json` is, and each attribute of a result in Python; formulas stand where a figure is computed
 from others. Units are in the names: `_ns`, `_us`, `_s`, `_bytes`, `_w`, `_j`; shares are fractions of 1; what does not
 exist is `null` in JSON and `None` in Python, and notes say why. How figures are measured stands in
 [traces](../traces.md), [wall clock](../wall-clock.md), [GPUs](../gpus.md), [TFLOPs and MFU](../tflops.md),
@@ -23,11 +28,14 @@ exist is `null` in JSON and `None` in Python, and notes say why. How figures are
 
 def write_metrics() -> str:
     """The page: a section for each result, the method in the words of its analyzer, then every type in it."""
-    blocks = [_HEAD]
+    blocks, written = [_HEAD], set[str]()
     for name, hint in get_type_hints(Results).items():
         blocks += [f"## {name}\n", _method(name)]
         kinds = get_args(hint)
         result = next(kind for kind in kinds if kind.__name__ != "Absent")
+        if issubclass(get_origin(result) or result, Struct):
+            blocks += [_struct(kind) for kind in _structs(result, written)]
+            continue
         data = "FindingData" if result is Findings else _name(get_args(result)[0])
         blocks.append(f"Type: [`{data}`](#{data.lower()}).\n")
     blocks.append("## Types\n")
@@ -73,9 +81,30 @@ def _type(kind: type) -> str:
     return "\n".join([head, "| Key | Type | Definition |", "|:--|:--|:--|", *table, ""])
 
 
+def _structs(kind: object, written: set[str]) -> Iterator[type[Struct]]:
+    """A typed result and the types in it, each once."""
+    if isinstance(kind, type) and issubclass(kind, Struct) and kind.__name__ not in written:
+        written.add(kind.__name__)
+        yield kind
+        for hint, _ in describe(kind).values():
+            yield from _structs(hint, written)
+    for inner in get_args(kind):
+        yield from _structs(inner, written)
+
+
+def _struct(kind: type[Struct]) -> str:
+    """A type of a result: what it is, and a table of its keys."""
+    lead = (inspect.getdoc(kind) or "").partition("Attributes:\n")[0]
+    rows = [
+        f"| `{key}` | `{_spell(hint)}` | {text.replace('``', '`').replace('|', chr(92) + '|')} |"
+        for key, (hint, text) in describe(kind).items()
+    ]
+    head = f"### {kind.__name__}\n\n{' '.join(lead.replace('``', '`').split())}\n"
+    return "\n".join([head, "| Key | Type | Definition |", "|:--|:--|:--|", *rows, ""])
+
+
 def _spell(hint: object) -> str:
     text = hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint)
     text = text.replace("typing.", "").replace("NoneType", "None")
-    for module in _modules():
-        text = text.replace(f"perfscope.api.schema.{module}.", "")
+    text = re.sub(r"perfscope\.[\w.]+\.(\w+)", r"\1", text)
     return text.replace("|", "\\|")

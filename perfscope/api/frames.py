@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints, is_t
 
 import numpy as np
 import pandas as pd
+from msgspec import Struct
 
 from perfscope.analyzers.shared.step_selection import find_undisturbed, last_attempts
+from perfscope.analyzers.steps.result import RankSteps
 from perfscope.api.schema.device import (
     CallerData,
     DevicePartsData,
@@ -32,8 +34,9 @@ from perfscope.api.schema.host import HostPartsData, HostRankData, OperatorCount
 from perfscope.api.schema.modules import ModuleData, OperatorWorkData
 from perfscope.api.schema.pipelines import PathPartData, ScenarioData, StageData, TimedStageData
 from perfscope.api.schema.ranks import AxisOverlapData, CollectiveData, GroupOverlapData, RankClockData, RankPaceData
-from perfscope.api.schema.steps import RankStepsData, SaveData, WindowCostData
+from perfscope.api.schema.steps import SaveData, WindowCostData
 from perfscope.errors import MissingInput, UsageError
+from perfscope.result import describe, to_object
 from perfscope.tables.columns import to_frame as to_columns
 
 if TYPE_CHECKING:
@@ -107,7 +110,7 @@ def to_frame(run: OpenedRun, name: str) -> pd.DataFrame:
     """
     if name in _ENTRIES:
         entries = _ENTRIES[name]
-        return _to_frame(list(_walk(run.results[entries.result].data, entries.path, entries.carried)), entries)
+        return _to_frame(list(_walk(run.results[entries.result].data(), entries.path, entries.carried)), entries)
     if name in _TABLES:
         return _TABLES[name](run)
     raise UsageError(f"there is no frame {name!r}: the frames are {', '.join(NAMES)}")
@@ -142,13 +145,23 @@ def _build(rows: Sequence[JsonRow], dtypes: Mapping[str, str]) -> pd.DataFrame:
 def _columns(row: type, prefix: str = "") -> dict[str, str]:
     """The columns of an entry and their types; a nested object is further columns, ``means_step_s``."""
     columns: dict[str, str] = {}
-    for key, hint in get_type_hints(row).items():
+    for key, hint in _hints(row).items():
         kind = _kind(hint)
-        if is_typeddict(kind):
+        if is_typeddict(kind) or _is_struct(kind):
             columns.update(_columns(kind, f"{prefix}{key}_"))
         else:
             columns[f"{prefix}{key}"] = _DTYPES.get(kind, "object")
     return columns
+
+
+def _hints(row: type) -> Mapping[str, Untyped]:
+    if _is_struct(row):
+        return {key: hint for key, (hint, _) in describe(row).items()}
+    return get_type_hints(row)
+
+
+def _is_struct(kind: Untyped) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _kind(hint: Untyped) -> Untyped:
@@ -170,7 +183,7 @@ def _steps(run: OpenedRun) -> pd.DataFrame:
     """Every step of every process, as its hooks recorded it; ``undisturbed`` says which enter the median."""
     tables = _records(run).steps
     if not tables:
-        raise MissingInput(run.results["steps"].sections[0].notes[0])
+        raise MissingInput(run.results["steps"].sections()[0].notes[0])
     undisturbed = find_undisturbed(tables)
     last = {id(steps) for steps in last_attempts(tables)}
     frames = []
@@ -187,17 +200,17 @@ def _ranks(run: OpenedRun) -> pd.DataFrame:
     parts = PartsData if run.results.breakdown else HostPartsData
     dtypes = {
         "rank": "Int64", "host": "string", "device_name": "string",
-        **_columns(RankStepsData), **_columns(parts),
+        **_columns(RankSteps), **_columns(parts),
     }  # fmt: skip
     rows: dict[int | None, dict[str, Any]] = {}
     records = run.records
     for rank in records.ranks if records else ():
         rows.setdefault(rank.rank, {}).update(rank=rank.rank, host=rank.host, device_name=rank.device_name)
     if run.steps:
-        for steps in run.steps.data["ranks"]:
-            rows.setdefault(steps["rank"], {}).update(_flatten(steps))
+        for steps in run.steps.ranks:
+            rows.setdefault(steps.rank, {}).update(_flatten(to_object(steps)))
     times: AnyResult = run.results.breakdown or run.results.host
-    for entry in times.data["ranks"] if times else ():
+    for entry in times.data()["ranks"] if times else ():
         row = rows.setdefault(entry["rank"], {"rank": entry["rank"]})
         row.update({key: (entry.get("marked") or entry)[key] for key in _columns(parts)})
     if not rows:
@@ -209,8 +222,8 @@ def _operators(run: OpenedRun) -> pd.DataFrame:
     """Kernels by the operator that launched them; operators of the host where there is no device."""
     kernels = run.with_operators().results.kernels
     if kernels:
-        return _build([_flatten(row) for row in kernels.data["operators"] or ()], _columns(TimesData))
-    host = run.results.host.data
+        return _build([_flatten(row) for row in kernels.data()["operators"] or ()], _columns(TimesData))
+    host = run.results.host.data()
     return _build([_flatten(row) for row in host["operators"]], _columns(OperatorData))
 
 
@@ -218,7 +231,7 @@ def _wall_clock(run: OpenedRun) -> pd.DataFrame:
     """All of the wall time: one row a process and part; the parts of a process add up to its wall time exactly."""
     rows = [
         {"rank": ledger["rank"], "attempt": ledger["attempt"], "host": ledger["host"], "part": part, "ns": part_ns}
-        for ledger in run.results.wall_clock.data["ranks"]
+        for ledger in run.results.wall_clock.data()["ranks"]
         for part, part_ns in _flatten(ledger["parts_ns"]).items()
     ]
     return _build(rows, {"rank": "Int64", "attempt": "Int64", "host": "string", "part": "string", "ns": "Int64"})
@@ -228,7 +241,7 @@ def _gpu_samples(run: OpenedRun) -> pd.DataFrame:
     """Every sample of NVML."""
     gpus = _records(run).gpus
     if not gpus:
-        raise MissingInput(run.results["gpus"].sections[0].notes[0])
+        raise MissingInput(run.results["gpus"].sections()[0].notes[0])
     frames = []
     for gpu in gpus:
         names = ("t_ns", "power_mw", "util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle")
@@ -243,8 +256,8 @@ def _pipeline(run: OpenedRun) -> pd.DataFrame:
     """The stages of a pipeline in a mean step: from traces, else from the passes that hooks timed."""
     bubble = run.results.pipeline_bubble
     if bubble:
-        return _build([_flatten(stage) for stage in bubble.data["stages"]], _columns(StageData))
-    stages = run.results.pipeline_steps.data["stages"]
+        return _build([_flatten(stage) for stage in bubble.data()["stages"]], _columns(StageData))
+    stages = run.results.pipeline_steps.data()["stages"]
     return _build([_flatten(stage) for stage in stages], _columns(TimedStageData))
 
 

@@ -18,13 +18,14 @@ from perfscope.engine.registry import Result as AnalyzerResult
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report, to_plain
+from perfscope.result import Result as TypedResult
 
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.analyzers.steps.result import StepTimes
     from perfscope.api.comparing import ComparedRuns
     from perfscope.api.results import Absent, AnyResult, Findings, Result, Results
-    from perfscope.api.schema.steps import StepsData
     from perfscope.api.shown import Page
     from perfscope.tables.run import Run
 
@@ -91,7 +92,7 @@ class OpenedRun:
         return self.results.findings
 
     @property
-    def steps(self) -> Result[StepsData] | Absent:
+    def steps(self) -> StepTimes | Absent:
         """Step times and throughput; each step is a row of ``frame("steps")``."""
         return self.results.steps
 
@@ -183,7 +184,7 @@ class OpenedRun:
         shown = (self.findings, self.steps, self.results.breakdown or self.results.host)
         warnings = [f"Warning: {line}" for line in self.warnings]
         heading: str = import_module(_RESULTS).render_lines([repr(self)[1:-1], *warnings])
-        return heading + "".join(result._repr_html_() for result in shown)
+        return heading + "".join(result._repr_html_() or "" for result in shown)
 
     def _look_up(self, name: str) -> AnyResult:
         analysis = self.analysis
@@ -210,12 +211,17 @@ class OpenedRun:
         return next((f"{source}: {reasons[source]}" for source in needed if source in reasons), _NO_DERIVED)
 
 
-def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> Result[Any]:
+def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> AnyResult:
+    """The analyzer's own result where it is typed, which shows itself from now on."""
+
     def draw() -> str:
         charts: str = import_module(_SHOWN).draw_charts(name, analysis)
         return charts
 
-    data: Any = to_plain(result.data())  # the schema has its type, which the tests hold
     module = import_module(_RESULTS)
+    if isinstance(result, TypedResult):
+        result.show_by(module.Drawn(result, draw))
+        return result
     kind: type[Result[Any]] = module.Findings if name == FINDINGS else module.Result
+    data: Any = to_plain(result.data())  # the schema has its type, which the tests hold
     return kind(name, data, result.sections(), draw)

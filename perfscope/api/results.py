@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+from perfscope.analyzers.steps.result import StepTimes
 from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, KernelsData, OptimizerTimeData
 from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
@@ -15,11 +16,12 @@ from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
 from perfscope.api.schema.setup import SetupData
-from perfscope.api.schema.steps import CostData, SavesData, StepsData
+from perfscope.api.schema.steps import CostData, SavesData
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown
 from perfscope.report import Section
+from perfscope.result import Result as TypedResult
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -40,7 +42,6 @@ class Absent:
         self.name = name
         self.reason = reason
 
-    @property
     def data(self) -> NoReturn:
         """Nothing.
 
@@ -49,7 +50,11 @@ class Absent:
         """
         raise MissingInput(f"there is no result {self.name!r}: {self.reason}")
 
-    @property
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # Python and notebooks ask for what an object may have
+            raise AttributeError(name)
+        self.data()
+
     def sections(self) -> tuple[Section, ...]:
         """The reason as a section, for people."""
         return (Section("Not computed", notes=(f"{self.name}: {self.reason}",)),)
@@ -58,7 +63,7 @@ class Absent:
         return False
 
     def __iter__(self) -> Iterator[NoReturn]:
-        return iter((self.data,))
+        return iter((self.data(),))
 
     def __repr__(self) -> str:
         return f"<no {self.name}: {self.reason}>"
@@ -68,39 +73,61 @@ class Absent:
 
 
 class Result(Generic[T_co]):
-    """One result. It is true, and shows its tables in a notebook; ``str(result)`` is markdown.
+    """A result whose values are keys of its ``data()``. It is true, and ``str(result)`` is markdown.
 
     Attributes:
         name: Its key in ``results``.
-        data: Its value in JSON, as plain dictionaries and lists; the type says which keys it has, and their units.
-        sections: Its tables and notes, for people.
     """
 
     def __init__(
         self, name: str, data: T_co, sections: tuple[Section, ...], draw: Callable[[], str] = _draw_nothing
     ) -> None:
         self.name = name
-        self.data = data
-        self.sections = sections
+        self._data = data
+        self._sections = sections
         self._draw = draw
+
+    def data(self) -> T_co:
+        """Its value in JSON, as plain dictionaries and lists; the type says which keys it has, and their units."""
+        return self._data
+
+    def sections(self) -> tuple[Section, ...]:
+        """Its tables and notes, for people."""
+        return self._sections
 
     def __bool__(self) -> Literal[True]:
         return True
 
     def __iter__(self) -> Iterator[object]:
         """Iterate over what is listed: the findings, GPUs and so on; over the keys of other results."""
-        return iter(self.data) if isinstance(self.data, Sequence | Mapping) else iter(())
+        return iter(self._data) if isinstance(self._data, Sequence | Mapping) else iter(())
 
     def __str__(self) -> str:
-        return render_markdown(self.sections, level=2)
+        return render_markdown(self._sections, level=2)
 
     def __repr__(self) -> str:
-        if isinstance(self.data, Mapping):
-            return f"<{self.name}: {', '.join(self.data)}>"
-        return f"<{self.name}: {len(self.data) if isinstance(self.data, Sequence) else 1} entries>"
+        if isinstance(self._data, Mapping):
+            return f"<{self.name}: {', '.join(self._data)}>"
+        return f"<{self.name}: {len(self._data) if isinstance(self._data, Sequence) else 1} entries>"
 
     def _repr_html_(self) -> str:
-        return self._draw() + render_sections(self.sections)
+        return self._draw() + render_sections(self._sections)
+
+
+class Drawn:
+    """How a typed result shows itself: its charts and tables in a notebook, its tables as markdown."""
+
+    def __init__(self, result: TypedResult, draw: Callable[[], str]) -> None:
+        self._result = result
+        self._draw = draw
+
+    def to_markdown(self) -> str:
+        """Its tables."""
+        return render_markdown(self._result.sections(), level=2)
+
+    def to_html(self) -> str:
+        """Its charts and tables."""
+        return self._draw() + render_sections(self._result.sections())
 
 
 class Findings(Result[list[FindingData]]):
@@ -108,18 +135,18 @@ class Findings(Result[list[FindingData]]):
 
     def __iter__(self) -> Iterator[FindingData]:
         """Iterate over the findings."""
-        return iter(self.data)
+        return iter(self._data)
 
     def __len__(self) -> int:
-        return len(self.data)
+        return len(self._data)
 
     def __repr__(self) -> str:
-        lines = [f"{finding['title']} ({finding['share_of_step']:.0%} of a step)" for finding in self.data]
+        lines = [f"{finding['title']} ({finding['share_of_step']:.0%} of a step)" for finding in self._data]
         return f"<findings: {'; '.join(lines) or 'nothing stands out'}>"
 
 
-#: A result of any analyzer; its data is what the analyzer's JSON is.
-AnyResult: TypeAlias = "Result[Any] | Absent"
+#: A result of any analyzer, by a name that is known when it is looked up.
+AnyResult: TypeAlias = Any
 
 
 class Results:
@@ -131,7 +158,7 @@ class Results:
 
     findings: Findings | Absent
     wall_clock: Result[WallClockData] | Absent
-    steps: Result[StepsData] | Absent
+    steps: StepTimes | Absent
     setup: Result[SetupData] | Absent
     gpus: Result[list[GpuData]] | Absent
     cost: Result[CostData] | Absent

@@ -77,7 +77,7 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     ],
 )
 def test_the_change_behind_a_window_is_what_its_test_says(verdict: Verdict, after_s: float, words: str) -> None:
-    effect = WindowEffect(verdict, 20, 20, 0.1, after_s, low=-0.01, high=0.05)
+    effect = WindowEffect(verdict, 20, 20, 0.1, after_s, change_low=-0.01, change_high=0.05)
     found = Cost(0.1, after_s, 0.1, None, (), effect=effect)
     (section,) = found.sections()
     change = f"100.00 ms before the first window (20 steps), {after_s * 1000:.2f} ms after it (20 steps): {words}."

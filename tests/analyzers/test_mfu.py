@@ -260,7 +260,7 @@ def test_the_steps_with_an_mfu_are_those_of_the_step_time(tmp_path: Path) -> Non
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     result: Any = mfu.analyze(read_run(run)).data()
     assert [each["step"] for each in result["steps"]] == [3, 4, 6, 7, 8]
-    assert analyze_steps(read_run(run)).ranks[0].steady == 5
+    assert analyze_steps(read_run(run)).ranks[0].undisturbed == 5
 
 
 def test_without_a_gpu_there_is_one_line_with_the_reason(tmp_path: Path) -> None:

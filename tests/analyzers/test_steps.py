@@ -110,7 +110,7 @@ def test_the_step_time_is_that_of_every_rank_also_where_steps_are_not_contiguous
             walls[rank][step - 1] += 500
     starts = [start + rank * apart_ms for rank, start in enumerate(starts)]
     steps = steps_of(write_run(tmp_path, walls, labels=labels, starts_ms=starts))
-    assert [rank.steady for rank in steps.ranks] == [35] * 4
+    assert [rank.undisturbed for rank in steps.ranks] == [35] * 4
     assert steps.step_time_s == pytest.approx(0.050, rel=0.02)
     assert [rank.step_time_s for rank in steps.ranks] == [pytest.approx(steps.step_time_s, rel=0.03)] * 4
     assert len(steps.undisturbed_ns) == 35
@@ -121,7 +121,7 @@ def test_ranks_with_different_numbers_of_steps_are_compared_over_those_that_all_
     """Rank 1 lost its last records, in which rank 0 became slow."""
     steps = steps_of(write_run(tmp_path, {0: [90, *[10] * 9, *[30] * 9], 1: [90, *[10] * 9]}, labels={}))
     assert [rank.count for rank in steps.ranks] == [19, 10]
-    assert [rank.steady for rank in steps.ranks] == [8, 8]
+    assert [rank.undisturbed for rank in steps.ranks] == [8, 8]
     assert steps.step_time_s == pytest.approx(0.010)
     assert (
         "Ranks completed different numbers of steps: 10 to 19. Step times are over those that all have." in steps.notes
@@ -130,7 +130,7 @@ def test_ranks_with_different_numbers_of_steps_are_compared_over_those_that_all_
 
 def test_a_rank_that_joins_late_has_no_time_of_the_step_in_which_it_does(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 9], 1: [None, None, None, *[10] * 7]}, labels={}))
-    assert [rank.steady for rank in steps.ranks] == [7, 7]
+    assert [rank.undisturbed for rank in steps.ranks] == [7, 7]
     assert steps.step_time_s == pytest.approx(0.010)
 
 
@@ -146,7 +146,7 @@ def test_ranks_that_drift_apart_are_said(tmp_path: Path) -> None:
 def test_fewer_than_five_steady_steps_give_no_figure_and_say_what_would(tmp_path: Path, later: int) -> None:
     steps = steps_of(write_run(tmp_path, {0: [90, 20, 50, 70, 80, 60, *[10] * later]}, samples=4))
     assert (steps.step_time_s, steps.median_s, steps.p95_s, steps.samples_per_s) == (None, None, None, None)
-    assert (steps.undisturbed_ns, steps.ranks[0].steady) == ((), 0)
+    assert (steps.undisturbed_ns, steps.ranks[0].undisturbed) == ((), 0)
     assert steps.samples_per_step == 4
     assert steps.profiled_s == pytest.approx(0.075)
     (note,) = (note for note in steps.notes if note.startswith("No step time"))
@@ -311,31 +311,31 @@ def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_befo
     steps = analyze(run)
     assert steps.median_s == pytest.approx(0.020, rel=0.01)
     assert steps.samples_per_s == pytest.approx(4 / 0.020, rel=0.01)
-    assert steps.ranks[0].steady == 14
-    assert steps.effect is not None
-    assert steps.effect.after_s == pytest.approx(0.026, rel=0.01)
+    assert steps.ranks[0].undisturbed == 14
+    assert steps.window_effect is not None
+    assert steps.window_effect.after_s == pytest.approx(0.026, rel=0.01)
     assert any(note.startswith("The window slowed the steps behind it: median 26.00 ms") for note in steps.notes)
     cost = analyze_cost(run)
     assert cost.steady_s == steps.median_s
-    assert (cost.before_s, cost.after_s) == (steps.effect.before_s, steps.effect.after_s)
+    assert (cost.before_s, cost.after_s) == (steps.window_effect.before_s, steps.window_effect.after_s)
 
 
 def test_where_a_window_slowed_nothing_the_steps_on_both_sides_count(tmp_path: Path) -> None:
     steps = steps_of(long_run(tmp_path, noisy(20, 15), noisy(20, 40)))
-    assert steps.ranks[0].steady == 54
+    assert steps.ranks[0].undisturbed == 54
     assert not any("behind" in note for note in steps.notes)
 
 
 def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
     steps = steps_of(long_run(tmp_path, [20, 20], noisy(26, 40)))
-    assert steps.ranks[0].steady == 41
+    assert steps.ranks[0].undisturbed == 41
     assert any("was not tested: 1 steady-state step before the first window" in note for note in steps.notes)
 
 
 def test_drift_is_said_and_is_no_window(tmp_path: Path) -> None:
     times = [20 + 0.05 * number for number in range(100)]
     steps = steps_of(long_run(tmp_path, times[:40], times[40:]))
-    assert steps.ranks[0].steady == 99
+    assert steps.ranks[0].undisturbed == 99
     assert any(note.startswith("Step times differ on both sides of the window: ") for note in steps.notes)
 
 
@@ -348,7 +348,7 @@ def test_a_window_on_one_rank_disturbs_the_steps_of_all(tmp_path: Path) -> None:
     (run / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).write_text("".join(f"{line}\n" for line in plain))
     steps = steps_of(run)
     assert steps.median_s == pytest.approx(0.010)
-    assert [rank.steady for rank in steps.ranks] == [5, 5]
+    assert [rank.undisturbed for rank in steps.ranks] == [5, 5]
 
 
 def test_a_step_with_a_validation_is_shown_apart_and_in_no_median(tmp_path: Path) -> None:
@@ -358,7 +358,7 @@ def test_a_step_with_a_validation_is_shown_apart_and_in_no_median(tmp_path: Path
     records[4] |= {"no_grad_ns": 500 * MS, "wall_ns": 7 * MS}
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     steps = steps_of(run)
-    assert steps.ranks[0].steady == 28
+    assert steps.ranks[0].undisturbed == 28
     assert steps.median_s == pytest.approx(0.020, rel=0.01)
     assert any(note.startswith("Validation or generation ran for 0.50 s in 1 step:") for note in steps.notes)
 
@@ -367,7 +367,7 @@ def test_time_without_gradients_in_most_steps_is_a_part_of_the_step(tmp_path: Pa
     """As in reinforcement learning, where a step generates before it trains."""
     steps = steps_of(write_run(tmp_path, {0: [5] * 20}, labels={}, no_grad_ns=15 * MS))
     assert steps.median_s == pytest.approx(0.020)
-    assert steps.ranks[0].steady == 18
+    assert steps.ranks[0].undisturbed == 18
 
 
 def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit(tmp_path: Path) -> None:
@@ -414,10 +414,10 @@ def test_windows_that_overlap_a_save_and_many_windows_leave_no_disturbed_step(tm
         records[number - 1] |= {"save_ns": 40 * MS, "wall_ns": 3 * MS}
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     steps = steps_of(run)
-    assert steps.ranks[0].steady == 30 - 2 - 12 - 2
+    assert steps.ranks[0].undisturbed == 30 - 2 - 12 - 2
     assert steps.median_s == steps.p95_s == pytest.approx(0.010)
-    assert steps.effect is not None
-    assert (steps.effect.before, steps.effect.after) == (6, 8)
+    assert steps.window_effect is not None
+    assert (steps.window_effect.before, steps.window_effect.after) == (6, 8)
 
 
 def test_mfu_is_over_the_same_steps_as_the_step_time(tmp_path: Path) -> None:

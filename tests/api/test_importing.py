@@ -24,7 +24,7 @@ def test_opening_a_run_loads_neither_torch_nor_pandas_nor_scipy(tmp_path: Path) 
     program = (
         "import sys, perfscope\n"
         f"run = perfscope.open({str(ROOT / 'fixtures' / 'findings' / 'h200' / 'unpinned')!r})\n"
-        "assert run.steps.data['count'] == 34\n"
+        "assert run.steps.count == 34\n"
         "assert run.findings.data\n"
         "print(sorted({'torch', 'pandas', 'scipy', 'rich', 'typer'} & set(sys.modules)))"
     )
@@ -59,7 +59,7 @@ def test_the_wheel_says_that_it_is_typed(tmp_path: Path) -> None:
     ended = run([sys.executable, "-m", "pip", "wheel", *options, tree], tmp_path)
     assert ended.code == 0, ended.stderr
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
-    assert {"perfscope/py.typed", "perfscope/__init__.pyi", "perfscope/api/schema/steps.py"} <= set(names)
+    assert {"perfscope/py.typed", "perfscope/__init__.pyi", "perfscope/result.py"} <= set(names)
 
 
 def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:
@@ -77,17 +77,17 @@ def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:
         "        reason: str = breakdown.reason\n"
         "        print(reason)\n"
         "        return None\n"
-        "    return sum(rank['idle_us'] for rank in breakdown.data['ranks'])\n"
+        "    return sum(rank['idle_us'] for rank in breakdown.data()['ranks'])\n"
         "def is_slower(a: str, b: str) -> bool:\n"
         "    compared = perfscope.open(a).compare(perfscope.open(b))\n"
         "    change = compared.data['step_time']\n"
         "    return compared.verdict == 'slower' and change is not None and change['change'] > 0.03\n"
         "def median_s(run: perfscope.OpenedRun) -> float | None:\n"
-        "    return run.steps.data['median_s']\n"
+        "    return run.steps.median_s\n"
     )
     wrong = tmp_path / "wrong.py"
-    wrong.write_text("import perfscope\nx: str = perfscope.open('RUN').steps.data['median_s']\nperfscope.open(1)\n"
-                     "perfscope.open('RUN').results.breakdown.data['rnaks']\n")  # fmt: skip
+    wrong.write_text("import perfscope\nx: str = perfscope.open('RUN').steps.median_s\nperfscope.open(1)\n"
+                     "perfscope.open('RUN').results.breakdown.data()['rnaks']\n")  # fmt: skip
     options = ["--strict", "--no-incremental", "--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent"]
     ended = run([sys.executable, "-m", "mypy", *options, program], ROOT)
     assert ended.code == 0, ended.stdout

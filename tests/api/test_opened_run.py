@@ -45,7 +45,7 @@ def test_findings_and_steps() -> None:
         r"<findings: Unpinned copies \(\d+% of a step\); Host-bound launches \(\d% of a step\)>", repr(run.findings)
     )
     assert run.steps
-    assert run.steps.data["count"] == len(run.frame("steps")) == 34
+    assert run.steps.count == len(run.frame("steps")) == 34
     assert run.command[0] == "python3"
     assert repr(run) == f"<run {UNPINNED}: python3 tests/scripts/faults.py unpinned>"
 
@@ -57,7 +57,7 @@ def test_what_is_absent_says_why() -> None:
     assert saves.reason == "no checkpoint save was timed"
     assert repr(saves) == "<no saves: no checkpoint save was timed>"
     with pytest.raises(perfscope.MissingInput, match="no checkpoint save was timed"):
-        _ = saves.data
+        _ = saves.data()
     with pytest.raises(perfscope.MissingInput, match="no checkpoint save was timed"):
         list(saves)
 
@@ -65,7 +65,7 @@ def test_what_is_absent_says_why() -> None:
 def test_what_no_report_has_is_computed_when_it_is_asked_for() -> None:
     run = perfscope.open(UNPINNED)
     assert "budget" not in run.analysis.results
-    budget = run.results.budget.data
+    budget = run.results.budget.data()
     assert sum(term["us"] for term in budget["terms"]) == pytest.approx(budget["step_us"], rel=1e-9)
 
 
@@ -98,26 +98,26 @@ def test_every_frame_is_a_table_or_says_why_not(path: Path) -> None:
 def test_a_frame_is_the_table_of_the_json() -> None:
     run = perfscope.open(ZERO1)
     kernels = run.frame("kernels")
-    assert kernels["total_us"].sum() == pytest.approx(run.results.kernels.data["total_us"])
+    assert kernels["total_us"].sum() == pytest.approx(run.results.kernels.data()["total_us"])
     wall = run.frame("wall_clock").groupby("rank")["ns"].sum()
-    assert {ledger["rank"]: ledger["wall_ns"] for ledger in run.results.wall_clock.data["ranks"]} == wall.to_dict()
+    assert {ledger["rank"]: ledger["wall_ns"] for ledger in run.results.wall_clock.data()["ranks"]} == wall.to_dict()
     ranks = run.frame("ranks")
     assert list(ranks["rank"]) == [0, 1, 2, 3]
     parts = ranks[["compute_us", "exposed_communication_us", "exposed_copy_us", "idle_us"]].sum(axis=1)
     assert list(parts) == pytest.approx(list(ranks["window_us"]))
     calls = run.results.calls
     if calls:
-        assert len(run.frame("calls")) == sum(len(rank["callers"]) for rank in calls.data["ranks"])
+        assert len(run.frame("calls")) == sum(len(rank["callers"]) for rank in calls.data()["ranks"])
 
 
 def test_the_median_of_the_undisturbed_steps_is_the_median_of_the_result() -> None:
     run = perfscope.open(UNPINNED)
     steps = run.frame("steps")
-    assert steps[steps["undisturbed"]]["wall_ns"].median() / 1e9 == pytest.approx(run.steps.data["median_s"])
+    assert steps[steps["undisturbed"]]["wall_ns"].median() / 1e9 == pytest.approx(run.steps.median_s)
 
 
 def test_operators_are_read_when_they_are_asked_for() -> None:
-    assert perfscope.open(UNPINNED).results.kernels.data["operators"] is None
+    assert perfscope.open(UNPINNED).results.kernels.data()["operators"] is None
     assert "aten::mm" in set(perfscope.open(UNPINNED).frame("operators")["name"])
 
 
@@ -176,8 +176,8 @@ class TestBadInput:
 
     def test_one_step(self, tmp_path: Path) -> None:
         run = run_with_steps(tmp_path, lambda lines: lines[:1])
-        assert run.steps.data["count"] == 1
-        assert run.steps.data["median_s"] is None
+        assert run.steps.count == 1
+        assert run.steps.median_s is None
         assert len(run.frame("steps")) == 1
 
     def test_ten_thousand_steps(self, tmp_path: Path) -> None:
@@ -187,7 +187,7 @@ class TestBadInput:
                               for step in range(35, 10_001))]  # fmt: skip
 
         run = run_with_steps(tmp_path, repeat)
-        assert run.steps.data["count"] == len(run.frame("steps")) == 10_000
+        assert run.steps.count == len(run.frame("steps")) == 10_000
         assert len(run._repr_html_()) < 200_000
 
     def test_no_traces(self, tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_the_options_file_has_a_pattern_a_line(tmp_path: Path) -> None:
     assert read_patterns(patterns) == ("swap_experts",)
     ended = run_command("analyze", str(trace), "--kernels", str(patterns), "--format", "json", cwd=tmp_path)
     names = json.loads(ended.stdout)["results"]["kernels"]["names"]
-    opened: Any = perfscope.open(str(trace), kernels=["swap_experts"]).results.kernels.data
+    opened: Any = perfscope.open(str(trace), kernels=["swap_experts"]).results.kernels.data()
     assert names == opened["names"]
     assert {entry["name"]: entry["work"] for entry in names}[NAME] == "communication"
 

@@ -1,0 +1,275 @@
+"""A result is its own schema: JSON, the attributes in Python, the tables and the reference of metrics follow from it.
+
+::
+
+    class Speed(Result, frozen=True):
+        tokens: Annotated[int, Doc("Tokens of a step.")]
+        step_s: Annotated[float, Doc("Mean step.")]
+        began_ns: int
+
+        TABLES = (Table("Speed", Column("Tokens", "tokens"), Column("Step (ms)", "step_s", MS, 2)),)
+
+        @figure
+        def tokens_per_s(self) -> float:
+            "``tokens / step_s``."
+            return self.tokens / self.step_s
+
+A field with a ``Doc``, and a ``figure``, are keys of the JSON; their names have the units. Other fields are the
+analyzers' own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from enum import Enum
+from functools import cache
+from inspect import get_annotations
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    ClassVar,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+from msgspec import Struct
+
+from perfscope import report
+from perfscope.constants import GB, MS_PER_S, US_PER_MS
+from perfscope.packed import pack
+from perfscope.report import Cell, Json, Row, Section, list_entries
+
+#: A row of a table, or an object of JSON: what it is, its columns know.
+Item: TypeAlias = Any
+#: What the cell of a value is.
+Unit: TypeAlias = Callable[[Any], Cell]
+
+_PERCENT = 100
+
+
+class Doc(NamedTuple):
+    """What a field is, for the reference of metrics: ``Annotated[int, Doc("Completed steps.")]``."""
+
+    text: str
+
+
+if TYPE_CHECKING:
+    figure = property
+else:
+
+    class figure(property):  # noqa: N801 - it is used like property
+        """A key of the JSON that follows from the fields; its docstring says what it is."""
+
+
+# Units of columns: what a value of the JSON is in the unit of the heading.
+
+
+def MS(seconds: float) -> float:  # noqa: N802 - a unit
+    """Milliseconds of seconds."""
+    return seconds * MS_PER_S
+
+
+def MS_OF_US(us: float) -> float:  # noqa: N802 - a unit
+    """Milliseconds of microseconds."""
+    return us / US_PER_MS
+
+
+def GIGABYTES(size: float) -> float:  # noqa: N802 - a unit
+    """GB of bytes: 10**9."""
+    return float(size / GB)
+
+
+def PERCENT(share: float) -> float:  # noqa: N802 - a unit
+    """Percent of a share of 1."""
+    return float(_PERCENT * share)
+
+
+class Column(Struct, frozen=True):
+    """A column of a table.
+
+    Attributes:
+        heading: Its heading, with the unit.
+        value: The field that its cells show, or a function of the row.
+        unit: Converts a value; an absent one stays absent.
+        decimals: How many a number shows.
+    """
+
+    heading: str
+    value: str | Callable[[Item], Cell]
+    unit: Unit | None = None
+    decimals: int = 1
+
+    def cell(self, item: Item) -> Cell:
+        """The cell of a row; absent where the row has no such field."""
+        value: Any = getattr(item, self.value, None) if isinstance(self.value, str) else self.value(item)
+        return value if value is None or self.unit is None else self.unit(value)
+
+
+class Table(Struct, frozen=True):
+    """A table of a result: its title, the field that has its rows (``""``: the result is the row), and its columns."""
+
+    title: str
+    rows: str
+    columns: tuple[Column, ...]
+
+    def row(self, item: Item, *first: Cell) -> Row:
+        """The cells of a row; ``first`` stands in for its first ones."""
+        return (*first, *(column.cell(item) for column in self.columns[len(first) :]))
+
+    def section(
+        self,
+        items: Iterable[Item],
+        notes: Iterable[str] = (),
+        *,
+        totals: Iterable[Row] = (),
+        every: Iterable[Item] = (),
+    ) -> Section:
+        """The table as a section of a report.
+
+        Args:
+            items: Its rows.
+            notes: Sentences below it.
+            totals: Rows that are no items, such as the sum, below them.
+            every: All rows, where ``items`` are the first ones.
+        """
+        totals = tuple(totals)
+        rows: Sequence[Row] = pack(self.row(item) for item in items)
+        return Section(
+            self.title,
+            tuple(report.Column(column.heading, column.decimals) for column in self.columns),
+            (*rows, *totals) if totals else rows,
+            tuple(notes),
+            every=pack(self.row(item) for item in every),
+        )
+
+
+class Figures(Struct, frozen=True):
+    """A part of a result: an object of JSON."""
+
+    def data(self) -> Json:
+        """The JSON of it."""
+        return to_json(self)
+
+
+class Shown(Protocol):
+    """How a result shows itself."""
+
+    def to_markdown(self) -> str:
+        """Its tables."""
+        ...
+
+    def to_html(self) -> str:
+        """Its charts and tables."""
+        ...
+
+
+class Result(Figures, frozen=True, dict=True):
+    """What an analyzer returns. ``data()`` is its JSON, ``sections()`` are its tables for people."""
+
+    #: The tables, in their order.
+    TABLES: ClassVar[tuple[Table, ...]] = ()
+
+    def sections(self) -> tuple[Section, ...]:
+        """Its tables with rows, its notes below the first one."""
+        notes: tuple[str, ...] = tuple(getattr(self, "notes", ()))
+        return tuple(
+            table.section(getattr(self, table.rows) if table.rows else (self,), () if number else notes)
+            for number, table in enumerate(self.TABLES)
+        )
+
+    def __bool__(self) -> Literal[True]:
+        return True
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {', '.join(keys_of(type(self)))}>"
+
+    def __str__(self) -> str:
+        """Markdown, of a result that ``perfscope.open`` gave."""
+        shown = self._shown()
+        return shown.to_markdown() if shown else repr(self)
+
+    def _repr_html_(self) -> str | None:
+        shown = self._shown()
+        return shown.to_html() if shown else None
+
+    def _shown(self) -> Shown | None:
+        shown: Shown | None = self.__dict__.get("shown")
+        return shown
+
+    def show_by(self, shown: Shown) -> None:
+        """Set how it shows itself; analyzers know no renderer."""
+        self.__dict__["shown"] = shown
+
+
+class ResultList(Result, frozen=True):
+    """A result whose JSON is a list: its first field."""
+
+    def entries(self) -> Sequence[Item]:
+        """The entries."""
+        entries: Sequence[Item] = getattr(self, self.__struct_fields__[0])
+        return entries
+
+    def data(self) -> Json:
+        """The JSON of its entries."""
+        return to_json(self.entries())
+
+    def __iter__(self) -> Iterator[Item]:
+        return iter(self.entries())
+
+    def __len__(self) -> int:
+        return len(self.entries())
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {len(self)} entries>"
+
+
+@cache
+def keys_of(kind: type) -> tuple[str, ...]:
+    """The keys of an object of JSON: the documented fields, then the figures, those of bases first."""
+    texts: dict[str, str] = {}
+    figures: dict[str, None] = {}
+    for base in reversed(kind.__mro__):
+        texts |= {name: str(hint) for name, hint in get_annotations(base).items()}
+        figures |= {name: None for name, value in vars(base).items() if type(value).__name__ == "figure"}
+    fields = [name for name in kind.__struct_fields__ if "Doc(" in texts[name]]  # type: ignore[attr-defined]
+    return (*fields, *(name for name in figures if name not in fields))
+
+
+def to_json(value: Item) -> Json:
+    """A value as JSON; entries of very many ranks are made when they are asked for."""
+    if value is None or isinstance(value, str | int | float):
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, Struct):
+        return to_object(value)
+    if isinstance(value, Mapping):
+        return {str(key): to_json(member) for key, member in value.items()}
+    if isinstance(value, tuple | list):
+        return [to_json(member) for member in value]
+    if isinstance(value, Sequence):
+        return list_entries(value, to_json)
+    raise TypeError(f"{type(value).__name__} is no value of JSON")
+
+
+def to_object(value: Struct) -> dict[str, Any]:
+    """The object of JSON, to look into."""
+    return {key: to_json(getattr(value, key)) for key in keys_of(type(value))}
+
+
+def describe(kind: type) -> dict[str, tuple[Any, str]]:
+    """The type and the definition of each key of an object of JSON."""
+    hints = get_type_hints(kind, include_extras=True)
+    described: dict[str, tuple[Any, str]] = {}
+    for key in keys_of(kind):
+        if key in hints and get_origin(hints[key]) is Annotated:
+            hint, doc = get_args(hints[key])
+            described[key] = hint, doc.text
+        else:
+            get = getattr(kind, key).fget
+            described[key] = get_type_hints(get)["return"], " ".join((get.__doc__ or "").split())
+    return described
