@@ -68,7 +68,7 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
 
 
 def _read_file(path: str, needs: Events, task: Task) -> Trace:
-    return mark_communication(read_trace(path, needs, task.rank_rule, task.pace), task.kernels)
+    return mark_communication(read_trace(path, needs, task.rank_rule), task.kernels)
 
 
 def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:

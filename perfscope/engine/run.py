@@ -36,7 +36,7 @@ from perfscope.engine.written import WrittenOnce, still_written
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.report import Json
 from perfscope.sources.traces.files import MOST_FILES
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace, RankRule
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events
@@ -357,9 +357,7 @@ def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces
         extra_events |= analyzer.wants
     # The kernels of one rank are compared with those of another one by their grids.
     extra_events |= Events.GRIDS if traces > 1 else NO_EVENTS
-    # Among many traces the workers keep the processors busy; threads of theirs would only be in each other's way.
-    pace = Pace.AHEAD if traces == 1 else Pace.IN_TURN
-    return Task(names, extra_events, plan.rank_rule, pace, kernels=plan.kernels)
+    return Task(names, extra_events, plan.rank_rule, kernels=plan.kernels)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perfscope.engine.coverage import TraceSummary
 from perfscope.engine.registry import Analyzer, Partial, Reads, analyzers
 from perfscope.engine.windows import TraceFiles
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace, RankRule
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events
 
 #: Loaded by name where a trace must be read.
@@ -31,7 +31,6 @@ class Task(Struct, frozen=True):
         analyzers: Names of the analyzers that measure traces.
         extra_events: Events to read besides those that the analyzers need.
         rank_rule: How the rank of a trace that does not state it is found.
-        pace: Whether a trace is inflated ahead of its analysis.
         extra_without_device: Events to read besides of a trace without device events.
         kernels: Patterns of the user's own, of kernels that communicate.
     """
@@ -39,7 +38,6 @@ class Task(Struct, frozen=True):
     analyzers: tuple[str, ...]
     extra_events: Events = NO_EVENTS
     rank_rule: RankRule = RANK_IN_FILE_NAME
-    pace: Pace = Pace.IN_TURN
     extra_without_device: Events = NO_EVENTS
     kernels: tuple[str, ...] = ()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import BinaryIO, cast
 
@@ -12,31 +14,21 @@ from isal import isal_zlib
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.stores.failures import describe, failures
+from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import open_trace
 
 #: Its stub does not say that it is an exception.
 _INFLATE_ERROR = cast("type[Exception]", isal_zlib.error)
 _GZIP_MAGIC = b"\x1f\x8b"
 _GZIP_WINDOW = 31  # zlib's code for a gzip stream with the largest window
-#: Two megabytes when inflated: more would not stay in the processor's cache, and would be mapped anew each time.
-READ_BYTES = 128 * KIB
+#: A megabyte when inflated: more would not stay in the processor's cache.
+READ_BYTES = 64 * KIB
 _MOST_INFLATED_BYTES = 4 * MIB
 _CAREFUL_BYTES = 512
+_LARGEST_KEPT_BYTES = 31 * MIB
 #: gzip cannot exceed 1032:1, traces reach 25:1; a file far above that is not a trace, and would fill the memory.
 LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
-
-
-class DamagedStream(Exception):
-    """A gzip stream is damaged.
-
-    Attributes:
-        reason: In words; None where it is cut off.
-    """
-
-    def __init__(self, reason: str | None) -> None:
-        super().__init__(reason)
-        self.reason = reason
 
 
 def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
@@ -45,6 +37,8 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
     Raises:
         SourceError: The file cannot be opened, or inflates without end.
     """
+    # glibc maps and unmaps large blocks anew until a block of that size was freed: M_MMAP_THRESHOLD in mallopt(3).
+    bytes(_LARGEST_KEPT_BYTES)
     try:
         with open_trace(path) as file:
             block = file.read(READ_BYTES)
@@ -56,18 +50,31 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
         raise SourceError(path, f"cannot be read: {describe(error)}") from None
 
 
+@contextmanager
+def read_ahead(path: str, damage: list[str]) -> Iterator[Iterator[bytes]]:
+    """What ``read_blocks`` gives; of a URL a thread fetches the next block meanwhile."""
+    blocks = read_blocks(path, damage)
+    if not is_url(path):
+        yield blocks
+        return
+    with ThreadPoolExecutor(1, "perfscope-ahead") as thread:
+        yield _one_ahead(blocks, thread)
+
+
+def _one_ahead(blocks: Iterator[bytes], thread: Executor) -> Iterator[bytes]:
+    following = thread.submit(next, blocks, None)
+    while (block := following.result()) is not None:
+        following = thread.submit(next, blocks, None)
+        yield block
+
+
 def _rest(file: BinaryIO) -> Iterator[bytes]:
     while block := file.read(READ_BYTES):
         yield block
 
 
-def inflate_strictly(path: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield what the blocks of a gzip file contain.
-
-    Raises:
-        DamagedStream: They are damaged, or cut off.
-        SourceError: They inflate without end.
-    """
+def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
+    """Yield what the blocks of a gzip file contain, up to its damage."""
     stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     inflated = read = 0
     is_complete = False
@@ -78,7 +85,9 @@ def inflate_strictly(path: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
             try:
                 data = stream.decompress(block, _MOST_INFLATED_BYTES)
             except _INFLATE_ERROR as error:
-                raise DamagedStream(_reason(error)) from None
+                yield _inflate_carefully(path)[inflated:]
+                damage.append(f"{path}: its gzip stream is damaged ({_reason(error)}); what follows it is lost")
+                return
             inflated += len(data)
             if inflated > _RATIO_MATTERS_ABOVE_BYTES and inflated > LARGEST_RATIO * read:
                 raise SourceError(path, f"inflates to more than {LARGEST_RATIO} times its size: it is not a trace")
@@ -91,51 +100,25 @@ def inflate_strictly(path: str, blocks: Iterable[bytes]) -> Iterator[bytes]:
                 stream = isal_zlib.decompressobj(wbits=_GZIP_WINDOW)
     if not is_complete:
         yield stream.flush()
-        raise DamagedStream(None)
-
-
-def _inflate(path: str, blocks: Iterable[bytes], damage: list[str]) -> Iterator[bytes]:
-    """Yield what the blocks of a gzip file contain, up to its damage."""
-    inflated = 0
-    try:
-        for data in inflate_strictly(path, blocks):
-            inflated += len(data)
-            yield data
-    except DamagedStream as error:
-        if error.reason is None:
-            damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
-            return
-        yield _inflate_carefully(path)[inflated:]
-        damage.append(f"{path}: its gzip stream is damaged ({error.reason}); what follows it is lost")
+        damage.append(f"{path}: its gzip stream is cut off; what was not written is lost")
 
 
 def _inflate_carefully(path: str) -> bytes:
-    """Inflate again in small pieces, to keep everything before the damage."""
+    """Inflate again in small pieces, and byte by byte where one fails, to keep everything before the damage."""
     stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
     pieces: list[bytes] = []
-    with open_trace(path) as file:
+    with open_trace(path) as file, suppress(zlib.error):
         while piece := file.read(_CAREFUL_BYTES):
             checkpoint = stream.copy()
             try:
                 pieces.append(stream.decompress(piece))
-                if stream.eof and stream.unused_data.startswith(_GZIP_MAGIC):
-                    file.seek(-len(stream.unused_data), 1)
-                    stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
             except zlib.error:
-                pieces.append(_inflate_until_damage(checkpoint, piece))
-                break
+                pieces.extend(checkpoint.decompress(piece[index : index + 1]) for index in range(len(piece)))
+            if stream.eof and stream.unused_data.startswith(_GZIP_MAGIC):
+                file.seek(-len(stream.unused_data), 1)
+                stream = zlib.decompressobj(wbits=_GZIP_WINDOW)
     return b"".join(pieces)
 
 
 def _reason(error: Exception) -> str:
     return "its checksum does not match" if "crc" in str(error).lower() or "check" in str(error) else str(error)
-
-
-def _inflate_until_damage(stream: zlib._Decompress, piece: bytes) -> bytes:
-    inflated = []
-    for index in range(len(piece)):
-        try:
-            inflated.append(stream.decompress(piece[index : index + 1]))
-        except zlib.error:
-            break
-    return b"".join(inflated)

@@ -18,16 +18,14 @@ from msgspec import Struct
 
 from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
-from perfscope.sources.stores.location import is_url
-from perfscope.sources.traces.ahead import paced
 from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.files import XPLANE
-from perfscope.sources.traces.inflate import read_blocks
+from perfscope.sources.traces.inflate import read_ahead, read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.products import ProductFinder
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, Pace, RankRule
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.records import (
     AnyEvent,
     Device,
@@ -85,17 +83,13 @@ def read_trace(
     path: str | os.PathLike[str],
     events: Events = ALL_EVENTS,
     rank_rule: RankRule = RANK_IN_FILE_NAME,
-    pace: Pace = Pace.AHEAD,
 ) -> Trace:
     """Read a trace; only the requested kinds of events are decoded.
-
-    A URL is always read ahead.
 
     Args:
         path: The file, or a URL.
         events: The kinds of events.
         rank_rule: How the rank of a trace that does not state it is found.
-        pace: Whether the file is inflated ahead of its reading.
 
     Raises:
         SourceError: The file cannot be opened, is empty, or is not a trace.
@@ -105,7 +99,7 @@ def read_trace(
         profile: Trace = import_module(_OTHER_PROFILERS).read_xplane(location)
         return profile
     try:
-        content = _scan(location, events, Pace.AHEAD if is_url(location) else pace)
+        content = _scan(location, events)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
@@ -115,7 +109,7 @@ def read_trace(
     return read
 
 
-def _scan(path: str, events: Events, pace: Pace) -> _Content:
+def _scan(path: str, events: Events) -> _Content:
     """Find the requested events block by block.
 
     Raises:
@@ -123,7 +117,7 @@ def _scan(path: str, events: Events, pace: Pace) -> _Content:
         TimesDoNotFit: A time is too large for a double, which the first one was not.
     """
     damage: list[str] = []
-    with paced(read_blocks(path, damage), pace) as blocks:
+    with read_ahead(path, damage) as blocks:
         head, start, request = _begin(path, blocks, events)
         collector = Collector(request)
         collector.collect(chain((head[head.index(b"{", start) :],), blocks))
