@@ -1,8 +1,8 @@
 """What perfscope makes of damaged traces: bits that are flipped, files that are cut and spliced, as counts.
 
-    python -m benchmarks.damaged_traces --count 2000 --write fixtures/benchmarks/damaged-traces.json
+    python -m benchmarks.damaged_traces --count 2000 --write FIGURES.json
     python -m benchmarks.damaged_traces --first 500 --count 500 --write piece.json
-    python -m benchmarks.damaged_traces --join piece*.json --write fixtures/benchmarks/damaged-traces.json
+    python -m benchmarks.damaged_traces --join piece*.json --write FIGURES.json
 
 Each damage is drawn from the seed and its own number, so that the pieces of a run are those of a whole one. A figure
 has changed silently where the events that are read differ from those of the whole file, and nothing says so. Each file

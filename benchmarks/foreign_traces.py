@@ -2,8 +2,7 @@
 
     python -m benchmarks.foreign_traces FOLDER --write part0.jsonl --part 0 2 \
         --hta ENV/bin/python --tracelens ENV/bin/python
-    python -m benchmarks.foreign_traces FOLDER --join part*.jsonl --write fixtures/benchmarks/foreign-traces.json
-    python -m benchmarks.foreign_traces --report fixtures/benchmarks/foreign-traces.json
+    python -m benchmarks.foreign_traces FOLDER --join part*.jsonl --write FIGURES.json
 
 FOLDER has one folder for each project, ``OWNER+NAME``, and in it a file ``COMMIT``. Compared are all events with a
 parse by the json module, and the window and the idle time of each device, in all and in each marked step, with sums
@@ -22,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import slow_parse
-from benchmarks.foreign_report import describe
 from perfscope.analyzers import breakdown
 from perfscope.analyzers.flops.operation_counts import count_operations
 from perfscope.constants import GIGA, MB
@@ -32,10 +30,7 @@ from perfscope.sources.traces.files import XPLANE
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 
-REPORT = Path(__file__).parents[1] / "reports" / "foreign-traces.md"
-DAMAGE = Path(__file__).parents[1] / "fixtures" / "benchmarks" / "damaged-traces.json"
 OF_ASCEND = "torch_npu on Ascend"
-LATE = DAMAGE.with_name("dlrm-collectives.json")
 EXACT, DIFFERING, NO_TRACE, OF_JAX = "exact", "differing", "no trace of torch.profiler", "JAX"
 _PEER_LIMIT_S = 120
 #: Larger files take the peers minutes each.
@@ -290,14 +285,13 @@ def operations_of(path: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, or write the report of what was measured."""
+    """Measure, or join what was measured in parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?")
     parser.add_argument("--write", type=Path)
     parser.add_argument("--part", type=int, nargs=2, default=(0, 1), help="which part of how many")
     parser.add_argument("--join", type=Path, nargs="+", help="the answers of all parts")
     parser.add_argument("--earlier", type=Path, help="figures of which the answers of peers are taken that lack")
-    parser.add_argument("--report", type=Path)
     parser.add_argument("--hta", help="the Python of an environment with HTA")
     parser.add_argument("--tracelens", help="the Python of an environment with TraceLens")
     arguments = parser.parse_args()
@@ -308,8 +302,6 @@ def main() -> None:
     elif arguments.folder:
         peers = {name: getattr(arguments, name) for name in PEERS if getattr(arguments, name)}
         compare_all(arguments.folder, peers, arguments.write, tuple(arguments.part))
-    if arguments.report:
-        REPORT.write_text(describe(*(json.loads(path.read_text()) for path in (arguments.report, DAMAGE, LATE))))
 
 
 if __name__ == "__main__":

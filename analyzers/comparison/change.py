@@ -8,7 +8,7 @@ One run against one run
     ``interval`` is wider by an allowance for runs of the same code, because two processes cannot show how much
     processes differ: a standard deviation of ``BETWEEN_RUNS``, and of as much as steps spread. On H200 the medians of
     16 processes of one training that waits for its device had 0.7 % with steps that spread 0.3 %, of one that waits for
-    its host 8.4 % with steps that spread 8.8 % (``reports/compare-h200.md``).
+    its host 8.4 % with steps that spread 8.8 %.
 Several runs of a side
     The run is the unit, as in benchstat and pyperf: the interval is Welch's for the runs' medians (B. Welch, Biometrika
     34, 1947); steps within a run count for its median alone. Where one side has a single run, the other side's spread

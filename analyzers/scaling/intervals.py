@@ -8,7 +8,7 @@ In another form the laws are linear with relative errors: Amdahl's and the unive
 few configurations that happen to agree, the error would be underestimated; it is taken to be at least 2 %. A prediction
 includes the error of the predicted configuration. One that strays by 10 to 30 %, on a bad node, may go unnoticed among
 few and shift the parameters: where one is suspected, their intervals also contain those without each configuration.
-`benchmarks/scaling_coverage.py` has the coverage.
+`tests/analyzers/scaling/coverage.py` has the coverage.
 """
 
 from __future__ import annotations

@@ -150,27 +150,6 @@ class TestOurReports:
                 ("DDP,4 V100 x 1 node,131/s", "DDP,4 V100 x 1 node,1310/s"),
                 {("Throughput", "131/s", "1310/s"), ("Speed-up", "0.39", "3.95"), ("Efficiency (%)", "9.9", "98.6")},
             ),
-            (
-                "h200-checkpoints.md",
-                "fixtures/checkpoints/deepspeed_zero1_h200.csv",
-                ("mp_rank_00_model_states.pt,1624919321", "mp_rank_00_model_states.pt,3249838642"),
-                {("Bytes", "1624919321", "3249838642"), ("Bytes per parameter", "2.000", "4.000")},
-            ),
-            (
-                "h200-logs.md",
-                "fixtures/logs/megatron_core_tp2_pp2_h200.log",
-                (
-                    "save-checkpoint ................................: (4984.48, 4995.96)",
-                    "save-checkpoint ..: (1.0, 5995.96)",
-                ),
-                {("Time", "4.996 s", "5.996 s")},
-            ),
-            (
-                "h200-deepspeed-zero.md",
-                "fixtures/runs/h200_zero1/run.json",
-                ("580.159.04", "590.1"),
-                {("Value", "580.159.04", "590.1")},
-            ),
         ],
     )
     def test_the_cell_and_what_follows_from_it_are_named(

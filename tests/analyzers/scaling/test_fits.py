@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks import scaling_coverage
 from perfscope.analyzers.scaling.fits import LAWS, Configuration, Fit, amdahl, fit_law, fit_laws, gustafson, usl
 from perfscope.analyzers.scaling.intervals import estimate_intervals
+from tests.analyzers.scaling import coverage
 
 GPUS = (1, 2, 4, 8, 16, 32)
 
@@ -113,7 +113,7 @@ def test_more_repeats_on_the_same_configurations_do_not_make_an_interval_narrowe
 
 def test_the_last_points_of_published_series_are_in_nine_of_ten_intervals() -> None:
     """68 series of DLPerf: with intervals of the mean over all runs 78 % for Amdahl's law, and no word of doubt."""
-    rows = scaling_coverage.predict_published("DLPerf", 5)
+    rows = coverage.predict_published("DLPerf", 5)
     assert {row["series"] for row in rows} == {68}
     for row in rows:
         assert row["prediction"] is None or row["prediction"] >= 0.9
@@ -143,7 +143,7 @@ def test_what_cannot_be_told_is_said_with_its_reason(configurations: list[tuple[
 def test_with_one_run_that_strays_hardly_a_study_is_told_what_is_wrong(law: str) -> None:
     draw = np.random.default_rng(7)
     gpus = np.asarray([2.0**exponent for exponent in range(9)])
-    truth = LAWS[law].function(gpus, *scaling_coverage.TRUTH[law])
+    truth = LAWS[law].function(gpus, *coverage.TRUTH[law])
     wrong = 0
     for _ in range(100):
         speeds = truth * draw.normal(1, 0.03, len(gpus))
@@ -162,14 +162,14 @@ def test_with_one_run_that_strays_hardly_a_study_is_told_what_is_wrong(law: str)
 def test_parameters_hold_whichever_run_strays_unnoticed(law: str, count: int, stray: float) -> None:
     draw = np.random.default_rng((7, count, round(10 * stray)))
     gpus = np.asarray([2.0**exponent for exponent in range(count)])
-    truth = LAWS[law].function(gpus, *scaling_coverage.TRUTH[law])
+    truth = LAWS[law].function(gpus, *coverage.TRUTH[law])
     holds = []
     for _ in range(150):
         speeds = truth * draw.normal(1, 0.03, count)
         speeds[draw.integers(count)] *= 1 - stray
         estimate = estimate_intervals(law, gpus, speeds)
         if not isinstance(estimate, str):
-            pairs = zip(estimate.parameters, scaling_coverage.TRUTH[law], strict=True)
+            pairs = zip(estimate.parameters, coverage.TRUTH[law], strict=True)
             holds.append([low <= value <= high for (low, high), value in pairs])
     assert np.mean(holds, axis=0).min() >= 0.9 or len(holds) < 30
 

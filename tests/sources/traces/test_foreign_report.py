@@ -1,4 +1,4 @@
-"""The comparison with other readers: it sees differences, and its report is that of its figures."""
+"""The comparison with other readers sees differences."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from benchmarks import foreign_traces, slow_parse
 from benchmarks.damaged_traces import join
-from benchmarks.foreign_report import describe, waits_caused
 from perfscope.sources.traces.reader import read_trace
 from tests.analyzers.flops.making import answer
 from tests.sources.traces.making import call, copy, kernel, span, step, write
@@ -117,7 +116,10 @@ def test_the_waits_of_the_dlrm_are_those_that_perfscope_answers(tmp_path: Path) 
     (group,) = results["groups"]
     assert results["straggler"] == 7
     caused = [rank["caused_wait_us"] * 1000 * 7 for rank in group["ranks"]]
-    assert caused == pytest.approx(waits_caused(rows, 8), abs=7)
+    expected = [0] * 8
+    for row in rows:
+        expected[row.index(min(row))] += sum(row) - 8 * min(row)
+    assert caused == pytest.approx(expected, abs=7)
 
 
 def test_pieces_of_the_damage_are_added_up() -> None:
@@ -144,12 +146,3 @@ def test_pieces_of_the_damage_are_added_up() -> None:
         "most_times_the_whole": 2.0,
         "peak_memory_mb": 90,
     }
-
-
-def test_the_report_is_that_of_the_figures() -> None:
-    figures = json.loads((FIXTURES / "benchmarks" / "foreign-traces.json").read_text())
-    damage = json.loads((FIXTURES / "benchmarks" / "damaged-traces.json").read_text())
-    late = json.loads((FIXTURES / "benchmarks" / "dlrm-collectives.json").read_text())
-    assert foreign_traces.REPORT.read_text() == describe(figures, damage, late)
-    assert sum(sum(counts.values()) for counts in damage["counts"].values()) >= 2000
-    assert not any(counts.get(outcome) for counts in damage["counts"].values() for outcome in ("silent", "traceback"))
