@@ -24,18 +24,22 @@ LONGEST_INSTALLATION_S := 300
 # Tests run in two processes, one test at a time each: no test may rest on another one of its file.
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 
-.PHONY: demo test quick lint bench docs clean hta hosts browser azurite screenshots
+.PHONY: demo test test-all quick lint bench docs clean hta hosts browser azurite screenshots
 
 demo: $(DEMO_READY)
 	$(BIN)/perfscope demo
 
 # Trainings run on other projects' native threads, and machines are busy: what fails is run once more, and says so.
-test: lint hta hosts browser azurite
+test: lint
+	$(PYTEST) --reruns 1 -m "not full"
+
+# And what needs a cluster, a store, other hosts, a browser or a viewer.
+test-all: lint hta hosts browser azurite
 	$(PYTEST) --reruns 1
 
 # What a change breaks most often, in a few minutes: everything that starts no training.
 quick: lint
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not full"
 
 lint: $(READY)
 	$(BIN)/ruff check .

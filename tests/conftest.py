@@ -25,6 +25,31 @@ SCRIPTS = ROOT / "tests" / "scripts"
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+#: What needs a cluster, a store, other hosts, a browser or a viewer; `make test-all` runs them.
+_FULL = (
+    "collect/test_hosts.py",
+    "docs/test_site.py",
+    "engine/test_dask_workers.py",
+    "hooks/harm/test_surroundings.py",
+    "page/",
+    "sources/stores/",
+    "viewers/",
+    "workloads/test_strategies.py",
+)
+#: Launchers of the harm matrix that end as those before them in most ways.
+_FULL_ENDINGS = ("exit", "_exit", "SIGTERM", "SIGINT", "SIGSEGV", "readonly")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what only the full run needs."""
+    for item in items:
+        path = item.path.relative_to(ROOT / "tests").as_posix()
+        ending = item.callspec.params.get("case") if hasattr(item, "callspec") else None
+        is_rare = path == "hooks/harm/test_matrix.py" and getattr(ending, "launcher", "python") != "python"
+        if path.startswith(_FULL) or (is_rare and getattr(ending, "how", "") in _FULL_ENDINGS):
+            item.add_marker(pytest.mark.full)
+
+
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -23,7 +23,6 @@ PAIRS = [case for case in CASES if case.captured]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     made = Runs(tmp_path_factory.mktemp("harm"))
-    made.start()
     yield made
     made.close()
 
@@ -34,11 +33,9 @@ def test_the_matrix_is_complete() -> None:
     assert {case.launcher for case in CASES} == set(LAUNCHERS)
 
 
-@pytest.mark.timeout(900)  # the first asks for a run that waits for others
 @pytest.mark.parametrize("case", PAIRS, ids=lambda case: f"{case.launcher}-{case.how}-{case.when}")
 def test_it_ends_as_without_perfscope_and_what_was_written_can_be_read(runs: Runs, case: Case) -> None:
-    alone = runs.ended(Case(case.launcher, case.how, case.when, captured=False))
-    captured = runs.ended(case)
+    alone, captured = runs.pair(case)
     last = {"none": 9, "readonly": 9, "full": 60}.get(case.how, case.when)
     assert len([line for line in own_output(alone) if line.startswith("step ")]) == last, alone.stderr
     assert own_output(captured) == own_output(alone), captured.stderr
