@@ -13,7 +13,7 @@ lines.
 
 from __future__ import annotations
 
-import os
+import _thread
 import threading
 import time
 from collections import deque
@@ -26,8 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any, TypeAlias
 
-    #: A file, and what makes a line for it, or several, with which arguments.
-    QueuedRow: TypeAlias = tuple[int, Callable[..., bytes], tuple[Any, ...]]
+    from perfscope.hooks.record_files import RecordFile
+
+    #: A file, and what makes a line for it, with which arguments.
+    QueuedRow: TypeAlias = tuple[RecordFile, Callable[..., bytes], tuple[Any, ...]]
 
 #: How long a record waits at most.
 PERIOD_S = 2.0
@@ -55,7 +57,6 @@ class LateWriter:
         self,
         read_beside: Callable[[], Mapping[str, object]] | None = None,
         look_beside: Callable[[], None] | None = None,
-        before_write: Callable[[int, int], None] | None = None,
     ) -> None:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
@@ -64,16 +65,14 @@ class LateWriter:
         self.on_turn: Callable[[], None] | None = None
         self._read_beside = read_beside
         self._look_beside = look_beside
-        #: Told the file and the number of lines before each write.
-        self._before_write = before_write
         self._values: Mapping[str, object] | None = None
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
+        self._is_running = False
         self._is_closed = False
         self._spent_ns = 0
         self._reported_ns = 0
 
-    def add(self, descriptor: int, make_line: Callable[..., bytes], *arguments: object) -> None:
+    def add(self, file: RecordFile, make_line: Callable[..., bytes], *arguments: object) -> None:
         """Append a line to a file soon; it is made as late as it is written.
 
         Raises:
@@ -81,14 +80,17 @@ class LateWriter:
         """
         if self.error is not None:
             raise self.error
-        self._rows.append((descriptor, make_line, arguments))
+        self._rows.append((file, make_line, arguments))
         self.start()
 
     def start(self) -> None:
-        """Start the thread, where it does not run."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=lambda: call_safely(self._run), name="perfscope", daemon=True)
-            self._thread.start()
+        """Start the thread, where it does not run.
+
+        Python's list of threads does not have it: a script that joins all of them would wait for ever.
+        """
+        if not self._is_running:
+            self._is_running = True
+            _thread.start_new_thread(lambda: call_safely(self._run), ())
 
     def flush(self, most: int | None = None) -> None:
         """Write what waits, now, or so many records of it.
@@ -98,18 +100,16 @@ class LateWriter:
         """
         rows, take = self._rows, self._rows.popleft
         with self._lock:
-            lines: dict[int, list[bytes]] = {}
-            last, content = -1, list[bytes]()
+            lines: dict[RecordFile, list[bytes]] = {}
+            last: RecordFile | None = None
+            content: list[bytes] = []
             for _ in range(len(rows) if most is None else min(most, len(rows))):
-                descriptor, make_line, arguments = take()
-                if descriptor != last:
-                    last, content = descriptor, lines.setdefault(descriptor, [])
+                file, make_line, arguments = take()
+                if file is not last:
+                    last, content = file, lines.setdefault(file, [])
                 content.append(make_line(*arguments))
-            for descriptor, content in lines.items():
-                lines_of_file = b"".join(content)
-                if self._before_write is not None:
-                    self._before_write(descriptor, lines_of_file.count(b"\n"))
-                write_whole(descriptor, lines_of_file)
+            for file, content in lines.items():
+                file.append(b"".join(content))
 
     def close(self) -> None:
         """Write what waits, and let the thread end.
@@ -155,13 +155,3 @@ class LateWriter:
             self.has_news = True
             if self.on_turn is not None:
                 self.on_turn()
-
-
-def write_whole(descriptor: int, content: bytes) -> None:
-    """Write whole lines at once.
-
-    Raises:
-        OSError: The disk is full or gone.
-    """
-    if os.write(descriptor, content) != len(content):
-        raise OSError("the disk is full: a record was cut")

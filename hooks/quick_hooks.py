@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from perfscope.hooks.late_writer import QueuedRow
+    from perfscope.hooks.record_files import RecordFile
     from perfscope.hooks.timers.exchanges import RawWaits
     from perfscope.hooks.timers.host_counters import HostCounters, RawCounters
 
-_NO_FILE = -1
 #: A step is long where it takes longer than usual by this part of that, as a power of two.
 _LONG_SHIFT = 3
 #: How far one step moves what is usual, as powers of two: by at most a quarter of it, of which a sixteenth counts.
@@ -119,6 +119,7 @@ class QuietSteps:
     begin_forward: Callable[[], Callable[[], None] | None]
     counters: HostCounters
     fail: Callable[[Exception], None]
+    file: RecordFile
     find_input: Callable[[Any, Any], Any]
     find_loaded: Callable[[Any], Any]
     is_traced_alone: Callable[[], bool]
@@ -134,7 +135,6 @@ class QuietSteps:
         self.long_ns = self.usual_ns = 0
         self.dead = self.is_on = self.has_loader = self.has_cleared = self.has_forward = self.has_news = False
         self.has_waits = self.is_probing = self.knows_precision = self.are_ids = False
-        self.file = _NO_FILE
         self.alone: Callable[[], object] = lambda: None
         self.name: str | None = None
         self.tensor_class: object = None

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from typing import TYPE_CHECKING
 
 from perfscope import wire
-from perfscope.hooks.late_writer import LateWriter, write_whole
-from perfscope.hooks.pack_records import pack_waiting
-from perfscope.hooks.rotation import RotatedFile
+from perfscope.hooks.guard import call_safely
+from perfscope.hooks.gzip_files import GzipFiles
+from perfscope.hooks.late_writer import LateWriter
+from perfscope.hooks.open_window import OPEN_WINDOW
+from perfscope.hooks.record_files import RecordFile
 from perfscope.wire import requests
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
@@ -29,7 +30,8 @@ from perfscope.wire.setup import SetupRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_LAST_STANDARD_STREAM = 2
+#: Pieces of a full file that are compressed in a turn of the thread that writes records.
+_PIECES = 4
 
 
 class Recorder:
@@ -52,14 +54,15 @@ class Recorder:
     ) -> None:
         self.rank = rank
         self.attempt, self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
-        self._rotated: dict[int, RotatedFile] = {}
-        self.steps_file = self._open_rotated(wire.STEPS_FILE)
-        self._events = _open_to_append(os.path.join(self.folder, wire.EVENTS_FILE))
-        self.late = LateWriter(read_beside, look_beside, self._before_write)
-        self._pending_steps: int | None = None
-        self._micro_batches: int | None = None
-        self._checkpoints: int | None = None
-        self._answers: int | None = None
+        self._full = GzipFiles()
+        self._look_beside = look_beside
+        self.steps_file = self._open(wire.STEPS_FILE, self._full)
+        self._events = self._open(wire.EVENTS_FILE)
+        self.late = LateWriter(read_beside, self._look)
+        self._pending_steps: RecordFile | None = None
+        self._micro_batches: RecordFile | None = None
+        self._checkpoints: RecordFile | None = None
+        self._answers: RecordFile | None = None
 
     def write_answer(self, answer: Answer) -> None:
         """Write what the rank does about a request, as late as a step; the first call creates the file.
@@ -68,7 +71,7 @@ class Recorder:
             Exception: An earlier record could not be written, because the disk is full or gone.
         """
         if self._answers is None:
-            self._answers = _open_to_append(os.path.join(self.folder, requests.ANSWERS_FILE))
+            self._answers = self._open(requests.ANSWERS_FILE)
         self.late.add(self._answers, answer.to_line)
 
     def write_step(self, make_record: Callable[[], StepRecord]) -> None:
@@ -86,7 +89,6 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         self.late.close()
-        pack_waiting()
 
     def write_pending_step(self, record: StepRecord) -> None:
         """Write a step that may be a part of another one, so that it is not lost where the process is killed.
@@ -95,13 +97,13 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         if self._pending_steps is None:
-            self._pending_steps = _open_to_append(os.path.join(self.folder, wire.PENDING_STEPS_FILE))
-        write_whole(self._pending_steps, to_line(record))
+            self._pending_steps = self._open(wire.PENDING_STEPS_FILE)
+        self._pending_steps.append(to_line(record))
 
     def clear_pending_steps(self) -> None:
         """The pending steps are known, and written or dropped."""
         if self._pending_steps is not None:
-            os.ftruncate(self._pending_steps, 0)
+            self._pending_steps.clear()
 
     def write_micro_batches(self, record: MicroBatchRecord) -> None:
         """Write the passes of one training step as late as the step; the first call creates the file.
@@ -110,19 +112,18 @@ class Recorder:
             Exception: An earlier record could not be written, because the disk is full or gone.
         """
         if self._micro_batches is None:
-            self._micro_batches = self._open_rotated(wire.MICRO_BATCHES_FILE)
+            self._micro_batches = self._open(wire.MICRO_BATCHES_FILE, self._full)
         self.late.add(self._micro_batches, to_line, record)
 
-    def _open_rotated(self, name: str) -> int:
-        path = os.path.join(self.folder, name)
-        descriptor = _open_to_append(path)
-        self._rotated[descriptor] = RotatedFile(path, descriptor)
-        return descriptor
+    def _open(self, name: str, full: GzipFiles | None = None) -> RecordFile:
+        return RecordFile(os.path.join(self.folder, name), full)
 
-    def _before_write(self, descriptor: int, lines: int) -> None:
-        rotated = self._rotated.get(descriptor)
-        if rotated is not None:
-            rotated.add_lines(lines)
+    def _look(self) -> None:
+        """What the thread that writes records does besides."""
+        if self._look_beside is not None:
+            call_safely(self._look_beside)
+        if not OPEN_WINDOW.is_open:
+            self._full.advance(_PIECES)
 
     def write_checkpoint(self, record: CheckpointRecord) -> None:
         """Write a checkpoint save; the first call creates the file.
@@ -131,8 +132,8 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         if self._checkpoints is None:
-            self._checkpoints = _open_to_append(os.path.join(self.folder, wire.CHECKPOINTS_FILE))
-        write_whole(self._checkpoints, to_line(record))
+            self._checkpoints = self._open(wire.CHECKPOINTS_FILE)
+        self._checkpoints.append(to_line(record))
 
     def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
         """Write a finished window, a note or the end of the process, behind the steps that came before it.
@@ -141,7 +142,7 @@ class Recorder:
             OSError: The disk is full or gone.
         """
         self.late.flush()
-        write_whole(self._events, to_line(record))
+        self._events.append(to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:
         """Write who the rank is, in place of what was written before."""
@@ -188,13 +189,3 @@ def _claim_folder(ranks: str, rank: int) -> tuple[int, str]:
             attempt += 1
         else:
             return attempt, folder
-
-
-def _open_to_append(path: str) -> int:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    if descriptor > _LAST_STANDARD_STREAM:
-        return descriptor
-    try:  # the script closed a standard stream: what it prints there must not end up in the records
-        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)
-    finally:
-        os.close(descriptor)

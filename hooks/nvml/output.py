@@ -1,7 +1,7 @@
-"""Where the NVML sampler writes its lines: a full file is closed, packed beside training, and followed by another one.
+"""Where the NVML sampler writes its lines: a full file is closed, compressed, and followed by another one.
 
-A week of a node with eight GPUs is two gigabytes of lines, and a twentieth of that in columns. Run beside the sampler:
-this file imports nothing of perfscope, because it runs without perfscope on its path.
+A week of a node with eight GPUs is two gigabytes of lines. Run beside the sampler: this file imports nothing of
+perfscope, because it runs without perfscope on its path.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import stat
-import subprocess
-import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from typing import Any
 
 #: Bytes of a full file.
 FULL_BYTES = 4 << 20
 _STDOUT = 1
 _SUFFIX = ".jsonl"
-_PACKER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "pack_records.py")
+_GZIP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "gzip_files.py")
 
 
 class Output:
@@ -36,8 +36,7 @@ class Output:
         stated = [word.partition("=")[2] for word in words if word.startswith("full=")]
         self._full_bytes = int(stated[0]) if stated else FULL_BYTES
         self._bytes = 0
-        self._packer: subprocess.Popen[bytes] | None = None
-        self._unpacked: list[str] = []
+        self._full: Any = runpy.run_path(_GZIP)["GzipFiles"]()
 
     def write(self, record: dict[str, object]) -> None:
         """Append a line.
@@ -51,11 +50,14 @@ class Output:
         self._bytes += len(line)
 
     def rotate_if_full(self, now: dict[str, object]) -> None:
-        """Begin another file where this one is full; one that cannot be followed goes on growing.
+        """Begin another file where this one is full, and compress a piece of those before it.
+
+        A file that cannot be followed goes on growing.
 
         Args:
             now: The moment, as in the first line.
         """
+        self._full.advance(1)
         if self._bytes < self._full_bytes:
             return
         self._bytes = 0
@@ -69,26 +71,7 @@ class Output:
         os.dup2(descriptor, _STDOUT)
         os.close(descriptor)
         self.write({**self.head, **now, "continues": True})
-        self._unpacked.append(path)
-        if self._packer is None or self._packer.poll() is not None:
-            self._pack()
-
-    def finish(self) -> None:
-        """Pack what waits for another file to be packed, in a process that outlives this one."""
-        if self._unpacked:
-            with contextlib.suppress(OSError):
-                self._pack()
-
-    def _pack(self) -> None:
-        paths, self._unpacked = self._unpacked, []
-        self._packer = subprocess.Popen(
-            [sys.executable, "-I", "-S", _PACKER, *paths],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-            env={},
-        )
+        self._full.add(path)
 
 
 def _path_of_output() -> str | None:

@@ -397,4 +397,3 @@ if __name__ == "__main__":
         main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), with_gpm="gpm" in sys.argv)
     except OSError:
         sys.exit(1)  # the disk is full: the lines written so far stay
-    _OUTPUT.finish()

@@ -30,6 +30,13 @@ def masked(values: Sequence[int | None]) -> MaskedInt64:
     )
 
 
+def join(columns: Sequence[MaskedInt64]) -> MaskedInt64:
+    """Columns one after the other."""
+    absent = np.concatenate([np.ma.getmaskarray(column) for column in columns])
+    values = np.concatenate([np.ma.getdata(column) for column in columns])
+    return np.ma.MaskedArray(values, mask=absent if absent.any() else np.ma.nomask)
+
+
 def present(column: MaskedInt64) -> Bool:
     """Where a column has a value."""
     return ~np.ma.getmaskarray(column)

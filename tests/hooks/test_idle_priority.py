@@ -15,7 +15,7 @@ from tests.conftest import ROOT
 PATIENCE_S = 30
 
 
-@pytest.mark.parametrize("script", ["profiler/compress.py", "pack_records.py"])
+@pytest.mark.parametrize("script", ["profiler/compress.py"])
 def test_a_process_in_a_session_of_its_own_yields_to_other_sessions(tmp_path: Path, script: str) -> None:
     endless = tmp_path / "endless"
     os.mkfifo(endless)  # nobody writes into it, so that the process stays where it is

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from perfscope.hooks import late_writer
 from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
 from perfscope.hooks.open_window import OPEN_WINDOW
+from perfscope.hooks.record_files import RecordFile
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import StepRecord, to_line
 
@@ -27,15 +29,15 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "steps.jsonl"
 
 
-def opened(file: Path) -> int:
-    return os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def opened(file: Path) -> RecordFile:
+    return RecordFile(str(file))
 
 
 def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) -> None:
     writer = LateWriter()
-    descriptor = opened(file)
+    steps = opened(file)
     for step in (1, 2):
-        writer.add(descriptor, to_line, StepRecord(step, 10 * step, "optimizer", skipped=True))
+        writer.add(steps, to_line, StepRecord(step, 10 * step, "optimizer", skipped=True))
     assert file.read_bytes() == b""
     until_s = time.monotonic() + LONGEST_S
     while not file.read_bytes() and time.monotonic() < until_s:
@@ -63,17 +65,17 @@ def test_closing_writes_what_waits_to_each_file_in_order(file: Path, tmp_path: P
 
 def test_a_full_disk_ends_it_with_the_next_record() -> None:
     writer = LateWriter()
-    descriptor = os.open("/dev/full", os.O_WRONLY)
-    writer.add(descriptor, to_line, StepRecord(1, 1, "optimizer"))
+    full = RecordFile("/dev/full")
+    writer.add(full, to_line, StepRecord(1, 1, "optimizer"))
     with pytest.raises(OSError, match="No space left"):
         writer.flush()
     writer = LateWriter()
-    writer.add(descriptor, to_line, StepRecord(1, 1, "optimizer"))
+    writer.add(full, to_line, StepRecord(1, 1, "optimizer"))
     until_s = time.monotonic() + LONGEST_S
     while writer.error is None and time.monotonic() < until_s:
         time.sleep(0.01)
     with pytest.raises(OSError, match="No space left"):
-        writer.add(descriptor, to_line, StepRecord(2, 2, "optimizer"))
+        writer.add(full, to_line, StepRecord(2, 2, "optimizer"))
 
 
 def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) -> None:
@@ -81,13 +83,14 @@ def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) 
     code = (
         "import os, sys, time\n"
         "from perfscope.hooks.late_writer import LateWriter\n"
+        "from perfscope.hooks.record_files import RecordFile\n"
         "from perfscope.wire.records import StepRecord, to_line\n"
-        "writer, descriptor = LateWriter(), os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+        "writer, file = LateWriter(), RecordFile(sys.argv[1])\n"
         "for step in range(1, 101):\n"
-        "    writer.add(descriptor, to_line, StepRecord(step, step, 'optimizer'))\n"
+        "    writer.add(file, to_line, StepRecord(step, step, 'optimizer'))\n"
         "while not writer.has_news:\n"
         "    time.sleep(0.01)\n"
-        "writer.add(descriptor, to_line, StepRecord(101, 101, 'optimizer'))\n"
+        "writer.add(file, to_line, StepRecord(101, 101, 'optimizer'))\n"
         "os.kill(os.getpid(), 9)\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=False)
@@ -157,3 +160,34 @@ def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.Mo
     assert file.read_bytes()
     assert writer.error is None
     assert writer.take_news()[1] is None
+
+
+def test_a_script_that_joins_all_threads_does_not_wait_for_it(file: Path) -> None:
+    writer = LateWriter()
+    before = threading.enumerate()
+    writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
+    until_s = time.monotonic() + LONGEST_S
+    while not writer.has_news and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert writer.has_news
+    assert threading.enumerate() == before
+
+
+def test_a_number_that_the_script_gave_to_its_own_file_is_not_written_to(file: Path, tmp_path: Path) -> None:
+    """As after a daemon's ``os.closerange``."""
+    writer = LateWriter()
+    steps = opened(file)
+    writer.add(steps, to_line, StepRecord(1, 1, "optimizer"))
+    writer.flush()
+    own = tmp_path / "checkpoint.bin"
+    taken = os.open(own, os.O_WRONLY | os.O_CREAT)
+    os.dup2(taken, steps._descriptor)
+    writer.add(steps, to_line, StepRecord(2, 2, "optimizer"))
+    writer.flush()
+    os.write(taken, b"C" * 10)
+    steps.clear()
+    assert own.read_bytes() == b"C" * 10
+    writer.add(steps, to_line, StepRecord(3, 3, "optimizer"))
+    os.close(steps._descriptor)
+    writer.close()
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [3]

@@ -1,26 +1,23 @@
-"""Full files of step records are put aside and packed, and read as if they were lines."""
+"""Full files of records are put aside and compressed, and read as if they were one."""
 
 from __future__ import annotations
 
-import json
+import gzip
 import os
 import random
-import subprocess
 import time
-import zlib
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from perfscope import wire
-from perfscope.hooks import pack_records, rotation
+from perfscope.hooks import gzip_files, late_writer, record_files
+from perfscope.hooks.gzip_files import GzipFiles
+from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.recorder import Recorder
 from perfscope.sources.runs.micro_batches import read_micro_batches
-from perfscope.sources.runs.packed import PackedNumbers
 from perfscope.sources.runs.records import decode_step
-from perfscope.sources.runs.step_columns import StepColumns, from_records, read_last_step, read_step_columns, unpack
-from perfscope.tables.columns import Bool, Int64
+from perfscope.sources.runs.step_columns import StepColumns, from_records, read_last_step, read_step_columns
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import Span, StepRecord, to_line
@@ -48,133 +45,62 @@ def random_records(count: int, seed: int = 3) -> list[StepRecord]:
     return records
 
 
+def to_lines(records: list[StepRecord]) -> bytes:
+    return b"".join(to_line(record) for record in records)
+
+
 def assert_same(ours: StepColumns, expected: StepColumns) -> None:
     assert ours.rows == expected.rows
-    for name in {*ours.numbers, *expected.numbers}:
-        mine, theirs = ours.number(name), expected.number(name)
-        assert np.array_equal(np.ma.getmaskarray(mine), np.ma.getmaskarray(theirs)), name
-        assert np.array_equal(np.ma.filled(mine, 0), np.ma.filled(theirs, 0)), name
+    assert ours.numbers.keys() == expected.numbers.keys()
+    for name in expected.numbers:
+        assert ours.number(name).tolist() == expected.number(name).tolist(), name
     for name in ("source", "window"):
         assert ours.texts[name].tolist() == expected.texts[name].tolist()
     for name in ("skipped", "draining"):
-        mine_flags = ours.flags.get(name, np.zeros(ours.rows, np.bool_))
-        assert mine_flags.tolist() == expected.flags[name].tolist()
-    assert ours.spans == expected.spans
-    assert ours.probes == expected.probes
+        assert ours.flags[name].tolist() == expected.flags[name].tolist()
+    assert (ours.spans, ours.probes) == (expected.spans, expected.probes)
 
 
-def without_probes(columns: StepColumns) -> StepColumns:
-    numbers = {name: column for name, column in columns.numbers.items() if not name.startswith("probe")}
-    return StepColumns(columns.rows, numbers, columns.texts, columns.flags, columns.spans, columns.probes)
-
-
-def test_packed_records_are_the_same_records(tmp_path: Path) -> None:
-    records = random_records(500)
-    path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(b"".join(to_line(record) for record in records))
-    size = path.stat().st_size
-    pack_records.pack(str(path))
-    assert [file.name for file in tmp_path.iterdir()] == ["steps.000001.columns"]
-    packed = (tmp_path / "steps.000001.columns").read_bytes()
-    assert len(packed) < size / 3
-    assert_same(without_probes(unpack(packed)), from_records(records))
-
-
-@pytest.mark.parametrize("largest", [0, 127, 128, 2**15 - 1, 2**15, 2**31, 2**61])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_numbers_of_any_size_are_the_same(largest: int, sign: int) -> None:
-    values = [None, 0, 3, sign * largest, 7, None]
-    packed = pack_records.to_packed([{"data_wait_ns": value} if value is not None else {} for value in values])
-    assert unpack(packed).number("data_wait_ns").tolist() == values
-
-
-def test_a_file_that_does_not_state_the_bytes_of_its_numbers_has_eight() -> None:
-    planes = b"".join(np.asarray([5, 2**40, -1], "<i8").tobytes()[index::8] for index in range(8))
-    header = {"schema": wire.PACKED_SCHEMA, "rows": 3, "codes": []}
-    header["columns"] = [{"name": "step", "delta": False, "absent": False}]
-    content = json.dumps(header).encode() + b"\n" + zlib.compress(planes + b"{}")
-    assert unpack(content).number("step").tolist() == [5, 2**40, -1]
+def test_columns_hold_what_the_records_do() -> None:
+    records = random_records(50)
+    columns = from_records(records)
+    for name in ("data_wait_ns", "save_ns", "tokens"):
+        assert columns.number(name).tolist() == [getattr(record, name) for record in records]
+    assert columns.number("host.0").tolist() == [None if r.host is None else r.host.cpu_ns for r in records]
+    assert columns.texts["window"].tolist() == [record.window or "" for record in records]
+    assert "tokens" not in columns.numbers
 
 
 def test_all_files_of_a_process_are_one_table(tmp_path: Path) -> None:
     records = random_records(30)
-    lines = [to_line(record) for record in records]
-    (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))
-    pack_records.pack(str(tmp_path / "steps.000001.jsonl"))
-    (tmp_path / "steps.000001.jsonl").write_bytes(b"".join(lines[:10]))  # it was killed before it removed the lines
-    (tmp_path / "steps.000002.jsonl").write_bytes(b"".join(lines[10:20]))  # not packed yet
-    (tmp_path / "steps.jsonl").write_bytes(b"".join(lines[20:]))
-    (tmp_path / "steps.000002.columns.tmp").write_bytes(b"half")
+    (tmp_path / "steps.000001.jsonl.gz").write_bytes(gzip.compress(to_lines(records[:10])))
+    (tmp_path / "steps.000001.jsonl").write_bytes(to_lines(records[:10]))  # it was killed before it removed the lines
+    (tmp_path / "steps.000002.jsonl").write_bytes(to_lines(records[10:20]))  # not compressed yet
+    (tmp_path / "steps.jsonl").write_bytes(to_lines(records[20:]))
+    (tmp_path / "steps.000002.jsonl.gz.tmp").write_bytes(b"half")
     damage: list[str] = []
     columns = read_step_columns(tmp_path, damage)
     assert not damage
-    assert_same(without_probes(columns), from_records(records))
+    assert_same(columns, from_records(records))
 
 
 def test_a_damaged_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    records = random_records(20)
-    path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(b"".join(to_line(record) for record in records))
-    pack_records.pack(str(path))
-    packed = tmp_path / "steps.000001.columns"
-    packed.write_bytes(packed.read_bytes()[:-40])
+    path = tmp_path / "steps.000001.jsonl.gz"
+    path.write_bytes(gzip.compress(to_lines(random_records(20)))[:-40])
     (tmp_path / "steps.jsonl").write_bytes(to_line(StepRecord(21, 10**15, "optimizer")))
     damage: list[str] = []
     assert read_step_columns(tmp_path, damage).whole("step").tolist() == [21]
-    assert damage == [f"{tmp_path.name}/steps.000001.columns: cannot be read"]
+    assert damage == [f"{tmp_path.name}/steps.000001.jsonl.gz: cannot be read"]
 
 
-def test_no_damage_of_a_packed_file_changes_a_figure(tmp_path: Path) -> None:
-    """Each byte in turn is another one, or is the last one: the file is named, or reads as it was."""
-    records = random_records(40)
-    folder = tmp_path / "ranks"
-    folder.mkdir()
-    whole = pack_records.to_packed([json.loads(to_line(record)) for record in records])
-    expected = from_records(records)
-    head = whole.index(b"\n") + 1
-    unharmed = 0
-    for at in range(head, len(whole)):
-        for damaged in (whole[:at], whole[:at] + bytes([whole[at] ^ 1 << at % 8]) + whole[at + 1 :]):
-            try:
-                columns = unpack(damaged)
-            except (ValueError, KeyError, TypeError):
-                continue
-            unharmed += 1
-            assert_same(without_probes(columns), expected)
-    assert unharmed < 40  # bits of zlib's own header that mean nothing
-
-
-def test_a_packed_file_whose_columns_are_too_short_is_damaged() -> None:
-    header = {"schema": wire.PACKED_SCHEMA, "rows": 1000, "codes": []}
-    header["columns"] = [{"name": "step", "delta": False, "absent": False, "bytes": 8}]
-    content = json.dumps(header).encode() + b"\n" + zlib.compress(bytes(80) + b"{}")
-    with pytest.raises(ValueError, match="Expecting value"):
-        unpack(content)
-
-
-def test_only_what_is_asked_for_is_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [to_line(record) for record in random_records(300)]
-    for number in range(3):
-        path = tmp_path / f"steps.00000{number + 1}.jsonl"
-        path.write_bytes(b"".join(lines[100 * number : 100 * number + 100]))
-        pack_records.pack(str(path))
-    (tmp_path / "steps.jsonl").write_bytes(b"")
-    decoded: list[int] = []
-    write = PackedNumbers.write
-
-    def note(numbers: PackedNumbers, values: Int64, absent: Bool) -> None:
-        decoded.append(numbers.at)
-        write(numbers, values, absent)
-
-    monkeypatch.setattr(PackedNumbers, "write", note)
-    assert read_last_step(tmp_path) == 300
-    probes = len(DeviceProbe._fields)
-    assert len(decoded) == 1 + probes  # a column of the last file, and its probes
-    decoded.clear()
-    columns = read_step_columns(tmp_path, [])
-    assert len(decoded) == 3 * probes
-    assert columns.whole("step").tolist() == list(range(1, 301))
-    assert len(decoded) == 3 * probes + 3
+@pytest.mark.parametrize(
+    "line", [b'{"step":2,"end_ns":%d,"source":"optimizer"}' % 10**40, b"[" * 10**6, b'{"step":2,"end']
+)
+def test_a_line_of_another_kind_costs_no_other_step(line: bytes, tmp_path: Path) -> None:
+    (tmp_path / "steps.jsonl").write_bytes(to_line(StepRecord(1, 10, "optimizer")) + line + b"\n")
+    damage: list[str] = []
+    assert read_step_columns(tmp_path, damage).whole("step").tolist() == [1]
+    assert len(damage) == 1
 
 
 def test_the_last_step_is_also_that_of_a_killed_process(tmp_path: Path) -> None:
@@ -185,36 +111,67 @@ def test_the_last_step_is_also_that_of_a_killed_process(tmp_path: Path) -> None:
     assert read_last_step(tmp_path) == 5
 
 
-def test_half_a_line_is_not_packed(tmp_path: Path) -> None:
-    path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(b'{"step":1,"end')
-    with pytest.raises(ValueError, match="Unterminated"):
-        pack_records.pack(str(path))
-    assert path.exists()
+def test_a_file_is_compressed_piece_by_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gzip_files, "_PIECE_BYTES", 1000)
+    contents = [to_lines(random_records(40, seed)) for seed in (1, 2)]
+    full = GzipFiles()
+    for number, content in enumerate(contents):
+        (tmp_path / f"{number}.jsonl").write_bytes(content)
+        full.add(str(tmp_path / f"{number}.jsonl"))
+    turns = 0
+    while list(tmp_path.glob("*.jsonl")):
+        full.advance(1)
+        turns += 1
+    assert turns > 5
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.jsonl.gz", "1.jsonl.gz"]
+    for number, content in enumerate(contents):
+        assert gzip.decompress((tmp_path / f"{number}.jsonl.gz").read_bytes()) == content
+    full.advance(1)
+
+
+def test_a_compressed_file_that_does_not_fit_on_the_disk_leaves_the_lines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "steps.000001.jsonl").write_bytes(to_lines(random_records(4)))
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("no space")))
+    full = GzipFiles()
+    full.add(str(tmp_path / "steps.000001.jsonl"))
+    full.advance(9)
+    assert [path.name for path in tmp_path.iterdir()] == ["steps.000001.jsonl"]
 
 
 def test_a_recorder_puts_full_files_aside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "LINES", 100)
+    monkeypatch.setattr(record_files, "LINES", 100)
+    monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 0.05)
     recorder = Recorder(str(tmp_path), 0)
-    descriptor = recorder.steps_file
+    recorder.late.start()
+    folder = Path(recorder.folder)
     for step in range(1, 351):
-        recorder.late.append((descriptor, to_line, (StepRecord(step, step * 10**6, "optimizer"),)))
+        recorder.late.append((recorder.steps_file, to_line, (StepRecord(step, step * 10**6, "optimizer"),)))
         if step % 10 == 0:
             recorder.late.flush()
-            last = (Path(recorder.folder) / wire.STEPS_FILE).read_bytes().splitlines()[-1]
+            last = (folder / wire.STEPS_FILE).read_bytes().splitlines()[-1]
             assert decode_step(last).step == step, "who looks at a running job reads the end of this file"
-    recorder.close()  # what waits for the one process that packs goes to another
-    assert recorder.steps_file == descriptor
     until_s = time.monotonic() + 30
-    while list(Path(recorder.folder).glob("*.0*.jsonl")) and time.monotonic() < until_s:
-        time.sleep(0.1)
-    names = sorted(path.name for path in Path(recorder.folder).glob("steps*"))
-    assert names == [*(f"steps.00000{number}.columns" for number in (1, 2, 3)), "steps.jsonl"]
-    assert read_step_columns(Path(recorder.folder), []).whole("step").tolist() == list(range(1, 351))
+    while list(folder.glob("*.0*.jsonl")) and time.monotonic() < until_s:
+        time.sleep(0.02)
+    recorder.close()
+    names = sorted(path.name for path in folder.glob("steps*"))
+    assert names == [*(f"steps.00000{number}.jsonl.gz" for number in (1, 2, 3)), "steps.jsonl"]
+    assert read_step_columns(folder, []).whole("step").tolist() == list(range(1, 351))
+
+
+def test_no_file_is_put_aside_in_a_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_files, "LINES", 5)
+    monkeypatch.setattr(OPEN_WINDOW, "is_open", True)
+    recorder = Recorder(str(tmp_path), 0)
+    for step in range(1, 21):
+        recorder.steps_file.append(to_line(StepRecord(step, step, "optimizer")))
+    assert len((tmp_path / "ranks/00000/steps.jsonl").read_bytes().splitlines()) == 20
 
 
 def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "LINES", 5)
+    monkeypatch.setattr(record_files, "LINES", 5)
     monkeypatch.setattr(os, "rename", lambda *_: (_ for _ in ()).throw(OSError("no space")))
     recorder = Recorder(str(tmp_path), 0)
     for step in range(1, 21):
@@ -225,18 +182,8 @@ def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypa
     assert [decode_step(line).step for line in lines] == list(range(1, 21))
 
 
-def test_the_packer_runs_by_itself_without_site_packages(tmp_path: Path) -> None:
-    path = tmp_path / "steps.000001.jsonl"
-    path.write_bytes(to_line(StepRecord(1, 1, "optimizer")))
-    command = ["python3", "-I", "-S", str(Path(pack_records.__file__)), str(path)]
-    subprocess.run(command, check=True, env={"PATH": os.environ["PATH"]})
-    header = json.loads((tmp_path / "steps.000001.columns").read_bytes().split(b"\n", 1)[0])
-    assert header["schema"] == wire.PACKED_SCHEMA == pack_records.SCHEMA
-    assert wire.PACKED_SUFFIX == pack_records.PACKED_SUFFIX
-
-
 def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rotation, "LINES", 10)
+    monkeypatch.setattr(record_files, "LINES", 10)
     recorder = Recorder(str(tmp_path), 0)
     for step in range(1, 26):
         order = ("F0.0",) if step == 1 else None
@@ -245,10 +192,9 @@ def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, mo
         record = MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),), order, None, fastest_ns, launches_ns, waits_ns)
         recorder.write_micro_batches(record)
         recorder.late.flush()
+    recorder._look()
     recorder.close()
-    until_s = time.monotonic() + 30
-    while not list(Path(recorder.folder).glob("micro_batches.*.gz")) and time.monotonic() < until_s:
-        time.sleep(0.1)
+    assert len(list(Path(recorder.folder).glob("micro_batches.*.gz"))) == 2
     passes = read_micro_batches(Path(recorder.folder), 0, 0, [])
     assert [record.step for record in passes] == list(range(1, 26))
     assert passes[-1].order == ("F0.0",)

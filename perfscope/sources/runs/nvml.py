@@ -1,12 +1,14 @@
 """The files that the NVML sampler writes: ``RUN/nvml/HOST.jsonl``, the GPUs in the first line, then a line a sample.
 
 A node that was sampled again, after a restart, or whose file was full, has ``HOST.1.jsonl`` and so on. Full ones are
-packed: ``HOST.columns``, ``HOST.1.columns``.
+compressed: ``HOST.jsonl.gz``, ``HOST.1.jsonl.gz``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import gzip
+import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from operator import attrgetter
 from pathlib import Path
@@ -17,9 +19,7 @@ import numpy as np
 from perfscope import wire
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.files import open_regular
-from perfscope.sources.runs.numbers import JoinedNumbers, Numbers, ReadNumbers, to_column
-from perfscope.sources.runs.packed import PackedNumbers, decode_columns
-from perfscope.tables.columns import Int64, MaskedInt64, masked
+from perfscope.tables.columns import Int64, MaskedInt64, join, masked
 from perfscope.tables.gpus import GpuSamples, MigInstance
 
 #: Counters of ``GpuSamples.counters``.
@@ -112,6 +112,8 @@ _SAMPLED = (
     "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s", *GPM,
 )  # fmt: skip
 _CHUNK = 20_000
+_COMPRESSED = ".gz"
+_UNREADABLE = " cannot be read"
 _get_values = attrgetter(*_SAMPLED)
 
 
@@ -119,7 +121,7 @@ class _SampleColumns:
     """Collects the samples of one GPU, packed as they are read, because a week has millions."""
 
     def __init__(self) -> None:
-        self._packed: list[tuple[Int64, dict[str, Numbers]]] = []
+        self._packed: list[tuple[Int64, list[MaskedInt64]]] = []
         self._times: list[int] = []
         self._values: list[_Gpu] = []
 
@@ -130,31 +132,17 @@ class _SampleColumns:
         if len(self._times) >= _CHUNK:
             self._pack()
 
-    def add_packed(self, t_ns: Int64, numbers: Mapping[str, Numbers], index: int) -> None:
-        """Add the samples of a packed file, of the GPU at this place of its first line."""
-        if self._times:
-            self._pack()
-        names = {name: f"{index}.{name}" for name in _SAMPLED}
-        self._packed.append((t_ns, {name: numbers[words] for name, words in names.items() if words in numbers}))
-
     def _pack(self) -> None:
         columns = zip(*map(_get_values, self._values), strict=True) if self._values else ((),) * len(_SAMPLED)
-        packed: dict[str, Numbers] = {
-            name: ReadNumbers(_column(values)) for name, values in zip(_SAMPLED, columns, strict=True)
-        }
-        self._packed.append((np.asarray(self._times, np.int64), packed))
+        self._packed.append((np.asarray(self._times, np.int64), [_column(values) for values in columns]))
         self._times, self._values = [], []
 
     def concatenate(self) -> tuple[Int64, dict[str, MaskedInt64]]:
         """The times, and the columns by name."""
         self._pack()
         times = np.concatenate([times for times, _ in self._packed])
-        columns = {}
-        for name in _SAMPLED:
-            parts = [(len(times), numbers.get(name)) for times, numbers in self._packed]
-            is_known = any(numbers is not None for _, numbers in parts)
-            columns[name] = to_column(JoinedNumbers(parts) if is_known else None, len(times))
-        return times, columns
+        parts = zip(*(columns for _, columns in self._packed), strict=True)
+        return times, {name: join(columns) for name, columns in zip(_SAMPLED, parts, strict=True)}
 
 
 def _column(values: tuple[int | None, ...]) -> MaskedInt64:
@@ -179,11 +167,6 @@ class _Host:
     lost_ns: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add_packed(self, uuids: Sequence[str], packed: _Packed) -> None:
-        """Add the samples of a packed file, of the GPUs of its first line."""
-        for index, uuid in enumerate(uuids):
-            self.samples[uuid].add_packed(packed.t_ns, packed.numbers, index)
-
 
 def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
     """Read every host's samples.
@@ -207,86 +190,52 @@ def read_gpus(run: Path, damage: list[str]) -> tuple[tuple[GpuSamples, ...], tup
     return tuple(gpus), tuple(notes)
 
 
-def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[Iterable[_Line | _Packed]]]]:
+def _files_of_samplers(folder: Path, damage: list[str]) -> list[tuple[str, list[Iterable[_Line]]]]:
     """The files of each sampler, as its host and their lines, in the order of time."""
     firsts: dict[tuple[str, int], tuple[_Line, Path]] = {}
-    for path in sorted(folder.glob("*.jsonl")) + sorted(folder.glob(f"*{wire.PACKED_SUFFIX}")):
+    for path in sorted(folder.glob("*.jsonl")) + sorted(folder.glob(f"*.jsonl{_COMPRESSED}")):
         first = _first_line(path, damage)
-        if first is not None:  # a packed file takes the place of its lines
-            firsts[first.host or path.stem, first.t_ns or -len(firsts)] = first, path
-    samplers: list[tuple[str, list[Iterable[_Line | _Packed]]]] = []
-    latest: dict[str, list[Iterable[_Line | _Packed]]] = {}
+        if first is not None:  # a compressed file takes the place of its lines
+            firsts[first.host or path.name.partition(".jsonl")[0], first.t_ns or -len(firsts)] = first, path
+    samplers: list[tuple[str, list[Iterable[_Line]]]] = []
+    latest: dict[str, list[Iterable[_Line]]] = {}
     for (host, _), (first, path) in sorted(firsts.items(), key=lambda item: (item[1][0].t_ns, item[1][1].name)):
         if not first.continues or host not in latest:
             latest[host] = []
             samplers.append((host, latest[host]))
-        latest[host].append(_read_file(path, damage))
+        latest[host].append(_lines(path, damage))
     return samplers
 
 
 def _first_line(path: Path, damage: list[str]) -> _Line | None:
     """The description of the GPUs, or why there are none; None where the file cannot be read."""
-    try:
-        if path.suffix == wire.PACKED_SUFFIX:
-            with open_regular(path) as file:
-                return msgspec.json.decode(file.readline(), type=_PackedHeader).head
-        return next(_lines(path, []), _Line())
-    except (OSError, msgspec.MsgspecError):
-        damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
+    unread: list[str] = []
+    first = next(_lines(path, unread), None)
+    if first is None and any(text.endswith(_UNREADABLE) for text in unread):
+        damage.append(f"{wire.NVML_FOLDER}/{path.name}{_UNREADABLE}")
         return None
-
-
-class _PackedHeader(msgspec.Struct):
-    """The first line of a packed file."""
-
-    head: _Line
-    notes: list[_Line] = []
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Packed:
-    """The samples of a packed file: their times, and the columns of all GPUs."""
-
-    t_ns: Int64
-    numbers: Mapping[str, PackedNumbers]
-
-
-def _read_file(path: Path, damage: list[str]) -> Iterator[_Line | _Packed]:
-    if path.suffix != wire.PACKED_SUFFIX:
-        yield from _lines(path, damage)
-        return
-    content = path.read_bytes()
-    try:
-        columns = decode_columns(content, wire.PACKED_SAMPLES_SCHEMA)
-        header = msgspec.json.decode(content.partition(b"\n")[0], type=_PackedHeader)
-        t_ns = to_column(columns.numbers["t_ns"], columns.rows).data
-    except (ValueError, KeyError, TypeError, msgspec.MsgspecError):
-        damage.append(f"{wire.NVML_FOLDER}/{path.name} cannot be read")
-        return
-    yield header.head
-    if columns.rows:
-        yield _Packed(np.asarray(t_ns, np.int64), columns.numbers)
-    yield from header.notes
+    return first or _Line()
 
 
 def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
     decode = msgspec.json.Decoder(_Line).decode
-    with open_regular(path) as file:
-        for line in file:
-            try:
-                yield decode(line)
-            except msgspec.MsgspecError:
-                damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
+    try:
+        with open_regular(path) as plain, gzip.open(plain) if path.suffix == _COMPRESSED else plain as file:
+            for line in file:
+                try:
+                    yield decode(line)
+                except msgspec.MsgspecError:
+                    damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")
+    except (OSError, EOFError, zlib.error):
+        damage.append(f"{wire.NVML_FOLDER}/{path.name}{_UNREADABLE}")
 
 
-def _add_lines(host: _Host, lines: Iterable[_Line | _Packed]) -> None:
+def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
     uuids: list[str] = []
     slow_values: dict[str, _Line] = {}
     began_ns, cost = 0, None
     for line in lines:
-        if isinstance(line, _Packed):
-            host.add_packed(uuids, line)
-        elif line.note:
+        if line.note:
             host.notes.append(line.note)
         elif line.lost:
             host.lost_ns.setdefault(line.lost, line.t_ns)

@@ -70,7 +70,7 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
             continue
         try:
             records.append(decode(line))
-        except msgspec.MsgspecError:
+        except (msgspec.MsgspecError, RecursionError):
             problem = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
             damage.append(f"{path.parent.name}/{path.name}: {problem}")
     return records

@@ -1,25 +1,17 @@
-"""The step records of one process in columns: files of packed columns, then lines of JSON.
-
-A week has a million steps: columns are never made into records.
-"""
+"""The step records of one process in columns: no more than one file of them is kept as records."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from perfscope import wire
-from perfscope.files import read_regular
-from perfscope.sources.runs.numbers import JoinedNumbers, Numbers, ReadNumbers, to_column
-from perfscope.sources.runs.packed import decode_columns
-from perfscope.sources.runs.records import decode_step, read_records
-from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
+from perfscope.sources.runs.records import decode_step, list_segments, read_records
+from perfscope.tables.columns import Bool, Int64, MaskedInt64, join
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
 from perfscope.wire.records import Span, StepRecord
 
@@ -31,6 +23,7 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = ("source", "window")
 _FLAGS = ("skipped", "draining")
+_LARGEST = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +32,7 @@ class StepColumns:
 
     Attributes:
         rows: How many there are.
-        numbers: Columns of numbers by name, not decoded yet; those of lists are ``host.0`` and so on.
+        numbers: Columns of numbers by name, as far as any step has them; those of lists are ``host.0`` and so on.
         texts: Columns of texts, empty where absent.
         flags: Columns of flags, false where absent.
         spans: What happened besides training, with the row that it was written with.
@@ -47,15 +40,16 @@ class StepColumns:
     """
 
     rows: int
-    numbers: Mapping[str, Numbers]
+    numbers: Mapping[str, MaskedInt64]
     texts: Mapping[str, npt.NDArray[np.str_]]
     flags: Mapping[str, Bool]
     spans: tuple[tuple[int, Span], ...] = ()
-    probes: tuple[DeviceProbe, ...] = field(default=())
+    probes: tuple[DeviceProbe, ...] = ()
 
     def number(self, name: str) -> MaskedInt64:
         """A column of numbers; all masked where no step has them."""
-        return to_column(self.numbers.get(name), self.rows)
+        column = self.numbers.get(name)
+        return _absent(self.rows) if column is None else column
 
     def whole(self, name: str) -> Int64:
         """A column of numbers that every step has."""
@@ -69,93 +63,50 @@ def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
         folder: The folder of a rank.
         damage: Gets a text for each file and line that cannot be read.
     """
-    parts = [part for path in _list_files(folder) if (part := _read_part(path, damage)) is not None and part.rows]
-    pending = list(read_records(folder / wire.PENDING_STEPS_FILE, decode_step, damage))
+    parts = [from_records(_read_steps(path, damage)) for path in list_segments(folder, wire.STEPS_FILE)]
+    pending = _read_steps(folder / wire.PENDING_STEPS_FILE, damage)
     if pending:
-        last_ns = max((int(part.whole("end_ns")[-1]) for part in parts), default=0)
+        last_ns = max((int(part.whole("end_ns")[-1]) for part in parts if part.rows), default=0)
         parts.append(from_records([step for step in pending if step.end_ns > last_ns]))
     return _join(parts)
 
 
 def read_last_step(folder: Path) -> int:
     """The number of the last step that a process wrote, from the last file that has one; 0 of none."""
-    pending = [step.step for step in read_records(folder / wire.PENDING_STEPS_FILE, decode_step, [])]
-    for path in reversed(_list_files(folder)):
-        part = _read_part(path, [])
-        if part is not None and part.rows:
-            return max([int(part.whole("step")[-1]), *pending[-1:]])
+    pending = [step.step for step in _read_steps(folder / wire.PENDING_STEPS_FILE, [])]
+    for path in reversed(list_segments(folder, wire.STEPS_FILE)):
+        steps = _read_steps(path, [])
+        if steps:
+            return max([steps[-1].step, *pending[-1:]])
     return max(pending[-1:], default=0)
 
 
-def _list_files(folder: Path) -> list[Path]:
-    """The files of a process's steps, in their order; a packed one takes the place of its lines."""
-    stem, suffix = wire.STEPS_FILE.split(".")
-    packed = sorted(folder.glob(f"{stem}.*{wire.PACKED_SUFFIX}"))
-    plain = sorted(folder.glob(f"{stem}.*.{suffix}"))
-    names = {path.name.removesuffix(wire.PACKED_SUFFIX): path for path in packed}
-    files = {path.name.removesuffix(f".{suffix}"): path for path in plain} | names
-    return [*(files[name] for name in sorted(files)), folder / wire.STEPS_FILE]
+def _read_steps(path: Path, damage: list[str]) -> list[StepRecord]:
+    records = read_records(path, decode_step, damage)
+    sound = [record for record in records if _has_sound_numbers(record)]
+    if len(sound) < len(records):
+        damage.append(f"{path.parent.name}/{path.name}: {len(records) - len(sound)} steps have impossible numbers")
+    return sound
 
 
-def _read_part(path: Path, damage: list[str]) -> StepColumns | None:
-    if path.suffix != wire.PACKED_SUFFIX:
-        return from_records(read_records(path, decode_step, damage))
-    try:
-        return unpack(read_regular(path))
-    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError):
-        damage.append(f"{path.parent.name}/{path.name}: cannot be read")
-        return None
-
-
-def unpack(content: bytes) -> StepColumns:
-    """The steps of a packed file, as ``perfscope.hooks.pack_records`` describes it.
-
-    Raises:
-        ValueError, KeyError, TypeError: It is damaged.
-    """
-    packed = decode_columns(content, wire.PACKED_SCHEMA)
-    texts = {name: _decode_texts(*codes) for name, codes in packed.codes.items() if name in _TEXTS}
-    flags = {
-        name: np.asarray([False, *map(bool, values)], np.bool_)[places]
-        for name, (values, places) in packed.codes.items()
-        if name in _FLAGS
-    }
-    spans = [
-        (int(row), msgspec.convert(span, Span))
-        for row, fields in packed.remainder.items()
-        for span in fields.get("spans", ())
-    ]
-    return StepColumns(packed.rows, packed.numbers, texts, flags, tuple(spans), _probes(packed.numbers, packed.rows))
-
-
-def _decode_texts(values: Sequence[object], places: npt.NDArray[np.uint8]) -> npt.NDArray[np.str_]:
-    """The text of each row; one that all rows have is held once."""
-    texts = np.asarray(["", *map(str, values)], np.str_)
-    if len(places) and (places == places[0]).all():
-        return np.broadcast_to(np.asarray(str(texts[places[0]])), len(places))
-    return np.asarray(texts[places], np.str_)
-
-
-def _probes(numbers: Mapping[str, Numbers], count: int) -> tuple[DeviceProbe, ...]:
-    if "probe.0" not in numbers:
-        return ()
-    columns = [to_column(numbers.get(f"probe.{index}"), count) for index in range(len(DeviceProbe._fields))]
-    rows = np.flatnonzero(present(columns[0]))
-    values: list[list[Any]] = [column[rows].tolist() for column in columns]
-    return tuple(DeviceProbe(*row) for row in zip(*values, strict=True))
+def _has_sound_numbers(record: StepRecord) -> bool:
+    """Whether every number fits into a column."""
+    values = [value for value in vars(record).values() if type(value) is int]
+    values += [value for values in (record.host, record.waits, record.probe) for value in values or () if value]
+    return max(values) < _LARGEST and min(values) > -_LARGEST
 
 
 def from_records(records: Sequence[StepRecord]) -> StepColumns:
     """Records as columns."""
-    numbers: dict[str, Numbers] = {name: _read([getattr(record, name) for record in records]) for name in _NUMBERS}
+    columns = {name: _to_column([getattr(record, name) for record in records]) for name in _NUMBERS}
     for name, places in _LISTS.items():
         lists = [getattr(record, name) for record in records]
         if any(values is not None for values in lists):
             for index in range(places):
-                numbers[f"{name}.{index}"] = _read([None if values is None else values[index] for values in lists])
+                columns[f"{name}.{index}"] = _to_column([None if values is None else values[index] for values in lists])
     return StepColumns(
         rows=len(records),
-        numbers=numbers,
+        numbers={name: column for name, column in columns.items() if column is not None},
         texts={name: np.asarray([getattr(record, name) or "" for record in records], np.str_) for name in _TEXTS},
         flags={name: np.asarray([bool(getattr(record, name)) for record in records], np.bool_) for name in _FLAGS},
         spans=tuple((row, span) for row, record in enumerate(records) for span in record.spans or ()),
@@ -163,9 +114,16 @@ def from_records(records: Sequence[StepRecord]) -> StepColumns:
     )
 
 
-def _read(values: Sequence[int | None]) -> ReadNumbers:
+def _to_column(values: Sequence[int | None]) -> MaskedInt64 | None:
+    """A column; None where no value is known."""
+    if None not in values:
+        return np.ma.MaskedArray(np.asarray(values, np.int64)) if values else None
     absent = np.asarray([value is None for value in values], np.bool_)
-    return ReadNumbers(np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), mask=absent))
+    return None if absent.all() else np.ma.MaskedArray(np.asarray([value or 0 for value in values], np.int64), absent)
+
+
+def _absent(rows: int) -> MaskedInt64:
+    return np.ma.MaskedArray(np.zeros(rows, np.int64), mask=np.ones(rows, np.bool_))
 
 
 def _join(parts: Sequence[StepColumns]) -> StepColumns:
@@ -174,15 +132,12 @@ def _join(parts: Sequence[StepColumns]) -> StepColumns:
     if len(filled) <= 1:
         return filled[0] if filled else from_records([])
     first_rows = np.cumsum([0, *(part.rows for part in filled)]).tolist()
-    numbers = {
-        name: JoinedNumbers([(part.rows, part.numbers.get(name)) for part in filled])
-        for name in dict.fromkeys(name for part in filled for name in part.numbers)
-    }
+    names = dict.fromkeys(name for part in filled for name in part.numbers)
     return StepColumns(
         rows=first_rows[-1],
-        numbers=numbers,
-        texts={name: _join_texts([_text(part, name) for part in filled], first_rows[-1]) for name in _TEXTS},
-        flags={name: np.concatenate([_flag(part, name) for part in filled]) for name in _FLAGS},
+        numbers={name: join([part.number(name) for part in filled]) for name in names},
+        texts={name: _join_texts([part.texts[name] for part in filled], first_rows[-1]) for name in _TEXTS},
+        flags={name: np.concatenate([part.flags[name] for part in filled]) for name in _FLAGS},
         spans=tuple(
             (first + row, span) for first, part in zip(first_rows, filled, strict=False) for row, span in part.spans
         ),
@@ -190,17 +145,9 @@ def _join(parts: Sequence[StepColumns]) -> StepColumns:
     )
 
 
-def _text(columns: StepColumns, name: str) -> npt.NDArray[np.str_]:
-    return columns.texts.get(name, np.broadcast_to(np.asarray(""), columns.rows))
-
-
 def _join_texts(parts: Sequence[npt.NDArray[np.str_]], rows: int) -> npt.NDArray[np.str_]:
     """One after the other; a text that all of a million rows have is held once."""
     first = parts[0][0]
-    if all(((part[:1] if part.strides == (0,) else part) == first).all() for part in parts):
+    if all((part == first).all() for part in parts):
         return np.broadcast_to(np.asarray(first), rows)
     return np.concatenate(parts)
-
-
-def _flag(columns: StepColumns, name: str) -> Bool:
-    return columns.flags.get(name, np.zeros(columns.rows, np.bool_))

@@ -15,7 +15,6 @@ from perfscope.analyzers.late_ranks import analyze
 from perfscope.hooks.quick_hooks import QuietSteps
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK
 from perfscope.sources.runs.host_times import to_host_times
-from perfscope.sources.runs.numbers import ReadNumbers
 from perfscope.sources.runs.run import read_run
 from perfscope.sources.runs.step_columns import StepColumns
 from perfscope.tables.columns import masked, present
@@ -48,10 +47,10 @@ def thin_out(table: Steps) -> Steps:
         kept.append(sums if is_read and is_counted[row] else None)
         if is_read:
             sums = [0] * len(sums)
-    numbers: dict[str, Any] = {"step": ReadNumbers(masked(table.step.tolist()))}
-    numbers["end_ns"] = ReadNumbers(masked(table.end_ns.tolist()))
+    numbers: dict[str, Any] = {"step": masked(table.step.tolist())}
+    numbers["end_ns"] = masked(table.end_ns.tolist())
     for index in range(len(WORK) + 2):
-        numbers[f"host.{index}"] = ReadNumbers(masked([None if each is None else each[index] for each in kept]))
+        numbers[f"host.{index}"] = masked([None if each is None else each[index] for each in kept])
     launcher_ns, steps = (numbers.pop(f"host.{len(WORK) + index}") for index in range(2))
     numbers[f"host.{len(WORK)}"] = steps
     if knows_launcher:

@@ -1,7 +1,8 @@
-"""Full files of samples are followed by others and packed, and read as if they were lines of one file."""
+"""Full files of samples are followed by others and compressed, and read as if they were lines of one file."""
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import subprocess
@@ -15,7 +16,6 @@ import pynvml
 import pytest
 
 from perfscope import wire
-from perfscope.hooks import pack_records
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.tables.gpus import GpuSamples
 from perfscope.watching.job import WatchedJob
@@ -41,8 +41,13 @@ def write(run: Path, name: str, content: list[dict[str, Any]], *, packed: bool =
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(line) + "\n" for line in content))
     if packed:
-        pack_records.pack(str(path))
+        compress(path)
     return path
+
+
+def compress(path: Path) -> None:
+    path.with_suffix(".jsonl.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path.unlink()
 
 
 def assert_same(mine: GpuSamples, other: GpuSamples) -> None:
@@ -75,52 +80,20 @@ def test_full_files_are_read_as_the_lines_of_one(tmp_path: Path) -> None:
 def test_a_packed_file_takes_the_place_of_its_lines(tmp_path: Path) -> None:
     content = lines(1, 41)
     write(tmp_path, "node.jsonl", content, packed=True)
-    write(tmp_path, "node.jsonl", content)  # the packer was killed before it removed them
+    write(tmp_path, "node.jsonl", content)  # the sampler was killed before it removed them
     gpus, _ = read_gpus(tmp_path, [])
     assert [len(gpu.t_ns) for gpu in gpus] == [40, 40]
 
 
 def test_a_damaged_packed_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    path = write(tmp_path, "node.jsonl", lines(1, 41), packed=True).with_suffix(".columns")
+    path = write(tmp_path, "node.jsonl", lines(1, 41), packed=True).with_suffix(".jsonl.gz")
     path.write_bytes(path.read_bytes()[:-30])
     write(tmp_path, "node.1.jsonl", lines(41, 51, continues=True))
-    (tmp_path / "nvml" / "node.2.columns").write_bytes(b"no JSON")
+    (tmp_path / "nvml" / "node.2.jsonl.gz").write_bytes(b"no gzip")
     damage: list[str] = []
     gpus, _ = read_gpus(tmp_path, damage)
-    assert [len(gpu.t_ns) for gpu in gpus] == [10, 10]
-    assert sorted(damage) == ["nvml/node.2.columns cannot be read", "nvml/node.columns cannot be read"]
-
-
-def test_what_describes_no_gpu_is_not_packed(tmp_path: Path) -> None:
-    path = write(tmp_path, "node.jsonl", [{"note": "NVML is not sampled"}])
-    with pytest.raises(ValueError, match="no GPU"):
-        pack_records.pack(str(path))
-    assert path.exists()
-
-
-def test_what_waits_for_another_file_to_be_packed_is_packed_at_the_end(tmp_path: Path) -> None:
-    """In a process of its own, whose standard output is the file; its first packer is as slow as it likes."""
-    folder = tmp_path / "RUN" / wire.NVML_FOLDER
-    folder.mkdir(parents=True)
-    script = (
-        "import runpy, subprocess\n"
-        f"output = runpy.run_path({str(SAMPLER.with_name('output.py'))!r})['Output'](['full=2000'])\n"
-        f"output.head = {HEAD!r}\n"
-        "output.write({**output.head, 't_ns': 0})\n"
-        "output._packer = slow = subprocess.Popen(['sleep', '60'], stdout=subprocess.DEVNULL)\n"
-        f"for number in range(1, 200):\n    output.write({sample(1)!r} | {{'t_ns': 10**9 * number}})\n"
-        "    output.rotate_if_full({'t_ns': 10**9 * number + 1})\n"
-        "output.finish()\n"
-        "slow.kill()\n"
-    )
-    with (folder / "node.jsonl").open("ab") as file:
-        subprocess.run([sys.executable, "-I", "-S", "-c", script], stdout=file, check=True)
-    until_s = time.monotonic() + LONGEST_S
-    while time.monotonic() < until_s and len(list(folder.glob("*.jsonl"))) > 1:
-        time.sleep(0.05)
-    assert len(list(folder.glob("*.jsonl"))) == 1, "the last one is not full"
-    gpus, _ = read_gpus(tmp_path / "RUN", [])
-    assert len(gpus[0].t_ns) == 199
+    assert [gpu.t_ns.tolist()[-10:] for gpu in gpus] == [[10**9 * number for number in range(41, 51)]] * 2
+    assert sorted(damage) == ["nvml/node.2.jsonl.gz cannot be read", "nvml/node.jsonl.gz cannot be read"]
 
 
 def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
@@ -139,16 +112,6 @@ def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
     assert written == list(range(50))
 
 
-def test_a_pack_that_does_not_fit_on_the_disk_leaves_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    content = lines(1, 41)
-    path = write(tmp_path, "node.jsonl", content)
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError("No space left on device")))
-    with pytest.raises(OSError, match="No space left"):
-        pack_records.pack(str(path))
-    assert [file.name for file in path.parent.iterdir()] == ["node.jsonl"]
-    assert [len(gpu.t_ns) for gpu in read_gpus(tmp_path, [])[0]] == [40, 40]
-
-
 def test_watch_shows_the_samples_of_the_latest_file_of_a_host_once(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text("{}")
     write(tmp_path, "node.jsonl", lines(1, 11))
@@ -156,7 +119,7 @@ def test_watch_shows_the_samples_of_the_latest_file_of_a_host_once(tmp_path: Pat
     watched.look()
     assert [gpu.values.power_mw for gpu in watched.gpus] == [500_010, 90_000]
     write(tmp_path, "node.1.jsonl", lines(11, 21, continues=True))
-    pack_records.pack(str(tmp_path / "nvml" / "node.jsonl"))
+    compress(tmp_path / "nvml" / "node.jsonl")
     for _ in range(9):
         watched.look()
     assert [(gpu.host, gpu.values.power_mw) for gpu in watched.gpus] == [("node", 500_020), ("node", 90_000)]
@@ -173,15 +136,12 @@ def test_the_sampler_puts_full_files_aside(library: Path, tmp_path: Path) -> Non
             env={**os.environ, "LD_LIBRARY_PATH": str(library), "FAKE_NVML": "gpus=2"},
         )
     until_s = time.monotonic() + LONGEST_S
-    while len(list(folder.glob("*.columns"))) < 3 and time.monotonic() < until_s:
+    while len(list(folder.glob("*.gz"))) < 3 and time.monotonic() < until_s:
         time.sleep(0.05)
     sampler.terminate()
     sampler.wait()
-    until_s = time.monotonic() + LONGEST_S
-    while len(list(folder.glob("*.jsonl"))) > 1 and list(folder.glob("*.tmp")) and time.monotonic() < until_s:
-        time.sleep(0.05)
     names = {path.name for path in folder.iterdir()}
-    assert {"my.node.columns", "my.node.1.columns", "my.node.2.columns"} <= names
+    assert {"my.node.jsonl.gz", "my.node.1.jsonl.gz", "my.node.2.jsonl.gz"} <= names
     damage: list[str] = []
     gpus, _ = read_gpus(tmp_path, damage)
     assert not damage

@@ -1,0 +1,113 @@
+"""The files that a rank's process appends records to: whole lines, each by one write.
+
+A script may close descriptors that are not its own, as daemons do, and open files that get their numbers. Each write
+therefore asks first whether the descriptor still means the file of records, and else opens that again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from typing import TYPE_CHECKING
+
+from perfscope.hooks.guard import call_safely
+from perfscope.hooks.open_window import OPEN_WINDOW
+
+if TYPE_CHECKING:
+    from perfscope.hooks.gzip_files import GzipFiles
+
+#: Lines of a full file.
+LINES = 8192
+_LAST_STANDARD_STREAM = 2
+
+
+class RecordFile:
+    """A file that lines are appended to."""
+
+    def __init__(self, path: str, full: GzipFiles | None = None) -> None:
+        """Open or create it; a full one is put aside and given to ``full``, where that is given.
+
+        Raises:
+            OSError: It cannot be created.
+        """
+        self._path = path
+        self._full = full
+        self._lines = 0
+        self._number = 0
+        self._use(_open_to_append(path))
+
+    def append(self, lines: bytes) -> None:
+        """Write whole lines at once.
+
+        Raises:
+            OSError: The disk is full or gone.
+        """
+        if not is_same_file(self._descriptor, self._identity):
+            self._use(_open_to_append(self._path))
+        if self._full is not None:
+            # As late as that, so that the new file has lines at once: a look at a running job reads its end.
+            if self._lines >= LINES and not OPEN_WINDOW.is_open:
+                self._lines = 0
+                call_safely(self._put_aside)  # a file that cannot be put aside goes on growing
+            self._lines += lines.count(b"\n")
+        if os.write(self._descriptor, lines) != len(lines):
+            raise OSError("the disk is full: a record was cut")
+
+    def clear(self) -> None:
+        """Remove all lines."""
+        if is_same_file(self._descriptor, self._identity):
+            os.ftruncate(self._descriptor, 0)
+        else:
+            os.truncate(self._path, 0)
+
+    def _use(self, descriptor: int) -> None:
+        self._descriptor, self._identity = descriptor, identify(descriptor)
+
+    def _put_aside(self) -> None:
+        """Give the file a number, and begin another one.
+
+        Raises:
+            OSError: A file cannot be renamed or made; lines are still appended to the old one.
+        """
+        stem, suffix = os.path.splitext(self._path)
+        self._number += 1
+        aside, full = f"{stem}.{self._number:06d}{suffix}", self._descriptor
+        fresh = _open_to_append(f"{self._path}.new")
+        try:
+            os.rename(self._path, aside)
+            os.rename(f"{self._path}.new", self._path)
+        except OSError:
+            os.close(fresh)
+            raise
+        self._use(fresh)
+        os.close(full)
+        if self._full is not None:
+            self._full.add(aside)
+
+
+def identify(descriptor: int) -> tuple[int, int]:
+    """Which file a descriptor means.
+
+    Raises:
+        OSError: It is not open.
+    """
+    status = os.fstat(descriptor)
+    return status.st_dev, status.st_ino
+
+
+def is_same_file(descriptor: int, identity: tuple[int, int]) -> bool:
+    """Whether a descriptor means a file still."""
+    try:
+        return identify(descriptor) == identity
+    except OSError:
+        return False
+
+
+def _open_to_append(path: str) -> int:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    if descriptor > _LAST_STANDARD_STREAM:
+        return descriptor
+    try:  # the script closed a standard stream: what it prints there must not end up in the records
+        return fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, _LAST_STANDARD_STREAM + 1)
+    finally:
+        os.close(descriptor)
