@@ -33,7 +33,7 @@ def analyze(run: Run) -> LateRanks:
         parts = None
     has_stages = _has_stages(run)
     devices = compare_devices(tables, run, has_stages=has_stages)
-    if parts is None and not devices:
+    if parts is None and not devices.paces:
         raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
     counts_compute = parts is not None and parts.times_exchange and not has_stages
     lateness: list[Lateness] = []
@@ -42,12 +42,13 @@ def analyze(run: Run) -> LateRanks:
         excesses = measure_excesses(parts, counts_compute=counts_compute)
         lateness = find_lateness(parts, excesses)
         late_steps = find_late_steps(parts, excesses, _MOST_LATE_STEPS)
-    slow = find_slow_devices(devices, tables, {late.rank for late in lateness if late.is_persistent})
+    slow = find_slow_devices(devices.paces, tables)
     ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
     axis = _collectives_axis(run)
     waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()
-    has_gpus = any(rank.device_type not in (None, "cpu") for rank in run.ranks)
-    return LateRanks(parts, tuple(ordered), devices, counts_compute, has_stages, axis, waits, late_steps, has_gpus)
+    return LateRanks(
+        parts, tuple(ordered), devices.paces, counts_compute, has_stages, axis, waits, late_steps, devices.unseen
+    )
 
 
 def _collectives_axis(run: Run) -> str | None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import numpy as np
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from perfscope.analyzers.late_ranks.device_pace import DevicePace
 from perfscope.analyzers.late_ranks.excesses import LateStep
@@ -40,14 +39,6 @@ _PART_LABELS = {
     Part.SAVE: "Saves (ms)",
     Part.COMPILATION: "Compilation (ms)",
 }
-#: What is timed in probed steps.
-_PROBED = (
-    Column("Forward (ms)", 2),
-    Column("Backward, exchange (ms)", 2),
-    Column("Optimizer (ms)", 2),
-    Column("Relative forward", 3),
-    Column("Relative optimizer", 3),
-)
 _MOST_RANKS = 16
 
 
@@ -64,7 +55,7 @@ class LateRanks:
         collectives_axis: The axis of parallelism that all collectives serve; absent where there are several.
         waits_by_axis: Where there are several, the waits of each rank in collectives whose axis is known.
         late_steps: The steps with the latest ranks.
-        has_gpus: Whether ranks trained on GPUs.
+        unseen: The ranks whose GPUs were compared with nothing, by the reason.
     """
 
     parts: StepParts | None
@@ -75,7 +66,7 @@ class LateRanks:
     collectives_axis: str | None = None
     waits_by_axis: tuple[dict[str, int], ...] = ()
     late_steps: tuple[LateStep, ...] = ()
-    has_gpus: bool = False
+    unseen: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def compared_ns(self) -> int:
@@ -135,9 +126,6 @@ class LateRanks:
                     "update_ns": pace.update_ns,
                     "relative_forward": pace.relative_forward,
                     "relative_update": pace.relative_update,
-                    "relative_passes": pace.relative_passes,
-                    "passes_ns": pace.passes_ns,
-                    "passes_steps": pace.passes_steps,
                     "sm_clock_mhz": pace.clock_mhz,
                 }
                 for pace in self.devices
@@ -167,13 +155,22 @@ class LateRanks:
     def headline(self) -> str:
         """The answer in one sentence."""
         if not self.lateness:
-            return "No rank is late"
+            return self._nobody()
         worst = self.lateness[0]
         who = "The network" if worst.rank is None else f"Rank {worst.rank}"
         when = "in most steps" if worst.is_persistent else f"in {_count(worst.steps)}"
         if worst.rank is None:
             return f"{who} was slow {when}: {CAUSES[worst.cause]}"
         return f"{who} is late {when}: {CAUSES[worst.cause]}"
+
+    def _nobody(self) -> str:
+        """That nobody is late, as far as that was looked at."""
+        if self.parts is None:
+            return "No GPU is slower than its replicas; what hosts did could not be compared"
+        if not self.unseen:
+            return "No rank is late"
+        ranks = sorted({rank for unseen in self.unseen.values() for rank in unseen})
+        return f"No rank's host is late; the GPUs of ranks {format_ranges(ranks)} could not be compared"
 
     def _late_section(self) -> Section:
         columns = (
@@ -220,8 +217,14 @@ class LateRanks:
 
     def _notes(self) -> list[str]:
         notes = [f"{self.headline()}."] if not self.lateness else []
-        if self.has_gpus and not any(pace.is_compared for pace in self.devices):
-            notes.append("No device could be compared: a slow GPU would not be seen here.")
+        notes += [
+            f"The GPUs of ranks {format_ranges(ranks)} were compared with nothing, because {why}: a slow one would not "
+            "be seen."
+            for why, ranks in self.unseen.items()
+            if ranks
+        ]
+        if any(pace.is_compared and pace.relative_forward is None for pace in self.devices):
+            notes.append("Of GPUs without a relative forward pass the optimizer's update alone was compared.")
         if self.parts is not None:
             notes.append(
                 f"Compared are {len(self.parts.step)} steps that all {len(self.parts.ranks)} ranks have, without "
@@ -269,39 +272,34 @@ class LateRanks:
         return long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
 
     def _devices_section(self) -> Section:
-        has_probes = any(pace.update_ns is not None for pace in self.devices)
-        has_passes = any(pace.relative_passes is not None for pace in self.devices)
         columns = (
             Column("Rank"),
             Column("Timed steps"),
-            *(_PROBED if has_probes else (Column("Passes (ms)", 2),)),
-            *((Column("Relative passes", 3),) if has_passes else ()),
+            Column("Forward (ms)", 2),
+            Column("Backward, exchange (ms)", 2),
+            Column("Optimizer (ms)", 2),
+            Column("Relative forward", 3),
+            Column("Relative optimizer", 3),
             Column("SM clock (MHz)"),
         )
         rows = [
             (
                 str(pace.rank),
-                pace.probes if has_probes else pace.passes_steps,
-                *(_probed_cells(pace) if has_probes else (in_unit(pace.passes_ns, NS_PER_MS),)),
-                *((pace.relative_passes,) if has_passes else ()),
+                pace.probes,
+                in_unit(pace.forward_ns, NS_PER_MS),
+                pace.backward_ns / NS_PER_MS,
+                pace.update_ns / NS_PER_MS,
+                pace.relative_forward,
+                pace.relative_update,
                 pace.clock_mhz,
             )
-            for pace in self.devices
+            for pace in sorted(self.devices, key=lambda pace: -pace.ratio)
         ]
-        slowest_first = np.argsort([-pace.ratio for pace in self.devices], kind="stable").tolist()
-        ordered = [rows[index] for index in slowest_first]
-        note = "Medians of the steps that were timed by events on the device; relative to the median of the others."
-        return long_table("Pace of the devices", columns, ordered, (note,), most=_MOST_RANKS)
-
-
-def _probed_cells(pace: DevicePace) -> tuple[Cell, ...]:
-    return (
-        in_unit(pace.forward_ns, NS_PER_MS),
-        in_unit(pace.backward_ns, NS_PER_MS),
-        in_unit(pace.update_ns, NS_PER_MS),
-        pace.relative_forward,
-        pace.relative_update,
-    )
+        note = (
+            "Medians of the steps that were timed by events on the device. Relative is the time without waits for the "
+            "host over the median of the ranks that hold the same part of the model."
+        )
+        return long_table("Pace of the devices", columns, rows, (note,), most=_MOST_RANKS)
 
 
 def _count(steps: int) -> str:

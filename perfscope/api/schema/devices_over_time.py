@@ -75,29 +75,23 @@ class DevicePaceData(TypedDict):
 
     Attributes:
         rank: The rank.
-        probes: Probed steps, which are timed on the device but for the passes of a pipeline.
+        probes: Probed steps, which are timed on the device.
         forward_ns: Median of the forward passes; None where their ends were not seen.
-        backward_ns: The same of backward passes and exchanges; None where too few steps were probed.
+        backward_ns: The same of backward passes and exchanges.
         update_ns: The same of the optimizer.
-        relative_forward: ``forward_ns`` over the median of the other ranks; None where it may hold an exchange.
-        relative_update: The same of the optimizer; None where there is nothing to compare with.
-        relative_passes: Of a stage of a pipeline, the time of its passes by parameter over that of the others; None
-            where there is nothing to compare with, or it may be the host that takes so long.
-        passes_ns: Of a stage, the median time of its passes in a step; None without them.
-        passes_steps: Steps whose passes were timed; None without them.
+        relative_forward: ``forward_ns`` without waits for the host over the median of the ranks that hold the same part
+            of the model; None where it may hold an exchange, or the device may have waited for its host.
+        relative_update: The same of the optimizer.
         sm_clock_mhz: Clock of its multiprocessors; None without samples.
     """
 
     rank: int
     probes: int
     forward_ns: int | None
-    backward_ns: int | None
-    update_ns: int | None
+    backward_ns: int
+    update_ns: int
     relative_forward: float | None
     relative_update: float | None
-    relative_passes: float | None
-    passes_ns: int | None
-    passes_steps: int | None
     sm_clock_mhz: int | None
 
 

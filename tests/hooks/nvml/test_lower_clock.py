@@ -25,10 +25,9 @@ UUID = "GPU-0000000{}-aaaa-bbbb-cccc-000000000000"
 @pytest.mark.parametrize(
     ("case", "late"),
     [
-        ("nccl-third/deepspeed.device100", 1),
-        ("nccl-fourth/ddp.device25", 0),
-        ("nccl-fourth/fsdp2.device100", 0),
-        ("nccl-fifth/pipeline.device100", 1),
+        ("nccl/deepspeed.device100", 1),
+        ("nccl/ddp.device50", 1),
+        ("nccl/fsdp2.slow33", 0),
     ],
 )
 @pytest.mark.parametrize("is_hot", [True, False])
