@@ -9,7 +9,6 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind, read_text
-from perfscope.sources.checkpoints.collection import without_collection
 from perfscope.sources.checkpoints.completeness import check_indexes, find_missing
 from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
@@ -24,6 +23,7 @@ from perfscope.sources.checkpoints.tied_weights import find_tied_copy
 from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
 from perfscope.sources.checkpoints.zero_samples import describe_zero_storages, describe_zeros
 from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
+from perfscope.sources.pickles import without_collection
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")

@@ -14,10 +14,8 @@ from pathlib import Path
 
 from perfscope.constants import MIB
 from perfscope.files import open_regular
-from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, parse_shape
-from perfscope.sources.checkpoints.pickle_damage import PickleDamage
-from perfscope.sources.checkpoints.pickles import replay
 from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
+from perfscope.sources.pickles import Call, GlobalName, PickleDamage, parse_shape, read_pickle
 
 METADATA_FILE = ".metadata"
 _CLASS = b"torch.distributed.checkpoint.metadata"
@@ -118,15 +116,15 @@ def read_metadata(path: Path) -> DcpMetadata:
         raise DcpDamage(f"is larger than {LARGEST_PICKLE // MIB} MiB; it is not read")
     is_foreign = _CLASS not in content[:_CLASS_WITHIN]
     try:
-        replayed = replay(content[:_SEARCHED] if is_foreign else content)
+        replayed = read_pickle(content[:_SEARCHED] if is_foreign else content)
     except PickleDamage as damage:
         raise DcpDamage(_NOT_METADATA if is_foreign else str(damage), damage.names) from None
     root = replayed.value
-    if is_foreign or not isinstance(root, Call) or not isinstance(root.state, InertDict):
+    if is_foreign or not isinstance(root, Call) or not isinstance(root.state, dict):
         raise DcpDamage(_NOT_METADATA, replayed.names)
     described = root.state.get("state_dict_metadata")
     stored = root.state.get("storage_data")
-    if not isinstance(described, InertDict):
+    if not isinstance(described, dict):
         raise DcpDamage("lists no tensors", replayed.names)
     impossible = _find_impossible(described)
     if impossible is not None:
@@ -139,19 +137,19 @@ def read_metadata(path: Path) -> DcpMetadata:
 _NOT_METADATA = "is not the metadata of a distributed checkpoint"
 
 
-def _find_impossible(described: InertDict) -> str | None:
+def _find_impossible(described: dict[object, object]) -> str | None:
     """The name of a tensor with a negative size, or more elements than fit into any memory."""
-    for name, entry in described.items:
-        stated = entry.state.get("size") if isinstance(entry, Call) and isinstance(entry.state, InertDict) else None
+    for name, entry in described.items():
+        stated = entry.state.get("size") if isinstance(entry, Call) and isinstance(entry.state, dict) else None
         size = parse_shape(stated)
         if stated is not None and (size is None or prod(size) > _LARGEST_COUNT):
             return str(name)[:_LONGEST_NAME]
     return None
 
 
-def _tensors(described: InertDict) -> Iterator[DcpTensor]:
-    for name, entry in described.items:
-        if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.state, InertDict):
+def _tensors(described: dict[object, object]) -> Iterator[DcpTensor]:
+    for name, entry in described.items():
+        if not isinstance(name, str) or not isinstance(entry, Call) or not isinstance(entry.state, dict):
             continue
         size = parse_shape(entry.state.get("size"))
         dtype = _dtype(entry.state.get("properties"))
@@ -162,7 +160,7 @@ def _tensors(described: InertDict) -> Iterator[DcpTensor]:
 
 def _chunks(chunks: object) -> Iterator[tuple[tuple[int, ...], int]]:
     for chunk in chunks if isinstance(chunks, list | tuple) else ():
-        if isinstance(chunk, Call) and isinstance(chunk.state, InertDict):
+        if isinstance(chunk, Call) and isinstance(chunk.state, dict):
             offsets, sizes = parse_shape(chunk.state.get("offsets")), parse_shape(chunk.state.get("sizes"))
             if offsets is not None and sizes is not None:
                 yield offsets, prod(sizes)
@@ -170,16 +168,16 @@ def _chunks(chunks: object) -> Iterator[tuple[tuple[int, ...], int]]:
 
 def _dtype(properties: object) -> str | None:
     state = properties.state if isinstance(properties, Call) else None
-    values = state if isinstance(state, tuple) else [v for _, v in state.items] if isinstance(state, InertDict) else ()
+    values = state if isinstance(state, tuple) else list(state.values()) if isinstance(state, dict) else ()
     names = (value.text for value in values if isinstance(value, GlobalName) and value.text.startswith("torch."))
     name = next(names, None)
     return None if name is None else name.removeprefix("torch.")
 
 
 def _pieces(stored: object) -> Iterator[_Piece]:
-    for index, info in stored.items if isinstance(stored, InertDict) else ():
+    for index, info in stored.items() if isinstance(stored, dict) else ():
         match index, info:
-            case Call(state=InertDict() as tensor), Call(state=InertDict() as position):
+            case Call(state=dict() as tensor), Call(state=dict() as position):
                 fields = tensor.get("fqn"), *(position.get(key) for key in ("relative_path", "offset", "length"))
             case _:
                 continue

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterable, Sequence, Set
 from itertools import pairwise
 
-from perfscope.sources.checkpoints.inert_values import InertDict
 from perfscope.sources.checkpoints.safetensors import StoredTensor
 from perfscope.sources.checkpoints.torch_files import Tensor, TorchFile, item_bytes
 from perfscope.tables.checkpoint import Kind, Role, TensorGroup
@@ -155,7 +154,7 @@ def _count_covered(spans: Iterable[tuple[int, int]]) -> int:
 
 def _stated_buffers(value: object) -> frozenset[str]:
     """The names of buffers that DeepSpeed states in the files of model states."""
-    names = value.get("buffer_names") if isinstance(value, InertDict) else None
+    names = value.get("buffer_names") if isinstance(value, dict) else None
     return (
         frozenset(name for name in names if isinstance(name, str)) if isinstance(names, list | tuple) else frozenset()
     )

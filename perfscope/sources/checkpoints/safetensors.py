@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from perfscope.files import open_regular
-from perfscope.sources.checkpoints.collection import without_collection
+from perfscope.sources.pickles import without_collection
 
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000

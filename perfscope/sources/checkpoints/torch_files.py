@@ -18,9 +18,17 @@ from typing import IO
 
 from perfscope.constants import MIB
 from perfscope.files import open_regular
-from perfscope.sources.checkpoints.inert_values import Call, GlobalName, InertDict, PersistentId, parse_shape, walk
-from perfscope.sources.checkpoints.pickle_damage import PickleDamage
-from perfscope.sources.checkpoints.pickles import ReplayedPickle, replay
+from perfscope.sources.pickles import (
+    Call,
+    GlobalName,
+    InertPickle,
+    PersistentId,
+    PickleDamage,
+    entries,
+    parse_shape,
+    read_pickle,
+    walk,
+)
 
 LARGEST_PICKLE = 256 * MIB
 #: Room for 200,000 tensors; reading an entry takes microseconds.
@@ -175,8 +183,7 @@ def check_end(path: Path) -> None:
 
 def stated_numbers(value: object) -> dict[str, int]:
     """The whole numbers that the saved object states by name, such as ``global_step``."""
-    pairs = value.items if isinstance(value, InertDict) else ()
-    return {key: number for key, number in pairs if isinstance(key, str) and type(number) is int}
+    return {key: number for key, number in entries(value).items() if isinstance(key, str) and type(number) is int}
 
 
 def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
@@ -241,11 +248,11 @@ def _refuse_large_pickle(entry: zipfile.ZipInfo, largest: int) -> None:
         )
 
 
-def _replay(content: bytes, largest: int) -> ReplayedPickle:
+def _replay(content: bytes, largest: int) -> InertPickle:
     if len(content) > largest:
         raise TorchDamage(f"has a data.pkl of more than {largest:,} bytes; it is not read")
     try:
-        return replay(content)
+        return read_pickle(content)
     except PickleDamage as damage:
         raise TorchDamage(f"has a data.pkl that {damage}", damage.names) from None
 
@@ -266,18 +273,18 @@ def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
 
 
 def _parse_legacy(content: bytes, size: int) -> TorchFile:
-    replayed = replay(content)
+    replayed = read_pickle(content)
     if replayed.value != _LEGACY_MAGIC:
         return _describe(replayed, {}, {}, {})
     for _ in range(3):
-        replayed = replay(content, replayed.end)
-    keys = replay(content, replayed.end)
+        replayed = read_pickle(content, replayed.end)
+    keys = read_pickle(content, replayed.end)
     file = replace(_describe(replayed, {}, {}, {}), is_old=True)
     _check_old_end(file, keys, size)
     return file
 
 
-def _check_old_end(file: TorchFile, keys: ReplayedPickle, size: int) -> None:
+def _check_old_end(file: TorchFile, keys: InertPickle, size: int) -> None:
     """Compare the size of a file of the old format with that of its storages, each behind its number of elements.
 
     Raises:
@@ -299,7 +306,7 @@ def _texts(value: object) -> list[str]:
 
 
 def _describe(
-    replayed: ReplayedPickle, stored: Mapping[str, int], checksums: Mapping[str, int], headers: Mapping[str, int]
+    replayed: InertPickle, stored: Mapping[str, int], checksums: Mapping[str, int], headers: Mapping[str, int]
 ) -> TorchFile:
     tensors: list[Tensor] = []
     whole: dict[tuple[str, ...], int] = {}

@@ -5,25 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import prod
 
-from perfscope.sources.checkpoints.inert_values import Call, InertDict, parse_shape
+from perfscope.sources.pickles import Call, entries, parse_shape
 
 
 def parse_parameter_sizes(value: object) -> Iterator[tuple[str, int]]:
     """The names and numbers of elements in ``param_shapes``, which holds one dict per parameter group."""
-    groups = _entries(value, "param_shapes")
+    groups = entries(value).get("param_shapes")
     for group in groups if isinstance(groups, list | tuple) else [groups]:
-        for name, shape in group.items if isinstance(group, InertDict | Call) else ():
+        for name, shape in entries(group).items():
             elements = _elements(shape)
             if isinstance(name, str) and elements is not None:
                 yield name, elements
-
-
-def _entries(value: object, key: str) -> object:
-    if isinstance(value, InertDict):
-        return value.get(key)
-    if isinstance(value, Call):
-        return next((child for name, child in value.items if name == key), None)
-    return None
 
 
 def _elements(shape: object) -> int | None:

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from perfscope.errors import SourceError
+from perfscope.files import open_regular
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import AllocatorHistory, Blocks, Events, Frame, Marks, Tensors, no_marks, no_tensors
 from perfscope.wire.memory import MEMORY_SCHEMA, MemoryHeader
@@ -167,7 +168,7 @@ def _read_parts(path: Path) -> tuple[_Parts, list[str]]:
     try:
         for line in _lines(path):
             parts.add(decoder.decode(line))
-    except (EOFError, zlib.error, msgspec.MsgspecError) as error:
+    except (EOFError, zlib.error, msgspec.MsgspecError, RecursionError) as error:
         if parts.header is None:
             raise SourceError(path, f"is no allocator's history: {error}") from None
         damage.append(f"a line cannot be read: {str(error)[:80]}")
@@ -179,8 +180,9 @@ def _read_parts(path: Path) -> tuple[_Parts, list[str]]:
 
 
 def _lines(path: Path) -> Iterator[bytes]:
-    with gzip.open(path) if path.suffix == _GZIP_SUFFIX else path.open("rb") as file:
-        while line := file.readline(_LONGEST_LINE):
+    with open_regular(path) as file:
+        stream = gzip.GzipFile(fileobj=file) if path.suffix == _GZIP_SUFFIX else file
+        while line := stream.readline(_LONGEST_LINE):
             if len(line) == _LONGEST_LINE:
                 raise ValueError("a line has no end")
             yield line

@@ -6,7 +6,10 @@ memory_viz and Mosaic read the same files. A snapshot has the events of every de
 from __future__ import annotations
 
 import gzip
+import io
+import os
 import zlib
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -14,17 +17,24 @@ from typing import NamedTuple
 import numpy as np
 
 from perfscope.errors import SourceError
-from perfscope.sources.memory.event_rows import EventRows
-from perfscope.sources.memory.plain_pickle import NotPlain, read_plain
-from perfscope.tables.memory import AllocatorHistory, Blocks, Events, no_marks, no_tensors
+from perfscope.files import open_regular
+from perfscope.sources.pickles import PickleDamage, PlainUnpickler
+from perfscope.tables.memory import AllocatorHistory, Blocks, Events, Frame, no_marks, no_tensors
+from perfscope.wire.memory import ACTIONS, OTHER_ACTION
 
 _HINT = "write it with torch.cuda.memory._dump_snapshot(), or record with `perfscope profile --memory`"
 _MOST_DEVICES = 64
 _GZIP_MAGIC = b"\x1f\x8b"
-#: gzip makes snapshots up to 40 times smaller.
 _LARGEST_BYTES = 4 << 30
+#: gzip makes snapshots up to 40 times smaller.
+_MOST_COMPRESSED = 250
 _LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
+_PIECE = 1 << 24
+#: No address, size or time in microseconds is larger.
 _LARGEST = 2**63 - 1
+_NO_STACK = -1
+_LETTERS = {name: ord(letter) for name, letter in ACTIONS.items()}
+_OTHER = ord(OTHER_ACTION)
 
 
 class _Block(NamedTuple):
@@ -37,6 +47,84 @@ class _Block(NamedTuple):
     stack: int
 
 
+class _Rows:
+    """Events as columns that grow by one event after the other, and the stacks that they name.
+
+    Attributes:
+        all_stacks: The frames' numbers of each stack, by the stack's number.
+        frames: The frames.
+    """
+
+    def __init__(self) -> None:
+        self._actions = array("B")
+        self._columns = tuple(array("q") for _ in range(4))
+        self.all_stacks: list[tuple[int, ...]] = []
+        self.frames: list[Frame] = []
+        self._numbers: dict[tuple[int, ...], int] = {}
+        self._frame_numbers: dict[Frame, int] = {}
+        self._by_id: dict[int, tuple[object, int]] = {}
+
+    def add(self, event: Mapping[object, object]) -> int:
+        """Add an event; returns its row."""
+        action = event["action"]
+        if not isinstance(action, str):
+            raise TypeError("an action that is no text")
+        self._actions.append(_LETTERS.get(action, _OTHER))
+        address = event.get("addr", event.get("device_free", 0))
+        numbers = (address, event.get("size", 0), event.get("time_us", 0), self.find_stack(event.get("frames")))
+        for column, number in zip(self._columns, numbers, strict=True):
+            if not isinstance(number, int) or not (0 <= number <= _LARGEST or column is self._columns[-1]):
+                raise ValueError(f"a number that is none: {str(number)[:40]}")
+            column.append(number)
+        return len(self._actions) - 1
+
+    def find_stack(self, frames: object) -> int:
+        """The number of a stack, given as a list of frames."""
+        if not isinstance(frames, list) or not frames:
+            return _NO_STACK
+        stack = tuple([self._find_frame(frame) for frame in frames])
+        number = self._numbers.setdefault(stack, len(self.all_stacks))
+        if number == len(self.all_stacks):
+            self.all_stacks.append(stack)
+        return number
+
+    def _find_frame(self, frame: object) -> int:
+        numbered = self._by_id.get(id(frame))
+        if numbered is None:
+            if not isinstance(frame, dict):
+                raise TypeError("a frame that is no dict")
+            line = frame.get("line", 0)
+            name, function = str(frame.get("filename", "")), str(frame.get("name", ""))
+            row = Frame(name, line if isinstance(line, int) else 0, function)
+            number = self._frame_numbers.setdefault(row, len(self.frames))
+            if number == len(self.frames):
+                self.frames.append(row)
+            numbered = self._by_id[id(frame)] = frame, number  # the frame lives, so that no other gets its id
+        return numbered[1]
+
+    def select(self, rows: Sequence[int]) -> Events:
+        """Some of the events, by their rows."""
+        index = np.array(rows, np.int64)
+        actions = np.frombuffer(self._actions, "S1") if len(self._actions) else np.zeros(0, "S1")
+        return Events(actions[index], *(np.frombuffer(column, np.int64)[index] for column in self._columns))
+
+
+class _SnapshotUnpickler(PlainUnpickler):
+    """Reads a snapshot, in which the events are numbers of rows: there may be millions of them."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.rows = _Rows()
+
+    def add_pairs(self, values: list[object]) -> None:
+        """Fill a dict; one that says what the allocator did becomes a row."""
+        super().add_pairs(values)
+        target = self.stack[-1]
+        if isinstance(target, dict) and "action" in target:
+            self.stack[-1] = self.rows.add(target)
+            target.clear()  # the memo holds it until the end
+
+
 def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
     """Read a snapshot: one history for each device that has events or blocks.
 
@@ -44,9 +132,12 @@ def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
         SourceError: It cannot be read, is damaged, holds more than plain data, or is no snapshot.
     """
     try:
-        value, rows = read_plain(_read_content(path))
-    except NotPlain as problem:
-        raise SourceError(path, str(problem), hint=_HINT) from None
+        reader = _SnapshotUnpickler(_read_content(path))
+        value, rows = reader.read_value().value, reader.rows
+    except PickleDamage as damage:
+        problem = str(damage).replace("complete pickle", "complete snapshot")
+        problem = f"holds more than plain data: it {problem}" if problem.startswith("would call") else problem
+        raise SourceError(path, problem, hint=_HINT) from None
     if not isinstance(value, dict) or not isinstance(value.get("segments"), list):
         raise SourceError(path, "is a pickle, but no snapshot of torch's allocator: it has no segments", hint=_HINT)
     try:
@@ -56,21 +147,27 @@ def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
 
 
 def _read_content(path: Path) -> bytes:
+    content = io.BytesIO()
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
             is_compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
-        with gzip.open(path) if is_compressed else path.open("rb") as file:
-            content = file.read(_LARGEST_BYTES)
+            file.seek(0)
+            stream = gzip.GzipFile(fileobj=file) if is_compressed else file
+            while piece := stream.read(_PIECE):
+                content.write(piece)
+                if content.tell() > _LARGEST_BYTES:
+                    raise SourceError(path, f"is larger than {_LARGEST_BYTES >> 30} GiB")
+                if is_compressed and content.tell() > _MOST_COMPRESSED * size:
+                    raise SourceError(path, f"is packed more than {_MOST_COMPRESSED} times: no snapshot is")
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise SourceError(path, "is cut off") from None
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
-    if len(content) == _LARGEST_BYTES:
-        raise SourceError(path, f"is larger than {_LARGEST_BYTES >> 30} GiB")
-    return content
+    return content.getvalue()
 
 
-def _to_histories(path: Path, value: Mapping[object, object], rows: EventRows) -> tuple[AllocatorHistory, ...]:
+def _to_histories(path: Path, value: Mapping[object, object], rows: _Rows) -> tuple[AllocatorHistory, ...]:
     traces = value.get("device_traces")
     traces = traces if isinstance(traces, list) else []
     if len(traces) > _MOST_DEVICES:
@@ -98,14 +195,14 @@ def _to_histories(path: Path, value: Mapping[object, object], rows: EventRows) -
     )
 
 
-def _events(traces: Sequence[object], device: int, rows: EventRows) -> Events:
+def _events(traces: Sequence[object], device: int, rows: _Rows) -> Events:
     trace = traces[device] if device < len(traces) else []
     if not isinstance(trace, list) or set(map(type, trace)) - {int}:
         raise TypeError("events without an action")
     return rows.select(trace)
 
 
-def _live_blocks(segment: Mapping[object, object], rows: EventRows) -> Iterator[_Block]:
+def _live_blocks(segment: Mapping[object, object], rows: _Rows) -> Iterator[_Block]:
     """The blocks of a segment that tensors hold; older versions of torch do not state where each begins."""
     address = _int(segment, "address")
     end = address + _int(segment, "total_size")

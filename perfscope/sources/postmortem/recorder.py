@@ -7,23 +7,21 @@ of torch does not write are absent: versions since 2.3 are read alike, and what 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from perfscope.errors import SourceError
-from perfscope.sources.checkpoints.inert_values import Call, InertDict
-from perfscope.sources.checkpoints.pickle_damage import PickleDamage
-from perfscope.sources.checkpoints.pickles import replay
+from perfscope.sources.pickles import PickleDamage, PlainUnpickler
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, RecorderDump
 
 _LARGEST_BYTES = 256 * 10**6
-#: How torch pickles lists of plain values; any other call has no place in a dump.
-_LISTS = ("torch.jit._pickle.build_intlist", "torch.jit._pickle.build_doublelist", "torch.jit._pickle.build_boollist")
 _COMPLETED = "completed"
 _STARTED = ("started", _COMPLETED)
 _OF_NCCL = "nccl"
 _BATCH = "coalesced"
+_MOST_DIMENSIONS = 64
 
 
 def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
@@ -55,30 +53,7 @@ def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
 def _decode(content: bytes) -> object:
     if content.lstrip()[:1] == b"{":
         return json.loads(content)
-    return _plain(replay(content).value, 0)
-
-
-def _plain(value: object, depth: int) -> object:
-    """A value of a pickle as dicts, lists and plain values.
-
-    Raises:
-        ValueError: It would call a function, or nests deeply.
-    """
-    if depth > 12:  # noqa: PLR2004 - entries nest five levels
-        raise ValueError("it nests too deeply")
-    match value:
-        case InertDict(items=items):
-            return {key: _plain(item, depth + 1) for key, item in items if isinstance(key, str | int)}
-        case Call(function=function, arguments=(list() | tuple() as values,)) if function in _LISTS:
-            return _plain(list(values), depth + 1)
-        case list() | tuple():
-            return [_plain(item, depth + 1) for item in value]
-        case None | bool() | int() | float() | str():
-            return value
-        case Call(function=function):
-            raise ValueError(f"it would call {function or 'a function'}")
-        case _:
-            raise ValueError("it holds something else than plain values")
+    return PlainUnpickler(content).read_value().value
 
 
 def _to_calls(entries: Sequence[object]) -> tuple[list[CollectiveCall], int]:
@@ -89,9 +64,10 @@ def _to_calls(entries: Sequence[object]) -> tuple[list[CollectiveCall], int]:
     the batch has begun and is over: its state becomes that of the batch's calls.
     """
     calls: list[CollectiveCall] = []
+    lists: dict[int, tuple[Any, ...]] = {}
     unreadable = 0
     for entry in entries:
-        call = _to_call(entry)
+        call = _to_call(entry, lists)
         if call is None or not isinstance(entry, Mapping):
             unreadable += 1
         elif call.operation != _BATCH:
@@ -117,7 +93,8 @@ def _set_state(calls: list[CollectiveCall], last: CollectiveCall, batch: Collect
         calls[index] = replace(call, is_started=batch.is_started, is_completed=batch.is_completed)
 
 
-def _to_call(entry: object) -> CollectiveCall | None:
+def _to_call(entry: object, lists: dict[int, tuple[Any, ...]]) -> CollectiveCall | None:
+    """A call; ``lists`` has each list of shapes or frames, so that one that many entries share is read once."""
     if not isinstance(entry, Mapping):
         return None
     backend, _, operation = _text(entry.get("profiling_name")).partition(":")
@@ -137,16 +114,32 @@ def _to_call(entry: object) -> CollectiveCall | None:
         sequence=sequence,
         is_p2p=is_p2p,
         operation=operation,
-        input_sizes=_shapes(entry.get("input_sizes")),
-        output_sizes=_shapes(entry.get("output_sizes")),
-        dtypes=tuple(_text(name) for name in _list(entry.get("input_dtypes"))),
+        input_sizes=_read_once(lists, entry.get("input_sizes"), _shapes),
+        output_sizes=_read_once(lists, entry.get("output_sizes"), _shapes),
+        dtypes=_read_once(lists, entry.get("input_dtypes"), _texts),
         created_ns=created_ns,
         is_started=(state in _STARTED or bool(entry.get("time_discovered_started_ns")))
         if backend == _OF_NCCL
         else None,
         is_completed=is_completed,
-        frames=tuple(frame for item in _list(entry.get("frames")) if (frame := _to_line(item)) is not None),
+        frames=_read_once(lists, entry.get("frames"), _lines),
     )
+
+
+def _read_once(
+    lists: dict[int, tuple[Any, ...]], value: object, read: Callable[[object], tuple[Any, ...]]
+) -> tuple[Any, ...]:
+    if id(value) not in lists:
+        lists[id(value)] = read(value)
+    return lists[id(value)]
+
+
+def _lines(value: object) -> tuple[CodeLine, ...]:
+    return tuple(frame for item in _list(value) if (frame := _to_line(item)) is not None)
+
+
+def _texts(value: object) -> tuple[str, ...]:
+    return tuple(_text(name) for name in _list(value))
 
 
 def _to_line(frame: object) -> CodeLine | None:
@@ -168,7 +161,11 @@ def _members(document: Mapping[object, object]) -> dict[str, tuple[int, ...]]:
 
 
 def _shapes(value: object) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(size for size in _list(shape) if isinstance(size, int)) for shape in _list(value))
+    shapes = [_list(shape) for shape in _list(value)]
+    return tuple(
+        tuple(size for size in shape if isinstance(size, int)) if len(shape) <= _MOST_DIMENSIONS else ()
+        for shape in shapes
+    )
 
 
 def _list(value: object) -> Sequence[object]:

