@@ -8,11 +8,10 @@ reached.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from benchmarks.log_excerpts import EXCERPTS
 from perfscope.constants import S_PER_DAY, S_PER_HOUR
 
 _LENGTH = "90000000"
@@ -117,11 +116,3 @@ def advancing_log(name: str, text: str) -> AdvancingLog | None:
         values = sorted({value for other, value, _ in counters if other == kind})
         spans[kind] = (values[-1] - values[0]) * len(values) // (len(values) - 1) if len(values) > 1 else _USUAL
     return AdvancingLog(name, text[:begin], tuple(texts), tuple(counters), spans) if counters else None
-
-
-def advancing_logs() -> Iterator[AdvancingLog]:
-    """One for each excerpt that counts."""
-    for path in sorted(EXCERPTS.glob("*.log")):
-        log = advancing_log(path.stem, path.read_bytes().decode("latin-1"))
-        if log is not None:
-            yield log

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.shared.statistics import ValueCounts, count_values, merge_counts
+from perfscope.analyzers.shared.statistics import count_values
 from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Bool
 from perfscope.tables.joblog import Iterations, JobLog
@@ -76,8 +76,7 @@ def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
     rows = log.iterations
     used = steady_records(rows, warmup)
     warm = warmup_records(rows, warmup) & ~used
-    seconds = count_values(np.ma.getdata(rows.wall_ns)[used] / NS_PER_S)
-    values = seconds if log.folded is None else merge_counts(seconds, _folded(log, warmup))
+    values = count_values(np.ma.getdata(rows.wall_ns)[used] / NS_PER_S)
     left_out = ~used & ~warm
     timed = rows.wall_ns.compressed()
     return StepTimes(
@@ -90,25 +89,12 @@ def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
         median_interval_s=values.median_interval(),
         first_s=float(timed[0]) / NS_PER_S if len(timed) else None,
         mean_all_s=_mean_of_all(log),
-        warmup=int(warm.sum()) + (len(log.folded.warmups) if log.folded else 0),
+        warmup=int(warm.sum()),
         evaluation=int((left_out & (rows.disturbed == "evaluation")).sum()),
         save=int((left_out & (rows.disturbed == "save")).sum()),
     )
 
 
-def _folded(log: JobLog, warmup: int | None) -> ValueCounts:
-    assert log.folded is not None
-    folded = ValueCounts(log.folded.wall_ns / NS_PER_S, log.folded.count)
-    warmups = log.folded.warmups
-    return (
-        folded if warmup is None or not warmups else merge_counts(folded, count_values(np.asarray(warmups) / NS_PER_S))
-    )
-
-
 def _mean_of_all(log: JobLog) -> float | None:
     times = log.iterations.wall_ns.compressed()
-    total, count = int(times.sum()), len(times)
-    if log.folded is not None:
-        interval = log.folded.iterations // log.folded.records
-        total, count = total + log.folded.wall_total_ns // interval, count + log.folded.records
-    return total / count / NS_PER_S if count else None
+    return int(times.sum()) / len(times) / NS_PER_S if len(times) else None

@@ -69,8 +69,7 @@ class LogSummary:
         is_unnumbered = any(self.log.fact(name) is not None for name in ("unnumbered_runs", "finished_runs"))
         if is_unnumbered and self.log.iterations.iteration.count() == 0:
             return None
-        folded = self.log.folded.iterations if self.log.folded else 0
-        return int(self.log.iterations.new.sum()) + folded
+        return int(self.log.iterations.new.sum())
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -91,24 +90,22 @@ class LogSummary:
         first = self.log.fact("first_loss") if self.log.mixture is None else None
         if first is not None and isinstance(first.value, float):
             losses = np.concatenate(([first.value], losses))
-        return _first_and_last(losses, self.log.folded.last_loss if self.log.folded else None)
+        return _first_and_last(losses)
 
     @property
     def loss_scale(self) -> FirstAndLast | None:
         """The first and the last loss scale."""
-        scales = self.log.iterations.loss_scale.compressed()
-        return _first_and_last(scales, self.log.folded.last_loss_scale if self.log.folded else None)
+        return _first_and_last(self.log.iterations.loss_scale.compressed())
 
     @property
     def skipped_iterations(self) -> int:
         """Iterations whose update was skipped."""
-        folded = self.log.folded.skipped if self.log.folded else 0
-        return max(int(self.log.iterations.skipped.sum()) + folded, self.log.number("skipped_total") or 0)
+        return max(int(self.log.iterations.skipped.sum()), self.log.number("skipped_total") or 0)
 
     @property
     def nan_iterations(self) -> int:
         """Iterations with a NaN."""
-        return int(self.log.iterations.nan.sum()) + (self.log.folded.nan if self.log.folded else 0)
+        return int(self.log.iterations.nan.sum())
 
     def data(self) -> dict[str, Json]:
         """The log's entry in ``logs``."""
@@ -250,12 +247,11 @@ def _explain_failure(log: JobLog) -> str:
 def _times_data(times: StepTimes, log: JobLog) -> dict[str, Json]:
     rows = log.iterations
     numbers = rows.iteration.compressed()
-    last = log.folded.last_iteration if log.folded else int(numbers[-1]) if len(numbers) else None
     interval = times.median_interval_s
     return {
-        "records": len(rows) + (log.folded.records if log.folded else 0),
+        "records": len(rows),
         "first_iteration": int(numbers[0]) if len(numbers) else None,
-        "last_iteration": last,
+        "last_iteration": int(numbers[-1]) if len(numbers) else None,
         "train_iterations": log.number("train_iterations"),
         "complete": log.complete,
         "time_source": log.time_source,
@@ -291,10 +287,8 @@ def _setup_data(setup: TrainingSetup, log: JobLog) -> dict[str, Json]:
     }
 
 
-def _first_and_last(values: npt.NDArray[np.float64], last: float | None) -> FirstAndLast | None:
-    if not len(values):
-        return None
-    return FirstAndLast(float(values[0]), float(values[-1]) if last is None else last)
+def _first_and_last(values: npt.NDArray[np.float64]) -> FirstAndLast | None:
+    return FirstAndLast(float(values[0]), float(values[-1])) if len(values) else None
 
 
 def _save_data(save: Save) -> dict[str, Json]:

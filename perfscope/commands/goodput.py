@@ -19,7 +19,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
 from perfscope.sources.joblog import find_logs, read_moments
-from perfscope.sources.joblog.files.log_files import is_log_name
+from perfscope.sources.joblog.files import is_log_name
 from perfscope.sources.runs.folder import find_runs
 from perfscope.sources.runs.run import read_run_without_samples
 from perfscope.sources.runs.stored import read_run_at

@@ -21,7 +21,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Cell, Column, Report, Section, in_unit
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.joblog.files.log_files import is_log_name
+from perfscope.sources.joblog.files import is_log_name
 from perfscope.units import format_parameters, format_seconds, parse_parameters
 
 

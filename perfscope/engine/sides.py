@@ -20,7 +20,7 @@ from perfscope.engine.inputs import split_into_runs
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.joblog.files.log_files import is_log
+from perfscope.sources.joblog.files import is_log
 from perfscope.sources.runs.folder import is_run, is_run_at
 from perfscope.sources.runs.stored import read_environment_at
 from perfscope.sources.stores.location import is_url

@@ -108,39 +108,6 @@ class Iterations:
         return replace(self, **measured)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FoldedRecords:
-    """The records after those in ``Iterations``, of a log too long to keep: how often each time occurred.
-
-    Attributes:
-        wall_ns: Distinct undisturbed times, ascending.
-        count: Records of each.
-        records: All folded records, disturbed ones too.
-        iterations: Iterations that they stand for.
-        last_iteration: Number of the last one.
-        wall_total_ns: Sum of time over their iterations.
-        samples: Samples that they took in; absent where a record does not state its batch.
-        skipped, nan: Iterations that were skipped, or had a NaN.
-        disturbed: Records with something else in their time.
-        warmups: Times of records that begin an attempt.
-        last_loss, last_loss_scale: Of the last record.
-    """
-
-    wall_ns: Int64
-    count: Int64
-    records: int
-    iterations: int
-    last_iteration: int | None
-    wall_total_ns: int
-    samples: int | None
-    skipped: int
-    nan: int
-    disturbed: int
-    warmups: tuple[int, ...]
-    last_loss: float | None
-    last_loss_scale: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class Save:
     """One checkpoint save.
@@ -229,8 +196,7 @@ class JobLog:
     Attributes:
         path: The file.
         framework: What wrote it; absent where no line identifies a framework.
-        iterations: Its iteration records, up to the number that is kept.
-        folded: The records after those; absent where all are kept.
+        iterations: Its iteration records.
         time_source: What the times of ``iterations`` are; absent without records.
         copies: Records that repeat another rank's.
         redone: Iterations that were done again after a restart.
@@ -254,7 +220,6 @@ class JobLog:
     path: str
     framework: str | None
     iterations: Iterations
-    folded: FoldedRecords | None
     time_source: str | None
     copies: int
     redone: int

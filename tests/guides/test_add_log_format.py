@@ -15,9 +15,9 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.text import parse_number
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.series.record import Record
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "toy's step time"

@@ -94,7 +94,7 @@ class StepLog(NamedTuple):
             "path": log.path,
             "framework": log.framework,
             "label": log.tflops_label,
-            "steps": len(log.iterations) + (log.folded.records if log.folded else 0),
+            "steps": len(log.iterations),
             "steps_with_tflops": log_match.lines if log_match else 0,
             "convention": log_match.convention if log_match else None,
             "nearest": log_match.nearest if log_match else None,

@@ -1,75 +1,31 @@
-"""Reads one log of any framework: the rules of all formats are applied to every block of the text."""
+"""Reads one log of any framework: blocks of lines, to the rules of all formats, to the table of the log.
+
+A rule looks for lines that hold its anchor. What these state goes into the log's builder, in the order of the file.
+Which records are copies and where the job started again is resolved at the end.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from functools import partial
-from itertools import accumulate, compress, count
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
-from sys import maxsize
-from typing import TypeAlias
-
-import numpy as np
+from typing import Any
 
 from perfscope.errors import SourceError
-from perfscope.sources.joblog.assembly import assemble_log
-from perfscope.sources.joblog.content.builder import JobLogBuilder
-from perfscope.sources.joblog.log_format import OpenBulkReading, OpenRule
+from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.file_names import parse_file_name
+from perfscope.sources.joblog.log_format import Format, FormatState, Role, ignore_line
+from perfscope.sources.joblog.moments import MomentsBuilder
+from perfscope.sources.joblog.records import MOST_IN_FULL, Series
 from perfscope.sources.joblog.registry import FORMATS
-from perfscope.sources.joblog.repeats.equal_lines import EqualLines, join_equal_lines
-from perfscope.sources.joblog.repeats.repeated_text import find_period
-from perfscope.sources.joblog.repeats.repetition import ALIKE, Repetition
-from perfscope.sources.joblog.rules import LineMatch
-from perfscope.sources.joblog.series.iteration_series import RECORDS_KEPT, IterationSeries
-from perfscope.sources.joblog.series.moments_builder import MomentsBuilder
-from perfscope.sources.joblog.splitting.parallel import split_blocks_between
-from perfscope.sources.joblog.splitting.rank_lines import RankLines
-from perfscope.sources.joblog.splitting.split_block import SplitBlock
-from perfscope.sources.joblog.swept_text import OpenSweep, SweptText
-from perfscope.sources.joblog.text.anchors import search_for
-from perfscope.sources.joblog.text.blocks import is_uncompressed_text, read_blocks, to_plain_text
-from perfscope.tables.joblog import JobLog
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.text import read_blocks, to_plain_text
+from perfscope.tables.joblog import JobLog, SourceMedian
 from perfscope.tables.logged_moments import LoggedMoments
 
-#: All rules, by the number of the format and that of the rule in it.
-_RULES = [
-    (format_index, rule_index)
-    for format_index, log_format in enumerate(FORMATS)
-    for rule_index in range(len(log_format.rules))
-]
-#: All sweeps, by the number of the format and that of the sweep in it.
-_SWEEPS = [
-    (format_index, sweep_index)
-    for format_index, log_format in enumerate(FORMATS)
-    for sweep_index in range(len(log_format.sweeps))
-]
-_SWEEP_ANCHORS = [sweep.anchors for log_format in FORMATS for sweep in log_format.sweeps]
-#: The places of their anchors among all.
-_PLACES = [
-    range(len(_RULES) + len(before), len(_RULES) + len(before) + len(anchors))
-    for before, anchors in zip(accumulate(_SWEEP_ANCHORS, initial=()), _SWEEP_ANCHORS, strict=False)
-]
-_ANCHORS = (
-    *(rule.anchor for log_format in FORMATS for rule in log_format.rules),
-    *(anchor for anchors in _SWEEP_ANCHORS for anchor in anchors),
-)
-#: Those of rules that match more than a line.
-_OF_SEVERAL_LINES = [(number, rule) for number, rule in _RULES if FORMATS[number].rules[rule].reach]
-_MOST_REPETITIONS_READ = 2 * ALIKE
-_MOST_FAILURES = 4
-_MOST_BEGINS = 32
-_READ_IN_A_ROW = 2
-_PIECE = 1 << 15
-_LARGE = 1 << 25  # for one process
-_LONG = 1 << 22
-_RECORDS_BETWEEN_LOOKS = 64
-_LINES_BETWEEN_LOOKS = 64
-_RECORDS_KEPT_OF_LONG = 1 << 9
-
-#: A match of a rule, and where it begins.
-FoundLine: TypeAlias = tuple[int, OpenRule, LineMatch]
+_DIGITS = b"0123456789"
+_ANCHORS = sorted({rule.anchor.translate(None, _DIGITS) for log_format in FORMATS for rule in log_format.rules})
 
 
 def read_log(path: Path) -> JobLog:
@@ -78,8 +34,10 @@ def read_log(path: Path) -> JobLog:
     Raises:
         SourceError: It cannot be read, or is no text.
     """
-    size = path.stat().st_size if path.is_file() else 0
-    return _LogReader(_RECORDS_KEPT_OF_LONG if size > _LONG else RECORDS_KEPT).read(path, size)
+    reader = _LogReader()
+    for block in read_blocks(path):
+        reader.read(to_plain_text(block))
+    return reader.close(path)
 
 
 def read_moments(path: Path) -> LoggedMoments:
@@ -89,292 +47,174 @@ def read_moments(path: Path) -> LoggedMoments:
         SourceError: It cannot be read, is of several jobs, or has no line with a time and the number of an iteration.
     """
     moments = MomentsBuilder()
-    return _LogReader(maxsize, moments).read_moments(path, moments)
+    reader = _LogReader(moments)
+    for block in read_blocks(path):
+        text, done = to_plain_text(block), 0
+        for rule, line in reader.find_lines(text):
+            end = text.find(b"\n", max(line.line, done)) % (len(text) + 1)
+            moments.read_times(text[done:end])
+            done = end
+            rule.apply(line)
+        moments.read_times(text[done:])
+    moments.end()
+    log = reader.close(path)
+    if log.mixture is not None:
+        raise SourceError(path, log.mixture)
+    return reader.moments_of(log, moments)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFormat:
+    """A format with the state of one log."""
+
+    format: Format[Any]
+    state: FormatState
+
+    def close(self) -> None:
+        self.format.close(self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenRule:
+    """A rule with its number, the state of one log, and the framework that its lines prove, if they do."""
+
+    rule: Rule[Any]
+    number: int
+    state: FormatState
+    proves: str | None
+
+    def apply(self, line: LineMatch) -> None:
+        """Write what a line states into the log's builder."""
+        if self.proves is not None:
+            self.state.log.frameworks.add(self.proves)
+        self.rule.on_match(self.state, line)
 
 
 class _LogReader:
     """The formats, opened for one log."""
 
-    def __init__(self, records_kept: int, moments: MomentsBuilder | None = None) -> None:
-        self._log = JobLogBuilder(records_kept, moments)
-        self._formats = [log_format.open(self._log) for log_format in FORMATS]
-        self._bulk = [bulk for log_format in self._formats for bulk in log_format.fast_paths]
-        self._bound: dict[int, OpenRule] = {}
-        self._uneven = 0
+    def __init__(self, moments: MomentsBuilder | None = None) -> None:
+        self._log = JobLogBuilder(moments)
+        self._formats = [_OpenFormat(log_format, log_format.state(self._log)) for log_format in FORMATS]
+        self._rules: dict[bytes, list[_OpenRule]] = {anchor: [] for anchor in _ANCHORS}
+        rules = [(opened, rule) for opened in self._formats for rule in opened.format.rules]
+        for number, (opened, rule) in enumerate(rules):
+            proves = opened.format.framework if rule.identifies else None
+            self._rules[rule.anchor.translate(None, _DIGITS)].append(_OpenRule(rule, number, opened.state, proves))
 
-    def read(self, path: Path, size: int) -> JobLog:
-        """Read the log: block by block, and in several processes once a fast path may be taken."""
-        done = 0
-        for text in read_blocks(path):
-            is_repeating = self._read_repetitions(text)
-            done += len(text)
-            bulk = self._bulk_reading() if size - done > _LARGE and not is_repeating else None
-            if bulk and self._is_full(bulk) and is_uncompressed_text(path):
-                for block in split_blocks_between(path, done, size, bulk.split_text):
-                    self._apply(bulk, block)
-                break
-        return assemble_log(self._log, self._formats, path)
+    def read(self, text: bytes) -> None:
+        """Read a block of whole lines."""
+        for each in self._formats:
+            if each.format.take_plain is not None:
+                text = each.format.take_plain(each.state, text)
+        for rule, line in self.find_lines(text):
+            rule.apply(line)
 
-    def read_moments(self, path: Path, moments: MomentsBuilder) -> LoggedMoments:
-        """Read the log line by line, and when each record was printed."""
-        for block in read_blocks(path):
-            text, done = to_plain_text(block), 0
-            rules, swept = self._possible_rules(text)
-            for _, rule, line in _find_lines(rules, text):
-                end = text.find(b"\n", max(line.line, done)) % (len(text) + 1)
-                moments.read_times(text[done:end])
-                done = end
-                swept.apply(rule, line)
-            moments.read_times(text[done:])
-            swept.sweep_to(len(text))
-            self._log.settle()
-        moments.end()
-        log = assemble_log(self._log, self._formats, path)
-        if log.mixture is not None:
-            raise SourceError(path, log.mixture)
-        series = self._log.series.get(log.time_source or "", IterationSeries())
-        of_format = next(
-            (each.sources for each in self._formats if any(source.name == log.time_source for source in each.sources)),
-            (),
+    def find_lines(self, text: bytes) -> Iterator[tuple[_OpenRule, LineMatch]]:
+        """Every match of every rule, in the order of the text; of lines that only prove a framework one is enough."""
+        # Most lines are one of a few dozen with other numbers: an anchor that is in none of these is nowhere.
+        lines = b"\n".join(set(text.translate(None, _DIGITS).split(b"\n")))
+        found: list[tuple[int, int, _OpenRule, LineMatch]] = []
+        for anchor in _ANCHORS:
+            for rule in self._rules[anchor] if anchor in lines else ():
+                matches = rule.rule.find(text)
+                if rule.rule.on_match is not ignore_line:
+                    found += [(line.match.start(), rule.number, rule, line) for line in matches]
+                elif rule.proves not in self._log.frameworks and next(matches, None) is not None:
+                    self._log.frameworks.add(rule.proves or "")
+        found.sort(key=itemgetter(0, 1))
+        return ((rule, line) for _, _, rule, line in found)
+
+    def close(self, path: Path) -> JobLog:
+        """Close the formats and make the table."""
+        log, name = self._log, parse_file_name(path)
+        for fact, value in name.facts.items():
+            log.set_fact(fact, value, "name")
+        trainers_first = sorted(self._formats, key=lambda each: each.format.role)
+        for each in trainers_first:
+            each.close()
+        sources = self._sources()
+        source = _step_time_source(log, list(sources))
+        series = log.series[source] if source is not None else Series()
+        last_iteration, last = log.count("train_iterations"), series.resolved.last
+        mixture = log.mixture_of(source)
+        if mixture is not None:
+            log.add_remark("mixed-jobs", f"{mixture}: no figure is of one job")
+        if series.resolved.unnumbered_ranks > 1:
+            ranks = series.resolved.unnumbered_ranks
+            text = f"{ranks} ranks print records without a number; those of one of them are counted"
+            log.add_remark("unnumbered-ranks", text)
+        if series.rows > MOST_IN_FULL:
+            text = f"of the records after the first {MOST_IN_FULL:,} only number and time are kept"
+            log.add_remark("long-log", text)
+        iterations = series.iterations()
+        return JobLog(
+            path=str(path),
+            framework=_framework(log, trainers_first, sources[source] if source is not None else None),
+            iterations=iterations if mixture is None else iterations.without_figures(),
+            time_source=source,
+            copies=series.resolved.copies,
+            redone=series.redone,
+            gaps=series.irregular_gaps,
+            unreadable=log.unreadable,
+            other_sources=_summarize_sources(log, [name for name in sources if name != source and mixture is None]),
+            facts=log.facts(),
+            arguments=log.arguments,
+            tflops_label=log.tflops_label,
+            saves=log.saves.table(),
+            timers=log.timers(),
+            memory=log.memory,
+            out_of_memory=log.out_of_memory,
+            names_run=name.is_run,
+            ended=log.bad_end,
+            complete=None if last is None or last_iteration is None or mixture is not None else last >= last_iteration,
+            remarks=tuple(f"{code}: {text}" for code, text in log.remarks.items()),
+            mixture=mixture,
         )
-        is_fallback = any(source.name == log.time_source and source.is_fallback for source in of_format)
+
+    def moments_of(self, log: JobLog, moments: MomentsBuilder) -> LoggedMoments:
+        """When the records of a log were printed that has been closed."""
+        series = self._log.series.get(log.time_source or "", Series())
+        source = self._sources().get(log.time_source or "")
+        of_format = source.format.sources if source is not None else ()
+        is_fallback = any(each.name == log.time_source and each.is_fallback for each in of_format)
         are_times_apart = not (series.clock_runs_on or is_fallback)
         if series.covers_gaps:  # a record may stand for several lines, where another source has one for each
-            others = [self._log.series[source.name] for source in of_format if source.name in self._log.series]
+            others = [self._log.series[each.name] for each in of_format if each.name in self._log.series]
             each_line = max([series, *others], key=len)
             are_times_apart = are_times_apart and each_line is series
             series, log = each_line, replace(log, iterations=each_line.iterations())
         return moments.table(log, series.moments(), are_times_apart=are_times_apart)
 
-    def _bulk_reading(self) -> OpenBulkReading | None:
-        """The fast path of a format whose further records are folded, as those are complete that are kept.
+    def _sources(self) -> dict[str, _OpenFormat]:
+        """Every source of step times, best first, and the format that it belongs to."""
+        ranked = [(source, each) for each in self._formats for source in each.format.sources]
+        return {source.name: each for source, each in sorted(ranked, key=lambda pair: pair[0].is_fallback)}
 
-        Else that of a format of which for long no record was a new one.
-        """
-        series = self._log.series
-        for bulk in self._bulk:
-            recorded = [series[name] for name in bulk.sources if name in series]
-            tells_copies = bulk.are_copies is not None
-            if recorded and all(source.is_full or (tells_copies and source.is_repeating) for source in recorded):
-                return bulk
+
+def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
+    """The best source that gives a time, else the best one that has records."""
+    times = log.median_times()
+    timed = [source for source in sources if source in times]
+    recorded = [source for source in sources if source in log.series and len(log.series[source])]
+    return next(iter((*timed, *recorded)), None)
+
+
+def _summarize_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[SourceMedian, ...]:
+    medians = [
+        SourceMedian(source, log.series[source].median_ns(), log.median_samples_per_s(source))
+        for source in sources
+        if source in log.series
+    ]
+    return tuple(median for median in medians if (median.wall_ns, median.samples_per_s) != (None, None))
+
+
+def _framework(log: JobLogBuilder, formats: Sequence[_OpenFormat], timed_by: _OpenFormat | None) -> str | None:
+    """The trainer whose step time it is; without one, the first that some line identifies."""
+    writer = timed_by
+    if timed_by is None or timed_by.format.role is Role.ENGINE:
+        identified = (each for each in formats if each.format.framework in log.frameworks)
+        writer = next(identified, timed_by)
+    if writer is None:
         return None
-
-    def _is_full(self, bulk: OpenBulkReading) -> bool:
-        series = self._log.series
-        return all(series[name].is_full for name in bulk.sources if name in series)
-
-    def _read_repetitions(self, text: bytes) -> bool:
-        """Read a block, and count what it repeats instead of reading it; returns whether it did."""
-        found = find_period(text) if self._uneven < _MOST_FAILURES else None
-        done = _begin_of_period(text[: found[0]]) if found else None
-        if found is None or done is None:
-            self._read_block(text)
-            return False
-        period, end = found
-        if done:
-            self._read_block(text[:done])
-        piece, counted = max(_PIECE // period, 1) * period, 0
-        while done + _MOST_REPETITIONS_READ * period < end and self._uneven < _MOST_FAILURES:
-            read, counted = self._count_repetitions(text, done, period, end)
-            done += (read + counted) * period
-            if counted:
-                break
-            last = min(done + piece, done + (end - done) // period * period)
-            self._read_block(text[done:last])
-            done = last
-        self._read_block(text[done:])
-        return counted > 0
-
-    def _count_repetitions(self, text: bytes, begin: int, period: int, end: int) -> tuple[int, int]:
-        """Read some repetitions, and count the others if these are alike; returns how many were read and counted."""
-        repetition, records = None, self._log.records_kept
-        for read in range(1, _MOST_REPETITIONS_READ + 1):
-            self._read_block(text[begin + (read - 1) * period : begin + read * period])
-            if self._log.records_kept != records:
-                return read, 0  # these are read one by one
-            if repetition is None:
-                repetition = Repetition(self._log, [each.state for each in self._formats])
-                continue
-            repetition.look()
-            if repetition.is_even:
-                counted = repetition.add((end - begin) // period - read)
-                self._uneven = 0 if counted else self._uneven + 1
-                return read, counted
-        self._uneven += 1
-        return _MOST_REPETITIONS_READ, 0
-
-    def _bulk_of_ranks(self) -> OpenBulkReading | None:
-        """The fast path that drops copies of other ranks, where many have printed before its records are folded."""
-        series = self._log.series
-        for bulk in self._bulk:
-            counting = series.get(bulk.copies_of[0]) if bulk.copies_of is not None else None
-            if counting is not None and counting.are_ranks_in_step:
-                return bulk
-        return None
-
-    def _drop_copies(self, bulk: OpenBulkReading, text: bytes) -> bytes:
-        """A block's plain text without the lines that repeat those of another rank, which are counted."""
-        block = bulk.split(text, len(text), np.empty(len(text), np.bool_))
-        if block is None or not block.plain.copies or bulk.copies_of is None or "epoch" in block.plain.columns:
-            return to_plain_text(text)
-        source, compares = bulk.copies_of
-        series, copies = self._log.series[source], block.plain.copies
-        if not series.all_go_on(block.first_of_labels):
-            return to_plain_text(text)
-        series.add_copies(copies, copies if compares and block.plain.wall_ns[0] > 0 else 0)
-        return block.text()
-
-    def _read_block(self, text: bytes) -> None:
-        bulk = self._bulk_reading()
-        if bulk is None and (printing := self._bulk_of_ranks()) is not None:
-            self._apply_until_full(self._drop_copies(printing, text), has_copies=False)
-        elif bulk is None:
-            self._apply_until_full(to_plain_text(text))
-        else:
-            self._apply_text(bulk, text)
-
-    def _apply_text(self, bulk: OpenBulkReading, text: bytes) -> None:
-        for block in bulk.split_text(text, len(text), np.empty(len(text), np.bool_)):
-            self._apply(bulk, block)
-
-    def _apply(self, bulk: OpenBulkReading, block: SplitBlock | bytes) -> None:
-        """Apply a block, or what it was split from: where what all ranks print is not what all have printed before."""
-        if not isinstance(block, bytes) and block.ranks and not self._are_in_step(bulk, block.ranks):
-            text = block.ranks.of_all_ranks
-            block = bulk.split(text, len(text), np.empty(len(text), np.bool_)) or text
-        if isinstance(block, bytes):
-            self._apply_rules(to_plain_text(block))
-        elif block.plain.copies and not (self._is_full(bulk) and self._all_go_on(bulk, block)):
-            self._apply_rules(block.original)
-        else:
-            self._apply_split(bulk, block)
-
-    def _apply_rules(self, text: bytes) -> None:
-        lines, swept, joined = self._find_lines(text)
-        for _, rule, line in lines:
-            self._apply_line(rule, line, swept, joined)
-        swept.sweep_to(len(text))
-
-    def _find_lines(self, text: bytes) -> tuple[list[FoundLine], SweptText, EqualLines | None]:
-        """The lines that rules match, in a text without most of the equal lines in a row where that says the same."""
-        rules, swept = self._possible_rules(text)
-        joined = None if swept.has_sweeps else join_equal_lines(text, _READ_IN_A_ROW)
-        if joined is not None:
-            lines = _find_lines(rules, joined.text)
-            if not any(rule.counts_lines for _, rule, _ in lines):
-                return lines, swept, joined
-        return _find_lines(rules, text), swept, None
-
-    def _apply_line(self, rule: OpenRule, line: LineMatch, swept: SweptText, joined: EqualLines | None) -> None:
-        labels = joined.further.get(line.line, ()) if joined else ()
-        if labels:
-            apply = partial(rule.apply, line)
-            self._log.apply_to_equal_lines(apply, line.label, labels, _READ_IN_A_ROW + len(labels))
-        else:
-            swept.apply(rule, line)
-
-    def _apply_until_full(self, text: bytes, *, has_copies: bool = True) -> None:
-        """Apply the rules up to where a fast path may be taken, and take it; before, drop the copies of ranks."""
-        done, next_look = 0, _RECORDS_BETWEEN_LOOKS
-        lines, swept, joined = self._find_lines(text)
-        for number, (_, rule, line) in enumerate(lines, start=1):
-            if number >= next_look and line.line >= done:
-                next_look = number + _RECORDS_BETWEEN_LOOKS
-                bulk, printing = self._bulk_reading(), self._bulk_of_ranks() if has_copies else None
-                if bulk is not None or printing is not None:
-                    swept.sweep_to(line.line)
-                    rest = joined.text_from(line.line) if joined else text[line.line :]
-                    if bulk is not None:
-                        self._apply_text(bulk, rest)
-                    elif printing is not None:
-                        self._apply_until_full(self._drop_copies(printing, rest), has_copies=False)
-                    return
-            self._apply_line(rule, line, swept, joined)
-            done = line.match.end()
-        swept.sweep_to(len(text))
-
-    def _possible_rules(self, text: bytes) -> tuple[list[OpenRule], SweptText]:
-        """The rules whose anchors the text contains, without those that only prove a framework: these are applied.
-
-        With them come the sweeps whose anchors it contains.
-        """
-        rules, frameworks = [], self._log.frameworks
-        is_possible = search_for(_ANCHORS).find(text)
-        for index in compress(count(), is_possible[: len(_RULES)]):
-            rule = self._bound.get(index) or self._bound.setdefault(index, self._bind(index))
-            if rule.proves is None:
-                rules.append(rule)
-            elif rule.proves not in frameworks and next(iter(rule.find(text)), None):
-                frameworks.add(rule.proves)
-        sweeps = [
-            OpenSweep(_SWEEP_ANCHORS[index], self._formats[format_index].sweeps[sweep_index])
-            for index, (format_index, sweep_index) in enumerate(_SWEEPS)
-            if any(is_possible[first] for first in _PLACES[index])
-        ]
-        return rules, SweptText(text, sweeps)
-
-    def _bind(self, index: int) -> OpenRule:
-        format_index, rule_index = _RULES[index]
-        return self._formats[format_index].bind(rule_index)
-
-    def _all_go_on(self, bulk: OpenBulkReading, block: SplitBlock) -> bool:
-        """Whether no rank goes back between the lines before and a block: what it prints then is no copy."""
-        recorded = [self._log.series[name] for name in bulk.sources if name in self._log.series]
-        is_comparable = "epoch" not in block.plain.columns
-        return not (is_comparable and any(series.any_goes_back(block.first_of_labels) for series in recorded))
-
-    def _are_in_step(self, bulk: OpenBulkReading, ranks: RankLines) -> bool:
-        """Whether all ranks have printed the last record, so that what all print next can be read once."""
-        recorded = [self._log.series[name] for name in bulk.sources if name in self._log.series]
-        return self._is_full(bulk) and all(series.ranks_in_step(ranks.names) is not None for series in recorded)
-
-    def _add_plain(self, bulk: OpenBulkReading, block: SplitBlock, first: int, last: int) -> None:
-        """Add plain lines at once, or one by one where they may be records that are to be kept."""
-        while first < last:
-            add = partial(bulk.add, block.plain, first, last)
-            if block.ranks is None:
-                if self._is_full(bulk) or (bulk.are_copies is not None and bulk.are_copies(block.plain, first, last)):
-                    add()
-                    return
-            elif self._is_full(bulk) and self._log.add_for_ranks(block.ranks.names, bulk.sources, add):
-                return
-            stop = last if block.ranks is None else min(first + _LINES_BETWEEN_LOOKS, last)
-            text = block.plain_text(first, stop)
-            self._apply_rules(block.ranks.of_same_ranks(text) if block.ranks else text)
-            first = stop
-
-    def _apply_split(self, bulk: OpenBulkReading, block: SplitBlock) -> None:
-        """Add the plain lines and apply the rules to the rest, in the order of the text."""
-        done = 0
-        rules, swept = self._possible_rules(block.rest)
-        lines = _find_lines(rules, block.rest)
-        places = block.plain_before_each([start for start, _, _ in lines])
-        for before, (_, rule, line) in zip(places, lines, strict=True):
-            if before > done:
-                self._add_plain(bulk, block, done, before)
-                done = before
-            swept.apply(rule, line)
-        swept.sweep_to(len(block.rest))
-        self._add_plain(bulk, block, done, len(block.plain.wall_ns))
-
-
-def _find_lines(rules: Iterable[OpenRule], text: bytes) -> list[FoundLine]:
-    """Every match of every rule with its place in the text, in that order."""
-    matches = [(line.match.start(), rule, line) for rule in rules for line in rule.find(text)]
-    return sorted(matches, key=itemgetter(0))
-
-
-def _begin_of_period(lines: bytes) -> int | None:
-    """Where to begin with lines that follow each other again, so that no rule matches across their end."""
-    text = to_plain_text(2 * lines)
-    rules = [FORMATS[number].rules[rule] for number, rule in _OF_SEVERAL_LINES]
-    spans = [line.match.span() for rule in rules if rule.anchor in text for line in rule.find(text)]
-    begin = 0
-    for _ in range(_MOST_BEGINS):
-        places = (begin, begin + len(lines))
-        if not any(first < place < last for first, last in spans for place in places):
-            return begin
-        begin = text.find(b"\n", begin, len(lines)) + 1
-        if not begin or len(text) != 2 * len(lines):
-            break
-    return None
+    return writer.format.framework_of(writer.state) if writer.format.framework_of else writer.format.framework

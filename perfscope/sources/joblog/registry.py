@@ -7,9 +7,10 @@ the framework is the first that a line identifies.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from perfscope.sources.joblog import formats
-from perfscope.sources.joblog.log_format import LogFormat
+from perfscope.sources.joblog.log_format import Format
 
 _MODULES = (
     "job",
@@ -49,8 +50,8 @@ _MODULES = (
 )
 
 
-def _load(module: str) -> LogFormat:
-    log_format: LogFormat = import_module(f"{formats.__name__}.{module}").FORMAT
+def _load(module: str) -> Format[Any]:
+    log_format: Format[Any] = import_module(f"{formats.__name__}.{module}").FORMAT
     return log_format
 
 

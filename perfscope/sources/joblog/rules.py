@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Generic, TypeVar
 
-from perfscope.sources.joblog.text.line_fields import parse_label, parse_timestamp_ns
+from perfscope.sources.joblog.text import parse_label, parse_timestamp_ns
 
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
 #: A line that may have more was not printed by ranks: its first record stands for it.
 MOST_OF_LINE = 8
 _COST_OF_A_FAILURE = 1
 _SECOND = 2
-_MOST_TRIES = 4
 _VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
 
 StateT_contra = TypeVar("StateT_contra", contravariant=True)
@@ -65,13 +64,10 @@ class Rule(Generic[StateT_contra]):
         pattern: What the line must match, from its beginning on or anywhere.
         on_match: Called with the format's state and the match, to read the line.
         reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
-        at_line_start: The pattern is tried at the beginning of the line only, which is faster.
         begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
             of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
         span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
-        sign: What begins with the anchor in such a line, where other text has the anchor often.
         identifies: Whether such a line proves that the format's framework wrote the log.
-        is_apart: What it states does not depend on what sweeps read before it, nor the other way round.
     """
 
     anchor: bytes
@@ -79,20 +75,17 @@ class Rule(Generic[StateT_contra]):
     on_match: Callable[[StateT_contra, LineMatch], None]
     reach: int = 0
     identifies: bool = True
-    at_line_start: bool = False
     begin: tuple[bytes, ...] = ()
     span: tuple[int, int] | None = None
-    is_apart: bool = False
-    sign: re.Pattern[bytes] | None = None
 
     def find(self, text: bytes) -> Iterator[LineMatch]:
         """Yield the matches in a block of text; two records glued on one line are two matches.
 
         Up to eight are read of a line, and of one that has the anchor more often, the first.
         """
-        is_anywhere = not self.at_line_start and not self.begin
+        is_anywhere = not self.begin
         match_from = self.pattern.search if is_anywhere else self.pattern.match
-        anchored = self._next(text, 0)
+        anchored = text.find(self.anchor, 0)
         says_once = not self.reach and _is_marker(self.pattern)
         line, searched, tries = -1, 0, 0
         while anchored >= 0:
@@ -101,7 +94,7 @@ class Rule(Generic[StateT_contra]):
             end = text.find(b"\n", anchored)
             end = len(text) if end < 0 else end
             if tries == _SECOND and text.count(self.anchor, anchored, end) >= MOST_OF_LINE:
-                anchored = self._next(text, end)
+                anchored = text.find(self.anchor, end)
                 continue
             first = self._beginning(text, max(line, searched), anchored)
             last = end + self.reach if self.span is None else min(end, anchored + self.span[1])
@@ -115,14 +108,7 @@ class Rule(Generic[StateT_contra]):
                 searched, tries = anchored + len(self.anchor), tries + _COST_OF_A_FAILURE
             if tries >= MOST_OF_LINE:
                 searched = max(end, searched)
-            anchored = self._next(text, searched)
-
-    def _next(self, text: bytes, begin: int) -> int:
-        """Where the next anchor is; -1 without one."""
-        if self.sign is None:
-            return text.find(self.anchor, begin)
-        sign = self.sign.search(text, begin)
-        return sign.start() if sign else -1
+            anchored = text.find(self.anchor, searched)
 
     def _beginning(self, text: bytes, line: int, anchored: int) -> int:
         """Where the record of an anchor may begin; -1 where nothing begins."""
@@ -139,43 +125,7 @@ class Rule(Generic[StateT_contra]):
         return -1
 
 
-@dataclass(frozen=True, slots=True)
-class LastRule(Rule[StateT_contra]):
-    """Finds the last line of a block that has the anchor, and matches from its beginning on.
-
-    Attributes:
-        with_first: The first one of the block is found, too.
-    """
-
-    with_first: bool = False
-
-    def find(self, text: bytes) -> Iterator[LineMatch]:
-        """Yield the match of the last line; where it is none, of the one before, a few times."""
-        first = next(Rule.find(self, text[: _of_first(text, self.anchor)]), None) if self.with_first else None
-        if first is not None:
-            yield first
-        end = len(text)
-        for _ in range(_MOST_TRIES):
-            anchored = text.rfind(self.anchor, 0, end)
-            if anchored < 0:
-                return
-            begin = text.rfind(b"\n", 0, anchored) + 1
-            stop = text.find(b"\n", anchored)
-            match = self.pattern.match(text, begin, len(text) if stop < 0 else stop)
-            if match is not None and first is not None and match.start() == first.match.start():
-                return
-            if match is not None:
-                yield LineMatch(text, begin, len(text) if stop < 0 else stop, match)
-                return
-            end = begin
-
-
 @cache
 def _is_marker(pattern: re.Pattern[bytes]) -> bool:
     """Whether a pattern matches one text alone, which says the same however often a line has it."""
     return not pattern.groups and not _VARIES.search(pattern.pattern)
-
-
-def _of_first(text: bytes, anchor: bytes) -> int:
-    """Where the line of the first anchor ends."""
-    return text.find(b"\n", max(text.find(anchor), 0)) % (len(text) + 1)

@@ -39,7 +39,7 @@ def read_log_saves(path: Path) -> Saves:
 
 def _training_ns(log: JobLog) -> int | None:
     """The time of all iterations, and of the saves where no iteration's time contains them; None where unknown."""
-    if log.folded is not None or not len(log.iterations) or np.ma.getmaskarray(log.iterations.wall_ns).any():
+    if not len(log.iterations) or np.ma.getmaskarray(log.iterations.wall_ns).any():
         return None
     iterations_ns = int((log.iterations.wall_ns * log.iterations.new).sum())
     contained = bool((log.iterations.disturbed == "save").any())

@@ -14,9 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
-from perfscope.sources.joblog.files.log_files import natural_order
-from perfscope.sources.joblog.text.blocks import read_blocks, to_plain_text
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.files import natural_order
+from perfscope.sources.joblog.text import parse_number, read_blocks, to_plain_text
 from perfscope.tables.scaling import ClusterSize, LoggedSpeed, ProtocolRun
 
 

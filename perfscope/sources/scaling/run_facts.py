@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from perfscope.constants import GIGA
-from perfscope.sources.joblog.files.file_names import parse_file_name
+from perfscope.sources.joblog.file_names import parse_file_name
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.sources.scaling.nvidia_smi import is_smi, read_smi
 from perfscope.tables.gpus import GpuSamples

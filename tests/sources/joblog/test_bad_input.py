@@ -24,7 +24,7 @@ import pytest
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.joblog.text import blocks
+from perfscope.sources.joblog import text as blocks
 from tests.conftest import ROOT
 from tests.ratios import ROUNDS, assert_ratio
 from tests.sources.joblog.lines import megatron, seconds

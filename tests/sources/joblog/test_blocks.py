@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import re
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import reading
 from perfscope.sources.joblog.reading import read_log
-from perfscope.sources.joblog.text.blocks import is_binary, read_blocks, read_blocks_between, to_plain_text
+from perfscope.sources.joblog.text import is_binary, read_blocks, to_plain_text
 from tests.ratios import assert_ratio
 
 
@@ -92,40 +91,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_colours_and_carriage_returns_go() -> None:
     assert to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n") == b"step: 1\n 10%|#|\n"
     assert to_plain_text(b"\x1b]0;title\x07a\x1b[38;2;1;2;3mb") == b"ab"
-
-
-def stretch(path: Path, begin: int, end: int, size: int) -> bytes:
-    buffer = bytearray(size)
-    return b"".join(bytes(buffer[:held]) for held in read_blocks_between(path, begin, end, buffer))
-
-
-@given(
-    lines=st.lists(st.integers(0, 40), max_size=40),
-    ends_whole=st.booleans(),
-    cuts=st.lists(st.integers(0, 900), max_size=4),
-    size=st.integers(45, 300),
-)
-def test_stretches_of_a_file_hold_the_lines_that_begin_in_them(
-    lines: list[int], ends_whole: bool, cuts: list[int], size: int
-) -> None:
-    import tempfile
-
-    text = b"\n".join(bytes([97 + n % 26]) * length for n, length in enumerate(lines)) + b"\n" * ends_whole
-    begins = [0, *(at + 1 for at, byte in enumerate(text) if byte == ord("\n"))]
-    whole = dict(zip(begins, text.splitlines(keepends=True), strict=False))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "a.log"
-        path.write_bytes(text)
-        places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-        for begin, end in pairwise(places):
-            expected = b"".join(line for at, line in whole.items() if begin <= at < end)
-            assert stretch(path, begin, end, size) == expected
-
-
-def test_a_line_longer_than_a_block_comes_in_parts(tmp_path: Path) -> None:
-    text = b"x" * 1000 + b"\nshort\n"
-    (tmp_path / "a.log").write_bytes(text)
-    assert stretch(tmp_path / "a.log", 0, len(text), 64) == text
 
 
 HOSTILE = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.content.builder import JobLogBuilder
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.step_times.elapsed_clock import ElapsedClock
+from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.tables.joblog import Disturbance, Iterations
 
 

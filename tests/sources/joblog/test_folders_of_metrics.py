@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.engine.sides import read_side
 from perfscope.sources.joblog import find_logs
-from perfscope.sources.joblog.files.log_files import is_log, is_log_name
+from perfscope.sources.joblog.files import is_log, is_log_name
 from tests.sources.joblog.test_metrics_files import DETECTRON2, MMCV_EPOCHS, MMENGINE, MMENGINE_TEXT
 
 MMCV_TEXT = "2026-11-24 00:28:33,851 - mmcls - INFO - Start running, host: a@b, work_dir: /w\n"
@@ -95,7 +95,7 @@ def test_a_resumed_run_is_two_starts(tmp_path: Path) -> None:
 def test_other_json_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("config.json", "coco/instances.json", "tokenizer.json", "x.metrics.json", "2026.json"):
         put(tmp_path, name, MMENGINE)
-    monkeypatch.setattr("perfscope.sources.joblog.files.metrics_files.read_blocks", lambda *_: pytest.fail("opened"))
+    monkeypatch.setattr("perfscope.sources.joblog.files.read_blocks", lambda *_: pytest.fail("opened"))
     assert not find_logs([tmp_path])
 
 

@@ -6,14 +6,15 @@ import re
 from collections import Counter
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perfscope.sources.joblog import reading
-from perfscope.sources.joblog.log_format import FormatState, OpenRule
+from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.reading import read_log
 from perfscope.sources.joblog.registry import FORMATS
-from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
+from perfscope.sources.joblog.rules import MOST_OF_LINE, Rule
 from tests.conftest import ROOT
 from tests.ratios import assert_ratio
 
@@ -66,14 +67,14 @@ def test_of_a_line_of_many_records_each_rule_reads_at_most_eight(
 ) -> None:
     """However long it is: what is read of text grows with its lines, not with what each of them holds."""
     numbers = Counter[tuple[int, int]]()
-    find_lines = reading._find_lines
+    find_lines = reading._LogReader.find_lines
 
-    def count_lines(rules: list[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:
-        lines = find_lines(rules, text)
-        numbers.update((id(rule), line.line) for _, rule, line in lines)
+    def count_lines(reader: Any, text: bytes) -> Any:
+        lines = list(find_lines(reader, text))
+        numbers.update((id(rule), line.line) for rule, line in lines)
         return lines
 
-    monkeypatch.setattr(reading, "_find_lines", count_lines)
+    monkeypatch.setattr(reading._LogReader, "find_lines", count_lines)
     log = tmp_path / "run.log"
     log.write_text("".join(path.read_text().splitlines())[:3000] * 5 + "\n")
     read_log(log)
@@ -84,7 +85,7 @@ def test_a_rule_that_reaches_beyond_its_line_is_tried_at_one_place() -> None:
     """A search in each of many lines, up to where the rule reaches, would cost the square of the text."""
     rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.reach]
     assert rules
-    assert not [rule.anchor for rule in rules if not (rule.begin or rule.at_line_start)]
+    assert not [rule.anchor for rule in rules if not rule.begin]
 
 
 @pytest.mark.parametrize("records", [1, 2, MOST_OF_LINE, MOST_OF_LINE + 1, 40])
@@ -123,28 +124,3 @@ def test_a_match_fits_into_the_span_of_its_rule() -> None:
 def test_a_marker_is_read_once_a_line() -> None:
     rule: Rule[FormatState] = Rule(b"eval", re.compile(rb"'eval':"), lambda _state, _line: None)
     assert len(list(rule.find(b"'eval': 'eval': eval\n'eval':\n"))) == 2
-
-
-class TestTriedRules:
-    """Which text the patterns are tried on at all."""
-
-    @pytest.fixture
-    def tried(self, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-        """The length of every text that the rules of a block are tried on, once a rule."""
-        lengths: list[int] = []
-        find = reading._find_lines
-
-        def find_lines(rules: list[OpenRule], text: bytes) -> list[tuple[int, OpenRule, LineMatch]]:
-            lengths.extend(len(text) for _ in rules)
-            return find(rules, text)
-
-        monkeypatch.setattr(reading, "_find_lines", find_lines)
-        return lengths
-
-    def test_text_that_is_no_record_is_passed_over(self, tmp_path: Path, tried: list[int]) -> None:
-        words = (ROOT / "CONTRIBUTING.md").read_bytes().split()
-        log = tmp_path / "run.log"
-        lines = [b" ".join(words[n % 900 : n % 900 + 14]) + b" %d" % n for n in range(60_000)]
-        log.write_bytes(b"\n".join(lines))
-        read_log(log)
-        assert sum(tried) <= 4 * log.stat().st_size  # there are over 200 rules

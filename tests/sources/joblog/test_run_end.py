@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
 from perfscope.sources.joblog import read_log
-from perfscope.sources.joblog.step_times.run_end import RunEnd, goes_on, steps_of_speed
+from perfscope.sources.joblog.run_end import RunEnd, goes_on, steps_of_speed
 from tests.sources.joblog.lines import read
 
 REAL = Path(__file__).parents[3] / "fixtures" / "trainer_ends"

@@ -10,7 +10,7 @@ import pytest
 
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.sources.joblog import read_log
-from perfscope.sources.joblog.series.turns import Turns
+from perfscope.sources.joblog.resolve import Turns
 from perfscope.tables.joblog import JobLog
 from tests.commands.report_cli import run
 from tests.conftest import ROOT

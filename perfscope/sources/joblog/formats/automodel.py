@@ -10,20 +10,14 @@ seconds, and include evaluations and saves; ``tps`` is tokens a second of the jo
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.step_times import ElapsedClock
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
 DATES = "dates of Automodel's lines"
@@ -43,8 +37,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
     record = Record(step, tokens_per_s=total, tokens_per_s_per_gpu=single, loss=parse_number(line["loss"]))
     series = log.series_of(SPEED)
     series.clock_runs_on = True
-    if not series.add(record, line.label):
-        return
+    series.add(record, line.label)
     memory = parse_number(line["memory"])
     log.add_memory(allocated=None if memory is None else memory * GIB)
     if total and single:
@@ -76,18 +69,6 @@ _RULE = Rule(
 )
 
 
-def _measure(cells: Cells) -> Measured:
-    """The dates are readings of the clock."""
-    return Measured(cells.integers("step") + 1, cells.stamps_ns())
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    rows = plain.rows(first, last)
-    series = state.log.series_of(SPEED)
-    add_evenly(series, replace(rows, wall_ns=np.full(last - first, -1)), 0, last - first)
-    state.clock.add_many(state.log, rows, NS_PER_S)
-
-
 FORMAT = Format(
     framework="nemo-automodel",
     state=_State,
@@ -97,10 +78,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(DATES), StepTimeSource(SPEED)),
     close=_close,
-    bulk=read_lines(
-        (DATES, SPEED),
-        LinesOfRecords(_RULE, {"step": STEP, "memory": Column()}, _measure, peaks=("memory",), has_stamp=True),
-        add=_add,
-        compares_copies=False,
-    ),
 )

@@ -13,17 +13,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "Colossal-AI's step time"
 END = "Colossal-AI's throughput"
@@ -40,7 +34,8 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
     if line["tflops"]:
         record.tflops_per_gpu, record.tflops_resolution = parse_number(line["tflops"]), parse_resolution(line["tflops"])
         state.log.tflops_label = "TFLOPS"
-    if state.log.series_of(SOURCE).add(record, line.label) and line["total"]:
+    state.log.series_of(SOURCE).add(record, line.label)
+    if line["total"]:
         state.log.set_count("train_iterations", line["total"], "records")
 
 
@@ -64,28 +59,6 @@ _RULE = Rule(
     ),
     _on_step,
 )
-_COLUMNS = {"step": STEP, "total": STEP, "seconds": Column()}
-
-
-def _is_numbered(line: LineMatch) -> bool:
-    return bool(line["step"])
-
-
-def _is_unnumbered(line: LineMatch) -> bool:
-    return not line["step"]
-
-
-def _measure_unnumbered(cells: Cells) -> Measured:
-    wall_ns = cells.times_ns("seconds", NS_PER_S)
-    return Measured(np.arange(len(wall_ns)), wall_ns, {"unnumbered": np.zeros_like(wall_ns)})
-
-
-def _add(state: FormatState, plain: PlainLines, first: int, last: int) -> None:
-    series = state.log.series_of(SOURCE)
-    if "unnumbered" in plain.columns:
-        series.add_unnumbered(plain.wall_ns[first:last], plain.label)
-    else:
-        add_evenly(series, plain, first, last)
 
 
 FORMAT = Format(
@@ -105,10 +78,4 @@ FORMAT = Format(
         Rule(b"colossalai - colossalai - INFO", re.compile(rb"colossalai - colossalai - INFO"), ignore_line),
     ),
     sources=(StepTimeSource(SOURCE), StepTimeSource(END)),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_RULE, _COLUMNS, TimedSteps("seconds", NS_PER_S), constants=("total",), is_record=_is_numbered),
-        LinesOfRecords(_RULE, {"seconds": Column()}, _measure_unnumbered, is_record=_is_unnumbered, is_numbered=False),
-        add=_add,
-    ),
 )

@@ -13,26 +13,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from perfscope.constants import GB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells, times_ns
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import (
-    STEP,
-    Further,
-    LinesOfRecords,
-    add_evenly,
-    number_over_epochs,
-    read_lines,
-)
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.step_times import EpochCounter
+from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "batch / samples_per_sec, a moving mean"
 
@@ -104,7 +90,8 @@ def _close(state: _State) -> None:
     )
     if record.tokens_per_s and record.tokens_per_s_per_gpu:
         log.set_fact("gpus", round(record.tokens_per_s / record.tokens_per_s_per_gpu), "records")
-    if log.series_of(SOURCE).add(record, batch.label) and batch.total >= batch.step:
+    log.series_of(SOURCE).add(record, batch.label)
+    if batch.total >= batch.step:
         log.set_fact("train_iterations", batch.total, "records")
     if b"trainer/device_train_microbatch_size" in figures:
         log.set_fact("mbs", int(figures[b"trainer/device_train_microbatch_size"]), "records")
@@ -138,55 +125,6 @@ _HEADING = Rule(
 )
 
 
-def _figure(name: bytes, *, is_optional: bool = False) -> Column:
-    cell = re.compile(rb"\s Train " + name + rb": (\d{1,12}(?:\.\d{1,12})?)$", re.MULTILINE)
-    return Column(r"\d{1,12}(?:\.\d{1,12})?", cell, is_optional)
-
-
-_PEAKS = {
-    f"{kind}_peak": _figure(b"memory/peak_" + kind.encode() + b"_mem", is_optional=True)
-    for kind in ("reserved", "allocated")
-}
-_COLUMNS = {
-    "epoch": Column(INTEGER, is_optional=True),
-    "step": STEP,
-    "length": Column(INTEGER, is_optional=True),
-    "done": _figure(b"time/sample"),
-    "batches": _figure(b"time/batch"),
-    "speed": _figure(b"throughput/samples_per_sec", is_optional=True),
-    "inverse": _figure(b"throughput/batches_per_sec", is_optional=True),
-    **_PEAKS,
-}
-_FURTHER = Further(re.compile(rb"(?:\n\s{1,40}Train [^\n]{1,200}(?=\n))+"), r"(?!\s{1,40}Train )")
-
-
-def _measure(cells: Cells) -> Measured:
-    """Where samples are no multiple of batches, the rule takes those of the batch before."""
-    done, batches = cells.numbers("done"), cells.numbers("batches")
-    samples = np.where(batches > 0, done, np.nan) / np.maximum(batches, 1)
-    samples[(samples != np.rint(samples)) | (samples <= 0)] = np.nan
-    if "speed" in cells:
-        speeds = cells.numbers("speed")
-        wall_ns = times_ns(samples / np.where(speeds > 0, speeds, np.nan), NS_PER_S)
-    else:  # a speed in batches is for the rule
-        wall_ns = np.where(np.isnan(samples) | ("inverse" in cells), 0, -1)
-    steps = cells.integers("step")
-    columns = {
-        "epoch": cells.integers("epoch") if "epoch" in cells else np.ones_like(steps),
-        "length": cells.integers("length") if "length" in cells else np.zeros_like(steps),
-        "samples": np.nan_to_num(samples).astype(np.int64),
-    }
-    return Measured(steps, wall_ns, columns)
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    if first < last:
-        _close(state)
-        rows = number_over_epochs(state.epochs, plain.rows(first, last))
-        add_evenly(state.log.series_of(SOURCE), rows, 0, last - first, rows.columns["samples"])
-        state.samples = int(rows.columns["samples"][-1])
-
-
 FORMAT = Format(
     framework="composer",
     state=_State,
@@ -196,9 +134,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(SOURCE),),
     close=_close,
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_HEADING, _COLUMNS, _measure, peaks=tuple(_PEAKS), constants=("length",), further=_FURTHER),
-        add=_add,
-    ),
 )

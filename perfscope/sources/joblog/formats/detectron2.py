@@ -10,21 +10,14 @@ What the lines up to the first one of a start took does not follow: its iteratio
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, CopiesOf, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.elapsed_clock import SKEW, ElapsedClock
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.step_times import ElapsedClock
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 BETWEEN = "between two of Detectron2's mean times"
 MEAN = "Detectron2's mean time since the start"
@@ -82,8 +75,8 @@ def _close(state: _State) -> None:
     state.clock.close(state.log)
     for name in (BETWEEN, MEAN):
         series = state.log.series.get(name)
-        if series is not None and series.attempt == len(state.starts) - 1:
-            series.starts, series.redone = state.starts, state.redone
+        if series is not None and (series.resolved.attempt[-1:] == len(state.starts) - 1).all():
+            series.starts, series.redone_by_starts = state.starts, state.redone
 
 
 _RULE = Rule(
@@ -92,34 +85,6 @@ _RULE = Rule(
     _on_iteration,
     begin=(b"utils.events",),
 )
-_COLUMNS = {
-    "step": STEP,
-    "time": Column(r"\d{1,9}\.\d{1,9}", re.compile(rb"(?<![\w_])time: (\d{1,9}\.\d{1,9})"), is_optional=True),
-    "memory": Column(INTEGER, re.compile(rb"(?<![\w_])max_mem: (\d{1,15})"), is_optional=True),
-}
-
-
-def _measure(cells: Cells) -> Measured:
-    steps = cells.integers("step") + 1
-    if "time" not in cells:
-        return Measured(steps, np.full_like(steps, -1))
-    decimals = np.asarray([len(text) - text.find(".") - 1 for text in cells.texts("time")])
-    columns = {"resolution_ns": NS_PER_S // 10 ** np.minimum(decimals, 9)}
-    return Measured(steps, cells.times_ns("time", NS_PER_S), columns)
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    rows = plain.rows(first, last)
-    add_evenly(state.log.series_of(MEAN), rows, 0, last - first)
-    if not len(rows.wall_ns):
-        return
-    numbers = np.asarray(rows.iteration, np.int64)
-    state.last, state.reached = max(state.last, int(numbers.max()) - 1), int(numbers[-1])
-    if state.start is None or "resolution_ns" not in rows.columns:
-        return
-    timed = np.maximum(numbers - state.start - _UNTIMED, 1)
-    readings = replace(rows, wall_ns=rows.wall_ns * timed)
-    state.clock.add_many(state.log, readings, np.maximum(rows.columns["resolution_ns"] * timed, 1))
 
 
 FORMAT = Format(
@@ -133,12 +98,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(BETWEEN), StepTimeSource(MEAN)),
     close=_close,
-    bulk=read_lines(
-        (MEAN, BETWEEN),
-        LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",)),
-        add=_add,
-        compares_copies=True,
-        are_copies=CopiesOf[_State]((MEAN,), (BETWEEN,)),
-        most_behind=SKEW,
-    ),
 )

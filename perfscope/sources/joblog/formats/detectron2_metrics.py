@@ -15,19 +15,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import LinesOfRecords, read_lines
-from perfscope.sources.joblog.bulk.started_lines import add_starts
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "metrics.json's median of the last 20 iterations"
 
@@ -78,22 +70,6 @@ def _close(state: _State) -> None:
         state.log.set_fact("train_iterations", state.last + 1, "records")
 
 
-def _is_training(line: LineMatch) -> bool:
-    return line.line == line.match.start() and not line["comma"] and _figures(line) is not None
-
-
-def _measure(cells: Cells) -> Measured:
-    """Iterations from 1 on; what has no time is for the rule."""
-    return Measured(cells.integers("iteration") + 1, np.maximum(cells.times_ns("time", NS_PER_S), 0))
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    """Add rows ``first`` to ``last``; the rule reads the last line of a file, which may be that of the training."""
-    if first < last and not state.is_array:
-        add_starts(state.log.series_of(SOURCE), plain, first, last, after=state.last + 1)
-        state.last, state.is_end = int(plain.iteration[last - 1]) - 1, False
-
-
 _RULE = Rule(
     b'"total_loss": ',
     re.compile(rb"\{(?P<cells>[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z"),
@@ -101,17 +77,11 @@ _RULE = Rule(
     begin=(b'{"',),
     identifies=False,
 )
-_COLUMNS = {
-    "iteration": Column(INTEGER, re.compile(rb'"iteration": (\d{1,15})')),
-    "time": Column(cell=re.compile(rb'"time": ([\d.eE+-]{1,30})')),
-}
 
 FORMAT = Format(
     framework="detectron2",
     state=_State,
     rules=(_RULE,),
-    counts_lines=True,
     sources=(StepTimeSource(SOURCE),),
     close=_close,
-    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, is_record=_is_training), add=_add),
 )

@@ -13,27 +13,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells, times_ns
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import (
-    STEP,
-    CopiesOf,
-    LinesOfRecords,
-    add_evenly,
-    number_over_epochs,
-    read_lines,
-)
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import LARGEST_INTEGER, Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.elapsed_clock import LOSS, ElapsedClock
-from perfscope.sources.joblog.text.line_fields import parse_numbers
+from perfscope.sources.joblog.step_times import ElapsedClock, EpochCounter
+from perfscope.sources.joblog.text import parse_numbers
 from perfscope.tables.joblog import Disturbance
 
 WORDS = "fairseq's words a batch / words a second"
@@ -71,8 +56,7 @@ def _on_update(state: _State, line: LineMatch) -> None:
     series = log.series_of(WORDS)
     series.clock_runs_on = series.covers_gaps = True
     series.measures_from_zero = False
-    if not series.add(record, line.label):
-        return
+    series.add(record, line.label)
     wall_s = cells.get(b"wall")
     if wall_s is not None:
         second = Record(step, samples_per_s=None, loss=record.loss)
@@ -121,44 +105,6 @@ _JSON_RULE = Rule(
 )
 
 
-def _cell(name: bytes) -> re.Pattern[bytes]:
-    return re.compile(rb'(?<![\w_])"?' + name + rb'"?(?:=|: ) ?"?([\d.]{1,30})(?![\w.]|,\d)')
-
-
-_COLUMNS = {
-    "wps": Column(cell=_cell(b"wps")),
-    "wpb": Column(cell=_cell(b"wpb")),
-    "wall": Column(INTEGER, _cell(b"wall"), is_optional=True),
-    LOSS: Column(cell=_cell(b"loss"), is_optional=True),
-}
-_UPDATES = {"step": Column(INTEGER, _cell(b"num_updates"))}
-_STEP_OF_EPOCH = {"epoch": STEP, "step": STEP, "length": Column(INTEGER, re.compile(rb" / (\d{1,9}) "))}
-
-
-def _measure(cells: Cells) -> Measured:
-    words, speeds = cells.numbers("wpb"), cells.numbers("wps")
-    seconds = np.divide(words, speeds, out=np.zeros_like(words), where=speeds > 0)
-    columns = {name: cells.integers(name) for name in ("wall", "epoch", "length") if name in cells}
-    if LOSS in cells:
-        columns[LOSS] = cells.number_bits(LOSS)
-    wall_ns = times_ns(seconds, NS_PER_S)
-    if "wall" in columns:
-        wall_ns[columns["wall"] > LARGEST_INTEGER // NS_PER_S] = 0
-    return Measured(cells.integers("step"), wall_ns, columns)
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    rows = plain.rows(first, last)
-    if "epoch" in rows.columns:
-        rows = number_over_epochs(state.epochs, rows)
-    is_new = add_evenly(state.log.series_of(WORDS), rows, 0, last - first)
-    if "wall" in rows.columns and is_new.any():
-        columns = {LOSS: rows.columns[LOSS][is_new]} if LOSS in rows.columns else {}
-        numbers, wall_ns = np.asarray(rows.iteration, np.int64), rows.columns["wall"] * NS_PER_S
-        readings = PlainLines(numbers[is_new], wall_ns[is_new], label=rows.label, columns=columns)
-        state.clock.add_many(state.log, readings, NS_PER_S)
-
-
 FORMAT = Format(
     framework="fairseq",
     state=_State,
@@ -175,13 +121,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(WORDS), StepTimeSource(WALL)),
     close=_close,
-    bulk=read_lines(
-        (WORDS, WALL),
-        LinesOfRecords(_RULE, {**_COLUMNS, **_UPDATES}, _measure),
-        LinesOfRecords(_JSON_RULE, {**_COLUMNS, **_UPDATES}, _measure),
-        LinesOfRecords(_RULE, {**_COLUMNS, **_STEP_OF_EPOCH}, _measure, constants=("length",)),
-        add=_add,
-        compares_copies=True,
-        are_copies=CopiesOf[_State]((WORDS,), (WALL,), lambda state: state.epochs),
-    ),
 )

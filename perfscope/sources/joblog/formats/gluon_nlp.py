@@ -14,21 +14,15 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
 
-import numpy as np
-
 from perfscope.constants import KILO, NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "latency, the median of the ranks"
@@ -87,20 +81,6 @@ def _on_interval(state: _State, line: LineMatch) -> None:
     series.add(record, line.label)
 
 
-def _measure(cells: Cells) -> Measured:
-    """The seconds of a whole interval; a text that is no number is for the rule."""
-    steps = cells.integers("step") + 1
-    return Measured(steps, cells.times_ns("seconds", NS_PER_S))
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    wall_ns = np.full(last - first, -1)
-    if state.interval:  # in the order of the rule, which rounds once
-        wall_ns = np.rint(plain.wall_ns[first:last] / NS_PER_S / state.interval * NS_PER_S).astype(np.int64)
-    rows = replace(plain.rows(first, last), wall_ns=wall_ns)
-    add_evenly(state.log.series_of(INTERVAL), rows, 0, last - first)
-
-
 def _on_save(state: FormatState, _line: LineMatch) -> None:
     state.log.on_disturbance(Disturbance.SAVE)
 
@@ -115,9 +95,9 @@ def _add_oldest_step(state: _State) -> None:
         tokens_per_s_per_gpu=median(throughputs) * KILO if throughputs else None,
         loss=ranks[0].loss,
     )
-    if state.log.series_of(SOURCE).add(record):
-        state.ranks = max(state.ranks, len(ranks))
-        state.log.set_fact("gpus", state.ranks, "records")
+    state.log.series_of(SOURCE).add(record)
+    state.ranks = max(state.ranks, len(ranks))
+    state.log.set_fact("gpus", state.ranks, "records")
 
 
 def _close(state: _State) -> None:
@@ -139,7 +119,6 @@ _INTERVAL_RULE = Rule(
 FORMAT = Format(
     framework="gluon-nlp",
     state=_State,
-    counts_lines=True,
     rules=(
         Rule(
             b"ms/batch",
@@ -162,5 +141,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(SOURCE), StepTimeSource(INTERVAL)),
     close=_close,
-    bulk=read_lines(INTERVAL, LinesOfRecords(_INTERVAL_RULE, {"step": STEP, "seconds": Column()}, _measure), add=_add),
 )

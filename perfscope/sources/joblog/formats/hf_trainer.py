@@ -9,16 +9,16 @@ them; it is read where other lines are the Trainer's. Dictionaries are parsed as
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
+from perfscope.sources.joblog.progress_bars import ProgressBars
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.step_times.progress_bars import BAR_LINE, ProgressBars
-from perfscope.sources.joblog.step_times.run_end import EVALUATIONS, NO_STEPS, EndFigures
-from perfscope.sources.joblog.text.line_fields import LARGEST, parse_number, parse_numbers
+from perfscope.sources.joblog.run_end import EVALUATIONS, NO_STEPS, EndFigures
+from perfscope.sources.joblog.text import LARGEST, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
 BAR = "the progress bar's clock"
@@ -39,27 +39,13 @@ _OF_ONE_RUN = {"gbs", "train_iterations"}
 _GPT2 = {b"n_embd": "hidden", b"n_layer": "layers", b"n_head": "heads", b"n_positions": "seq_len"}
 _SETTING = re.compile(rb"(\w+)=(\w+)")
 _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
-_LOSS_KEY = b"'loss':"
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
-_DICTIONARY = re.compile(rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}")
-_BARS = rb"(?:(?<=\})|^)" + BAR_LINE
-_BARS_OR_LOSSES = re.compile(
-    rb"(?P<losses>\{(?>[^{}\n]*?'loss':)[^{}]*+\}(?:\s*+\{(?>[^{}\n]*?'loss':)[^{}\n]*+\})*+)|"
-    + _BARS
-    + rb"(?:\n++"
-    + BAR_LINE
-    + rb")*+",
-    re.MULTILINE,
-)
-_BAR_BEHIND_LOSSES = re.compile(rb"\}[^\n%]{0,160}%\|")
-#: After so many parts it is clear which bar is the training's, if it is the only one.
-_PARTS_BEFORE_THE_REST = (8, 64, 512)
 #: Bars that count in thousands: their steps are known to three digits only.
 _SCALED_BAR = re.compile(rb"\| *\d[\d.]{0,5}[kMG]?/\d[\d.]{0,5}[kMG] \[\d")
-_CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _EPOCH = re.compile(rb"'epoch':\s*'?([\d.]{1,20})")
+_CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
 _PRECISE_STEPS_PER_S = 0.05  # half a printed digit is 1 %
 
@@ -160,54 +146,27 @@ def _framework_of(state: _State) -> str:
     return state.name
 
 
-def _on_text(state: _State, text: bytes) -> None:
-    """Bars and ``{'loss': 2.075, ..., 'epoch': 0.04}``."""
-    if not state.bars.totals and not state.has_scaled_bars:
-        state.has_scaled_bars = _SCALED_BAR.search(text) is not None
-    if b"'loss':" not in text:
-        state.bars.add(text)
-    elif b"%|" not in text or state.bars.add_of_one(text):
-        _add_losses(state, b"\n".join(_DICTIONARY.findall(text)))
-    else:
-        for number, part in enumerate(_BARS_OR_LOSSES.finditer(text), start=1):
-            if part["losses"]:
-                _add_losses(state, part[0])
-            else:
-                state.bars.add(part[0])
-            if number in _PARTS_BEFORE_THE_REST and _add_rest(state, text[part.end() :]):
-                return
+def _on_bar(state: _State, line: LineMatch) -> None:
+    state.bars.add(int(line["total"]), int(line["step"]), parse_clock_s(line["clock"]))
 
 
-def _add_rest(state: _State, text: bytes) -> bool:
-    """Add bars and losses if the bars are of one that goes on, each on a line of its own; returns whether they were."""
-    if b"\n" not in text or _BAR_BEHIND_LOSSES.search(text) or not state.bars.add_of_one(text):
-        return False
-    _add_losses(state, b"\n".join(_DICTIONARY.findall(text)))
-    return True
+def _on_scaled_bar(state: _State, _line: LineMatch) -> None:
+    if not state.bars.totals:
+        state.has_scaled_bars = True
 
 
-def _add_losses(state: _State, text: bytes) -> None:
-    """Add dictionaries; the first and the last loss, and the first epochs, are kept."""
-    epochs = text.count(b"'epoch':")
-    if epochs:
+def _on_losses(state: _State, line: LineMatch) -> None:
+    """``{'loss': 2.075, ..., 'epoch': 0.04}``; the first and the last loss, and the first epochs, are kept."""
+    text, end = line[0], state.end
+    epoch, loss = _EPOCH.search(text), _LOSS.search(text)
+    if b"'epoch':" in text:
         state.has_global_steps = state.has_global_steps or b"'global_step':" in text
         state.log.frameworks.add(_FRAMEWORK)
-        state.bars.on_losses(epochs)
-    if epochs and state.end.second_epoch is None:
-        state.end.add_epochs(map(parse_number, dict.fromkeys(_EPOCH.findall(text))))
-    state.end.add_losses(_first_number(_LOSS.finditer(text)), _first_number(_losses_from_the_end(text)))
-
-
-def _losses_from_the_end(text: bytes) -> Iterator[re.Match[bytes]]:
-    begin = len(text)
-    while (begin := text.rfind(_LOSS_KEY, 0, begin)) >= 0:
-        loss = _LOSS.match(text, begin)
-        if loss:
-            yield loss
-
-
-def _first_number(matches: Iterable[re.Match[bytes]]) -> float | None:
-    return next((value for value in (parse_number(match[1]) for match in matches) if value is not None), None)
+        state.bars.on_losses()
+    if epoch and end.second_epoch is None:
+        end.add_epoch(parse_number(epoch[1]))
+    if loss:
+        end.add_loss(parse_number(loss[1]))
 
 
 def _on_final_dictionary(state: _State, line: LineMatch) -> None:
@@ -333,13 +292,22 @@ _RULES: tuple[Rule[_State], ...] = (
     Rule(b"'eval_runtime':", re.compile(rb"'eval_runtime':"), _on_evaluation, identifies=False),
     Rule(b"***** Running Evaluation", re.compile(rb"\*{5} Running Evaluation \*{5}"), _on_evaluation, identifies=False),
     Rule(b"Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
-    Rule(b"[axolotl.", re.compile(rb"\[axolotl\."), _on_axolotl, identifies=False, is_apart=True),
+    Rule(b"[axolotl.", re.compile(rb"\[axolotl\."), _on_axolotl, identifies=False),
     Rule(
         b"'memory/",
         re.compile(rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})"),
         _on_memory,
         identifies=False,
-        is_apart=True,
+    ),
+    Rule(b"%|", BAR_PATTERN, _on_bar, identifies=False),
+    *(Rule(unit + b" [", _SCALED_BAR, _on_scaled_bar, identifies=False, span=(24, 4)) for unit in (b"k", b"M", b"G")),
+    Rule(
+        b"'loss':",
+        re.compile(rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}"),
+        _on_losses,
+        reach=_DICTIONARY_REACH,
+        identifies=False,
+        begin=(b"{",),
     ),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
     Rule(b"[    INFO] - ", re.compile(rb"\[    INFO\] - "), _on_imitation, identifies=False),
@@ -372,7 +340,6 @@ FORMAT = Format(
     framework=_FRAMEWORK,
     state=_State,
     rules=_RULES,
-    sweeps=(Sweep((b"%|", b"'loss':"), _on_text),),
     sources=(StepTimeSource(RUN), StepTimeSource(BAR)),
     close=_close,
     framework_of=_framework_of,

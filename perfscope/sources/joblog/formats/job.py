@@ -8,7 +8,7 @@ from collections.abc import Callable
 from perfscope.constants import GIB, KIB, MIB
 from perfscope.sources.joblog.log_format import Format, FormatState
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.text import parse_number
 
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": KIB}
 _LENGTH_OPTION = re.compile(

@@ -14,12 +14,10 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk.line_shapes import Column
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "llm.c's time of one step"
 
@@ -39,7 +37,8 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         record.tokens_per_s = parse_number(line["speed"])
     series = state.log.series_of(SOURCE)
     series.stated_interval = 1
-    if series.add(record, line.label) and line.match.re is not _PROCESSOR:
+    series.add(record, line.label)
+    if line.match.re is not _PROCESSOR:
         state.log.set_count("train_iterations", line["last"], "records")
 
 
@@ -74,8 +73,6 @@ _PROCESSOR = re.compile(rb"step (?P<step>\d{1,15}): train loss (?P<loss>\S{1,30}
 _CUDA_RULE = Rule(b"z)| norm", _CUDA, _on_step, begin=(b"step ",))
 _PYTHON_RULE = Rule(b" | train loss ", _PYTHON, _on_step, begin=(b"step ",))
 _PROCESSOR_RULE = Rule(b" (took ", _PROCESSOR, _on_step, begin=(b"step ",))
-_COLUMNS = {"step": STEP, "ms": Column()}
-_WITH_END = {**_COLUMNS, "last": STEP}
 
 FORMAT = Format(
     framework="llm.c",
@@ -104,10 +101,4 @@ FORMAT = Format(
         ),
     ),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_CUDA_RULE, _WITH_END, TimedSteps("ms", NS_PER_MS), constants=("last",)),
-        LinesOfRecords(_PYTHON_RULE, _WITH_END, TimedSteps("ms", NS_PER_MS), constants=("last",)),
-        LinesOfRecords(_PROCESSOR_RULE, _COLUMNS, TimedSteps("ms", NS_PER_MS, first=0)),
-    ),
 )

@@ -13,13 +13,10 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "MaxText's seconds"
 
@@ -83,25 +80,9 @@ _RULE = Rule(
 )
 
 
-def _measure(cells: Cells) -> Measured:
-    """The first steps of all, which may only have been dispatched, are for the rule."""
-    measured = TimedSteps("seconds", NS_PER_S, first=0)(cells)
-    measured.wall_ns[measured.iteration <= _DISPATCHED] = 0
-    return measured
-
-
-def _on_last(state: _State, number: int) -> None:
-    state.last = number - 1
-
-
 FORMAT = Format(
     framework="maxtext",
     state=_State,
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_RULE, {"step": STEP, "seconds": Column()}, _measure),
-        on_last=_on_last,
-    ),
 )

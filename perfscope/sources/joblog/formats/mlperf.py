@@ -12,21 +12,13 @@ run is ``run_stop`` less ``run_start``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
-
-import numpy as np
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers
+from perfscope.sources.joblog.text import parse_number, parse_numbers
 
 STEP = "MLPerf's tracked step time"
 THROUGHPUT = "batch / MLPerf's throughput"
@@ -74,32 +66,6 @@ def _on_throughput(state: _State, line: LineMatch) -> None:
         state.log.series_of(THROUGHPUT).add(Record(samples_per_s=speed), line.label)
 
 
-def _states_only(name: bytes, beside: bytes | None, line: LineMatch) -> bool:
-    """Whether one figure of a line counts, and no other one."""
-    stats = dict(_STAT.findall(line[1]))
-    figures = {other for other in (*_STEP_TIMES, *_SPEEDS) if other in stats}
-    figures |= {b"time"} if b"time" in stats and b"data" in stats else set()
-    return figures == {name} and (beside is None or beside in stats)
-
-
-def _measure_times(cells: Cells) -> Measured:
-    wall_ns = cells.times_ns("seconds", NS_PER_S)
-    return Measured(np.arange(len(wall_ns)), wall_ns)
-
-
-def _measure_speeds(cells: Cells) -> Measured:
-    """The lines state no time."""
-    speeds = cells.numbers("speed")
-    return Measured(np.arange(len(speeds)), np.where(speeds > 0, -1, 0), {"speed": speeds.view(np.int64)})
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    rows = plain.rows(first, last)
-    if "speed" in rows.columns and first < last:
-        state.last[rows.label] = float(rows.columns["speed"].view(np.float64)[-1])
-    state.log.series_of(THROUGHPUT if "speed" in rows.columns else STEP).add_unnumbered(rows.wall_ns, rows.label)
-
-
 def _on_stop(state: FormatState, line: LineMatch) -> None:
     if line[1] != b"success":
         state.log.add_remark("target-missed", "the run ended without reaching its target quality")
@@ -109,15 +75,9 @@ def _close(state: _State) -> None:
     log = state.log
     batch = log.count("gbs")
     if THROUGHPUT in log.series and batch is not None:
-        log.series[THROUGHPUT].set_times_by_throughput(batch)
+        log.series[THROUGHPUT].batch = batch
     if STEP in log.series or THROUGHPUT in log.series:
         log.set_fact("unnumbered_runs", 1, "records")
-
-
-def _lines_of(column: str, measure: Callable[[Cells], Measured], name: bytes) -> LinesOfRecords[_State]:
-    cell = re.compile(rb'"' + name + rb'": ([\d.eE+-]{1,40})(?=[,}])')
-    is_record = partial(_states_only, name, b"data" if name == b"time" else None)
-    return LinesOfRecords(_STATS_RULE, {column: Column(cell=cell)}, measure, is_record=is_record, is_numbered=False)
 
 
 _HEAD = rb':::MLLOG \{[^\n]{0,120}?"key": '
@@ -159,10 +119,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(STEP), StepTimeSource(THROUGHPUT)),
     close=_close,
-    bulk=read_lines(
-        (STEP, THROUGHPUT),
-        *(_lines_of("seconds", _measure_times, name) for name in (*_STEP_TIMES, b"time")),
-        *(_lines_of("speed", _measure_speeds, name) for name in _SPEEDS),
-        add=_add,
-    ),
 )

@@ -15,21 +15,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from itertools import pairwise
-
-import numpy as np
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
-from perfscope.sources.joblog.bulk.started_lines import add_starts
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
 BY_ITERATION = "log.json's time of an iteration"
@@ -86,38 +77,6 @@ def _on_line(state: _State, line: LineMatch) -> None:
     log.add_memory(allocated=None if memory is None else memory * MIB)
 
 
-def _is_training(line: LineMatch) -> bool:
-    is_timed = {b"time", b"data_time"} <= dict(_KEY.findall(line["cells"])).keys()
-    is_alone = line.line == line.match.start() and not line["comma"]
-    return is_alone and is_timed and line["mode"] == b"train"
-
-
-def _measure(cells: Cells) -> Measured:
-    wall_ns = np.maximum(cells.times_ns("time", NS_PER_S), 0)
-    return Measured(cells.integers("iter"), wall_ns, {"epochs": cells.integers("epoch")})
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    if first >= last or state.is_array:
-        return
-    log, epochs = state.log, plain.columns["epochs"][first:last]
-    numbers = np.asarray(plain.iteration[first:last], np.int64)
-    numbered, unnumbered = log.series_of(BY_ITERATION), log.series_of(BY_EPOCH)
-    goes_back = np.diff(numbers, prepend=state.iteration) <= 0
-    begins_epoch = np.diff(epochs, prepend=state.epoch) > 0
-    state.is_by_epoch |= bool((goes_back & begins_epoch).any())
-    if state.has_evaluated and not goes_back[0]:
-        numbered.on_disturbance(Disturbance.EVALUATION)
-    if not state.is_by_epoch:  # else the numbers are not used
-        add_starts(numbered, plain, first, last, after=state.iteration)
-    rows = [0, *(np.flatnonzero(goes_back & ~begins_epoch)).tolist(), last - first]
-    for begin, end in pairwise(rows):
-        if begin or (goes_back[0] and not begins_epoch[0]):
-            unnumbered.on_restart()
-        unnumbered.add_unnumbered(plain.wall_ns[first + begin : first + end], plain.label)
-    state.epoch, state.iteration, state.has_evaluated = int(epochs[-1]), int(numbers[-1]), False
-
-
 def _close(state: _State) -> None:
     """Keep the records with the numbers that are right."""
     series = state.log.series
@@ -137,23 +96,11 @@ _RULE = Rule(
     begin=(b'{"mode": "',),
     identifies=False,
 )
-_COLUMNS = {
-    "epoch": STEP,
-    "iter": STEP,
-    "time": Column(cell=re.compile(rb'"time": ([\d.eE+-]{1,30})')),
-    "memory": Column(INTEGER, re.compile(rb'"memory": (\d{1,15})'), is_optional=True),
-}
 
 FORMAT = Format(
     framework="openmmlab",
     state=_State,
     rules=(_RULE,),
-    counts_lines=True,
     sources=(StepTimeSource(BY_ITERATION), StepTimeSource(BY_EPOCH)),
     close=_close,
-    bulk=read_lines(
-        (BY_ITERATION, BY_EPOCH),
-        LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",), is_record=_is_training),
-        add=_add,
-    ),
 )

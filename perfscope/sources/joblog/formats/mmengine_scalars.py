@@ -15,20 +15,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import LinesOfRecords, read_lines
-from perfscope.sources.joblog.bulk.started_lines import add_starts
 from perfscope.sources.joblog.formats.openmmlab import EngineClock
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "scalars.json's time of an iteration"
@@ -70,44 +62,9 @@ def _on_object(state: _State, line: LineMatch) -> None:
         log.on_restart()
     state.last = int(step)
     record = Record(int(step), round(seconds * NS_PER_S), loss=parse_number(names.get(b"loss", b"")))
-    if state.clock.add(log, SOURCE, record, line.label, by_epoch=b"epoch" in names):
-        memory = parse_number(names.get(b"memory", b""))
-        log.add_memory(allocated=None if memory is None else memory * MIB)
-
-
-def _is_training(line: LineMatch) -> bool:
-    names = dict(_KEY.findall(line["cells"]))
-    is_one = names.keys() >= _TIMES and bool(names.keys() & {b"lr", b"base_lr"}) and names[b"step"].isdigit()
-    return is_one and line.line == line.match.start() and not line["comma"]
-
-
-def _measure(cells: Cells) -> Measured:
-    """What has no time, or two numbers, is for the rule, as is the first iteration, whose time counts nowhere."""
-    steps = cells.integers("step")
-    wall_ns = np.maximum(cells.times_ns("time", NS_PER_S), 0)
-    stated = cells.integers("iter") if "iter" in cells else steps
-    epochs = {"epochs": cells.integers("epoch")} if "epoch" in cells else {}
-    return Measured(steps, np.where((steps > 1) & (stated == steps), wall_ns, 0), epochs)
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    log, clock, by_epoch = state.log, state.clock, "epochs" in plain.columns
-    if first >= last or state.is_array:
-        return
-    while first < last and clock.paused is not None and not by_epoch:
-        number = int(plain.iteration[first])
-        if number <= state.last:
-            log.on_restart()
-        clock.add(log, SOURCE, Record(number, int(plain.wall_ns[first])), plain.label, by_epoch=by_epoch)
-        state.last, first = number, first + 1
-    if first < last:
-        add_starts(log.series_of(SOURCE), plain, first, last, after=state.last)
-        state.last = clock.last = int(plain.iteration[last - 1])
-
-
-def _close(state: _State) -> None:
-    if SOURCE in state.log.series:
-        state.log.series[SOURCE].drop_times_after_starts()
+    state.clock.add(log, SOURCE, record, line.label, by_epoch=b"epoch" in names)
+    memory = parse_number(names.get(b"memory", b""))
+    log.add_memory(allocated=None if memory is None else memory * MIB)
 
 
 _RULE = Rule(
@@ -117,22 +74,10 @@ _RULE = Rule(
     begin=(b'{"',),
     identifies=False,
 )
-_COLUMNS = {
-    "step": Column(INTEGER, re.compile(rb'"(?:train/)?step": (\d{1,15})')),
-    "iter": Column(INTEGER, re.compile(rb'"(?:train/)?iter": (\d{1,15})'), is_optional=True),
-    "epoch": Column(INTEGER, re.compile(rb'"(?:train/)?epoch": (\d{1,15})'), is_optional=True),
-    "time": Column(cell=re.compile(rb'"(?:train/)?time": ([\d.eE+-]{1,30})')),
-    "memory": Column(INTEGER, re.compile(rb'"(?:train/)?memory": (\d{1,15})'), is_optional=True),
-}
 
 FORMAT = Format(
     framework="openmmlab",
     state=_State,
     rules=(_RULE,),
-    counts_lines=True,
     sources=(StepTimeSource(SOURCE),),
-    close=_close,
-    bulk=read_lines(
-        SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("memory",), is_record=_is_training), add=_add
-    ),
 )

@@ -14,18 +14,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.elapsed_clock import SKEW, ElapsedClock
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.step_times import ElapsedClock
+from perfscope.sources.joblog.text import parse_number
 
 VALIDATIONS = "modded-nanogpt's train_time at validations"
 STEPS = "modded-nanogpt's train_time"
@@ -82,48 +76,10 @@ _RULE = Rule(
 )
 
 
-def _is_step(line: LineMatch) -> bool:
-    return b"val_loss:" not in line[0]
-
-
-def _is_validation(line: LineMatch) -> bool:
-    return b"val_loss:" in line[0]
-
-
-def _measure(cells: Cells) -> Measured:
-    """Where the clock may be set to 0, the rule reads it."""
-    steps = cells.integers("step")
-    return Measured(steps, np.where(steps <= _LATEST_RESET, 0, cells.times_ns("ms", NS_PER_MS)))
-
-
-def _add_steps(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    state.steps.clock.add_many(state.log, plain.rows(first, last), NS_PER_MS)
-
-
-def _add_validations(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    state.validations.clock.add_many(state.log, plain.rows(first, last), NS_PER_MS)
-
-
-_COLUMNS = {"step": STEP, "total": STEP, "ms": Column()}
-
 FORMAT = Format(
     framework="modded-nanogpt",
     state=_State,
     rules=(_RULE,),
     sources=(StepTimeSource(VALIDATIONS), StepTimeSource(STEPS)),
     close=_close,
-    bulk=read_lines(
-        STEPS,
-        LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_step),
-        add=_add_steps,
-        most_behind=SKEW,
-    ),
-    bulk_of_others=(
-        read_lines(
-            VALIDATIONS,
-            LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_validation),
-            add=_add_validations,
-            most_behind=SKEW,
-        ),
-    ),
 )

@@ -13,12 +13,10 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.bulk.line_shapes import Column
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "nanoGPT's time of one iteration"
@@ -86,7 +84,6 @@ _LLAMA2_C = re.compile(
 
 _RULE = Rule(b", time ", _NANOGPT, _on_iteration, begin=(b"iter ",))
 _RULE_OF_LLAMA2_C = Rule(b" | lr ", _LLAMA2_C, _on_iteration, span=(60, 200))
-_COLUMNS = {"step": STEP, "ms": Column()}
 
 FORMAT = Format(
     framework="nanogpt",
@@ -118,8 +115,4 @@ FORMAT = Format(
     ),
     sources=(StepTimeSource(SOURCE),),
     framework_of=_framework_of,
-    bulk=read_lines(
-        SOURCE,
-        *(LinesOfRecords(rule, _COLUMNS, TimedSteps("ms", NS_PER_MS, first=0)) for rule in (_RULE, _RULE_OF_LLAMA2_C)),
-    ),
 )

@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.bulk.cells import Cells, times_ns
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "nanotron's time of one iteration"
 
@@ -50,8 +45,7 @@ def _on_iteration(state: FormatState, line: LineMatch) -> None:
         state.log.tflops_label = "model_tflops_per_gpu"
     series = state.log.series_of(SOURCE)
     series.stated_interval = 1
-    if not series.add(record, line.label):
-        return
+    series.add(record, line.label)
     state.log.set_count("train_iterations", line["total"], "records")
     batch = cells.get(b"global_batch_size", b"")
     if b"elapsed_time_per_iteration_ms" in cells and batch.isdigit():
@@ -94,25 +88,6 @@ _RULE = Rule(
     _on_iteration,
     begin=(b"]: iteration: ",),
 )
-_SCALED = r"[\d.eE+-]{1,20}[KMGBTPE]?"
-_COLUMNS = {
-    "step": STEP,
-    "total": STEP,
-    "ms": Column(_SCALED, re.compile(rb"\| (?:elapsed_)?time_per_iteration_ms: ([\d.eE+-]{1,20}[KMGBTPE]?)(?=\s|$)")),
-}
-_PEAKS = {
-    name: Column(
-        _SCALED,
-        re.compile(rb"\| cuda_max_memory_" + name.encode() + rb": ([\d.eE+-]{1,20}[KMGBTPE]?)(?=\s|$)"),
-        is_optional=True,
-    )
-    for name in ("allocated", "reserved")
-}
-
-
-def _measure(cells: Cells) -> Measured:
-    times_ms = np.asarray([_parse(text.encode()) or 0.0 for text in cells.texts("ms")], np.float64)
-    return Measured(cells.integers("step"), times_ns(times_ms, NS_PER_MS))
 
 
 FORMAT = Format(
@@ -120,8 +95,4 @@ FORMAT = Format(
     state=FormatState,
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_RULE, {**_COLUMNS, **_PEAKS}, _measure, peaks=tuple(_PEAKS), constants=("total",)),
-    ),
 )

@@ -10,15 +10,11 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, SweptRecords, TimedSteps, read_lines
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers
+from perfscope.sources.joblog.step_times import EpochCounter
+from perfscope.sources.joblog.text import parse_number, parse_numbers
 
 SOURCE = "train_step_timing"
 
@@ -57,18 +53,11 @@ def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> Non
         samples=None if batch is None else int(batch),
         loss=cells.get(b"reduced_train_loss"),
     )
-    if not state.log.series_of(SOURCE).add(record, line.label):
-        return
+    state.log.series_of(SOURCE).add(record, line.label)
     state.log.set_fact("train_iterations", total, "records")
     consumed = cells.get(b"consumed_samples")
     if batch is None and consumed is not None and step > 0 and consumed % step == 0 and b"e+" not in line[0]:
         state.log.set_fact("gbs", int(consumed / step), "records")
-
-
-def _measure_bars(cells: Cells) -> Measured:
-    """A bar counts anew in every epoch; ``length`` is that of the epoch."""
-    columns = {"epoch": cells.integers("epoch"), "length": cells.integers("total")}
-    return Measured(cells.integers("step"), cells.times_ns("seconds", NS_PER_S), columns)
 
 
 _BAR_RULE = Rule(
@@ -90,40 +79,13 @@ _LINE_RULE = Rule(
     _on_line,
     begin=(b"iteration ",),
 )
-_BARS = SweptRecords(
-    _BAR_RULE,
-    read_lines(
-        SOURCE,
-        LinesOfRecords(
-            _BAR_RULE,
-            {"epoch": STEP, "step": STEP, "total": STEP, "seconds": Column()},
-            _measure_bars,
-        ),
-        epochs_of=lambda state: state.epochs,
-    ),
-)
-
-
-def _on_text(state: _State, text: bytes) -> None:
-    """Bars, which are Lightning's, too."""
-    state.log.frameworks.add("nemo")
-    _BARS(state, text)
 
 
 _OTHER_RULE: Rule[FormatState] = Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line)
-_BATCH = Column(INTEGER, re.compile(rb"global_batch_size: (\d{1,12})(?:\.0)?(?=\s)"), is_optional=True)
-_COLUMNS = {"step": STEP, "total": STEP, "seconds": Column(), "samples": _BATCH}
 
 FORMAT = Format(
     framework="nemo",
     state=_State,
-    rules=(_LINE_RULE, _OTHER_RULE),
-    sweeps=(Sweep((_BAR_RULE.anchor,), _on_text),),
+    rules=(_BAR_RULE, _LINE_RULE, _OTHER_RULE),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(
-            _LINE_RULE, _COLUMNS, TimedSteps("seconds", NS_PER_S, first=0, others=("samples",)), constants=("total",)
-        ),
-    ),
 )

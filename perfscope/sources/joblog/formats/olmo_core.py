@@ -13,16 +13,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells, times_ns
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, Further, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_numbers
+from perfscope.sources.joblog.text import parse_numbers
 
 SOURCE = "1 / OLMo-core's BPS"
 
@@ -56,8 +51,7 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
     )
     series = state.log.series_of(SOURCE)
     series.stated_interval = 1
-    if not series.add(record, line.label):
-        return
+    series.add(record, line.label)
     state.log.set_count("train_iterations", line["total"], "records")
     reserved = figures.get(b"gpu_memory/GPU reserved mem (GiB)")
     state.log.add_memory(reserved=None if reserved is None else reserved * GIB)
@@ -73,26 +67,6 @@ _RULE = Rule(
     reach=_REACH,
     begin=(b"[step=",),
 )
-_COLUMNS = {
-    "step": STEP,
-    "total": Column(r"\d{1,12}|\?\?\?"),
-    "speed": Column(
-        r"\d{1,9}\.\d{1,9}",
-        re.compile(rb"[ \t]throughput/device/(?:BPS|batches_per_second)=(\d{1,9}\.\d{1,9})[ \t]*$", re.MULTILINE),
-    ),
-    "reserved": Column(
-        r"[\d,.]+",
-        re.compile(rb"[ \t]gpu_memory/GPU reserved mem \(GiB\)=([\d,.]{1,20})[ \t]*$", re.MULTILINE),
-        is_optional=True,
-    ),
-}
-#: A record ends before a line that could be a figure.
-_FURTHER = Further(re.compile(b""), r"(?![^\n=]{0,60}[ \t]{2}[^\n=\[]{1,120}=)")
-
-
-def _measure(cells: Cells) -> Measured:
-    speeds = cells.numbers("speed")
-    return Measured(cells.integers("step"), times_ns(NS_PER_S / np.where(speeds > 0, speeds, np.nan), 1))
 
 
 FORMAT = Format(
@@ -100,8 +74,4 @@ FORMAT = Format(
     state=FormatState,
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_RULE, _COLUMNS, _measure, peaks=("reserved",), constants=("total",), further=_FURTHER),
-    ),
 )

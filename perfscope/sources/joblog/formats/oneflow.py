@@ -8,28 +8,14 @@ prints a latency, whose first value is warm-up.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import (
-    STEP,
-    CopiesOf,
-    LinesOfRecords,
-    add_evenly,
-    number_over_epochs,
-    read_lines,
-)
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.step_clock import StepClock
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.step_times import EpochCounter, add_dated
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
 STAMPS = "time stamps of OneFlow's lines"
@@ -41,9 +27,8 @@ _DIGITS_OF_NS = 9
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The stamps of the lines, and the epochs of the lines that count by them."""
+    """The epochs of the lines that count by them."""
 
-    clock: StepClock = field(default_factory=lambda: StepClock(STAMPS))
     epochs: EpochCounter = field(default_factory=EpochCounter)
 
 
@@ -53,7 +38,7 @@ def _on_stamped_step(state: _State, line: LineMatch) -> None:
     if "epoch" in line.match.re.groupindex:
         step = state.epochs.add(int(line["epoch"]), step)
     record = Record(iteration=step, loss=parse_number(line["loss"]), samples_per_s=parse_number(line["speed"]))
-    state.clock.add(state.log, line, record, stamp_ns)
+    add_dated(state.log, STAMPS, line, record, stamp_ns)
 
 
 def _to_ns(stamp: bytes) -> int:
@@ -99,33 +84,6 @@ _OF_EPOCHS: Rule[_State] = Rule(
     begin=(b"epoch ",),
 )
 
-_STAMP = Column(r"\d{9,10}(?:\.\d+)?")
-
-
-def _measure(cells: Cells) -> Measured:
-    """The stamps are readings of the clock."""
-    steps = cells.integers("step")
-    columns = {"epoch": cells.integers("epoch")} if "epoch" in cells else {}
-    if "stamp" not in cells:
-        return Measured(steps, np.full_like(steps, -1), columns)
-    stamps_ns = [_to_ns(text.encode()) for text in cells.texts("stamp")]
-    return Measured(steps, np.asarray(stamps_ns, np.int64), columns)
-
-
-def _has_own_stamp(line: LineMatch) -> bool:
-    """A line without one may have a date in front."""
-    return bool(line["stamp"]) or line.timestamp_ns is None
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    rows = plain.rows(first, last)
-    if "epoch" in rows.columns:
-        rows = number_over_epochs(state.epochs, rows)
-    if first < last and rows.wall_ns[0] > 0:
-        state.clock.add_many(state.log, rows)
-    else:
-        add_evenly(state.log.series_of(STAMPS), rows, 0, last - first)
-
 
 _RULES: tuple[Rule[_State], ...] = (
     _STAMPED,
@@ -156,16 +114,4 @@ FORMAT = Format(
     state=_State,
     rules=_RULES,
     sources=(StepTimeSource(LATENCY), StepTimeSource(STAMPS)),
-    bulk=read_lines(
-        STAMPS,
-        LinesOfRecords(_STAMPED, {"step": STEP, "stamp": _STAMP}, _measure),
-        LinesOfRecords(
-            _OF_EPOCHS,
-            {"epoch": STEP, "step": STEP, "stamp": replace(_STAMP, is_optional=True)},
-            _measure,
-            is_record=_has_own_stamp,
-        ),
-        add=_add,
-        are_copies=CopiesOf[_State]((STAMPS,), (), lambda state: state.epochs),
-    ),
 )

@@ -11,20 +11,14 @@ one.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
-
-import numpy as np
+from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.step_times import EpochCounter
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "OpenCLIP's mean time of a batch"
 
@@ -57,7 +51,8 @@ def _on_batch(state: _State, line: LineMatch) -> None:
         record.samples = state.batch
     series = state.log.series_of(SOURCE)
     series.expects_gaps = True  # an epoch's first line is that of its first batch
-    if series.add(record, line.label) and record.samples:
+    series.add(record, line.label)
+    if record.samples:
         state.log.set_fact("gbs", record.samples, "records")
 
 
@@ -70,26 +65,6 @@ _RULE = Rule(
     _on_batch,
     begin=(b"Train Epoch: ",),
 )
-_COLUMNS = {"epoch": STEP, "samples": STEP, "total": STEP, "percent": STEP, "seconds": Column()}
-
-
-def _measure(cells: Cells) -> Measured:
-    """The beginning of an epoch is left to the rule: it states the batch."""
-    wall_ns = np.where(cells.integers("percent") == 0, 0, cells.times_ns("seconds", NS_PER_S))
-    return Measured(
-        cells.integers("samples"), wall_ns, {"epoch": cells.integers("epoch"), "total": cells.integers("total")}
-    )
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    rows, batch = plain.rows(first, last), state.batch
-    series, samples = state.log.series_of(SOURCE), np.asarray(rows.iteration, np.int64)
-    if not batch or (samples % batch).any() or not len(samples):
-        series.add_unnumbered(rows.wall_ns, rows.label)
-        return
-    numbers = state.epochs.add_many(rows.columns["epoch"], samples // batch, rows.columns["total"] // batch)
-    state.epoch = int(rows.columns["epoch"][-1])
-    add_evenly(series, replace(rows, iteration=numbers), 0, last - first, np.full(last - first, batch))
 
 
 FORMAT = Format(
@@ -97,7 +72,4 @@ FORMAT = Format(
     state=_State,
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE, LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",)), add=_add, drops_copies=False
-    ),
 )

@@ -15,15 +15,12 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
-from perfscope.sources.joblog.content.builder import JobLogBuilder
+from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.step_times import EpochCounter
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "OpenMMLab's time of an iteration"
@@ -50,8 +47,8 @@ class EngineClock:
         """Training is interrupted after an iteration, the last one without a number."""
         self.paused = (self.last if iteration is None else iteration, kind)
 
-    def add(self, log: JobLogBuilder, source: str, record: Record, label: bytes | None, *, by_epoch: bool) -> bool:
-        """Add a record, and return whether it is a new one; epochs begin with a new clock."""
+    def add(self, log: JobLogBuilder, source: str, record: Record, label: bytes | None, *, by_epoch: bool) -> None:
+        """Add a record; epochs begin with a new clock."""
         assert record.iteration is not None
         series = log.series_of(source)
         series.expects_gaps = True  # lines are counted from the beginning of each epoch
@@ -67,7 +64,7 @@ class EngineClock:
             else:
                 self.paused = None
         self.last = record.iteration
-        return series.add(record, label)
+        series.add(record, label)
 
 
 @dataclass(slots=True)
@@ -93,14 +90,12 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     record.wall_resolution_ns = round(parse_resolution(cells[b"time"]) * NS_PER_S)
     if line["engine"]:
         state.is_engine = True
-        is_new = state.clock.add(log, SOURCE, record, line.label, by_epoch=bool(line["epoch"]))
+        state.clock.add(log, SOURCE, record, line.label, by_epoch=bool(line["epoch"]))
     else:
         series = log.series_of(SOURCE)
         series.expects_gaps = True  # lines are counted from the beginning of each epoch
         series.clock_runs_on = not line["epoch"]
-        is_new = series.add(record, line.label)
-    if not is_new:
-        return
+        series.add(record, line.label)
     if not line["epoch"]:
         log.set_fact("train_iterations", total, "records")
     memory = parse_number(cells.get(b"memory", b""))
@@ -135,24 +130,11 @@ _RULE = Rule(
     _on_iteration,
     begin=(b" - INFO - ",),
 )
-_COLUMNS = {
-    "step": STEP,
-    "length": Column(INTEGER, re.compile(rb"/ ?(\d{1,9})\]")),
-    "time": Column(cell=re.compile(rb"(?<![\w_])time: ([\d.eE+-]{1,20})")),
-    "memory": Column(INTEGER, re.compile(rb"(?<![\w_])memory: (\d{1,15})"), is_optional=True),
-}
-_TIMED = TimedSteps("time", NS_PER_S, others=("epoch", "length"))
 
 
 def _close(state: _State) -> None:
-    if SOURCE in state.log.series:
-        state.log.series[SOURCE].drop_times_after_starts()
-        if state.is_engine and not state.has_window:
-            state.log.add_remark("window-assumed", _ASSUMED)
-
-
-def _epochs_of(state: _State) -> EpochCounter:
-    return state.epochs
+    if state.is_engine and not state.has_window:
+        state.log.add_remark("window-assumed", _ASSUMED)
 
 
 FORMAT = Format(
@@ -177,11 +159,5 @@ FORMAT = Format(
         ),
     ),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(_RULE, {**_COLUMNS, "epoch": STEP}, _TIMED, peaks=("memory",), constants=("length",)),
-        LinesOfRecords(_RULE, _COLUMNS, TimedSteps("time", NS_PER_S), peaks=("memory",), constants=("length",)),
-        epochs_of=_epochs_of,
-    ),
     close=_close,
 )

@@ -16,18 +16,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells, times_ns
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import CopiesOf, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_numbers, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
 TRAINER = "PaddleNLP's interval_runtime / steps"
@@ -79,8 +72,7 @@ def _on_interval(state: FormatState, line: LineMatch) -> None:
     is_of_2022 = _is_rounded(texts)
     if is_of_2022 and not state.log.has_fact("gbs"):
         record.samples_per_s = None  # where the batch is known, it is compared
-    if not series.add(record, line.label):
-        return
+    series.add(record, line.label)
     if samples_per_s is not None and is_whole and not is_of_2022:
         batch = round(samples_per_s / speed)
         if batch > 0 and abs(samples_per_s / speed - batch) < _HALF * batch and not state.log.has_fact("gbs"):
@@ -106,8 +98,7 @@ def _on_batch_cost(state: _State, line: LineMatch) -> None:
     has_usual_steps = not step or state.has_usual_steps(int(step), int(epoch[1]) if epoch else None, samples)
     if not has_usual_steps:
         record.wall_ns = None
-    if not state.log.series_of(SCRIPT).add(record, line.label):
-        return
+    state.log.series_of(SCRIPT).add(record, line.label)
     if has_usual_steps and samples is not None and samples == int(samples) and samples > 0:
         state.log.set_fact("mbs", int(samples), "records")
     reserved, allocated = cells.get(b"max_mem_reserved"), cells.get(b"max_mem_allocated")
@@ -143,62 +134,6 @@ _SCRIPT_RULE = Rule(
     _on_batch_cost,
     begin=(b"epoch: [", b"global_step", b"global step", b"iter=", b"iter: "),
 )
-_PEAKS = {
-    name: Column(INTEGER, re.compile(name.encode() + rb"[:=] ?(\d{1,15})"), is_optional=True)
-    for name in ("max_mem_reserved", "max_mem_allocated")
-}
-_WINDOW = {
-    "epoch": Column(INTEGER, _EPOCH, is_optional=True),
-    "avg_samples": Column(cell=re.compile(rb"avg_samples: ([\d.]{1,20})"), is_optional=True),
-}
-
-
-def _measure_script(cells: Cells) -> Measured:
-    """Lines of PaddleOCR over fewer steps than usual, and those before which an epoch ends, are left to the rule."""
-    wall_ns = cells.times_ns("seconds", NS_PER_S)
-    columns = {}
-    if "epoch" in cells:
-        columns["epoch"] = cells.integers("epoch")
-        if "avg_samples" in cells:
-            samples = cells.numbers("avg_samples")
-            is_usual = (samples == np.rint(samples)) & (samples == np.nanmax(samples))
-            is_usual[0] = False
-            is_usual[1:] &= columns["epoch"][1:] == columns["epoch"][:-1]
-            wall_ns[~is_usual] = 0
-    return Measured(cells.integers("step"), wall_ns, columns)
-
-
-_SCRIPT_LINES = tuple(
-    LinesOfRecords(
-        _SCRIPT_RULE,
-        {"step": Column(INTEGER, re.compile(step)), "seconds": Column(), **_PEAKS, **_WINDOW},
-        _measure_script,
-        peaks=tuple(_PEAKS),
-    )
-    for step in (rb"global[_ ]step:? ?(\d{1,12})", rb"\biter(?:=|: )(\d{1,12})/")
-)
-_CELLS = {
-    "step": Column(INTEGER, re.compile(rb"global_step: (\d{1,12})")),
-    "seconds": Column(cell=re.compile(rb"interval_runtime: ([\d.]{1,30})")),
-    "speed": Column(cell=re.compile(rb"interval_steps_per_second: ([\d.]{1,30})")),
-}
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    source = SCRIPT if SCRIPT in state.log.series and TRAINER not in state.log.series else TRAINER
-    if "epoch" in plain.columns:
-        state.epoch = int(plain.columns["epoch"][last - 1])
-    add_evenly(state.log.series_of(source), plain, first, last)
-
-
-def _measure(cells: Cells) -> Measured:
-    """As ``_on_interval`` measures one."""
-    seconds, speeds = cells.numbers("seconds"), cells.numbers("speed")
-    steps = np.rint(seconds * speeds)
-    is_whole = (steps > 0) & (np.abs(seconds * speeds - steps) <= np.maximum(_HALF * steps, _HALF))
-    divisor = np.where(is_whole, steps, 1.0)
-    wall_s = np.where(is_whole, seconds / divisor, np.divide(1.0, speeds, out=np.zeros_like(speeds), where=speeds > 0))
-    return Measured(cells.integers("step"), times_ns(wall_s, NS_PER_S))
 
 
 FORMAT = Format(
@@ -216,11 +151,4 @@ FORMAT = Format(
         Rule(b"] - Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
     ),
     sources=(StepTimeSource(TRAINER), StepTimeSource(SCRIPT)),
-    bulk=read_lines(
-        (TRAINER, SCRIPT),
-        LinesOfRecords(_TRAINER_RULE, _CELLS, _measure),
-        *_SCRIPT_LINES,
-        add=_add,
-        are_copies=CopiesOf[_State]((TRAINER, SCRIPT)),
-    ),
 )

@@ -13,14 +13,11 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.bulk.line_forms import INTEGER
-from perfscope.sources.joblog.bulk.line_shapes import Column
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, TimedSteps, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.epochs import EpochCounter
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_numbers, parse_resolution
+from perfscope.sources.joblog.step_times import EpochCounter
+from perfscope.sources.joblog.text import parse_number, parse_numbers, parse_resolution
 
 SOURCE = "PaddleDetection's batch cost"
 
@@ -46,8 +43,7 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
     series = state.log.series_of(SOURCE)
     series.expects_gaps = True  # lines are counted from the beginning of each epoch
-    if not series.add(record, line.label):
-        return
+    series.add(record, line.label)
     images = (cells.get(b"ips") or 0.0) * seconds
     if round(images) > 0 and abs(images - round(images)) < _WHOLE * images and not state.log.has_fact("mbs"):
         state.log.set_fact("mbs", round(images), "records")
@@ -66,14 +62,6 @@ _RULE = Rule(
     _on_iteration,
     begin=(b"Epoch: [",),
 )
-_PEAKS = {
-    name: Column(INTEGER, re.compile(name.encode() + rb": (\d{1,15})"), is_optional=True)
-    for name in ("max_mem_reserved", "max_mem_allocated")
-}
-
-
-def _epochs_of(state: _State) -> EpochCounter:
-    return state.epochs
 
 
 FORMAT = Format(
@@ -81,21 +69,4 @@ FORMAT = Format(
     state=_State,
     rules=(_RULE,),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        LinesOfRecords(
-            _RULE,
-            {
-                "epoch": STEP,
-                "step": STEP,
-                "length": Column(INTEGER, re.compile(rb"/(\d{1,9})\] ")),
-                "seconds": Column(),
-                **_PEAKS,
-            },
-            TimedSteps("seconds", NS_PER_S, first=0, others=("epoch", "length")),
-            peaks=tuple(_PEAKS),
-            constants=("length",),
-        ),
-        epochs_of=_epochs_of,
-    ),
 )

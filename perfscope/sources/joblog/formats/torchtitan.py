@@ -10,19 +10,15 @@ validation. The line of a validation looks similar, but is not a step line. In s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import prod
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, CopiesOf, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.step_clock import StepClock
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.step_times import add_dated
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Save
 
 SOURCE = "dates of torchtitan's step lines"
@@ -45,9 +41,8 @@ _NOT_DEVICES = (b"ep", b"etp")
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """The dates of the step lines, and the device memory that the last one implies."""
+    """The device memory that the last step line implies."""
 
-    clock: StepClock = field(default_factory=lambda: StepClock(SOURCE))
     total_memory_gib: float | None = None
 
 
@@ -70,20 +65,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
         log.add_memory(reserved=reserved * GIB)
         if percent is not None and percent > 0:
             state.total_memory_gib = round(reserved * _PERCENT / percent, 1)
-    state.clock.add(log, line, record)
-
-
-def _is_step(line: LineMatch) -> bool:
-    return not line.text.endswith(b"validate ", 0, line.match.start())
-
-
-def _measure(cells: Cells) -> Measured:
-    """The dates are readings of the clock."""
-    return Measured(cells.integers("step"), cells.stamps_ns())
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    state.clock.add_many(state.log, plain.rows(first, last))
+    add_dated(log, SOURCE, line, record)
 
 
 def _on_start(state: FormatState, line: LineMatch) -> None:
@@ -193,7 +175,6 @@ _RULES = (
     ),
 )
 
-_COLUMNS = {"step": STEP, "memory": Column(is_optional=True)}
 
 FORMAT = Format(
     framework="torchtitan",
@@ -201,14 +182,4 @@ FORMAT = Format(
     rules=_RULES,
     sources=(StepTimeSource(SOURCE),),
     close=_close,
-    bulk=read_lines(
-        SOURCE,
-        *(
-            LinesOfRecords(rule, _COLUMNS, _measure, peaks=("memory",), has_stamp=True, is_record=_is_step)
-            for rule in (_TPS_RULE, _WPS_RULE)
-        ),
-        add=_add,
-        compares_copies=False,
-        are_copies=CopiesOf[_State]((SOURCE,)),
-    ),
 )

@@ -14,33 +14,23 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from functools import partial
-
-import numpy as np
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, Sweep
+from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.step_times.bar_columns import find_bars, find_runs
-from perfscope.sources.joblog.step_times.elapsed_clock import ElapsedClock
-from perfscope.sources.joblog.text.line_fields import CLOCK, parse_number, parse_numbers
-from perfscope.tables.columns import Int64
+from perfscope.sources.joblog.step_times import ElapsedClock
+from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
 BAR = "the clock of torchtune's bar"
 SOURCE = "tokens_per_second_per_gpu"
 
 _CELL = re.compile(rb"(?<!\w)(\w++):(\S+)")
-_ANCHOR = b"|Loss: "
 _BAR = re.compile(
     rb"(?<!\d)(?P<epoch>\d{1,6}+)\|(?P<number>\d{1,12}+)\|Loss: (?P<loss>[^:|\n]{1,40}+): {1,4}+\d{1,3}+%"
     rb"\|[^|\n]{0,400}+\| {0,4}+(?P<step>\d{1,12}+)/(?P<length>\d{1,12}+) \[" + CLOCK + rb"<"
 )
-_NOWHERE = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -51,28 +41,15 @@ class _State(FormatState):
     epoch: int = -1
 
 
-def _on_bars(state: _State, text: bytes) -> None:
-    bars = find_bars(_BAR, text, _ANCHOR)
-    epochs, numbers, steps, lengths = (bars.integers(name) for name in ("epoch", "number", "step", "length"))
-    clocks_ns = bars.clocks_s("clock") * NS_PER_S
-    for first, end in find_runs(epochs, lengths):
-        state.log.frameworks.add("torchtune")
-        epoch, length = int(epochs[first]), int(lengths[first])
-        counted = steps[first:end]
-        is_named_right = (counted > 0) & ((numbers[first:end] - counted) % max(length, 1) == 0)
-        rows = first + (
-            np.flatnonzero(is_named_right) if length else _NOWHERE
-        )  # others have the name of the step before
-        if len(rows) and epoch != state.epoch:
-            state.clock.restart(state.log)
-            state.epoch = epoch
-        numbers_of_rows = steps[rows] + (max(epoch, 1) - 1) * length
-        record_of = partial(_record, numbers_of_rows, bars, rows)
-        state.clock.add_each(state.log, numbers_of_rows, clocks_ns[rows], NS_PER_S, record_of)
-
-
-def _record(steps: Int64, bars: Cells, places: Int64, row: int) -> Record:
-    return Record(int(steps[row]), loss=parse_number(bars.text("loss", int(places[row]))))
+def _on_bar(state: _State, line: LineMatch) -> None:
+    epoch, number, step, length = (int(line[name]) for name in ("epoch", "number", "step", "length"))
+    if not step or not length or (number - step) % length:
+        return  # it has the name of the step before
+    if epoch != state.epoch:
+        state.clock.restart(state.log)
+        state.epoch = epoch
+    record = Record(step + (max(epoch, 1) - 1) * length, loss=parse_number(line["loss"]))
+    state.clock.add(state.log, record, parse_clock_s(line["clock"]) * NS_PER_S, NS_PER_S)
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
@@ -82,10 +59,10 @@ def _on_step(state: _State, line: LineMatch) -> None:
         loss=cells.get(b"loss"),
         tokens_per_s_per_gpu=cells.get(b"tokens_per_second_per_gpu"),
     )
-    if state.log.series_of(SOURCE).add(record, line.label):
-        state.log.add_memory(
-            allocated=_bytes(cells.get(b"peak_memory_alloc")), reserved=_bytes(cells.get(b"peak_memory_reserved"))
-        )
+    state.log.series_of(SOURCE).add(record, line.label)
+    state.log.add_memory(
+        allocated=_bytes(cells.get(b"peak_memory_alloc")), reserved=_bytes(cells.get(b"peak_memory_reserved"))
+    )
 
 
 def _on_validation(state: _State, _line: LineMatch) -> None:
@@ -106,27 +83,16 @@ _RULE = Rule(
     _on_step,
     begin=(b"Step ",),
 )
-_PEAKS = {
-    name: Column(cell=re.compile(rb" " + name.encode() + rb":([\d.]{1,30})"), is_optional=True)
-    for name in ("peak_memory_alloc", "peak_memory_reserved")
-}
-
-
-def _measure(cells: Cells) -> Measured:
-    """The lines state no time."""
-    steps = cells.integers("step")
-    return Measured(steps, np.full_like(steps, -1))
 
 
 FORMAT = Format(
     framework="torchtune",
     state=_State,
     rules=(
+        Rule(b"|Loss: ", _BAR, _on_bar, span=(20, 520)),
         _RULE,
         Rule(b" | val_loss:", re.compile(rb"Step \d{1,12} \| val_loss:"), _on_validation, begin=(b"Step ",)),
     ),
-    sweeps=(Sweep((_ANCHOR,), _on_bars),),
     sources=(StepTimeSource(BAR), StepTimeSource(SOURCE)),
     close=_close,
-    bulk=read_lines(SOURCE, LinesOfRecords(_RULE, {"step": STEP, **_PEAKS}, _measure, peaks=tuple(_PEAKS))),
 )

@@ -14,19 +14,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
-from perfscope.sources.joblog.rules import LastRule, LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.step_times.elapsed_clock import LOSS, SKEW, ElapsedClock
-from perfscope.sources.joblog.step_times.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
+from perfscope.sources.joblog.step_times import ElapsedClock
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
 CLOCK = "trainer_log.jsonl's elapsed_time"
@@ -100,26 +94,6 @@ def _on_evaluation(state: _State, _line: LineMatch) -> None:
     state.has_evaluations = True
 
 
-def _is_training(line: LineMatch) -> bool:
-    return not line["evaluation"]
-
-
-def _measure(cells: Cells) -> Measured:
-    """The elapsed times are readings of the clock."""
-    elapsed_ns = [_elapsed_ns(text) for text in cells.texts("elapsed")]
-    columns = {LOSS: cells.number_bits(LOSS)} if LOSS in cells else {}
-    return Measured(cells.integers("step"), np.asarray(elapsed_ns, np.int64), columns)
-
-
-def _elapsed_ns(text: str) -> int:
-    hours, minutes, seconds = text.split(":")
-    return (int(hours) * S_PER_HOUR + int(minutes) * S_PER_MINUTE + int(seconds)) * NS_PER_S
-
-
-def _add(state: _State, plain: PlainLines, first: int, last: int) -> None:
-    state.clock.add_many(state.log, plain.rows(first, last), NS_PER_S)
-
-
 def _framework_of(state: _State) -> str:
     return "llama-factory" if state.is_log else "hf-trainer"
 
@@ -175,12 +149,6 @@ _RULE = Rule(
     _on_line,
     begin=(b'{"current_steps": ',),
 )
-_COLUMNS = {
-    "step": STEP,
-    "total": STEP,
-    "elapsed": Column(r"\d{1,3}:\d\d:\d\d"),
-    LOSS: Column(cell=re.compile(rb'"loss": ([\d.eE+-]{1,30})'), is_optional=True),
-}
 
 FORMAT = Format(
     framework=_FRAMEWORK,
@@ -188,21 +156,20 @@ FORMAT = Format(
     rules=(
         _RULE,
         Rule(b'"log_history": [', re.compile(rb'"log_history": \['), ignore_line),
-        LastRule(
+        Rule(
             b'"loss": ',
             re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE),
             _on_loss,
             identifies=False,
-            with_first=True,
         ),
-        LastRule(
+        Rule(
             b'"eval_runtime": ',
             re.compile(rb'^ {2,8}"eval_runtime": ', re.MULTILINE),
             _on_evaluation,
             identifies=False,
         ),
         *(
-            LastRule(
+            Rule(
                 b'"' + name + b'": ',
                 re.compile(rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', re.MULTILINE),
                 _on_figure,
@@ -222,10 +189,4 @@ FORMAT = Format(
     sources=(StepTimeSource(CLOCK), StepTimeSource(RUN)),
     close=_close,
     framework_of=_framework_of,
-    bulk=read_lines(
-        CLOCK,
-        LinesOfRecords(_RULE, _COLUMNS, _measure, constants=("total",), is_record=_is_training),
-        add=_add,
-        most_behind=SKEW,
-    ),
 )

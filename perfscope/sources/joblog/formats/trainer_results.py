@@ -18,10 +18,10 @@ from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.rules import LastRule, LineMatch
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.step_times.run_end import NO_END
-from perfscope.sources.joblog.text.line_fields import parse_number
+from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.run_end import NO_END
+from perfscope.sources.joblog.text import parse_number
 
 RUN = "train_results.json's train_runtime / steps"
 
@@ -122,9 +122,9 @@ FORMAT = Format(
     framework=_FRAMEWORK,
     state=_State,
     rules=tuple(
-        LastRule(
+        Rule(
             b'"' + key + b'": ',
-            re.compile(rb'[^\n"{}]{0,200}"(' + key + rb')": ([\d.eE+-]{1,30}),?[ \t]*$'),
+            re.compile(rb'^[^\n"{}]{0,200}"(' + key + rb')": ([\d.eE+-]{1,30}),?[ \t]*$', re.MULTILINE),
             _on_figure,
             identifies=key == b"train_runtime",
         )

@@ -11,17 +11,11 @@ from __future__ import annotations
 
 import re
 
-import numpy as np
-
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.bulk.cells import Cells
-from perfscope.sources.joblog.bulk.line_shapes import Column, Measured
-from perfscope.sources.joblog.bulk.record_lines import STEP, LinesOfRecords, add_evenly, read_lines
 from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.series.record import Record
-from perfscope.sources.joblog.splitting.split_block import PlainLines
-from perfscope.sources.joblog.text.line_fields import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Save
 
 SOURCE = "verl's time of a step"
@@ -65,9 +59,8 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         loss=cells.get(b"train/loss"),
         wall_resolution_ns=max(round(parse_resolution(texts[name]) * NS_PER_S), 1),
     )
-    if not series.add(record, line.label):
-        return
-    if save_s:
+    series.add(record, line.label)
+    if save_s and not log.saves.is_last(record.iteration):
         log.saves.add(Save(record.iteration, round(save_s * NS_PER_S), "timer", None))
     for part in _PARTS:
         part_s = cells.get(b"timing_s/" + part)
@@ -85,56 +78,9 @@ _RULE = Rule(b" - timing_s/", _LINE, _on_step)
 _RULE_OF_SFT = Rule(b" - train/time(s):", _LINE, _on_step)
 
 
-def _figure(name: bytes) -> Column:
-    cell = re.compile(rb" - " + re.escape(name) + rb":(?:np\.(?:float|int)\d\d\()?([\d.eE+-]{1,30})")
-    return Column(cell=cell, is_optional=True)
-
-
-_PEAKS = ("perf/max_memory_allocated_gb", "perf/max_memory_reserved_gb")
-_COLUMNS = {
-    "step": STEP,
-    **{name.decode(): _figure(name) for name in _TIMES},
-    **{part.decode(): _figure(b"timing_s/" + part) for part in _PARTS},
-    **{name: _figure(name.encode()) for name in _PEAKS},
-}
-
-
-def _is_undisturbed(line: LineMatch) -> bool:
-    return b" - timing_s/testing:" not in line["cells"] and b" - timing_s/save_checkpoint:" not in line["cells"]
-
-
-def _measure(cells: Cells) -> Measured:
-    """The time of a step, and of each part; a part that is no number is for the rule."""
-    name = next((name.decode() for name in _TIMES if name.decode() in cells), None)
-    steps = cells.integers("step")
-    wall_ns = np.zeros_like(steps) if name is None else cells.times_ns(name, NS_PER_S)
-    parts = {}
-    for part in map(bytes.decode, _PARTS):
-        if part in cells:
-            wall_ns[~cells.are_times(part, NS_PER_S)] = 0
-            parts[part] = cells.times_ns(part, NS_PER_S)
-    return Measured(steps, wall_ns, parts)
-
-
-def _add(state: FormatState, plain: PlainLines, first: int, last: int) -> None:
-    is_new = add_evenly(state.log.series_of(SOURCE), plain, first, last)
-    for part in map(bytes.decode, _PARTS):
-        if part in plain.columns and is_new.any():
-            state.log.add_timer(part, int(plain.columns[part][first:last][is_new].sum()), int(is_new.sum()))
-
-
 FORMAT = Format(
     framework="verl",
     state=FormatState,
     rules=(_RULE, _RULE_OF_SFT),
     sources=(StepTimeSource(SOURCE),),
-    bulk=read_lines(
-        SOURCE,
-        *(
-            LinesOfRecords(rule, _COLUMNS, _measure, peaks=_PEAKS, is_record=_is_undisturbed)
-            for rule in (_RULE, _RULE_OF_SFT)
-        ),
-        add=_add,
-        compares_copies=True,
-    ),
 )

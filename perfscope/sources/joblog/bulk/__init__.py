@@ -1,1 +1,0 @@
-"""Many records at once: lines of one shape, and their figures as columns of numbers."""

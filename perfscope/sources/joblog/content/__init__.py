@@ -1,1 +1,0 @@
-"""What the lines of one log state, collected while it is read: the series of records, set-up, saves, timers."""

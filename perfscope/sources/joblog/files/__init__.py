@@ -1,1 +1,0 @@
-"""Which files are logs, and what their names tell."""

@@ -1,0 +1,529 @@
+"""Megatron-LM and its children: Megatron-DeepSpeed, GPT-NeoX, Megatron-core.
+
+One line, cells between bars::
+
+    iteration   10/  1000 | consumed samples:  40 | elapsed time per iteration (ms): 5837.9 | ...
+
+The time is the mean over ``log_interval`` iterations. A version that dates its lines prints the first iteration of a
+start by itself and counts it again in the mean of the next line. Cells come and go with the version; the unit has been
+ms and s; a forerunner of one version printed ``samples per second`` a thousand times too small. A record may be glued
+to another one, broken over lines, or cut off.
+
+Of the set-up only lines that the framework prints are read. A shell that runs with ``set -x`` echoes ``MSIZE=`` and
+whole command lines, and anything can stand there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import prod
+
+from perfscope.constants import GIGA, KILO, MEGA, MIB, NS_PER_MS, NS_PER_S, PETA, TERA
+from perfscope.sources.joblog import timer_lines
+from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource
+from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
+from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_number, parse_resolution
+from perfscope.tables.joblog import Disturbance
+
+
+@dataclass(slots=True)
+class _State(FormatState):
+    """What is collected over several of Megatron's lines.
+
+    Attributes:
+        consumed_samples: Samples consumed up to the last record that was read, be it another rank's.
+        consumed_at: Its iteration.
+        batch: The batch of the last record that states one.
+        train_iterations: The run's last iteration, as the last record states it.
+        is_gpt_neox: Some line is printed only by GPT-NeoX.
+        shards: Parameters by tensor and pipeline rank.
+        has_all_arguments: The printed arguments have come to their end.
+        is_without_deepspeed: The arguments state that DeepSpeed is not used.
+    """
+
+    consumed_samples: int | None = None
+    consumed_at: int | None = None
+    batch: int | None = None
+    train_iterations: int | None = None
+    is_gpt_neox: bool = False
+    shards: dict[tuple[int, ...], int] = field(default_factory=dict)
+    has_all_arguments: bool = False
+    is_without_deepspeed: bool = False
+
+
+_ARGUMENTS = {
+    "world_size": "gpus",
+    "tensor_model_parallel_size": "tp",
+    "model_parallel_size": "tp",
+    "pipeline_model_parallel_size": "pp",
+    "pipe_parallel_size": "pp",
+    "data_parallel_size": "dp",
+    "context_parallel_size": "cp",
+    "expert_model_parallel_size": "ep",
+    "micro_batch_size": "mbs",
+    "train_micro_batch_size_per_gpu": "mbs",
+    "global_batch_size": "gbs",
+    "train_batch_size": "gbs",
+    "gradient_accumulation_steps": "gas",
+    "seq_length": "seq_len",
+    "hidden_size": "hidden",
+    "num_layers": "layers",
+    "num_attention_heads": "heads",
+    "padded_vocab_size": "vocab",
+    "ffn_hidden_size": "ffn",
+    "train_iters": "train_iterations",
+    "log_interval": "log_interval",
+    "zero_stage": "zero_stage",
+}
+_BANNER = {
+    b"data-parallel": "dp",
+    b"tensor-model-parallel": "tp",
+    b"pipeline-model-parallel": "pp",
+    b"context-parallel": "cp",
+    b"expert-model-parallel": "ep",
+}
+_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+_RECOMPUTATION = (
+    "recompute_granularity",
+    "activations_checkpoint_granularity",
+    "checkpoint_activations",
+    "recompute_activations",
+)
+_EXACT_DECIMALS = 3
+_UPDATED = re.compile(rb"\.{3,}(?:updated|default)\s*$|(?:updated|default)$")
+_BANNER_SIZE = re.compile(rb"([a-z][a-z-]*parallel)[- ]size: (\d+)")
+
+
+def _on_argument(state: _State, line: LineMatch) -> None:
+    log = state.log
+    name, text = line["name"].decode(), _UPDATED.sub(b"", line["value"]).strip()
+    value = text.decode(errors="replace")
+    log.arguments[name] = value
+    if name in _ARGUMENTS:
+        log.set_count(_ARGUMENTS[name], text, "arguments")
+    elif name == "deepspeed" and value == "False":
+        state.is_without_deepspeed = True
+    elif name in ("bf16", "fp16") and value == "True":
+        log.set_fact("precision", name, "arguments")
+    elif name in ("swiglu", "group_query_attention", "untie_embeddings_and_output_weights"):
+        log.set_fact(name, value == "True", "arguments")
+    elif name == "num_experts" and value != "None":
+        log.set_count("experts", text, "arguments")
+
+
+def _on_last_argument(state: _State, _line: LineMatch) -> None:
+    state.has_all_arguments = True
+
+
+def _on_world_size(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("gpus", line[1], "log")
+    for name, size in _BANNER_SIZE.findall(line.full_line):
+        if name in _BANNER:
+            state.log.set_count(_BANNER[name], size, "log")
+
+
+def _on_shard(state: _State, line: LineMatch) -> None:
+    count = parse_number(line[2])
+    rank = tuple(int(index) for index in line[1].replace(b",", b" ").split())
+    if count is not None and count > 0 and rank:
+        state.shards[rank] = int(count)
+
+
+def _on_billions(state: FormatState, line: LineMatch) -> None:
+    value = parse_number(line[1])
+    if value is not None and value > 0:
+        state.log.set_fact("parameters", round(value * GIGA), "log")
+        is_rounded = b"." in line[1] and len(line[1].partition(b".")[2]) < _EXACT_DECIMALS
+        state.log.set_fact("parameters_rounded", is_rounded, "log")
+
+
+def _on_vocabulary(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("vocab_tokens", line[1], "log")
+    state.log.set_count("vocab", line[2], "log")
+
+
+def _on_accumulation(state: FormatState, line: LineMatch) -> None:
+    state.log.set_count("gas", line[1], "log")
+
+
+def _conclude_setup(state: _State) -> None:
+    """Set the facts that follow from several arguments, or from the shards of all ranks."""
+    log = state.log
+    if state.is_without_deepspeed:
+        log.drop_fact("zero_stage")  # an argument without effect
+    checkpointing = _checkpointing(log.arguments, is_complete=state.has_all_arguments)
+    if checkpointing is not None:
+        log.set_fact("checkpointing", checkpointing, "arguments")
+    dtype = _matmul_dtype(log.arguments)
+    if dtype is not None:
+        log.set_fact("matmul_dtype", dtype, "arguments")
+    if state.shards:
+        sizes = [max(index) + 1 for index in zip(*state.shards, strict=False)]
+        if prod(sizes) == len(state.shards):
+            log.set_fact("parameters_of_shards", sum(state.shards.values()), "log")
+
+
+def _checkpointing(arguments: dict[str, str], *, is_complete: bool) -> str | None:
+    """What is recomputed; if all arguments are known and none of them states it, nothing: Megatron's default."""
+    for name in ("recompute_granularity", "activations_checkpoint_granularity"):
+        if arguments.get(name, "None") != "None":
+            return arguments[name]
+    if arguments.get("checkpoint_activations") == "True":
+        return "full"
+    if arguments.get("recompute_activations") == "True":
+        return "selective"
+    return "none" if is_complete or any(name in arguments for name in _RECOMPUTATION) else None
+
+
+def _matmul_dtype(arguments: dict[str, str]) -> str | None:
+    if arguments.get("fp8", "None") not in ("None", "False", ""):
+        return "fp8"
+    return _DTYPES.get(arguments.get("params_dtype", "").removeprefix("torch."))
+
+
+_SETUP_RULES: tuple[Rule[_State], ...] = (
+    Rule(
+        b" ..",
+        re.compile(
+            rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
+            re.MULTILINE,
+        ),
+        _on_argument,
+    ),
+    Rule(b"end of arguments --", re.compile(rb"end of arguments --"), _on_last_argument),
+    Rule(b"using world size:", re.compile(rb"using world size: (\d+)"), _on_world_size),
+    Rule(
+        b"number of parameters on",
+        re.compile(rb"number of parameters on \([^)]*\) *model parallel rank \(([\d, ]+)\):? *([\d,]+)(?![.\d])"),
+        _on_shard,
+    ),
+    Rule(
+        b"Total number of parameters in billions",
+        re.compile(rb"Total number of parameters in billions:\s*([\d.]+)"),
+        _on_billions,
+        identifies=False,
+    ),
+    Rule(
+        b" Billion",
+        re.compile(rb"number of parameters[^\n]{0,999}?(?<![\d.])([\d.]{1,20}+) Billion"),
+        _on_billions,
+        identifies=False,
+        begin=(b"number of parameters",),
+    ),
+    Rule(
+        b"padded vocab (size:",
+        re.compile(rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)"),
+        _on_vocabulary,
+        identifies=False,
+        begin=(b"padded vocab (size:",),
+    ),
+    Rule(
+        b"number of micro-batches to constant",
+        re.compile(rb"setting number of micro-?batches to constant (\d+)"),
+        _on_accumulation,
+    ),
+)
+
+
+_SAVE_REACH = 1 << 16
+_RANK_TIME = re.compile(rb" rank +\d+: ([\d.]+)")
+
+
+def _on_start(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_restart()
+
+
+def _on_save_begin(state: FormatState, line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.SAVE)
+    iteration = parse_number(line[1])
+    path = line[2].decode("utf-8", "replace").strip() or None
+    state.log.saves.on_begin(None if iteration is None else int(iteration), path, line.timestamp_ns)
+
+
+def _on_save_end(state: FormatState, line: LineMatch) -> None:
+    """``successfully saved checkpoint from iteration 10``: a later save may have begun since."""
+    state.log.saves.on_end(parse_number(line[1]), line.timestamp_ns)
+
+
+def _on_save_scheduled(state: FormatState, line: LineMatch) -> None:
+    state.log.saves.on_scheduled(line.timestamp_ns)
+
+
+def _on_save_timer(state: FormatState, line: LineMatch) -> None:
+    """The slowest rank's time: the second of a pair (min, max), the only one, or the largest of a line a rank."""
+    times = [parse_number(text) for text in _RANK_TIME.findall(line["ranks"])]
+    printed = parse_number(line["slowest"] or line["only"])
+    slowest = max((time for time in times if time is not None), default=printed)
+    if slowest is not None and slowest > 0:
+        state.log.saves.set_time(round(slowest * NS_PER_MS), "timer")
+
+
+def _on_evaluation(state: FormatState, _line: LineMatch) -> None:
+    state.log.on_disturbance(Disturbance.EVALUATION)
+
+
+def _on_memory(state: FormatState, line: LineMatch) -> None:
+    """Megatron divides by 2**20 and writes MB."""
+    allocated, reserved = parse_number(line[1]), parse_number(line[2])
+    state.log.add_memory(
+        allocated=None if allocated is None else allocated * MIB, reserved=None if reserved is None else reserved * MIB
+    )
+
+
+_SAVES_RULES: tuple[Rule[_State], ...] = (
+    Rule(b"[before the start of training step]", re.compile(rb"\[before the start of training step\]"), _on_start),
+    Rule(
+        b"saving checkpoint at iteration",
+        re.compile(rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?"),
+        _on_save_begin,
+    ),
+    Rule(
+        b"successfully saved checkpoint",
+        re.compile(rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?"),
+        _on_save_end,
+        identifies=False,
+    ),
+    Rule(
+        b"save-checkpoint",
+        re.compile(
+            rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
+            rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))"
+        ),
+        _on_save_timer,
+        reach=_SAVE_REACH,
+        begin=(b"save-checkpoint",),
+        identifies=False,
+    ),
+    Rule(
+        b"an async checkpoint save",
+        re.compile(rb"scheduled an async checkpoint save"),
+        _on_save_scheduled,
+        identifies=False,
+    ),
+    Rule(b"validation loss at ", re.compile(rb"validation loss at (?:iteration )?"), _on_evaluation, identifies=False),
+    Rule(
+        b"validation results at ",
+        re.compile(rb"validation results at iteration"),
+        _on_evaluation,
+        identifies=False,
+    ),
+    Rule(
+        b"memory (MB) |",
+        re.compile(rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)"),
+        _on_memory,
+        identifies=False,
+        begin=(b"memory (MB) |",),
+    ),
+)
+
+
+SOURCE = "elapsed time per iteration"
+
+_START = re.compile(rb"iteration(?:=\s*|\s+)(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
+_TIME = re.compile(rb"e\s*lapsed[\s_]*time")
+_SPACE = re.compile(rb"[\s_]+")
+_SPEED_IN_FRONT = re.compile(rb"samples/sec:\s*([\d.]+)\s*\|\s*$")
+_DATE_IN_FRONT = re.compile(rb"\[\d{4}-\d\d-\d\d[ T][\d:.]+\]\s*$")
+_NEXT_LINE = re.compile(rb"\s*(?:time \(ms\)|\[\d{4}-|\(min, max\)|\[Rank|INFO:)")
+_FLOPS = re.compile(rb"\s*([\d.]+)([KMGTPE]?)FLOPS")
+_PREFIXES = {b"": 1, b"K": KILO, b"M": MEGA, b"G": GIGA, b"T": TERA, b"P": PETA, b"E": KILO * PETA}
+_LONGEST = 2000
+_MOST_LINES = 12
+_FEW = 8
+
+_TIMES = {
+    b"elapsedtimeperiteration(ms)": NS_PER_MS,
+    b"elapsedtimeperiterationms": NS_PER_MS,
+    b"elapsedtimeperiteration(s)": NS_PER_S,
+    b"elapsedtimeperiterations": NS_PER_S,
+}
+_FLOATS = {
+    b"samplespersecond": "samples_per_s",
+    b"samples/sec": "samples_per_s",
+    b"tokenspersecond": "tokens_per_s",
+    b"tokenspergpupersecond(tgs)": "tokens_per_s_per_gpu",
+    b"tokenspergpupersecondtgs": "tokens_per_s_per_gpu",
+    b"tokens/s/gpu": "tokens_per_s_per_gpu",
+    b"tflops": "tflops_per_gpu",
+    b"throughputpergpu(tflop/s/gpu)": "tflops_per_gpu",
+    b"throughput(tflop/s/gpu)": "tflops_per_gpu",
+    b"computepergpu(tflop/s/gpu)": "tflops_per_gpu",
+    b"lmloss": "loss",
+    b"lm-loss": "loss",
+    b"loss": "loss",
+    b"trainloss": "loss",
+    b"lossscale": "loss_scale",
+}
+_COUNTS = {
+    b"globalbatchsize": "samples",
+    b"numberofskippediterations": "skipped",
+    b"numberofnaniterations": "nan",
+}
+
+_CELLS_BESIDE = {b"approxflopspergpu", b"consumedsamples", b"actualseqlen"}
+
+
+@dataclass(frozen=True, slots=True)
+class _RecordRule(Rule[_State]):
+    """Finds records by their beginning, not by lines: two may share a line, and one may be broken over several."""
+
+    def find(self, text: bytes) -> Iterator[LineMatch]:
+        """Yield every record of a block, of a line of more than eight the first; ``end`` is the end of the record."""
+        starts = list(_START.finditer(text))
+        line = skipped = 0
+        for index, match in enumerate(starts):
+            limit = starts[index + 1].start() if index + 1 < len(starts) else len(text)
+            if match.start() < skipped:
+                continue
+            line = text.rfind(b"\n", line, match.start()) + 1 or line
+            further = starts[index + MOST_OF_LINE].start() if index + MOST_OF_LINE < len(starts) else len(text)
+            if further < len(text) and text.find(b"\n", match.start(), further) < 0:
+                skipped = text.find(b"\n", further) % (len(text) + 1)  # its end, or that of the text
+            record = _record_text(text, match.start(), min(limit, match.start() + _LONGEST))
+            if _TIME.search(record):
+                yield LineMatch(text, line, match.start() + len(record), match)
+
+
+def _record_text(text: bytes, start: int, limit: int) -> bytes:
+    """A record from its start to its last bar: one line, or more where it is broken."""
+    end = text.find(b"\n", start, limit)
+    if end < 0:
+        return text[start:limit]
+    line = text[start:end]
+    if line.rstrip().endswith(b"|") and b"elapsed" in line:
+        return line
+    for following in text[end + 1 : limit].split(b"\n", _MOST_LINES)[:_MOST_LINES]:
+        if _NEXT_LINE.match(following) or (not following.strip() and b"elapsed" in line):
+            break
+        line += b"\n" + following
+        if following.rstrip().endswith(b"|") and _TIME.search(line):
+            break
+    return line
+
+
+def _on_record(state: _State, line: LineMatch) -> None:
+    start = line.match.start()
+    record = Record(iteration=int(line[1]))
+    front = line.text[line.line : start]
+    speed = _SPEED_IN_FRONT.search(front) if b"|" in front else None
+    if speed:
+        record.samples_per_s = parse_number(speed[1])
+        state.is_gpt_neox = True
+    for key, label, value in _cells(line.text[start : line.end]):
+        _fill(state, record, key, label, value)
+    log = state.log
+    state.batch = record.samples if record.samples is not None else state.batch
+    if record.wall_ns is None:
+        log.unreadable += 1
+        return
+    series = log.series_of(SOURCE)
+    is_dated = b"[" in front and _DATE_IN_FRONT.search(front) is not None
+    series.clock_runs_on, series.starts_over = not is_dated, is_dated
+    series.add(record, parse_label(line.text, line.line) if front.strip() else None)
+    if state.train_iterations != int(line[2]):
+        state.train_iterations = int(line[2])
+        log.on_end_of_records(state.train_iterations, record.iteration or 0)
+
+
+_RECORD_RULE = _RecordRule(b"iteration", _START, _on_record)
+
+
+def _cells(record: bytes) -> Iterator[tuple[bytes, bytes, bytes]]:
+    """Key, label and value of every complete cell that is needed; the key is without blanks, which line breaks add."""
+    for cell in record.split(b"|")[1:-1]:
+        label, colon, value = cell.rpartition(b":")
+        if not colon:
+            label, _, value = cell.partition(b"=")
+        key = _key(label)
+        if key:
+            yield key, label, value
+
+
+@lru_cache(maxsize=1024)
+def _key(label: bytes) -> bytes:
+    """A cell's label without blanks; empty where the cell is not needed."""
+    key = _SPACE.sub(b"", label).lower()
+    return key if key in _TIMES or key in _FLOATS or key in _COUNTS or key in _CELLS_BESIDE else b""
+
+
+def _value(text: bytes) -> float | None:
+    """A cell's number, even where the line was broken inside it."""
+    try:
+        value = float(text)
+    except ValueError:
+        return parse_number(_SPACE.sub(b"", text))
+    return value if abs(value) < LARGEST else None
+
+
+def _fill(state: _State, record: Record, key: bytes, label: bytes, text: bytes) -> None:
+    log = state.log
+    if key == b"approxflopspergpu":
+        state.is_gpt_neox = True
+        flops = _FLOPS.match(text.upper())
+        value = parse_number(flops[1]) if flops else None
+        if flops and value is not None:
+            scale = _PREFIXES[flops[2]] / TERA
+            _set_tflops(state, record, label, value * _PREFIXES[flops[2]] / TERA, parse_resolution(flops[1]) * scale)
+        return
+    value = _value(text)
+    if value is None:
+        return
+    if key in _TIMES:
+        unit_ns = _TIMES[key]
+        record.wall_ns = round(value * unit_ns) if value > 0 else None
+        record.wall_resolution_ns = round(parse_resolution(text) * unit_ns)
+    elif key in _FLOATS:
+        name = _FLOATS[key]
+        if name == "tflops_per_gpu":
+            _set_tflops(state, record, label, value, parse_resolution(text))
+            return
+        if key == b"samplespersecond":
+            log.frameworks.add("deepspeed")  # Megatron-LM itself never printed it
+        if key != b"lossscale" or value > 0:
+            setattr(record, name, value)
+    elif key in _COUNTS:
+        setattr(record, _COUNTS[key], int(value))
+    elif key == b"consumedsamples":
+        state.consumed_samples, state.consumed_at = int(value), record.iteration
+    else:
+        log.set_fact("seq_len", int(value), "records")
+
+
+def _set_tflops(state: _State, record: Record, label: bytes, tflops: float, resolution: float) -> None:
+    record.tflops_per_gpu, record.tflops_resolution = tflops, resolution
+    state.log.tflops_label = label.strip().decode(errors="replace")
+
+
+def _conclude_records(state: _State) -> None:
+    """Set the run's last iteration, and how many iterations a record is the mean of according to the arguments."""
+    log = state.log
+    if state.train_iterations is not None:
+        log.set_fact("train_iterations", state.train_iterations, "records")
+    if SOURCE in log.series:
+        log.series[SOURCE].stated_interval = log.count("log_interval")
+
+
+def _close(state: _State) -> None:
+    _conclude_setup(state)
+    _conclude_records(state)
+
+
+def _framework_of(state: _State) -> str:
+    if state.is_gpt_neox:
+        return "gpt-neox"
+    return "megatron-deepspeed" if "deepspeed" in state.log.frameworks else "megatron-lm"
+
+
+FORMAT = Format(
+    framework="megatron",
+    state=_State,
+    rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.MEGATRON_RULES, _RECORD_RULE),
+    sources=(StepTimeSource(SOURCE),),
+    close=_close,
+    framework_of=_framework_of,
+    role=Role.LIBRARY,
+)

@@ -1,0 +1,213 @@
+r"""Progress bars of tqdm without a name, and the step times that follow from their elapsed clocks.
+
+      4%|#         | 1/25 [00:03<01:12,  3.01s/it]
+
+The rate is a moving average over earlier updates, not the time of a step; the elapsed clock is exact to its second.
+Step times are therefore differences of that clock. Steps are joined until the clock has moved far enough for its whole
+seconds to be precise: the median of single steps of 2.4 s would be 2 s. Bars with a name
+(``Loading checkpoint shards:  50%|``) are no training.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.text import CLOCK, LABEL
+from perfscope.tables.joblog import Disturbance
+
+#: What srun -l, docker compose, kubectl and ts write before a line; a name of a bar ends with a colon.
+_FRONT = (
+    rb"(?:[ \t]{1,8}\d{1,6}: |[\w.-]{1,60}-\d{1,6} {1,8}\| |\[pod/[\w./-]{1,200}\] "
+    rb"|\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,\d]{0,10}Z?\]? (?:std(?:out|err) [FP] )?)?"
+)
+BAR = re.compile(
+    rb"(?:^|(?<=\}))(?:[ \t]*+|(?!Epoch )"  # most bars have nothing in front
+    + _FRONT
+    + LABEL.replace(rb"(?:>\s+)*(", rb"(?:>[ \t]+)*(?:", 1)
+    + rb"?[ \t]*+)\d{1,3}+%\|[^|\n]{0,400}+\|[ ]*+"
+    rb"(?P<step>\d{1,12}+)/(?P<total>\d{1,12}+) \[" + CLOCK + rb"<",
+    re.MULTILINE,
+)
+_SKEW = 4
+_LOSSES_OF_ANOTHER = 2
+_PRECISE_STEP_S = 2
+_PRECISE_CLOCK_S = 20
+_FEWEST_RECORDS = 4
+_USABLE_CLOCK_S = 5  # a second more or less is a fifth
+_FEWEST_STATES = 3
+_TIMES_FASTER = 10
+_DRAWN_PER_S = 10
+_DISTURBANCES = (None, Disturbance.EVALUATION, Disturbance.SAVE)
+
+
+@dataclass(slots=True)
+class _Points:
+    """The displayed states of all bars of one length: steps, seconds, what came before each, the starts' rows."""
+
+    step: array[int] = field(default_factory=lambda: array("q"))
+    clock_s: array[int] = field(default_factory=lambda: array("q"))
+    disturbed: array[int] = field(default_factory=lambda: array("b"))
+    starts: list[int] = field(default_factory=lambda: [0])
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRun:
+    """The steps at which a bar began, None where they are unknown, and ended."""
+
+    begin: int | None
+    reached: int
+
+
+class ProgressBars:
+    """The bars of one log, by their number of steps."""
+
+    def __init__(self) -> None:
+        self._bars: dict[int, _Points] = {}
+        self._current: int | None = None
+        self._votes: Counter[int] = Counter()
+        self._late_votes: Counter[int] = Counter()
+        self._disturbance = 0
+
+    @property
+    def totals(self) -> tuple[int, ...]:
+        """The numbers of steps of all bars."""
+        return tuple(self._bars)
+
+    def add(self, total: int, step: int, clock_s: int) -> None:
+        """Add a state of the bar of a length, if it is no copy of another node's."""
+        self._current = total
+        points = self._bars.setdefault(total, _Points())
+        if points.step and step <= points.step[-1]:
+            if not _begins_again(step, clock_s, points):
+                return
+            points.starts.append(len(points.step))
+        points.step.append(step)
+        points.clock_s.append(clock_s)
+        points.disturbed.append(self._disturbance)
+        self._disturbance = 0
+
+    def on_losses(self) -> None:
+        """The trainer prints its losses: the bar shown last is the bar of the training."""
+        total = self._current
+        if total is not None:
+            (self._late_votes if self.is_complete(total) else self._votes)[total] += 1
+
+    def on_disturbance(self, kind: Disturbance) -> None:
+        """Training is interrupted; the clock of its bar runs on."""
+        self._disturbance = _DISTURBANCES.index(kind)
+
+    def training_total(self, steps: int | None) -> int | None:
+        """The length of the training's bar; ``steps`` is the number of steps where the log states it."""
+        if steps is not None:
+            return steps if steps in self._bars else None
+        if self._votes:
+            return max(self._votes, key=lambda total: (self._votes[total], total))
+        # After a training's last step come its last losses; other bars are over before the first ones.
+        possible = [total for total in self._bars if self._late_votes[total] < _LOSSES_OF_ANOTHER]
+        with_losses = [total for total in possible if self._late_votes[total]]
+        if with_losses:
+            return max(with_losses, key=lambda total: (self._late_votes[total], total))
+        return possible[0] if len(self._bars) == 1 and possible else None
+
+    def is_complete(self, total: int) -> bool:
+        """Whether the bar of a length was drawn to its end."""
+        return total in self._bars and self._bars[total].step[-1] == total
+
+    def last_start(self, total: int) -> DrawnRun:
+        """Where the bar of a length began when it was drawn anew last, and where it ended."""
+        points = self._bars[total]
+        first, reached = points.starts[-1], points.step[-1]
+        steps, clocks = points.step, points.clock_s
+        if _skips_steps(points, first, len(steps)):
+            moved_s = clocks[-1] - clocks[first + 1]
+            # A bar is drawn at most every tenth of a second: faster steps before the first drawing are not counted.
+            is_exact = moved_s * _DRAWN_PER_S > (reached - steps[first + 1])
+            return DrawnRun(steps[first + 1] - 1 if is_exact else None, reached)
+        if steps[first] * _TIMES_FASTER <= reached:
+            return DrawnRun(0, reached)
+        return DrawnRun(steps[first] if clocks[first] == 0 else None, reached)
+
+    def add_records(self, total: int, series: Series) -> None:
+        """Append the step times of the bar of a length."""
+        points = self._bars[total]
+        series.clock_runs_on = series.covers_gaps = True
+        edges = [*points.starts, len(points.step)]
+        for first, end in pairwise(edges):
+            if first:
+                series.on_restart()
+            for record, disturbance in _measure(points, first, end):
+                kind = _DISTURBANCES[disturbance]
+                if kind is not None:
+                    series.on_disturbance(kind)
+                series.add(record)
+
+
+def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
+    """Whether a bar that goes back is drawn anew; another node's copy is a few steps behind."""
+    is_far = step < points.step[-1] - _SKEW or (step == 0 and points.step[-1] > 1)
+    return is_far and clock_s < points.clock_s[-1]
+
+
+def _skips_steps(points: _Points, first: int, end: int) -> bool:
+    """Whether a bar jumps from 0 to the step of a checkpoint, in no time for so many steps: it begins there."""
+    steps, clocks = points.step, points.clock_s
+    if end - first < _FEWEST_STATES or steps[first] > 0:
+        return False
+    jump, rest = steps[first + 1] - steps[first], steps[end - 1] - steps[first + 1]
+    jump_s, rest_s = clocks[first + 1] - clocks[first], clocks[end - 1] - clocks[first + 1]
+    return rest > 0 and (jump_s + 1) * rest * _TIMES_FASTER < rest_s * jump
+
+
+def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, int]]:
+    """Yield a record for each interval of one bar, and what disturbed it; no times where the clock hardly moved."""
+    steps, clocks = points.step, points.clock_s
+    first += _skips_steps(points, first, end)
+    begin = first
+    if clocks[end - 1] - (0 if steps[first] == 1 else clocks[first]) < _USABLE_CLOCK_S:
+        numbers = dict.fromkeys((steps[first], steps[end - 1]))
+        yield from ((Record(number), 0) for number in numbers if number > 0)
+        return
+    if steps[first] == 1:
+        yield Record(1, clocks[first] * NS_PER_S, wall_resolution_ns=NS_PER_S), 0
+    elif steps[first] > 1:
+        yield Record(steps[first]), 0
+    least_s = _least_seconds(points, first, end)
+    last = end - 1
+    ascends = bool((np.diff(clocks[first:end]) >= 0).all())
+    while begin < last:
+        row = _find_end(clocks, begin, last, least_s, ascends=ascends)
+        count = steps[row] - steps[begin]
+        wall_ns = max(clocks[row] - clocks[begin], 0) * NS_PER_S // count
+        disturbance = max(points.disturbed[begin + 1 : row + 1])
+        yield Record(steps[row], wall_ns, wall_resolution_ns=NS_PER_S // count), disturbance
+        begin = row
+
+
+def _find_end(clocks: array[int], begin: int, last: int, least_s: int, *, ascends: bool) -> int:
+    """The first row behind ``begin`` between which, and behind which, the clock moves far enough; else the last row."""
+    enough_s = clocks[begin] + least_s
+    if ascends:
+        row = bisect_left(clocks, enough_s, begin + 1, last)
+        return row if clocks[last] - clocks[row] >= least_s else last
+    rows = range(begin + 1, last)
+    return next((row for row in rows if clocks[row] >= enough_s and clocks[last] - clocks[row] >= least_s), last)
+
+
+def _least_seconds(points: _Points, first: int, end: int) -> int:
+    """How far the clock must move for a record, so that its whole seconds say enough about a step."""
+    undisturbed = np.asarray(points.disturbed[first + 1 : end]) == 0
+    count = int(np.diff(points.step[first:end])[undisturbed].sum())
+    seconds = int(np.diff(points.clock_s[first:end])[undisturbed].sum())
+    if seconds < _PRECISE_STEP_S * count:
+        return _PRECISE_CLOCK_S
+    return max(min(_PRECISE_CLOCK_S, seconds // _FEWEST_RECORDS), 1)

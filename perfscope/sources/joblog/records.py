@@ -1,0 +1,357 @@
+"""The records of one source of step times, in the order of the file, as columns of numbers.
+
+Every record that is printed is kept, those of further ranks too. What is a copy and where the job started again is
+decided once, when the log has been read: see ``resolve``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.moments import MomentsBuilder
+from perfscope.sources.joblog.resolve import ABSENT, Printed, Resolved, resolve
+from perfscope.tables.columns import Bool, Float64, Int64, MaskedFloat64, MaskedInt64
+from perfscope.tables.joblog import Disturbance, Iterations
+
+#: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
+LARGEST_INTEGER = 1 << 50
+#: Of further records only number and time are kept: 120 bytes a record are 240 MB here.
+MOST_IN_FULL = 2_000_000
+
+#: The kinds of disturbance by the number that stands for them in the column, the gravest first.
+_DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
+_INTEGERS = ("iteration", "wall_ns", "wall_resolution_ns", "samples")
+_COUNTS = ("skipped", "nan")
+_FLOATS = (
+    "samples_per_s",
+    "tokens_per_s",
+    "tokens_per_s_per_gpu",
+    "tflops_per_gpu",
+    "tflops_resolution",
+    "loss",
+    "loss_scale",
+)
+#: What is kept of each record, however many there are, and the figures after it.
+_ALWAYS = ("iteration", "wall_ns", "label", "begins", "disturbed", "stamp_ns", "moment")
+_FIGURES = ("wall_resolution_ns", "samples", *_COUNTS, *_FLOATS)
+_PLACES = {name: place for place, name in enumerate((*_ALWAYS, *_FIGURES))}
+_figures_of = attrgetter(*_FIGURES)
+_AT_ONCE = 1 << 12
+
+
+@dataclass(slots=True)
+class Record:
+    """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning."""
+
+    iteration: int | None = None
+    wall_ns: int | None = None
+    samples: int | None = None
+    samples_per_s: float | None = None
+    tokens_per_s: float | None = None
+    tokens_per_s_per_gpu: float | None = None
+    tflops_per_gpu: float | None = None
+    loss: float | None = None
+    loss_scale: float | None = None
+    skipped: int = 0
+    nan: int = 0
+    wall_resolution_ns: int | None = None
+    tflops_resolution: float | None = None
+
+    def drop_impossible(self) -> None:
+        """Take what no record can have; the number is left."""
+        if self.wall_ns is not None and not 0 < self.wall_ns <= LARGEST_INTEGER:
+            self.wall_ns = None
+        if self.samples is not None and not 0 < self.samples <= LARGEST_INTEGER:
+            self.samples = None
+        if not 0 <= self.skipped <= LARGEST_INTEGER:
+            self.skipped = 0
+        if not 0 <= self.nan <= LARGEST_INTEGER:
+            self.nan = 0
+
+
+class Series:
+    """The records of one source in one log.
+
+    Attributes:
+        clock_runs_on: The time of a record begins at the record before it, so it contains evaluations and saves.
+        covers_gaps: A record is the mean since the record before it, however many iterations lie between.
+        measures_from_zero: Where records cover gaps, a first record with a time is the mean of all iterations so far.
+        expects_gaps: Lines are counted anew in every epoch, so that gaps at its end are no missing records.
+        untimed_after_start: How many iterations after the first one of a start have a mean that contains that one.
+        starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
+        stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
+        starts: The iteration that each start goes on from, where the log states it.
+        redone_by_starts: Iterations that were done again according to these; None without a statement.
+        batch: The samples of a step, of which and the throughput a time follows where a record states none.
+        has_times: Whether a record states a time.
+    """
+
+    def __init__(self, moments: MomentsBuilder | None = None) -> None:
+        self.clock_runs_on = self.covers_gaps = self.expects_gaps = self.starts_over = False
+        self.measures_from_zero = True
+        self.untimed_after_start = 0
+        self.stated_interval: int | None = None
+        self.starts: list[int] = []
+        self.redone_by_starts: int | None = None
+        self.batch: int | None = None
+        self.has_times = False
+        self._moments = moments
+        self._labels: dict[bytes | None, int] = {None: 0}
+        self._begins = self._disturbance = 0
+        self._first_stamp_ns: int | None = None
+        self._waiting: list[tuple[Any, ...]] = []
+        self._blocks: list[Float64] = []
+        self._rows = 0
+
+    def add(self, record: Record, label: bytes | None = None, stamp_ns: int | None = None) -> None:
+        """Append a record as it is printed, unless its number is impossible.
+
+        ``stamp_ns`` is when it was printed, where its time is that since the record before it.
+        """
+        number = record.iteration
+        if number is not None and number > LARGEST_INTEGER:
+            return
+        record.drop_impossible()
+        if stamp_ns is not None:
+            self._first_stamp_ns = stamp_ns if self._first_stamp_ns is None else self._first_stamp_ns
+            stamp_ns -= self._first_stamp_ns
+        self.has_times = self.has_times or record.wall_ns is not None
+        moment = self._moments.mark() if self._moments is not None else None
+        rank = self._labels.setdefault(label, len(self._labels))
+        self._waiting.append(
+            (number, record.wall_ns, rank, self._begins, self._disturbance, stamp_ns, moment, *_figures_of(record))
+        )
+        self._begins = self._disturbance = 0
+        if len(self._waiting) >= _AT_ONCE:
+            self._write()
+        self.__dict__.pop("_found", None)
+
+    def add_many(self, label: bytes | None, **columns: Int64) -> None:
+        """Append many undisturbed records of one label, of which only some figures are known; 0 is no time."""
+        self._write()
+        rows = len(columns["iteration"])
+        block = np.full((rows, len(_PLACES)), np.nan)
+        for name, values in columns.items():
+            block[:, _PLACES[name]] = values
+        block[block[:, 1] <= 0, 1] = np.nan
+        for name in ("begins", "disturbed", *_COUNTS):
+            block[:, _PLACES[name]] = columns.get(name, 0)
+        block[:, _PLACES["label"]] = self._labels.setdefault(label, len(self._labels))
+        block[:1, _PLACES["begins"]], block[:1, _PLACES["disturbed"]] = self._begins, self._disturbance
+        self._begins = self._disturbance = 0
+        self._keep(block)
+        self.__dict__.pop("_found", None)
+
+    def on_restart(self) -> None:
+        """A process begins to train; several ranks may print that."""
+        self._begins = 1
+
+    def on_disturbance(self, kind: Disturbance) -> None:
+        """Training is interrupted; where the clock runs on, the time of the next record contains that."""
+        if self.clock_runs_on:
+            self._disturbance = min(_DISTURBANCES.index(kind), self._disturbance or len(_DISTURBANCES))
+
+    @property
+    def rows(self) -> int:
+        """How many records were printed, copies included."""
+        return self._rows + len(self._waiting)
+
+    def new_since(self, rows: int) -> int:
+        """How many records that are no copies came after the first ``rows`` that were printed."""
+        return len(self._found.rows) - int(np.searchsorted(self._found.rows, rows))
+
+    def __len__(self) -> int:
+        return len(self._found.rows)
+
+    @property
+    def resolved(self) -> Resolved:
+        """What are copies, and where the job started again."""
+        return self._found
+
+    @property
+    def redone(self) -> int:
+        """Iterations that were done again after a restart."""
+        return self._found.redone if self.redone_by_starts is None else self.redone_by_starts
+
+    @property
+    def interval(self) -> int:
+        """How many iterations lie between two records: what occurs most often, 1 without two records."""
+        return self._found.interval
+
+    @property
+    def irregular_gaps(self) -> int:
+        """Places where more iterations lie between two records than elsewhere, and no record covers them."""
+        if self.covers_gaps or self.expects_gaps:
+            return 0
+        return sum(count for gap, count in self._found.gaps.items() if gap > self.interval)
+
+    def median_ns(self) -> int | None:
+        """Median time of the records; None without one."""
+        times = self._times()
+        times = times[~np.isnan(times)]
+        return int(np.median(times)) if len(times) else None
+
+    def median_samples_per_s(self) -> float | None:
+        """Median throughput of the records, as the log states it; None without one."""
+        speeds = self._column("samples_per_s")
+        speeds = speeds[np.isfinite(speeds)]
+        return float(np.median(speeds)) if len(speeds) else None
+
+    def moments(self) -> list[int]:
+        """The numbers of the records in a ``MomentsBuilder``."""
+        moments: list[int] = self._column("moment").astype(np.int64).tolist()
+        return moments
+
+    def iterations(self) -> Iterations:
+        """The records of one rank as a table."""
+        columns: dict[str, Any] = {name: _masked(self._column(name)) for name in _INTEGERS if name != "wall_ns"}
+        columns |= {name: _masked_floats(self._column(name)) for name in _FLOATS}
+        columns |= {name: np.nan_to_num(self._column(name)).astype(np.int64) for name in _COUNTS}
+        kinds = np.asarray(_DISTURBANCES, np.str_)
+        return Iterations(
+            span=self._spans_since() if self.covers_gaps else self._spans(),
+            attempt=self._found.attempt,
+            wall_ns=_masked(self._times()),
+            disturbed=kinds[self._found.disturbed],
+            **columns,
+        )
+
+    @cached_property
+    def _found(self) -> Resolved:
+        """What ``resolve`` makes of all records so far."""
+        self._write()
+        return resolve(
+            Printed(
+                iteration=self._printed("iteration"),
+                wall_ns=self._printed("wall_ns"),
+                label=self._printed("label"),
+                begins=self._printed("begins"),
+                disturbed=self._printed("disturbed"),
+                samples=self._printed("samples"),
+            )
+        )
+
+    def _write(self) -> None:
+        """Write the last records as a block; many at once cost less."""
+        if self._waiting:
+            self._keep(np.asarray(self._waiting, np.float64))
+            self._waiting = []
+
+    def _keep(self, block: Float64) -> None:
+        full = max(min(MOST_IN_FULL - self._rows, len(block)), 0)
+        self._blocks += [part for part in (block[:full], block[full:, : len(_ALWAYS)].copy()) if len(part)]
+        self._rows += len(block)
+
+    def _printed(self, name: str) -> Float64:
+        """A figure of all records that were printed; NaN where it is absent."""
+        place = _PLACES[name]
+        parts = [block[:, place] if place < block.shape[1] else np.full(len(block), np.nan) for block in self._blocks]
+        return np.concatenate((np.empty(0), *parts))
+
+    def _column(self, name: str) -> Float64:
+        """A figure of the records that are no copies; NaN where it is absent."""
+        rows = self._found.rows
+        return self._printed(name)[rows]
+
+    def _times(self) -> Float64:
+        """The times: as they are stated, else from dates, or from the throughput of a known batch."""
+        wall_ns = self._column("wall_ns")
+        if self._first_stamp_ns is not None:
+            wall_ns = np.where(np.isnan(wall_ns), self._times_between_stamps(), wall_ns)
+        if self.batch is not None:
+            speeds = self._column("samples_per_s")
+            is_stated = np.isfinite(speeds) & (speeds > 0)
+            times = np.rint(self.batch / np.where(is_stated, speeds, np.nan) * NS_PER_S)
+            times[~((times >= 1) & (times <= LARGEST_INTEGER))] = np.nan
+            wall_ns = np.where(np.isnan(wall_ns), times, wall_ns)
+        if self.untimed_after_start:
+            numbers, attempt = self._column("iteration"), self._found.attempt
+            first = np.flatnonzero(np.diff(attempt, prepend=-1))
+            after = numbers - np.repeat(numbers[first], np.diff(first, append=len(numbers)))
+            wall_ns[(after > 0) & (after < self.untimed_after_start)] = np.nan
+        return wall_ns
+
+    def _times_between_stamps(self) -> Float64:
+        """The time since the last record before with a stamp, over the iterations between, in the same start."""
+        stamps, numbers, attempt = self._column("stamp_ns"), self._column("iteration"), self._found.attempt
+        times = np.full(len(stamps), np.nan)
+        rows = np.flatnonzero(~np.isnan(stamps) & ~np.isnan(numbers))
+        moved, steps = (np.diff(column[rows]).astype(np.int64) for column in (stamps, numbers))
+        is_timed = (moved > 0) & (steps > 0) & (np.diff(attempt[rows]) == 0)
+        times[rows[1:][is_timed]] = moved[is_timed] // steps[is_timed]
+        times[~((times >= 1) & (times <= LARGEST_INTEGER))] = np.nan
+        return times
+
+    @property
+    def _iterations_per_record(self) -> int:
+        """How many iterations a record is the mean of; a stated number that the records contradict is not believed."""
+        if not self.stated_interval:
+            return self.interval
+        return min(self.stated_interval, self.interval) if self._found.gaps else self.stated_interval
+
+    def _spans_since(self) -> Int64:
+        """How many iterations lie between each record and the one before."""
+        numbers, attempts = _integers(self._column("iteration")), self._found.attempt
+        span = np.ones(len(numbers), np.int64)
+        if not len(numbers):
+            return span
+        span[1:] = np.where(self._follows(numbers), np.diff(numbers), 1)
+        first = np.flatnonzero(np.diff(attempts, prepend=-1))
+        timed = first[~np.isnan(self._times()[first]) & (numbers[first] > 0)]
+        span[timed] = numbers[timed] if self.measures_from_zero else np.minimum(numbers[timed], self.interval)
+        for row in np.setdiff1d(first, timed).tolist():
+            attempt, usual = int(attempts[row]), int(span[row + 1]) if row + 1 < len(span) else 0
+            if attempt < len(self.starts) and 0 < numbers[row] - self.starts[attempt] <= usual:
+                span[row] = numbers[row] - self.starts[attempt]
+        return span
+
+    def _spans(self) -> Int64:
+        """How many iterations each record is the mean of: as many as usual, or fewer where fewer lie between."""
+        numbers, attempts, interval = (
+            _integers(self._column("iteration")),
+            self._found.attempt,
+            self._iterations_per_record,
+        )
+        span = np.full(len(numbers), interval or 1, np.int64)
+        if not len(numbers):
+            return span
+        follows = self._follows(numbers)
+        since = np.where(follows, np.diff(numbers), interval)
+        span[1:] = np.minimum(since, interval)
+        first = np.flatnonzero(np.diff(attempts, prepend=-1))
+        # What a resumed run counts from is not stated; a first record off the grid is one that is printed by itself.
+        early = (numbers[first] > 0) & (numbers[first] < interval)
+        span[first[early]] = numbers[first[early]]
+        if self.starts_over:
+            seconds = first[first + 1 < len(numbers)]
+            again = seconds[follows[seconds] & (since[seconds] < interval) & (numbers[seconds] % interval != 0)]
+            span[again] = 1
+            span[again + 1] = since[again] + 1
+        return span
+
+    def _follows(self, numbers: Int64) -> Bool:
+        """Which records but the first one follow the one before in the same attempt."""
+        attempts = self._found.attempt
+        follows: Bool = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != ABSENT)
+        return follows
+
+
+def _integers(values: Float64) -> Int64:
+    """A column of integers, with ``ABSENT`` where there is none."""
+    return np.where(np.isnan(values), ABSENT, values).astype(np.int64)
+
+
+def _masked(values: Float64) -> MaskedInt64:
+    column = _integers(values)
+    return np.ma.MaskedArray(np.maximum(column, 0), mask=column == ABSENT)
+
+
+def _masked_floats(values: Float64) -> MaskedFloat64:
+    absent = ~np.isfinite(values)
+    return np.ma.MaskedArray(np.where(absent, 0.0, values), mask=absent)

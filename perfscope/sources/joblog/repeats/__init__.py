@@ -1,1 +1,0 @@
-"""Text that repeats itself: it is found as bytes, read a few times, and counted for the rest."""

@@ -1,0 +1,236 @@
+"""How many steps the run time of a Trainer is of: those since its last start.
+
+``train_runtime`` begins when training starts or goes on from a checkpoint. ``train_steps_per_second`` is planned steps
+over it (``max_steps``, transformers up to 4) or steps done since the start (transformers 5), see ``speed_metrics`` and
+its call in ``transformers/trainer.py``. A speed that does not fit the planned steps is therefore of the steps done.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor, log10
+
+from perfscope.sources.joblog.progress_bars import DrawnRun
+
+#: An inclusive range of whole numbers.
+Range = tuple[int, int]
+
+_HALF_A_PRINTED_DIGIT = 0.0005
+_HALF_A_RUNTIMES_DIGIT = 0.00005
+_DIGITS = 4  # transformers 5 prints so many, between quotes
+_HALF_AN_EPOCHS_DIGIT = 0.005
+_OF_ALL_LOSSES = 0.5
+
+NO_STEPS = "train_runtime is known, the number of steps is not: no step time"
+NO_BEGIN = "the step at which training started or went on is unknown, train_runtime is of those since: no step time"
+NO_END = "training ended before its planned steps, at which step is not stated: no step time"
+EVALUATIONS = "train_runtime holds evaluations: the time of a step from it is too long"
+NOTHING_DONE = "no step was done since the last start: no step time"
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """What is known of the last start of a run, and of its end.
+
+    Attributes:
+        of_speed: The steps that the stated speed times the run time allows.
+        planned: The step that training is to reach.
+        begin: The step that it started at; None where it went on from an unknown one.
+        reached: The steps that it may have reached; None without a statement.
+    """
+
+    of_speed: Range | None
+    planned: int | None
+    begin: int | None
+    reached: Range | None
+
+    @property
+    def is_speed_of_planned(self) -> bool:
+        """Whether the stated speed fits the planned steps."""
+        return self.of_speed is not None and self.planned is not None and _holds(self.of_speed, self.planned)
+
+    def count_steps(self) -> int | str:
+        """The steps that the run time is of, or why they are unknown."""
+        steps = self._count()
+        return NOTHING_DONE if isinstance(steps, int) and steps <= 0 else steps
+
+    @property
+    def is_speed_of_done(self) -> bool:
+        """Whether the stated speed is of the steps done, or nothing shows another meaning."""
+        return self.begin == 0 if self.planned is None else not self.is_speed_of_planned
+
+    def samples_per_s(self, stated: float | None, steps: int | str) -> float | None:
+        """Samples a second of the steps done; None where the planned samples are stated, and the steps unknown."""
+        if stated is None or not self.is_speed_of_planned or not self.planned:
+            return stated
+        return stated * steps / self.planned if isinstance(steps, int) else None
+
+    def _count(self) -> int | str:
+        begin, planned, reached = self.begin, self.planned, self.reached
+        since = None if begin is None or reached is None else (reached[0] - begin, reached[1] - begin)
+        if self.of_speed is not None and planned is not None and not self.is_speed_of_planned:
+            least, most = self.of_speed
+            if since is not None and max(least, since[0]) <= min(most, since[1]):
+                least, most = max(least, since[0]), min(most, since[1])
+            return least if least == most else NO_STEPS
+        if since is not None and since[0] == since[1]:
+            return since[0]
+        if begin is None:
+            return NO_BEGIN
+        if planned is not None:
+            return NO_END if reached is not None and reached[1] < planned else planned - begin
+        if begin == 0 and self.of_speed is not None and self.of_speed[0] == self.of_speed[1]:
+            return self.of_speed[0]
+        return NO_STEPS
+
+
+@dataclass(slots=True)
+class EndFigures:
+    """The figures at the end of a log, and what says which steps they are of.
+
+    Attributes:
+        runtime_s: The run time, of the slowest node.
+        samples_per_s, steps_per_s: The speeds, of the slowest node.
+        first_loss, last_loss: Of the dictionaries.
+        mean_loss: Of the run.
+        begin: The step of the last start; None where no line states a start.
+        examples, epoch_steps: Of the start-up block.
+        first_epoch, second_epoch: Of the first dictionaries.
+        last_epoch: Of the final dictionary.
+        is_short: Figures are printed with four digits, as transformers 5 does.
+        has_evaluations: There was one since the last start, before the end.
+    """
+
+    runtime_s: float | None = None
+    samples_per_s: float | None = None
+    steps_per_s: float | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    mean_loss: float | None = None
+    begin: int | None = None
+    examples: int | None = None
+    epoch_steps: int | None = None
+    first_epoch: float | None = None
+    second_epoch: float | None = None
+    last_epoch: float | None = None
+    is_short: bool = False
+    has_evaluations: bool = False
+
+    def on_start(self) -> None:
+        """Training starts, at the first step unless a line says otherwise."""
+        self.begin, self.examples, self.epoch_steps = 0, None, None
+        if self.runtime_s is None:
+            self.has_evaluations = False
+
+    def on_resume(self, step: int) -> None:
+        """Training goes on from a step: a run time that was stated before is of an earlier start."""
+        self.begin = step
+        self.runtime_s = self.samples_per_s = self.steps_per_s = None
+        self.has_evaluations = False
+
+    def on_evaluation(self) -> None:
+        """An evaluation; those behind the end are in no run time."""
+        self.has_evaluations |= self.runtime_s is None
+
+    def add_epoch(self, epoch: float | None) -> None:
+        """Keep the first two epochs that differ."""
+        if self.first_epoch is None:
+            self.first_epoch = epoch
+        elif self.second_epoch is None and epoch is not None and epoch > self.first_epoch:
+            self.second_epoch = epoch
+
+    def add_loss(self, loss: float | None) -> None:
+        """Keep the first and the last loss."""
+        self.first_loss = loss if self.first_loss is None else self.first_loss
+        self.last_loss = self.last_loss if loss is None else loss
+
+    def set_speeds(self, samples_per_s: float | None, steps_per_s: float | None) -> None:
+        """Set what the end states; the slowest node counts."""
+        if samples_per_s is not None and samples_per_s > 0:
+            before = self.samples_per_s
+            self.samples_per_s = samples_per_s if before is None else min(samples_per_s, before)
+        if steps_per_s is not None and steps_per_s > 0:
+            before = self.steps_per_s
+            self.steps_per_s = steps_per_s if before is None else min(steps_per_s, before)
+
+    def find_end(self, runtime_s: float, planned: int | None, batch: int | None, drawn: DrawnRun | None) -> RunEnd:
+        """Gather what is known; ``batch`` is the samples of a step, ``drawn`` what the bar shows."""
+        begin, reached = self.begin, None
+        if drawn is not None:
+            reached = (drawn.reached, drawn.reached)
+            begin = drawn.begin if begin is None else begin
+        else:
+            reached = self._reached(batch)
+            begin = 0 if begin is None and not self._goes_on() else begin
+        speed = self.steps_per_s
+        of_speed = None if speed is None else steps_of_speed(speed, runtime_s, is_short=self.is_short)
+        return RunEnd(of_speed, planned, begin, reached)
+
+    def steps_of_batch(self, runtime_s: float, batch: int | None) -> int | None:
+        """Steps that the stated samples fill, if the rounded steps a second do not contradict it."""
+        if not batch or self.samples_per_s is None:
+            return None
+        steps = ceil(round(self.samples_per_s * runtime_s) / batch)
+        rounded = self.steps_per_s
+        if rounded is None:
+            return steps
+        half = 1.01 * _half_a_digit(rounded, is_short=self.is_short)
+        return steps if abs(steps / runtime_s - rounded) <= half else None
+
+    def _reached(self, batch: int | None) -> Range | None:
+        if self.last_epoch is None:
+            return None
+        if self.epoch_steps is not None:
+            return steps_of_epoch(self.last_epoch, self.epoch_steps, self.epoch_steps)
+        if not batch or self.examples is None:
+            return None
+        return steps_of_epoch(self.last_epoch, self.examples // batch, ceil(self.examples / batch))
+
+    def _goes_on(self) -> bool:
+        if is_part_of_losses(self.mean_loss, self.first_loss, self.last_loss):
+            return True
+        first, second = self.first_epoch, self.second_epoch
+        return first is not None and second is not None and goes_on(first, second)
+
+
+def steps_of_speed(steps_per_s: float, runtime_s: float, *, is_short: bool = False) -> Range | None:
+    """The steps that give a rounded speed; None where no whole number does.
+
+    Run times have four decimals; ``is_short`` is for figures of four digits.
+    """
+    half = _half_a_digit(steps_per_s, is_short=is_short)
+    half_s = _half_a_digit(runtime_s, is_short=True) if is_short else _HALF_A_RUNTIMES_DIGIT
+    least = max(ceil((steps_per_s - half) * (runtime_s - half_s)), 1)
+    most = floor((steps_per_s + half) * (runtime_s + half_s))
+    return (least, most) if least <= most else None
+
+
+def _half_a_digit(value: float, *, is_short: bool) -> float:
+    """By how much a speed or a run time may be rounded."""
+    if not is_short or value <= 0:
+        return _HALF_A_PRINTED_DIGIT
+    return float(max(_HALF_A_PRINTED_DIGIT, 0.5 * 10.0 ** (floor(log10(value)) - _DIGITS + 1)))
+
+
+def steps_of_epoch(epoch: float, least_per_epoch: int, most_per_epoch: int) -> Range | None:
+    """The steps after which a rounded epoch is printed; None where no whole number fits."""
+    half = max(_HALF_AN_EPOCHS_DIGIT, epoch * 10.0**-_DIGITS * 5)
+    least, most = ceil((epoch - half) * least_per_epoch), floor((epoch + half) * most_per_epoch)
+    return (max(least, 0), most) if least <= most else None
+
+
+def goes_on(first_epoch: float, second_epoch: float) -> bool:
+    """Whether the first two epochs that are logged, at equal distances, show that training began before them."""
+    distance = second_epoch - first_epoch
+    return first_epoch - distance > max(4 * _HALF_AN_EPOCHS_DIGIT, distance / 2)
+
+
+def is_part_of_losses(mean: float | None, first: float | None, last: float | None) -> bool:
+    """Whether the mean loss is too small for these steps: transformers 4 divides its sum by all steps reached."""
+    if mean is None or first is None or last is None or min(first, last) <= 0:
+        return False
+    return mean < _OF_ALL_LOSSES * min(first, last)
+
+
+def _holds(steps: Range, number: int) -> bool:
+    return steps[0] <= number <= steps[1]

@@ -1,1 +1,0 @@
-"""The iteration records of one source of step times: added, told from copies and restarts, kept or folded."""

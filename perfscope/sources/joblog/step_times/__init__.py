@@ -1,1 +1,0 @@
-"""Step times that no record states: from clocks, dates, timers, progress bars, and the run time at the end."""

@@ -1,0 +1,286 @@
+r"""A log file as blocks of whole lines in constant memory, their text without colours, and what any line can hold.
+
+Real logs hold progress bars that overwrite themselves with ``\r``, colour codes, Latin-1 names, holes of NUL bytes
+that log rotation left, and now and then a line of many megabytes. All of it is bytes here; nothing is decoded.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+import re
+import select
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
+from gzip import BadGzipFile
+from pathlib import Path
+from typing import IO, cast
+
+from isal import igzip, igzip_lib
+
+from perfscope.constants import NS_PER_S, S_PER_MINUTE
+from perfscope.errors import SourceError
+
+BLOCK = 1 << 20
+_FIRST = 1 << 16
+
+_GZIP = b"\x1f\x8b"
+_ISAL_ERROR = cast("type[Exception]", igzip_lib.IsalError)  # its stub does not say that it is an exception
+_ESCAPE = rb"\x1b(?:\[[0-?]*+[ -/]*+[@-~]|\](?:[^\x07\x1b\n]{0,400}+(?:\x07|\x1b\\))?+|[@-Z\\^_])"
+_ESCAPES = re.compile(_ESCAPE + rb"(?:" + _ESCAPE + rb")*+")  # one match for all that stand in a row
+_RETURNS_TO_ENDS = bytes.maketrans(b"\r", b"\n")
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
+_LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
+_LONGEST_WAIT_MS = 10_000
+_ARCHIVES = ((0, b"PK\x03\x04"), (257, b"ustar"))
+_LONGEST_LINE = 16 * BLOCK
+_LONGEST_LINE_READ = 1 << 14
+_ENDS_READ = 1 << 13
+#: No figure of a log is larger, unless it is damaged or infinite.
+LARGEST = 1e30
+
+#: The labels of torchrun, its roles, torchtitan, mpirun, Ray, kubectl, srun and pdsh, after quotation marks of a mail.
+LABEL = (
+    rb"(?:>\s+)*((?:\[default\d+\]:|\[rank\d+\]:|\[[a-z]{1,40}\d+\|\d+\]:|\[\d+,\d+\]<std(?:out|err)>:"
+    rb"|\(\w+ pid=\d+[^)]*\) |\[pod/[\w./-]{1,100}\] |\d{1,6}: |\d{1,3}(?:\.\d{1,3}){3}: "
+    rb"|[A-Za-z][\w.-]*\d[\w.-]*: (?=[\[\s{]|step|Epoch))+)"
+)
+_LABEL = re.compile(LABEL)
+#: The clock of a progress bar, with hours or without.
+CLOCK = rb"(?P<clock>(?:\d{1,5}:)?\d\d:\d\d)"
+_LONGEST_LABEL = 120
+_TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
+_TIMESTAMP_REACH = 200
+_NUMBER = re.compile(rb"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
+
+
+def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
+    """Yield a file as blocks that end with a line's end, not yet plain text; the last line may lack its end.
+
+    Raises:
+        SourceError: The file cannot be read, is binary, or is a damaged gzip file.
+    """
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as raw:
+            _wait_for_writer(path, raw.fileno())
+            for lines in _whole_lines(_read(path, raw, size)):
+                yield from _split_at_returns(lines)
+    except OSError as error:
+        raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+
+
+def _wait_for_writer(path: Path, descriptor: int) -> None:
+    """Wait until a pipe, opened without waiting, has something to read; other files have it at once."""
+    os.set_blocking(descriptor, True)
+    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        pipe = select.poll()
+        pipe.register(descriptor, select.POLLIN)
+        if not pipe.poll(_LONGEST_WAIT_MS):
+            raise SourceError(path, f"is a pipe that nobody wrote to within {_LONGEST_WAIT_MS // 1000} s")
+
+
+def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
+    head = raw.read(min(size, _FIRST)) + raw.readline(_LONGEST_LINE)
+    if head.startswith(_GZIP):
+        raw.seek(0)
+        yield from _inflate(path, raw, size)
+        return
+    decode = _choose_decoder(head)
+    _refuse_archive(path, head)
+    if decode is _unchanged and is_binary(head):
+        raise SourceError(path, "is a binary file, not a log", hint="name a log, or a folder of logs")
+    head = head.removeprefix(codecs.BOM_UTF8)
+    step = len(head)
+    while head:
+        yield decode(head)
+        step = min(2 * step, size)
+        head = raw.read(step) + raw.readline(_LONGEST_LINE)
+
+
+def _inflate(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:
+    with igzip.open(raw, "rb") as inflated:
+        first, decode = True, _choose_decoder(b"")
+        while True:
+            try:
+                chunk = inflated.read(size)
+            except (EOFError, _ISAL_ERROR, BadGzipFile):
+                if first:
+                    raise SourceError(path, "is a damaged gzip file") from None
+                return
+            if first:
+                decode = _choose_decoder(chunk)
+                _refuse_archive(path, chunk)
+                if decode is _unchanged and is_binary(chunk):
+                    raise SourceError(path, "is a compressed binary file, not a log")
+                chunk = chunk.removeprefix(codecs.BOM_UTF8)
+            first = False
+            if not chunk:
+                return
+            yield decode(chunk)
+
+
+def _refuse_archive(path: Path, head: bytes) -> None:
+    """An archive of logs holds their text, one behind the other, and would be read as one job."""
+    if any(head.startswith(magic, offset) for offset, magic in _ARCHIVES):
+        raise SourceError(path, "is an archive, not a log", hint="unpack it, and name the folder")
+
+
+def is_binary(head: bytes) -> bool:
+    """Whether the beginning of a file is too full of control bytes to be text; holes of NUL bytes are forgiven."""
+    text = head.replace(b"\0" * 16, b"")
+    control_bytes = len(text) - len(text.translate(None, _CONTROL))
+    return control_bytes > _LARGEST_SHARE_OF_CONTROL_BYTES * len(text) or (bool(head) and not text)
+
+
+def _choose_decoder(head: bytes) -> Callable[[bytes], bytes]:
+    """What makes UTF-8 of a text that begins with these bytes: UTF-16 begins with a byte order mark."""
+    return _from_utf16(head) if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else _unchanged
+
+
+def _unchanged(chunk: bytes) -> bytes:
+    return chunk
+
+
+def _from_utf16(head: bytes) -> Callable[[bytes], bytes]:
+    name = "utf-16-le" if head.startswith(codecs.BOM_UTF16_LE) else "utf-16-be"
+    decoder = codecs.getincrementaldecoder(name)(errors="replace")
+
+    def decode(chunk: bytes) -> bytes:
+        return decoder.decode(chunk).lstrip("\ufeff").encode()
+
+    return decode
+
+
+def _whole_lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    rest = b""
+    for chunk in chunks:
+        if not rest and chunk.endswith(b"\n"):
+            yield chunk
+            continue
+        text = rest + chunk
+        end = text.rfind(b"\n") + 1
+        if end == 0:
+            end = text.rfind(b"\r") + 1
+        if end == 0 and len(text) < _LONGEST_LINE:
+            rest = text
+            continue
+        end = end or len(text)
+        rest = text[end:]
+        yield text[:end]
+    if rest:
+        yield rest
+
+
+def _split_at_returns(lines: bytes) -> Iterator[bytes]:
+    """A block in parts where its lines are much longer, as one of overwritten bars is; all of it leaves the cache."""
+    begin = 0
+    while len(lines) - begin > 2 * BLOCK:
+        end = lines.rfind(b"\r", begin, begin + BLOCK) + 1
+        if end == 0 or lines.startswith(b"\n", end):
+            break
+        yield lines[begin:end]
+        begin = end
+    yield lines[begin:] if begin else lines
+
+
+def to_plain_text(text: bytes) -> bytes:
+    r"""Text without colour codes, each overwritten part of a line as a line of its own.
+
+    >>> to_plain_text(b"\x1b[32mstep: 1\x1b[39m\r 10%|#|\r\n")
+    b'step: 1\n 10%|#|\n'
+    """
+    if b"\r" in text:
+        text = text.replace(b"\r\n", b"\n")
+    if b"\r" in text or b"\0" in text:  # which may be many
+        text = text.translate(_RETURNS_TO_ENDS, b"\0")
+    text = _shorten_lines(text)
+    if b"\x1b" in text:
+        text = b"".join(_ESCAPES.split(text))  # faster than to substitute each
+    return text
+
+
+def _shorten_lines(text: bytes) -> bytes:
+    """Text with both ends of each line over 16 KB: no record is as long, and patterns need time for the rest."""
+    parts: list[bytes] = []
+    begin = copied = 0
+    while begin + _LONGEST_LINE_READ < len(text):
+        end = text.rfind(b"\n", begin, begin + _LONGEST_LINE_READ + 1)
+        if end >= 0:
+            begin = end + 1
+            continue
+        end = text.find(b"\n", begin)
+        end = len(text) if end < 0 else end
+        parts += (text[copied : begin + _ENDS_READ], b"\n")
+        copied = end - _ENDS_READ
+        begin = end + 1
+    return b"".join((*parts, text[copied:])) if parts else text
+
+
+def parse_label(text: bytes, line: int) -> bytes | None:
+    """What a launcher wrote in front of the line that begins at ``line``; None where it wrote nothing."""
+    match = _LABEL.match(text, line, line + _LONGEST_LABEL)
+    return match[1] if match else None
+
+
+def parse_timestamp_ns(text: bytes, start: int, end: int) -> int | None:
+    """The first date and time of a line in nanoseconds since 1970, time zone ignored; None without one."""
+    match = _TIMESTAMP.search(text, start, min(end, start + _TIMESTAMP_REACH))
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = (int(part) for part in match.groups()[:6])
+    try:
+        date = datetime(year, month, day, hour, minute, second)
+    except ValueError:
+        return None
+    fraction = (match[7] or b"").ljust(9, b"0")
+    return int((date - datetime(1970, 1, 1)).total_seconds()) * NS_PER_S + int(fraction)
+
+
+def parse_clock_s(text: bytes) -> int:
+    """The seconds of one of a bar's clocks."""
+    seconds = 0
+    for part in text.split(b":"):
+        seconds = seconds * S_PER_MINUTE + int(part)
+    return seconds
+
+
+def parse_number(text: bytes) -> float | None:
+    """The number that a text begins with, thousands separated or not; None for anything else, ``1.2.3`` included.
+
+    >>> parse_number(b" 5,498 "), parse_number(b"5.12e+02,"), parse_number(b"1.2.3"), parse_number(b"nan")
+    (5498.0, 512.0, None, None)
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        pass
+    else:
+        return value if abs(value) < LARGEST else None
+    stripped = text.strip()
+    match = _NUMBER.match(stripped)
+    if match is None or stripped[match.end() : match.end() + 1] == b".":
+        return None
+    try:
+        value = float(match[0].replace(b",", b"").replace(b"_", b""))
+    except ValueError:
+        return None
+    return value if abs(value) < LARGEST else None
+
+
+def parse_numbers(cells: Iterable[tuple[bytes, bytes]]) -> dict[bytes, float | None]:
+    """The number of each name, the last one where a name occurs again.
+
+    >>> parse_numbers([(b"loss", b"2.5"), (b"lr", b"1e-5"), (b"loss", b"2.25")])
+    {b'loss': 2.25, b'lr': 1e-05}
+    """
+    return {name: parse_number(text) for name, text in dict(cells).items()}
+
+
+def parse_resolution(text: bytes) -> float:
+    """What the last printed digit of a number stands for.
+
+    >>> parse_resolution(b" 5837.9 "), parse_resolution(b"1,024"), parse_resolution(b"0.25")
+    (0.1, 1.0, 0.01)
+    """
+    return float(10 ** -len(text.strip().partition(b".")[2]))

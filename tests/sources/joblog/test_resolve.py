@@ -1,0 +1,179 @@
+"""Copies of other ranks, and restarts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from perfscope.sources.joblog.records import Record, Series
+from perfscope.tables.joblog import Disturbance
+
+
+def fill(series: Series, *numbers: int, label: bytes | None = None) -> list[int]:
+    """Print records, and return those of them that are new."""
+    before = series.rows
+    for number in numbers:
+        series.add(Record(iteration=number, wall_ns=10**9), label)
+    return [numbers[row - before] for row in series.resolved.rows.tolist() if row >= before]
+
+
+def attempts(series: Series) -> int:
+    return int(series.resolved.attempt[-1])
+
+
+def test_a_copy_of_the_last_iteration_is_dropped() -> None:
+    series = Series()
+    assert fill(series, 1, 1, 2, 2, 3, 3) == [1, 2, 3]
+    assert series.resolved.copies == 3
+    assert attempts(series) == 0
+
+
+def test_a_labelled_rank_that_prints_later_is_a_copy() -> None:
+    series = Series()
+    assert fill(series, 1, 2, 3, label=b"[rank0]:") == [1, 2, 3]
+    assert fill(series, 1, 2, 3, label=b"[rank1]:") == []
+    assert fill(series, 4, label=b"[rank0]:") == [4]
+    assert attempts(series) == 0
+
+
+def test_unlabelled_copies_may_come_out_of_order() -> None:
+    series = Series()
+    assert fill(series, 1, 1, 2, 3, 2, 3) == [1, 2, 3]
+    assert attempts(series) == 0
+
+
+def test_a_restart_goes_back_and_its_work_is_redone() -> None:
+    series = Series()
+    assert fill(series, 1, 2, 3, 4, 5, 4, 5, 6) == [1, 2, 3, 4, 5, 4, 5, 6]
+    assert attempts(series) == 1
+    assert series.redone == 2
+
+
+def test_a_process_that_says_that_it_begins_is_a_restart_without_going_back() -> None:
+    series = Series()
+    fill(series, 1, 2)
+    series.on_restart()
+    series.on_restart()
+    fill(series, 3, 4)
+    assert series.iterations().attempt.tolist() == [0, 0, 1, 1]
+    assert series.redone == 0
+
+
+def test_an_interval_is_what_lies_between_most_records() -> None:
+    series = Series()
+    fill(series, 10, 20, 30, 50, 60)
+    assert series.interval == 10
+    assert series.irregular_gaps == 1
+    assert series.iterations().span.tolist() == [10] * 5
+    fill(series, 63)
+    assert series.iterations().span.tolist() == [10] * 5 + [3]
+
+
+def test_the_first_record_of_a_run_cannot_cover_more_than_its_number() -> None:
+    series = Series()
+    fill(series, 3, 13, 23)
+    assert series.iterations().span.tolist() == [3, 10, 10]
+
+
+def test_only_a_clock_that_runs_on_is_disturbed() -> None:
+    running, stopped = Series(), Series()
+    running.clock_runs_on = True
+    for series in (running, stopped):
+        fill(series, 1)
+        series.on_disturbance(Disturbance.SAVE)
+        fill(series, 2, 3)
+    assert running.iterations().disturbed.tolist() == ["", "save", ""]
+    assert stopped.iterations().disturbed.tolist() == ["", "", ""]
+
+
+def test_unlabelled_ranks_may_be_apart_from_the_beginning_on() -> None:
+    series = Series()
+    fill(series, 1, 2, 1, 3, 2, 1, 3, 4, 2, 3, 4, 4, 5)
+    table = series.iterations()
+    assert table.iteration.tolist() == [1, 2, 3, 4, 5]
+    assert set(table.attempt.tolist()) == {0}
+    assert (series.resolved.copies, series.redone) == (8, 0)
+
+
+def test_a_line_that_is_there_twice_is_no_restart_and_no_second_rank() -> None:
+    series = Series()
+    assert fill(series, *range(1, 21), 20, 21, 22, 20, 21, 22, 23) == [*range(1, 23), 20, 21, 22, 23]
+    assert (series.resolved.copies, attempts(series), series.redone) == (1, 1, 3)
+
+
+def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
+    series = Series()
+    fill(series, *(number for number in range(1, 11) for _ in range(2)))
+    fill(series, *(number for number in range(8, 13) for _ in range(2)))
+    assert series.iterations().iteration.tolist() == [*range(1, 11), *range(8, 13)]
+    assert (attempts(series), series.redone) == (1, 3)
+
+
+def test_labelled_ranks_go_back_one_after_the_other() -> None:
+    series = Series()
+    ranks = (b"[rank0]:", b"[rank1]:")
+    for number, rank in [
+        (1, 0),
+        (1, 1),
+        (2, 0),
+        (3, 0),
+        (2, 1),
+        (3, 1),
+        (2, 1),
+        (3, 1),
+        (2, 0),
+        (4, 1),
+        (3, 0),
+        (4, 0),
+    ]:
+        fill(series, number, label=ranks[rank])
+    assert series.iterations().iteration.tolist() == [1, 2, 3, 2, 3, 4]
+    assert (attempts(series), series.redone) == (1, 2)
+
+
+@pytest.mark.parametrize("labelled", [False, True])
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_whatever_the_order_of_ranks_each_attempt_is_counted_once(ranks: int, labelled: bool) -> None:
+    for seed in range(60):
+        draw = random.Random(seed)
+        skew, gap = draw.choice([0, 1, 3]), draw.choice([1, 10])
+        first, series, expected = 1, Series(), []
+        for _ in range(3):
+            last = first + draw.randint(8, 30)
+            places = [first] * ranks
+            while min(places) <= last:
+                ready = [rank for rank, at in enumerate(places) if at <= last and at - min(places) <= skew]
+                rank = draw.choice(ready)
+                fill(series, places[rank] * gap, label=b"[rank%d]:" % rank if labelled else None)
+                places[rank] += 1
+            expected += [number * gap for number in range(first, last + 1)]
+            first = draw.randint(first + 1, last - 5)
+        assert series.iterations().iteration.tolist() == expected, (seed, skew, gap)
+        assert attempts(series) == 2
+
+
+@pytest.mark.parametrize("order", ["by step", "by rank"])
+def test_unnumbered_records_of_two_labelled_ranks_are_those_of_one(order: str) -> None:
+    series, lines = Series(), [(step, rank) for step in range(6) for rank in (0, 1)]
+    if order == "by rank":
+        lines.sort(key=lambda line: line[1])
+    for step, rank in lines:
+        series.add(Record(wall_ns=(step + 1) * 10**9), b"[rank%d]:" % rank)
+    assert (len(series), series.resolved.copies, series.resolved.unnumbered_ranks) == (6, 6, 2)
+    assert series.median_ns() == 3_500_000_000
+
+
+def test_a_rank_that_prints_more_unnumbered_records_than_the_others_goes_on_alone() -> None:
+    series = Series()
+    for label, count in ((b"[rank0]:", 3), (b"[rank1]:", 5)):
+        for _ in range(count):
+            series.add(Record(wall_ns=10**9), label)
+    assert (len(series), series.resolved.copies) == (5, 3)
+
+
+def test_unnumbered_records_without_labels_are_all_counted() -> None:
+    series = Series()
+    for _ in range(4):
+        series.add(Record(wall_ns=10**9))
+    assert (len(series), series.resolved.copies) == (4, 0)
