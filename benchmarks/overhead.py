@@ -31,16 +31,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from tabulate import tabulate
 from torch.utils.data import dataloader
 
 from benchmarks import behind_windows, whole_processes
+from benchmarks.overhead_limits import compare_with_limits
 from benchmarks.training_loop import Size, Training
 from perfscope import hooks, wire
 from perfscope.hooks import start
@@ -48,7 +47,6 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.selection import parse_windows
-from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits
 from perfscope.workloads.gpt import GptConfig
 
 ACTIVE = 3  # steps of a window
@@ -362,7 +360,7 @@ def main() -> None:
     if options.part in (None, "loop"):
         figures |= measure_loop(small=options.small)
     print(", ".join(figures["machine"].values()))
-    rows = [astuple(line) for line in compare_with_limits(msgspec.convert(figures, OverheadRecord))]
+    rows = compare_with_limits(figures)
     headings = ("", "with perfscope", "bare", "difference", "limit", "kept")
     print(tabulate(rows, headings, tablefmt="pipe", floatfmt=".2f", missingval=""))
     if options.json:

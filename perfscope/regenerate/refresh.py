@@ -54,7 +54,7 @@ def check_file(path: Path, constants: Mapping[Quantity, Constant], peak_tflops: 
 
 def _explain_unread(file: PublishedFile) -> str:
     if file.document is None:
-        return "refresh changes markdown; `report table` reads CSV"
+        return "refresh changes markdown; a block `report table` reads CSV"
     return (
         "; ".join(file.unread)
         or "a table needs a column such as TFLOPs, speed-up or efficiency, and what it is computed from"

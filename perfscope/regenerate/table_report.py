@@ -1,4 +1,4 @@
-"""The reports of ``perfscope report table``: tables with recomputed cells, added columns and a verdict on each row."""
+"""The reports of ``report table`` in a block: tables with recomputed cells, added columns and a verdict on each row."""
 
 from __future__ import annotations
 

@@ -140,9 +140,9 @@ class TestOurReports:
             ),
             (
                 "mxnet-bert-v100.md",
-                "fixtures/published/mxnet_bert/runs_batch_32.csv",
-                ("1n8g,7,1050.76", "1n8g,7,1150.76"),
-                {("Mean", "1058.05", "1072.34"), ("Median", "1058.60", "1061.91"), ("Speed-up", "7.05", "7.07")},
+                "fixtures/published/mxnet_bert/memory.csv",
+                ("48,14021,16160", "48,15021,16160"),
+                {("Memory (MiB)", "14021", "15021"), ("Memory used (%)", "86.8", "93.0")},
             ),
             (
                 "resnet50-v100.md",

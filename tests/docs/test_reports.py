@@ -36,4 +36,4 @@ def test_an_example_prints_what_is_shown(
 
 
 def test_there_are_examples() -> None:
-    assert len(EXAMPLES) == 5
+    assert len(EXAMPLES) == 4

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from perfscope.commands.options.common import FormatOption
+from perfscope.commands.report.table import table
 from perfscope.errors import ExitCode, PerfscopeError
 from perfscope.outcome import Outcome
 from perfscope.regenerate.build import Answer, Commits, build_pages, write_pages
@@ -31,9 +32,9 @@ READING = (
     "checkpoint",
     "scaling",
     "logs",
-    "report",
 )
-_READING_REPORTS = ("table", "runs", "environment", "overhead", "findings", "mfu")
+#: A block can hold tables of raw files, too.
+_TABLE = ("report", "table")
 _WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg", "--timeline")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
 #: The error that typer raises for invalid options: typer exports its subclass BadParameter only.
@@ -68,6 +69,8 @@ def answer_with(group: TyperGroup) -> Answer:
         name, *arguments = words
         command = group.get_command(typer.Context(group), name)
         assert command is not None, f"perfscope {name} does not exist"
+        if tuple(words[:2]) == _TABLE:
+            command, arguments = table_command(), arguments[1:]
         with contextlib.chdir(folder):
             try:
                 outcome = command.main(arguments, prog_name=f"perfscope {name}", standalone_mode=False)
@@ -84,12 +87,22 @@ def answer_with(group: TyperGroup) -> Answer:
     return answer
 
 
+def table_command() -> TyperCommand:
+    """What answers ``report table`` in a block."""
+    app = typer.Typer()
+    app.command()(table)
+    command = typer.main.get_command(app)
+    assert isinstance(command, TyperCommand)
+    return command
+
+
 def _refuse_writing(words: Sequence[str]) -> None:
-    only_reads = words[0] in READING and (words[0] != "report" or (words[1:2] and words[1] in _READING_REPORTS))
+    only_reads = tuple(words[:2]) == _TABLE or words[0] in READING
     only_reads = only_reads and (words[0] != "bench" or "--results" in words)
     if not only_reads:
         raise PerfscopeError(
-            f"{' '.join(words[:2])!r} is not a read-only command", hint=f"allowed: {', '.join(READING)}"
+            f"{' '.join(words[:2])!r} is not a read-only command",
+            hint=f"allowed: {', '.join((*READING, ' '.join(_TABLE)))}",
         )
     writing = [word for word in words if word.split("=")[0] in _WRITING_OPTIONS]
     if writing:

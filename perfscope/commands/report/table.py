@@ -1,4 +1,4 @@
-"""``perfscope report table``: raw tables with what follows from them."""
+"""``report table`` in a block of a report: raw tables with what follows from them."""
 
 from __future__ import annotations
 

@@ -88,17 +88,6 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
     return PublishedFile(document.path, document, tuple(tables), tuple(unread))
 
 
-def read_runs(path: Path) -> PublishedTable:
-    """Read a CSV file, whatever its columns state.
-
-    Raises:
-        SourceError: It cannot be read.
-    """
-    table = read_table(_read_csv(path), {}, {}, required=True)
-    assert table is not None
-    return table
-
-
 def read_table(
     grid: Grid,
     constants: Mapping[Quantity, Constant],

@@ -42,13 +42,9 @@ class Environment:
 
     Attributes:
         facts: Names and values in the order of the report.
-        topology: The rows of the matrix of ``nvidia-smi topo -m``, its headings first; empty without one.
-        command: The command that ran; empty where none is stated.
     """
 
     facts: tuple[tuple[str, str], ...]
-    topology: tuple[tuple[str, ...], ...]
-    command: str
 
 
 def read_environment(path: Path) -> Environment:
@@ -69,11 +65,9 @@ def read_environment(path: Path) -> Environment:
         raise SourceError(file, "is not a JSON object")
     versions = {**_image_versions(stated), **_as_dict(stated.get("versions")), **_torch_version(file.parent)}
     facts = (*_list_gpus(stated), *_list_facts(stated), *_list_versions(versions))
-    topology = parse_topology(str(stated.get("topology") or ""))
-    if not facts and not topology:
+    if not facts:
         raise SourceError(file, "describes no environment", hint="it should be a run.json of `perfscope profile`")
-    command = stated.get("command")
-    return Environment(facts, topology, " ".join(map(str, command)) if isinstance(command, list) else "")
+    return Environment(facts)
 
 
 def _list_gpus(stated: Mapping[str, object]) -> list[tuple[str, str]]:
@@ -127,19 +121,3 @@ def _list_versions(versions: Mapping[str, object]) -> list[tuple[str, str]]:
         by_name[name] = str(version)
     libraries = [name for _, library in _VERSIONS for name in (library, f"{library} of the image") if name in by_name]
     return [(name, by_name[name]) for name in [*libraries, *sorted(set(by_name) - set(libraries))]]
-
-
-def parse_topology(text: str) -> tuple[tuple[str, ...], ...]:
-    r"""Read the matrix that ``nvidia-smi topo -m`` prints; columns behind the devices (affinity) are dropped.
-
-    >>> parse_topology("      GPU0  GPU1 CPU Affinity\nGPU0   X    NV18  0-47\nGPU1  NV18   X    0-47")
-    (('', 'GPU0', 'GPU1'), ('GPU0', 'X', 'NV18'), ('GPU1', 'NV18', 'X'))
-    """
-    lines = [line.split() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
-    if not lines:
-        return ()
-    devices = [word for word in lines[0] if re.fullmatch(r"(GPU|NIC|mlx\w*?_?)\d+", word)]
-    rows = [(line[0], *line[1 : 1 + len(devices)]) for line in lines[1:] if line[0] in devices]
-    if not devices or any(len(row) != len(devices) + 1 for row in rows):
-        return ()
-    return (("", *devices), *rows)

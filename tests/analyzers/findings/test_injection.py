@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.injected_faults import find
 from perfscope.analyzers.findings import Findings
-from perfscope.commands.report.findings import find
 from tests.conftest import ROOT, environment
 
 RECORDED = ROOT / "fixtures" / "findings"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.injected_faults import find
 from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.findings.finding import Finding
-from perfscope.commands.report.findings import find
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.run import Analysis, Plan, analyze

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from perfscope.analyzers.flops.precision import read_signs
+from perfscope.sources.runs.run import read_run
 from tests.analyzers.flops.making import answer
 from tests.conftest import ROOT
 
@@ -27,17 +29,15 @@ FRAMEWORKS = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Any]:
-    document = answer("report", "mfu", *(RUNS / name for name in FRAMEWORKS))
-    return dict(zip(FRAMEWORKS, document["results"]["runs"], strict=True))
+    return {name: answer("analyze", RUNS / name, "--only", "mfu")["results"] for name in FRAMEWORKS}
 
 
 @pytest.mark.parametrize(("name", "types"), FRAMEWORKS.items())
 def test_the_precision_is_that_of_the_products(name: str, types: tuple[str, str], runs: dict[str, Any]) -> None:
     stored, multiplied = types
     found = runs[name]
-    assert (found["parameters_dtype"], found["recorded_dtype"], found["mfu"]["dtype"]) == (
-        stored, multiplied, multiplied,
-    )  # fmt: skip
+    model = read_run(RUNS / name).models[0]
+    assert (model.weights_dtype, read_signs(model)[0], found["mfu"]["dtype"]) == (stored, multiplied, multiplied)
     assert found["mfu"]["doubt"] is None
     assert 0.1 < found["mfu"]["mfu"] < 0.8
 

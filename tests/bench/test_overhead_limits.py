@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
-from perfscope.errors import SourceError
-from perfscope.sources.runs.overhead import OverheadRecord, compare_with_limits, read_overhead
+from benchmarks.overhead_limits import compare_with_limits, document
+from tests.conftest import ROOT
 
 
 def test_steps_behind_a_window_are_judged_where_the_pairs_agree_to_half_the_limit() -> None:
@@ -27,7 +25,7 @@ def test_steps_behind_a_window_are_judged_where_the_pairs_agree_to_half_the_limi
     }
 
     def lines(**changes: float) -> list[tuple[str, str]]:
-        record = msgspec.convert({"machine": {}, "behind": {**behind, **changes}}, OverheadRecord)
+        record = {"machine": {}, "behind": {**behind, **changes}}
         return [(line.difference, line.within_limit) for line in compare_with_limits(record)]
 
     assert lines() == [("+0.30 % (standard error 0.40)", "yes"), ("", ""), ("+36.00 %", "")]
@@ -35,7 +33,7 @@ def test_steps_behind_a_window_are_judged_where_the_pairs_agree_to_half_the_limi
     assert lines(error_percent=0.6)[0][1] == "not shown"
 
 
-def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> None:
+def test_the_lines_of_the_benchmark_say_which_limits_hold() -> None:
     change = {"median_ms": 100.2, "bare_median_ms": 100.0, "change_percent": 0.2, "error_percent": 0.05}
     split = {"stall": 0.3, "stop": 0.2, "export": 0.1, "release": 0.02, "start": 0.01, "trace_mb": 15.0}
     measured: dict[str, Any] = {
@@ -47,13 +45,11 @@ def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> Non
         "memory": {"mb": 130.0, "bare_mb": 100.0, "more_mb": 30.0},
         "growth": {"windows": 50, "mb": 1.0, "bare_mb": 40.0},
     }
-    lines = compare_with_limits(msgspec.convert(measured, OverheadRecord))
+    lines = compare_with_limits(measured)
     verdicts = [line.within_limit for line in lines if line.within_limit]
     # outside 0.2 of 0.3 %; in a window 2.5 of 2 %; stall 0.3 of 0.5; NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
     assert verdicts == ["yes", "no", "yes", "no", "no", "yes"]
-    noisy = compare_with_limits(
-        msgspec.convert({**measured, "outside": {**change, "error_percent": 0.4}}, OverheadRecord)
-    )
+    noisy = compare_with_limits({**measured, "outside": {**change, "error_percent": 0.4}})
     assert noisy[0].within_limit == "not shown"
     processes = {
         "rounds": 6,
@@ -69,19 +65,23 @@ def test_the_lines_of_the_benchmark_say_which_limits_hold(tmp_path: Path) -> Non
         "stall_ms": 300.0,
     }
     whole = {"machine": {"device": "d"}, "processes": {"host-bound": processes}}
-    lines_of_processes = compare_with_limits(msgspec.convert(whole, OverheadRecord))
+    lines_of_processes = compare_with_limits(whole)
     assert [line.within_limit for line in lines_of_processes] == ["yes", "", "yes", "", ""]
     assert [line.difference for line in lines_of_processes][2:4] == ["mean 44 us, 0.22%", "+60.0%"]
     slower = {**processes, "change_percent": 1.1, "hooks_mean_us": 51.0}
     whole["processes"] = {"host-bound": slower}
-    assert [line.within_limit for line in compare_with_limits(msgspec.convert(whole, OverheadRecord))] == [
+    assert [line.within_limit for line in compare_with_limits(whole)] == [
         "no",
         "",
         "no",
         "",
         "",
     ]
-    (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(SourceError, match="was not written by"):
-        read_overhead(tmp_path / "x.json")
     assert np.isfinite([line.perfscope for line in lines if line.perfscope is not None]).all()
+
+
+@pytest.mark.parametrize("name", ["h200", "h200-processes", "h200-behind"])
+def test_the_tables_of_the_report_are_fresh(name: str) -> None:
+    assert (
+        document(ROOT / "fixtures" / "overhead" / f"{name}.json") in (ROOT / "reports" / "h200-overhead.md").read_text()
+    )

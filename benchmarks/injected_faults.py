@@ -1,4 +1,7 @@
-"""``perfscope report findings``: runs in which one fault was put in on purpose, and what is found in them first."""
+"""Runs in which one fault was put in on purpose, and what is found in them first.
+
+``python -m benchmarks.injected_faults`` prints the tables of reports/findings.md.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,17 @@ import csv
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from perfscope.analyzers.findings import Findings
-from perfscope.commands.options.common import FormatOption
 from perfscope.constants import US_PER_MS
 from perfscope.engine.run import Plan, analyze
 from perfscope.errors import SourceError
-from perfscope.outcome import Outcome
-from perfscope.renderers import Format
-from perfscope.report import Column, Json, Report, Section, percent, percent_of
+from perfscope.renderers.markdown import render_sections
+from perfscope.report import Column, Section, percent, percent_of
 from perfscope.wire import RUN_FILE
 
+#: A table with the columns run, fault, finding and twin; folders of runs are relative to it.
+CASES = Path(__file__).parents[1] / "fixtures" / "findings" / "cases.csv"
 _KEYS = ("run", "fault", "finding", "twin")
 
 
@@ -33,28 +33,13 @@ class Case:
     twin: str
 
 
-def findings(
-    path: Annotated[
-        Path,
-        typer.Argument(
-            metavar="CASES.csv",
-            help="CSV file with the columns run, fault, finding and twin; folders of runs are relative to the file.",
-        ),
-    ],
-    format: FormatOption = Format.MARKDOWN,
-) -> Outcome:
-    """Print what is found first in runs with injected faults, and in clean ones."""
+def document(path: Path = CASES) -> str:
+    """The tables of the report: what is found first in runs with injected faults, and in clean ones."""
     cases = _read_cases(path)
     names = {name for case in cases for name in (case.run, case.twin) if name}
     by_run = {name: find(path.parent / name) for name in sorted(names)}
     faulty, clean = [case for case in cases if case.finding], [case for case in cases if not case.finding]
-    sections = _faults_section(faulty, by_run), _clean_section(clean, by_run)
-    data: dict[str, Json] = {
-        "schema": "perfscope/injected-faults/1",
-        "faults": [_fault_data(case, by_run) for case in faulty],
-        "clean": [{"run": case.run, "findings": by_run[case.run].data()} for case in clean],
-    }
-    return Outcome(Report(f"Injected faults: {path}", data, sections), format)
+    return render_sections((_faults_section(faulty, by_run), _clean_section(clean, by_run)), 2)
 
 
 def find(folder: Path) -> Findings:
@@ -73,15 +58,8 @@ def find(folder: Path) -> Findings:
 
 
 def _read_cases(path: Path) -> list[Case]:
-    try:
-        with path.open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    except OSError as error:
-        raise SourceError(path, f"cannot be read: {error.strerror}") from None
-    missing = [key for key in _KEYS if rows and key not in rows[0]]
-    if missing or not rows:
-        raise SourceError(path, "is no table of cases", hint=f"its columns are {', '.join(_KEYS)}")
-    return [Case(*(row[key] or "" for key in _KEYS)) for row in rows]
+    with path.open(newline="") as file:
+        return [Case(*(row[key] or "" for key in _KEYS)) for row in csv.DictReader(file)]
 
 
 def _first(findings: Findings) -> str | None:
@@ -91,18 +69,6 @@ def _first(findings: Findings) -> str | None:
 def _injected_us(case: Case, by_run: dict[str, Findings]) -> float | None:
     """How much longer a step is than that of the twin."""
     return by_run[case.run].step_us - by_run[case.twin].step_us if case.twin else None
-
-
-def _fault_data(case: Case, by_run: dict[str, Findings]) -> Json:
-    first = by_run[case.run].findings[:1]
-    return {
-        "run": case.run,
-        "fault": case.fault,
-        "expected": case.finding,
-        "found": _first(by_run[case.run]),
-        "cost_us": first[0].cost_us if first else None,
-        "injected_us": _injected_us(case, by_run),
-    }
 
 
 def _faults_section(cases: Sequence[Case], by_run: dict[str, Findings]) -> Section:
@@ -150,3 +116,7 @@ def _clean_section(cases: Iterable[Case], by_run: dict[str, Findings]) -> Sectio
         for case in cases
     )
     return Section("Clean runs", columns, rows)
+
+
+if __name__ == "__main__":
+    print(document(), end="")
