@@ -20,7 +20,6 @@ from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.memory.module_marks import ModuleMarks
 from perfscope.hooks.memory.snapshot_columns import SnapshotColumns
 from perfscope.hooks.memory.tensor_roles import Role, find_roles
-from perfscope.hooks.profiler.compressors import delay_compressing
 from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SUFFIX, WINDOW, MemoryHeader
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ class AllocatorHistory:
             name = f"{header.host}_{header.pid}.{time.time_ns()}{MEMORY_SUFFIX}"
             lines = SnapshotColumns().lines(snapshot, device, tensors, self.marks)
             _write_lines(os.path.join(folder, name), header, lines, len(traces[device]) if traces else 0)
-            delay_compressing(os.path.join(folder, name))
             names.append(name)
         return names
 

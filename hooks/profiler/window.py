@@ -24,7 +24,6 @@ from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
 from perfscope.hooks.messages import write_message
-from perfscope.hooks.profiler.compressors import delay_compressing, start_compressing
 from perfscope.hooks.profiler.cupti import CuptiDetachment
 from perfscope.hooks.profiler.trace_marks import Mark, add_marks
 from perfscope.hooks.selection import StepWindow
@@ -49,7 +48,6 @@ class ProfilerWindow:
         profiler: The torch.profiler of this window.
         records_stack: Whether torch sets a profile function of Python's.
         start_ns: How long starting it stalled the training process.
-        delays_compression: Whether its trace is compressed later, because a light window follows.
         marks: What is marked in its trace when it is written.
     """
 
@@ -59,7 +57,6 @@ class ProfilerWindow:
         self.steps = steps
         self.records_stack = config.stack and not steps.is_light
         self.start_ns = 0
-        self.delays_compression = False
         self.marks: Sequence[Mark] = ()
         self._rss_before_bytes = read_resident_bytes()
         self._traces = os.path.join(config.run_dir, wire.TRACES_FOLDER)
@@ -159,7 +156,6 @@ class ProfilerWindow:
         try:
             trace, size_bytes = self._write_trace(export)
             exported_ns = time.monotonic_ns()
-            (delay_compressing if self.delays_compression else start_compressing)(os.path.join(self._traces, trace))
         finally:
             self._release_memory()
         return WindowRecord(

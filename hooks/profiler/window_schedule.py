@@ -15,7 +15,6 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
-from perfscope.hooks.profiler.compressors import compress_queue
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
@@ -179,7 +178,6 @@ class WindowSchedule:
         """Close an open window as the interpreter ends, within some seconds where the training failed."""
         if not failed:
             self.close(completed_steps)
-            compress_queue()
         elif self.is_open:
             watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
             watchdog.daemon = True
@@ -228,7 +226,7 @@ class WindowSchedule:
         if self._window is not None:
             steps = self._window.steps
             if completed_steps >= steps.last:
-                self._window.delays_compression = self._add_light_window(steps)
+                self._add_light_window(steps)
                 self.close(completed_steps)
                 self.label = wire.EXPORT
             else:
@@ -307,20 +305,19 @@ class WindowSchedule:
         if self._memory is not None and steps.activities == _first_activities(self._config):
             self._memory.start_window(next_step)
 
-    def _add_light_window(self, steps: StepWindow) -> bool:
+    def _add_light_window(self, steps: StepWindow) -> None:
         """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
         if self._config.window is not WindowChoice.BOTH or steps.is_light:
-            return False
+            return
         config = self._config_of(steps)
         if not self._profiles_this_rank(config) or not find_light_activities(sys.modules["torch"]):
-            return False
+            return
         light = steps.light_after()
         if self._pending and not light.leaves_room_for(self._pending[0]):
             self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
-            return False
+            return
         self._pending.insert(0, light)
         self._configs[light] = config
-        return True
 
     def _without_stack_in_use(self, config: Config) -> Config:
         """The configuration, but no stacks of Python where the script has a profile function: torch would remove it."""

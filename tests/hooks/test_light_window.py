@@ -28,12 +28,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_schedule, "find_light_activities", activities)
 
 
-@pytest.fixture(autouse=True)
-def traces_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in ("start_compressing", "delay_compressing"):
-        monkeypatch.setattr(window, function, lambda _path: None)
-
-
 class Trained:
     """What a training of some steps left behind."""
 
@@ -83,20 +77,6 @@ def test_a_light_window_follows_the_one_with_operators_and_every_step_around_it_
         **dict.fromkeys([1, 2, 13, 14]),
         **labels(([3, 8], "warmup"), ([4, 5, 6, 9, 10, 11], "profiled"), ([7, 12], "export")),
     }
-
-
-@pytest.mark.usefixtures("gpu")
-def test_no_trace_is_compressed_before_the_light_window_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[str] = []
-    monkeypatch.setattr(window, "delay_compressing", lambda path: calls.append(f"later {Path(path).parent.name}"))
-    monkeypatch.setattr(window, "start_compressing", lambda path: calls.append(f"now {Path(path).parent.name}"))
-    Trained(tmp_path, "4-6", WindowChoice.BOTH, 14)
-    assert calls == ["later traces", "now light"]
-    calls.clear()
-    Trained(tmp_path / "operators", "4-6", WindowChoice.OPERATORS, 14)
-    assert calls == ["now traces"]
 
 
 @pytest.mark.usefixtures("gpu")

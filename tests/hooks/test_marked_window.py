@@ -17,11 +17,6 @@ from perfscope.hooks.profiler.trace_marks import Mark
 from perfscope.hooks.selection import parse_windows
 
 
-@pytest.fixture(autouse=True)
-def traces_stay_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "start_compressing", lambda _path: None)
-
-
 def train(folder: Path, *, shapes: bool = False, steps: int = 6) -> list[str]:
     """Names of the marks in the trace of the steps 3 and 4; of no trace, none."""
     capture = Capture(Config(str(folder), parse_windows("3-4"), nvml_hz=0, modules=True, shapes=shapes))

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from perfscope import wire
+from perfscope.commands.profile.compression import compress_run
 from perfscope.hooks.guard import call_safely, value_or_none
-from perfscope.hooks.profiler.compress import compress
 from perfscope.hooks.reach.supervise import Ending
 from perfscope.hooks.recorder import replace_file
 from perfscope.outcome import Outcome
@@ -54,8 +54,7 @@ def _record_end(run_dir: Path, ending: Ending) -> None:
         description = json.loads((run_dir / wire.RUN_FILE).read_bytes())
         description |= {"ended_ns": time.time_ns(), "exit_status": str(ending)}
         replace_file(str(run_dir / wire.RUN_FILE), to_file(description))
-        for trace in (run_dir / wire.TRACES_FOLDER).rglob(f"[!.]*{wire.TRACE_SUFFIX}"):  # hidden ones are unfinished
-            compress(str(trace))
+        compress_run(run_dir)
     finally:
         shutil.rmtree(run_dir / wire.BOOT_FOLDER, ignore_errors=True)
 

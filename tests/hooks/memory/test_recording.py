@@ -13,7 +13,6 @@ import torch
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.memory import history, tensor_roles
-from perfscope.hooks.profiler import window
 from perfscope.hooks.selection import WindowChoice, parse_windows
 from tests.hooks.memory.fake_allocator import FakeAllocator
 
@@ -30,9 +29,6 @@ def _leave_no_hook() -> Iterator[None]:
 
 @pytest.fixture
 def allocator(monkeypatch: pytest.MonkeyPatch) -> FakeAllocator:
-    for function in ("start_compressing", "delay_compressing"):
-        monkeypatch.setattr(window, function, lambda _path: None)
-    monkeypatch.setattr(history, "delay_compressing", lambda _path: None)
     return FakeAllocator(monkeypatch)
 
 
@@ -133,7 +129,6 @@ def test_a_history_that_the_script_records_itself_goes_on(tmp_path: Path, alloca
 
 
 def test_a_training_on_cpus_has_no_history_and_a_note_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(window, "start_compressing", lambda _path: None)
     training = Training(tmp_path)
     for _ in range(6):
         training.step()
