@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,93 +142,7 @@ def _span(event: dict[str, Any]) -> tuple[int, int]:
     return start_ns, start_ns + _ns(event["dur"])
 
 
-def read_overlap(path: Path) -> dict[str, tuple[int, int]]:
-    """Intervals of the ``Overlap Analysis`` that torch_npu's profiler adds to a trace: their number and their sum."""
-    events = parse(path)["traceEvents"]
-    processes = {event["pid"]: event["args"].get("name") for event in events if event.get("name") == "process_name"}
-    sums: dict[str, tuple[int, int]] = {}
-    for event in events:
-        if event.get("ph") == "X" and processes.get(event["pid"]) == "Overlap Analysis":
-            count, total = sums.get(event["name"], (0, 0))
-            sums[event["name"]] = count + 1, total + _ns(event["dur"])
-    return sums
-
-
 def _is_timed(event: dict[str, Any]) -> bool:
     if not isinstance(event.get("ts"), (int, str, Decimal)) or "dur" not in event:
         return False
     return 0 <= _ns(event["dur"]) <= 7 * 86400 * 10**9
-
-
-def read_xplane(path: Path) -> list[tuple[int, int, str, int, int, int]]:
-    """What ran on devices by a profile of JAX: device, stream, name, start and duration in ns, correlation; sorted.
-
-    XSpace has planes (1); a plane its name (2), lines (3) and maps of names of events (4) and of what is stated (5); a
-    line an id (1), a name (2), a time in ns (3) and events (4); an event the number of its name (1), offset (2) and
-    duration (3) in ps, and statements (4), of a number (1) and a value (3 or 4).
-    """
-    rows = []
-    for plane in _all(_fields(path.read_bytes()), 1):
-        content = _fields(plane)
-        kind = re.match(r"/device:(?:GPU|TPU):(\d+)", _text(content, 2))
-        names, stated = _names(content, 4), _names(content, 5)
-        for line in map(_fields, _all(content, 3)):
-            stream = re.search(r"Stream #(\d+)", _text(line, 2))
-            if kind is None or not (stream or _text(line, 2) == "XLA Ops"):
-                continue
-            number = int(stream[1]) if stream else _number(line, 1)
-            for event in map(_fields, _all(line, 4)):
-                begin_ps, base_ns = _number(event, 2), _number(line, 3)
-                end_ns = base_ns + (begin_ps + _number(event, 3)) // 1000
-                start_ns = base_ns + begin_ps // 1000
-                said = [_fields(each) for each in _all(event, 4)]
-                ids = [
-                    (_all(each, 3) or _all(each, 4))[0]
-                    for each in said
-                    if stated.get(_number(each, 1)) == "correlation_id"
-                ]
-                name = names.get(_number(event, 1), "")
-                rows.append((int(kind[1]), number, name, start_ns, end_ns - start_ns, ids[0] if ids else -1))
-    return sorted(rows)
-
-
-def _fields(content: bytes) -> list[tuple[int, Any]]:
-    """The fields of a message of protocol buffers: numbers, and what they hold."""
-    fields, at = [], 0
-    while at < len(content):
-        key, at = _varint(content, at)
-        wire = key & 7
-        value: Any
-        if wire == 0:
-            value, at = _varint(content, at)
-        else:
-            size, at = _varint(content, at) if wire == 2 else ({1: 8, 5: 4}[wire], at)  # noqa: PLR2004
-            value, at = content[at : at + size], at + size
-        fields.append((key >> 3, value))
-    return fields
-
-
-def _varint(content: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (content[at] & 127) << shift
-        shift, at = shift + 7, at + 1
-        if content[at - 1] < 128:  # noqa: PLR2004
-            return value, at
-
-
-def _all(fields: list[tuple[int, Any]], number: int) -> list[Any]:
-    return [value for key, value in fields if key == number]
-
-
-def _text(fields: list[tuple[int, Any]], number: int) -> str:
-    return b"".join(_all(fields, number)[-1:]).decode("utf-8", "replace")
-
-
-def _number(fields: list[tuple[int, Any]], number: int) -> int:
-    return int((_all(fields, number) or [0])[-1])
-
-
-def _names(plane: list[tuple[int, Any]], number: int) -> dict[int, str]:
-    entries = [_fields(entry) for entry in _all(plane, number)]
-    return {_number(entry, 1): _text(_fields(_all(entry, 2)[-1]), 2) for entry in entries if _all(entry, 2)}

@@ -17,9 +17,7 @@ from perfscope.sources.stores.reading import AHEAD_BYTES, FOLDER, find_stored, k
 from perfscope.wire import TRACE_SUFFIX
 from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
 
-#: In the names of profiles of JAX.
-XPLANE = ".xplane.pb"
-TRACE_ENDINGS = (".json", ".json.gz", XPLANE)
+TRACE_ENDINGS = (".json", ".json.gz")
 #: A folder with more files than this is hardly one of traces.
 MOST_FILES = 100_000
 

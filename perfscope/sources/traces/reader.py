@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from importlib import import_module
 from itertools import chain
 from typing import TypeVar
 
@@ -21,9 +20,9 @@ from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
-from perfscope.sources.traces.files import XPLANE
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
 from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.traces.other_tools import refuse_other_tools
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.records import (
@@ -44,8 +43,6 @@ from perfscope.wire import LIGHT, TRACE_METADATA
 from perfscope.wire.traces import MERGED_MARK, TraceMetadata, file_name
 
 _HEAD_BYTES = MIB
-#: Loaded by name: few files need it.
-_OTHER_PROFILERS = "perfscope.sources.traces.other_profilers"
 _LONGEST_SPACE = 4096
 _LARGEST_MENDED_BYTES = MIB
 _LARGEST_HEAD_BYTES = 16 * MIB
@@ -95,18 +92,15 @@ def read_trace(
         SourceError: The file cannot be opened, is empty, or is not a trace.
     """
     location = os.fspath(path)
-    if XPLANE in location:
-        profile: Trace = import_module(_OTHER_PROFILERS).read_xplane(location)
-        return profile
     try:
         content = _scan(location, events)
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
-    if len(trace.device):
-        return trace
-    read: Trace = import_module(_OTHER_PROFILERS).read_other(location, trace)
-    return read
+    if not len(trace.device):
+        holds_events = any(map(len, (trace.calls, trace.annotations, trace.operators)))
+        refuse_other_tools(location, holds_events=holds_events)
+    return trace
 
 
 def _scan(path: str, events: Events) -> _Content:

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.damaged_traces import FIXTURES, KINDS, damage, figures, flips_of_words, read_damaged
-from perfscope.errors import NotATrace
 from perfscope.sources.traces.reader import read_trace
 from tests.ratios import assert_ratio
 from tests.sources.traces.making import call, kernel, kineto, one_line, step, write
@@ -72,10 +71,3 @@ def test_an_end_that_is_missing_in_megabytes_takes_no_longer(tmp_path: Path) -> 
     trace = assert_ratio(partial(read_trace, path), partial(json.loads, "[" + '{"a": {}}, ' * 300_000 + "0]"), 100)
     assert len(trace.device) == 12
     assert trace.damage != ()
-
-
-def test_a_profile_of_jax_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "host.xplane.pb"
-    path.write_bytes(b"\n\x1a/host:CPU" * 99)
-    with pytest.raises(NotATrace, match="is a profile of JAX"):
-        read_trace(path)

@@ -13,9 +13,6 @@ from benchmarks.damaged_traces import join
 from perfscope.sources.traces.reader import read_trace
 from tests.analyzers.flops.making import answer
 from tests.sources.traces.making import call, copy, kernel, span, step, write
-from tests.sources.traces.test_ascend import CALLS, COLLECTIVE, OPERATORS, OVERLAP, PROCESSES, TASKS, timed
-from tests.sources.traces.test_ascend import write as write_npu
-from tests.sources.traces.test_jax import xspace
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
 TRACES = FIXTURES / "traces"
@@ -71,30 +68,6 @@ def test_what_other_tools_take_for_work_is_told_apart(tmp_path: Path) -> None:
     ]
     path = write(tmp_path / "rank0.json", events)
     assert foreign_traces.idle_of_others(path) == {"calls": 45, "without_fills": 100, "doubles": 90}
-
-
-def test_the_overlap_analysis_of_ascend_is_what_compute_and_communication_are_compared_with(tmp_path: Path) -> None:
-    analysis = [
-        timed("Computing", 100, 300.062, OVERLAP, 0),
-        timed("Communication", 300, 400.5, OVERLAP, 1),
-        timed("Communication(Not Overlapped)", 400.062, 300.438, OVERLAP, 2),
-    ]
-    parts = OPERATORS, TASKS, PROCESSES, COLLECTIVE, CALLS
-    path = write_npu(tmp_path / "trace_view.json", *parts, analysis)
-    assert foreign_traces.compare(path, path.name, {}).outcome == "exact"
-    analysis[0]["dur"] = 300.07
-    write_npu(path, *parts, analysis)
-    assert foreign_traces.compare(path, path.name, {}).differences == ["Computing: 300062 for 300070 ns"]
-
-
-def test_profiles_of_jax_are_compared_event_by_event(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "host.xplane.pb"
-    path.write_bytes(xspace())
-    assert len(slow_parse.read_xplane(path)) == 3
-    assert foreign_traces.compare(path, path.name, {}).outcome == "JAX"
-    other = [(1, 16, "another", 7_001, 2_001, 11)]
-    monkeypatch.setattr(slow_parse, "read_xplane", lambda path: other)
-    assert foreign_traces.compare(path, path.name, {}).differences == ["device: 3 for 1"]
 
 
 def test_the_waits_of_the_dlrm_are_those_that_perfscope_answers(tmp_path: Path) -> None:

@@ -34,6 +34,18 @@ def test_a_trace_of_another_tool_is_refused(
         read_trace(path)
 
 
+def test_a_trace_of_an_ascend_npu_is_not_called_a_cpu_run(tmp_path: Path) -> None:
+    events = [
+        {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "Ascend Hardware"}},
+        span("cpu_op", "aten::mm", 0, 100),
+        {"ph": "X", "name": "MatMul", "pid": 3, "tid": 1, "ts": "10", "dur": 5.0, "args": {"Task Type": "AI_CORE"}},
+    ]
+    path = tmp_path / "trace_view.json"
+    path.write_text(json.dumps(events))
+    with pytest.raises(NotATrace, match="is a trace of an Ascend NPU"):
+        read_trace(path)
+
+
 def test_windows_without_work_are_those_of_torch_profiler(tmp_path: Path) -> None:
     empty = write(tmp_path / "empty.json", [span("Trace", "PyTorch Profiler (0)", 0, 100)])
     assert not len(read_trace(empty).device)
