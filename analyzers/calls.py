@@ -11,6 +11,7 @@ function of the script. All figures are of the marked steps.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 
@@ -22,17 +23,14 @@ from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.packed import pack, pack_in_order
-from perfscope.patterns import compile_later
 from perfscope.report import Column, Json, Section, list_entries, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
 SYNCHRONISATION, PAGEABLE, ALLOCATION = KINDS = "synchronisation", "pageable", "allocation"
-_ALLOCATES = compile_later(
-    r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|MallocAsync)(?:_v\d+)?$"
-)
-_PAGEABLE = compile_later(r"Pageable -> Device")
-_TO_PAGEABLE = compile_later(r"Device -> Pageable")
+_ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|MallocAsync)(?:_v\d+)?$")
+_PAGEABLE = re.compile(r"Pageable -> Device")
+_TO_PAGEABLE = re.compile(r"Device -> Pageable")
 _MOST_ROWS = 20
 #: The host does nothing else between two calls that are so near.
 _AT_ONCE_NS = 20_000

@@ -7,6 +7,7 @@ are read on request only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import reduce
 from typing import NamedTuple, TypeVar
@@ -16,7 +17,6 @@ from msgspec import Struct
 
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.patterns import compile_later
 from perfscope.report import Cell, Column, Json, Section, percent_of
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
@@ -29,7 +29,7 @@ _SHORTEST, _LONGEST = 2, 3
 _NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0], [0]], np.int64)
 _NO_TIMES = np.zeros((5, 0), np.int64)
 #: Kernels of PyTorch, its compiler and the libraries below it that prepare what a stream of communication sends.
-_PREPARES = compile_later(r"\bat::|\bc10::|^triton_|\bcutlass::|\bcublas|multi_tensor|softmax|\bthrust::|\bcub::")
+_PREPARES = re.compile(r"\bat::|\bc10::|^triton_|\bcutlass::|\bcublas|multi_tensor|softmax|\bthrust::|\bcub::")
 _MOST_NAMED = 5
 
 _Key = TypeVar("_Key", bound="str | tuple[str, int]")

@@ -1,6 +1,5 @@
 """``python -m perfscope`` is the command ``perfscope``."""
 
-import gc
 import sys
 
 #: No module's bytecode is larger.
@@ -16,11 +15,6 @@ if __name__ == "__main__":
 
     is_cut_off = 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[0] < _LARGEST_BYTECODE
     sys.dont_write_bytecode = is_bytecode_off or is_cut_off
-    gc.disable()
     from perfscope.cli import main
 
-    gc.freeze()  # modules and classes, which stay until the process ends
-    gc.enable()
-    from perfscope.ending import run_and_end
-
-    run_and_end(main)
+    main()

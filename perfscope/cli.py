@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import gc
 import os
-import re
 import resource
 import shutil
 import signal
 import sys
-from contextlib import contextmanager
-from enum import Enum
 from importlib import import_module
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -30,13 +27,11 @@ from perfscope.renderers import Format, Terminal
 from perfscope.report import escape_control_characters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Sequence
 
-# typer keeps its classes of contexts, errors and parameters private.
+# typer keeps its classes of contexts and errors private.
 Context: TypeAlias = Any
 TyperError: TypeAlias = Any
-Parameter: TypeAlias = Any
-_T = TypeVar("_T")
 
 COMMANDS = (
     "demo",
@@ -66,8 +61,6 @@ COMMANDS = (
 )
 
 
-#: Loaded by name where a name was mistyped.
-_DIFFERENCES = "difflib"
 #: So many characters of an answer are there a second time, as bytes, while they are printed.
 _PRINTED_AT_ONCE = 1 << 20
 #: A line on standard error is lost where nobody reads for so many seconds.
@@ -75,36 +68,14 @@ _PATIENCE_S = 5.0
 #: A screen fits the smallest terminal that is common, also on a larger one.
 _SCREEN_LINES = 24
 _NARROWEST, _FEWEST_LINES = 20, 6
-#: Garbage is looked for after so many new objects: those of results and of measured ranks stay, without circles.
+#: Garbage is looked for after so many new objects: those of modules, results and ranks stay, without circles.
 _COLLECT_AFTER = 50_000
-_BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-#: Slots of a frame that are more than half of a block of 256 KiB: some hundred other frames fit into the rest.
-_SLOTS = (1 << 14) + (1 << 8)
-_WHOLE_NUMBER = re.compile(r"[0-9]{1,18}")
 #: The error that typer raises for what was typed: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-class Command(TyperCommand):
-    """A command whose option ``--help`` is cheap to parse."""
-
-    def get_help_option(self, ctx: Context) -> Parameter:
-        """The option ``--help``."""
-        return _convert_plainly(super().get_help_option(ctx))
-
-
 class CommandGroup(TyperGroup):
     """Commands that load lazily."""
-
-    def get_help_option(self, ctx: Context) -> Parameter:
-        """The option ``--help``, as cheap as a command's."""
-        return _convert_plainly(super().get_help_option(ctx))
-
-    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        """Parse the options before the command, those of shell completion as cheaply as ours."""
-        for parameter in self.params:
-            _convert_plainly(parameter)
-        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Context, list[str]]:
         """Find the command that was typed.
@@ -127,19 +98,16 @@ class CommandGroup(TyperGroup):
         """Import one command's module and wrap its function."""
         if cmd_name not in COMMANDS:
             return None
-        with _quick_imports():
-            module = import_module(f"perfscope.commands.{cmd_name}")
+        module = import_module(f"perfscope.commands.{cmd_name}")
         if hasattr(module, "app"):  # a command with commands of its own
             group = typer.main.get_group(module.app)
             group.name = cmd_name
             return group
         single = typer.Typer(add_completion=False)
-        single.command(name=cmd_name, cls=Command, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
+        single.command(name=cmd_name, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
         command = typer.main.get_command(single)
         assert isinstance(command, TyperCommand)
         command.name = cmd_name
-        for parameter in command.params:
-            _convert_plainly(parameter)
         return command
 
     def invoke(self, ctx: Context) -> object:
@@ -148,44 +116,6 @@ class CommandGroup(TyperGroup):
         if isinstance(outcome, Outcome):
             end(outcome, quiet=bool(ctx.params.get("quiet")))
         return outcome
-
-
-@contextmanager
-def _quick_imports() -> Iterator[None]:
-    """Where a command is imported: leave out what only takes time."""
-    with _uncollected(), _numpy_without_threads():
-        yield
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect no garbage among modules and classes, neither now nor later: they stay until the process ends."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        gc.set_threshold(_COLLECT_AFTER)
-        if was_enabled:
-            gc.enable()
-
-
-@contextmanager
-def _numpy_without_threads() -> Iterator[None]:
-    """Where NumPy is imported, let its linear algebra start no threads: one for each processor, which spin at first.
-
-    Nothing here is large enough for them. The library reads the variable while it is loaded; what this process starts
-    later, such as a training, does not see it.
-    """
-    if _BLAS_THREADS in os.environ:  # the user's choice
-        yield
-        return
-    os.environ[_BLAS_THREADS] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[_BLAS_THREADS]
 
 
 def _in_one_line(error: TyperError) -> PerfscopeError:
@@ -207,43 +137,10 @@ def _in_one_line(error: TyperError) -> PerfscopeError:
 
 
 def _suggest(typed: str, names: Iterable[str]) -> str:
-    matches = import_module(_DIFFERENCES).get_close_matches(typed, list(names))
+    import difflib  # few names are mistyped
+
+    matches = difflib.get_close_matches(typed, list(names))
     return f": did you mean {' or '.join(matches)}?" if matches else ""
-
-
-def _convert_plainly(parameter: Parameter) -> Parameter:
-    """Convert plain values without typer, which would first import a validation library and build a validator."""
-    process = parameter.process_value
-    descriptor = getattr(parameter, "type_descriptor", None)
-    annotation = getattr(descriptor, "annotation", None)
-
-    def process_typed(ctx: Context, value: object) -> object:
-        is_ranged = descriptor is not None and descriptor.is_ranged
-        if annotation == list[str] and not value and not parameter.required:
-            value = []  # as typer has it where nothing was typed
-        plain = value if is_ranged else _convert_text(annotation, value)
-        if not _is_plain(parameter, annotation, plain):
-            return process(ctx, value)
-        return plain if parameter.callback is None else parameter.callback(ctx, parameter, plain)
-
-    parameter.process_value = process_typed
-    return parameter
-
-
-def _convert_text(annotation: object, value: object) -> object:
-    """Convert the text of a whole number or of an enum's member; return any other value unchanged."""
-    if annotation is int and isinstance(value, str) and _WHOLE_NUMBER.fullmatch(value):
-        return int(value)
-    if isinstance(annotation, type) and issubclass(annotation, Enum):
-        return next((member for member in annotation if member.value == value), value)
-    return value
-
-
-def _is_plain(parameter: Parameter, annotation: object, value: object) -> bool:
-    if value is None:
-        return not parameter.required and not parameter.multiple
-    is_list = annotation == list[str] and isinstance(value, (list, tuple)) and (bool(value) or not parameter.required)
-    return type(value) is annotation or is_list
 
 
 app = typer.Typer(
@@ -337,8 +234,9 @@ def _die_by(number: int) -> None:
 
 def main() -> None:
     """Run the command line; a PerfscopeError becomes one line and its hint."""
+    gc.set_threshold(_COLLECT_AFTER)
     try:
-        code = with_room_for_frames(_run)
+        code = _run()
     except PerfscopeError as error:
         write_line(f"perfscope: {escape_control_characters(error.problem)}", _PATIENCE_S)
         if error.hint:
@@ -348,19 +246,6 @@ def main() -> None:
         _drop_output()  # the reader of a pipe went away
         raise SystemExit(1) from None
     raise SystemExit(code)
-
-
-def with_room_for_frames(run: Callable[[], _T]) -> _T:
-    """Call a function whose calls find room for their frames, however deep it stands.
-
-    Python keeps frames in blocks of 16 KiB. A loop whose calls begin a new block maps and unmaps it for each of them,
-    which takes a hundred times as long as the call. A frame as large as this function's gets a block of its size, in
-    which those that it calls stand, too.
-    """
-    return run()
-
-
-with_room_for_frames.__code__ = with_room_for_frames.__code__.replace(co_stacksize=_SLOTS)
 
 
 def _run() -> int:

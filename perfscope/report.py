@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, overload
 
 from perfscope.constants import MANY_RANKS, MS_PER_S
 from perfscope.errors import PerfscopeError
-from perfscope.patterns import compile_later
 
 if TYPE_CHECKING:  # fractions takes long to import, and every command imports this module
     from fractions import Fraction
@@ -27,9 +26,9 @@ _T = TypeVar("_T")
 
 _PERCENT = 100
 #: Control characters, and those that turn the direction of a line.
-_CONTROL = compile_later("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _LARGEST_BYTE = 0xFF
-_NUMBER = compile_later(r"\d+")
+_NUMBER = re.compile(r"\d+")
 _FIRST_WARNINGS = 8
 
 

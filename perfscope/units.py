@@ -24,10 +24,9 @@ from perfscope.constants import (
     US_PER_S,
 )
 from perfscope.errors import UsageError
-from perfscope.patterns import compile_later
 
 _COUNT_SUFFIXES = {"": 1, "K": KILO, "M": MEGA, "B": GIGA, "T": TERA}
-_COUNT = compile_later(r"(?P<number>\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
+_COUNT = re.compile(r"(?P<number>\d[\d_]*(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(?P<suffix>[A-Za-z]*)")
 _SMALLEST_SIZE = KILO
 _LARGEST_SIZE = GIGA**2
 _LARGEST_TOKENS = GIGA * TERA
@@ -41,12 +40,12 @@ _NANOSECONDS = {
     "h": S_PER_HOUR * NS_PER_S,
     "d": S_PER_DAY * NS_PER_S,
 }
-_TIME_PART = compile_later(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
+_TIME_PART = re.compile(r"(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|\.\d+)\s*(ns|us|ms|s|m|h|d)?")
 _LARGEST_TIME_NS = 10_000 * 365 * S_PER_DAY * NS_PER_S
 
 _DECIMAL_BYTES = ("B", "kB", "MB", "GB", "TB", "PB")
 
-_RANGE = compile_later(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", re.ASCII)
+_RANGE = re.compile(r"\s*(\d{1,9})(?:\s*-\s*(\d{1,9}))?\s*", re.ASCII)
 _LARGEST_RANGE = 1_000_000
 
 

@@ -14,7 +14,6 @@ from msgspec import Struct
 from perfscope.analyzers.communication.process_groups import is_point_to_point, roles_in
 from perfscope.analyzers.shared.intervals import Intervals, covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
-from perfscope.patterns import compile_later
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Collective, Trace, Work
 
@@ -41,7 +40,7 @@ _OPERATIONS = (
     ("send", r"send"),
     ("recv", r"recv"),
 )
-_PATTERNS = tuple((name, compile_later(pattern, re.IGNORECASE)) for name, pattern in _OPERATIONS)
+_PATTERNS = tuple((name, re.compile(pattern, re.IGNORECASE)) for name, pattern in _OPERATIONS)
 _MOST_LISTED = 16
 _SIZED_BY_OUTPUT = frozenset(("all_gather", "gather"))
 #: Operations that no rank can leave before every rank has arrived. An all_to_all_v is none of them: who sends nothing

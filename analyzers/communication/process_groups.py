@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
-from perfscope.patterns import compile_later
 from perfscope.tables.trace import Trace
 from perfscope.wire.axes import FACTORS, MESH_AXES
 
@@ -29,9 +28,9 @@ _ROLES = (
     ("MP", r"^model_parallel_group$"),  # Megatron's group of tensor- and pipeline-parallel ranks together
     ("TP", r"tensor|(?:^|_)tp(?:_|$)|model_parallel"),
 )
-_PATTERNS = tuple((role, compile_later(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
-_TRANSFER = compile_later(r"sendrecv", re.IGNORECASE)
-_EXCHANGE = compile_later(r"all_?to_?all", re.IGNORECASE)
+_PATTERNS = tuple((role, re.compile(pattern, re.IGNORECASE)) for role, pattern in _ROLES)
+_TRANSFER = re.compile(r"sendrecv", re.IGNORECASE)
+_EXCHANGE = re.compile(r"all_?to_?all", re.IGNORECASE)
 _POINT_TO_POINT = frozenset(("send", "recv", "isend", "irecv"))
 #: torch's prefix of the groups of device meshes.
 _OF_MESH = "mesh_"

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from perfscope.analyzers.findings.training import Training
-from perfscope.patterns import compile_later
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, product_precision
 
 _RANK = "/setup/ranks/0"
 #: Kernels that torch.compile writes, and those of attention that keeps its matrix to itself.
-_COMPILED = compile_later(r"^triton_(?:poi|red|per|tem|for|split_scan)_")
-_FUSED_ATTENTION = compile_later(r"fmha|flash|native_sdpa|attn_fwd|attn_bwd|attention_kernel")
+_COMPILED = re.compile(r"^triton_(?:poi|red|per|tem|for|split_scan)_")
+_FUSED_ATTENTION = re.compile(r"fmha|flash|native_sdpa|attn_fwd|attn_bwd|attention_kernel")
 _REDUCES = ("all_reduce", "reduce_scatter")
 _HALVES = ("bfloat16", "half", "float16")
 

@@ -11,26 +11,25 @@ from perfscope.analyzers.findings.memory import free_memory
 from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import Training
 from perfscope.constants import US_PER_MS
-from perfscope.patterns import compile_later
 from perfscope.report import percent
 from perfscope.tables.kernel_precision import product_precision
 
 #: A softmax that is no part of a cross entropy, as torch's kernels state it: the fifth argument of their templates.
-_SOFTMAX = compile_later(
+_SOFTMAX = re.compile(
     r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
     r"scaled_\w*masked_softmax"
 )
-_OF_FP32 = compile_later(r"softmax\w*<(?:\d+, )?float, float", re.IGNORECASE)
-_ATTENTION = compile_later(r"fmha|flash|sdpa|attention")
-_MASK = compile_later(r"masked_fill")
+_OF_FP32 = re.compile(r"softmax\w*<(?:\d+, )?float, float", re.IGNORECASE)
+_ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
+_MASK = re.compile(r"masked_fill")
 #: Positions by positions, of each head of each sample.
-_MATRICES = compile_later(r"\w+ \d+x\d+x(\d{3,})x\1(?:,|$)")
+_MATRICES = re.compile(r"\w+ \d+x\d+x(\d{3,})x\1(?:,|$)")
 #: Besides its softmax and mask, attention that writes its matrix scales, copies and multiplies it.
 _WHOLE_ATTENTION = 4.0
 #: At least this share of the time of fp32 products goes on GPUs whose tensor cores are 7 to 15 times faster.
 _SLOW_PRODUCTS = 0.75
 _FASTEST_PRODUCTS = 0.9
-_TENSOR_CORES = compile_later(r"\b(?:V100|T4|A\d+|L4|L40S?|H\d+|GH200|B\d+|GB\d+|RTX)\b")
+_TENSOR_CORES = re.compile(r"\b(?:V100|T4|A\d+|L4|L40S?|H\d+|GH200|B\d+|GB\d+|RTX)\b")
 #: What one pass over parameters, gradients and states saves of an optimizer that makes a pass an operation.
 _PASSES = 0.55
 _FREE = 0.5

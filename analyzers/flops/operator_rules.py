@@ -15,13 +15,12 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from perfscope.patterns import compile_later
 from perfscope.tables.products import Product
 
-BACKWARD = compile_later(r"_backward|Backward$|_bwd\b|::bwd$")
+BACKWARD = re.compile(r"_backward|Backward$|_bwd\b|::bwd$")
 FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
 _MATRIX, _STACK, _BATCH_OF_HEADS = 2, 3, 4
-_NUMBER = compile_later(r"-?\d+")
+_NUMBER = re.compile(r"-?\d+")
 _FP4 = "c10::Float4"
 #: Where the inputs of ``convolution`` say whether it is transposed.
 _TRANSPOSED = 6
@@ -261,7 +260,7 @@ def _pairs_of_equal_sequences(product: Product, layout: _Layout, query: _Shape, 
 
 
 #: How many products a backward pass has.
-_GRADIENTS = ((compile_later(r"^_(?:LayerNorm)?LinearBackward$"), 2), (compile_later(r"^_LayerNormMLPBackward$"), 4))
+_GRADIENTS = ((re.compile(r"^_(?:LayerNorm)?LinearBackward$"), 2), (re.compile(r"^_LayerNormMLPBackward$"), 4))
 _CONVOLUTIONS = {
     "convolution": _Convolution(3, 4, 5, 6),
     "convolution_overrideable": _Convolution(3, 4, 5, 6),
@@ -272,30 +271,30 @@ _CONVOLUTIONS = {
     "miopen_convolution_add_relu": _Convolution(5, 6, 7, None),
 }
 _LAYOUTS = (
-    (compile_later(r"^_scaled_dot_product.*_backward|^_cudnn_attention_backward"), _Layout(1, heads_last=False)),
-    (compile_later(r"^_scaled_dot_product|^sage_fwd|^_cudnn_attention_forward"), _Layout(0, heads_last=False)),
-    (compile_later(r"^_flash_attention_forward"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
-    (compile_later(r"^_flash_attention_backward"), _Layout(1, bounds=(6, 7), longest=(8, 9))),
-    (compile_later(r"^_efficient_attention_forward"), _Layout(0, bounds=(4, 5), longest=(6, 7))),
-    (compile_later(r"^_efficient_attention_backward"), _Layout(1, bounds=(5, 6), longest=(7, 8))),
-    (compile_later(r"varlen_forward$"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
-    (compile_later(r"varlen_backward$"), _Layout(1, bounds=(9, 10), longest=(11, 12))),
-    (compile_later(r"^flash_attn_3::fwd$"), _Layout(0, bounds=(7, 8), longest=(12, 13), pages=14)),
-    (compile_later(r"^flash_attn_3::bwd$"), _Layout(1, bounds=(9, 10), longest=(13, 14))),
-    (compile_later(r"mha_batch_prefill|varlen|paged|_C::"), _Layout(0, pages=0)),
+    (re.compile(r"^_scaled_dot_product.*_backward|^_cudnn_attention_backward"), _Layout(1, heads_last=False)),
+    (re.compile(r"^_scaled_dot_product|^sage_fwd|^_cudnn_attention_forward"), _Layout(0, heads_last=False)),
+    (re.compile(r"^_flash_attention_forward"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
+    (re.compile(r"^_flash_attention_backward"), _Layout(1, bounds=(6, 7), longest=(8, 9))),
+    (re.compile(r"^_efficient_attention_forward"), _Layout(0, bounds=(4, 5), longest=(6, 7))),
+    (re.compile(r"^_efficient_attention_backward"), _Layout(1, bounds=(5, 6), longest=(7, 8))),
+    (re.compile(r"varlen_forward$"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
+    (re.compile(r"varlen_backward$"), _Layout(1, bounds=(9, 10), longest=(11, 12))),
+    (re.compile(r"^flash_attn_3::fwd$"), _Layout(0, bounds=(7, 8), longest=(12, 13), pages=14)),
+    (re.compile(r"^flash_attn_3::bwd$"), _Layout(1, bounds=(9, 10), longest=(13, 14))),
+    (re.compile(r"mha_batch_prefill|varlen|paged|_C::"), _Layout(0, pages=0)),
     (BACKWARD, _Layout(1)),
 )
 _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
-    (compile_later(r"^convolution_backward"), _count_convolution_backward),
-    (compile_later(r"convolution"), _count_convolution),
-    (compile_later(r"^\w*mm\w*$"), _count_product),
-    (compile_later(r"(?:Func|Linear|MLP)Backward$"), _count_backward),
-    (compile_later(r"attention|attn|Attn|fmha|mha_(?:fwd|bwd)$|sage_fwd|^flash_attn_3::"), _count_attention),
-    (compile_later(r"fused_experts|fused_moe"), _count_experts),
-    (compile_later(r"ck_moe_stage[12]$"), _count_stage_of_experts),
-    (compile_later(r"^_(?:LayerNorm|Grouped)?Linear$"), _count_function),
-    (compile_later(r"^_LayerNormMLP$"), _count_mlp),
-    (compile_later(r"_C::cutlass_scaled_mm"), _count_with_output),
-    (compile_later(r"cublas_scaled_mm|rowwise_mm"), _count_product),
-    (compile_later(r"unquantized_gemm|aiter::\w*gemm_a\d|int8_linear_matmul|f8f8bf16_rowwise"), _count_linear),
+    (re.compile(r"^convolution_backward"), _count_convolution_backward),
+    (re.compile(r"convolution"), _count_convolution),
+    (re.compile(r"^\w*mm\w*$"), _count_product),
+    (re.compile(r"(?:Func|Linear|MLP)Backward$"), _count_backward),
+    (re.compile(r"attention|attn|Attn|fmha|mha_(?:fwd|bwd)$|sage_fwd|^flash_attn_3::"), _count_attention),
+    (re.compile(r"fused_experts|fused_moe"), _count_experts),
+    (re.compile(r"ck_moe_stage[12]$"), _count_stage_of_experts),
+    (re.compile(r"^_(?:LayerNorm|Grouped)?Linear$"), _count_function),
+    (re.compile(r"^_LayerNormMLP$"), _count_mlp),
+    (re.compile(r"_C::cutlass_scaled_mm"), _count_with_output),
+    (re.compile(r"cublas_scaled_mm|rowwise_mm"), _count_product),
+    (re.compile(r"unquantized_gemm|aiter::\w*gemm_a\d|int8_linear_matmul|f8f8bf16_rowwise"), _count_linear),
 )

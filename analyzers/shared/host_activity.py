@@ -25,7 +25,6 @@ from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import NS_PER_MS
-from perfscope.patterns import compile_later
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
@@ -40,11 +39,9 @@ HOST_CAUSES = (
     "not_shown",
     "host_launch",
 )
-_WAITS_FOR_DEVICE = compile_later(
-    r"^(?:cuda|cu|hip|ur)\w*(?:Synchronize|Wait)(?:_v\d+)?$|^(?:cuda|hip)Memcpy(?!\w*Async)"
-)
-_NEVER_BLOCKS = compile_later(r"StreamWait")
-_LOADS_DATA = compile_later(r"DataLoader", re.IGNORECASE)
+_WAITS_FOR_DEVICE = re.compile(r"^(?:cuda|cu|hip|ur)\w*(?:Synchronize|Wait)(?:_v\d+)?$|^(?:cuda|hip)Memcpy(?!\w*Async)")
+_NEVER_BLOCKS = re.compile(r"StreamWait")
+_LOADS_DATA = re.compile(r"DataLoader", re.IGNORECASE)
 _LATEST = np.iinfo(np.int64).max // 2
 
 

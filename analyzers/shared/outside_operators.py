@@ -15,7 +15,6 @@ from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.patterns import compile_later
 from perfscope.report import Column, Json, Section, percent_of
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans
@@ -25,14 +24,14 @@ SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED = "sleep", "waiting", "I/O"
 KINDS = (SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED)
 #: How the profiler writes a function that is not written in Python: ``<built-in function sleep>``,
 #: ``<built-in method read of _io.FileIO object at 0x7f>``.
-_BUILT_IN = compile_later(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of (?P<owner>.*))?>")
-_ADDRESS = compile_later(r" object at 0x[0-9a-f]+")
+_BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of (?P<owner>.*))?>")
+_ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 _LONGEST_OWNER = 40
 _MOST_FUNCTIONS = 12
 #: Calls that wait for something, and those that do only as methods of some types: ``dict.get`` and ``str.join`` do not.
 _WAITS = {"acquire", "wait", "wait_all", "waitpid", "wait4", "synchronize", "to_here", "select", "poll", "epoll_wait"}
 _WAITS_OF_OWNER = {"join", "get", "put", "control", "accept", "connect", "result"}
-_WAITED_FOR = compile_later(r"lock|queue|future|thread|process|select|poll|socket|semaphore|event|rpc|rref|store", re.I)
+_WAITED_FOR = re.compile(r"lock|queue|future|thread|process|select|poll|socket|semaphore|event|rpc|rref|store", re.I)
 #: Calls that read and write files and connections, and those that do only as methods of some types.
 _FILE_CALLS = {
     "open", "stat", "lstat", "fstat", "listdir", "scandir", "unlink", "remove", "rename", "replace", "mkdir", "rmdir",
@@ -42,7 +41,7 @@ _FILE_CALLS_OF_OWNER = _FILE_CALLS | {
     "read1", "readall", "readinto", "readline", "readlines", "writelines", "flush", "truncate", "seek", "close",
     "recv", "recv_into", "send", "sendall", "__next__",
 }  # fmt: skip
-_FILES = compile_later(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
+_FILES = re.compile(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
 
 
 class OutsideTime(Struct, frozen=True, array_like=True):

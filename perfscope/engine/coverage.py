@@ -14,7 +14,6 @@ from itertools import pairwise
 import numpy as np
 from msgspec import Struct
 
-from perfscope.patterns import compile_later
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, join
 
@@ -22,9 +21,9 @@ _MOST_LISTED = 8
 #: Above this share of launches without a kernel the profiler has lost device events.
 MOST_LOST_FRACTION = 0.01
 #: Copies and fills are not counted: those of nothing, and fills inside a graph, have no event in sound traces.
-_LAUNCHES = compile_later(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel")
-_CAPTURE_BEGINS = compile_later(r"^(?:cuda|cu|hip)StreamBeginCapture")
-_CAPTURE_ENDS = compile_later(r"^(?:cuda|cu|hip)StreamEndCapture")
+_LAUNCHES = re.compile(r"^(?:cuda|cu|hip)\w*Launch\w*Kernel")
+_CAPTURE_BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
+_CAPTURE_ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
 
 
 class TraceSummary(Struct, frozen=True, array_like=True):

@@ -4,7 +4,6 @@ An unrelated project on the package index installs a module that is also named `
 its own, so that it still runs, and can say so, where the other one comes first.
 """
 
-import gc
 import resource
 import sys
 
@@ -30,11 +29,6 @@ def main() -> None:
     from perfscope.search_path import put_own_modules_first  # only now is it known to be ours
 
     put_own_modules_first()
-    gc.disable()
     from perfscope.cli import main as run  # only now, so that nothing of the user's is imported in its place
 
-    gc.freeze()  # modules and classes, which stay until the process ends
-    gc.enable()
-    from perfscope.ending import run_and_end  # and so is this
-
-    run_and_end(run)
+    run()

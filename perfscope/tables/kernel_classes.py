@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 
-from perfscope.patterns import compile_later
 from perfscope.tables.trace import Work
 
 _COMMUNICATION = (
@@ -46,17 +45,17 @@ _COMMUNICATION = (
     r"userbuffers_fp16_sum_inplace|kuserbuffers_(?:push|pull)(?:send|recv)",
 )
 #: Kernels with which ROCm copies and fills.
-_IS_COPY = compile_later(r"^__amd_rocclr_(?:fill|copy)(?:Buffer|Image)\w*")
+_IS_COPY = re.compile(r"^__amd_rocclr_(?:fill|copy)(?:Buffer|Image)\w*")
 _FUSED = (
     r"flux::\w*(?:gemm_rs|ag_gemm|all_gather_gemm|gemm_reduce_scatter)",
     r"all_?gather_(?:gemm|matmul)|(?:gemm|matmul)_(?:reduce_?scatter|all_?reduce)",
 )
-_LIKE_COMMUNICATION = compile_later(
+_LIKE_COMMUNICATION = re.compile(
     r"reduce_?scatter|all_?reduce|all_?gather|all_?to_?all|\bsend\b|\brecv\b", re.IGNORECASE
 )
-_EVERYWHERE = compile_later(r"^void |\(anonymous namespace\)::|at::native::|at::|c10::|cutlass::|std::")
-_IS_COMMUNICATION = compile_later("|".join(_COMMUNICATION))
-_IS_FUSED = compile_later("|".join(_FUSED), re.IGNORECASE)
+_EVERYWHERE = re.compile(r"^void |\(anonymous namespace\)::|at::native::|at::|c10::|cutlass::|std::")
+_IS_COMMUNICATION = re.compile("|".join(_COMMUNICATION))
+_IS_FUSED = re.compile("|".join(_FUSED), re.IGNORECASE)
 
 
 def classify(name: str) -> Work:

@@ -12,28 +12,26 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from perfscope.patterns import compile_later
-
 #: A product whose name leaves open whether it is bf16 or fp16: cuDNN writes f16 for both.
 SIXTEEN_BIT = "16-bit"
 #: A product whose name says nothing of its type.
 UNNAMED = "unnamed"
 
-_PRODUCT = compile_later(
+_PRODUCT = re.compile(
     r"gemm|gemv|nvjet|_xmma_|tensorop|wgmma|fmha|flash|sdpa|attention_kernel|attn_fwd|attn_bwd|^Cijk_|matmul|_mm_|"
     r"triton_tem|fprop|dgrad|wgrad|convolve|conv2d|conv_fwd|conv_bwd|grouped_mm|bmm_",
     re.IGNORECASE,
 )
-_NO_PRODUCT = compile_later(
+_NO_PRODUCT = re.compile(
     r"splitKreduce|splitk_reduce|compute_dot_do_o|convert_dq|dot_do_o|elementwise|layer_norm|softmax_warp|quantize|"
     r"cast_transpose|transpose_|preprocess|postprocess|prepare_|memcpy|memset|reduce_kernel|nchwToNhwc|nhwcToNchw|"
     r"scatter|gather|permute|im2col|col2im",
     re.IGNORECASE,
 )
-_NVJET = compile_later(r"nvjet_(?:sm\d+_)?([a-z])")
+_NVJET = re.compile(r"nvjet_(?:sm\d+_)?([a-z])")
 _NVJET_OPERANDS = {"t": "bf16", "h": "fp16", "s": "tf32", "q": "fp8", "r": "fp8", "o": "fp4", "d": "fp64"}
 _XMMA_TYPE, _XMMA_SUM = "(?:tf32|bf16|f16|f32|f64|e4m3|e5m2)", "(?:f32|f16|f64|bf16)"
-_XMMA = compile_later(rf"_xmma_\w*?_{_XMMA_TYPE}{_XMMA_SUM}_({_XMMA_TYPE}){_XMMA_SUM}_")
+_XMMA = re.compile(rf"_xmma_\w*?_{_XMMA_TYPE}{_XMMA_SUM}_({_XMMA_TYPE}){_XMMA_SUM}_")
 _XMMA_TYPES = {
     "tf32": "tf32",
     "bf16": "bf16",
@@ -43,19 +41,19 @@ _XMMA_TYPES = {
     "e4m3": "fp8",
     "e5m2": "fp8",
 }
-_TENSILE = compile_later(r"^Cijk_[A-Za-z]+_[A-Za-z]+_(B8|F8|[BHSDX])")
+_TENSILE = re.compile(r"^Cijk_[A-Za-z]+_[A-Za-z]+_(B8|F8|[BHSDX])")
 _TENSILE_TYPES = {"B": "bf16", "H": "fp16", "S": "fp32", "X": "tf32", "D": "fp64", "F8": "fp8", "B8": "fp8"}
-_CUDNN_FLASH = compile_later(r"cudnn\w*_f16_|cudnn\w*_fort_native_sdpa")
+_CUDNN_FLASH = re.compile(r"cudnn\w*_f16_|cudnn\w*_fort_native_sdpa")
 #: The words in the order in which they decide: bf16 contains f16, and a TF32 product has operands of f32.
 _WORDS = (
-    ("fp8", compile_later(r"e4m3|e5m2|fp8|float8|f8f8|bf8", re.IGNORECASE)),
-    ("fp4", compile_later(r"e2m1|fp4|nvf4|mxf4", re.IGNORECASE)),
-    ("bf16", compile_later(r"bf16|bfloat16", re.IGNORECASE)),
-    ("fp16", compile_later(r"fp16|f16|half|hgemm|_h(?:884|1688|16816|161616)", re.IGNORECASE)),
-    ("fp64", compile_later(r"f64|double|d884|dgemm", re.IGNORECASE)),
-    ("tf32", compile_later(r"tf32|tfloat32|s1688(?:gemm|fprop|dgrad|wgrad)", re.IGNORECASE)),
-    (SIXTEEN_BIT, compile_later(r"s16816|s161616|s884")),
-    ("fp32", compile_later(r"sgemm|simt|fp32|f32|float|gemv2|scudnn", re.IGNORECASE)),
+    ("fp8", re.compile(r"e4m3|e5m2|fp8|float8|f8f8|bf8", re.IGNORECASE)),
+    ("fp4", re.compile(r"e2m1|fp4|nvf4|mxf4", re.IGNORECASE)),
+    ("bf16", re.compile(r"bf16|bfloat16", re.IGNORECASE)),
+    ("fp16", re.compile(r"fp16|f16|half|hgemm|_h(?:884|1688|16816|161616)", re.IGNORECASE)),
+    ("fp64", re.compile(r"f64|double|d884|dgemm", re.IGNORECASE)),
+    ("tf32", re.compile(r"tf32|tfloat32|s1688(?:gemm|fprop|dgrad|wgrad)", re.IGNORECASE)),
+    (SIXTEEN_BIT, re.compile(r"s16816|s161616|s884")),
+    ("fp32", re.compile(r"sgemm|simt|fp32|f32|float|gemv2|scudnn", re.IGNORECASE)),
 )
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.constants import NS_PER_US
-from perfscope.patterns import compile_later
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_precision import product_precision
 from perfscope.tables.products import Launches, ProductCalls, Products
@@ -21,10 +20,10 @@ from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct
 
 #: Times of older exporters are rounded to a quarter of a microsecond.
 _ROUNDING_NS = NS_PER_US // 2
-_BEGINS = compile_later(r"^(?:cuda|cu|hip)StreamBeginCapture")
-_ENDS = compile_later(r"^(?:cuda|cu|hip)StreamEndCapture")
-_RECORDED = compile_later(r"^(?:cuda|cu|hip)\w*(?:Launch\w*Kernel|Mem(?:cpy|set)\w*Async)")
-_REPLAYS = compile_later(r"^(?:cuda|cu|hip)GraphLaunch")
+_BEGINS = re.compile(r"^(?:cuda|cu|hip)StreamBeginCapture")
+_ENDS = re.compile(r"^(?:cuda|cu|hip)StreamEndCapture")
+_RECORDED = re.compile(r"^(?:cuda|cu|hip)\w*(?:Launch\w*Kernel|Mem(?:cpy|set)\w*Async)")
+_REPLAYS = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 #: A graph may leave out as large a part of what was recorded, such as copies of nothing.
 LEFT_OUT = 0.01
 

@@ -100,7 +100,7 @@ def test_a_trace_is_analyzed_without_loading_what_it_does_not_need(tmp_path: Pat
         "try:\n"
         "    main()\n"
         "finally:\n"
-        "    heavy = {'pandas', 'scipy', 'torch', 'numpy.ma', 'pydantic', 'rich', 'multiprocessing'}\n"
+        "    heavy = {'pandas', 'scipy', 'torch', 'numpy.ma', 'rich', 'multiprocessing'}\n"
         "    heavy |= {'perfscope.sources.joblog', 'perfscope.tables.joblog'}\n"
         "    print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )

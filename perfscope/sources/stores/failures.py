@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import errno
+import re
 import sys
 
-from perfscope.patterns import compile_later
 from perfscope.sources.stores.secrets import without_secrets
 
 #: The errors of libraries that are none of Python's: the module, and the base of its errors.
@@ -18,9 +18,9 @@ _FOREIGN = (
     ("aiohttp.client_exceptions", "ClientError"),
     ("paramiko.ssh_exception", "SSHException"),
 )
-_NO_CREDENTIALS = compile_later(r"(?i)credential|authentication")
-_BUCKET = compile_later(r"(?i)bucket")
-_QUERY = compile_later(r"\?[^\s'\"]*")
+_NO_CREDENTIALS = re.compile(r"(?i)credential|authentication")
+_BUCKET = re.compile(r"(?i)bucket")
+_QUERY = re.compile(r"\?[^\s'\"]*")
 _MOST_CHARACTERS = 300
 _NONE_GIVEN = (
     "no credentials were found; give them as the store's own tools take them (for S3: the AWS_* variables, ~/.aws; for "

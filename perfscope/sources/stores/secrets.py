@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.patterns import compile_later
+import re
 
 _HIDDEN = "***"
 #: A text is cut here before it is searched: nobody reads more of a reason.
@@ -17,17 +17,17 @@ _VALUE = (
     r"(?:(?:bearer|basic|sharedkey(?:lite)?|token|aws4-hmac-sha256|aws)\s+)?"
     r"""(?:\\?"[^"]*"?|'[^']*'?|[^\s,;&'"<>{}()\[\]]+)"""
 )
-_NAMED = compile_later(rf"""(?i)((?<![\w-]){_NAME}\b\\?['"]?\s*(?:=>?|:|%3d)\s*){_VALUE}""")
-_IN_TAGS = compile_later(rf"(?i)(<{_NAME}>)[^<]*")
-_HEADER = compile_later(r"(?i)(\b(?:bearer|basic|sharedkey(?:lite)?)\s+)(?=[^\s,;'\"]*[\d=_./+:-])[^\s,;'\"]{8,}")
+_NAMED = re.compile(rf"""(?i)((?<![\w-]){_NAME}\b\\?['"]?\s*(?:=>?|:|%3d)\s*){_VALUE}""")
+_IN_TAGS = re.compile(rf"(?i)(<{_NAME}>)[^<]*")
+_HEADER = re.compile(r"(?i)(\b(?:bearer|basic|sharedkey(?:lite)?)\s+)(?=[^\s,;'\"]*[\d=_./+:-])[^\s,;'\"]{8,}")
 #: A port is no password, and a container of Azure's stands where a user does.
-_OF_URL = compile_later(
+_OF_URL = re.compile(
     r"(?i)(\b[a-z][a-z\d+.]*://)[^\s'\"<>@:/]*:(?!\d+/)[^\s'\"<>]*@(?=[\w.\[-])"
     r"|(\b(?!abfs|wasb)[a-z][a-z\d+.]*://)[^\s'\"<>@:/]+@(?=[\w.\[-])"
 )
-_OF_HOST = compile_later(r"(?<![\w/@:.+%-])[\w.%+-]+:[^\s'\"@/]+@(?=[\w.\[-])")
+_OF_HOST = re.compile(r"(?<![\w/@:.+%-])[\w.%+-]+:[^\s'\"@/]+@(?=[\w.\[-])")
 #: Keys and tokens that are told by their own form: of AWS, of Google, a JSON Web Token, PEM.
-_BARE = compile_later(
+_BARE = re.compile(
     r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b|\bya29\.[\w.-]+|\beyJ[\w-]{4,}\.[\w-]+(?:\.[\w-]*)?"
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?s:.*?)(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)"
 )

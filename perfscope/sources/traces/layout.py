@@ -7,20 +7,20 @@ as a whole.
 
 from __future__ import annotations
 
+import re
+
 from msgspec import Struct
 
-from perfscope.patterns import compile_later
-
-_EVENTS_KEY = compile_later(rb'"traceEvents"\s*:\s*\[')
-_FIRST_BRACE = compile_later(rb"\s*(?=\{)")
-_SPAN = compile_later(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
-_OPERATOR = compile_later(
+_EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
+_FIRST_BRACE = re.compile(rb"\s*(?=\{)")
+_SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
+_OPERATOR = re.compile(
     rb'"cat"\s*:\s*"cpu_op"[^{}]*"ts"[^{}]*"dur"[^{}]*(?P<before>"args"\s*:\s*\{\s*"External id"\s*:\s*)'
 )
-_OPENING = compile_later(rb'\{\s*"')
+_OPENING = re.compile(rb'\{\s*"')
 #: Of torch before 1.10, which marks steps as operators.
-_OLD_CATEGORY = compile_later(rb'"cat"\s*:\s*"Operator"')
-_TIME = compile_later(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
+_OLD_CATEGORY = re.compile(rb'"cat"\s*:\s*"Operator"')
+_TIME = re.compile(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
 _LONGEST_DOUBLE = 12
 _DECIMALS = 4
 
