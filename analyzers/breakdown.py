@@ -25,8 +25,7 @@ from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measu
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Column, Json, Section, list_entries, long_table
+from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
 
@@ -140,7 +139,7 @@ class Breakdown(Struct, frozen=True):
     def data(self) -> Json:
         """``results.breakdown``."""
         return {
-            "ranks": list_entries(self.ranks, RankParts.data),
+            "ranks": [item.data() for item in self.ranks],
             "all": self.total.data(),
             "all_marked": self.row.data() if all(rank.steps for rank in self.ranks) else None,
             "notes": list(self.notes),
@@ -155,8 +154,8 @@ class Breakdown(Struct, frozen=True):
             for label, rank in zip(labels, self.ranks, strict=True)
         )
         of_all = [("all", None, *self.row.cells())] if len(self.ranks) > 1 else []
-        sections = [Section("Device time", columns, pack(chain(rows, of_all)), self.notes)]
-        steps = pack(
+        sections = [Section("Device time", columns, tuple(chain(rows, of_all)), self.notes)]
+        steps = tuple(
             (label, step.name, step.host / NS_PER_MS, *step.parts.cells())
             for label, rank in zip(labels, self.ranks, strict=True)
             for step in rank.steps
@@ -170,7 +169,7 @@ class Breakdown(Struct, frozen=True):
 
     def _windows(self, labels: Sequence[str]) -> Section:
         """The whole windows, with what ran in them besides the marked steps."""
-        rows = pack(
+        rows = tuple(
             (
                 label,
                 *rank.total.cells(),
@@ -210,7 +209,7 @@ def analyze(partials: Sequence[tuple[RankParts, ...]]) -> Breakdown:
     Raises:
         NoDevice: No trace holds device events.
     """
-    ranks = pack(_join_windows(chain.from_iterable(partials)))
+    ranks = tuple(_join_windows(chain.from_iterable(partials)))
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))
     return Breakdown(
@@ -265,7 +264,7 @@ def _sum_outside(earlier: Outside | None, later: Outside | None) -> Outside | No
 
 def _join_windows(parts: Iterable[RankParts]) -> Iterator[RankParts]:
     """Add later windows of a process to its earlier ones; traces that overlap in time stay apart, and so do runs."""
-    for _, of_device in groupby(pack_in_order(parts, _order), lambda part: (part.rank, part.device)):
+    for _, of_device in groupby(tuple(sorted(parts, key=_order)), lambda part: (part.rank, part.device)):
         entries: list[RankParts] = []
         for part in of_device:
             earlier = (index for index in range(len(entries) - 1, -1, -1) if part.follows(entries[index]))
@@ -323,7 +322,7 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
 
 def _doubt_compute(ranks: Sequence[RankParts]) -> list[str]:
     """Doubt where a rank computed for a much shorter time per step than another."""
-    per_step = pack(
+    per_step = tuple(
         (rank.row.compute / len(rank.steps), label)
         for rank, label in zip(ranks, _labels(ranks), strict=True)
         if rank.steps

@@ -22,8 +22,7 @@ from perfscope.analyzers.shared.host_activity import names_with, waits_for_devic
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Column, Json, Section, list_entries, long_table
+from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
@@ -120,7 +119,7 @@ class Calls(Struct, frozen=True):
 
     def data(self) -> Json:
         """The value of ``results.calls``."""
-        return {"ranks": list_entries(self.ranks, RankCalls.data)}
+        return {"ranks": [item.data() for item in self.ranks]}
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank and caller."""
@@ -128,7 +127,7 @@ class Calls(Struct, frozen=True):
             Column("Rank"), Column("Kind"), Column("Operator"), Column("Function"), Column("Calls"),
             Column("Blocked (ms)", 3), Column("Lost (ms)", 3),
         )  # fmt: skip
-        rows = pack(
+        rows = tuple(
             (
                 None if rank.rank is None else str(rank.rank),
                 caller.kind,
@@ -159,7 +158,9 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Calls:
         NoDevice: No trace holds device events in marked steps.
         MissingInput: No call holds a host up.
     """
-    ranks = pack_in_order(chain.from_iterable(partials), lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
+    ranks = tuple(
+        sorted(chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
+    )
     if not ranks:
         raise NoDevice("the traces contain no GPU events in marked steps")
     if not any(rank.callers for rank in ranks):

@@ -28,8 +28,7 @@ from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_o
 from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.packed import pack
-from perfscope.report import Column, Json, Section, list_entries, long_table
+from perfscope.report import Column, Json, Section, long_table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
@@ -89,7 +88,7 @@ class Clock(Struct, frozen=True):
         return {
             "reference_rank": self.reference,
             "one_host": self.is_one_host,
-            "ranks": list_entries(self.ranks, RankClock.data),
+            "ranks": [item.data() for item in self.ranks],
         }
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
@@ -98,7 +97,7 @@ class Clock(Struct, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks."""
-        rows = pack(
+        rows = tuple(
             (
                 str(rank.rank),
                 rank.host or "not stated",
@@ -239,7 +238,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     reached = _reach(ranks, _Neighbours(links))
     return Clock(
         ranks[0],
-        pack(_clock(rank, host, link) for (rank, host), link in zip(hosts.items(), reached, strict=True)),
+        tuple(_clock(rank, host, link) for (rank, host), link in zip(hosts.items(), reached, strict=True)),
     )
 
 

@@ -21,8 +21,7 @@ from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGa
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Column, Json, Section, list_entries, percent_of
+from perfscope.report import Column, Json, Section, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
@@ -116,7 +115,7 @@ class Idle(Struct, frozen=True):
 
     def data(self) -> Json:
         """``results.idle``."""
-        return {"ranks": list_entries(self.ranks, RankIdle.data)}
+        return {"ranks": [item.data() for item in self.ranks]}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of causes, and the longest gaps."""
@@ -128,7 +127,7 @@ class Idle(Struct, frozen=True):
             Column("Idle (ms)", 2),
             *(Column(f"{_title(CAUSES[index])} (%)") for index in shown),
         )
-        rows = pack(
+        rows = tuple(
             (label, sum(rank.row) / NS_PER_MS, *(percent_of(rank.row[index], sum(rank.row)) for index in shown))
             for label, rank in zip(self._labels(), self.ranks, strict=True)
         )
@@ -211,7 +210,7 @@ def analyze(partials: Sequence[tuple[RankIdle, ...]]) -> Idle:
     Raises:
         NoDevice: No trace holds device events.
     """
-    ranks = pack_in_order(chain.from_iterable(partials), _order)
+    ranks = tuple(sorted(chain.from_iterable(partials), key=_order))
     if not ranks:
         raise NoDevice(no_device_events(len(partials)))
     return Idle(ranks)

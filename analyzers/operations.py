@@ -15,8 +15,7 @@ from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.constants import GIGA, TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Column, Json, Section, in_unit, list_entries, percent
+from perfscope.report import Column, Json, Section, in_unit, percent
 from perfscope.tables.trace import Trace
 
 _MOST_LISTED = 8
@@ -30,7 +29,7 @@ class CountedOperations(Struct, frozen=True):
 
     def data(self) -> Json:
         """The value of ``results.operations``."""
-        return {"ranks": list_entries(self.ranks, _rank_data)}
+        return {"ranks": [_rank_data(item) for item in self.ranks]}
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank."""
@@ -43,7 +42,7 @@ class CountedOperations(Struct, frozen=True):
             Column("Recomputed"),
             Column("Precision"),
         )
-        rows = pack(
+        rows = tuple(
             (
                 None if rank.rank is None else str(rank.rank),
                 rank.steps,
@@ -157,4 +156,4 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
     if not any(operations.flops_per_step or operations.recorded_flops for operations in partials):
         raise MissingInput(_NO_SHAPES)
     counted = filter(_has_something, partials)
-    return CountedOperations(pack_in_order(counted, lambda operations: (operations.rank is None, operations.rank)))
+    return CountedOperations(tuple(sorted(counted, key=lambda operations: (operations.rank is None, operations.rank))))

@@ -18,8 +18,7 @@ from msgspec import Struct
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Column, Json, Section, list_entries
+from perfscope.report import Column, Json, Section
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
@@ -75,7 +74,7 @@ class OptimizerTime(Struct, frozen=True):
 
     def data(self) -> Json:
         """The value of ``results.optimizer``."""
-        return {"ranks": list_entries(self.ranks, OptimizerStep.data)}
+        return {"ranks": [item.data() for item in self.ranks]}
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank."""
@@ -83,7 +82,7 @@ class OptimizerTime(Struct, frozen=True):
             Column("Rank"), Column("Optimizer"), Column("Way"), Column("Kernels"), Column("Device (ms)", 3),
             Column("Gaps (ms)", 3),
         )  # fmt: skip
-        rows = pack(
+        rows = tuple(
             (
                 None if rank.rank is None else str(rank.rank),
                 rank.name,
@@ -152,7 +151,9 @@ def analyze(partials: Sequence[tuple[OptimizerStep, ...]]) -> OptimizerTime:
     Raises:
         NoDevice: No trace shows kernels of an optimizer.
     """
-    ranks = pack_in_order(chain.from_iterable(partials), lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
+    ranks = tuple(
+        sorted(chain.from_iterable(partials), key=lambda rank: (rank.rank is None, rank.rank or 0, rank.device))
+    )
     if not ranks:
         raise NoDevice("no trace marks the steps of an optimizer and shows its kernels")
     return OptimizerTime(ranks)

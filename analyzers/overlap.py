@@ -34,8 +34,7 @@ from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Cell, Column, Json, Section, list_entries, long_table, percent
+from perfscope.report import Cell, Column, Json, Section, long_table, percent
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -139,7 +138,7 @@ class Overlap(Struct, frozen=True):
         """``results.overlap``."""
         return {
             "axes": [{"axis": axis.role or None, **axis.times()} for axis in self.axes],
-            "groups": list_entries(self.groups, GroupOverlap.data),
+            "groups": [item.data() for item in self.groups],
         }
 
     def sections(self) -> tuple[Section, ...]:
@@ -154,7 +153,7 @@ class Overlap(Struct, frozen=True):
             "the cost of communication nor what a step would gain without it.",
         )
         labels = rank_labels([(group.rank, group.device) for group in self.groups])
-        groups = pack(
+        groups = tuple(
             (label, group.role or "not stated", _title(group), group.size, *group.cells())
             for label, group in zip(labels, self.groups, strict=True)
             if group.row[0]
@@ -181,7 +180,7 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    groups = pack(_add_windows(chain.from_iterable(partials)))
+    groups = tuple(_add_windows(chain.from_iterable(partials)))
     if not groups:
         raise MissingInput("no communication ran on a device")
     axes: dict[str, GroupOverlap] = {}
@@ -292,7 +291,7 @@ def _is_in_pipeline(trace: Trace) -> bool:
 def _add_windows(groups: Iterable[GroupOverlap]) -> Iterator[GroupOverlap]:
     """Add up the windows of each process."""
     key = attrgetter("key")
-    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(pack_in_order(groups, key), key))
+    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(tuple(sorted(groups, key=key)), key))
 
 
 def _title(group: GroupOverlap) -> str:

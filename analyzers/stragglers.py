@@ -34,8 +34,7 @@ from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.analyzers.shared.step_profile import Reason
 from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.packed import pack, pack_in_order
-from perfscope.report import Cell, Column, Json, Section, list_entries, long_table
+from perfscope.report import Cell, Column, Json, Section, long_table
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_bytes, format_ranges
@@ -74,8 +73,8 @@ class Stragglers(Struct, frozen=True):
             "straggler": self.straggler,
             "significant_us": self.significant / NS_PER_US,
             "compared": self.comparison.data() if self.comparison else None,
-            "groups": list_entries(self.groups, GroupWait.data),
-            "ranks": list_entries(self.ranks, _rank_data),
+            "groups": [item.data() for item in self.groups],
+            "ranks": [_rank_data(item) for item in self.ranks],
         }
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
@@ -87,7 +86,7 @@ class Stragglers(Struct, frozen=True):
     def sections(self) -> tuple[Section, ...]:
         """A table of groups and ranks."""
         paces = self.comparison.paces if self.comparison else {}
-        rows = pack(
+        rows = tuple(
             (
                 group.label,
                 "unknown" if rank.rank < 0 else str(rank.rank),
@@ -215,10 +214,11 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
     significant = SIGNIFICANT_FRACTION * longest
     ranks = Members(partials)
     waits = (_find_waits(key, calls, ranks) for key, calls in CallsByGroup(partials).items() if key.sender == ABSENT)
-    groups = pack_in_order(
-        (ranks.with_reasons(group, significant) for group in waits if group is not None),
-        lambda group: (group.has_stages, -group.slowest.caused, group.name),
-        _count_ranks,
+    groups = tuple(
+        sorted(
+            (ranks.with_reasons(group, significant) for group in waits if group is not None),
+            key=lambda group: (group.has_stages, -group.slowest.caused, group.name),
+        )
     )
     if not groups:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
@@ -234,10 +234,6 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
             reasons |= {rank.rank: peers.reason(rank.rank, significant) for rank in every if rank.group == index}
         late = tuple(replace(rank, reason=reasons[rank.rank]) for rank in every)
     return Stragglers(slowest.rank if is_straggler else None, significant, groups, paces, ranks.comparison, late)
-
-
-def _count_ranks(group: GroupWait) -> int:
-    return len(group.ranks)
 
 
 def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: Members) -> GroupWait | None:

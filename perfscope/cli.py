@@ -169,7 +169,7 @@ def perfscope_command(
 def end(outcome: Outcome, *, quiet: bool) -> NoReturn:
     """Print an outcome and leave with its exit code, or by its signal."""
     notes = () if quiet else _notes_apart(outcome)
-    _print_output(outcome.blocks(_find_terminal(notes)))
+    _print_output(outcome.output(_find_terminal(notes)))
     if not quiet:
         for line in notes:
             write_line(f"perfscope: {escape_control_characters(line)}" if line else "", _PATIENCE_S)
@@ -199,18 +199,17 @@ def _notes_apart(outcome: Outcome) -> tuple[str, ...]:
     return tuple(line for line in outcome.notes if line.removeprefix("warning: ") not in report.warnings)
 
 
-def _print_output(blocks: Iterable[str]) -> None:
+def _print_output(text: str) -> None:
     """Print to standard output; where there is no text, nothing is done.
 
     Raises:
         PerfscopeError: It is closed or full.
     """
+    if text and sys.stdout is None:
+        raise PerfscopeError("nothing can be printed: standard output is closed")
     try:
-        for block in blocks:
-            if sys.stdout is None:
-                raise PerfscopeError("nothing can be printed: standard output is closed")
-            for begin in range(0, len(block), _PRINTED_AT_ONCE):
-                sys.stdout.write(block[begin : begin + _PRINTED_AT_ONCE])
+        for begin in range(0, len(text), _PRINTED_AT_ONCE):
+            sys.stdout.write(text[begin : begin + _PRINTED_AT_ONCE])
             sys.stdout.flush()
     except BrokenPipeError:
         raise

@@ -7,10 +7,10 @@ sections (for people). Renderers see only this file, so that N analyzers and M f
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING, Generic, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from perfscope.constants import MANY_RANKS, MS_PER_S
 from perfscope.errors import PerfscopeError
@@ -87,51 +87,6 @@ def first_rows(rows: Sequence[Row], most: int) -> tuple[tuple[Row, ...], tuple[s
     """
     left_out = len(rows) - most
     return tuple(rows[:most]), (f"{left_out} more rows are in --format json.",) if left_out > 0 else ()
-
-
-class Entries(Sequence[Json], Generic[_T]):
-    """A list of JSON whose entries are made when they are asked for: all of them take many times what they are made of.
-
-    Only the entry that was asked for last is kept, because who asks for an entry looks into it several times.
-
-    Args:
-        items: What the entries are of.
-        to_entry: Makes one.
-    """
-
-    def __init__(self, items: Sequence[_T], to_entry: Callable[[_T], Json]) -> None:
-        self._items = items
-        self._to_entry = to_entry
-        self._last: tuple[int, Json] = (-1, None)
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @overload
-    def __getitem__(self, index: int) -> Json: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Json]: ...
-
-    def __getitem__(self, index: int | slice) -> Json | Sequence[Json]:
-        if isinstance(index, slice):
-            return [self._to_entry(item) for item in self._items[index]]
-        index = range(len(self._items))[index]
-        if self._last[0] != index:
-            self._last = index, self._to_entry(self._items[index])
-        return self._last[1]
-
-
-def list_entries(items: Sequence[_T], to_entry: Callable[[_T], Json]) -> Sequence[Json]:
-    """An entry of JSON for each rank; of more than 512 ranks they are made when they are asked for."""
-    return Entries(items, to_entry) if len(items) > MANY_RANKS else [to_entry(item) for item in items]
-
-
-def to_plain(value: Json) -> Json:
-    """The same JSON of dictionaries and lists alone."""
-    if isinstance(value, Mapping):
-        return {key: to_plain(member) for key, member in value.items()}
-    return [to_plain(member) for member in value] if isinstance(value, Entries) else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,8 +42,7 @@ from msgspec import Struct
 
 from perfscope import report
 from perfscope.constants import GB, MS_PER_S, US_PER_MS
-from perfscope.packed import pack
-from perfscope.report import Cell, Json, Row, Section, list_entries
+from perfscope.report import Cell, Json, Row, Section
 
 #: A row of a table, or an object of JSON: what it is, its columns know.
 Item: TypeAlias = Any
@@ -139,13 +138,13 @@ class Table(Struct, frozen=True):
             every: All rows, where ``items`` are the first ones.
         """
         totals = tuple(totals)
-        rows: Sequence[Row] = pack(self.row(item) for item in items)
+        rows: Sequence[Row] = tuple(self.row(item) for item in items)
         return Section(
             self.title,
             tuple(report.Column(column.heading, column.decimals) for column in self.columns),
             (*rows, *totals) if totals else rows,
             tuple(notes),
-            every=pack(self.row(item) for item in every),
+            every=tuple(self.row(item) for item in every),
         )
 
 
@@ -242,17 +241,15 @@ def keys_of(kind: type) -> tuple[str, ...]:
 
 
 def to_json(value: Item) -> Json:
-    """A value as JSON; entries of very many ranks are made when they are asked for."""
+    """A value as JSON."""
     if value is None or isinstance(value, str | int | float):
         return value.value if isinstance(value, Enum) else value
     if isinstance(value, Struct):
         return to_object(value)
     if isinstance(value, Mapping):
         return {str(key): to_json(member) for key, member in value.items()}
-    if isinstance(value, tuple | list):
-        return [to_json(member) for member in value]
     if isinstance(value, Sequence):
-        return list_entries(value, to_json)
+        return [to_json(member) for member in value]
     raise TypeError(f"{type(value).__name__} is no value of JSON")
 
 

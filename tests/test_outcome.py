@@ -1,26 +1,20 @@
-"""What a command prints is made piece by piece: the same bytes, in memory that does not grow with the ranks."""
+"""What a command prints is made whole before any of it is printed."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-import tempfile
-import tracemalloc
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from perfscope.constants import KIB, MIB
 from perfscope.outcome import Outcome
-from perfscope.packed import pack
 from perfscope.renderers import Format, render
-from perfscope.report import Column, Json, Report, Section, list_entries
+from perfscope.report import Column, Json, Report, Section
 from tests.conftest import ROOT
 
 RANKS = 8192
-STREAMED = (Format.JSON, Format.CSV)
 #: A command whose answer is larger than a pipe holds, and where the number of its last rank is none.
 PROGRAM = """
 import sys
@@ -40,8 +34,8 @@ def entry_of(rank: int, ranks: int, last: float) -> Json:
 
 
 def report_of(ranks: int, last: float = 1.5) -> Report:
-    entries = list_entries(range(ranks), lambda rank: entry_of(rank, ranks, last))
-    rows = pack((f"rank {rank}", rank / 3, None if rank % 2 else "a, b") for rank in range(ranks))
+    entries = [entry_of(rank, ranks, last) for rank in range(ranks)]
+    rows = tuple((f"rank {rank}", rank / 3, None if rank % 2 else "a, b") for rank in range(ranks))
     columns = (Column("Rank"), Column("Time (ms)"), Column("Cause"))
     section = Section("Times", columns, rows[:2], every=rows, is_aggregated=True)
     return Report("Title", {"schema": "x", "results": {"a": {"ranks": entries}}}, (section,), ("a doubt",))
@@ -49,63 +43,15 @@ def report_of(ranks: int, last: float = 1.5) -> Report:
 
 def test_json_of_many_ranks_is_what_the_standard_library_writes() -> None:
     report = report_of(RANKS)
-    results: Any = report.data["results"]
-    plain = {"schema": "x", "results": {"a": {"ranks": list(results["a"]["ranks"])}}, "warnings": ["a doubt"]}
-    blocks = list(Outcome(report, Format.JSON).blocks())
-    assert len(blocks) > 2
-    assert "".join(blocks) == json.dumps(plain, indent=2) + "\n"
+    assert (
+        Outcome(report, Format.JSON).output() == json.dumps({**report.data, "warnings": ["a doubt"]}, indent=2) + "\n"
+    )
 
 
 @pytest.mark.parametrize("chosen", [None, *Format])
 @pytest.mark.parametrize("ranks", [0, 1, RANKS])
-def test_blocks_are_the_text(chosen: Format | None, ranks: int) -> None:
-    outcome = Outcome(report_of(ranks), chosen)
-    text = render(report_of(ranks), chosen or Format.MARKDOWN)
-    assert "".join(outcome.blocks()) == outcome.output() == text
-
-
-def test_a_text_is_one_block_and_none_where_there_is_nothing_to_say() -> None:
-    assert list(Outcome(text="said\n").blocks()) == ["said\n"]
-    assert list(Outcome().blocks()) == []
-
-
-def test_names_that_are_no_text_come_through() -> None:
-    rows = [(f"{rank:04}\udc80.json",) for rank in range(40_000)]
-    report = Report("Title", {}, (Section("A", (Column("File"),), rows),))
-    blocks = list(Outcome(report, Format.CSV).blocks())
-    assert len(blocks) > 1
-    assert "".join(blocks) == render(report, Format.CSV)
-
-
-@pytest.mark.parametrize("chosen", STREAMED)
-def test_memory_does_not_grow_with_the_ranks(chosen: Format) -> None:
-    peaks, sizes = [], []
-    for ranks in (4 * RANKS, 16 * RANKS):
-        outcome = Outcome(report_of(ranks), chosen)
-        tracemalloc.start()
-        sizes.append(sum(map(len, outcome.blocks())))
-        peaks.append(tracemalloc.get_traced_memory()[1])
-        tracemalloc.stop()
-    assert sizes[1] > 3.9 * sizes[0]
-    assert peaks[1] < 1.1 * peaks[0] + 64 * KIB
-    assert peaks[1] < 3 * MIB
-
-
-def test_a_number_that_is_none_is_told_before_there_is_a_block() -> None:
-    outcome = Outcome(report_of(RANKS, float("nan")), Format.JSON)
-    with pytest.raises(ValueError, match="JSON"):
-        outcome.blocks()
-
-
-def test_where_no_file_can_be_written_the_text_waits_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    report = report_of(RANKS)
-    expected = render(report, Format.JSON)
-
-    def refuse(**_: object) -> None:
-        raise OSError
-
-    monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    assert "".join(Outcome(report, Format.JSON).blocks()) == expected
+def test_the_output_is_the_text(chosen: Format | None, ranks: int) -> None:
+    assert Outcome(report_of(ranks), chosen).output() == render(report_of(ranks), chosen or Format.MARKDOWN)
 
 
 def started(last: float) -> subprocess.Popen[bytes]:

@@ -6,19 +6,14 @@ from fractions import Fraction
 
 import pytest
 
-from perfscope.constants import MANY_RANKS
 from perfscope.errors import PerfscopeError
-from perfscope.renderers import Format, render
 from perfscope.report import (
     Column,
-    Json,
     Report,
     Section,
-    list_entries,
     percent,
     percent_of,
     shorten_warnings,
-    to_plain,
 )
 
 
@@ -54,34 +49,3 @@ def test_warnings_of_many_ranks_are_shortened_and_counted() -> None:
     shown = shorten_warnings(["another", *lines])
     assert shown[:9] == ("another", *lines[:8])
     assert shown[9:] == ("592 more warnings, which differ from the last one in numbers alone, are in --format json",)
-
-
-def test_entries_of_very_many_ranks_are_made_when_they_are_asked_for() -> None:
-    made: list[int] = []
-
-    def to_entry(item: int) -> Json:
-        made.append(item)
-        return {"rank": item}
-
-    assert list_entries(range(MANY_RANKS), to_entry) == [{"rank": rank} for rank in range(MANY_RANKS)]
-    made.clear()
-    entries = list_entries(range(MANY_RANKS + 1), to_entry)
-    assert (len(entries), made) == (MANY_RANKS + 1, [])
-    assert [entries[5], entries[5], entries[-1]] == [{"rank": 5}, {"rank": 5}, {"rank": MANY_RANKS}]
-    assert made == [5, MANY_RANKS]  # who looks into an entry twice has it made once
-    assert entries[:2] == [{"rank": 0}, {"rank": 1}]
-    with pytest.raises(IndexError):
-        entries[MANY_RANKS + 1]
-    assert to_plain({"ranks": entries}) == {"ranks": [{"rank": rank} for rank in range(MANY_RANKS + 1)]}
-
-
-@pytest.mark.parametrize("depth", range(6))
-def test_entries_are_written_as_a_list_at_any_depth(depth: int) -> None:
-    ranks = range(MANY_RANKS + 1)
-    texts = []
-    for value in (list_entries(ranks, lambda rank: {"rank": rank}), [{"rank": rank} for rank in ranks]):
-        data: Json = value
-        for _ in range(depth):
-            data = {"inner": data}
-        texts.append(render(Report("", {"value": data}, ()), Format.JSON))
-    assert texts[0] == texts[1]

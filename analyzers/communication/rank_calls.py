@@ -19,14 +19,10 @@ from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.kernel_medians import KernelMedians, measure_kernels
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.analyzers.shared.step_profile import StepProfile, measure_steps
-from perfscope.constants import MANY_RANKS
-from perfscope.packed import pack, pack_at
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 _MOST_ENDS = 256
-#: So many operations take as much memory as a small row.
-_OPERATIONS_OF_A_ROW = 16
 
 
 class RankCalls(Struct, frozen=True, eq=False, array_like=True):
@@ -115,7 +111,7 @@ def _count_transfers(trace: Trace, communicates: Bool) -> int:
 
 
 class RanksOfGroup(Mapping[int, GroupCalls]):
-    """The operations of the ranks of one group, in the order of ranks; those of a rank are read when it is looked at.
+    """The operations of the ranks of one group, in the order of ranks.
 
     Args:
         calls: The operations of all groups.
@@ -145,7 +141,7 @@ class RanksOfGroup(Mapping[int, GroupCalls]):
 
 
 class CallsByGroup:
-    """The operations of each group by rank, of which those of few ranks at a time are in memory.
+    """The operations of each group by rank.
 
     The windows of a process are joined; of two of its traces that overlap in time the first counts. Another process of
     the same rank belongs to another run: the first processes of all ranks are matched to each other, then the second
@@ -154,20 +150,15 @@ class CallsByGroup:
 
     def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
         number_of: dict[GroupKey, int] = {}
-        groups, moments, ranks, weights = array("i"), array("i"), array("q"), array("i")
-
-        def list_calls() -> Iterator[GroupCalls]:
-            for numbered in number_ranks_and_runs(partials):
-                for calls in numbered.part.groups if numbered.counts else ():
-                    key = replace(calls.key, run=numbered.run) if numbered.run else calls.key
-                    groups.append(number_of.setdefault(key, len(number_of)))
-                    moments.append(numbered.moment)
-                    ranks.append(numbered.rank)
-                    weights.append(_weigh(calls))
-                    yield calls
-
-        # Those of few ranks, however many groups they have, take less time to hold than to pack.
-        calls = tuple(list_calls()) if len(partials) <= MANY_RANKS else pack(list_calls(), _weigh)
+        groups, moments, ranks = array("i"), array("i"), array("q")
+        every: list[GroupCalls] = []
+        for numbered in number_ranks_and_runs(partials):
+            for calls in numbered.part.groups if numbered.counts else ():
+                key = replace(calls.key, run=numbered.run) if numbered.run else calls.key
+                groups.append(number_of.setdefault(key, len(number_of)))
+                moments.append(numbered.moment)
+                ranks.append(numbered.rank)
+                every.append(calls)
         self._keys = sorted(number_of)
         place_of = np.empty(len(number_of), np.int32)
         place_of[[number_of[key] for key in self._keys]] = np.arange(len(number_of))
@@ -175,9 +166,7 @@ class CallsByGroup:
         group = place_of[np.frombuffer(groups, np.int32)]
         order = np.lexsort((np.frombuffer(moments, np.int32), of_rank, group)).astype(np.int32)
         self._group, self._ranks = group[order], of_rank[order]
-        places = array("i", order.tobytes())
-        few = [calls[place] for place in places] if isinstance(calls, tuple) else None
-        self._calls = few or pack_at(calls, places, weights, _weigh)
+        self._calls = [every[place] for place in order]
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -188,11 +177,6 @@ class CallsByGroup:
         for key, (begin, end) in zip(self._keys, pairwise([0, *ends]), strict=True):
             ranks, begins = np.unique(self._ranks[begin:end], return_index=True)
             yield key, RanksOfGroup(self._calls, ranks, np.append(begins + begin, end))
-
-
-def _weigh(calls: GroupCalls) -> int:
-    """How many small rows the operations of a rank are as large as: of those far apart none shares a column."""
-    return 1 + len(calls.kind) // _OPERATIONS_OF_A_ROW
 
 
 class NumberedCalls(NamedTuple):

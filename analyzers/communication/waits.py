@@ -21,7 +21,6 @@ from perfscope.analyzers.shared.kernel_medians import KernelMedians, join_window
 from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.analyzers.shared.step_profile import Reason, StepProfile, join_profiles, parts_of, reason_of
 from perfscope.constants import NS_PER_US
-from perfscope.packed import pack, pack_in_order
 from perfscope.report import Json
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
@@ -183,13 +182,13 @@ class Members:
         self._transferring: set[int] = set()
         self._pairs: set[tuple[int, int]] = set()
         ranks, computed = array("q"), array("q")
-        sent = pack_in_order(self._list_sent(partials, ranks, computed), lambda each: (each.rank, each.moment))
+        sent = tuple(sorted(self._list_sent(partials, ranks, computed), key=lambda each: (each.rank, each.moment)))
         self._computed = _LargestOfRanks(ranks, computed)
         compared = array("q")
-        kernels = pack(_joined(sent, "kernels", join_windows, compared))
+        kernels = tuple(_joined(sent, "kernels", join_windows, compared))
         self.comparison = compare(compared, kernels)
         self._profiled = array("q")
-        self._profiles = pack(_joined(sent, "profile", join_profiles, self._profiled))
+        self._profiles = tuple(_joined(sent, "profile", join_profiles, self._profiled))
         self._without_steps = {
             rank for rank, profile in zip(self._profiled, self._profiles, strict=True) if ABSENT in profile.steps
         }
@@ -250,8 +249,8 @@ class Members:
     def paces(self, groups: Sequence[GroupWait]) -> Sequence[RankPace]:
         """Each rank over all groups."""
         waits = ((rank, group.has_stages) for group in groups for rank in group.ranks)
-        by_rank = groupby(pack_in_order(waits, lambda wait: wait[0].rank), lambda wait: wait[0].rank)
-        return pack(
+        by_rank = groupby(tuple(sorted(waits, key=lambda wait: wait[0].rank)), lambda wait: wait[0].rank)
+        return tuple(
             self._pace(rank, [wait for wait, has_stages in of_rank if not has_stages]) for rank, of_rank in by_rank
         )
 

@@ -12,7 +12,6 @@ from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confiden
 from perfscope.analyzers.findings.options import LIGHTNING, MEGATRON, TORCH, TRAINER, option
 from perfscope.analyzers.findings.training import RankStep, Training
 from perfscope.constants import US_PER_MS, US_PER_S
-from perfscope.packed import pack
 from perfscope.report import percent
 
 #: Ranks that wait less than this share of what the slowest one waits are not named.
@@ -34,10 +33,10 @@ class _Wait(NamedTuple):
 def find_slow_loading(training: Training) -> Cause | None:
     """Training waits for data loaders: by the hooks, limited to the time that the device has left in a step."""
     facts = training.facts
-    waits = pack(_last_of_each(_recorded_waits(training)))
+    waits = tuple(_last_of_each(_recorded_waits(training)))
     if not any(wait.us for wait in waits):
         traced = (_Wait(rank.rank, rank.host.get("data_loading", 0.0), rank.idle_pointer) for rank in training.ranks)
-        waits = pack(_last_of_each(traced))
+        waits = tuple(_last_of_each(traced))
     slowest = max(waits, key=lambda wait: wait.us, default=None)
     if slowest is None or not slowest.us:
         return None

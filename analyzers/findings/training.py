@@ -11,7 +11,6 @@ from msgspec import Struct
 from perfscope.analyzers.findings.facts import Facts, RowsOfKeys, to_number
 from perfscope.analyzers.findings.replays import Fixes
 from perfscope.constants import US_PER_S
-from perfscope.packed import pack
 
 if TYPE_CHECKING:
     from perfscope.analyzers.replay.regain import Regain
@@ -117,8 +116,8 @@ class Training:
     def ranks(self) -> Sequence[RankStep]:
         """The profiled steps of each rank; none without traces."""
         if self.has_device:
-            return pack(self._device_step(row) for row in self.facts.rows("/breakdown/ranks"))
-        return pack(self._host_step(row) for row in self.facts.rows("/host/ranks"))
+            return tuple(self._device_step(row) for row in self.facts.rows("/breakdown/ranks"))
+        return tuple(self._host_step(row) for row in self.facts.rows("/host/ranks"))
 
     def ranks_but(self, number: float | None) -> Iterator[RankStep]:
         """The profiled steps of all ranks but one."""

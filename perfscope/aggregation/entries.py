@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from types import NoneType
 from typing import TypeAlias, TypeGuard
 
-import numpy as np
 from msgspec import Struct, field
 
-from perfscope.aggregation.spread import QUANTILES, CellColumn, choose_rows, nearest_rank
+from perfscope.aggregation.spread import QUANTILES, Floats, choose_rows, places_of_quantiles, to_numbers
 from perfscope.constants import MANY_RANKS
-from perfscope.packed import PackedRows, Pieces
-from perfscope.report import Entries, Json
+from perfscope.report import Json
 
 #: An object of JSON, and an entry as columns of a table.
 Entry: TypeAlias = Mapping[str, Json]
@@ -27,6 +26,8 @@ Flat: TypeAlias = dict[str, Json]
 _CARRIED = ("rank", "device", "group", "axis", "trace")
 #: Lists of entries with one of these keys are long because a job has many ranks.
 _OF_RANKS = frozenset(("rank", "ranks", "straggler"))
+#: The types of a key that is a number.
+_NUMBERS: tuple[set[type], ...] = ({int}, {float}, {int, float})
 
 
 class EntryTable:
@@ -38,32 +39,21 @@ class EntryTable:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._columns: dict[str, None] = {}
-        self._keys: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._rows: PackedRows[tuple[tuple[str, ...], tuple[Json, ...]]] = PackedRows()
+        self._entries: list[Flat] = []
 
     def append(self, entry: Flat) -> None:
-        """Add an entry; most have the same keys."""
-        keys = tuple(entry)
-        if keys not in self._keys:
-            self._keys[keys] = keys
-            self._columns |= dict.fromkeys(keys)
-        self._rows.append((self._keys[keys], tuple(entry.values())))
+        """Add an entry."""
+        self._entries.append(entry)
 
     @property
     def columns(self) -> list[str]:
         """The keys of all entries."""
-        return list(self._columns)
+        return list(dict.fromkeys(key for entry in self._entries for key in entry))
 
-    def rows(self) -> Iterator[list[Json]]:
+    def rows(self) -> list[list[Json]]:
         """A row an entry, with a cell for each column."""
-        columns = tuple(self._columns)
-        for keys, values in self._rows:
-            if keys == columns:
-                yield list(values)
-            else:
-                entry = dict(zip(keys, values, strict=True))
-                yield [entry.get(column) for column in columns]
+        columns = self.columns
+        return [[entry.get(column) for column in columns] for entry in self._entries]
 
 
 def list_tables(results: Mapping[str, Json]) -> Iterator[EntryTable]:
@@ -95,8 +85,6 @@ def _add_tables(tables: dict[str, EntryTable], name: str, value: Json, carried: 
 
 
 def _is_list_of_entries(value: Json) -> TypeGuard[Sequence[Entry]]:
-    if isinstance(value, Entries):
-        return len(value) > 0
     is_list = isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 0
     return is_list and all(isinstance(entry, Mapping) for entry in value)  # type: ignore[union-attr]
 
@@ -167,8 +155,8 @@ class _Condenser:
                 for index, inner in enumerate(value)
             ]
         columns = _numeric_columns(value)
-        numeric = (column.values for column in columns.values())
-        chosen = choose_rows(values for values in numeric if values is not None)
+        numeric = {key: to_numbers(cells) for key, cells in columns.items()}
+        chosen = choose_rows(values for values in numeric.values() if values is not None)
         stays = [index for index in range(len(value)) if f"{old}/{index}" in self._pinned]
         shown = [*chosen.rows, *(index for index in stays if index not in chosen.rows)]
         self.lists[new] = {
@@ -178,7 +166,9 @@ class _Condenser:
             "chosen": "the entries with the smallest and the largest value of each number, those that are farthest "
             "from the median, and those that findings point to",
             "file": self._file_of.get(name),
-            "quantiles": {key: _quantiles(column, key, value) for key, column in columns.items()},
+            "quantiles": {
+                key: _quantiles(columns[key], values) for key, values in numeric.items() if values is not None
+            },
         }
         entries = []
         for position, index in enumerate(shown):
@@ -220,29 +210,15 @@ def _move(value: Json, condenser: _Condenser) -> Json:
     return value
 
 
-def _numeric_columns(entries: Sequence[Entry]) -> dict[str, CellColumn[Json]]:
-    """The values of each key that is a number in all entries that have it."""
-    columns: dict[str, CellColumn[Json]] = {}
-    pieces = Pieces()
-    for row, entry in enumerate(entries):
-        for key, cell in _flatten(entry):
-            if key not in columns:
-                columns[key] = CellColumn(row, pieces)
-            columns[key].append(cell)
-        for column in columns.values():
-            if len(column) == row:
-                column.append(None)
-    return {key: column for key, column in columns.items() if key != "rank" and column.has_numbers_alone}
+def _numeric_columns(entries: Sequence[Entry]) -> dict[str, list[Json]]:
+    """The cells of each key that is a number in all entries that have it; None in others."""
+    flat = [dict(_flatten(entry)) for entry in entries]
+    keys = dict.fromkeys(key for entry in flat for key in entry if key != "rank")
+    columns = {key: [entry.get(key) for entry in flat] for key in keys}
+    return {key: cells for key, cells in columns.items() if {type(cell) for cell in cells} - {NoneType} in _NUMBERS}
 
 
-def _quantiles(column: CellColumn[Json], key: str, entries: Sequence[Entry]) -> dict[str, Json]:
+def _quantiles(cells: Sequence[Json], values: Floats) -> dict[str, Json]:
     """The quantiles of a key, each of which is the value of an entry."""
-    values = column.values
-    assert values is not None
-    order = np.argsort(values, kind="stable")
-    present = int((~np.isnan(values)).sum())
-    places = ((name, int(order[nearest_rank(present, share)])) for name, share in QUANTILES)
-    numbers = ((name, place, column.number_at(place)) for name, place in places)
-    return {
-        name: dict(_flatten(entries[place])).get(key) if number is None else number for name, place, number in numbers
-    }
+    places = places_of_quantiles(values)
+    return {name: None if place is None else cells[place] for (name, _), place in zip(QUANTILES, places, strict=True)}

@@ -6,17 +6,13 @@ rank). A row stands out where one of its values is farther from the median than 
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from math import ceil, nan
-from types import NoneType
-from typing import Generic, TypeAlias, TypeVar
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-
-from perfscope.packed import Pieces
 
 #: What is told of many values.
 QUANTILES = (
@@ -30,78 +26,21 @@ MOST_OUTLIERS = 16
 #: The standard deviation of a normal distribution over its median deviation, and over its mean one.
 _OVER_MEDIAN, _OVER_MEAN = 1.4826, 1.2533
 
-#: A float holds every integer below.
-_EXACT = 1 << 53
-#: So many numbers of a column are in memory; the others, in pieces, are read when they are asked for.
-_IN_A_PIECE = 1024
-
-_C = TypeVar("_C")
-
 Floats: TypeAlias = npt.NDArray[np.float64]
 Integers: TypeAlias = npt.NDArray[np.int64]
 
 
-class CellColumn(Generic[_C]):
-    """The cells of some rows in one column: as numbers, and as what they share; as objects they would fill the memory.
+def to_numbers(cells: Sequence[object]) -> Floats | None:
+    """The numbers of a column, NaN where there is none; None where a cell is a text, or none is a number."""
+    if any(isinstance(cell, str) for cell in cells) or all(cell is None for cell in cells):
+        return None
+    return np.array([cell if isinstance(cell, int | float) else nan for cell in cells], np.float64)
 
-    Args:
-        absent: How many rows before the first one have no cell.
-        pieces: Where the numbers of many rows go, with those of the other columns; a place of its own by default.
-    """
 
-    def __init__(self, absent: int = 0, pieces: Pieces | None = None) -> None:
-        self._pieces = Pieces() if pieces is None else pieces
-        self._own, self._last = array("q"), array("d")
-        for _ in range(absent):
-            self._add(nan)
-        self._kinds: set[type] = {NoneType} if absent else set()
-        self._first: _C | None = None
-        self._is_shared = True
-
-    def __len__(self) -> int:
-        return len(self._own) * _IN_A_PIECE + len(self._last)
-
-    def append(self, cell: _C) -> None:
-        """Add the cell of the next row."""
-        if not len(self):
-            self._first = cell
-        self._is_shared = self._is_shared and cell == self._first
-        self._kinds.add(type(cell))
-        self._add(float(cell) if isinstance(cell, (int, float)) else nan)
-
-    def _add(self, number: float) -> None:
-        self._last.append(number)
-        if len(self._last) == _IN_A_PIECE:
-            self._own.append(len(self._pieces))
-            self._pieces.add(self._last.tobytes())
-            self._last = array("d")
-
-    @property
-    def shared(self) -> _C | str | None:
-        """What all rows have; an empty text where they differ."""
-        return self._first if self._is_shared else ""
-
-    @property
-    def values(self) -> Floats | None:
-        """The numbers, NaN where there is none, read each time; None where a row has a text, or none a number."""
-        if str in self._kinds or self._kinds == {NoneType}:
-            return None
-        return np.frombuffer(b"".join([*map(self._pieces.read, self._own), self._last.tobytes()]), np.float64)
-
-    @property
-    def has_numbers_alone(self) -> bool:
-        """Whether every row that has a cell has a number that is neither true nor false."""
-        kinds = self._kinds - {NoneType}
-        return bool(kinds) and kinds <= {int, float}
-
-    def number_at(self, row: int) -> float | None:
-        """The cell of a row, where the number alone tells it: all are floats, or integers that floats can hold."""
-        piece, offset = divmod(row, _IN_A_PIECE)
-        numbers = np.frombuffer(self._pieces.read(self._own[piece])) if piece < len(self._own) else self._last
-        kinds, number = self._kinds - {NoneType}, float(numbers[offset])
-        if kinds == {float}:
-            return number
-        return int(number) if kinds == {int} and abs(number) < _EXACT else None
+def places_of_quantiles(values: Floats) -> list[int | None]:
+    """Where the value of each of ``QUANTILES`` stands; None where there is no value."""
+    order, present = np.argsort(values, kind="stable"), int((~np.isnan(values)).sum())
+    return [int(order[nearest_rank(present, share)]) if present else None for _, share in QUANTILES]
 
 
 class Chosen(Struct, frozen=True):

@@ -7,11 +7,9 @@ rows are. Rows that are shown are shown as they are, totals too: no number is co
 from __future__ import annotations
 
 import re
-from array import array
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from math import nan
 
 import numpy as np
 from msgspec import Struct
@@ -19,16 +17,15 @@ from msgspec import Struct
 from perfscope.aggregation.spread import (
     FAR,
     QUANTILES,
-    CellColumn,
     Chosen,
     Floats,
-    Integers,
     choose_rows,
     deviations,
     nearest_rank,
+    places_of_quantiles,
+    to_numbers,
 )
 from perfscope.constants import MANY_RANKS
-from perfscope.packed import Pieces
 from perfscope.report import Cell, Row, Section
 
 #: What a note says of where all rows are, until they are written.
@@ -42,12 +39,6 @@ _MOST_PARTS = 12
 #: So many groups are all shown; of more, those that are farthest from the median.
 _MOST_GROUPS, _FARTHEST_GROUPS = 16, 4
 _MEDIAN = 0.5
-#: The columns of so many rows are in memory at the same time, where texts tell more apart.
-_AT_ONCE = 32768
-#: Stands for the rank of a row that names none; no group has it.
-_NO_RANK = -1
-#: Stands for a row where there is none.
-_NONE = -1
 
 
 class Grouping(Struct, frozen=True):
@@ -85,181 +76,102 @@ def aggregate(section: Section, groupings: Sequence[Grouping] = ()) -> Section:
     every = section.every or section.rows
     if rank_column is None or section.is_aggregated or len(every) <= MANY_RANKS:
         return section
-    ranks = _count_ranks(every, rank_column)
+    ranks = len({rank_of(row[rank_column]) for row in every} - {None})
     if ranks <= MANY_RANKS:
         return section
-    split = _Split(every, rank_column)
+    parts = _split([row for row in every if not _is_total(row, rank_column)], rank_column)
     rows: list[Row] = []
     shown_of: dict[str, tuple[int, int]] = {}
-    chosen: list[Chosen] = []
-    for part in split.parts():
+    for part in parts:
         rows += part.quantiles()
         # Where texts tell rows apart, such as the step, groups would make as many tables as there are texts.
-        for grouping in groupings if len(split.sizes) == 1 else ():
+        for grouping in groupings if len(parts) == 1 else ():
             groups, count = part.groups(grouping)
             shown_of[grouping.name] = len(groups), count
             rows += groups
-        rows += part.exact()
-        chosen.append(part.chosen)
+        rows += [part.rows[place] for place in part.chosen.rows]
     rows += [row for row in every if _is_total(row, rank_column)]
     notes = section.notes[:-1] if section.every else section.notes
-    description = _describe(sum(split.sizes.values()), ranks, chosen, shown_of)
+    description = _describe(sum(len(part.rows) for part in parts), ranks, [part.chosen for part in parts], shown_of)
     return replace(section, rows=tuple(rows), notes=(*notes, description), every=every, is_aggregated=True)
 
 
-def _count_ranks(rows: Iterable[Row], rank_column: int) -> int:
-    named = (rank_of(row[rank_column]) for row in rows)
-    ranks = np.sort(np.frombuffer(array("q", (rank for rank in named if rank is not None)), np.int64))
-    return int(np.count_nonzero(ranks[1:] != ranks[:-1])) + min(len(ranks), 1)
-
-
 class _Part:
-    """Rows that are compared with each other, by their columns: as objects all rows would fill the memory."""
+    """Rows that are compared with each other."""
 
-    def __init__(self, every: Sequence[Row], rank_column: int) -> None:
-        self._every, self._rank_column = every, rank_column
-        self._places, self._ranks = array("q"), array("q")
-        pieces = Pieces()
-        self._columns = [CellColumn[Cell](pieces=pieces) for _ in every[0]]
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def append(self, place: int, row: Row) -> None:
-        """Add a row, which stands at that place among all."""
-        rank = rank_of(row[self._rank_column])
-        self._places.append(place)
-        self._ranks.append(_NO_RANK if rank is None else rank)
-        for column, cell in zip(self._columns, row, strict=True):
-            column.append(cell)
-
-    def _values(self) -> Iterator[tuple[int, Floats]]:
-        """The columns of numbers, one after the other."""
-        for index, column in enumerate(self._columns):
-            values = None if index == self._rank_column else column.values
-            if values is not None:
-                yield index, values
-
-    @cached_property
-    def chosen(self) -> Chosen:
-        """The rows that stand out."""
-        return choose_rows(values for _, values in self._values())
-
-    def exact(self) -> list[Row]:
-        """The rows that stand out, as they are."""
-        return [self._every[self._places[row]] for row in self.chosen.rows]
+    def __init__(self, rows: Sequence[Row], rank_column: int) -> None:
+        self.rows, self._rank_column = rows, rank_column
+        columns = list(zip(*rows, strict=True))
+        values = {index: to_numbers(column) for index, column in enumerate(columns) if index != rank_column}
+        self._values = {index: numbers for index, numbers in values.items() if numbers is not None}
+        self._shared = [column[0] if all(cell == column[0] for cell in column) else "" for column in columns]
+        self.chosen = choose_rows(self._values.values())
 
     def quantiles(self) -> list[Row]:
         """A row for each quantile, of each column by itself."""
-        picks = [dict[int, int | None]() for _ in QUANTILES]
-        for index, values in self._values():
-            order, present = np.argsort(values, kind="stable"), int((~np.isnan(values)).sum())
-            for (_, share), pick in zip(QUANTILES, picks, strict=True):
-                pick[index] = int(order[nearest_rank(present, share)]) if present else None
-        return [self._row(name, pick) for (name, _), pick in zip(QUANTILES, picks, strict=True)]
+        places = {index: places_of_quantiles(values) for index, values in self._values.items()}
+        return [
+            self._row(name, {index: of_column[number] for index, of_column in places.items()})
+            for number, (name, _) in enumerate(QUANTILES)
+        ]
 
     def groups(self, grouping: Grouping) -> tuple[list[Row], int]:
         """A row of medians for each group, or for those that are farthest from the others; and how many groups are."""
-        labels, members = self._members(grouping)
-        picks: dict[int, Integers] = {}
-        score = np.zeros(len(labels))
-        for index, values in self._values():
-            picks[index] = np.array([_pick_median(values, of_group) for of_group in members], np.int64)
-            medians = np.where(picks[index] == _NONE, np.nan, values[picks[index]])
-            if len(labels) > _MOST_GROUPS and not np.isnan(medians).all():
-                score = np.maximum(score, np.nan_to_num(deviations(medians)))
-        shown = range(len(labels))
+        members: dict[str, list[int]] = {}
+        for place, row in enumerate(self.rows):
+            rank = rank_of(row[self._rank_column])
+            label = None if rank is None else grouping.label_of.get(rank)
+            if label is not None:
+                members.setdefault(label, []).append(place)
+        labels = sorted(members)
+        picks = {
+            index: [_pick_median(values, members[label]) for label in labels] for index, values in self._values.items()
+        }
+        shown: Sequence[int] = range(len(labels))
         if len(labels) > _MOST_GROUPS:
+            score = np.zeros(len(labels))
+            for index, values in self._values.items():
+                medians = np.array([nan if row is None else values[row] for row in picks[index]])
+                if not np.isnan(medians).all():
+                    score = np.maximum(score, np.nan_to_num(deviations(medians)))
             shown = np.argsort(-score, kind="stable")[:_FARTHEST_GROUPS].tolist()
         rows = [
             self._row(
-                f"{grouping.name} {labels[group]}: median of {len(members[group])}",
-                {index: None if rows[group] == _NONE else int(rows[group]) for index, rows in picks.items()},
+                f"{grouping.name} {labels[group]}: median of {len(members[labels[group]])}",
+                {index: rows[group] for index, rows in picks.items()},
             )
             for group in shown
         ]
         return rows, len(labels)
 
-    def _members(self, grouping: Grouping) -> tuple[list[str], Sequence[Integers]]:
-        """The groups in the order of their labels, and the rows of each."""
-        number_of: dict[str, int] = {}
-        numbers = array("i")
-        for rank in self._ranks:
-            label = grouping.label_of.get(rank)
-            numbers.append(_NONE if label is None else number_of.setdefault(label, len(number_of)))
-        of_row = np.frombuffer(numbers, np.int32)
-        order = np.argsort(of_row, kind="stable")
-        ends = of_row[order].searchsorted(np.arange(len(number_of) + 1, dtype=np.int32))
-        labels = sorted(number_of)
-        slices = ((ends[number_of[label]], ends[number_of[label] + 1]) for label in labels)
-        return labels, [order[begin:end] for begin, end in slices]
-
     def _row(self, label: str, picks: Mapping[int, int | None]) -> Row:
         """A row with the cells of some rows in the columns of numbers."""
-        cells = [column.shared for column in self._columns]
+        cells: list[Cell] = list(self._shared)
         cells[self._rank_column] = label
         for index, row in picks.items():
-            cells[index] = None if row is None else self._cell(row, index)
+            cells[index] = None if row is None else self.rows[row][index]
         return tuple(cells)
 
-    def _cell(self, row: int, index: int) -> Cell:
-        number = self._columns[index].number_at(row)
-        return self._every[self._places[row]][index] if number is None else number
 
-
-def _pick_median(values: Floats, rows: Integers) -> int:
-    """The row among some whose value is their median; _NONE where none has a value."""
+def _pick_median(values: Floats, rows: Sequence[int]) -> int | None:
+    """The row among some whose value is their median; None where none has a value."""
     of_rows = values[rows]
     present = int((~np.isnan(of_rows)).sum())
-    return int(rows[np.argsort(of_rows, kind="stable")[nearest_rank(present, _MEDIAN)]]) if present else _NONE
+    return rows[np.argsort(of_rows, kind="stable")[nearest_rank(present, _MEDIAN)]] if present else None
 
 
-class _Split:
-    """Rows by the texts that tell them apart, such as the step; all together where there are too many texts.
-
-    Attributes:
-        sizes: How many rows have the same texts, in the order of the first of them.
-    """
-
-    def __init__(self, every: Sequence[Row], rank_column: int) -> None:
-        self._every, self._rank_column = every, rank_column
-        texts: dict[int, set[str]] = {index: set() for index in range(len(every[0])) if index != rank_column}
-        for row in self._rows():
-            for index, seen in list(texts.items()):
-                cell = row[index]
-                if isinstance(cell, str):
-                    seen.add(cell)
-                if not isinstance(cell, str) or len(seen) > _MOST_PARTS:
-                    del texts[index]
-        self._telling = tuple(texts)
-        self.sizes = Counter(map(self._key, self._rows()))
-        if len(self.sizes) > _MOST_PARTS:
-            self._telling = ()
-            self.sizes = Counter({(): self.sizes.total()})
-
-    def parts(self) -> Iterator[_Part]:
-        """The parts one after the other; all rows are read again for each few, whose columns are in memory."""
-        waiting = deque(self.sizes)
-        while waiting:
-            parts = {key: _Part(self._every, self._rank_column) for key in self._next_few(waiting)}
-            for position, row in enumerate(self._every):
-                part = parts.get(self._key(row))
-                if part is not None and not _is_total(row, self._rank_column):
-                    part.append(position, row)
-            while parts:
-                yield parts.pop(next(iter(parts)))
-
-    def _next_few(self, waiting: deque[tuple[Cell, ...]]) -> list[tuple[Cell, ...]]:
-        few = [waiting.popleft()]
-        while waiting and sum(self.sizes[key] for key in (*few, waiting[0])) <= _AT_ONCE:
-            few.append(waiting.popleft())
-        return few
-
-    def _rows(self) -> Iterator[Row]:
-        return (row for row in self._every if not _is_total(row, self._rank_column))
-
-    def _key(self, row: Row) -> tuple[Cell, ...]:
-        return tuple(row[index] for index in self._telling)
+def _split(rows: Sequence[Row], rank_column: int) -> list[_Part]:
+    """Rows by the texts that tell them apart, such as the step; all together where there are too many texts."""
+    columns = [column for index, column in enumerate(zip(*rows, strict=True)) if index != rank_column]
+    telling = [
+        column for column in columns if len(set(column)) <= _MOST_PARTS and all(isinstance(c, str) for c in column)
+    ]
+    parts: dict[tuple[Cell, ...], list[Row]] = {}
+    for row, *key in zip(rows, *telling, strict=True):
+        parts.setdefault(tuple(key), []).append(row)
+    if len(parts) > _MOST_PARTS:
+        return [_Part(rows, rank_column)]
+    return [_Part(part, rank_column) for part in parts.values()]
 
 
 def _is_total(row: Row, rank_column: int) -> bool:

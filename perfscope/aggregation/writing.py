@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
-from importlib import import_module
 from importlib.util import find_spec
-from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import NoneType
 
 from perfscope.aggregation.entries import condense, list_tables
 from perfscope.aggregation.tables import ALL_ROWS, find_rank_column
@@ -20,13 +18,8 @@ from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import replace_file
 from perfscope.report import Json, Report, Section
 
-if TYPE_CHECKING:
-    from perfscope.aggregation.parquet import Rows
-
-#: Loaded by name where parquet is written: few analyses write any.
-_PARQUET = "perfscope.aggregation.parquet"
-#: So many rows are written at once.
-_AT_ONCE = 512
+#: Larger integers are text in parquet.
+_LARGEST = 2**63
 
 
 class RowFormat(StrEnum):
@@ -57,7 +50,7 @@ def write_rows(report: Report, folder: Path, kind: RowFormat = RowFormat.CSV) ->
     assert isinstance(results, Mapping)
     file_of = {}
     for table in list_tables(results):
-        file_of[table.name] = _write(folder / f"{table.name}.{kind}", table.columns, table.rows, kind)
+        file_of[table.name] = _write(folder / f"{table.name}.{kind}", table.columns, table.rows(), kind)
     condensed = condense(results, file_of)
     aggregated = {"aggregated": condensed.lists} if condensed.lists else {}
     return replace(report, sections=sections, data={**report.data, **aggregated, "results": condensed.results})
@@ -69,22 +62,43 @@ def _write_section(section: Section, folder: Path, kind: RowFormat) -> Section:
         return section
     name = re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-")
     headings = [column.heading for column in section.columns]
-    path = _write(folder / f"{name}.{kind}", headings, lambda: section.every or section.rows, kind)
+    path = _write(folder / f"{name}.{kind}", headings, section.every or section.rows, kind)
     return replace(section, notes=tuple(note.replace(ALL_ROWS, f"All rows: {path}.") for note in section.notes))
 
 
-def _write(path: Path, columns: Sequence[str], rows: Rows, kind: RowFormat) -> str:
-    content = (
-        import_module(_PARQUET).to_parquet(columns, rows) if kind is RowFormat.PARQUET else _to_csv(columns, rows())
-    )
-    replace_file(path, content)
+def _write(path: Path, columns: Sequence[str], rows: Sequence[Sequence[Json]], kind: RowFormat) -> str:
+    replace_file(path, (to_parquet if kind is RowFormat.PARQUET else _to_csv)(columns, rows))
     return str(path)
 
 
-def _to_csv(columns: Sequence[str], rows: Iterable[Sequence[Json]]) -> Iterator[bytes]:
-    """A table as CSV, some rows at a time."""
-    every = chain([columns], (["" if cell is None else cell for cell in row] for row in rows))
-    while some := list(islice(every, _AT_ONCE)):
-        text = io.StringIO()
-        csv.writer(text, lineterminator="\n").writerows(some)
-        yield text.getvalue().encode("utf-8", "surrogateescape")
+def _to_csv(columns: Sequence[str], rows: Sequence[Sequence[Json]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([columns, *rows])
+    return text.getvalue().encode("utf-8", "surrogateescape")
+
+
+def to_parquet(columns: Sequence[str], rows: Sequence[Sequence[Json]]) -> bytes:
+    """A table as parquet; pyarrow must be installed.
+
+    A column is of whole numbers, numbers, truth values or text, as its cells are; where they differ it is of text.
+    """
+    import pyarrow  # an optional dependency
+    from pyarrow import parquet
+
+    cells = list(zip(*rows, strict=True)) or [()] * len(columns)
+    arrays = [pyarrow.array(_alike(column)) for column in cells]
+    file = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table(arrays, names=list(columns)), file)
+    content: bytes = file.getvalue().to_pybytes()
+    return content
+
+
+def _alike(cells: Sequence[Json]) -> Sequence[Json]:
+    """Cells of one type: as they are, as floats, or as text as CSV has it, without what is no Unicode."""
+    kinds = {type(cell) for cell in cells} - {NoneType}
+    if kinds == {int, float}:
+        return [None if cell is None else float(cell) for cell in cells]  # type: ignore[arg-type]
+    fits = kinds != {int} or all(cell is None or -_LARGEST <= cell < _LARGEST for cell in cells)  # type: ignore[operator]
+    if fits and kinds in ({int}, {float}, {bool}, set()):
+        return cells
+    return [None if cell is None else str(cell).encode("utf-8", "replace").decode() for cell in cells]

@@ -17,7 +17,7 @@ from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
 from perfscope.engine.registry import Result as AnalyzerResult
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
-from perfscope.report import Json, Report, to_plain
+from perfscope.report import Json, Report
 from perfscope.result import Result as TypedResult
 
 if TYPE_CHECKING:
@@ -223,5 +223,5 @@ def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> AnyResu
         result.show_by(module.Drawn(result, draw))
         return result
     kind: type[Result[Any]] = module.Findings if name == FINDINGS else module.Result
-    data: Any = to_plain(result.data())  # the schema has its type, which the tests hold
+    data: Any = result.data()  # the schema has its type, which the tests hold
     return kind(name, data, result.sections(), draw)

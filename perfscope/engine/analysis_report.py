@@ -9,7 +9,7 @@ from dataclasses import replace
 from perfscope.aggregation.tables import Grouping, aggregate
 from perfscope.engine.registry import PlacesRanks, Reads, StatesSlowdown, analyzers
 from perfscope.engine.run import Analysis
-from perfscope.report import Json, Report, Section, list_entries
+from perfscope.report import Json, Report, Section
 
 _HOST = "host"
 _SLOWED_WITH_THE_HOST = ("breakdown", "host", "idle")  # whose shares change where the profiler slows the host
@@ -19,7 +19,7 @@ def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
     """Write an analysis as the neutral document; without sections, which take time, where only its data is wanted."""
     data: dict[str, Json] = {
         "schema": "perfscope/analysis/1",
-        "inputs": list_entries(analysis.inputs, str),
+        "inputs": [str(path) for path in analysis.inputs],
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
         "windows": analysis.windows.data(),
         "results": {name: _add_window(analysis, name, _data(analysis, name)) for name in analysis.results},

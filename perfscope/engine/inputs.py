@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from perfscope.errors import SourceError
-from perfscope.packed import pack, pack_names
 from perfscope.sources.partials.stored import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
@@ -47,7 +46,7 @@ class Inputs(Struct, frozen=True):
     @property
     def paths(self) -> Sequence[str]:
         """The files and folders that are read."""
-        return pack(chain(self.locations, self.traces)) if self.run else self.traces
+        return tuple(chain(self.locations, self.traces)) if self.run else self.traces
 
     def missing_traces(self) -> list[str]:
         """The traces that the run's finished windows name and that do not exist, as sentences."""
@@ -107,12 +106,12 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
         traces = sorted([*traces, *late])
         absent = _find_absent([folder], traces) if is_folder_at(folder) else []
         absent = [*absent, *(_unlisted_partials(run, [*traces, *absent], folder) if is_url(folder) else [])]
-        return Inputs(locations, run, pack(sorted([*traces, *absent])), pack_names(sorted(absent)))
+        return Inputs(locations, run, tuple(sorted([*traces, *absent])), frozenset(absent))
     traces = find_traces(locations, most_files)
     absent = _find_absent(locations, traces)
     if not traces and not absent:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
-    return Inputs(locations, None, pack(sorted([*traces, *absent])), pack_names(sorted(absent)))
+    return Inputs(locations, None, tuple(sorted([*traces, *absent])), frozenset(absent))
 
 
 def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:

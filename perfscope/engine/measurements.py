@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial as bind
-from itertools import compress, pairwise
 from pathlib import Path
 from typing import TypeVar
 
 from msgspec import Struct, field
-from msgspec.structs import replace
 
-from perfscope.constants import MANY_RANKS
 from perfscope.engine.coverage import find_problems
 from perfscope.engine.execution import Execution, Mergers
 from perfscope.engine.inputs import Inputs
@@ -21,7 +17,6 @@ from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.taking import Taking, answer_each
 from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, describe_events_without_twin, plan_windows
-from perfscope.packed import PackedRows, pack, pack_at
 
 _T = TypeVar("_T")
 
@@ -80,12 +75,12 @@ def measure_traces(
     if len(windows.files) > 1:  # there is nothing to merge of one, which is read while their modules are imported
         mergers = {analyzer.name: analyzer.merger() for analyzer in chosen if analyzer.name in task.analyzers}
     names = [name for name in task.analyzers if name not in on_demand]
-    answers, partials = _map(execution, windows.files, task, _Partials(names, mergers), taking)
+    answers, partials = _map(execution, windows.files, task, names, mergers, taking)
     mismatched = [measured for measured in answers if measured.mismatch is not None]
     if mismatched:
         windows = windows.unpaired([(measured.mismatch or "", measured.mismatched_rank) for measured in mismatched])
         taking = Taking(is_fresh, inputs.absent, on_demand)
-        answers, partials = _map(execution, windows.files, task, _Partials(names, mergers), taking)
+        answers, partials = _map(execution, windows.files, task, names, mergers, taking)
     measurements = _assemble(inputs, windows, names, answers, partials)
     measurements.damage[:0] = [line for measured in mismatched for line in measured.damage]
     measurements.taking = taking
@@ -101,61 +96,29 @@ def _measure_later(execution: Execution, task: Task, files: Sequence[TraceFiles]
     return execution.map(measuring(task), files, {})
 
 
-class _Partials:
-    """The partials of some analyzers, taken out of the answers as they come: merged, or packed where they are many."""
-
-    def __init__(self, names: Collection[str], mergers: Mergers) -> None:
-        self.mergers = mergers
-        self._merged: dict[str, Partial] = {}
-        self._rows: dict[str, list[Partial] | PackedRows[Partial]] = {}
-        self._answers = {name: bytearray() for name in names}
-
-    def take(self, measured: MeasuredTrace, traces: int) -> MeasuredTrace:
-        """An answer without these partials."""
-        others = dict(measured.partials)
-        for name, answers in self._answers.items():
-            answers.append(name in others and self.mergers.get(name) is None)
-        for name in self._answers.keys() & others.keys():
-            partial, merge = others.pop(name), self.mergers.get(name)
-            if merge is not None:
-                self._merged[name] = merge(self._merged[name], partial) if name in self._merged else partial
-                continue
-            if name not in self._rows:
-                self._rows[name] = PackedRows() if traces > MANY_RANKS else []
-            self._rows[name].append(partial)
-        return replace(measured, partials=others)
-
-    def in_order(self, places: Sequence[int]) -> dict[str, Sequence[Partial]]:
-        """Each analyzer's partials, in the order of the traces; one where they were merged.
-
-        Args:
-            places: The number of the trace of each answer.
-        """
-        partials: dict[str, Sequence[Partial]] = {}
-        for name, answers in self._answers.items():
-            partials[name] = _sort(self._rows.pop(name, []), array("q", compress(places, answers)))
-        return partials | {name: [partial] for name, partial in self._merged.items()}
-
-
 def _map(
-    execution: Execution, files: Sequence[TraceFiles], task: Task, partials: _Partials, taking: Taking
-) -> tuple[Sequence[MeasuredTrace], dict[str, Sequence[Partial]]]:
-    """The answers in the order of the files, and what was taken out of them."""
-    places = array("q")
-
-    def rest_of_each() -> Iterator[MeasuredTrace]:
-        for number, measured in answer_each(execution, files, task, partials.mergers, taking):
-            places.append(number)
-            yield partials.take(measured, len(files))
-
-    return _sort(pack(rest_of_each()), places), partials.in_order(places)
-
-
-def _sort(rows: Sequence[_T], places: Sequence[int]) -> Sequence[_T]:
-    """Rows in the order of their places."""
-    if all(first < second for first, second in pairwise(places)):
-        return rows
-    return pack_at(rows, sorted(range(len(rows)), key=places.__getitem__))
+    execution: Execution,
+    files: Sequence[TraceFiles],
+    task: Task,
+    names: Sequence[str],
+    mergers: Mergers,
+    taking: Taking,
+) -> tuple[list[MeasuredTrace], dict[str, Sequence[Partial]]]:
+    """The answers in the order of the files, and each analyzer's partials; one where they were merged."""
+    merged: dict[str, Partial] = {}
+    answers: dict[int, MeasuredTrace] = {}
+    for number, measured in answer_each(execution, files, task, mergers, taking):
+        for name, merge in mergers.items():
+            if merge is not None and name in measured.partials:  # of many ranks they would fill the memory
+                partial = measured.partials.pop(name)
+                merged[name] = merge(merged[name], partial) if name in merged else partial
+        answers[number] = measured
+    in_order = [answers[number] for number in sorted(answers)]
+    partials: dict[str, Sequence[Partial]] = {
+        name: [merged[name]] if name in merged else [each.partials[name] for each in in_order if name in each.partials]
+        for name in names
+    }
+    return in_order, partials
 
 
 def _assemble(
@@ -166,7 +129,7 @@ def _assemble(
     partials: dict[str, Sequence[Partial]],
 ) -> Measurements:
     measured_traces = _without_other_files(inputs, answers)
-    summaries = pack(measured.summary for measured in measured_traces if measured.summary is not None)
+    summaries = tuple(measured.summary for measured in measured_traces if measured.summary is not None)
     damage = [
         line
         for measured in measured_traces
@@ -190,7 +153,7 @@ def _assemble(
 def _without_other_files(inputs: Inputs, answers: Sequence[MeasuredTrace]) -> Sequence[MeasuredTrace]:
     """Leave out other JSON of a folder, but no file that was named, or whose name says that it is a trace."""
     typed = set(inputs.locations)
-    return pack(
+    return tuple(
         measured
         for measured in answers
         if not measured.is_no_trace or measured.path in typed or "trace" in Path(measured.path).name

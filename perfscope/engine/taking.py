@@ -6,10 +6,10 @@ its run was collected without it, its partials are all that there is.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
 from functools import partial as bind
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -18,7 +18,7 @@ from perfscope.constants import MANY_RANKS
 from perfscope.engine.execution import Execution, Mergers
 from perfscope.engine.inputs import FETCH
 from perfscope.engine.partials import LoadedPartials, load, paths_of
-from perfscope.engine.ranks_at_once import Take, Taken, take_each
+from perfscope.engine.reading import read_each
 from perfscope.engine.registry import BUILT_IN, Analyzer
 from perfscope.engine.tasks import MeasuredTrace, Task, events_of, measuring, task_for_some, wanted_events
 from perfscope.engine.windows import TraceFiles
@@ -30,6 +30,9 @@ from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.tables.trace import Events
 from perfscope.units import format_count
 from perfscope.wire.traces import TraceMetadata, file_name, partials_path
+
+#: What the partials of a trace answer, and the analyzers for which they say nothing; or why they are not taken.
+Taken: TypeAlias = "tuple[MeasuredTrace, tuple[str, ...]] | Refused"
 
 #: Why the other windows are measured, which are at hand.
 _STAYED = "their traces stayed on the hosts, without partials that can be taken"
@@ -110,8 +113,7 @@ def answer_each(
     number_of: dict[str, int] = {}  # of those to measure alone: a text for every trace would fill the memory
     to_measure: dict[tuple[str, ...], list[TraceFiles]] = {}
     begun: dict[str, MeasuredTrace] = {}
-    workers = execution.workers if execution.dask is None else 1
-    taken = zip(files, take_each(files, _taker(task, taking), mergers, workers), strict=True)
+    taken = zip(files, read_each(_taker(task, taking), files), strict=True)
     for number, (trace, answer) in enumerate(taken):
         is_absent = any(path in taking.absent for path in paths_of(trace))
         if isinstance(answer, Refused):
@@ -145,7 +147,7 @@ def answer_each(
             yield Answered(number_of[rest.path], _joined(begun.get(rest.path), rest))
 
 
-def _taker(task: Task, taking: Taking) -> Take:
+def _taker(task: Task, taking: Taking) -> Callable[[TraceFiles], Taken]:
     """What reads the partials of a trace, or says why they are not taken."""
     # A rule of the user's changes the rank of a trace that states none, which partials do not tell, or what kernels do.
     is_ruled = task.rank_rule != RANK_IN_FILE_NAME or bool(task.kernels)

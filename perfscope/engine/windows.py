@@ -13,7 +13,6 @@ from msgspec import Struct, field
 
 from perfscope import wire
 from perfscope.engine.reading import read_each
-from perfscope.packed import pack
 from perfscope.report import Json
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.units import format_ranges
@@ -128,13 +127,13 @@ def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = re
         run: The run that they are of; it may have recorded their windows.
         read: Reads what the hooks wrote into a trace that no run recorded.
     """
-    windows = pack(_describe(traces, run, read))
-    alone = pack(TraceFiles(path) for path in traces)
+    windows = tuple(_describe(traces, run, read))
+    alone = tuple(TraceFiles(path) for path in traces)
     if len({window.is_light for window in windows}) < _KINDS:
         return WindowPlan(alone, alone)
     processes = _group(windows)
     is_light = {window.path for process in processes for window in process.light}
-    operators = pack(files for files in alone if files.path not in is_light)
+    operators = tuple(files for files in alone if files.path not in is_light)
     lacking = [process for process in processes if not process.light and process.is_stated]
     if lacking:
         reason = f"there is none on {_ranks([process.rank for process in lacking])}"
@@ -206,7 +205,7 @@ def _describe(traces: Sequence[str], run: Run | None, read: ReadMetadata) -> Ite
         if window is not None:
             is_light = window.activities == wire.LIGHT
             yield _Window(window.rank, f"attempt {window.attempt}", window.first_step, path, is_light)
-    unrecorded = pack(path for path in traces if recording(path) is None)
+    unrecorded = tuple(path for path in traces if recording(path) is None)
     if len(traces) == 1:
         yield from (_Window(None, path, 0, path, is_light=False) for path in unrecorded)
         return

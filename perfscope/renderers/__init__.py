@@ -1,14 +1,11 @@
 """A report as text: one module per format, each with a function ``render(report)`` that returns the text.
 
-A format whose text grows with the ranks has ``pieces(report)``, too, which gives the same text piece by piece.
-
 A new format is a module here and a line in ``Format``, which names the module. Beside them, ``summary`` writes the
 lines at the end of ``perfscope profile``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
@@ -28,13 +25,6 @@ def render(report: Report, to: Format) -> str:
     """Write a report in one format; only that format's module is imported."""
     text: str = import_module(f"{__name__}.{to.name.lower()}").render(report)
     return text
-
-
-def render_in_pieces(report: Report, to: Format) -> Iterable[str]:
-    """The same text in pieces, made as they are asked for where the format's module makes them so."""
-    module = import_module(f"{__name__}.{to.name.lower()}")
-    pieces: Iterable[str] = module.pieces(report) if hasattr(module, "pieces") else (module.render(report),)
-    return pieces
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import resource
-import tracemalloc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,8 +16,7 @@ import pyarrow.parquet
 import pytest
 
 from benchmarks.synthetic_ranks import make_job
-from perfscope.aggregation import parquet
-from perfscope.aggregation.writing import RowFormat, write_rows
+from perfscope.aggregation.writing import RowFormat, to_parquet, write_rows
 from perfscope.constants import KIB, MB
 from perfscope.engine.analysis_report import to_report
 from perfscope.errors import SourceError
@@ -149,14 +147,12 @@ def test_parquet_has_the_same_rows(report: Report, folder: Path, tmp_path: Path)
                 assert frame[column].astype("float64").tolist() == expected[column].astype("float64").tolist()
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 6, 7, 12])
-def test_parquet_has_every_row_whatever_the_size_of_its_groups(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "_IN_A_GROUP", 3)
+@pytest.mark.parametrize("count", [0, 1, 12])
+def test_parquet_has_every_row(count: int) -> None:
     rows = [[number, number / 2, f"r{number}", None, number % 2 == 0] for number in range(count)]
-    content = b"".join(parquet.to_parquet(("whole", "half", "text", "nothing", "even"), lambda: rows))
+    content = to_parquet(("whole", "half", "text", "nothing", "even"), rows)
     file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
     assert [list(row.values()) for row in file.read().to_pylist()] == rows
-    assert file.num_row_groups == -(-count // 3)
 
 
 @pytest.mark.parametrize(
@@ -174,21 +170,8 @@ def test_parquet_has_every_row_whatever_the_size_of_its_groups(count: int, monke
     ],
 )
 def test_a_column_of_parquet_is_of_what_all_its_cells_are(cells: list[Any], read: list[Any]) -> None:
-    content = b"".join(parquet.to_parquet(("cell",), lambda: [[cell] for cell in cells]))
+    content = to_parquet(("cell",), [[cell] for cell in cells])
     assert pyarrow.parquet.read_table(pyarrow.BufferReader(content))["cell"].to_pylist() == read
-
-
-def test_memory_of_parquet_does_not_grow_with_the_rows() -> None:
-    def peak(count: int) -> int:
-        tracemalloc.start()
-        size = sum(len(piece) for piece in parquet.to_parquet(("a", "b"), lambda: ((n, str(n)) for n in range(count))))
-        highest = tracemalloc.get_traced_memory()[1]
-        tracemalloc.stop()
-        assert size > count
-        return highest
-
-    peak(2048)
-    assert peak(65_536) < 1.3 * peak(8192)
 
 
 def test_findings_name_the_other_late_ranks(whole: Any) -> None:
