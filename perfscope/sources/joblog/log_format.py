@@ -6,7 +6,7 @@ A format is a constant. The functions of its rules are called with a state, an i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Generic, TypeVar
@@ -76,7 +76,8 @@ class Format(Generic[State]):
         close: Called at the end of the log, for what can be concluded only there.
         framework_of: Returns the framework's name, where related frameworks print the same lines.
         role: What kind of software the framework is.
-        take_plain: Takes plain lines of a block at once, and returns the other ones; for Megatron's logs of gigabytes.
+        take_plain: Takes plain lines of a block at once, and yields the others in their order; for Megatron's logs of
+            gigabytes.
     """
 
     framework: str | None
@@ -86,4 +87,4 @@ class Format(Generic[State]):
     close: Callable[[State], None] = conclude_nothing
     framework_of: Callable[[State], str] | None = None
     role: Role = Role.TRAINER
-    take_plain: Callable[[State, bytes], bytes] | None = None
+    take_plain: Callable[[State, bytes], Iterator[bytes]] | None = None

@@ -104,11 +104,11 @@ class _LogReader:
 
     def read(self, text: bytes) -> None:
         """Read a block of whole lines."""
-        for each in self._formats:
-            if each.format.take_plain is not None:
-                text = each.format.take_plain(each.state, text)
-        for rule, line in self.find_lines(text):
-            rule.apply(line)
+        takes = next(each for each in self._formats if each.format.take_plain is not None)
+        assert takes.format.take_plain is not None
+        for piece in takes.format.take_plain(takes.state, text):
+            for rule, line in self.find_lines(piece):
+                rule.apply(line)
 
     def find_lines(self, text: bytes) -> Iterator[tuple[_OpenRule, LineMatch]]:
         """Every match of every rule, in the order of the text; of lines that only prove a framework one is enough."""

@@ -132,7 +132,7 @@ class Series:
             self._write()
         self.__dict__.pop("_found", None)
 
-    def add_many(self, label: bytes | None, **columns: Int64) -> None:
+    def add_many(self, label: bytes | None, **columns: Int64 | Float64) -> None:
         """Append many undisturbed records of one label, of which only some figures are known; 0 is no time."""
         self._write()
         rows = len(columns["iteration"])

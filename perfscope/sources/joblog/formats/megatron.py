@@ -21,10 +21,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
+import numpy as np
+
 from perfscope.constants import GIGA, KILO, MEGA, MIB, NS_PER_MS, NS_PER_S, PETA, TERA
 from perfscope.sources.joblog import timer_lines
+from perfscope.sources.joblog.formats.megatron_lines import PlainLines
 from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource
-from perfscope.sources.joblog.records import Record
+from perfscope.sources.joblog.records import Record, Series
 from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
 from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
@@ -323,6 +326,9 @@ _SAVES_RULES: tuple[Rule[_State], ...] = (
 
 SOURCE = "elapsed time per iteration"
 
+#: Of further records number, time and batch are read alone.
+_READ_IN_FULL = 1 << 12
+
 _START = re.compile(rb"iteration(?:=\s*|\s+)(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
 _TIME = re.compile(rb"e\s*lapsed[\s_]*time")
 _SPACE = re.compile(rb"[\s_]+")
@@ -498,6 +504,32 @@ def _set_tflops(state: _State, record: Record, label: bytes, tflops: float, reso
     state.log.tflops_label = label.strip().decode(errors="replace")
 
 
+def _take_plain(state: _State, text: bytes) -> Iterator[bytes]:
+    """Add the plain lines of a long log for their number, time and batch, in the order of all lines."""
+    series = state.log.series.get(SOURCE)
+    if series is None or series.rows < _READ_IN_FULL:
+        yield text
+        return
+    lines, done = PlainLines(text), 0
+    for before, others in lines.pieces():
+        _add_plain(state, series, lines, slice(done, before))
+        done = before
+        yield others
+    _add_plain(state, series, lines, slice(done, len(lines.iteration)))
+
+
+def _add_plain(state: _State, series: Series, lines: PlainLines, rows: slice) -> None:
+    numbers, consumed = lines.iteration[rows], lines.consumed[rows]
+    if not len(numbers):
+        return
+    before = numbers[0] if state.consumed_at is None else state.consumed_at
+    steps = np.diff(numbers, prepend=before)
+    samples = np.diff(consumed, prepend=consumed[0] if state.consumed_samples is None else state.consumed_samples)
+    batches = np.where((steps > 0) & (samples > 0), samples // np.maximum(steps, 1), state.batch or np.nan)
+    series.add_many(None, iteration=numbers, wall_ns=lines.wall_ns[rows], samples=batches)
+    state.consumed_samples, state.consumed_at = int(consumed[-1]), int(numbers[-1])
+
+
 def _conclude_records(state: _State) -> None:
     """Set the run's last iteration, and how many iterations a record is the mean of according to the arguments."""
     log = state.log
@@ -526,4 +558,5 @@ FORMAT = Format(
     close=_close,
     framework_of=_framework_of,
     role=Role.LIBRARY,
+    take_plain=_take_plain,
 )
