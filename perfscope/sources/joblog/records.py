@@ -136,7 +136,7 @@ class Series:
         """Append many undisturbed records of one label, of which only some figures are known; 0 is no time."""
         self._write()
         rows = len(columns["iteration"])
-        block = np.full((rows, len(_PLACES)), np.nan)
+        block = np.full((rows, len(_PLACES)), np.nan, order="F")
         for name, values in columns.items():
             block[:, _PLACES[name]] = values
         block[block[:, 1] <= 0, 1] = np.nan
@@ -256,8 +256,9 @@ class Series:
 
     def _column(self, name: str) -> Float64:
         """A figure of the records that are no copies; NaN where it is absent."""
-        rows = self._found.rows
-        return self._printed(name)[rows]
+        rows = self._found.rows  # first, as it writes what waits
+        values = self._printed(name)
+        return values if len(rows) == len(values) else values[rows]
 
     def _times(self) -> Float64:
         """The times: as they are stated, else from dates, or from the throughput of a known batch."""

@@ -327,7 +327,7 @@ _SAVES_RULES: tuple[Rule[_State], ...] = (
 SOURCE = "elapsed time per iteration"
 
 #: Of further records number, time and batch are read alone.
-_READ_IN_FULL = 1 << 12
+_READ_IN_FULL = 1 << 11
 
 _START = re.compile(rb"iteration(?:=\s*|\s+)(\d{1,18})\s*/\s*(\d{1,18})\s*\|")
 _TIME = re.compile(rb"e\s*lapsed[\s_]*time")

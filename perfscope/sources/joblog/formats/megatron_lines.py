@@ -17,12 +17,19 @@ from perfscope.tables.columns import Bool, Int64
 
 _ANCHOR = b"elapsed time per iteration (ms): "
 _TAIL = b" number of skipped iterations:   0 | number of nan iterations:   0 |"
+_NONE = b"ns:   0 "
 _CONSUMED = b"| consumed samples: "
 _NUMBER_WIDTH, _CONSUMED_WIDTH, _WIDEST_TIME = 8, 12, 7
 _WORD = 8
-_FEWEST = 16
-_SAVE = b"save"
-_LOAD = b"load"
+
+
+def _word(text: bytes) -> np.uint64:
+    return np.uint64(int.from_bytes(text.ljust(_WORD)[:_WORD], "little"))
+
+
+def _are_saves(words: npt.NDArray[np.uint64]) -> Bool:
+    flags: Bool = (words == _word(b"save-che")) | (words == _word(b"load-che"))
+    return flags
 
 
 class PlainLines:
@@ -42,7 +49,7 @@ class PlainLines:
         start = text.rfind(b"\n", 0, anchor) + 1
         line = text[start : anchor + len(_ANCHOR)]
         iteration, consumed = line.find(b" iteration "), line.find(_CONSUMED)
-        if text.count(_ANCHOR) < _FEWEST or min(iteration, consumed) < 0 or parse_label(line, 0) or text[-1:] != b"\n":
+        if anchor < 0 or min(iteration, consumed) < 0 or parse_label(line, 0) or not text.endswith(b"\n"):
             return
         self._ends = np.flatnonzero(self._buffer == ord("\n"))
         self._starts = np.concatenate((np.zeros(1, np.int64), self._ends[:-1] + 1))
@@ -62,10 +69,14 @@ class PlainLines:
         """Find the lines that are as one but for their numbers, and those that are needed besides."""
         starts, ends, time = self._starts, self._ends, len(line)
         first = self._at(starts)
-        rows = np.flatnonzero((first == _word(line)) & (ends - starts > time + _WIDEST_TIME + len(_TAIL)))
+        lengths = ends - starts
+        rows = np.flatnonzero((first == _word(line)) & (lengths > time + _WIDEST_TIME + len(_TAIL)))
+        # A line that two records share is longer than another by the head of a record.
+        rows = rows[lengths[rows] < lengths[rows].min(initial=len(self._text)) + time]
         for place, text in ((iteration, b" iteration "), (consumed, _CONSUMED), (time - len(_ANCHOR), _ANCHOR)):
-            rows = rows[self._are(starts[rows] + place, text)]
-        rows = rows[self._are(ends[rows] - len(_TAIL), _TAIL)]
+            rows = rows[self._at(starts[rows] + (place + len(text) - _WORD)) == _word(text[-_WORD:])]
+        for place in (_TAIL.index(_NONE), len(_TAIL) - _WORD):
+            rows = rows[self._at(ends[rows] - len(_TAIL) + place) == _word(_TAIL[place:])]
         times, is_time = self._times(starts[rows] + time)
         rows, self.wall_ns = rows[is_time][:-1], times[is_time][:-1]
         self.iteration = self._integers(starts[rows] + iteration + len(b" iteration "), _NUMBER_WIDTH)
@@ -77,23 +88,18 @@ class PlainLines:
     def _are_timers(self, first: npt.NDArray[np.uint64]) -> Bool:
         """Lines of timers, all on one or a line a timer, and the headings above them, but not the timer of a save."""
         flags: Bool = (first == _word(b"time (ms")) | (first == _word(b"(min, ma"))
+        together = np.flatnonzero(flags)
+        flags[together] = ~_are_saves(self._at(self._starts[together] + len(b"time (ms) | ")))
         core = np.flatnonzero(first == _word(b"INFO:meg"))
         flags[core] = self._at(self._starts[core] + 15) == _word(b"ore.time")
         pairs = np.flatnonzero((first & np.uint64(0xFFFFFFFF)) == int.from_bytes(b"    ", "little"))
-        flags[pairs] = self._buffer[self._ends[pairs] - 1] == ord(")")
-        for row in np.flatnonzero(flags).tolist() if _SAVE in self._text or _LOAD in self._text else ():
-            line = self._text[self._starts[row] : self._ends[row]]
-            flags[row] = _SAVE not in line and _LOAD not in line
+        is_save = _are_saves(self._at(self._starts[pairs] + len(b"    ")))
+        flags[pairs] = ~is_save & (self._buffer[self._ends[pairs] - 1] == ord(")"))
         return flags
 
     def _at(self, places: Int64) -> npt.NDArray[np.uint64]:
         """The eight bytes at each place."""
         return self._words[np.minimum(places, len(self._words) - 1)]
-
-    def _are(self, places: Int64, text: bytes) -> Bool:
-        """At which places a text stands, its end maybe in the last of its words again."""
-        offsets = sorted({*range(0, len(text) - _WORD, _WORD), len(text) - _WORD})
-        return np.logical_and.reduce([self._at(places + offset) == _word(text[offset:]) for offset in offsets])
 
     def _integers(self, places: Int64, width: int) -> Int64:
         """Right-aligned numbers of a fixed width."""
@@ -112,7 +118,3 @@ class PlainLines:
             is_time[rows] = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=1) & ends.all(axis=1)
             tenths[rows] = (digits & 0x0F) @ (10 ** np.arange(width, -1, -1, dtype=np.int64))
         return tenths * (NS_PER_MS // 10), is_time & (tenths > 0)
-
-
-def _word(text: bytes) -> np.uint64:
-    return np.uint64(int.from_bytes(text.ljust(_WORD)[:_WORD], "little"))
