@@ -110,8 +110,7 @@ def _named(document: Mapping[str, Any]) -> list[int]:
     stragglers = document["results"].get("stragglers")
     if stragglers is None:
         return []
-    late = [rank["rank"] for rank in stragglers.get("late", ())]
-    return sorted(late or [rank for rank in (stragglers["straggler"],) if rank is not None])
+    return [rank for rank in (stragglers["straggler"],) if rank is not None]
 
 
 def fit_line(figures: Mapping[str, Any], what: str = "cpu_s") -> tuple[float, float, dict[int, float]]:

@@ -17,8 +17,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
+from perfscope.analyzers.stragglers.lateness import Cause, Lateness
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.runs.run import read_run
 

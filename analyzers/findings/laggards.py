@@ -24,8 +24,6 @@ _LEAST_SHARE = 0.25
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
 _LEAST_UNEXPLAINED = 0.05
-#: Of other late ranks so many are named.
-_LISTED = 8
 #: A rank whose device computes for less of a step waits for its own host.
 _BUSY = 0.5
 
@@ -77,24 +75,10 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
     )
     low = min(cost_us, max(parts.values(), default=cost_us) / steps) if parts else 0.0
     return kind, Cause(
-        cost_us, (max(low, 0.0), cost_us), (int(straggler),), (evidence, *_other_late_ranks(training, straggler)),
+        cost_us, (max(low, 0.0), cost_us), (int(straggler),), (evidence,),
         _advice(training, kind),
         Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario=_SCENARIOS.get(kind, "").format(int(straggler)),
     )  # fmt: skip
-
-
-def _other_late_ranks(training: Training, straggler: float) -> tuple[Evidence, ...]:
-    """Who else of many ranks is late, which shows once this one is not."""
-    facts = training.facts
-    rows = [row for row in facts.rows("/stragglers/late") if facts.number(f"{row}/rank") != straggler]
-    if not rows:
-        return ()
-    listed = ", ".join(
-        f"{facts.rank(row)} ({facts.amount(f'{row}/late_us') / US_PER_MS:.1f} ms)" for row in rows[:_LISTED]
-    )
-    more = f" and {len(rows) - _LISTED} more in the table of late ranks" if len(rows) > _LISTED else ""
-    text = f"{len(rows)} other ranks are late, too: rank {listed}{more}, over all profiled steps."
-    return (Evidence(text, tuple(f"{row}/late_us" for row in rows[:_LISTED])),)
 
 
 def _takes_in_more(training: Training, straggler: float) -> bool:

@@ -1,7 +1,6 @@
 """The compute kernels of one rank's device: how often each ran in each step, and how long it took.
 
-A kernel is a name and, where the trace states it, a grid. ``perfscope.analyzers.shared.compute_pace`` compares ranks by
-them.
+A kernel is a name and, where the trace states it, a grid. ``perfscope.analyzers.stragglers`` compares ranks by them.
 """
 
 from __future__ import annotations

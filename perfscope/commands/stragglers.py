@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.commands.options.common import FormatOption
 from perfscope.errors import ExitCode, MissingInput, SourceError
 from perfscope.outcome import Outcome

@@ -213,7 +213,7 @@ FINDINGS = "findings"
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
     Analyzer("steps", "perfscope.analyzers.steps", Reads.RUN),
-    Analyzer("late_ranks", "perfscope.analyzers.late_ranks", Reads.RUN),
+    Analyzer("late_ranks", "perfscope.analyzers.stragglers.records", Reads.RUN),
     Analyzer("setup", "perfscope.analyzers.setup", Reads.RUN),
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
@@ -237,7 +237,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
         varies_with=Events.GRIDS,
     ),
-    Analyzer("stragglers", "perfscope.analyzers.stragglers", Reads.TRACES, partials_of="collectives"),
+    Analyzer("stragglers", "perfscope.analyzers.stragglers.traces", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
     Analyzer(
         "pipeline_bubble",

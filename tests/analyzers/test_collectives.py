@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers import clock, collectives, stragglers
+from perfscope.analyzers import clock, collectives
 from perfscope.analyzers.communication.calls import GroupCalls
 from perfscope.analyzers.communication.matched import MatchedCalls
 from perfscope.analyzers.communication.matching import match
+from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from tests.sources.traces.making import Event, call, distributed, kernel, step, write

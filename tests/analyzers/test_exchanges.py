@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers import clock, collectives, stragglers
+from perfscope.analyzers import clock, collectives
+from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.errors import MissingInput
 from tests.analyzers.flops.making import answer
 from tests.analyzers.test_collectives import made, measured, operations

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from perfscope.analyzers import stragglers
 from perfscope.analyzers.collectives import measure as measure_collectives
+from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.analyzers.timeline import MOST_ROWS, DeviceTimeline, JobTimeline, analyze, measure
 from perfscope.analyzers.tracks.rank_tracks import STATES
 from perfscope.errors import MissingInput

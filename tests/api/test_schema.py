@@ -16,11 +16,11 @@ from msgspec import Struct
 
 import perfscope.api.schema
 from perfscope.analyzers.flops.counter_check import CountedActivity, CounterCheck
-from perfscope.analyzers.late_ranks.device_pace import DevicePace
-from perfscope.analyzers.late_ranks.result import LateRanks
 from perfscope.analyzers.memory.peak import find_peak
 from perfscope.analyzers.memory.result import MemoryUse
 from perfscope.analyzers.replay.regain import Regain
+from perfscope.analyzers.stragglers.devices import DevicePace
+from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.api.comparing import compare_locations
 from perfscope.api.opened_run import OpenedRun
 from perfscope.api.opening import open_run

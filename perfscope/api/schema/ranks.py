@@ -1,6 +1,6 @@
 """What ranks do together: overlap, collectives, stragglers and clocks."""
 
-from typing import NotRequired, TypedDict
+from typing import TypedDict
 
 from perfscope.api.schema.windowed import Windowed
 
@@ -237,24 +237,6 @@ class RankPaceData(TypedDict):
     caused_wait_by_step: list[StepWaitData]
 
 
-class LateRankData(TypedDict):
-    """One of many ranks that arrives later than its peers.
-
-    Attributes:
-        rank: The rank.
-        late_us: By how much less it waited than the median rank of its group, less what it waited for others elsewhere.
-        group: The group in which this shows most; None where it has no name.
-        axis: The axis of parallelism that the group serves; None where it is unknown.
-        reason: Why it is late; None where the trace does not show it.
-    """
-
-    rank: int
-    late_us: float
-    group: str | None
-    axis: str | None
-    reason: str | None
-
-
 class StragglersData(Windowed):
     """``results.stragglers``: which rank makes the others wait, and why.
 
@@ -264,10 +246,8 @@ class StragglersData(Windowed):
         compared: How ranks are compared; None where they cannot be.
         groups: Each group, the one with the longest caused wait first.
         ranks: Each rank.
-        late: Those that arrive later than their peers, the latest first; only of more than 512 ranks.
     """
 
-    late: NotRequired[list[LateRankData]]
     straggler: int | None
     significant_us: float
     compared: ComparedRanksData | None

@@ -7,7 +7,7 @@ from statistics import median
 
 from perfscope.analyzers.collectives import Collectives, Operation
 from perfscope.analyzers.overlap import Overlap
-from perfscope.analyzers.stragglers import Stragglers
+from perfscope.analyzers.stragglers.traces import Stragglers
 from perfscope.charts.grammar import Categories, Chart, Dots, Heat, HeatCell, Scale, Span, Spans, Values
 from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import NS_PER_MS

@@ -41,8 +41,8 @@ def draw_analysis(report: Report, terminal: Terminal) -> str:
     middle = [*_steps(results.get("steps"), terminal), *_wall_clock(results.get("wall_clock"), terminal)]
     end = [*_warnings(report, terminal), *draw_footer(report, terminal)]
     room = terminal.height - len(top) - len(middle) - len(end)
-    latest = [rank["rank"] for rank in (results.get("stragglers") or {}).get("late", ())]
-    bars = _bars(results.get("breakdown") or results.get("host"), latest, terminal, room)
+    straggler = (results.get("stragglers") or {}).get("straggler")
+    bars = _bars(results.get("breakdown") or results.get("host"), straggler, terminal, room)
     return to_output([*top, *middle, *bars, *end][: terminal.height], terminal)
 
 
@@ -128,19 +128,18 @@ def _labelled(label: str, text: str, terminal: Terminal, most: int = 2) -> list[
     return wrap(join((f"{label:<{_LABEL}}", HEADING), text), terminal, most, indent=_LABEL)
 
 
-def _bars(times: Mapping[str, Any] | None, latest: Sequence[int], terminal: Terminal, room: int) -> list[Text]:
+def _bars(times: Mapping[str, Any] | None, straggler: int | None, terminal: Terminal, room: int) -> list[Text]:
     """A bar a rank, as many as there is room for; the parts of a bar are those of the rank's marked steps.
 
-    Of many ranks these are the ones that arrive latest.
+    Of many ranks the first one is the straggler.
     """
     ranks: Sequence[Mapping[str, Any]] = times["ranks"] if times else ()
     most = min(_MOST_RANKS, room)
     shown = ranks if len(ranks) <= most else ranks[: max(most - 1, 0)]
     more = format_count(len(ranks) - len(shown), "more rank")
-    if latest and len(shown) < len(ranks):
-        place = {rank: position for position, rank in enumerate(latest)}
-        shown = sorted(ranks, key=lambda rank: place.get(rank["rank"], len(place)))[: max(most - 1, 0)]
-        more += f"; first {'are those that arrive' if len(latest) > 1 else 'is the one that arrives'} late"
+    if straggler is not None and len(shown) < len(ranks):
+        shown = sorted(ranks, key=lambda rank: rank["rank"] != straggler)[: max(most - 1, 0)]
+        more += "; first is the one that arrives late"
     lines = [fit(_bar(rank), terminal) for rank in shown]
     if len(shown) < len(ranks) and most > 0:
         lines.append(plain(f"{'':<{_LABEL}}... and {more}", FAINT))

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.lateness import Cause
+from perfscope.analyzers.stragglers.lateness import Cause
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT
 from tests.hooks.nvml.conftest import Sampled

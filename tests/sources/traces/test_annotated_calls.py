@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers import clock, collectives, stragglers
+from perfscope.analyzers import clock, collectives
+from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Work
 from tests.analyzers.flops.making import answer

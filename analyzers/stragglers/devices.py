@@ -15,9 +15,9 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.shared.throttle_causes import CAUSES
+from perfscope.analyzers.stragglers.lateness import Cause, Lateness
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps

@@ -1,18 +1,35 @@
-"""The late ranks of a run, as data and as tables."""
+"""Which rank is late, in which steps, what that costs, and why: from the records of every step, without a trace."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from perfscope.analyzers.late_ranks.device_pace import DevicePace
-from perfscope.analyzers.late_ranks.excesses import LateStep
-from perfscope.analyzers.late_ranks.lateness import Cause, Lateness
-from perfscope.analyzers.late_ranks.parts import Part, StepParts
-from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.report import Cell, Column, Json, Section, in_unit, long_table, percent_of
-from perfscope.units import format_ranges
+import numpy as np
 
+from perfscope.analyzers.communication.process_groups import role_of
+from perfscope.analyzers.shared.step_selection import last_attempts
+from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, find_slow_devices
+from perfscope.analyzers.stragglers.lateness import (
+    Cause,
+    Lateness,
+    LateStep,
+    find_late_steps,
+    find_lateness,
+    measure_excesses,
+)
+from perfscope.analyzers.stragglers.parts import Part, StepParts, find_rows, split_steps
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.errors import MissingInput
+from perfscope.report import Cell, Column, Json, Section, in_unit, long_table, percent_of
+from perfscope.tables.run import Run
+from perfscope.tables.steps import Steps
+from perfscope.units import format_ranges
+from perfscope.wire.axes import FACTORS
+
+_FEWEST_RANKS = 2
+_FEWEST_STEPS = 5
+_MOST_LATE_STEPS = 20
 CAUSES = {
     Cause.SAVE: "it saved a checkpoint and the others did not",
     Cause.COMPILATION: "torch.compile compiled",
@@ -304,3 +321,107 @@ class LateRanks:
 
 def _count(steps: int) -> str:
     return f"{steps} step{'' if steps == 1 else 's'}"
+
+
+def analyze(run: Run) -> LateRanks:
+    """Compare the steps of all ranks.
+
+    Raises:
+        MissingInput: There are not two ranks with the same steps.
+    """
+    tables = last_attempts(run.steps)
+    if len(tables) < _FEWEST_RANKS:
+        raise MissingInput("needs two ranks or more that completed steps")
+    if all(table.host is None for table in tables):
+        raise MissingInput("this run did not record what its hosts did in each step")
+    parts = split_steps(tables)
+    if parts is not None and len(parts.step) < _FEWEST_STEPS:
+        parts = None
+    has_stages = _has_stages(run)
+    devices = compare_devices(tables, run, has_stages=has_stages)
+    if parts is None and not devices.paces:
+        raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
+    counts_compute = parts is not None and parts.times_exchange and not has_stages
+    lateness: list[Lateness] = []
+    late_steps: tuple[LateStep, ...] = ()
+    if parts is not None:
+        excesses = measure_excesses(parts, counts_compute=counts_compute)
+        lateness = find_lateness(parts, excesses)
+        late_steps = find_late_steps(parts, excesses, _MOST_LATE_STEPS)
+    slow = find_slow_devices(devices.paces, tables)
+    ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
+    axis = _collectives_axis(run)
+    waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()
+    return LateRanks(
+        parts, tuple(ordered), devices.paces, counts_compute, has_stages, axis, waits, late_steps, devices.unseen
+    )
+
+
+def _collectives_axis(run: Run) -> str | None:
+    """The axis of parallelism that all collectives serve; None where there are several, or none is known."""
+    axes = {axis for rank in run.ranks for axis in rank.parallel if axis != "pp"}
+    used = [axis for axis in axes if len({rank.parallel.get(axis) for rank in run.ranks}) > 1]
+    return used[0].upper() if len(used) == 1 else None
+
+
+def _has_stages(run: Run) -> bool:
+    """Whether ranks are stages of a pipeline."""
+    return bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1
+
+
+def axes_of_groups(run: Run) -> dict[int, tuple[str, ...]]:
+    """By rank, the axis of each of its process groups, as ``TP``; empty for a group that serves none or several."""
+    lines = _find_lines(run)
+    return {
+        rank.rank: tuple(
+            role_of(group.description, "", group.ranks, lines.get(min(group.ranks, default=-1), {}))
+            for group in rank.groups
+        )
+        for rank in run.ranks
+        if rank.groups
+    }
+
+
+def _find_lines(run: Run) -> dict[int, dict[str, Sequence[int]]]:
+    """By rank and axis, the ranks that share all other axes with it; experts stand over those of data parallelism."""
+    coordinates = {rank.rank: rank.parallel for rank in run.ranks}
+    if not all(coordinates.values()):
+        return {}  # a rank that states no coordinates may differ from the others on any axis
+    used = [axis for axis in FACTORS if len({own.get(axis, 0) for own in coordinates.values()}) > 1]
+    lines: dict[int, dict[str, Sequence[int]]] = {rank: {} for rank in coordinates}
+    for axis in used:
+        crossing = [crossed for crossed in used if crossed != axis]
+        shared: dict[tuple[int, ...], list[int]] = {}
+        for rank, own in coordinates.items():
+            shared.setdefault(tuple(own.get(crossed, 0) for crossed in crossing), []).append(rank)
+        for ranks in shared.values():
+            for rank in ranks:
+                lines[rank][axis] = ranks
+    for rank, own in coordinates.items():
+        if "ep" in own and "dp" in used:
+            lines[rank]["ep"] = lines[rank]["dp"]
+    return lines
+
+
+def split_waits(
+    parts: StepParts, tables: Sequence[Steps], axes_by_rank: Mapping[int, tuple[str, ...]]
+) -> tuple[dict[str, int], ...]:
+    """For each rank, its waits in collectives by axis, over the compared steps; what no axis is known of is left out.
+
+    Args:
+        parts: The steps of the ranks.
+        tables: The last process of each of these ranks, in their order.
+        axes_by_rank: The axis of each group of a rank.
+    """
+    waits = []
+    for row, table in enumerate(tables):
+        remaining = parts.parts_ns[Part.EXCHANGE][row] - parts.transfers_ns[row]
+        by_axis: dict[str, int] = {}
+        columns = () if table.host is None else table.host.groups_ns
+        for axis, column in zip(axes_by_rank.get(table.rank, ()), columns, strict=False):
+            if axis:
+                taken = np.clip(np.ma.filled(column, 0)[find_rows(table.step, parts.step)], 0, remaining)
+                remaining = remaining - taken
+                by_axis[axis] = by_axis.get(axis, 0) + int(taken.sum())
+        waits.append(by_axis)
+    return tuple(waits)

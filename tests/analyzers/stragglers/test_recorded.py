@@ -7,7 +7,7 @@ import csv
 import pytest
 
 from benchmarks.stragglers import FIXTURES, REPORT, judge_fixtures, to_markdown
-from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run
 
 #: A stage without replicas: its GPU is compared with nothing.

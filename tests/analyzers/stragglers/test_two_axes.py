@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.lateness import Cause
-from perfscope.analyzers.late_ranks.parts import Part
-from perfscope.analyzers.late_ranks.result import LateRanks
+from perfscope.analyzers.stragglers.lateness import Cause
+from perfscope.analyzers.stragglers.parts import Part
+from perfscope.analyzers.stragglers.records import LateRanks, analyze
 from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, environment
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import stragglers
-from perfscope.analyzers.late_ranks import analyze
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.hooks.quick_hooks import QuietSteps
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK
 from perfscope.sources.runs.host_times import to_host_times
@@ -20,9 +20,9 @@ from perfscope.sources.runs.step_columns import StepColumns
 from perfscope.tables.columns import masked, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
-from tests.analyzers.late_ranks.test_lateness import make_run, make_steps
+from tests.analyzers.stragglers.test_lateness import make_run, make_steps
 
-RUNS = [run for folder in stragglers.GPU_RUNS.values() for run in sorted(folder.iterdir()) if run.is_dir()]
+RUNS = sorted((stragglers.FIXTURES / "nccl").iterdir())
 WORK = ("cpu_ns", "delay_ns", "system_ns", "faults", "preempted")
 #: The guarded methods end the first steps, and read each time.
 FIRST_STEPS = 4
@@ -64,13 +64,13 @@ def thin_out_run(run: Run) -> Run:
     return msgspec.structs.replace(run, steps=tuple(thin_out(table) for table in run.steps))
 
 
-@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
 def test_the_first_answer_to_each_training_on_gpus_is_that_of_all_reads(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = stragglers.judge(folder.name, folder)
+    expected = stragglers.judge(folder.name, folder, 1)
     monkeypatch.setattr(stragglers, "read_run", lambda path: thin_out_run(read_run(path)))
-    answer = stragglers.judge(folder.name, folder)
+    answer = stragglers.judge(folder.name, folder, 1)
     assert answer.is_right == expected.is_right
     if expected.first is None:
         assert answer.first is None

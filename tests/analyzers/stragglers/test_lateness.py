@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.excesses import over_others
-from perfscope.analyzers.late_ranks.lateness import Cause
-from perfscope.analyzers.late_ranks.parts import Part, split_steps
+from perfscope.analyzers.stragglers.lateness import Cause, over_others
+from perfscope.analyzers.stragglers.parts import Part, split_steps
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput

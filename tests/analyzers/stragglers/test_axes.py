@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 
 from perfscope import wire
-from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.axes import axes_of_groups
-from perfscope.analyzers.late_ranks.parts import Part
+from perfscope.analyzers.stragglers.parts import Part
+from perfscope.analyzers.stragglers.records import analyze, axes_of_groups
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.run import ProcessGroup, Rank, Run
 from perfscope.wire.records import RankRecord, to_line
-from tests.analyzers.late_ranks.test_lateness import make_steps
+from tests.analyzers.stragglers.test_lateness import make_steps
 
 
 def make_run(groups: tuple[ProcessGroup, ...]) -> Run:

@@ -11,15 +11,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.late_ranks import analyze
-from perfscope.analyzers.late_ranks.excesses import measure_excesses
-from perfscope.analyzers.late_ranks.lateness import Cause
-from perfscope.analyzers.late_ranks.parts import split_steps
+from perfscope.analyzers.stragglers.lateness import Cause, measure_excesses
+from perfscope.analyzers.stragglers.parts import split_steps
+from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.tables.run import Run
 from perfscope.wire.host import DeviceProbe
 from perfscope.wire.setup import SetupRecord
-from tests.analyzers.late_ranks.test_lateness import make_run, make_steps
+from tests.analyzers.stragglers.test_lateness import make_run, make_steps
 
 ZERO_1 = SetupRecord(engine={"zero_optimization.stage": 1})
 ZERO_3 = SetupRecord(engine={"zero_optimization.stage": 3})

@@ -1,0 +1,426 @@
+"""Which rank is late in which step, how much later than the others, and why.
+
+In training that synchronises, a step takes equally long on all ranks: those that are done wait for the last one. What a
+rank does outside of these waits is its own; the late rank has most of it. Where the waits are not on the host, as on
+GPUs, or the ranks are stages of a pipeline and have different work by design, only what cannot be a wait for another
+rank counts: data, garbage, saves, a processor that was taken away, page faults, sleep.
+
+There a rank that waits for a late one waits on its device. Its host goes on, and is blocked once it needs a result of
+the device: in the same step, or a few later. That is no lateness of its own, by as much as the other rank was late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import numpy as np
+
+from perfscope.analyzers.stragglers.parts import EVIDENCE, Part, StepParts
+from perfscope.tables.columns import Bool, Float64, Int64
+
+#: For how much longer than the others a thread is blocked in backward passes, as a share of theirs: up to a third in
+#: trainings where nobody was late, and 1.3 and more where a rank slept.
+_LIKELY = 0.75
+#: Page faults beyond the others' that explain time in the kernel.
+MANY_FAULTS = 200
+#: A step in which no rank is later by this share of a median step is none with a late rank.
+_LATE = 0.05
+#: How many steps a host runs ahead of its device.
+_MOST_AHEAD = 3
+#: In a step of which a rank is blocked for longer than usual by this share of a median step, it is looked why.
+_LONG = 0.05
+#: A rank is late in every step from this share of a median step on.
+_PERSISTENT = 0.05
+#: A single step is late from this share of a median step on.
+_RARE = 0.25
+#: What rare late steps must cost together, as a share of all compared steps.
+_SIGNIFICANT = 0.02
+#: Work that differs by this ratio is different work.
+_MORE_WORK = 1.05
+#: A step in which work is waited for longer by this share of a median step had a slow network.
+_SLOW_NETWORK = 0.25
+#: ... and by so many times the usual delay of a thread that has no processor.
+_DELAYS = 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Excesses:
+    """By how much ranks are later than the median of the others, by rank and step, in nanoseconds.
+
+    Attributes:
+        by_part: In each part but waits for other ranks.
+        counted: The parts that make a rank late.
+        over_ns: In all of these.
+    """
+
+    by_part: dict[Part, Float64]
+    counted: tuple[Part, ...]
+    over_ns: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class LateStep:
+    """The rank that was latest in a step, by how much, and the part that was longer on it by most."""
+
+    step: int
+    rank: int
+    later_ns: int
+    part: Part
+    part_ns: int
+
+
+def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
+    """Compare the parts of all ranks.
+
+    Args:
+        parts: The same steps of at least two ranks.
+        counts_compute: Whether a rank's own work may be compared with that of the others; else only evidence counts.
+    """
+    excess: dict[Part, Float64] = {
+        part: over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
+    }
+    if not parts.times_exchange:
+        blocked_ns = parts.parts_ns[Part.BLOCKED]
+        without = _with_idle if parts.idle_ns else _without_backward
+        excess[Part.BLOCKED] = without(excess[Part.BLOCKED], blocked_ns, parts.idle_ns)
+        excess[Part.KERNEL] = _without_driver(excess[Part.KERNEL], parts)
+        _move_waits_for_threads(excess, parts.parts_ns)
+    counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
+    if not parts.times_exchange:
+        median_ns = float(np.median(parts.total_ns))
+        excess[Part.BLOCKED] = without_peer_waits(excess, counted, parts.step, median_ns)
+    if counts_compute and parts.times_exchange:
+        over = over_others(parts.own_ns)
+    else:  # a part that is short on this rank does not make up for one that is long
+        over = np.zeros(parts.total_ns.shape)
+        for part in counted:
+            over += np.maximum(excess[part], 0)
+    return Excesses(excess, counted, over)
+
+
+def find_late_steps(parts: StepParts, excesses: Excesses, most: int) -> tuple[LateStep, ...]:
+    """The steps in which a rank was later than the others by most, ascending by their number."""
+    latest = excesses.over_ns.max(axis=0)
+    columns = np.flatnonzero(latest > _LATE * float(np.median(parts.total_ns)))
+    if len(columns) > most:
+        columns = columns[np.argpartition(-latest[columns], most - 1)[:most]]
+    steps = []
+    for column in np.sort(columns).tolist():
+        row = int(excesses.over_ns[:, column].argmax())
+        part = max(excesses.counted, key=lambda part: excesses.by_part[part][row, column])
+        part_ns, later_ns = excesses.by_part[part][row, column], excesses.over_ns[row, column]
+        steps.append(LateStep(int(parts.step[column]), parts.ranks[row], round(later_ns), part, round(part_ns)))
+    return tuple(steps)
+
+
+def over_others(values: Int64) -> Float64:
+    """By how much each rank's value is above the median of the other ranks, by rank and step."""
+    if not values.any():
+        return np.broadcast_to(np.float64(0), values.shape)
+    ranks = len(values)
+    if ranks == 2:  # noqa: PLR2004 - a pair
+        return np.asarray(values - values[::-1], np.float64)
+    ordered = np.sort(values, axis=0)
+    position = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
+    low, high = (ranks - 2) // 2, (ranks - 1) // 2
+    lower = np.where(position <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
+    upper = np.where(position <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
+    return np.asarray(values - (lower + upper) / 2, np.float64)
+
+
+def _move_waits_for_threads(excess: dict[Part, Float64], parts_ns: dict[Part, Int64]) -> None:
+    """Count waits for a thread of the same process as what held that one up, in place.
+
+    On GPUs another thread launches backward passes, and the one that trains is blocked meanwhile. Both run on the same
+    processors: where the thread that trains took twice as long as usual for its own code, so did the other, and being
+    blocked for twice as long is no sleep. It is contention by as much of that code's time as was in the run queue; the
+    rest is slower code, which waits for nobody.
+    """
+    blocked_ns, delay_ns = parts_ns[Part.BLOCKED], parts_ns[Part.NO_PROCESSOR]
+    code_ns = delay_ns + parts_ns[Part.KERNEL] + parts_ns[Part.COMPUTE]
+    usual_ns, usual_delay_ns, usual_excess_ns = (
+        np.median(times, axis=1)[:, None] for times in (code_ns, delay_ns, excess[Part.BLOCKED])
+    )
+    # What a rank is blocked longer than the others in most steps is no wait for that thread.
+    beyond_ns = excess[Part.BLOCKED] - np.maximum(usual_excess_ns, 0)
+    of_all_ns = blocked_ns - np.maximum(over_others(blocked_ns), 0)
+    usually_blocked_ns = np.median(of_all_ns, axis=1)[:, None]
+    longer_ns = np.maximum(code_ns - usual_ns, 0)
+    held_ns = np.clip(beyond_ns, 0, usually_blocked_ns * longer_ns / np.maximum(usual_ns, 1))
+    queued = np.clip((delay_ns - usual_delay_ns) / np.maximum(longer_ns, 1), 0, 1)
+    excess[Part.BLOCKED] = np.asarray(excess[Part.BLOCKED] - held_ns, np.float64)
+    excess[Part.NO_PROCESSOR] = np.asarray(excess[Part.NO_PROCESSOR] + held_ns * queued, np.float64)
+
+
+def _with_idle(excess: Float64, blocked_ns: Int64, idle_ns: tuple[float, ...]) -> Float64:
+    """What a rank is blocked longer than usual, and in every step for as long as its whole process is idle.
+
+    The thread that trains waits while another launches the backward pass, or comes no further because the device is
+    far behind: that thread works or spins then.
+    """
+    usual = np.maximum(np.median(excess, axis=1), 0)
+    idle = np.clip(np.array(idle_ns), 0, np.median(blocked_ns, axis=1))
+    longer = np.maximum(over_others(np.rint(idle).astype(np.int64)[:, None]), 0)
+    return np.asarray(excess - usual[:, None] + longer, np.float64)
+
+
+def _without_driver(excess: Float64, parts: StepParts) -> Float64:
+    """Time in the kernel that is no wait for the device: with page faults, or of a host for which its device waits.
+
+    A thread that comes no further because its device is far behind asks for it in the driver: so does a rank that
+    waits for the late one.
+    """
+    leads = np.array(parts.leads_host or (False,) * len(excess))
+    return np.where(leads[:, None] | (over_others(parts.faults) > MANY_FAULTS), excess, 0.0)
+
+
+def _without_backward(excess: Float64, blocked_ns: Int64, _idle_ns: tuple[float, ...]) -> Float64:
+    """What a rank is blocked longer than the others, where that is more than backward passes differ.
+
+    On GPUs another thread launches backward passes, and the one that trains waits for it: that is no sleep. Stages of a
+    pipeline have different ones.
+    """
+    usual = np.median(excess, axis=1)
+    usual_ns = np.median(blocked_ns, axis=1) - usual
+    usual[usual > _LIKELY * usual_ns] = 0
+    return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
+
+
+def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part], step: Int64, median_ns: float) -> Float64:
+    """By how much ranks are blocked longer than the others, without what another rank was late by, by rank and step.
+
+    What is there in every step is compared with what is there in every step; single steps are taken in their order,
+    because a wait for a wait is one as well.
+
+    Args:
+        excess: By how much ranks are later in each part.
+        counted: The parts that make a rank late.
+        step: The numbers of the steps.
+        median_ns: How long a step takes.
+    """
+    blocked = excess[Part.BLOCKED]
+    other = np.zeros(blocked.shape)
+    for part in counted:
+        if part is not Part.BLOCKED:
+            other += np.maximum(excess[part], 0)
+    usual, usual_other = np.maximum(np.median(blocked, axis=1), 0), np.median(other, axis=1)
+    waits = np.minimum(usual, _most_of_others(usual_other[:, None])[:, 0])
+    own = blocked - waits[:, None]
+    beyond, beyond_other = own - (usual - waits)[:, None], other - usual_other[:, None]
+    for column in np.flatnonzero(beyond.max(axis=0) > _LONG * median_ns).tolist():
+        first = max(0, int(np.searchsorted(step[: column + 1], step[column] - _MOST_AHEAD)))
+        late = beyond_other[:, first : column + 1].max(axis=1)
+        if first < column:
+            before = np.maximum(beyond[:, first:column], 0) + np.maximum(beyond_other[:, first:column], 0)
+            late = np.maximum(late, before.max(axis=1))
+        waited = np.clip(_most_of_others(np.maximum(late, 0)[:, None])[:, 0], 0, np.maximum(beyond[:, column], 0))
+        beyond[:, column] -= waited
+        own[:, column] -= waited
+    return np.asarray(own, np.float64)
+
+
+def _most_of_others(values: Float64) -> Float64:
+    """For each rank the largest value of another rank, by rank and column."""
+    ordered = np.sort(values, axis=0)
+    return np.asarray(np.where(values == ordered[-1], ordered[-2], ordered[-1]), np.float64)
+
+
+class Cause(StrEnum):
+    """Why a rank is late; the value is its key in JSON."""
+
+    SAVE = "save"
+    COMPILATION = "compilation"
+    GARBAGE = "garbage"
+    DATA = "data"
+    CONTENTION = "contention"
+    FAULTS = "faults"
+    KERNEL = "kernel"
+    BLOCKED = "blocked"
+    WORK = "work"
+    COMPUTE = "compute"
+    DEVICE = "device"
+    CLOCK = "clock"
+    NETWORK = "network"
+
+
+_CAUSE_OF_PART = {
+    Part.SAVE: Cause.SAVE,
+    Part.COMPILATION: Cause.COMPILATION,
+    Part.GARBAGE: Cause.GARBAGE,
+    Part.DATA: Cause.DATA,
+    Part.NO_PROCESSOR: Cause.CONTENTION,
+    Part.KERNEL: Cause.KERNEL,
+    Part.BLOCKED: Cause.BLOCKED,
+    Part.COMPUTE: Cause.COMPUTE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """A rank that is late for one reason, or a network that is slow on all.
+
+    Attributes:
+        rank: The rank; absent for the network.
+        is_persistent: Whether it is late in most steps; else in some.
+        steps: In how many of the compared steps, and ``examples`` some of them.
+        examples: The numbers of the worst of them, at most five, ascending.
+        cost_ns: What that cost in all of them.
+        cause: Why.
+        cause_ns: How much of the cost the cause explains.
+        excess_ns: What each part of these steps took longer than on the other ranks, in all.
+        detail: What more is known of the cause, in words; empty for nothing.
+    """
+
+    rank: int | None
+    is_persistent: bool
+    steps: int
+    examples: tuple[int, ...]
+    cost_ns: int
+    cause: Cause
+    cause_ns: int
+    excess_ns: dict[Part, int]
+    detail: str = ""
+
+
+def find_lateness(parts: StepParts, excesses: Excesses) -> list[Lateness]:
+    """The late ranks, the most expensive first.
+
+    Args:
+        parts: The same steps of at least two ranks.
+        excesses: By how much they are later in each.
+    """
+    excess, counted, over = excesses.by_part, excesses.counted, excesses.over_ns
+    median_ns = float(np.median(parts.total_ns))
+    usual = np.maximum(np.median(over, axis=1), 0)
+    usual[usual < _PERSISTENT * median_ns] = 0
+    entries: list[Lateness] = []
+    for row in np.flatnonzero(usual).tolist():
+        entries += _describe_persistent(parts, excess, counted, row, over[row] > usual[row] / 2, over[row])
+    for row in range(len(parts.ranks)):
+        beyond = over[row] - usual[row]
+        late = (beyond > _RARE * median_ns) & (over[row] >= over.max(axis=0))
+        if beyond[late].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
+            entries += _describe_by_cause(parts, excess, counted, row, late, beyond, is_known=usual[row] > 0)
+    entries += _find_slow_network(parts, median_ns) if parts.times_exchange else []
+    return sorted(entries, key=lambda late: -late.cost_ns)
+
+
+def _describe_by_cause(
+    parts: StepParts,
+    excess: dict[Part, Float64],
+    counted: Sequence[Part],
+    row: int,
+    late: Bool,
+    beyond: Float64,
+    *,
+    is_known: bool,
+) -> list[Lateness]:
+    """The rare late steps of one rank, by the part that was longest in each."""
+    above = np.stack([excess[part][row] for part in counted])
+    if is_known:  # what is longer in every step does not explain a rare one
+        above = above - np.maximum(np.median(above, axis=1), 0)[:, None]
+    longest = above.argmax(axis=0)
+    entries = []
+    for index in range(len(counted)):
+        chosen = late & (longest == index)
+        if counted[index] is Part.BLOCKED and not parts.times_exchange:
+            chosen &= above[index] > np.median(parts.parts_ns[Part.BLOCKED][row])
+        if beyond[chosen].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()) / 2:
+            entries.append(_describe(parts, excess, counted, row, chosen, beyond, counted[index]))
+    return entries
+
+
+def _describe_persistent(
+    parts: StepParts, excess: dict[Part, Float64], counted: Sequence[Part], row: int, late: Bool, over: Float64
+) -> list[Lateness]:
+    """A rank that is late in most steps: an entry for each part that explains much; costs add up to at most all."""
+    sums = {part: float(excess[part][row][late].sum()) for part in counted}
+    cost = float(over[late].sum())
+    entries: list[Lateness] = []
+    remaining = cost
+    typical = {part: float(np.median(excess[part][row][late])) for part in counted}
+    for part in sorted(sums, key=lambda part: -typical[part]):
+        share_ns = min(typical[part], remaining / int(late.sum()))  # a few long ones are no part of most steps
+        if not entries or share_ns > _PERSISTENT * float(np.median(parts.total_ns)):
+            entry = _describe(parts, excess, counted, row, late, over, part)
+            if entry.cause in {named.cause for named in entries}:
+                continue
+            cost_ns = round(min(entry.cause_ns, remaining) if len(counted) > 1 else remaining)
+            entries.append(replace(entry, is_persistent=True, cost_ns=cost_ns))
+            remaining -= cost_ns
+    return entries
+
+
+def _describe(
+    parts: StepParts,
+    excess: dict[Part, Float64],
+    counted: Sequence[Part],
+    row: int,
+    chosen: Bool,
+    over: Float64,
+    longest: Part,
+) -> Lateness:
+    """One rank in some steps, late by one part."""
+    sums = {part: round(float(excess[part][row][chosen].sum())) for part in counted}
+    cost_ns = round(float(over[chosen].sum()))
+    cause, detail, cause_ns = _CAUSE_OF_PART[longest], "", sums[longest]
+    faults = float(np.median(over_others(parts.faults)[row][chosen]))
+    is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
+    if is_kernel and faults > MANY_FAULTS:
+        cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
+        cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
+    elif longest is Part.COMPUTE:
+        cause, detail = _explain_compute(parts, row, chosen)
+    worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
+    return Lateness(
+        rank=parts.ranks[row],
+        is_persistent=False,
+        steps=int(chosen.sum()),
+        examples=tuple(sorted(parts.step[worst].tolist())),
+        cost_ns=cost_ns,
+        cause=cause,
+        cause_ns=min(max(cause_ns, 0), cost_ns),
+        excess_ns=sums,
+        detail=detail,
+    )
+
+
+def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, str]:
+    """Whether a rank computes longer because it has more to compute."""
+    own = float(parts.work[row][chosen].sum())
+    usual = float(np.median(np.delete(parts.work, row, axis=0)[:, chosen].sum(axis=1)))
+    if usual and own > _MORE_WORK * usual:
+        return Cause.WORK, f"{own / usual:.2f} times the {parts.work_unit} of the others"
+    return Cause.COMPUTE, f"the same {parts.work_unit}" if usual else ""
+
+
+def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
+    """Steps in which even the rank that waited least waited much longer than usual.
+
+    Threads of the exchange have no processor either where the training thread has none: then only what is far
+    longer than such delays shows the network.
+    """
+    least = parts.parts_ns[Part.EXCHANGE].min(axis=0)
+    beyond = np.asarray(least - np.median(least), np.float64)
+    delay_ns = parts.parts_ns[Part.NO_PROCESSOR].max(axis=0)
+    usual_ns = max(_SLOW_NETWORK * median_ns, _DELAYS * float(np.median(delay_ns)))
+    slow = (beyond > usual_ns) & (beyond > delay_ns)
+    cost_ns = round(float(beyond[slow].sum()))
+    if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
+        return []
+    worst = np.flatnonzero(slow)[np.argsort(-beyond[slow], kind="stable")[:5]]
+    examples = tuple(sorted(parts.step[worst].tolist()))
+    return [
+        Lateness(
+            rank=None,
+            is_persistent=False,
+            steps=int(slow.sum()),
+            examples=examples,
+            cost_ns=cost_ns,
+            cause=Cause.NETWORK,
+            cause_ns=cost_ns,
+            excess_ns={Part.EXCHANGE: cost_ns},
+        )
+    ]

@@ -1,0 +1,556 @@
+"""Which rank makes the others wait, and why, as far as the traces show it.
+
+In a collective every rank waits for the last one to arrive. The rank on which an operation is shortest arrived last,
+and the time that the operation took longer on the others is the wait that it caused: a *caused wait* is the mean wait
+of the other ranks of the group. No clocks are compared. The straggler is the rank that caused most waiting beyond what
+it waited itself; there is none where that is below a hundredth of the time, as on ranks that wait for each other by
+turns. Where steps are marked on all ranks of a group, only the operations of these steps count.
+
+Why a rank came last is what it did longer in these steps than the other ranks of its group; ``compute_pace`` tells a
+slow device from more work.
+
+Sends and receives are left out, and groups whose ranks are stages of one pipeline make no straggler: stages wait for
+each other by the order of their passes, which the pipeline bubble measures.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from math import fsum
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
+from perfscope.analyzers.communication.matched import MatchedCalls
+from perfscope.analyzers.communication.matching import match
+from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls, number_ranks_and_runs
+from perfscope.analyzers.shared.kernel_medians import join_windows
+from perfscope.analyzers.shared.marked_steps import common_steps
+from perfscope.analyzers.shared.rank_labels import LabelOfRank
+from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_profiles
+from perfscope.analyzers.stragglers.compute_pace import Comparison, Pace, compare
+from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.errors import MissingInput, NoDevice
+from perfscope.report import Cell, Column, Json, Section, list_entries, long_table, percent
+from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.tables.trace import ABSENT, distinct
+from perfscope.units import format_bytes, format_ranges
+
+_T = TypeVar("_T")
+
+#: The wait that makes a rank a straggler, as a share of the longest window.
+SIGNIFICANT_FRACTION = 0.01
+_MOST_OPERATIONS = 3
+_MOST_ROWS = 40
+_FEWEST_RANKS = 2
+
+
+#: The axes whose groups may have ranks of several stages.
+_ROLES_OF_STAGES = frozenset(("PP", "MP", "world", ""))
+_REASONS = {
+    "copy": "its device copied longer",
+    "data_loading": "its host loaded data",
+    "synchronisation": "its host waited in a synchronisation",
+    "host": "its host was late (operators, Python, calls): launch-bound",
+    "not_shown": "its host did what the trace does not show (a sleep, Python, data)",
+    "device": "its device waited between events that had been launched",
+}
+#: The share of the excess that makes a part the reason.
+_DECISIVE = 0.5
+#: Smaller differences in pace or work explain nothing.
+_NOTICEABLE = 0.01
+
+
+class Reason(Struct, frozen=True):
+    """Why a rank came last, by what it did longer than the others.
+
+    Attributes:
+        text: In words; absent where the trace does not show it.
+        excess: How much longer than the mean of the others, by part, in nanoseconds; negative where shorter.
+    """
+
+    text: str | None
+    excess: Mapping[str, float]
+
+    def data(self) -> dict[str, Json]:
+        """``reason`` and ``excess_us`` of a rank."""
+        return {"reason": self.text, "excess_us": {f"{part}": ns / NS_PER_US for part, ns in self.excess.items()}}
+
+
+class RankWait(Struct, frozen=True):
+    """One rank in one group, in nanoseconds.
+
+    Attributes:
+        rank: The rank; negative where its number is not known.
+        wait: How long it waited for others.
+        communication: How long its operations took.
+        caused: How long the other ranks waited for it, the mean of them.
+        last_arrivals: In how many operations it arrived last.
+        reason: Why it came last; absent where it caused no significant wait.
+        caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
+    """
+
+    rank: int
+    wait: int
+    communication: int
+    caused: float
+    last_arrivals: int
+    reason: Reason | None = None
+    caused_in: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def excess(self) -> float:
+        """The wait that it caused beyond what it waited itself."""
+        return self.caused - self.wait
+
+
+class GroupWait(Struct, frozen=True):
+    """The waits in one group.
+
+    Attributes:
+        name, description, role: The group.
+        operations: How many operations were matched.
+        ranks: Its ranks.
+        causes: The kinds of operations in which the slowest rank caused the longest waits, with these waits.
+        has_stages: Whether its ranks are stages of one pipeline, which wait for each other by design.
+    """
+
+    name: str
+    description: str
+    role: str
+    operations: int
+    ranks: tuple[RankWait, ...]
+    causes: tuple[tuple[Kind, float], ...]
+    has_stages: bool
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return self.role or self.name or "not stated"
+
+    @property
+    def slowest(self) -> RankWait:
+        """The rank that caused the longest wait."""
+        return max(self.ranks, key=lambda rank: (rank.caused, -rank.rank))
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``results.stragglers.groups``."""
+        return {
+            "group": self.name or None,
+            "description": self.description or None,
+            "axis": self.role or None,
+            "operations": self.operations,
+            "pipeline": self.has_stages,
+            "straggler": number_or_none(self.slowest.rank),
+            "caused_wait_us": self.slowest.caused / NS_PER_US,
+            "in": [
+                {
+                    "operation": kind.operation or None,
+                    "bytes": None if kind.bytes == ABSENT else kind.bytes,
+                    "caused_wait_us": caused / NS_PER_US,
+                }
+                for kind, caused in self.causes
+            ],
+            "ranks": [
+                {
+                    "rank": number_or_none(rank.rank),
+                    "wait_us": rank.wait / NS_PER_US,
+                    "communication_us": rank.communication / NS_PER_US,
+                    "caused_wait_us": rank.caused / NS_PER_US,
+                    "came_last": rank.last_arrivals,
+                    **(rank.reason.data() if rank.reason else {"reason": None, "excess_us": None}),
+                }
+                for rank in self.ranks
+            ],
+        }
+
+
+class RankPace(Struct, frozen=True):
+    """One rank over all groups but those of a pipeline's stages, in nanoseconds.
+
+    Attributes:
+        rank: The rank; negative where its number is not known.
+        caused: The wait that it caused.
+        wait: The wait that it had.
+        compute: Its compute time in the whole window.
+        pace: How fast it computes, and how much; absent where ranks cannot be compared.
+        caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
+    """
+
+    rank: int
+    caused: float
+    wait: int
+    compute: int
+    pace: Pace | None
+    caused_in: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def excess(self) -> float:
+        """The wait that it caused beyond what it waited itself."""
+        return self.caused - self.wait
+
+
+class Stragglers(Struct, frozen=True):
+    """The waits that ranks caused.
+
+    Attributes:
+        straggler: The rank that caused most waiting beyond its own; absent where that is below ``significant``.
+        significant: The wait that makes a rank a straggler, in nanoseconds.
+        groups: Each group, the one with the longest caused wait first.
+        ranks: Each rank.
+        comparison: How the ranks compute; absent where they cannot be compared.
+    """
+
+    straggler: int | None
+    significant: float
+    groups: Sequence[GroupWait]
+    ranks: Sequence[RankPace]
+    comparison: Comparison | None
+
+    def data(self) -> Json:
+        """``results.stragglers``."""
+        return {
+            "straggler": self.straggler,
+            "significant_us": self.significant / NS_PER_US,
+            "compared": self.comparison.data() if self.comparison else None,
+            "groups": list_entries(self.groups, GroupWait.data),
+            "ranks": list_entries(self.ranks, _rank_data),
+        }
+
+    def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
+        """The data-parallel group of each rank: its ranks do the same work on other data."""
+        replicas = ((group, f"of rank {group.ranks[0].rank}") for group in self.groups if group.role == "DP")
+        labels = LabelOfRank((rank.rank, label) for group, label in replicas for rank in group.ranks)
+        return "data-parallel group", labels if sum(group.role == "DP" for group in self.groups) > 1 else {}
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table of groups and ranks."""
+        paces = self.comparison.paces if self.comparison else {}
+        rows = [
+            (
+                group.label,
+                "unknown" if rank.rank < 0 else str(rank.rank),
+                rank.communication / NS_PER_MS,
+                rank.wait / NS_PER_MS,
+                rank.caused / NS_PER_MS,
+                rank.last_arrivals,
+                *_pace_cells(paces.get(rank.rank)),
+                _reason_cell(group, rank),
+            )
+            for group in self.groups
+            for rank in group.ranks
+        ]
+        columns = (
+            Column("Group"),
+            Column("Rank"),
+            Column("Comm. (ms)", 2),
+            Column("Wait (ms)", 2),
+            Column("Wait caused (ms)", 2),
+            Column("Last arrivals"),
+            Column("Relative compute", 3),
+            Column("Relative work", 3),
+            Column("Reason"),
+        )
+        notes = (self._verdict(), *self._notes())
+        return (long_table("Stragglers", columns, rows, notes, most=_MOST_ROWS),)
+
+    def _notes(self) -> list[str]:
+        notes = ["A rank's wait is the time that an operation took longer on it than on the rank that arrived last."]
+        stages = sorted({group.label for group in self.groups if group.has_stages})
+        if stages:
+            notes.append(
+                f"Ranks of the group {', '.join(stages)} are stages of a pipeline: they send to each other, and wait "
+                "for each other by the order of their passes, so that no rank is blamed for these waits. The pipeline "
+                "bubble (`--only pipeline_bubble`) measures them."
+            )
+        if self.comparison is None:
+            notes.append("Relative compute: n/a, because the ranks have no steps or no kernels in common.")
+            return notes
+        steps = self.comparison.steps
+        over = f"steps {format_ranges(steps)}" if steps else "whole windows, because no step is marked"
+        notes.append(f"{self.comparison.sentence()} Over {over}.")
+        return notes
+
+    def _verdict(self) -> str:
+        limit = f"{self.significant / NS_PER_MS:.2f} ms or more"
+        if all(group.has_stages for group in self.groups):
+            return "No straggler is named: all waits are between the stages of a pipeline."
+        if self.straggler is None:
+            slowest = max(self.ranks, key=lambda rank: rank.caused)
+            if slowest.caused < self.significant:
+                return f"No straggler: no rank caused a wait of {limit}."
+            return f"No straggler: no rank caused a wait of {limit} beyond its own waits; ranks come last by turns."
+        caused = next(rank.caused for rank in self.ranks if rank.rank == self.straggler)
+        blamed = (group for group in self.groups if not group.has_stages)
+        group = max(blamed, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
+        kinds = ", ".join(
+            f"{kind.operation or 'unknown'}{'' if kind.bytes == ABSENT else ' of ' + format_bytes(kind.bytes)}"
+            for kind, _ in group.causes
+        )
+        reason = next(rank.reason for rank in group.ranks if rank.rank == self.straggler)
+        why = f" Reason: {reason.text}." if reason and reason.text else ""
+        return (
+            f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in "
+            f"{kinds}.{why}"
+        )
+
+
+def _rank_data(rank: RankPace) -> Json:
+    """One entry of ``results.stragglers.ranks``."""
+    return {
+        "rank": number_or_none(rank.rank),
+        "caused_wait_us": rank.caused / NS_PER_US,
+        "wait_us": rank.wait / NS_PER_US,
+        "compute_us": rank.compute / NS_PER_US,
+        "relative_compute": rank.pace.relative_compute if rank.pace else None,
+        "relative_work": rank.pace.relative_work if rank.pace else None,
+        "caused_wait_by_step": [
+            {"step": None if step == ABSENT else step, "us": caused / NS_PER_US}
+            for step, caused in sorted(rank.caused_in.items())
+        ],
+    }
+
+
+def _pace_cells(pace: Pace | None) -> tuple[Cell, Cell]:
+    return (None, None) if pace is None else (pace.relative_compute, pace.relative_work)
+
+
+def _reason_cell(group: GroupWait, rank: RankWait) -> str | None:
+    if group.has_stages:
+        return "pipeline order" if rank.last_arrivals else None
+    return None if rank.reason is None else rank.reason.text or "not shown by the trace"
+
+
+def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
+    """Find which ranks waited, and for which, in the collectives of every group.
+
+    Raises:
+        MissingInput: No two ranks made the same collectives.
+    """
+    longest = max((part.span_ns for partial in partials for part in partial), default=None)
+    if longest is None:
+        raise NoDevice("the traces contain no GPU events")
+    significant = SIGNIFICANT_FRACTION * longest
+    members = _Members(partials)
+    waits = (_find_waits(key, calls, members) for key, calls in CallsByGroup(partials).items() if key.sender == ABSENT)
+    groups = [members.with_reasons(group, significant) for group in waits if group is not None]
+    groups.sort(key=lambda group: (group.has_stages, -group.slowest.caused, group.name))
+    if not groups:
+        raise MissingInput("needs the traces of two ranks or more that made collectives together")
+    ranks = members.over_all(groups)
+    slowest = max(ranks, key=lambda rank: (rank.excess, -rank.rank))
+    is_straggler = slowest.excess >= significant and slowest.rank >= 0
+    return Stragglers(slowest.rank if is_straggler else None, significant, groups, ranks, members.comparison)
+
+
+def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Members) -> GroupWait | None:
+    """The waits of one group; None where it has no collective that two ranks made together."""
+    if len(calls) < _FEWEST_RANKS:
+        return None
+    matched = match(calls)
+    synchronises = np.array([kind.operation in (*SYNCHRONISING, "") for kind in matched.kinds], np.bool_)
+    chosen = synchronises[matched.kind] if len(matched.kind) else np.zeros(0, np.bool_)
+    if members.mark_steps(calls):
+        chosen = chosen & (matched.step != ABSENT)
+    if not chosen.any():
+        return None
+    last, transfers_ns = matched.last[chosen], matched.transfer_ns[chosen]
+    # Sums of waits by sums of durations: the waits themselves would have to be read once more.
+    caused = (matched.total_ns[chosen] - len(matched.ranks) * transfers_ns) / (len(matched.ranks) - 1)
+    first = next(iter(calls.values()))
+    communication = np.concatenate([rows.duration_ns[:, chosen].sum(axis=1) for rows in matched.read()])
+    steps = distinct(matched.step[chosen])
+    caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
+    nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))
+    ranks = tuple(
+        RankWait(rank, waited, communicated, of_row.ns, of_row.calls, caused_in=of_row.in_steps)
+        for rank, waited, communicated, of_row in zip(
+            matched.ranks,
+            (communication - int(transfers_ns.sum())).tolist(),
+            communication.tolist(),
+            (caused_by.get(row, nothing) for row in range(len(matched.ranks))),
+            strict=True,
+        )
+    )
+    slowest = int(np.argmax([rank.caused for rank in ranks]))
+    causes = _causes(matched, chosen, caused, last == slowest)
+    return GroupWait(
+        key.name, first.description, first.role, int(chosen.sum()), ranks, causes, members.are_stages(calls, first.role)
+    )
+
+
+class _Caused(NamedTuple):
+    """What the last one of some collectives caused: how long others waited, in how many, and in each step."""
+
+    ns: float
+    calls: int
+    in_steps: Mapping[int, float]
+
+
+def _caused_in(caused: Float64, is_last: Bool, step: Int64, steps: Sequence[int]) -> _Caused:
+    of_rank, in_step = caused[is_last], step[is_last]
+    return _Caused(
+        float(of_rank.sum()), len(of_rank), {number: float(of_rank[in_step == number].sum()) for number in steps}
+    )
+
+
+def _causes(
+    matched: MatchedCalls, chosen: np.ndarray, caused: np.ndarray, by_slowest: np.ndarray
+) -> tuple[tuple[Kind, float], ...]:
+    kinds = matched.kind[chosen]
+    sums = [(kind, float(caused[by_slowest & (kinds == index)].sum())) for index, kind in enumerate(matched.kinds)]
+    causes = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
+    return tuple(causes[:_MOST_OPERATIONS])
+
+
+class _Peers(Struct, frozen=True, eq=False):
+    """The ranks of a group over the steps that all of them marked.
+
+    Attributes:
+        row_of: The row of each rank; empty where they have no step in common.
+        parts_ns: What each did: one row a rank, one column for each of ``step_profile.PARTS``.
+        paces: How fast each computes; empty where they cannot be compared.
+    """
+
+    row_of: Mapping[int, int]
+    parts_ns: Int64
+    paces: tuple[Pace, ...]
+
+    def reason(self, rank: int, significant: float) -> Reason | None:
+        """Why a rank came last; None where its steps cannot be compared with those of the others."""
+        row = self.row_of.get(rank)
+        if row is None or len(self.row_of) == 1:
+            return None
+        slower = more_work = 0.0
+        if self.paces:
+            own, others = self.paces[row], (*self.paces[:row], *self.paces[row + 1 :])
+            slower = (
+                1 / (own.relative_compute or 1.0) / _mean([1 / (pace.relative_compute or 1.0) for pace in others]) - 1
+            )
+            more_work = own.relative_work / _mean([pace.relative_work for pace in others]) - 1
+        return reason_of(self.parts_ns[row], np.delete(self.parts_ns, row, axis=0), slower, more_work, significant)
+
+
+class _Members:
+    """What the ranks of a job sent besides their operations.
+
+    Of several runs of one rank, the first one counts.
+
+    Attributes:
+        comparison: How fast they compute; None where they cannot be compared.
+    """
+
+    def __init__(self, partials: Sequence[tuple[RankCalls, ...]]) -> None:
+        self._transferring: set[int] = set()
+        self._pairs: set[tuple[int, int]] = set()
+        self._compute_ns: dict[int, int] = defaultdict(int)
+        windows: dict[int, list[tuple[int, RankCalls]]] = defaultdict(list)
+        for part, rank, run, moment, _ in number_ranks_and_runs(partials):
+            if run:
+                continue
+            self._compute_ns[rank] = max(self._compute_ns[rank], part.compute)
+            if part.transfers:
+                self._transferring.add(rank)
+            self._pairs.update(
+                (calls.key.sender, calls.key.receiver) for calls in part.groups if calls.key.sender != ABSENT
+            )
+            windows[rank].append((moment, replace(part, groups=())))
+        ordered = {rank: [part for _, part in sorted(own, key=lambda each: each[0])] for rank, own in windows.items()}
+        by_rank = dict(sorted(ordered.items()))
+        kernels = {rank: reduce(join_windows, (part.kernels for part in own)) for rank, own in by_rank.items()}
+        self.comparison = compare({rank: own for rank, own in kernels.items() if own is not None})
+        profiles = {rank: reduce(join_profiles, (part.profile for part in own)) for rank, own in by_rank.items()}
+        self._profiles: dict[int, StepProfile] = {rank: own for rank, own in profiles.items() if own is not None}
+
+    def are_stages(self, members: Iterable[int], role: str) -> bool:
+        """Whether the ranks of a group are stages of a pipeline; its role is the axis that it serves."""
+        ranks = set(members)
+        if not ranks & self._transferring or role not in _ROLES_OF_STAGES:
+            return False
+        # Transfers that a framework batches do not state their peers.
+        return role == "PP" or not self._pairs or any(ranks.issuperset(pair) for pair in self._pairs)
+
+    def mark_steps(self, members: Iterable[int]) -> bool:
+        """Whether steps are marked on all ranks of a group."""
+        profiles = [self._profiles.get(rank) for rank in members]
+        return all(profile is not None and ABSENT not in profile.steps for profile in profiles)
+
+    def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
+        """A group, with why those of its ranks came last that caused a significant wait."""
+        if group.has_stages or not any(rank.excess >= significant for rank in group.ranks):
+            return group
+        peers = self._compare_peers(group)
+        ranks = tuple(
+            replace(rank, reason=peers.reason(rank.rank, significant)) if rank.excess >= significant else rank
+            for rank in group.ranks
+        )
+        return replace(group, ranks=ranks)
+
+    def _compare_peers(self, group: GroupWait) -> _Peers:
+        """What tells the ranks of a group apart."""
+        profiles = {rank.rank: self._profiles[rank.rank] for rank in group.ranks if rank.rank in self._profiles}
+        steps = common_steps(profile.steps for profile in profiles.values())
+        parts = [own.parts[:, np.isin(own.steps, steps)].sum(axis=1) for own in profiles.values()]
+        paces = self.comparison.paces if self.comparison else {}
+        compared = tuple(paces[rank] for rank in profiles if rank in paces)
+        return _Peers(
+            row_of={rank: row for row, rank in enumerate(profiles)} if steps else {},
+            parts_ns=np.array(parts, np.int64).reshape(len(profiles), len(PARTS)),
+            paces=compared if len(compared) == len(profiles) else (),
+        )
+
+    def over_all(self, groups: Sequence[GroupWait]) -> list[RankPace]:
+        """Each rank over all groups but those of a pipeline's stages."""
+        waits: dict[int, list[RankWait]] = {rank.rank: [] for group in groups for rank in group.ranks}
+        for group in groups:
+            for wait in () if group.has_stages else group.ranks:
+                waits[wait.rank].append(wait)
+        ranks = []
+        for rank, own in sorted(waits.items()):
+            caused_in: dict[int, float] = defaultdict(float)
+            for wait in own:
+                for step, ns in wait.caused_in.items():
+                    caused_in[step] += ns
+            pace = self.comparison.paces.get(rank) if self.comparison else None
+            caused, waited = sum(wait.caused for wait in own), sum(wait.wait for wait in own)
+            ranks.append(RankPace(rank, caused, waited, self._compute_ns[rank], pace, dict(caused_in)))
+        return ranks
+
+
+def reason_of(own: Int64, others: Int64, slower: float, more_work: float, significant: float) -> Reason:
+    """Why a rank came last.
+
+    Args:
+        own: Its PARTS, in nanoseconds.
+        others: Those of the other ranks, one row a rank.
+        slower: By which share the same kernels take longer on it than on the others.
+        more_work: By which share it has more to compute.
+        significant: A part that is longer by less explains nothing, in nanoseconds.
+    """
+    excess = dict(zip(PARTS, (own - np.mean(others, axis=0)).tolist(), strict=True))
+    candidates = {part: ns for part, ns in excess.items() if part != "communication" and ns > 0}
+    total = sum(candidates.values())
+    part = max(candidates, key=lambda name: candidates[name], default=None)
+    if part is None or candidates[part] < max(_DECISIVE * total, significant):
+        return Reason(None, excess)
+    if part != "compute":
+        return Reason(_REASONS[part], excess)
+    if max(more_work, slower) < _NOTICEABLE:
+        return Reason("its device computed longer, though the compared kernels are as many and as fast", excess)
+    if more_work > slower:
+        return Reason(f"its device computed longer: {percent(more_work):.0f} % more work", excess)
+    return Reason(f"its device computed longer: slower (the same kernels take {percent(slower):.0f} % longer)", excess)
+
+
+def number_or_none(rank: int) -> int | None:
+    """A rank for JSON: null where its number is not known."""
+    return rank if rank >= 0 else None
+
+
+def _mean(values: Sequence[float]) -> float:
+    return fsum(values) / len(values)
