@@ -3,8 +3,7 @@
 Run: ``python -m benchmarks.instructions [--loop plain|megatron] [--steps N] [--json FILE]`` where valgrind and a C
 compiler are installed; a CPU trains. Times of steps differ by percents by chance, and their instructions by a
 thousandth. A callback that stayed registered, a wrapper, longer searches for garbage: each shows as instructions of all
-threads of the process. What does not show is what CUPTI would do in launches of kernels
-(``benchmarks.behind_windows`` is about that), and caches.
+threads of the process. What does not show is what CUPTI would do in launches of kernels, and caches.
 
 A window of ``--modules --shapes`` opens in the middle. ``megatron`` trains Megatron-core's own model, schedule and
 optimizer, as tests do it on CPUs.

@@ -1,9 +1,8 @@
 """What perfscope costs a training process, A against B in one run.
 
-Run: ``python -m benchmarks.overhead [--json FILE] [--small] [--part whole|loop|behind] [--rounds N]``; on a GPU where
-there is one.
-``benchmarks.whole_processes`` says how whole processes are compared, on steps bound by the host and by the device, and
-``benchmarks.behind_windows`` how host-bound steps behind a window are compared with those of a twin on the same cores.
+Run: ``python -m benchmarks.overhead [--json FILE] [--small] [--part whole|loop] [--rounds N]``; on a GPU where there
+is one.
+``benchmarks.whole_processes`` says how whole processes are compared, on steps bound by the host and by the device.
 The rest alternates inside one loop:
 
 - Outside windows: steps with and without the hooks take turns by fives; the limit is 0.3 % on the median step.
@@ -38,7 +37,7 @@ import torch
 from tabulate import tabulate
 from torch.utils.data import dataloader
 
-from benchmarks import behind_windows, whole_processes
+from benchmarks import whole_processes
 from benchmarks.overhead_limits import compare_with_limits
 from benchmarks.training_loop import Size, Training
 from perfscope import hooks, wire
@@ -337,17 +336,15 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--part", choices=("whole", "loop", "behind"), help="Measure only this part.")
-    parser.add_argument("--child", choices=("hooked", "bare", "whole", "behind"))
+    parser.add_argument("--part", choices=("whole", "loop"), help="Measure only this part.")
+    parser.add_argument("--child", choices=("hooked", "bare", "whole"))
     parser.add_argument("--growth", type=int)
-    parser.add_argument("--rounds", type=int, help="Processes of each kind (whole), or waves of pairs (behind).")
+    parser.add_argument("--rounds", type=int, help="Processes of each kind (whole).")
     options = parser.parse_args()
     torch.set_num_threads(1)
     small = options.small or not torch.cuda.is_available()
     if options.child == "whole":
         return whole_processes.run_child(small=small)
-    if options.child == "behind":
-        return behind_windows.run_child(small=small)
     if options.child and options.growth:
         return growth_child(options.child, options.growth)
     if options.child:
@@ -355,8 +352,6 @@ def main() -> None:
     figures: dict[str, Any] = {"machine": machine()}
     if options.part in (None, "whole"):
         figures["processes"] = whole_processes.measure(small=small, rounds=options.rounds)
-    if options.part in (None, "behind"):
-        figures["behind"] = behind_windows.measure(small=small, waves=options.rounds)
     if options.part in (None, "loop"):
         figures |= measure_loop(small=options.small)
     print(", ".join(figures["machine"].values()))

@@ -25,7 +25,6 @@ from threading import Event
 
 from tabulate import tabulate
 
-from benchmarks.pipeline_runs import TINY, Framework, Setting
 from benchmarks.stopping_training import FRAMEWORKS
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
 from perfscope.errors import PerfscopeError
@@ -48,6 +47,14 @@ _NEEDS_DEVICE = ("device",)
 #: Megatron's own script, which ``stop_script`` stops, by these.
 MEGATRON, _MEGATRON_FAULTS = "megatron", ("skip", "host")
 _MICRO_BATCHES, _FAULTY_STEP = 4, 10
+#: A tiny model, kernels of torch alone, so that no extension has to be built, and random data.
+_MEGATRON_ARGUMENTS = (
+    "--mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --lr 1e-4 --bf16 --transformer-impl local "
+    "--no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
+    "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend unfused --log-interval 1 --log-throughput "
+    "--eval-iters 0 --eval-interval 1000 --split 100,0,0 --ckpt-format torch --num-layers 8 --hidden-size 64 "
+    "--num-attention-heads 2 --seq-length 64 --max-position-embeddings 64 --train-iters 16 --micro-batch-size 2"
+)
 _STALL_S = 3
 #: A stall before this step is a slow start, on a machine that does much else.
 _FIRST_STEP = 5
@@ -110,11 +117,12 @@ def training_words(case: Case, *, cuda: bool, scripts: Path | None) -> list[str]
     if case.framework != MEGATRON:
         words = [str(benchmarks / "stopping_training.py"), case.framework, case.fault, "--rank", str(case.rank)]
         return [*words, *(["--cuda"] if cuda else [])]
-    setting = Setting(Framework.MEGATRON, "1f1b", _MICRO_BATCHES, case.ranks, TINY, scripts)
-    command = setting.command()
-    script = next(index for index, word in enumerate(command) if word.endswith("pretrain_gpt.py"))
+    if scripts is None:
+        raise SystemExit("--megatron is needed: the folder that holds pretrain_gpt.py")
+    script = [str(scripts / "pretrain_gpt.py"), *_MEGATRON_ARGUMENTS.split()]
+    script += ["--pipeline-model-parallel-size", str(case.ranks), "--global-batch-size", str(2 * _MICRO_BATCHES)]
     at = _MICRO_BATCHES * _FAULTY_STEP
-    return [str(benchmarks / "stop_script.py"), str(case.rank), case.fault, str(at), *command[script:]]
+    return [str(benchmarks / "stop_script.py"), str(case.rank), case.fault, str(at), *script]
 
 
 def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = (), scripts: Path | None = None) -> Path:

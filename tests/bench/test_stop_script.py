@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pipeline_runs import Framework
-from benchmarks.postmortem import Case, megatron_cases, training_words
+from benchmarks.postmortem import MEGATRON, Case, megatron_cases, training_words
 from benchmarks.processes import ROOT
 
 _TRAINING = """
@@ -50,7 +49,7 @@ def test_only_the_rank_at_fault_stops_and_only_at_that_pass(tmp_path: Path, faul
 
 def test_megatrons_own_script_is_stopped_at_a_pass_in_the_midst_of_the_training(tmp_path: Path) -> None:
     cases = list(megatron_cases(4, ["megatron:skip", "host"]))
-    assert cases == [Case(Framework.MEGATRON, "skip", 4, 1), Case(Framework.MEGATRON, "host", 4, 2)]
+    assert cases == [Case(MEGATRON, "skip", 4, 1), Case(MEGATRON, "host", 4, 2)]
     words = training_words(cases[0], cuda=True, scripts=tmp_path)
     assert words[0].endswith("stop_script.py")
     assert words[1:5] == ["1", "skip", "40", str(tmp_path / "pretrain_gpt.py")]
