@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-
-#: The fastest of fewer passes says little.
-_FEWEST_PASSES = 3
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,18 +13,13 @@ class PassTotal:
 
     Attributes:
         kind, stage, count: What they are, and how many.
-        time_ns: Their time, and ``fastest_ns`` the shortest one's.
-        launch_ns: How long the host took to launch them; None where that is unknown.
-        wait_ns: For how long of their time the device may have waited for that, at most.
+        time_ns: Their time.
     """
 
     kind: str
     stage: int
     count: int
     time_ns: int
-    fastest_ns: int | None = None
-    launch_ns: int | None = None
-    wait_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,42 +45,10 @@ class MicroBatches:
     totals: tuple[PassTotal, ...]
     order: tuple[str, ...]
 
-    def of_kinds(self, kinds: str) -> MicroBatches:
-        """The passes of some kinds alone, in ``totals``."""
-        return replace(self, totals=tuple(total for total in self.totals if total.kind in kinds))
-
     @property
     def busy_ns(self) -> int:
         """Time of all passes."""
         return sum(total.time_ns for total in self.totals)
-
-    @property
-    def worked_ns(self) -> int | None:
-        """For how long of that the device worked, at least; None where its waits for launches are unknown."""
-        waits_ns = [total.wait_ns for total in self.totals if total.wait_ns is not None]
-        return self.busy_ns - sum(waits_ns) if len(waits_ns) == len(self.totals) else None
-
-    @property
-    def launch_ns(self) -> int | None:
-        """How long the host took to launch all passes; None where that is unknown."""
-        launches_ns = [total.launch_ns for total in self.totals if total.launch_ns is not None]
-        return sum(launches_ns) if len(launches_ns) == len(self.totals) else None
-
-    @property
-    def wait_share(self) -> float | None:
-        """The share for which the device may have waited for launches, of the kind of passes where it is largest."""
-        shares = [total.wait_ns / max(total.time_ns, 1) for total in self.totals if total.wait_ns is not None]
-        return max(shares) if shares and len(shares) == len(self.totals) else None
-
-    @property
-    def alone_ns(self) -> int | None:
-        """What all passes would take if each were the fastest of its kind; None where unknown."""
-        alone_ns = 0
-        for total in self.totals:
-            if not total.fastest_ns or total.count < _FEWEST_PASSES:
-                return None
-            alone_ns += total.count * total.fastest_ns
-        return alone_ns or None
 
 
 def of_last_attempts(records: Sequence[MicroBatches]) -> dict[int, dict[int, MicroBatches]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from perfscope import wire
 from perfscope.sources.runs.records import decode_micro_batch, list_segments, read_records
 from perfscope.tables.micro_batches import MicroBatches, PassTotal
-from perfscope.wire.passes import MicroBatchRecord
 
 
 def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> tuple[MicroBatches, ...]:
@@ -29,22 +28,8 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
                 devices=record.devices,
                 stages=record.stages,
                 span_ns=record.span_ns,
-                totals=_totals(record),
+                totals=tuple(PassTotal(*total) for total in record.totals),
                 order=order,
             )
         )
     return tuple(passes)
-
-
-def _totals(record: MicroBatchRecord) -> tuple[PassTotal, ...]:
-    values = (record.fastest_ns, record.launches_ns, record.waits_ns)
-    columns = [_column(numbers, len(record.totals)) for numbers in values]
-    return tuple(
-        PassTotal(kind, stage, count, time_ns, fastest_ns, launch_ns, wait_ns)
-        for (kind, stage, count, time_ns), fastest_ns, launch_ns, wait_ns in zip(record.totals, *columns, strict=True)
-    )
-
-
-def _column(numbers: tuple[int, ...] | None, count: int) -> tuple[int | None, ...]:
-    """One for each of the totals; none in a record of before it was recorded."""
-    return numbers if numbers is not None and len(numbers) == count else (None,) * count
