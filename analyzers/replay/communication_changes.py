@@ -14,7 +14,7 @@ from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.analyzers.shared.intervals import union
-from perfscope.errors import MissingInput, UsageError
+from perfscope.errors import UsageError
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Work
 
@@ -54,52 +54,6 @@ def without_communication(measured: Measured, rows_of_ranks: Sequence[Bool]) -> 
         ranks.append(replace(times, event_ns=np.where(chosen, 0, alone_ns), lag_ns=np.where(chosen, 0, times.lag_ns)))
     is_free = operations_of(measured.job, rows_of_ranks)
     return _without_transfers(measured, measured.times.with_ranks(ranks), is_free)
-
-
-def keep_parameters(measured: Measured, _value: str) -> Changed:
-    """Sharded parameters are gathered once a step: the backward pass finds those of the forward pass still there."""
-    rows_of_ranks = []
-    for graph, chosen in zip(measured.job.ranks, choose_communication(measured.job, ""), strict=True):
-        gathers = np.zeros(len(chosen), np.bool_)
-        for group, events in zip(graph.groups, graph.group_events, strict=True):
-            is_gather = np.array([kind.operation == "all_gather" for kind in group.kinds], np.bool_)
-            gathers[events[is_gather[group.kind]]] = True
-        launched = np.flatnonzero(gathers & chosen & (graph.launch != ABSENT))
-        rows = np.zeros(len(chosen), np.bool_)
-        rows[launched[graph.call_thread[graph.launch[launched]] != graph.main_thread]] = True
-        rows_of_ranks.append(rows)
-    if not any(rows.any() for rows in rows_of_ranks):
-        raise MissingInput("no backward pass gathered parameters")
-    changed = without_communication(measured, rows_of_ranks)
-    ranks = [_without_gathering(graph, times) for graph, times in zip(measured.job.ranks, changed.ranks, strict=True)]
-    sentences = [_describe_contention(measured.contention), "All parameters fit into the memory of the device."]
-    if not any(graph.gather_ns.any() for graph in measured.job.ranks):
-        sentences.append(_HOST_KEPT if measured.job.ranks[0].stacks else _HOST_UNREAD)
-    return Changed(changed.with_ranks(ranks), tuple(sentences), doubt_ns=_doubt_of_hidden(measured, rows_of_ranks))
-
-
-_HOST_KEPT = "What the host takes to gather stays in the answer: nothing in the traces tells it."
-_HOST_UNREAD = "What the host takes to gather stays in the answer: `--scenario resharding-off` reads it as well."
-
-
-def _without_gathering(graph: RankGraph, times: RankTimes) -> RankTimes:
-    """A host that gathers nothing in the backward pass, and what it launched for that."""
-    if not len(graph.is_gathering):
-        return times
-    launched = graph.launch != ABSENT
-    before_ns = np.diff(graph.call_start_ns, prepend=graph.origin_ns)
-    before_ns[1:] -= (graph.call_end_ns - graph.call_start_ns)[:-1]
-    # A share of the gap: without the profiler the host gathers faster, too.
-    share = np.minimum(graph.gather_ns / np.maximum(before_ns, 1), 1.0)
-    is_gathering = np.zeros(len(times.event_ns), np.bool_)
-    is_gathering[launched] = graph.is_gathering[graph.launch[launched]]
-    return replace(
-        times,
-        event_ns=np.where(is_gathering, 0, times.event_ns),
-        lag_ns=np.where(is_gathering, 0, times.lag_ns),
-        gap_ns=times.gap_ns - np.rint(np.maximum(times.gap_ns, 0) * share).astype(np.int64),
-        call_ns=np.where(graph.is_gathering, 0, times.call_ns),
-    )
 
 
 def _without_transfers(measured: Measured, times: JobTimes, is_free: Bool) -> JobTimes:

@@ -15,7 +15,6 @@ from msgspec import Struct, field
 from perfscope.analyzers.communication.calls import GroupCalls, calls_by_group, rows_by_group
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.analyzers.replay.blocks import count_blocks
-from perfscope.analyzers.replay.gathering import find_gathering
 from perfscope.analyzers.replay.stacks import find_stacks
 from perfscope.analyzers.replay.waits import (
     STREAM_WAIT_CALLS,
@@ -27,7 +26,7 @@ from perfscope.analyzers.replay.waits import (
 )
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Int8, Int32, Trace, Work, distinct, span_at
 
 _KERNEL_LAUNCHES = frozenset(
@@ -68,8 +67,6 @@ class RankGraph(Struct, frozen=True, eq=False):
         world_size: Ranks of the job; absent where nothing states it.
         lost_events: Launches of kernels in marked steps whose kernel is not in the trace.
         first_mark_ns: When the first marked step began; absent without marks.
-        gather_ns: For each call the time before it in which the backward pass gathered parameters.
-        is_gathering: For each call whether it was made for that.
         device_name: The GPU; ``""`` where the trace does not state one.
     """
 
@@ -106,8 +103,6 @@ class RankGraph(Struct, frozen=True, eq=False):
     world_size: int | None = None
     lost_events: int = 0
     first_mark_ns: int | None = None
-    gather_ns: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    is_gathering: Bool = field(default_factory=lambda: np.zeros(0, np.bool_))
     device_name: str = ""
 
     @property
@@ -148,7 +143,6 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
     by_group = rows_by_group(trace, device)
     stacks, stack = _stacks(trace, launched)
     step = step_numbers(trace)
-    gather_ns, is_gathering = find_gathering(trace, calls)
     return RankGraph(
         path=trace.path,
         rank=trace.rank,
@@ -183,8 +177,6 @@ def build_rank_graph(trace: Trace, device: int, passes: RankPasses | None = None
         world_size=trace.world_size,
         lost_events=_count_lost(trace),
         first_mark_ns=int(trace.steps.start_ns[0]) if len(trace.steps) else None,
-        gather_ns=gather_ns,
-        is_gathering=is_gathering,
         device_name=trace.devices[device] if 0 <= device < len(trace.devices) else "",
     )
 

@@ -33,14 +33,6 @@ SCENARIOS: tuple[Scenario, ...] = (
         "faster_communication",
     ),
     Scenario("bucket", "MIB", "DDP reduces gradients in buckets of this size", "buckets", "resize_buckets"),
-    Scenario(
-        "resharding-off",
-        "",
-        "the backward pass finds parameters still gathered",
-        "communication_changes",
-        "keep_parameters",
-    ),
-    Scenario("nodes", "N", "the job runs on N nodes", "node_changes", "add_nodes"),
     Scenario("launch-free", "", "the host launches without taking time (CUDA graphs)", "host_changes", "free_launches"),
     Scenario("data-loading-free", "", "the host never waits for data", "host_changes", "free_data_loading"),
     Scenario("no-stragglers", "", "no rank is slower than the others", "rank_changes", "remove_stragglers"),
@@ -75,7 +67,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ),
 )
 #: Scenarios that need the operators of the host, with what joins them with their backward passes.
-_OF_OPERATORS = ("faster-operator", "faster-module", "resharding-off")
+_OF_OPERATORS = ("faster-operator", "faster-module")
 
 
 def needs_operators(texts: Iterable[str]) -> bool:
@@ -105,7 +97,7 @@ def offered_scenarios(job: JobGraph) -> list[tuple[Scenario, str]]:
     """The scenarios that make sense for a job without being asked for: those that leave a step's work as it is."""
     texts = ["launch-free", "data-loading-free", "recomputation-off"]
     if any((graph.work == Work.COMMUNICATION).any() for graph in job.ranks):
-        texts += ["communication-free", "perfect-overlap", "faster-communication=2", "resharding-off"]
+        texts += ["communication-free", "perfect-overlap", "faster-communication=2"]
         texts += [f"bucket={size}" for size in _BUCKETS_MIB]
         roles = sorted({group.role for graph in job.ranks for group in graph.groups} - {""})
         texts += [f"communication-free={role}" for role in roles if len(roles) > 1]

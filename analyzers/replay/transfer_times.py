@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.communication.bandwidth import bus_factor
 from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Float64, Int64
@@ -50,18 +49,3 @@ def fit_transfer_times(operations: Sequence[Operation], transfer_ns: Int64) -> T
     largest = medians[-1]
     latency_ns = float(min(_USUAL_LATENCY_NS, largest / 2))
     return TransferTimes(latency_ns, float(distinct[-1] / (largest - latency_ns)), is_fitted=False)
-
-
-def scale_to_ranks(
-    operation: Operation, transfer_ns: int, times: TransferTimes, ranks: int, wanted: int
-) -> tuple[float, bool]:
-    """The time of an operation among more ranks, and whether its kind has a formula; by the factors of nccl-tests.
-
-    A ring of n ranks takes n - 1 rounds of latency, twice as many for an all_reduce: both grow alike.
-    """
-    before, after = (bus_factor(operation.kind.operation, count) for count in (ranks, wanted))
-    if before is None or after is None or before == 0:
-        return float(transfer_ns), False
-    latency_ns = min(times.latency_ns, transfer_ns)
-    rounds = (wanted - 1) / max(ranks - 1, 1)
-    return latency_ns * rounds + (transfer_ns - latency_ns) * after / before, True

@@ -165,7 +165,6 @@ def test_one_rank_of_several_is_answered_with_what_it_waited_as_measured() -> No
         ("bucket=0", "must be a positive number"),
         ("accumulation=-2", "must be a positive integer"),
         ("microbatches=1.5", "must be a positive integer"),
-        ("nodes=0", "must be a positive integer"),
         ("schedule=fast", "names no schedule"),
         ("schedule=gpipe:2", "no chunks to choose"),
     ],

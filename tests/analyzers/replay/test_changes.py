@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.bandwidth import bus_factor
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.analyzers.replay.accumulation import find_micro_batches
 from perfscope.analyzers.replay.blocks import MANY_BLOCKS, count_blocks, slowdown_beside
@@ -23,7 +22,7 @@ from perfscope.analyzers.replay.joined_operations import Operation
 from perfscope.analyzers.replay.rank_graph import build_rank_graph
 from perfscope.analyzers.replay.repeated_forwards import _repeats, find_recomputed
 from perfscope.analyzers.replay.stacks import find_stacks
-from perfscope.analyzers.replay.transfer_times import TransferTimes, fit_transfer_times, scale_to_ranks
+from perfscope.analyzers.replay.transfer_times import TransferTimes, fit_transfer_times
 from perfscope.analyzers.replay.unnamed_transfers import match_unnamed_transfers
 from perfscope.analyzers.replay.waits import CallKind
 from perfscope.sources.traces.reader import read_trace
@@ -158,16 +157,6 @@ def test_latency_and_bandwidth_are_those_of_the_line_through_measured_transfers(
     assert times.latency_ns == pytest.approx(30_000, rel=1e-3)
     assert times.bytes_per_ns == pytest.approx(200, rel=1e-3)
     assert not fit_transfer_times([operation(MIB)] * 2, column([90_000, 90_000])).is_fitted
-
-
-def test_more_ranks_take_more_rounds_and_move_more_bytes() -> None:
-    times = TransferTimes(10_000, 100, is_fitted=True)
-    scaled, has_formula = scale_to_ranks(operation(MIB), 110_000, times, 2, 8)
-    factors = bus_factor("all_reduce", 8), bus_factor("all_reduce", 2)
-    assert has_formula
-    assert scaled == pytest.approx(7 * 10_000 + 100_000 * (factors[0] or 0) / (factors[1] or 1))
-    unknown = replace(operation(MIB), kind=Kind("", "", MIB))
-    assert scale_to_ranks(unknown, 110_000, times, 2, 8) == (110_000.0, False)
 
 
 def event(
