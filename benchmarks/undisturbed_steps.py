@@ -1,6 +1,6 @@
 """The device's work in steps that nobody profiles, by CUDA events, and a run of perfscope in the same process.
 
-On GPUs, with the options of ``perfscope/workloads/gpt_torch.py``, on one rank or below torchrun::
+On GPUs, with the options of ``benchmarks/gpt_torch.py``, on one rank or below torchrun::
 
     python -m benchmarks.undisturbed_steps --hidden 256 --layers 8 --write TRUTH.json --record RUN
 
@@ -35,7 +35,7 @@ from torch.profiler import ProfilerActivity
 from perfscope import hooks
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.hooks.start import PROCESS
-from perfscope.workloads.gpt_torch import Training, build, option_parser
+from benchmarks.gpt_torch import Training, build, option_parser
 
 _WARMUP = 20
 _UNDISTURBED = 100

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
-from perfscope.bench.obstacles import Machine
-from perfscope.bench.settings import Settings, Variant
+from perfscope.bench.settings import Machine, Settings, Variant
 from perfscope.errors import PerfscopeError, UsageError
 from perfscope.workloads.strategies import Processes
 

@@ -42,8 +42,6 @@ class Measurement:
         save_ns, save_bytes: Duration and size of a checkpoint.
         findings: What the analysis says of the run.
         nodes: The nodes that its ranks are on, as NCCL knows them; None where the ranks did not say.
-        predictions: What was predicted, by quantity.
-        unpredicted: Why there is no prediction.
         notes: Doubts about the figures.
     """
 
@@ -70,8 +68,6 @@ class Measurement:
     save_bytes: int | None = None
     findings: tuple[str, ...] = ()
     nodes: int | None = None
-    predictions: Mapping[str, float | None] = field(default_factory=dict)
-    unpredicted: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

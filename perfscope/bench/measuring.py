@@ -17,8 +17,7 @@ import numpy as np
 from perfscope.analyzers.shared.step_selection import job_times_ns, last_attempts
 from perfscope.bench.launching import Place
 from perfscope.bench.measurement import Measurement
-from perfscope.bench.obstacles import Machine
-from perfscope.bench.settings import Settings, Variant
+from perfscope.bench.settings import Machine, Settings, Variant
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError
 from perfscope.report import percent

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,16 +13,59 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfscope.bench.failures import explain_failure
 from perfscope.bench.launching import Place, Started, start
 from perfscope.bench.measurement import Measurement, read_measurements
 from perfscope.bench.measuring import measure
-from perfscope.bench.obstacles import Machine, find_obstacle
-from perfscope.bench.settings import Settings, Variant
+from perfscope.bench.settings import Machine, Settings, Variant, find_obstacle
 from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.report import Json
 from perfscope.wire import RUN_FILE
+
+_LAST_BYTES = 200_000
+_LONGEST_REASON = 160
+_OUT_OF_MEMORY = re.compile(
+    rb"(OutOfMemoryError|CUDA out of memory|CUDA error: out of memory|DefaultCPUAllocator: can't allocate memory"
+    rb"|std::bad_alloc|MemoryError)[^\n]*"
+)
+#: As torchrun and ``perfscope profile`` say it.
+_KILLED = re.compile(rb"exitcode\s*: -9|exit code -9|SIGKILL")
+#: What shells and ``perfscope profile`` end with where a command cannot be started.
+_NOT_STARTED = (126, 127)
+_MESSAGE = re.compile(rb"^perfscope: ([^\n]+)", re.MULTILINE)
+#: An exception as Python prints it, behind the name of a rank that torchrun may put before it.
+_ERROR = re.compile(
+    rb"^(?:\[[^\]\n]*\]:\s?)?((?:[A-Za-z_][\w.]*)(?:Error|Exception|Interrupt)\b:?[^\n]*)", re.MULTILINE
+)
+#: What a launcher raises because a rank failed.
+_FOLLOWS = (b"ChildFailedError", b"CalledProcessError", b"SignalException", b"KeyboardInterrupt")
+
+
+def explain_failure(log: Path, exit_code: int | None, seconds: float) -> str:
+    """The reason in a few words.
+
+    Args:
+        log: What the processes printed.
+        exit_code: Of the command; None where it was ended because it took too long.
+        seconds: How long it was given.
+    """
+    if exit_code is None:
+        return f"failed: it did not end within {seconds:g} s"
+    content = log.read_bytes()[-_LAST_BYTES:] if log.exists() else b""
+    if memory := _OUT_OF_MEMORY.search(content):
+        return f"out of memory: {_shorten(memory.group())}"
+    if _KILLED.search(content):
+        return "failed: killed by SIGKILL, as a host kills what it has no memory for"
+    if exit_code in _NOT_STARTED and (messages := _MESSAGE.findall(content)):
+        return f"failed: {_shorten(messages[-1])}"
+    errors = [error for error in _ERROR.findall(content) if not any(name in error for name in _FOLLOWS)]
+    return f"failed: {_shorten(errors[0])}" if errors else f"failed: exit code {exit_code}"
+
+
+def _shorten(line: bytes) -> str:
+    text = " ".join(line.decode(errors="replace").split())
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]}..."
+
 
 SCHEMA = "perfscope/bench-settings/1"
 _SETTINGS_FILE = "bench.json"
@@ -31,8 +75,6 @@ _LONGEST_START_S = 300.0
 
 #: Says what is done, in a line.
 Tell = Callable[[str], None]
-#: Adds predictions to a measurement.
-Predict = Callable[[Measurement, Place], Measurement]
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +189,7 @@ def read_rows(folder: Path) -> list[Measurement]:
     return read_measurements(folder / _ROWS_FOLDER)
 
 
-def run_trainings(plan: Plan, tell: Tell, predict: Predict) -> Iterator[Measurement]:
+def run_trainings(plan: Plan, tell: Tell) -> Iterator[Measurement]:
     """Run what is not yet measured, in turn, and yield each measurement once it is on disk."""
     earlier = read_rows(plan.folder)
     names = {measurement.name for measurement in earlier if measurement.reason is None or not plan.retries}
@@ -161,12 +203,10 @@ def run_trainings(plan: Plan, tell: Tell, predict: Predict) -> Iterator[Measurem
         elif obstacle is None and measurement.name not in names:
             pending.append(measurement)
     for begin in range(0, len(pending), plan.start_ahead):
-        yield from _run_together(plan, pending[begin : begin + plan.start_ahead], len(pending) - begin, tell, predict)
+        yield from _run_together(plan, pending[begin : begin + plan.start_ahead], len(pending) - begin, tell)
 
 
-def _run_together(
-    plan: Plan, pending: Sequence[Measurement], left: int, tell: Tell, predict: Predict
-) -> Iterator[Measurement]:
+def _run_together(plan: Plan, pending: Sequence[Measurement], left: int, tell: Tell) -> Iterator[Measurement]:
     """Start trainings together, and let them train one after the other."""
     started: list[tuple[Measurement, Started]] = []
     try:
@@ -183,7 +223,7 @@ def _run_together(
                 for number, (measurement, training) in enumerate(started):
                     tell(f"{measurement.name}: {left - number} trainings to go")
                     training.train(plan.seconds)
-                    ended.append(analyses.submit(_finish, plan, measurement, training, predict))
+                    ended.append(analyses.submit(_finish, plan, measurement, training))
                 for future in ended:
                     yield future.result()
             except BaseException:  # Ctrl-C, most often: what has trained is still measured
@@ -201,10 +241,10 @@ def _stop_all(trainings: Sequence[Started]) -> None:
         training.stop()
 
 
-def _finish(plan: Plan, measurement: Measurement, training: Started, predict: Predict) -> Measurement:
+def _finish(plan: Plan, measurement: Measurement, training: Started) -> Measurement:
     """Wait for the end of a training, measure it, and keep the measurement."""
     code = training.finish(plan.seconds)
-    finished = predict(_conclude(plan, measurement, training.place, code), training.place)
+    finished = _conclude(plan, measurement, training.place, code)
     finished.write(plan.folder / _ROWS_FOLDER)
     _clear_up(plan, finished, training.place)
     return finished

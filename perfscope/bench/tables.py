@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from perfscope.bench.advice import Advice, advice_lines
 from perfscope.bench.rows import Ratio, Row, compare_rows
 from perfscope.constants import GB, NS_PER_S
 from perfscope.report import Cell, Column, Json, Section, in_unit, milliseconds, percent
@@ -168,52 +167,6 @@ def ranking_section(rows: Sequence[Row]) -> Section | None:
     return Section("Do neighbours differ", columns, tuple(body), (note,))
 
 
-def advice_section(advice: Advice, rows: Sequence[Row]) -> Section:
-    """Which row to take, and why."""
-    return Section("Advice", notes=tuple(advice_lines(advice, rows, name_rows(rows))))
-
-
-def prediction_section(rows: Sequence[Row]) -> Section | None:
-    """What `plan` and `whatif` predicted beside what was measured; None where nothing was predicted."""
-    predicted = [(row, dict(row.trainings[0].predictions)) for row in rows if row.trainings]
-    if not any(row.trainings[0].predictions or row.trainings[0].unpredicted for row, _ in predicted):
-        return None
-    names = name_rows(rows)
-    columns = (
-        Column("Row"),
-        Column("plan: memory (GB)", 2),
-        Column("Measured (GB)", 2),
-        Column("plan: step (ms)", 2),
-        Column("Measured (ms)", 2),
-        Column("whatif: replay (ms)", 2),
-        Column("Profiled (ms)", 2),
-        Column("whatif: unprofiled (ms)", 2),
-        Column("whatif: without communication (ms)", 2),
-    )
-    body = tuple(
-        (
-            names[row.variant.key],
-            in_unit(values.get("plan_memory_bytes"), GB),
-            in_unit(row.largest_memory_bytes, GB),
-            milliseconds(values.get("plan_step_s")),
-            milliseconds(row.step_s),
-            milliseconds(values.get("whatif_replay_s")),
-            milliseconds(values.get("whatif_profiled_s")),
-            milliseconds(values.get("whatif_unprofiled_s")),
-            milliseconds(values.get("whatif_communication_free_s")),
-        )
-        for row, values in predicted
-    )
-    notes = (
-        "plan: memory of the row's layout, and its step at the TFLOPs per device of the first row: with nothing lost "
-        "by parallelism.",
-        "whatif: the profiled step replayed as it was; with a host as fast as in steps that nobody profiled; and then "
-        "without communication.",
-        *dict.fromkeys(f"Not predicted: {reason}." for row, _ in predicted for reason in row.trainings[0].unpredicted),
-    )
-    return Section("Predictions", columns, body, notes)
-
-
 def _compared(row: Row, first: Row | None) -> tuple[Cell, ...]:
     ratio = compare_rows(row, first) if first is not None else None
     interval = row.interval
@@ -327,12 +280,10 @@ def _name(row: Row, *, with_precision: bool) -> str:
     return f"{variant.strategy} x {variant.nproc}{' ' if options else ''}{' '.join(options)}"
 
 
-def sections_of(rows: Sequence[Row], first: Row | None, advice: Advice, *, is_cpu: bool) -> Iterator[Section]:
+def sections_of(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) -> Iterator[Section]:
     """All tables, in the order of a first reading."""
     yield comparison_section(rows, first, is_cpu=is_cpu)
     if first is None:
         return
-    yield advice_section(advice, rows)
     yield time_section(rows)
-    others = (costs_section(rows), tflops_section(rows), ranking_section(rows), prediction_section(rows))
-    yield from filter(None, others)
+    yield from filter(None, (costs_section(rows), tflops_section(rows), ranking_section(rows)))

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perfscope.bench.measurement import Measurement
-from perfscope.bench.obstacles import Machine
-from perfscope.bench.settings import Settings, Variant
+from perfscope.bench.settings import Machine, Settings, Variant
 
 SETTINGS = Settings(
     model="gpt:2x32x16",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.bench.failures import explain_failure
+from perfscope.bench.running import explain_failure
 
 TORCHRUN = """\
 [rank1]: Traceback (most recent call last):

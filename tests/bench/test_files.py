@@ -26,8 +26,6 @@ def test_a_measurement_survives_its_file(tmp_path: Path) -> None:
         losses=(2.0, 1.5),
         shares={"compute": 0.5},
         tflops={"products": 3.25},
-        predictions={"plan_step_s": None},
-        unpredicted=("no traces",),
         notes=("a doubt",),
     )
     whole.write(tmp_path)

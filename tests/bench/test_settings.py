@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from perfscope.bench.obstacles import find_obstacle
 from perfscope.bench.running import order_trainings
-from perfscope.bench.settings import Variant, choose_strategies, expand_matrix, read_variant
+from perfscope.bench.settings import Variant, choose_strategies, expand_matrix, find_obstacle, read_variant
 from perfscope.errors import UsageError
 from perfscope.workloads.strategies import STRATEGIES
 from tests.bench.examples import MACHINE, SETTINGS, variant
@@ -83,7 +82,7 @@ def test_what_cannot_run_is_skipped_with_its_reason(
 def test_a_missing_package_skips_its_strategies_and_is_named(
     monkeypatch: pytest.MonkeyPatch, package: str, strategy: str
 ) -> None:
-    monkeypatch.setattr("perfscope.bench.obstacles.find_spec", lambda _name: None)
+    monkeypatch.setattr("perfscope.bench.settings.find_spec", lambda _name: None)
     assert find_obstacle(variant(strategy), SETTINGS, MACHINE) == f"skipped: {package} is not installed"
     assert find_obstacle(variant("ddp"), SETTINGS, MACHINE) is None
 

@@ -1,27 +1,21 @@
-"""The tables of a benchmark, and its scaling laws and predictions."""
+"""The tables of a benchmark."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from perfscope.bench.launching import Place
 from perfscope.bench.measurement import Measurement
-from perfscope.bench.prediction import Predictor
 from perfscope.bench.rows import sum_up
-from perfscope.bench.scaling import scaling_sections
 from perfscope.bench.tables import (
     comparison_section,
     costs_section,
-    prediction_section,
     ranking_section,
     tflops_section,
     time_section,
 )
 from tests.bench.examples import measurement, variant
-from tests.conftest import ROOT
 
 SINGLE = replace(
     measurement(variant("single", 1), 20.0, memory=(8 * 10**9,), util_percent=90.0, last_loss=2.5, step_j=8.0),
@@ -108,89 +102,3 @@ def test_neighbours_in_speed_are_compared() -> None:
     assert section is not None
     assert [row[:2] for row in section.rows] == [("single x 1", "ddp x 2"), ("mp x 2", "single x 1")]
     assert ranking_section(sum_up([SINGLE])) is None
-
-
-def test_the_largest_number_of_devices_is_predicted_from_the_smaller_ones() -> None:
-    """Amdahl's law with a serial share of 0.1 is found, and holds for four devices, which the fit did not see."""
-    rows = []
-    for nproc in (1, 2, 4):
-        for number, noise in enumerate((1.001, 0.999)):
-            step_ms = 100 * (1 + 0.1 * (nproc - 1)) / nproc * noise
-            rows.append(measurement(variant("ddp", nproc), step_ms, number))
-    sections = list(scaling_sections(sum_up(rows), is_weak=False))
-    last = sections[-1]
-    assert last.title == "4 devices predicted from 1, 2"
-    amdahl = next(row for row in last.rows if row[1] == "amdahl")
-    assert amdahl[2] == pytest.approx(16 / (0.1 * 1.3 / 4), rel=1e-3)
-    assert abs(float(amdahl[6] or 0)) < 0.2
-
-
-def test_ranks_that_are_hosts_of_their_own_are_nodes_of_a_series_and_have_predictions_with_intervals() -> None:
-    """On one node nothing tells what a network between nodes costs; where each rank is a node, it was measured."""
-    noises = enumerate((1.01, 0.99, 1.0))
-    rows = [
-        measurement(variant("ddp", size), 100 * (1 + 0.1 * (size - 1)) / size * noise, number, nodes=nodes)
-        for number, noise in noises
-        for size, nodes in ((1, 1), (2, 2), (3, 3), (4, 4), (8, 8))
-    ]
-    series, *_, last = scaling_sections(sum_up(rows), is_weak=False)
-    assert [row[:2] for row in series.rows] == [(1, 1), (2, 2), (3, 3), (4, 4), (8, 8)]
-    assert {row[1] for row in last.rows} >= {"amdahl", "usl"}
-    amdahl = next(row for row in last.rows if row[1] == "amdahl")
-    assert amdahl[3] is not None
-    assert float(amdahl[3]) < float(amdahl[2] or 0) < float(amdahl[4] or 0)
-    on_one = scaling_sections(sum_up([replace(row, nodes=1) for row in rows]), is_weak=False)
-    *_, last = on_one
-    assert all(row[3] is None for row in last.rows)
-
-
-def test_a_strategy_that_needs_two_devices_starts_from_the_row_of_one() -> None:
-    rows = sum_up([SINGLE, measurement(variant("fsdp2", 2), 11.0)])
-    series = next(iter(scaling_sections(rows, is_weak=False)))
-    assert [row[1] for row in series.rows] == [1, 2]
-    assert list(scaling_sections(sum_up([SINGLE]), is_weak=False)) == []
-
-
-def test_plan_and_whatif_predict_a_row_from_its_run(tmp_path: Path) -> None:
-    """The replay and the memory of a real run of ZeRO-1 on four H200 are within 2 % of what was measured there."""
-    run = ROOT / "fixtures" / "runs" / "h200_zero1"
-    place = Place(run, tmp_path, tmp_path, tmp_path / "log", tmp_path / "gate")
-    row = measurement(variant("zero-1", 4, precision="bf16"), 163.7, tflops={"bigscience": 426.443})
-    predicted = Predictor()(row, place)
-    assert predicted.unpredicted == ()
-    assert predicted.predictions["plan_memory_bytes"] == pytest.approx(17_497_718_272, rel=0.02)
-    assert predicted.predictions["plan_step_s"] == pytest.approx(0.1637, rel=0.001)
-    assert predicted.predictions["whatif_replay_s"] == pytest.approx(0.164121581, rel=0.01)
-    free, unprofiled = (predicted.predictions[f"whatif_{name}_s"] for name in ("communication_free", "unprofiled"))
-    assert free is not None
-    assert unprofiled is not None
-    assert free < 0.155 < unprofiled
-    section = prediction_section(sum_up([predicted]))
-    assert section is not None
-    assert cells(section, "zero-1 x 4")["plan: memory (GB)"] == pytest.approx(17.66, abs=0.01)
-
-
-def test_a_sweep_that_goes_on_predicts_from_the_first_row_of_the_table() -> None:
-    """Whatever the order of the files, in which 1f1b is before single."""
-    run_dir = ROOT / "fixtures" / "runs" / "h200_zero1"
-    place = Place(run_dir, run_dir, run_dir, run_dir / "log", run_dir / "gate")
-    slow, fast = (
-        measurement(variant(name, nproc), 10.0, tflops={"bigscience": tflops})
-        for name, nproc, tflops in (("1f1b", 2, 50.0), ("single", 1, 100.0))
-    )
-    steps = []
-    for earlier in ([slow, fast], [fast]):
-        predictor = Predictor()
-        predictor.start_from(earlier)
-        steps.append(predictor(DDP, place).predictions["plan_step_s"])
-    assert steps[0] == steps[1] is not None
-
-
-def test_what_cannot_be_predicted_says_why(tmp_path: Path) -> None:
-    place = Place(tmp_path, tmp_path, tmp_path, tmp_path / "log", tmp_path / "gate")
-    predicted = Predictor()(DDP, place)
-    assert len(predicted.unpredicted) == 2
-    section = prediction_section(sum_up([predicted]))
-    assert section is not None
-    assert any(note.startswith("Not predicted: ") for note in section.notes)
-    assert prediction_section(sum_up([DDP])) is None

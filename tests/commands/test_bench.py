@@ -29,7 +29,7 @@ def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
 def test_strategies_are_trained_and_compared(tmp_path: Path) -> None:
     strategies = "single,mp,ddp,1f1b,zero-2"
     words = ("bench", "--strategies", strategies, "--nproc", "2", *TINY, "-o", "B", "--start-ahead", "3", "--keep-runs")
-    ended = perfscope(*words, "--predict", "--format", "json", cwd=tmp_path)
+    ended = perfscope(*words, "--format", "json", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     rows = rows_of(ended)
     measured = {"single-1-fp32", "mp-2-fp32", "ddp-2-fp32", "1f1b-2-fp32", "zero-2-2-fp32"}
@@ -43,7 +43,6 @@ def test_strategies_are_trained_and_compared(tmp_path: Path) -> None:
         assert len(training["step_ns"]) == 5
         assert row["samples_per_s"] == pytest.approx(8e9 / statistics.fmean(training["step_ns"]))
         assert training["save_bytes"] > 10_000
-        assert name == "mp-2-fp32" or training["predictions"]["plan_memory_bytes"] > 0
     assert rows["1f1b-2-fp32"]["measurements"][0]["bubble"] > 0
     assert len(rows["mp-2-fp32"]["memory_bytes"]) == 1
     assert len(rows["ddp-2-fp32"]["memory_bytes"]) == 2

@@ -43,8 +43,8 @@ def test_the_tables_of_a_folder_are_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    words = ("--results", "fixtures/bench/h200_gpt2", "--strategies", "single,ddp", "--fit", "10.5")
+    words = ("--results", "fixtures/bench/h200_gpt2", "--strategies", "single,ddp")
     answer = run(capsys, "bench", *words)
     assert answer.code == 0
     assert answer.out.startswith("# 3 ways to train gpt2-small on CUDA, 8 samples a device\n")
-    assert "Fastest that fits 10.5 GB: single x 1, 228.7 samples/s (35.0 ms a step)" in answer.out
+    assert "| single x 1 " in answer.out

@@ -9,19 +9,15 @@ from typing import Annotated
 
 import typer
 
-from perfscope.bench.advice import advise
 from perfscope.bench.launching import describe_machine
 from perfscope.bench.measurement import Measurement
-from perfscope.bench.prediction import Predictor
 from perfscope.bench.rows import sum_up
 from perfscope.bench.running import Plan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
-from perfscope.bench.scaling import scaling_sections
 from perfscope.bench.settings import choose_strategies, order_variants
 from perfscope.bench.tables import rows_data, sections_of
 from perfscope.commands.bench.options import MatrixOptions, RunOptions, SettingOptions, choose_matrix
 from perfscope.commands.options.common import FormatOption
 from perfscope.commands.options.groups import expand_groups
-from perfscope.constants import GB
 from perfscope.errors import ExitCode, PerfscopeError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -44,11 +40,10 @@ def bench(
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Train a model by many strategies under `perfscope profile`, and compare them in one table."""
-    fit_bytes = None if running.fit is None else round(running.fit * GB)
     if results is not None:
         strategies = choose_strategies((matrix.strategies or "all").split(","))
         chosen = [measurement for measurement in read_rows(results) if measurement.variant.strategy in strategies]
-        return Outcome(to_report(read_settings(results), chosen, fit_bytes), format)
+        return Outcome(to_report(read_settings(results), chosen), format)
     choice = choose_matrix(matrix, settings, running)
     machine = describe_machine(choice.settings)
     settings_here = prepare_folder(running.output, choice.settings)
@@ -64,21 +59,19 @@ def bench(
         keeps_runs=running.keep_runs,
     )
     with hold_folder(running.output):
-        return _sweep(plan, predicts=running.predict, fit_bytes=fit_bytes, format=format)
+        return _sweep(plan, format=format)
 
 
-def _sweep(plan: Plan, *, predicts: bool, fit_bytes: int | None, format: Format) -> Outcome:
+def _sweep(plan: Plan, *, format: Format) -> Outcome:
     """Train what is not trained yet, and tell of all of it."""
     _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
     earlier = read_rows(plan.folder)
-    predictor = Predictor()
-    predictor.start_from(earlier)
     finished = [measurement for measurement in earlier if measurement.reason is None or not plan.retries]
     code: ExitCode | int = ExitCode.OK
     notes = []
     try:
         _let_signals_interrupt()
-        for measurement in run_trainings(plan, _tell, predictor if predicts else lambda before, _: before):
+        for measurement in run_trainings(plan, _tell):
             finished.append(measurement)
             if measurement.reason is not None:
                 _tell(f"{measurement.name}: {measurement.reason}")
@@ -92,15 +85,14 @@ def _sweep(plan: Plan, *, predicts: bool, fit_bytes: int | None, format: Format)
         raise PerfscopeError("; ".join(notes) or "no row was run")
     if code == ExitCode.OK and all(measurement.reason is not None for measurement in chosen):
         code = ExitCode.FAILED
-    report = to_report(plan.settings.data_of(), chosen, fit_bytes)
+    report = to_report(plan.settings.data_of(), chosen)
     return Outcome(report, format, notes=tuple(notes), exit_code=code)
 
 
-def to_report(settings: dict[str, Json], measurements: list[Measurement], fit_bytes: int | None) -> Report:
+def to_report(settings: dict[str, Json], measurements: list[Measurement]) -> Report:
     """The tables of the rows that are finished."""
     rows = sum_up(measurements, order_variants(measurement.variant for measurement in measurements))
     first = next((row for row in rows if row.trainings), None)
-    advice = advise(rows, fit_bytes)
     batch = f"{settings['batch']} samples {'a device' if settings['is_weak'] else 'a step'}"
     ways = "1 way" if len(rows) == 1 else f"{len(rows)} ways"
     title = f"{ways} to train {settings['model']} on {str(settings['device']).upper()}, {batch}"
@@ -109,13 +101,8 @@ def to_report(settings: dict[str, Json], measurements: list[Measurement], fit_by
         "settings": settings,
         "rows": rows_data(rows, first),
         "first_row": first.variant.key if first else None,
-        "advice": advice.data(),
     }
-    sections = (
-        *sections_of(rows, first, advice, is_cpu=settings["device"] == "cpu"),
-        *scaling_sections(rows, is_weak=bool(settings["is_weak"])),
-    )
-    return Report(title, data, sections)
+    return Report(title, data, tuple(sections_of(rows, first, is_cpu=settings["device"] == "cpu")))
 
 
 def _let_signals_interrupt() -> None:

@@ -208,23 +208,6 @@ class RunOptions:
             rich_help_panel=_RUNNING,
         ),
     ] = None
-    predict: Annotated[
-        bool,
-        typer.Option(
-            "--predict",
-            help="Put the predictions of perfscope plan and whatif beside each row.",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = False
-    fit: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="Memory of a device in GB: the advice is about rows that need no more.",
-            show_default="that of the devices used",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = None
 
 
 class Choice(NamedTuple):
