@@ -44,17 +44,6 @@ FAULTS = {
     "clean": Reason.NOTHING,
 }
 _NEEDS_DEVICE = ("device",)
-#: Megatron's own script, which ``stop_script`` stops, by these.
-MEGATRON, _MEGATRON_FAULTS = "megatron", ("skip", "host")
-_MICRO_BATCHES, _FAULTY_STEP = 4, 10
-#: A tiny model, kernels of torch alone, so that no extension has to be built, and random data.
-_MEGATRON_ARGUMENTS = (
-    "--mock-data --tokenizer-type NullTokenizer --vocab-size 32000 --lr 1e-4 --bf16 --transformer-impl local "
-    "--no-persist-layer-norm --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion "
-    "--no-rope-fusion --no-gradient-accumulation-fusion --attention-backend unfused --log-interval 1 --log-throughput "
-    "--eval-iters 0 --eval-interval 1000 --split 100,0,0 --ckpt-format torch --num-layers 8 --hidden-size 64 "
-    "--num-attention-heads 2 --seq-length 64 --max-position-embeddings 64 --train-iters 16 --micro-batch-size 2"
-)
 _STALL_S = 3
 #: A stall before this step is a slow start, on a machine that does much else.
 _FIRST_STEP = 5
@@ -104,34 +93,19 @@ def cases(ranks: Sequence[int], *, cuda: bool, only: Sequence[str], shift: int =
                     yield Case(framework, fault, size, number % size)
 
 
-def megatron_cases(size: int, only: Sequence[str]) -> Iterator[Case]:
-    """Megatron's cases, the faulty ranks in turn."""
-    for number, fault in enumerate(_MEGATRON_FAULTS, 1):
-        if not only or {f"{MEGATRON}:{fault}", fault, MEGATRON} & set(only):
-            yield Case(MEGATRON, fault, size, number % size)
-
-
-def training_words(case: Case, *, cuda: bool, scripts: Path | None) -> list[str]:
+def training_words(case: Case, *, cuda: bool) -> list[str]:
     """The script of a training, with what stops it."""
-    benchmarks = ROOT / "benchmarks"
-    if case.framework != MEGATRON:
-        words = [str(benchmarks / "stopping_training.py"), case.framework, case.fault, "--rank", str(case.rank)]
-        return [*words, *(["--cuda"] if cuda else [])]
-    if scripts is None:
-        raise SystemExit("--megatron is needed: the folder that holds pretrain_gpt.py")
-    script = [str(scripts / "pretrain_gpt.py"), *_MEGATRON_ARGUMENTS.split()]
-    script += ["--pipeline-model-parallel-size", str(case.ranks), "--global-batch-size", str(2 * _MICRO_BATCHES)]
-    at = _MICRO_BATCHES * _FAULTY_STEP
-    return [str(benchmarks / "stop_script.py"), str(case.rank), case.fault, str(at), *script]
+    script = str(ROOT / "benchmarks" / "stopping_training.py")
+    return [script, case.framework, case.fault, "--rank", str(case.rank), *(["--cuda"] if cuda else [])]
 
 
-def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = (), scripts: Path | None = None) -> Path:
+def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()) -> Path:
     """Run one training to its end, or until all of its ranks have noticed that it stalls, or this process is to end."""
     run = folder / f"{case.framework}-{case.fault}-{case.ranks}"
     words = [sys.executable, "-m", "perfscope", "--quiet", "profile", "-o", str(run), "--steps", "1000", "--exec"]
     words += ["--stall-seconds", str(_STALL_S), "--nvml-hz", "0", "--"]
     words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), *shared, str(case.ranks)]
-    words += training_words(case, cuda=cuda, scripts=scripts)
+    words += training_words(case, cuda=cuda)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
     if cuda:
         environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else no dump tells which device has not begun
@@ -219,15 +193,12 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--shift", type=int, default=0, help="which rank the first case's is")
     parser.add_argument("--keep", type=Path)
-    parser.add_argument("--megatron", type=Path, help="the folder of Megatron's pretrain_gpt.py: stop it, too")
     arguments = parser.parse_args()
     folder = arguments.keep or Path(tempfile.mkdtemp(prefix="postmortem-"))
     folder.mkdir(parents=True, exist_ok=True)
     only = [word for word in arguments.only.split(",") if word]
     sizes = [int(word) for word in arguments.ranks.split(",")]
     wanted = list(cases(sizes, cuda=arguments.cuda, only=only, shift=arguments.shift))
-    if arguments.megatron:
-        wanted += [case for size in sizes for case in megatron_cases(size, only)]
 
     shared = [
         *(("--share", arguments.share) if arguments.share else ()),
@@ -236,7 +207,7 @@ def main() -> None:
 
     def measure(case: Case) -> Result:
         began_s = time.monotonic()
-        run = run_case(case, folder, cuda=arguments.cuda, shared=shared, scripts=arguments.megatron)
+        run = run_case(case, folder, cuda=arguments.cuda, shared=shared)
         result = judge(case, run, round(time.monotonic() - began_s, 1))
         print(
             f"{'right' if result.is_right else 'WRONG'} {case}: {result.reason} {result.blamed}: {result.text}",

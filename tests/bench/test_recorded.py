@@ -11,7 +11,7 @@ from perfscope.bench.measurement import Measurement
 from perfscope.bench.running import read_rows
 from tests.conftest import ROOT
 
-FOLDERS = ("h200_gpt2", "h200_gpt2_two", "h200_resnet50")
+FOLDERS = ("h200_gpt2",)
 #: Behind the eighth step GPT-2's loss leaps once, which makes more of every rounding.
 FIRST_STEPS = 8
 #: In bf16 frameworks round at different places.

@@ -133,15 +133,6 @@ def describe_changes(pairs: list[Any], part: str) -> list[str]:
     return [f"{mean(changes):+.2f}", error]
 
 
-def test_a_steps_instructions_behind_a_window_are_those_ahead_of_it() -> None:
-    for loop in read("instructions.json"):
-        ahead, behind = (mean(loop[part]) for part in ("ahead", "behind"))
-        change, error = (f"{loop[name]:.2f}" for name in ("change_percent", "error_percent"))
-        cells = [loop["loop"], f"{ahead / 1e6:.2f}", f"{behind / 1e6:.2f}", change, error]
-        assert has_row(*cells), cells
-        assert behind < 1.001 * ahead
-
-
 def test_host_bound_steps_are_longer_in_the_first_seconds_behind_a_window() -> None:
     leads = read("h200-processes.json")["processes"]["host-bound"]["leads_percent"]
     first, later = (

@@ -17,8 +17,6 @@ BF16, FP32, TF32 = 989.4, 66.9, 494.7
 #: What the parameters are stored in, and what they are multiplied in.
 FRAMEWORKS = {
     "fsdp2": ("fp32", "bf16"),
-    "fsdp1": ("fp32", "bf16"),
-    "zero1": ("bf16", "bf16"),
     "zero3": ("bf16", "bf16"),
     "trainer": ("fp32", "bf16"),
     "lightning": ("fp32", "bf16"),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -10,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import postmortem, triggers
+from benchmarks import postmortem
 from benchmarks.postmortem import Case
 from perfscope.collect.parts import LocalPart
 from perfscope.collect.running import look_at
@@ -29,6 +31,34 @@ for step in range(60):
     time.sleep(4 if step == 40 else 0.05)  # several looks at the steps before it, and behind it
 raise SystemExit(CODE)
 """
+
+
+def start(run: Path, ranks: int) -> subprocess.Popen[bytes]:
+    words = [sys.executable, "-m", "perfscope", "--quiet", "profile", "-o", str(run), "--exec", "--nvml-hz", "0", "--"]
+    words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), str(ranks)]
+    words += [str(ROOT / "benchmarks" / "stopping_training.py"), "ddp", "clean", "--steps", "1000000"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def steps_by_now(run: Path) -> int:
+    return min((rank.steps_by_now for rank in look_at(LocalPart(str(run))).ranks), default=0)
+
+
+def ask(run: Path) -> tuple[int, int] | None:
+    """Ask for a window; returns its steps where every rank has planned it."""
+    ended = perfscope("trigger", str(run), "--steps", "1", "--format", "json", cwd=ROOT)
+    answer = json.loads(ended.stdout) if ended.stdout else {}
+    return (answer["first"], answer["last"]) if ended.code == 0 else None
+
+
+def windows(run: Path) -> list[set[tuple[int, int]]]:
+    """The windows that each rank has written."""
+    ranks = []
+    for file in sorted(run.glob("ranks/*/events.jsonl")):
+        events = [json.loads(line) for line in file.read_text().splitlines()]
+        ranks.append({(event["first_step"], event["last_step"]) for event in events if event["kind"] == "window"})
+    return ranks
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -83,7 +113,7 @@ def test_steps_that_become_slower_open_a_window_by_themselves_at_most_so_often_a
     requests = list((tmp_path / "RUN" / "control").iterdir())
     assert len(requests) == 1
     assert "times as long as usual" in requests[0].read_text()
-    (window,) = triggers.windows(tmp_path / "RUN")[0]
+    (window,) = windows(tmp_path / "RUN")[0]
     assert window[0] > 600
     assert window[1] == window[0] + 2
     assert len(list((tmp_path / "RUN" / "traces").glob("*.pt.trace.json*"))) == 1
@@ -91,19 +121,19 @@ def test_steps_that_become_slower_open_a_window_by_themselves_at_most_so_often_a
 
 def test_every_rank_opens_the_window_at_the_same_step(tmp_path: Path) -> None:
     run = tmp_path / "RUN"
-    process = triggers.start(run, 2)
+    process = start(run, 2)
     try:
-        while not (run / "run.json").is_file() or triggers.steps_by_now(run) < 30:
+        while not (run / "run.json").is_file() or steps_by_now(run) < 30:
             time.sleep(0.5)
             assert process.poll() is None
         (run / "control" / "window-0000.json").write_text("{half")
-        window = triggers.ask(run)
+        window = ask(run)
         assert window is not None
-        while triggers.steps_by_now(run) <= window[1] + 2:
+        while steps_by_now(run) <= window[1] + 2:
             time.sleep(0.2)
-        wait_until(lambda: all(window in ranks for ranks in triggers.windows(run)))
+        wait_until(lambda: all(window in ranks for ranks in windows(run)))
         wait_until(lambda: len(list((run / "traces").glob("*.pt.trace.json*"))) == 2 * 2)
-        assert all(window in ranks for ranks in triggers.windows(run))
+        assert all(window in ranks for ranks in windows(run))
         assert len(list((run / "traces").glob("*.pt.trace.json*"))) == 2 * 2
         notes = (run / "ranks" / "00000" / "events.jsonl").read_text()
         assert "the request window-0000.json was ignored: it is not JSON" in notes

@@ -24,12 +24,8 @@ CASES = {
     # on two H200
     "nccl/ddp-skip-2": (Reason.SKIPPED, (1,), None),
     "nccl/ddp-group-2": (Reason.GROUP, (0,), 142),
-    "nccl/fsdp2-group-2": (Reason.GROUP, (0,), 142),
-    "nccl/deepspeed-group-2": (Reason.GROUP, (0,), 142),
-    "nccl/pipeline-group-2": (Reason.GROUP, (0,), 142),
     "nccl/pipeline-skip-2": (Reason.SKIPPED, (1,), 142),
     "nccl/pipeline-size-2": (Reason.SIZE, (0,), 142),
-    "nccl/pipeline-host-2": (Reason.HOST, (0,), 153),
     "nccl/pipeline-loader-2": (Reason.LOADING, (1,), 38),
     "nccl/pipeline-device-2": (Reason.DEVICE, (0,), 188),
 }
