@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +12,71 @@ import numpy as np
 from perfscope.analyzers.memory.categories import CATEGORY_NAMES, Category, Purposes, find_purposes, fold_layers
 from perfscope.analyzers.memory.lifetimes import BEFORE, Lifetimes, follow
 from perfscope.analyzers.memory.savings import Saving, find_savings
-from perfscope.analyzers.memory.timeline import Timeline, draw_timeline
+from perfscope.charts.grammar import Area, Chart, Line, Mark, Values
+from perfscope.charts.palette import Colour
+from perfscope.constants import GB, US_PER_S
 from perfscope.report import Json
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import AllocatorHistory
 from perfscope.wire.memory import ACTIONS, OUT_OF_MEMORY
+
+#: Points of a timeline; each shows the moment of its stretch at which most was allocated.
+POINTS = 240
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Bytes at some moments, in the order of time.
+
+    Attributes:
+        times_us: When, from the first event on; the number of the event where times were not recorded.
+        is_timed: Whether these are times.
+        categories: The bytes of each category at each moment, in the order of ``Category``.
+        reserved: What the allocator held.
+        steps: Where each training step begins, as an index of a moment, and its number.
+    """
+
+    times_us: tuple[int, ...]
+    is_timed: bool
+    categories: tuple[tuple[int, ...], ...]
+    reserved: tuple[int, ...]
+    steps: tuple[tuple[int, int], ...]
+
+    def data(self) -> dict[str, Json]:
+        """Its value in JSON."""
+        return {
+            "times_us": list(self.times_us),
+            "is_timed": self.is_timed,
+            "categories": {CATEGORY_NAMES[category]: list(self.categories[category]) for category in Category},
+            "reserved_bytes": list(self.reserved),
+            "steps": [list(step) for step in self.steps],
+        }
+
+
+def draw_timeline(history: AllocatorHistory, lifetimes: Lifetimes, purposes: Purposes) -> Timeline:
+    """Sum the categories at the highest moment of each of some stretches of the window."""
+    count = len(history.events)
+    edges = np.unique(np.linspace(0, count, min(POINTS, count) + 1).astype(np.int64))
+    highest = [first + int(np.argmax(lifetimes.allocated[first:last])) for first, last in pairwise(edges.tolist())]
+    moments = np.array(highest, np.int64)
+    sums = []
+    for category in Category:
+        rows = purposes.categories == category
+        deltas = np.zeros(count + 1, np.int64)
+        begins, ends, sizes = lifetimes.begins[rows], lifetimes.ends[rows], lifetimes.rounded[rows]
+        np.add.at(deltas, np.maximum(begins, 0), sizes)
+        np.subtract.at(deltas, ends, sizes)
+        sums.append(tuple(np.cumsum(deltas)[moments].tolist()))
+    times = history.events.times_us
+    is_timed = bool(len(times)) and bool((times > 0).all())
+    return Timeline(
+        times_us=tuple((times[moments] - times[0]).tolist() if is_timed else moments.tolist()),
+        is_timed=is_timed,
+        categories=tuple(sums),
+        reserved=tuple(lifetimes.reserved[moments].tolist()),
+        steps=tuple((int(np.searchsorted(moments, event)), step) for event, step in purposes.steps),
+    )
+
 
 _OUT_OF_MEMORY = ACTIONS["oom"].encode()
 OUTSIDE = "outside of modules"
@@ -262,3 +323,46 @@ def _notes(history: AllocatorHistory, lifetimes: Lifetimes) -> tuple[str, ...]:
     if header is None and not len(history.events):
         notes.append("The snapshot has no events: it shows its last moment, not the peak.")
     return tuple(notes)
+
+
+_MS_PER_US = 1000 / US_PER_S
+_COLOURS = {
+    Category.WEIGHTS: Colour.COMPUTE,
+    Category.GRADIENTS: Colour.BACKWARD,
+    Category.OPTIMIZER: Colour.BESIDE,
+    Category.ACTIVATIONS: Colour.SYNCHRONISATION,
+    Category.COMMUNICATION: Colour.COMMUNICATION,
+    Category.WORKSPACE: Colour.COPY,
+    Category.BEFORE: Colour.IDLE,
+    Category.OTHER: Colour.UNKNOWN,
+}
+#: Lowest in the chart is what never changes.
+_ORDER = (
+    Category.WEIGHTS, Category.OPTIMIZER, Category.BEFORE, Category.OTHER, Category.COMMUNICATION,
+    Category.GRADIENTS, Category.ACTIVATIONS, Category.WORKSPACE,
+)  # fmt: skip
+
+
+def chart_memory(peak: DevicePeak) -> Chart:
+    """Bytes by category over the window, and what the allocator held."""
+    timeline = peak.timeline
+    times = [time * _MS_PER_US if timeline.is_timed else float(time) for time in timeline.times_us]
+    lower = [0] * len(times)
+    marks: list[Mark] = []
+    for category in _ORDER:
+        sizes = timeline.categories[category]
+        if any(sizes):
+            upper = [low + size for low, size in zip(lower, sizes, strict=True)]
+            points = tuple((x, low / GB, high / GB) for x, low, high in zip(times, lower, upper, strict=True))
+            marks.append(Area(CATEGORY_NAMES[category], _COLOURS[category], points))
+            lower = upper
+    reserved = tuple((x, size / GB) for x, size in zip(times, timeline.reserved, strict=True))
+    marks.append(Line("reserved by the allocator", Colour.QUIET, reserved, is_dashed=True))
+    who = "the device" if peak.rank is None else f"rank {peak.rank}"
+    return Chart(
+        f"Memory of {who}: at most {peak.peak_bytes / GB:.2f} GB",
+        f"What tensors of {who} held over the window, by what they are for.",
+        Values("time (ms)" if timeline.is_timed else "event"),
+        Values("GB", low=0),
+        tuple(marks),
+    )

@@ -7,25 +7,63 @@ others wait in, and what does it do instead? Does a device not begin what all ra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
-from perfscope.analyzers.postmortem.apart import find_apart
-from perfscope.analyzers.postmortem.failures import FailureKind, describe_unknown, find_first_failure
-from perfscope.analyzers.postmortem.launches import with_launched_calls
 from perfscope.analyzers.postmortem.matching import (
     Absence,
     Difference,
+    History,
     Matching,
+    Shift,
+    Token,
     Unfinished,
     find_first_open,
     match_calls,
+    signature_of,
+    with_launched_calls,
 )
-from perfscope.analyzers.postmortem.places import Activity, Place, is_same_place, locate, own_line
-from perfscope.analyzers.postmortem.signatures import History, Shift, Token, signature_of
+from perfscope.analyzers.postmortem.places import (
+    Activity,
+    FailureKind,
+    Place,
+    describe_unknown,
+    find_first_failure,
+    is_same_place,
+    locate,
+    own_line,
+)
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, PostMortem, RankState
 from perfscope.units import format_ranges
+
+
+class Apart(NamedTuple):
+    """The ranks to look at, all of them where no side is larger; where each stands; the line of one to look at."""
+
+    ranks: tuple[int, ...]
+    text: str
+    line: CodeLine | None
+
+
+def find_apart(evidence: PostMortem, places: Mapping[int, Place | None]) -> Apart | None:
+    """Where ranks wait in different collectives; a rank that died of it stood where its traceback says."""
+    sides: dict[str, list[int]] = {}
+    spots: dict[int, Place] = {}
+    for rank, state in sorted(evidence.ranks.items()):
+        spot = places[rank] or locate(state.failure.frames if state.failure else ())
+        if spot is None or not spot.collective:
+            return None
+        spots[rank] = spot
+        sides.setdefault(spot.collective, []).append(rank)
+    if len(sides) < 2 or len(spots) < evidence.world_size:  # noqa: PLR2004 - one collective
+        return None
+    usual, *rest = sorted(sides.values(), key=lambda side: -len(side))
+    culprits = tuple(rank for side in rest for rank in side) if len(usual) > len(rest[0]) else tuple(spots)
+    stand = "; ".join(f"rank {format_ranges(side)} in {name}, {spots[side[0]]}" for name, side in sides.items())
+    return Apart(culprits, f"ranks stand in different collectives: {stand}", spots[culprits[0]].line)
+
 
 _FEWEST_FOR_MAJORITY = 3
 

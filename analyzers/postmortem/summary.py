@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason
+from perfscope.analyzers.postmortem.matching import signature_of
 from perfscope.analyzers.postmortem.places import Place, locate
-from perfscope.analyzers.postmortem.signatures import signature_of
 from perfscope.constants import NS_PER_S
 from perfscope.report import Cell, Column, Json, Report, Row, Section, escape_control_characters
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, Death, PostMortem, RankState

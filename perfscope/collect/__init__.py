@@ -1,5 +1,4 @@
 """Merges the parts of a run, which hosts without a shared file system hold, into one folder.
 
-``parts`` copies each part beside the run, ``consistency`` checks that the parts belong to one run, ``clocks`` compares
-the clocks of their hosts, and ``merge`` plans which file goes where before it moves any.
+``parts`` copies each part beside the run, and ``merge`` checks that they belong to one run before it moves any file.
 """

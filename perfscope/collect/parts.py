@@ -10,17 +10,23 @@ import re
 import shlex
 import subprocess
 import tarfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import IO, Protocol
 
-from perfscope import wire
-from perfscope.collect.traces import TraceChoice, find_unlisted, is_trace
+from perfscope import __version__, wire
 from perfscope.constants import MIB
-from perfscope.errors import PerfscopeError, SourceError
+from perfscope.errors import PerfscopeError, SourceError, UsageError
+from perfscope.sources.partials.stored import Refused, read_partials
+from perfscope.sources.runs.records import decode_event, read_records
+from perfscope.sources.stores.location import is_url, join, locate
+from perfscope.sources.stores.reading import find_sizes, kind_of, list_below, open_stored, read_all
 from perfscope.wire.incidents import CONTROL_FOLDER
+from perfscope.wire.records import WindowRecord
+from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 _LIST_TIMEOUT_S = 120
@@ -240,3 +246,210 @@ def write_atomically(blocks: Iterable[bytes], target: Path) -> None:
 
 def _blocks_of(source: IO[bytes]) -> Iterator[bytes]:
     return iter(partial(source.read, MIB), b"")
+
+
+#: What stands for the traces of every rank.
+EVERY_RANK = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class TraceChoice:
+    """The traces that are brought besides those that have no partials.
+
+    Attributes:
+        ranks: Those of these ranks; of all where it is None.
+    """
+
+    ranks: frozenset[int] | None = frozenset()
+
+    def choose(self, names: Collection[str], folders: Sequence[Path]) -> list[str]:
+        """Choose among the traces of a part.
+
+        Args:
+            names: Their paths below the part.
+            folders: Where all other files of the part are, which were copied before: some are in the run already.
+        """
+        if self.ranks is None:
+            return sorted(names)
+        stored = {path for folder in folders for path in _find_measured(folder)}
+        wanted = {path for folder in folders for path in _find_recorded(folder, self.ranks)}
+        return sorted(name for name in names if _stem(name) not in stored or _stem(name) in wanted)
+
+
+def is_trace(name: str) -> bool:
+    """Whether a file of a part is a trace, by its path below the part."""
+    of_traces = name.startswith(f"{wire.TRACES_FOLDER}/")
+    return of_traces and name.endswith((wire.TRACE_SUFFIX, f"{wire.TRACE_SUFFIX}.gz"))
+
+
+def find_unlisted(folder: Path, names: Collection[str], choice: TraceChoice | None) -> list[str]:
+    """What the windows of a part left and nobody lists, by the paths that it would have below the part.
+
+    Where partials are listed, a trace that is not stays on its host, unless it is one of those that are wanted.
+
+    Args:
+        folder: Where the records of the part are.
+        names: The files that are listed.
+        choice: Which traces are copied; all of them where it is None.
+    """
+    listed = set(map(_stem, names))
+    measured = set(_find_measured(folder))
+    wanted = set(_find_recorded(folder, frozenset() if choice is None else choice.ranks))
+    traces = [trace for trace in _find_recorded(folder, None) if trace not in listed]
+    return [
+        name
+        for trace in traces
+        if (trace in wanted or trace not in measured) and ".." not in PurePosixPath(trace).parts
+        for name in (f"{trace}.gz", trace, partials_path(trace))
+    ]
+
+
+def _stem(name: str) -> str:
+    return name.removesuffix(".gz")
+
+
+def _find_measured(folder: Path) -> Iterator[str]:
+    """The traces for which partials are there, by their paths below the part, not compressed."""
+    for path in (folder / wire.TRACES_FOLDER).rglob(f"*{PARTIALS_SUFFIX}"):
+        try:
+            header = read_partials(str(path)).header
+        except Refused:
+            continue
+        if header.version != __version__ or not header.traces:
+            continue  # its trace will be read
+        measured, *explaining = header.traces
+        beside = path.relative_to(folder).parent
+        yield _stem((PurePosixPath(beside) / measured.name).as_posix())
+        # The window with operators that a light window was measured with stands in the folder above.
+        yield from (f"{wire.TRACES_FOLDER}/{_stem(trace.name)}" for trace in explaining)
+
+
+def _find_recorded(folder: Path, ranks: frozenset[int] | None) -> Iterator[str]:
+    """The traces of the windows that some ranks recorded; those of all ranks where it is None."""
+    for path in (folder / wire.RANKS_FOLDER).glob("*"):
+        number = wire.parse_rank_folder(path.name)
+        if number is not None and (ranks is None or number[0] in ranks):
+            for event in read_records(path / wire.EVENTS_FILE, decode_event, []):
+                if isinstance(event, WindowRecord):
+                    yield f"{wire.TRACES_FOLDER}/{event.trace}"
+
+
+#: So many small files are asked for together, and so many bytes: they are in memory until they are written.
+_TOGETHER = 64
+_TOGETHER_BYTES = 32 * MIB
+#: A larger file is read block by block.
+_LARGEST_SMALL = 4 * MIB
+_AGAIN = "run the same command again"
+
+
+class _Lost(Exception):
+    """The store does not give a file, or not all of it."""
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """A part in a store.
+
+    Attributes:
+        name: Its URL.
+        sizes: The bytes of the files that it has, by their paths below the part.
+    """
+
+    name: str
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def list_files(self) -> dict[str, int]:
+        """See ``Part``."""
+        try:
+            is_there = kind_of(self.name) is not None
+            self.sizes.update(list_below(self.name) if is_there else {})
+        except SourceError as error:
+            raise Unreachable(error.problem, hint=_AGAIN) from None
+        if not is_there:
+            raise Unreachable(f"{self.name} does not exist")
+        return dict(self.sizes)
+
+    def find(self, names: Sequence[str], /) -> dict[str, int]:
+        """See ``Part``: what is new may be listed late."""
+        sizes = find_sizes(self.name, names)
+        self.sizes.update(sizes)
+        return sizes
+
+    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
+        """See ``Part``."""
+        lost: dict[str, str] = {}
+        for some in self._group([name for name in files if self.sizes[name] <= _LARGEST_SMALL]):
+            for name, content in read_all(self.name, {name: self.sizes[name] for name in some}).items():
+                if isinstance(content, str):
+                    lost[name] = f"{join(self.name, name)} cannot be read: {content}"
+                else:
+                    write_atomically([content], folder / name)
+        for name in files:
+            if self.sizes[name] > _LARGEST_SMALL:
+                try:
+                    write_atomically(self._blocks_of(name), folder / name)
+                except _Lost as loss:
+                    lost[name] = str(loss)
+        return lost
+
+    def _group(self, names: Sequence[str]) -> Iterator[list[str]]:
+        group: list[str] = []
+        for name in names:
+            if len(group) == _TOGETHER or sum(self.sizes[file] for file in (*group, name)) > _TOGETHER_BYTES:
+                yield group
+                group = []
+            group.append(name)
+        if group:
+            yield group
+
+    def _blocks_of(self, name: str) -> Iterator[bytes]:
+        """A file, block by block.
+
+        Raises:
+            _Lost: The store does not give it.
+        """
+        location = join(self.name, name)
+        try:
+            with open_stored(location) as source:
+                while block := source.read(MIB):
+                    yield block
+                if source.tell() < self.sizes[name]:
+                    raise _Lost(f"{location} cannot be read: the store sent less of it than there is")
+        except SourceError as error:
+            raise _Lost(error.problem) from None
+        except OSError as error:
+            raise _Lost(f"{location} cannot be read: {error.strerror or error}") from None
+
+
+_REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
+
+
+def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
+    """Read the name of a part: a URL, a folder that exists, else HOST:PATH.
+
+    Raises:
+        UsageError: It is none of them, or nothing that is installed opens the URL.
+    """
+    if not is_url(name):
+        return parse_folder(name, ssh)
+    with suppress(SourceError):  # a store that does not answer is said so where its files are listed
+        locate(name)
+    return StoredPart(name)
+
+
+def parse_folder(name: str, ssh: Sequence[str] = ()) -> LocalPart | RemotePart:
+    """Read the name of a part that a job may be writing: a folder that exists, else HOST:PATH.
+
+    Raises:
+        UsageError: It is neither.
+    """
+    if is_url(name):
+        raise UsageError(f"{name} is in a store, where no job runs", hint="name the folder that the job writes into")
+    if Path(name).is_dir():
+        return LocalPart(name)
+    match = _REMOTE.fullmatch(name)
+    if match is None:
+        raise UsageError(f"{name} is not a folder", hint="name a run's folder, or HOST:PATH for one on another host")
+    if match["host"].startswith("-"):
+        raise UsageError(f"{match['host']} is not a host")
+    return RemotePart(name, match["host"], match["path"], tuple(ssh) or SSH)

@@ -14,19 +14,20 @@ from typing import Annotated
 import typer
 
 from perfscope import wire
-from perfscope.collect.clocks import Clock, compare_clocks, describe_clock_errors
-from perfscope.collect.consistency import (
+from perfscope.collect.merge import (
+    Clock,
     PartFacts,
+    apply_merge,
+    compare_clocks,
+    describe_clock_errors,
     find_missing_ranks,
+    merge_descriptions,
+    plan_merge,
     read_part_facts,
     require_distinct_ranks,
     require_one_run,
 )
-from perfscope.collect.descriptions import merge_descriptions
-from perfscope.collect.merge import apply_merge, plan_merge
-from perfscope.collect.names import parse_part
-from perfscope.collect.parts import Part, Unreachable, fetch
-from perfscope.collect.traces import EVERY_RANK, TraceChoice
+from perfscope.collect.parts import EVERY_RANK, Part, TraceChoice, Unreachable, fetch, parse_part
 from perfscope.commands.options.common import FormatOption
 from perfscope.constants import MB, MS_PER_S
 from perfscope.errors import ExitCode, UsageError

@@ -10,8 +10,20 @@ from typing import Annotated
 import typer
 
 from perfscope.commands.options.common import FormatOption
-from perfscope.doctor import disk, hook_injection, launchers, nvml, packages, profiler_access, torch_profiler
-from perfscope.doctor.check import Check, Verdict
+from perfscope.doctor import (
+    Check,
+    Verdict,
+    check_collect_programs,
+    check_disk,
+    check_hook,
+    check_launchers,
+    check_nvml,
+    check_other_profilers,
+    check_packages,
+    check_permissions,
+    check_python,
+    check_torch,
+)
 from perfscope.errors import ExitCode
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -43,20 +55,20 @@ def doctor(
 
 def _run_checks(folder: Path) -> list[Check]:
     with ThreadPoolExecutor() as pool:  # torch is loaded in two processes, which takes seconds
-        hook_checks = pool.submit(hook_injection.check_hook)
-        nvml_check, gpus = nvml.check_nvml()
-        torch_checks = torch_profiler.check_torch(gpus=gpus)
+        hook_checks = pool.submit(check_hook)
+        nvml_check, gpus = check_nvml()
+        torch_checks = check_torch(gpus=gpus)
     return [
-        torch_profiler.check_python(),
+        check_python(),
         *torch_checks,
         *hook_checks.result(),
-        launchers.check_launchers(),
+        check_launchers(),
         nvml_check,
-        profiler_access.check_other_profilers(),
-        profiler_access.check_permissions(gpus),
-        disk.check_disk(folder),
-        *packages.check_packages(),
-        packages.check_collect_programs(),
+        check_other_profilers(),
+        check_permissions(gpus),
+        check_disk(folder),
+        *check_packages(),
+        check_collect_programs(),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.memory import analyze
-from perfscope.analyzers.memory.chart import chart_memory
+from perfscope.analyzers.memory.peak import chart_memory
 from perfscope.analyzers.memory.result import MemoryUse, describe_memory
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.collect.names import parse_folder
+from perfscope.collect.parts import parse_folder
 from perfscope.collect.running import RunningPart, RunningRank, is_stalled, look_at, publish
 from perfscope.commands.options.common import FormatOption
 from perfscope.commands.options.groups import expand_groups

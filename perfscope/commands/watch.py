@@ -13,10 +13,9 @@ from rich.live import Live
 
 from perfscope.errors import PerfscopeError
 from perfscope.outcome import Outcome
-from perfscope.watching.job import WatchedJob
+from perfscope.watching.job import WatchedJob, mfu_per_token_rate
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import draw, print_once
-from perfscope.watching.utilisation import mfu_per_token_rate
 
 #: A look takes at most this share of the time until the next one.
 _LARGEST_SHARE = 0.008

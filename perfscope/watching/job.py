@@ -6,7 +6,10 @@ block the host, as on CPUs; on GPUs the device waits, and who is late is for `pe
 
 from __future__ import annotations
 
+import os
+import shutil
 import statistics
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -15,18 +18,104 @@ from pathlib import Path
 import msgspec
 
 from perfscope import wire
+from perfscope.analyzers import mfu
 from perfscope.analyzers.steps import analyze
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
-from perfscope.errors import SourceError
+from perfscope.errors import PerfscopeError, SourceError
+from perfscope.files import open_regular
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import decode_step, read_rank_record
-from perfscope.sources.runs.run import read_rank
+from perfscope.sources.runs.run import read_rank, read_run
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.tables.run import Run
-from perfscope.watching.tails import Tail
 from perfscope.wire import incidents
 from perfscope.wire.records import RankRecord, StepRecord
+
+#: Of a file that is seen for the first time, or has grown by more, only so much is read.
+_MOST_BYTES = 65536
+
+
+class Tail:
+    """The end of one file.
+
+    Args:
+        path: The file.
+        most_bytes: How much is read at once.
+
+    Attributes:
+        written_ns: When it was written last, on the wall clock; None before it was there.
+    """
+
+    def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
+        self._path = path
+        self._most_bytes = most_bytes
+        self.written_ns: int | None = None
+        self._offset = 0
+        self._rest = b""
+        self._identity = 0
+
+    def read_lines(self) -> list[bytes]:
+        """The whole lines that are new; none where the file does not exist."""
+        try:
+            status = self._path.stat()
+            self.written_ns = status.st_mtime_ns
+            if status.st_size == self._offset and status.st_ino == self._identity:
+                return []
+            if status.st_ino != self._identity or status.st_size < self._offset:  # it was replaced or cut
+                self._offset, self._rest, self._identity = 0, b"", status.st_ino
+            begin = max(self._offset, status.st_size - self._most_bytes)
+            with open_regular(self._path) as file:
+                file.seek(begin)
+                content = file.read(status.st_size - begin)
+        except OSError:
+            return []
+        if begin > self._offset:
+            content, self._rest = content.partition(b"\n")[2], b""
+        self._offset = begin + len(content) if begin == self._offset else status.st_size
+        *lines, self._rest = (self._rest + content).split(b"\n")
+        return [line for line in lines if line]
+
+
+_COPIED = (wire.RANK_FILE, wire.MODEL_FILE, wire.SETUP_FILE, wire.PARALLEL_FILE)
+_BYTES = 65536
+
+
+def mfu_per_token_rate(run: Path) -> tuple[float | None, str]:
+    """MFU for each token per second, by the headline convention; None with the reason in words.
+
+    The analyzer of finished runs reads a copy of the run with the last steps alone.
+    """
+    with tempfile.TemporaryDirectory(prefix="perfscope-watch-") as folder:
+        copy = Path(folder)
+        shutil.copyfile(run / wire.RUN_FILE, copy / wire.RUN_FILE)
+        for rank in (run / wire.RANKS_FOLDER).glob("*"):
+            target = copy / wire.RANKS_FOLDER / rank.name
+            target.mkdir(parents=True)
+            for name in _COPIED:
+                if (rank / name).is_file():
+                    shutil.copyfile(rank / name, target / name)
+            if (rank / wire.STEPS_FILE).is_file():
+                _copy_tail(rank / wire.STEPS_FILE, target / wire.STEPS_FILE)
+        try:
+            utilisation = mfu.analyze(read_run(copy))
+        except PerfscopeError as error:
+            return None, error.problem
+    step = utilisation.headline
+    if step.mfu is None or not step.flops_per_token or not step.tflops_per_gpu:
+        return None, step.reason or "the run had no GPU whose peak is known"
+    gpus = max(1, len(list((run / wire.RANKS_FOLDER).glob("*[0-9]"))))
+    tokens_per_s = step.tflops_per_gpu * 1e12 * gpus / float(step.flops_per_token)
+    return step.mfu / tokens_per_s, ""
+
+
+def _copy_tail(source: Path, target: Path) -> None:
+    with open_regular(source) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(max(0, size - _BYTES))
+        content = file.read()
+    target.write_bytes(content if size <= _BYTES else content.partition(b"\n")[2])
+
 
 #: Steps that figures are of.
 RECENT = 100
@@ -97,10 +186,9 @@ class WatchedRank:
         """Completed training steps."""
         return self.steps[-1].step if self.steps else 0
 
-    def step_ns(self) -> float | None:
-        """The median of its last steps outside profiler windows."""
-        times = [step.wall_ns for step in self.steps if step.wall_ns is not None and step.window is None]
-        return statistics.median(times) if times else None
+    def longest_ns(self) -> int:
+        """The longest of its last steps outside profiler windows; 0 before the first one."""
+        return max((step.wall_ns or 0 for step in self.steps if step.window is None), default=0)
 
     def age_ns(self, wall_ns: int) -> int | None:
         """How long ago its last step ended, also where a clock was set forward since the process began."""
@@ -178,7 +266,7 @@ def _with_names(values: GpuValues, described: GpuValues) -> GpuValues:
 
 def _read_first(path: Path) -> _SampleLine:
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return _decode_sample(file.readline())
     except (OSError, msgspec.MsgspecError):
         return _SampleLine()
@@ -293,10 +381,11 @@ class WatchedJob:
         known = tuple(rank for rank in ranks if rank is not None)
         return analyze(Run(str(self.path), (), None, known, tuple(steps), (), ())) if steps else None
 
-    def step_ns(self) -> float | None:
-        """The step time of the job over the last steps."""
-        step_s = None if self._times is None else self._times.step_time_s
-        return None if step_s is None else step_s * NS_PER_S
+    def step_ns(self, rank: int | None = None) -> float | None:
+        """The step time over the last steps: of the job, or of one rank."""
+        ranks = () if self._times is None else self._times.ranks
+        times = self._times if rank is None else next((times for times in ranks if times.rank == rank), None)
+        return None if times is None or times.step_time_s is None else times.step_time_s * NS_PER_S
 
     def per_second(self, count: str) -> float | None:
         """``samples`` or ``tokens`` of all ranks per second, over the last steps."""
@@ -319,4 +408,4 @@ class WatchedJob:
         age_ns = rank.age_ns(self.wall_ns)
         if rank.has_ended or age_ns is None or self.exit_status is not None:
             return False
-        return rank.is_stalled or age_ns > max(_STALL_NS, _STALL_STEPS * (rank.step_ns() or 0))
+        return rank.is_stalled or age_ns > max(_STALL_NS, _STALL_STEPS * (self.step_ns(rank.rank) or rank.longest_ns()))

@@ -78,21 +78,21 @@ def _draw_ranks(job: WatchedJob) -> Table:
         table.add_column(heading, justify="left" if heading == "Host" else "right")
     ranks = list(job.ranks.values())
     for rank in ranks[:_MOST_RANKS]:
-        table.add_row(*_rank_cells(rank, job.wall_ns))
+        table.add_row(*_rank_cells(job, rank))
     if len(ranks) > _MOST_RANKS:
         table.add_row("", f"{len(ranks) - _MOST_RANKS} more ranks", "", "", "", "", "")
     return table
 
 
-def _rank_cells(rank: WatchedRank, wall_ns: int) -> tuple[str, ...]:
+def _rank_cells(job: WatchedJob, rank: WatchedRank) -> tuple[str, ...]:
     waits = [step.data_wait_ns for step in rank.steps if step.data_wait_ns is not None]
-    age_ns = rank.age_ns(wall_ns)
+    age_ns = rank.age_ns(job.wall_ns)
     last = "ended" if rank.has_ended else "n/a" if age_ns is None else f"{age_ns / NS_PER_S:.0f} s ago"
     return (
         str(rank.rank),
         escape_control_characters(rank.record.host),
         f"{rank.step:,}",
-        _time(rank.step_ns()),
+        _time(job.step_ns(rank.rank)),
         _time(sorted(waits)[len(waits) // 2] if waits else None),
         _time(rank.wait_ns()),
         last,

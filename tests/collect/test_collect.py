@@ -256,8 +256,8 @@ def test_a_name_that_is_a_file_and_a_folder_is_told(
     tmp_path: Path, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sizes = dict.fromkeys(("run.json", "hosts", "hosts/a.json"), 0)
-    monkeypatch.setattr("perfscope.collect.stored.list_below", lambda _: sizes)
-    monkeypatch.setattr("perfscope.collect.stored.read_all", lambda _, names: dict.fromkeys(names, b""))
+    monkeypatch.setattr("perfscope.collect.parts.list_below", lambda _: sizes)
+    monkeypatch.setattr("perfscope.collect.parts.read_all", lambda _, names: dict.fromkeys(names, b""))
     with pytest.raises(SourceError, match="cannot be written"):
         collect([f"file://{two[0]}"], tmp_path / "whole", None, Format.JSON)
 

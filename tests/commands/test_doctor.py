@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from perfscope import doctor
 from perfscope.commands import doctor as command
-from perfscope.doctor import disk, hook_injection, launchers, nvml, profiler_access, torch_profiler
-from perfscope.doctor.check import Verdict, fail, ok
-from perfscope.doctor.probe import ProbeResult, probe
+from perfscope.doctor import ProbeResult, Verdict, fail, ok, probe
 from perfscope.renderers import Format
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
@@ -99,7 +98,7 @@ def test_what_a_tiny_profile_shows(
     facts: Mapping[str, object], gpus: int, expected: tuple[str, str], says: str, tmp_path: Path
 ) -> None:
     environment = with_module(tmp_path, "torch", FAKE_TORCH.format(**{"version": "2.11.0+cu130", **facts}))
-    (check,) = [check for check in torch_profiler.check_torch(environment, gpus=gpus) if check.part == expected[0]]
+    (check,) = [check for check in doctor.check_torch(environment, gpus=gpus) if check.part == expected[0]]
     assert (check.verdict, says in check.finding) == (expected[1], True), check
     assert bool(check.fix) == (expected[1] != "ok")
 
@@ -113,7 +112,7 @@ def test_what_a_tiny_profile_shows(
     ],
 )
 def test_a_torch_that_crashes_is_a_failure_with_its_cause(text: str, says: str, tmp_path: Path) -> None:
-    (check,) = torch_profiler.check_torch(with_module(tmp_path, "torch", text))
+    (check,) = doctor.check_torch(with_module(tmp_path, "torch", text))
     assert check.verdict is Verdict.FAIL
     assert says in check.finding
 
@@ -126,8 +125,8 @@ def test_what_hangs_is_ended() -> None:
 def test_a_sitecustomize_of_the_users_own_runs_behind_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environment = with_module(tmp_path, "sitecustomize", "")
     monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-    monkeypatch.setattr(hook_injection, "_find_packages", list)
-    (check, *_) = hook_injection.check_hook()
+    monkeypatch.setattr(doctor, "_find_packages", list)
+    (check, *_) = doctor.check_hook()
     assert check.verdict is Verdict.OK
     assert check.finding.endswith("modules/sitecustomize.py runs after it")
 
@@ -139,8 +138,8 @@ def test_a_version_that_moved_a_function_is_named(tmp_path: Path, monkeypatch: p
         (folder / "__init__.py").touch()
     (package.parent / "engine.py").write_text("class DeepSpeedEngine:\n    pass\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
-    monkeypatch.setattr(hook_injection, "_find_packages", lambda: ["deepspeed"])
-    (_, check, *_) = hook_injection.check_hook()
+    monkeypatch.setattr(doctor, "_find_packages", lambda: ["deepspeed"])
+    (_, check, *_) = doctor.check_hook()
     assert check.verdict is Verdict.WARN
     assert "is off in deepspeed.runtime.engine" in check.finding
 
@@ -159,13 +158,13 @@ def test_packages_are_imported_in_one_process_and_one_that_crashes_is_named_alon
         (modules / name).mkdir(parents=True)
         (modules / name / "__init__.py").touch()
     monkeypatch.setenv("PYTHONPATH", str(modules))
-    monkeypatch.setattr(hook_injection, "_find_packages", lambda: ["deepspeed", "safetensors"])
-    monkeypatch.setattr(hook_injection, "probe", counted_probe)
-    (_, *checks) = hook_injection.check_hook()[:3]
+    monkeypatch.setattr(doctor, "_find_packages", lambda: ["deepspeed", "safetensors"])
+    monkeypatch.setattr(doctor, "probe", counted_probe)
+    (_, *checks) = doctor.check_hook()[:3]
     assert [check.verdict for check in checks] == [Verdict.OK, Verdict.OK]
     assert sum("import_module" in lines for lines in processes) == 1
     (modules / "deepspeed" / "__init__.py").write_text("import os; os.kill(os.getpid(), 11)")
-    (_, crashed, sound) = hook_injection.check_hook()[:3]
+    (_, crashed, sound) = doctor.check_hook()[:3]
     assert (crashed.part, crashed.verdict) == ("Hooks of deepspeed", Verdict.FAIL)
     assert "it was killed by SIGSEGV" in crashed.finding
     assert (sound.part, sound.verdict) == ("Hooks of safetensors", Verdict.OK)
@@ -176,7 +175,7 @@ def test_a_launcher_of_another_environment_is_named(tmp_path: Path, monkeypatch:
     program.write_text("#!/opt/other/bin/python3\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    check = launchers.check_launchers()
+    check = doctor.check_launchers()
     assert check.verdict is Verdict.WARN
     assert f"torchrun at {program}" in check.finding
 
@@ -184,26 +183,26 @@ def test_a_launcher_of_another_environment_is_named(tmp_path: Path, monkeypatch:
 def test_nvml_is_checked_with_the_sampler_of_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_LIBRARY_PATH", str(build(tmp_path)))
     monkeypatch.setenv("FAKE_NVML", "gpus=2 mig=1")
-    check, gpus = nvml.check_nvml()
+    check, gpus = doctor.check_nvml()
     assert (check.verdict, gpus) == (Verdict.WARN, 2)
     assert check.finding == (
         "2 x Imagined GPU, driver 999.1, 1 in MIG mode, where power is that of the entire GPU; "
         "not reported: utilisation"
     )
     monkeypatch.setenv("FAKE_NVML", "gpus=2")
-    assert nvml.check_nvml()[0].verdict is Verdict.OK
+    assert doctor.check_nvml()[0].verdict is Verdict.OK
     monkeypatch.setenv("FAKE_NVML", "no_init")
-    check, gpus = nvml.check_nvml()
+    check, gpus = doctor.check_nvml()
     assert (check.verdict, gpus, "Driver Not Loaded" in check.finding) == (Verdict.WARN, 0, True)
 
 
 def test_another_profiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profiler_access, "_process_names", lambda: ["sh", "nv-hostengine"])
-    check = profiler_access.check_other_profilers()
+    monkeypatch.setattr(doctor, "_process_names", lambda: ["sh", "nv-hostengine"])
+    check = doctor.check_other_profilers()
     assert (check.verdict, check.finding) == (Verdict.WARN, "nv-hostengine runs here")
     assert "dcgmi profile --pause" in check.fix
     monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "7")
-    assert "NSYS_PROFILING_SESSION_ID is set" in profiler_access.check_other_profilers().finding
+    assert "NSYS_PROFILING_SESSION_ID is set" in doctor.check_other_profilers().finding
 
 
 @pytest.mark.parametrize(("admin", "user", "verdict"), [(1, 1000, "warn"), (1, 0, "ok"), (0, 1000, "ok")])
@@ -212,21 +211,21 @@ def test_restricted_counters_are_a_warning_for_other_users(
 ) -> None:
     (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {admin}\n")
     monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert profiler_access.check_permissions(1, tmp_path / "params").verdict == verdict
+    assert doctor.check_permissions(1, tmp_path / "params").verdict == verdict
 
 
 def test_a_disk_that_is_full_slow_or_limited_is_named(tmp_path: Path) -> None:
-    assert disk.check_disk(Path("/proc")).verdict is Verdict.FAIL
-    assert disk.check_disk(tmp_path / "nowhere").verdict is Verdict.FAIL
-    assert disk.check_disk(tmp_path).verdict is not Verdict.FAIL
+    assert doctor.check_disk(Path("/proc")).verdict is Verdict.FAIL
+    assert doctor.check_disk(tmp_path / "nowhere").verdict is Verdict.FAIL
+    assert doctor.check_disk(tmp_path).verdict is not Verdict.FAIL
     assert list(tmp_path.iterdir()) == []
-    fixes = disk._suggest_fixes(10**9, 10**6, 10**6)
+    fixes = doctor._suggest_fixes(10**9, 10**6, 10**6)
     assert [fix.split(":")[0] for fix in fixes] == [
         "free some space",
         "put runs on a faster disk",
         "ulimit -f unlimited",
     ]
-    assert disk._suggest_fixes(10**11, 10**9, resource.RLIM_INFINITY) == []
+    assert doctor._suggest_fixes(10**11, 10**9, resource.RLIM_INFINITY) == []
 
 
 def test_a_part_that_cannot_work_ends_with_status_4_and_its_cause(tmp_path: Path) -> None:

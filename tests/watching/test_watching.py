@@ -16,10 +16,9 @@ import pytest
 from prometheus_client.openmetrics import parser
 
 from perfscope.errors import SourceError
-from perfscope.watching.job import RECENT, WatchedJob
+from perfscope.watching.job import RECENT, Tail, WatchedJob
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
-from perfscope.watching.tails import Tail
 from perfscope.wire.host import HostWaits
 from perfscope.wire.incidents import DeathRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
@@ -68,6 +67,15 @@ def test_steps_rates_and_ages_are_those_of_the_last_steps(tmp_path: Path) -> Non
     assert watched.step_ns() == 200 * MS
     assert watched.per_second("samples") == 2 * 4 / 0.2
     assert watched.per_second("tokens") == 2 * 400 / 0.2
+
+
+def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN", ranks=1)
+    (job.folder / "nvml").mkdir()
+    for name in ("ranks/00000/steps.jsonl", "ranks/00000/events.jsonl", "nvml/node.jsonl"):
+        os.mkfifo(job.folder / name)
+    assert look(job).step_ns() is None
+    assert "no step" not in print_once(look(job), None, "")
 
 
 def test_ranks_that_share_their_tokens_count_once(tmp_path: Path) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.postmortem.diagnosis import Diagnosis, Reason, diagnose
-from perfscope.analyzers.postmortem.matching import match_calls
-from perfscope.analyzers.postmortem.signatures import signature_of
+from perfscope.analyzers.postmortem.matching import match_calls, signature_of
 from perfscope.sources.postmortem.reading import read_post_mortem
 from perfscope.tables.postmortem import (
     CodeLine,
