@@ -11,7 +11,7 @@ fans of the host are in neither.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, Undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, in_unit, percent
+from perfscope.report import Section
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
@@ -41,114 +42,66 @@ _LEAST_SETTLED = 0.5
 _MOST_OF_LIMIT = 1.1
 
 
-@dataclass(frozen=True, slots=True)
-class GpuEnergy:
-    """The energy of one GPU.
+def _KILOJOULES(joules: float) -> float:  # noqa: N802 - a unit
+    return float(joules / KILO)
 
-    Attributes:
-        host, uuid, name: The GPU.
-        ranks: The ranks that trained on it.
-        steps: Number of undisturbed steps that the samples cover.
-        step_j: Mean energy of these; absent where there is none.
-        power_w: Mean power in these; absent with it.
-        counter_j: Change of the energy counter over ``compared_s``; absent without a counter.
-        integrated_j: The integral of power over the same time.
-        compared_s: That time; absent where it would be too short to compare.
-        reason: Why the step's energy is absent.
-    """
 
-    host: str
-    uuid: str
-    name: str
-    ranks: tuple[int, ...]
-    steps: int
-    step_j: float | None
-    power_w: float | None
-    counter_j: float | None
-    integrated_j: float | None
-    compared_s: float | None
-    reason: str | None
+class GpuEnergy(Figures, frozen=True):
+    """The energy of one GPU: power integrated over each step by the trapezoidal rule."""
 
-    @property
+    host: Annotated[str, Doc("Its machine.")]
+    uuid: Annotated[str, Doc("Its UUID.")]
+    name: Annotated[str, Doc("Its model.")]
+    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it.")]
+    steps: Annotated[int, Doc("Number of undisturbed steps that the samples cover.")]
+    step_j: Annotated[float | None, Doc("Mean energy of these.")]
+    power_w: Annotated[float | None, Doc("Mean power in these.")]
+    counter_j: Annotated[float | None, Doc("Change of the GPU's energy counter over ``compared_s``.")]
+    integrated_j: Annotated[float | None, Doc("The integral of power over the same time.")]
+    compared_s: Annotated[float | None, Doc("That time; None where it would be too short to compare.")]
+    reason: Annotated[str | None, Doc("Why the step's energy is absent.")]
+
+    @figure
     def difference(self) -> float | None:
-        """Integrated power over the counter, less 1; absent without a comparison."""
+        """``integrated_j / counter_j - 1``; None without a comparison."""
         if self.counter_j is None or self.integrated_j is None:
             return None
         return self.integrated_j / self.counter_j - 1
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
-    """The energy of a run's steps.
+class Energy(Result, frozen=True):
+    """``results.energy``: the energy of a step."""
 
-    Attributes:
-        gpus: Each GPU that a rank trained on.
-        step_j: Energy of a step over all GPUs; absent where one is not known.
-        tokens_per_j, samples_per_j: Work of a step over its energy; absent where either is not known.
-        notes: What a reader must know.
-    """
-
-    gpus: tuple[GpuEnergy, ...]
-    step_j: float | None
-    tokens_per_j: float | None
-    samples_per_j: float | None
+    step_j: Annotated[float | None, Doc("Energy of a step over all GPUs; None where one is not known.")]
+    tokens_per_j: Annotated[float | None, Doc("Tokens of a step over its energy.")]
+    samples_per_j: Annotated[float | None, Doc("Samples of a step over its energy.")]
+    gpus: Annotated[tuple[GpuEnergy, ...], Doc("Each GPU that a rank trained on.")]
     notes: tuple[str, ...]
 
-    def data(self) -> Json:
-        """The value of ``results.energy``."""
-        return {
-            "step_j": self.step_j,
-            "tokens_per_j": self.tokens_per_j,
-            "samples_per_j": self.samples_per_j,
-            "gpus": [
-                {
-                    "host": gpu.host,
-                    "uuid": gpu.uuid,
-                    "name": gpu.name,
-                    "ranks": list(gpu.ranks),
-                    "steps": gpu.steps,
-                    "step_j": gpu.step_j,
-                    "power_w": gpu.power_w,
-                    "counter_j": gpu.counter_j,
-                    "integrated_j": gpu.integrated_j,
-                    "compared_s": gpu.compared_s,
-                    "difference": gpu.difference,
-                    "reason": gpu.reason,
-                }
-                for gpu in self.gpus
-            ],
-        }
+    TABLES = (
+        Table(
+            "Energy",
+            "gpus",
+            (
+                Column("Host", "host"),
+                Column("Rank", "ranks", rank_cell),
+                Column("GPU", "name"),
+                Column("Energy (J/step)", "step_j"),
+                Column("Power (W)", "power_w"),
+                Column("Counter (kJ)", "counter_j", _KILOJOULES, 2),
+                Column("Power x time (kJ)", "integrated_j", _KILOJOULES, 2),
+                Column("Difference (%)", "difference", PERCENT),
+                Column("Steps", "steps"),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """A row a GPU, and one for all."""
-        columns = (
-            Column("Host"),
-            Column("Rank"),
-            Column("GPU"),
-            Column("Energy (J/step)"),
-            Column("Power (W)"),
-            Column("Counter (kJ)", 2),
-            Column("Power x time (kJ)", 2),
-            Column("Difference (%)"),
-            Column("Steps"),
-        )
-        rows: list[tuple[Cell, ...]] = [
-            (
-                gpu.host,
-                rank_cell(gpu.ranks),
-                gpu.name,
-                gpu.step_j,
-                gpu.power_w,
-                in_unit(gpu.counter_j, KILO),
-                in_unit(gpu.integrated_j, KILO),
-                percent(gpu.difference),
-                gpu.steps,
-            )
-            for gpu in self.gpus
-        ]
-        if len(rows) > 1:
-            rows.append(("all", None, None, self.step_j, None, None, None, None, min(gpu.steps for gpu in self.gpus)))
-        return (Section("Energy", columns, tuple(rows), notes=(*self._rates(), *self.notes)),)
+        (table,) = self.TABLES
+        everything = [("all", None, None, self.step_j, *[None] * 4, min(gpu.steps for gpu in self.gpus))]
+        notes = (*self._rates(), *self.notes)
+        return (table.section(self.gpus, notes, totals=everything if len(self.gpus) > 1 else ()),)
 
     def _rates(self) -> tuple[str, ...]:
         rates = [

@@ -8,7 +8,7 @@ well. Link rates are the change of byte counters over time: each direction, all 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -18,7 +18,8 @@ from perfscope.analyzers.shared.readings import Readings, read_column
 from perfscope.analyzers.shared.statistics import maximum, mean
 from perfscope.constants import GB, KIB, KILO, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, in_unit
+from perfscope.report import Section, in_unit
+from perfscope.result import GIGABYTES, Column, Doc, Figures, ResultList, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
@@ -29,54 +30,36 @@ _PCIE_WRAP = 2**32
 _NO_READINGS = Readings(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU. What NVML does not report is absent.
+class Gpu(Figures, frozen=True):
+    """An entry of ``results.gpus``; means are over NVML's samples between the first and the last step."""
 
-    Attributes:
-        host, uuid, name: The GPU.
-        ranks: The ranks that trained on it; empty where none did, or where the ranks' devices are not known.
-        mig_instances: Its MIG instances; 0 without MIG.
-        samples: How many samples the means are over.
-        power_w: Mean power.
-        power_limit_w: The enforced limit.
-        power_limit_default_w: Its default limit.
-        util_percent: Mean utilisation.
-        sm_clock_mhz: Mean clock of its multiprocessors.
-        sm_clock_max_mhz: Their maximum clock.
-        temperature_c: Maximum temperature.
-        memory_used_bytes: Most memory in use, other processes included.
-        memory_total_bytes: Its memory.
-        nvlink_tx_bytes_per_s, nvlink_rx_bytes_per_s: Mean rate over all its NVLinks.
-        pcie_tx_bytes_per_s, pcie_rx_bytes_per_s: Mean rate over PCIe.
-        lost: It stopped answering.
-    """
-
-    host: str
-    uuid: str
-    name: str
-    ranks: tuple[int, ...]
-    mig_instances: int
-    samples: int
-    power_w: float | None
-    power_limit_w: float | None
-    power_limit_default_w: float | None
-    util_percent: float | None
-    sm_clock_mhz: float | None
-    sm_clock_max_mhz: int | None
-    temperature_c: int | None
-    memory_used_bytes: int | None
-    memory_total_bytes: int | None
-    nvlink_tx_bytes_per_s: float | None
-    nvlink_rx_bytes_per_s: float | None
-    pcie_tx_bytes_per_s: float | None
-    pcie_rx_bytes_per_s: float | None
-    lost: bool
+    host: Annotated[str, Doc("Its machine.")]
+    uuid: Annotated[str, Doc("Its UUID.")]
+    name: Annotated[str, Doc("Its model.")]
+    ranks: Annotated[
+        tuple[int, ...],
+        Doc("The ranks that trained on it; empty where none did, or where that is not known."),
+    ]
+    mig_instances: Annotated[int, Doc("Its MIG instances; 0 without MIG.")]
+    samples: Annotated[int, Doc("How many samples the means are over.")]
+    power_w: Annotated[float | None, Doc("Mean power.")]
+    power_limit_w: Annotated[float | None, Doc("The enforced limit.")]
+    power_limit_default_w: Annotated[float | None, Doc("Its default limit.")]
+    util_percent: Annotated[float | None, Doc("Mean utilisation: share of NVML's period in which any kernel ran.")]
+    sm_clock_mhz: Annotated[float | None, Doc("Mean clock of its multiprocessors.")]
+    sm_clock_max_mhz: Annotated[int | None, Doc("Their maximum clock.")]
+    temperature_c: Annotated[int | None, Doc("Maximum temperature.")]
+    memory_used_bytes: Annotated[int | None, Doc("Most memory in use, other processes included.")]
+    memory_total_bytes: Annotated[int | None, Doc("Its memory.")]
+    nvlink_tx_bytes_per_s: Annotated[float | None, Doc("Mean rate of sending over all its NVLinks.")]
+    nvlink_rx_bytes_per_s: Annotated[float | None, Doc("Mean rate of receiving over all its NVLinks.")]
+    pcie_tx_bytes_per_s: Annotated[float | None, Doc("Mean rate of sending over PCIe.")]
+    pcie_rx_bytes_per_s: Annotated[float | None, Doc("Mean rate of receiving over PCIe.")]
+    lost: Annotated[bool, Doc("Whether it stopped answering.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Gpus:
-    """Every GPU that was sampled and that a rank could have used.
+class Gpus(ResultList, frozen=True):
+    """``results.gpus``: every GPU that was sampled and that a rank could have used.
 
     Attributes:
         gpus: The GPUs.
@@ -88,73 +71,52 @@ class Gpus:
     notes: tuple[str, ...]
     pcie_rate_limit_bytes_per_s: float | None
 
-    def data(self) -> Json:
-        """The value of ``results.gpus``."""
-        return [{**asdict(gpu), "ranks": list(gpu.ranks)} for gpu in self.gpus]
+    TABLES = (
+        Table(
+            "GPUs",
+            "gpus",
+            (
+                Column("Host", "host"),
+                Column("Rank", "ranks", rank_cell),
+                Column("GPU", lambda gpu: gpu.name + (f" ({gpu.mig_instances} MIG)" if gpu.mig_instances else "")),
+                Column("Power (W)", "power_w"),
+                Column("Limit (W)", "power_limit_w", None, 0),
+                Column("NVML util. (%)", "util_percent"),
+                Column("SM clock (MHz)", "sm_clock_mhz", None, 0),
+                Column("Max temp. (C)", "temperature_c", None, 0),
+                Column("Max memory (GB)", "memory_used_bytes", GIGABYTES),
+                Column("Total memory (GB)", "memory_total_bytes", GIGABYTES),
+                Column("Samples", "samples"),
+            ),
+        ),
+        Table(
+            "Links",
+            "gpus",
+            (
+                Column("Host", "host"),
+                Column("Rank", "ranks", rank_cell),
+                Column("NVLink tx (GB/s)", "nvlink_tx_bytes_per_s", GIGABYTES, 2),
+                Column("NVLink rx (GB/s)", "nvlink_rx_bytes_per_s", GIGABYTES, 2),
+                Column("PCIe tx (GB/s)", "pcie_tx_bytes_per_s", GIGABYTES, 2),
+                Column("PCIe rx (GB/s)", "pcie_rx_bytes_per_s", GIGABYTES, 2),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
-        """A row a GPU; its links in a table of their own."""
-        columns = (
-            Column("Host"),
-            Column("Rank"),
-            Column("GPU"),
-            Column("Power (W)"),
-            Column("Limit (W)", 0),
-            Column("NVML util. (%)"),
-            Column("SM clock (MHz)", 0),
-            Column("Max temp. (C)", 0),
-            Column("Max memory (GB)"),
-            Column("Total memory (GB)"),
-            Column("Samples"),
-        )
-        rows = tuple(
-            (
-                gpu.host,
-                rank_cell(gpu.ranks),
-                gpu.name + (f" ({gpu.mig_instances} MIG)" if gpu.mig_instances else ""),
-                gpu.power_w,
-                gpu.power_limit_w,
-                gpu.util_percent,
-                gpu.sm_clock_mhz,
-                gpu.temperature_c,
-                in_unit(gpu.memory_used_bytes, GB),
-                in_unit(gpu.memory_total_bytes, GB),
-                gpu.samples,
-            )
-            for gpu in self.gpus
-        )
+        """A row a GPU; its links, where any is measured, in a table of their own."""
+        table, links = self.TABLES
         note = (
             "NVML, from the first to the last training step: mean power, clock and utilisation; maximum memory in use. "
             "Utilisation is the share of time in which any kernel ran, not how well the GPU was used. GB is 10^9 bytes."
         )
-        return (Section("GPUs", columns, rows, notes=(note, *self.notes)), *self._links())
+        sections = [table.section(self.gpus, (note, *self.notes))]
+        rates = links.section(self.gpus, self._describe_rates())
+        if any(rate is not None for row in rates.rows for rate in row[2:]):
+            sections.append(rates)
+        return tuple(sections)
 
-    def _links(self) -> tuple[Section, ...]:
-        rows = [
-            (
-                gpu,
-                [
-                    gpu.nvlink_tx_bytes_per_s,
-                    gpu.nvlink_rx_bytes_per_s,
-                    gpu.pcie_tx_bytes_per_s,
-                    gpu.pcie_rx_bytes_per_s,
-                ],
-            )
-            for gpu in self.gpus
-        ]
-        if not any(rate is not None for _, rates in rows for rate in rates):
-            return ()
-        columns = (
-            Column("Host"),
-            Column("Rank"),
-            Column("NVLink tx (GB/s)", 2),
-            Column("NVLink rx (GB/s)", 2),
-            Column("PCIe tx (GB/s)", 2),
-            Column("PCIe rx (GB/s)", 2),
-        )
-        cells: tuple[tuple[Cell, ...], ...] = tuple(
-            (gpu.host, rank_cell(gpu.ranks), *(in_unit(rate, GB) for rate in rates)) for gpu, rates in rows
-        )
+    def _describe_rates(self) -> list[str]:
         notes = ["Means over training, windows included."]
         if self.pcie_rate_limit_bytes_per_s is not None:
             limit = self.pcie_rate_limit_bytes_per_s / GB
@@ -162,7 +124,7 @@ class Gpus:
                 f"PCIe counters wrap around at 4.3 GB (2^32 bytes): as often as they were read here, rates above "
                 f"{limit:.1f} GB/s would be measured too low."
             )
-        return (Section("Links", columns, cells, notes=tuple(notes)),)
+        return notes
 
 
 def analyze(run: Run) -> Gpus:

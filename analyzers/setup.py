@@ -3,61 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import fields
+from typing import Annotated
 
 from perfscope.errors import MissingInput
-from perfscope.report import Json, Section
+from perfscope.report import Section
+from perfscope.result import Doc, Figures, Result
 from perfscope.tables.model import Model
 from perfscope.tables.run import Run
-from perfscope.wire.setup import LoaderRecord, OptimizerRecord, SetupRecord
+from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord, SetupRecord
 
 #: Bytes of an element; gradients have the type of their weights.
 _BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """The set-up of every rank that recorded one, and its model."""
+class RankSetup(Figures, frozen=True):
+    """How a rank trains."""
 
-    ranks: Mapping[int, SetupRecord]
-    models: Mapping[int, Model]
-    options: Mapping[int, Mapping[str, str] | None]
-    allocator: str
+    rank: Annotated[int, Doc("The rank.")]
+    frameworks: Annotated[tuple[str, ...], Doc("Frameworks that are loaded.")]
+    loaders: Annotated[tuple[LoaderRecord, ...], Doc("Its data loaders.")]
+    ddp: Annotated[DdpRecord | None, Doc("DistributedDataParallel; None where it is not used.")]
+    optimizer: Annotated[OptimizerRecord | None, Doc("None where none was seen.")]
+    engine: Annotated[
+        Mapping[str, bool | int | float | str],
+        Doc("Plain options of DeepSpeed's engine, by its own names."),
+    ]
+    padding: Annotated[PaddingRecord | None, Doc("None where no batch has an attention mask.")]
+    collects_garbage: Annotated[bool | None, Doc("Whether Python's garbage collection was on after the first step.")]
+    zero_stage: Annotated[int | None, Doc("Stage of ZeRO.")]
+    checkpointing: Annotated[
+        str | None,
+        Doc("Which activations settings say are recomputed, or ``in use``; None for none."),
+    ]
+    gradient_bytes: Annotated[int | None, Doc("Size of all gradients.")]
+    options: Annotated[
+        Mapping[str, str] | None,
+        Doc("The options of its command line, with their values; None where that was not recorded."),
+    ]
 
-    def data(self) -> Json:
-        """The value of ``results.setup``."""
-        return {
-            "ranks": [
-                {"rank": rank, **asdict(record), **self._model(rank), "options": self._options(rank)}
-                for rank, record in sorted(self.ranks.items())
-            ],
-            "allocator": self.allocator or None,
-        }
 
-    def _model(self, rank: int) -> dict[str, Json]:
-        model = self.models.get(rank)
-        return {
-            "zero_stage": model.zero_stage if model else None,
-            "checkpointing": model.checkpointing if model else None,
-            "gradient_bytes": model.trainable * _BYTES.get(model.weights_dtype or "", 4) if model else None,
-        }
+class Setup(Result, frozen=True):
+    """``results.setup``: the options that training uses."""
 
-    def _options(self, rank: int) -> Json:
-        options = self.options.get(rank)
-        return None if options is None else dict(options)
+    ranks: Annotated[tuple[RankSetup, ...], Doc("Each rank.")]
+    allocator: Annotated[
+        str | None,
+        Doc("The setting of torch's allocator by the environment; None where it has none."),
+    ]
+    are_alike: bool
 
     def sections(self) -> tuple[Section, ...]:
         """One line for each thing that was seen; ranks that differ are in JSON."""
-        record = self.ranks[min(self.ranks)]
-        notes = [f"Frameworks beside PyTorch: {', '.join(record.frameworks) or 'none'}."]
-        notes += [_describe_loader(loader) for loader in record.loaders]
-        if record.ddp is not None:
-            unused = "on" if record.ddp.find_unused_parameters else "off"
-            notes.append(f"DistributedDataParallel: {record.ddp.tensors} gradients, find_unused_parameters {unused}.")
-        if record.optimizer is not None:
-            notes.append(_describe_optimizer(record.optimizer))
-        if len({str(setup) for setup in self.ranks.values()}) > 1:
-            notes.append(f"These are rank {min(self.ranks)}'s; ranks differ, see `--format json`.")
+        first = self.ranks[0]
+        notes = [f"Frameworks beside PyTorch: {', '.join(first.frameworks) or 'none'}."]
+        notes += [_describe_loader(loader) for loader in first.loaders]
+        if first.ddp is not None:
+            unused = "on" if first.ddp.find_unused_parameters else "off"
+            notes.append(f"DistributedDataParallel: {first.ddp.tensors} gradients, find_unused_parameters {unused}.")
+        if first.optimizer is not None:
+            notes.append(_describe_optimizer(first.optimizer))
+        if not self.are_alike:
+            notes.append(f"These are rank {first.rank}'s; ranks differ, see `--format json`.")
         return (Section("Set-up", notes=tuple(notes)),)
 
 
@@ -81,4 +88,18 @@ def analyze(run: Run) -> Setup:
     if not run.setups:
         raise MissingInput("the run did not record how training is set up")
     models, options = {model.rank: model for model in run.models}, {rank.rank: rank.options for rank in run.ranks}
-    return Setup(run.setups, models, options, run.allocator)
+    ranks = tuple(
+        _of_rank(rank, record, models.get(rank), options.get(rank)) for rank, record in sorted(run.setups.items())
+    )
+    return Setup(ranks, run.allocator or None, are_alike=len({str(record) for record in run.setups.values()}) == 1)
+
+
+def _of_rank(rank: int, record: SetupRecord, model: Model | None, options: Mapping[str, str] | None) -> RankSetup:
+    return RankSetup(
+        rank,
+        **{field.name: getattr(record, field.name) for field in fields(record)},
+        zero_stage=model.zero_stage if model else None,
+        checkpointing=model.checkpointing if model else None,
+        gradient_bytes=model.trainable * _BYTES.get(model.weights_dtype or "", 4) if model else None,
+        options=options,
+    )

@@ -9,7 +9,7 @@ counters of the time that each cause was active miss nothing and are reported, t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -22,7 +22,8 @@ from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_und
 from perfscope.analyzers.shared.throttle_causes import CAUSES
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section, milliseconds, percent
+from perfscope.report import Section, milliseconds, percent
+from perfscope.result import Column, Doc, Figures, ResultList, Table
 from perfscope.tables.columns import Bool, Int64, MaskedFloat64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Run
@@ -34,76 +35,53 @@ _VALIDITY_NS = 2_500_000_000
 _COUNTER_JITTER = 0.02
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """One cause on one GPU.
+class Cause(Figures, frozen=True):
+    """One cause on one GPU."""
 
-    Attributes:
-        cause: In words.
-        steps: The throttled steps.
-        time_fraction: The share of training in which it was active, by the GPU's counter; absent without one.
-    """
-
-    cause: str
-    steps: tuple[int, ...]
-    time_fraction: float | None
+    cause: Annotated[str, Doc("In words.")]
+    steps: Annotated[tuple[int, ...], Doc("The throttled steps.")]
+    time_fraction: Annotated[float | None, Doc("Share of training in which it was active, by the GPU's counter.")]
 
 
-@dataclass(frozen=True, slots=True)
-class GpuThrottling:
-    """One GPU.
+class GpuThrottling(Figures, frozen=True):
+    """An entry of ``results.throttling``: a GPU, and the steps in which it was throttled."""
 
-    Attributes:
-        host, uuid, name: The GPU.
-        ranks: The ranks that trained on it.
-        covered: Number of steps that samples cover.
-        steps: Steps that were throttled by any cause.
-        causes: By cause.
-        throttled_s, unthrottled_s: Median steady-state step that was throttled, and that was not; absent where there is
-            none.
-        throttled_mhz, unthrottled_mhz: Mean clock in them; absent where unknown.
-    """
-
-    host: str
-    uuid: str
-    name: str
-    ranks: tuple[int, ...]
-    covered: int
-    steps: tuple[int, ...]
-    causes: tuple[Cause, ...]
-    throttled_s: float | None
-    unthrottled_s: float | None
-    throttled_mhz: float | None
-    unthrottled_mhz: float | None
+    host: Annotated[str, Doc("Its machine.")]
+    uuid: Annotated[str, Doc("Its UUID.")]
+    name: Annotated[str, Doc("Its model.")]
+    ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it.")]
+    known_steps: Annotated[int, Doc("Number of steps that samples cover.")]
+    steps: Annotated[tuple[int, ...], Doc("Steps that were throttled by any cause.")]
+    causes: Annotated[tuple[Cause, ...], Doc("By cause.")]
+    hit_s: Annotated[float | None, Doc("Median undisturbed step that was throttled.")]
+    clear_s: Annotated[float | None, Doc("Median undisturbed step that was not.")]
+    hit_mhz: Annotated[float | None, Doc("Mean clock in the former.")]
+    clear_mhz: Annotated[float | None, Doc("Mean clock in the latter.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Throttling:
-    """Every GPU that a rank trained on."""
+class Throttling(ResultList, frozen=True):
+    """``results.throttling``: every GPU that a rank trained on, and the steps in which it was throttled."""
 
     gpus: tuple[GpuThrottling, ...]
 
-    def data(self) -> Json:
-        """The value of ``results.throttling``."""
-        return [
-            {
-                "host": gpu.host,
-                "uuid": gpu.uuid,
-                "name": gpu.name,
-                "ranks": list(gpu.ranks),
-                "known_steps": gpu.covered,
-                "steps": list(gpu.steps),
-                "causes": [
-                    {"cause": cause.cause, "steps": list(cause.steps), "time_fraction": cause.time_fraction}
-                    for cause in gpu.causes
-                ],
-                "hit_s": gpu.throttled_s,
-                "clear_s": gpu.unthrottled_s,
-                "hit_mhz": gpu.throttled_mhz,
-                "clear_mhz": gpu.unthrottled_mhz,
-            }
-            for gpu in self.gpus
-        ]
+    TABLES = (
+        Table(
+            "Throttling",
+            "",
+            (
+                Column("Host", lambda row: row[0].host),
+                Column("Rank", lambda row: rank_cell(row[0].ranks)),
+                Column("Cause", lambda row: row[1].cause),
+                Column("Throttled steps", lambda row: format_ranges(row[1].steps) or "none"),
+                Column("Count", lambda row: f"{len(row[1].steps)} of {row[0].known_steps}"),
+                Column("Time (%)", lambda row: percent(row[1].time_fraction)),
+                Column("Throttled step (ms)", lambda row: milliseconds(row[0].hit_s)),
+                Column("Other steps (ms)", lambda row: milliseconds(row[0].clear_s)),
+                Column("SM clock throttled (MHz)", lambda row: row[0].hit_mhz, None, 0),
+                Column("SM clock otherwise (MHz)", lambda row: row[0].clear_mhz, None, 0),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """A row a GPU and cause; a sentence where there is none."""
@@ -112,38 +90,11 @@ class Throttling:
             "clocks set by a user do not count. Time (%) is from the GPU's own counter, which also covers the time "
             "between samples."
         )
-        rows = tuple(
-            (
-                gpu.host,
-                rank_cell(gpu.ranks),
-                cause.cause,
-                format_ranges(cause.steps) or "none",
-                f"{len(cause.steps)} of {gpu.covered}",
-                percent(cause.time_fraction),
-                milliseconds(gpu.throttled_s),
-                milliseconds(gpu.unthrottled_s),
-                gpu.throttled_mhz,
-                gpu.unthrottled_mhz,
-            )
-            for gpu in self.gpus
-            for cause in gpu.causes
-        )
+        rows = [(gpu, cause) for gpu in self.gpus for cause in gpu.causes]
         if not rows:
-            covered = min(gpu.covered for gpu in self.gpus)
-            return (Section("Throttling", notes=(f"No GPU was throttled in {covered} steps.", note)),)
-        columns = (
-            Column("Host"),
-            Column("Rank"),
-            Column("Cause"),
-            Column("Throttled steps"),
-            Column("Count"),
-            Column("Time (%)"),
-            Column("Throttled step (ms)"),
-            Column("Other steps (ms)"),
-            Column("SM clock throttled (MHz)", 0),
-            Column("SM clock otherwise (MHz)", 0),
-        )
-        return (Section("Throttling", columns, rows, notes=(note,)),)
+            known = min(gpu.known_steps for gpu in self.gpus)
+            return (Section("Throttling", notes=(f"No GPU was throttled in {known} steps.", note)),)
+        return (self.TABLES[0].section(rows, [note]),)
 
 
 def analyze(run: Run) -> Throttling:
@@ -154,7 +105,7 @@ def analyze(run: Run) -> Throttling:
     """
     undisturbed = find_undisturbed(run.steps)
     gpus = tuple(_find_throttled_steps(gpu, undisturbed) for gpu in used_gpus(run) if gpu.samples.throttle.count())
-    gpus = tuple(gpu for gpu in gpus if gpu.covered)
+    gpus = tuple(gpu for gpu in gpus if gpu.known_steps)
     if not gpus:
         raise MissingInput("NVML did not report why clocks were reduced while a step ran")
     return Throttling(gpus)
@@ -183,13 +134,13 @@ def _find_throttled_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuTh
         uuid=used.samples.uuid,
         name=used.samples.name,
         ranks=used.ranks,
-        covered=int(covered.sum()),
+        known_steps=int(covered.sum()),
         steps=tuple(step[throttled].tolist()),
         causes=tuple(cause for cause in causes if cause.steps or cause.time_fraction),
-        throttled_s=median(times_s[throttled & steady]),
-        unthrottled_s=median(times_s[unthrottled & steady]),
-        throttled_mhz=mean(clocks_mhz[throttled & steady]),
-        unthrottled_mhz=mean(clocks_mhz[unthrottled & steady]),
+        hit_s=median(times_s[throttled & steady]),
+        clear_s=median(times_s[unthrottled & steady]),
+        hit_mhz=mean(clocks_mhz[throttled & steady]),
+        clear_mhz=mean(clocks_mhz[unthrottled & steady]),
     )
 
 

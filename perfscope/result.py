@@ -20,10 +20,12 @@ analyzers' own.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
-from inspect import get_annotations
+from inspect import get_annotations, getdoc
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -230,14 +232,16 @@ class ResultList(Result, frozen=True):
 
 @cache
 def keys_of(kind: type) -> tuple[str, ...]:
-    """The keys of an object of JSON: the documented fields, then the figures, those of bases first."""
+    """The keys of an object of JSON: the documented fields, then the figures; all fields of a dataclass of a record."""
+    if is_dataclass(kind):
+        return tuple(field.name for field in fields(kind))
     texts: dict[str, str] = {}
     figures: dict[str, None] = {}
     for base in reversed(kind.__mro__):
         texts |= {name: str(hint) for name, hint in get_annotations(base).items()}
         figures |= {name: None for name, value in vars(base).items() if type(value).__name__ == "figure"}
-    fields = [name for name in kind.__struct_fields__ if "Doc(" in texts[name]]  # type: ignore[attr-defined]
-    return (*fields, *(name for name in figures if name not in fields))
+    documented = [name for name in kind.__struct_fields__ if "Doc(" in texts[name]]  # type: ignore[attr-defined]
+    return (*documented, *(name for name in figures if name not in documented))
 
 
 def to_json(value: Item) -> Json:
@@ -250,23 +254,40 @@ def to_json(value: Item) -> Json:
         return {str(key): to_json(member) for key, member in value.items()}
     if isinstance(value, Sequence):
         return [to_json(member) for member in value]
+    if is_dataclass(value):
+        return to_object(value)
     raise TypeError(f"{type(value).__name__} is no value of JSON")
 
 
-def to_object(value: Struct) -> dict[str, Any]:
+def to_object(value: Item) -> dict[str, Any]:
     """The object of JSON, to look into."""
-    return {key: to_json(getattr(value, key)) for key in keys_of(type(value))}
+    return {key: to_json(getattr(value, key)) for key in keys_of(value.__class__)}
+
+
+def is_object(kind: Item) -> bool:
+    """Whether a type is that of an object of JSON."""
+    return isinstance(kind, type) and (issubclass(kind, Struct) or is_dataclass(kind))
 
 
 def describe(kind: type) -> dict[str, tuple[Any, str]]:
     """The type and the definition of each key of an object of JSON."""
     hints = get_type_hints(kind, include_extras=True)
+    texts = _attributes(kind)
     described: dict[str, tuple[Any, str]] = {}
     for key in keys_of(kind):
-        if key in hints and get_origin(hints[key]) is Annotated:
+        if key not in hints:
+            get = getattr(kind, key).fget
+            described[key] = get_type_hints(get)["return"], " ".join((get.__doc__ or "").split())
+        elif get_origin(hints[key]) is Annotated:
             hint, doc = get_args(hints[key])
             described[key] = hint, doc.text
         else:
-            get = getattr(kind, key).fget
-            described[key] = get_type_hints(get)["return"], " ".join((get.__doc__ or "").split())
+            described[key] = hints[key], texts.get(key, "")
     return described
+
+
+def _attributes(kind: type) -> dict[str, str]:
+    """What the docstring of a class says of its attributes."""
+    entries = re.split(r"^    (?=\w)", (getdoc(kind) or "").partition("Attributes:\n")[2], flags=re.MULTILINE)
+    pairs = (entry.partition(": ") for entry in entries if entry)
+    return {name: " ".join(text.split()) for names, _, text in pairs for name in names.split(", ")}

@@ -121,7 +121,7 @@ def _summarize(
         staged_s=_longest_s(timing.staged_ns for timing in timings),
         drained_s=_longest_s(timing.drained_ns for timing in timings),
         files=files,
-        size_bytes=checkpoint_bytes if size_bytes is None else size_bytes,
+        bytes=checkpoint_bytes if size_bytes is None else size_bytes,
         asynchronous=any(modes) if modes else None,
         source=", ".join(dict.fromkeys(timing.source for timing in timings)),
         path=_find_path(timings),

@@ -7,13 +7,11 @@ import re
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import get_args, get_origin, get_type_hints
-
-from msgspec import Struct
+from typing import Any, get_args, get_type_hints
 
 from perfscope.api import schema
 from perfscope.api.results import Findings, Results
-from perfscope.result import describe
+from perfscope.result import describe, is_object
 
 _ORDER = ("findings", "steps", "gpus", "windowed", "device", "host", "ranks", "pipelines", "comparison")
 _HEAD = """# Metrics
@@ -33,7 +31,7 @@ def write_metrics() -> str:
         blocks += [f"## {name}\n", _method(name)]
         kinds = get_args(hint)
         result = next(kind for kind in kinds if kind.__name__ != "Absent")
-        if issubclass(get_origin(result) or result, Struct):
+        if is_object(result):
             blocks += [_struct(kind) for kind in _structs(result, written)]
             continue
         data = "FindingData" if result is Findings else _name(get_args(result)[0])
@@ -81,9 +79,9 @@ def _type(kind: type) -> str:
     return "\n".join([head, "| Key | Type | Definition |", "|:--|:--|:--|", *table, ""])
 
 
-def _structs(kind: object, written: set[str]) -> Iterator[type[Struct]]:
+def _structs(kind: Any, written: set[str]) -> Iterator[type]:
     """A typed result and the types in it, each once."""
-    if isinstance(kind, type) and issubclass(kind, Struct) and kind.__name__ not in written:
+    if is_object(kind) and kind.__name__ not in written:
         written.add(kind.__name__)
         yield kind
         for hint, _ in describe(kind).values():
@@ -92,7 +90,7 @@ def _structs(kind: object, written: set[str]) -> Iterator[type[Struct]]:
         yield from _structs(inner, written)
 
 
-def _struct(kind: type[Struct]) -> str:
+def _struct(kind: type) -> str:
     """A type of a result: what it is, and a table of its keys."""
     lead = (inspect.getdoc(kind) or "").partition("Attributes:\n")[0]
     rows = [

@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints, is_t
 
 import numpy as np
 import pandas as pd
-from msgspec import Struct
 
+from perfscope.analyzers.energy import GpuEnergy
+from perfscope.analyzers.gpus import Gpu
+from perfscope.analyzers.saves.result import Save
 from perfscope.analyzers.shared.step_selection import find_undisturbed, last_attempts
 from perfscope.analyzers.steps.result import RankSteps
+from perfscope.analyzers.throttling import GpuThrottling
 from perfscope.api.schema.device import (
     CallerData,
     DevicePartsData,
@@ -29,14 +32,14 @@ from perfscope.api.schema.device import (
 )
 from perfscope.api.schema.device import OptimizerData as OptimizerRow
 from perfscope.api.schema.findings import FindingData
-from perfscope.api.schema.gpus import ConventionData, GpuData, GpuEnergyData, GpuThrottlingData
+from perfscope.api.schema.gpus import ConventionData
 from perfscope.api.schema.host import HostPartsData, HostRankData, OperatorCountData, OperatorData, TermData
 from perfscope.api.schema.modules import ModuleData, OperatorWorkData
 from perfscope.api.schema.pipelines import PathPartData, ScenarioData, StageData, TimedStageData
 from perfscope.api.schema.ranks import AxisOverlapData, CollectiveData, GroupOverlapData, RankClockData, RankPaceData
-from perfscope.api.schema.steps import SaveData, WindowCostData
+from perfscope.api.schema.steps import WindowCostData
 from perfscope.errors import MissingInput, UsageError
-from perfscope.result import describe, to_object
+from perfscope.result import describe, is_object, to_object
 from perfscope.tables.columns import to_frame as to_columns
 
 if TYPE_CHECKING:
@@ -74,10 +77,10 @@ class Entries:
 _ENTRIES = {
     "findings": Entries("findings", (), FindingData),
     "windows": Entries("cost", ("windows",), WindowCostData),
-    "saves": Entries("saves", ("saves",), SaveData),
-    "gpus": Entries("gpus", (), GpuData),
-    "energy": Entries("energy", ("gpus",), GpuEnergyData),
-    "throttling": Entries("throttling", (), GpuThrottlingData),
+    "saves": Entries("saves", ("saves",), Save),
+    "gpus": Entries("gpus", (), Gpu),
+    "energy": Entries("energy", ("gpus",), GpuEnergy),
+    "throttling": Entries("throttling", (), GpuThrottling),
     "mfu": Entries("mfu", ("conventions",), ConventionData),
     "breakdown": Entries("breakdown", ("ranks",), DevicePartsData),
     "breakdown_steps": Entries("breakdown", ("ranks", "steps"), StepPartsData, _RANK),
@@ -147,7 +150,7 @@ def _columns(row: type, prefix: str = "") -> dict[str, str]:
     columns: dict[str, str] = {}
     for key, hint in _hints(row).items():
         kind = _kind(hint)
-        if is_typeddict(kind) or _is_struct(kind):
+        if is_typeddict(kind) or is_object(kind):
             columns.update(_columns(kind, f"{prefix}{key}_"))
         else:
             columns[f"{prefix}{key}"] = _DTYPES.get(kind, "object")
@@ -155,13 +158,9 @@ def _columns(row: type, prefix: str = "") -> dict[str, str]:
 
 
 def _hints(row: type) -> Mapping[str, Untyped]:
-    if _is_struct(row):
+    if is_object(row):
         return {key: hint for key, (hint, _) in describe(row).items()}
     return get_type_hints(row)
-
-
-def _is_struct(kind: Untyped) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Struct)
 
 
 def _kind(hint: Untyped) -> Untyped:

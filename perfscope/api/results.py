@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
+from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.saves.result import SaveTimes
+from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.throttling import Throttling
 from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, KernelsData, OptimizerTimeData
 from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
-from perfscope.api.schema.gpus import EnergyData, GpuData, GpuThrottlingData, MfuData
+from perfscope.api.schema.gpus import MfuData
 from perfscope.api.schema.host import BudgetData, HostData, OperationsData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
-from perfscope.api.schema.setup import SetupData
-from perfscope.api.schema.steps import CostData, SavesData
+from perfscope.api.schema.steps import CostData
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown
@@ -159,12 +163,12 @@ class Results:
     findings: Findings | Absent
     wall_clock: Result[WallClockData] | Absent
     steps: StepTimes | Absent
-    setup: Result[SetupData] | Absent
-    gpus: Result[list[GpuData]] | Absent
+    setup: Setup | Absent
+    gpus: Gpus | Absent
     cost: Result[CostData] | Absent
-    saves: Result[SavesData] | Absent
-    energy: Result[EnergyData] | Absent
-    throttling: Result[list[GpuThrottlingData]] | Absent
+    saves: SaveTimes | Absent
+    energy: Energy | Absent
+    throttling: Throttling | Absent
     mfu: Result[MfuData] | Absent
     breakdown: Result[BreakdownData] | Absent
     host: Result[HostData] | Absent

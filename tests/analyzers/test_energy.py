@@ -181,10 +181,10 @@ def test_throttling_is_on_the_steps_it_hit_and_says_why(tmp_path: Path) -> None:
     (cause,) = throttled.causes
     assert (cause.cause, cause.steps) == ("software power cap", (10, 11, 12))
     assert cause.time_fraction == pytest.approx(2.5 / 30)
-    assert (throttled.covered, unthrottled.covered) == (30, 30)
+    assert (throttled.known_steps, unthrottled.known_steps) == (30, 30)
     assert (unthrottled.steps, unthrottled.causes) == ((), ())
-    assert throttled.throttled_mhz == pytest.approx(1200)
-    assert (throttled.throttled_s, throttled.unthrottled_s) == (1.0, 1.0)
+    assert throttled.hit_mhz == pytest.approx(1200)
+    assert (throttled.hit_s, throttled.clear_s) == (1.0, 1.0)
 
 
 def test_the_causes_of_each_step_are_those_of_its_samples_and_of_the_one_before(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_steps_between_two_samples_have_the_state_of_the_one_before(tmp_path: Pa
 
 def test_steps_far_from_any_sample_are_unknown(tmp_path: Path) -> None:
     run = write(tmp_path, lambda gpu, t: {"throttle": 0} if t < 5 else {})
-    assert throttling.analyze(run).gpus[0].covered == 8  # the last sample is at 4.5 s, and held for 2.5 s
+    assert throttling.analyze(run).gpus[0].known_steps == 8  # the last sample is at 4.5 s, and held for 2.5 s
 
 
 def test_without_throttling_that_is_what_is_said(tmp_path: Path) -> None:

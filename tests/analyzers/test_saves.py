@@ -61,7 +61,7 @@ def test_files_of_one_folder_between_two_steps_are_one_checkpoint(tmp_path: Path
         (5, "out/a/model.pt", 1),  # the same file once more is another checkpoint
     ]
     assert saves[0].blocked_s == pytest.approx(0.3)
-    assert saves[0].size_bytes == 200
+    assert saves[0].bytes == 200
     assert saves[0].bytes_per_s == pytest.approx(200 / 0.3)
 
 
@@ -81,7 +81,7 @@ def test_folders_of_parts_and_of_ranks_belong_to_one_checkpoint(tmp_path: Path, 
         for n, (path, source) in enumerate(zip(paths, sources, strict=True))
     ]
     (save,) = times(tmp_path, {0: lines}).saves
-    assert (save.path, save.files, save.size_bytes) == ("ckpt/step-2", 2, 14)
+    assert (save.path, save.files, save.bytes) == ("ckpt/step-2", 2, 14)
 
 
 def test_ranks_that_write_the_same_file_count_it_once_and_ranks_that_wait_are_named(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_ranks_that_write_the_same_file_count_it_once_and_ranks_that_wait_are_na
         },
     )
     (save,) = result.saves
-    assert (save.ranks, save.files, save.size_bytes) == (4, 1, 50)
+    assert (save.ranks, save.files, save.bytes) == (4, 1, 50)
     assert (save.blocked_s, save.slowest_rank) == (2.5, 1)
     assert (save.writing_ranks, save.waiting_ranks, save.absent_ranks) == ((0, 3), (1, 2), (4,))
     notes = " ".join(result.notes)
@@ -159,7 +159,7 @@ def test_what_goes_on_beside_training_is_apart(tmp_path: Path) -> None:
     ).saves
     assert (save.blocked_s, save.slowest_rank, save.staged_s) == (1.0, 1, 1.0)
     assert (save.background_s, save.drained_s, save.bytes_per_s) == (4.5, 5.0, 1.6)
-    assert (save.files, save.size_bytes, save.asynchronous) == (2, 8, True)
+    assert (save.files, save.bytes, save.asynchronous) == (2, 8, True)
 
 
 def test_a_tokenizer_alone_is_no_checkpoint(tmp_path: Path) -> None:
@@ -231,6 +231,6 @@ def test_real_runs_have_one_row_a_checkpoint(name: str, expected: list[tuple[str
     result = analyze(read_run(ROOT / "fixtures" / "runs" / name))
     rows = [((save.path or "").rpartition("/")[2], save.ranks, save.files) for save in result.saves]
     assert rows == expected
-    assert all(save.size_bytes and save.blocked_s for save in result.saves)
+    assert all(save.bytes and save.blocked_s for save in result.saves)
     assert sum(save.blocked_share or 0 for save in result.saves) == pytest.approx(result.blocked_share)
     assert 0 < (result.blocked_share or 0) < 1

@@ -5,14 +5,14 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
-from msgspec import Struct
 
 import perfscope.api.schema
 from perfscope.analyzers.flops.counter_check import CountedActivity, CounterCheck
@@ -32,11 +32,12 @@ from perfscope.api.schema.gpus import CounterCheckData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.windowed import SkippedData, WindowsData
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
-from perfscope.result import Result, describe
+from perfscope.result import ResultList, describe, is_object
 from perfscope.sources.memory.reading import read_histories
 from tests.api.inputs import all_inputs
 from tests.conftest import ROOT
 
+LISTS, MAPPINGS = (list, tuple, Sequence), (dict, Mapping)
 SCHEMA = Path(perfscope.api.schema.__file__).parent
 #: Computed when they are asked for; they read every trace once more.
 ON_DEMAND = ("budget", "modules", "roofline", "whatif")
@@ -52,19 +53,26 @@ def types() -> dict[str, Any]:
     for name, hint in hints.items():
         result = next(kind for kind in get_args(hint) if kind.__name__ != "Absent")
         given[name] = list[FindingData] if result is Findings else (get_args(result) or (result,))[0]
+        if isinstance(result, type) and issubclass(result, ResultList):
+            given[name] = get_type_hints(result)[result.__struct_fields__[0]]
     return given
 
 
 def structs(kind: Any, found: dict[str, type] | None = None) -> dict[str, type]:
     """A typed result, and all types in it, by name."""
     found = {} if found is None else found
-    if isinstance(kind, type) and issubclass(kind, Struct) and kind.__name__ not in found:
+    if is_object(kind) and kind.__name__ not in found:
         found[kind.__name__] = kind
         for hint, _ in describe(kind).values():
             structs(hint, found)
     for inner in get_args(kind):
         structs(inner, found)
     return found
+
+
+def hints_of(kind: Any) -> dict[str, Any]:
+    """The type of each key of an object."""
+    return {key: hint for key, (hint, _) in describe(kind).items()} if is_object(kind) else get_type_hints(kind)
 
 
 def differences(value: object, hint: Any, where: str) -> Iterator[str]:
@@ -74,12 +82,12 @@ def differences(value: object, hint: Any, where: str) -> Iterator[str]:
             return
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         hint = next((kind for kind in kinds if not any(differences(value, kind, where))), kinds[0])
-    if is_typeddict(hint):
+    if is_typeddict(hint) or is_object(hint):
         yield from object_differences(value, hint, where)
-    elif get_origin(hint) is list and isinstance(value, list):
+    elif get_origin(hint) in LISTS and isinstance(value, list):
         for entry in value:
             yield from differences(entry, get_args(hint)[0], f"{where}[]")
-    elif get_origin(hint) is dict and isinstance(value, dict):
+    elif get_origin(hint) in MAPPINGS and isinstance(value, dict):
         for entry in value.values():
             yield from differences(entry, get_args(hint)[1], f"{where}{{}}")
     elif not fits(value, get_origin(hint) or hint):
@@ -90,15 +98,17 @@ def object_differences(value: object, hint: Any, where: str) -> Iterator[str]:
     if not isinstance(value, dict):
         yield f"{where} is {type(value).__name__}, not an object"
         return
-    hints = get_type_hints(hint)
+    hints = hints_of(hint)
     yield from (f"{where}/{key} has no type" for key in value.keys() - hints.keys())
-    yield from (f"{where}/{key} is missing" for key in hint.__required_keys__ - value.keys())
+    yield from (f"{where}/{key} is missing" for key in getattr(hint, "__required_keys__", hints.keys()) - value.keys())
     for key in value.keys() & hints.keys():
         yield from differences(value[key], hints[key], f"{where}/{key}")
 
 
 def fits(value: object, kind: type) -> bool:
     """A whole number is a float, too; a boolean is no number."""
+    if issubclass(kind, Enum):
+        return value in {member.value for member in kind}
     if isinstance(value, bool):
         return kind in (bool, object)
     return isinstance(value, kind) or (kind is float and isinstance(value, int))
@@ -114,7 +124,7 @@ def wrong_results(run: OpenedRun) -> set[str]:
         if name in ON_DEMAND and not run.location.endswith(WITH_THESE):
             continue
         result = run.results[name]
-        if result and not isinstance(result, Result):
+        if result:
             wrong.update(differences(as_json(result.data()), types()[name], name))
     return wrong
 

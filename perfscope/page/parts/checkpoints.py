@@ -65,7 +65,7 @@ def _chart_saves(saves: list[Save]) -> Chart:
 def _table_saves(saves: list[Save]) -> Section:
     columns = (Column("After"), Column("Stalled (s)", 4), Column("On disk after (s)", 4), Column("Size (MB)", 3))
     rows: list[tuple[Cell, ...]] = [
-        (_save_name(save), save.blocked_s, save.drained_s, None if save.size_bytes is None else save.size_bytes / MB)
+        (_save_name(save), save.blocked_s, save.drained_s, None if save.bytes is None else save.bytes / MB)
         for save in saves
     ]
     return Section("Time of each save", columns, tuple(rows))

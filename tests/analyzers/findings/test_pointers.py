@@ -8,13 +8,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, get_args, get_origin, is_typeddict
 
 import pytest
 
 from perfscope.analyzers.findings.facts import Facts
 from perfscope.analyzers.findings.training import _HOST_KEYS
-from tests.api.test_schema import types
+from perfscope.result import is_object
+from tests.api.test_schema import LISTS, MAPPINGS, hints_of, types
 from tests.conftest import ROOT
 
 FINDINGS = ROOT / "analyzers/findings"
@@ -28,14 +29,18 @@ def kinds(hint: Any) -> tuple[Any, ...]:
     return get_args(hint) if isinstance(hint, UnionType) else (hint,)
 
 
+def is_object_of_json(kind: Any) -> bool:
+    return is_typeddict(kind) or is_object(kind)
+
+
 def members(hint: Any, key: str) -> Iterator[Any]:
     """The types of what a key, or several that a pattern matches, leads to."""
     for kind in kinds(hint):
-        if is_typeddict(kind):
-            yield from (member for name, member in get_type_hints(kind).items() if re.fullmatch(key, name))
-        elif get_origin(kind) is list and re.fullmatch(key, "0"):
+        if is_object_of_json(kind):
+            yield from (member for name, member in hints_of(kind).items() if re.fullmatch(key, name))
+        elif get_origin(kind) in LISTS and re.fullmatch(key, "0"):
             yield get_args(kind)[0]
-        elif get_origin(kind) is dict:
+        elif get_origin(kind) in MAPPINGS:
             yield get_args(kind)[1]
 
 
@@ -46,9 +51,9 @@ def all_kinds() -> tuple[Any, ...]:
     open_ones = list(types().values())
     while open_ones:
         for kind in kinds(open_ones.pop()):
-            if kind not in found and (is_typeddict(kind) or get_origin(kind) in (list, dict)):
+            if kind not in found and (is_object_of_json(kind) or get_origin(kind) in (*LISTS, *MAPPINGS)):
                 found.append(kind)
-                open_ones += get_type_hints(kind).values() if is_typeddict(kind) else get_args(kind)
+                open_ones += hints_of(kind).values() if is_object_of_json(kind) else get_args(kind)
     return tuple(found)
 
 
