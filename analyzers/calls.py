@@ -14,15 +14,16 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.shared.host_activity import names_with, waits_for_device
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, long_table
+from perfscope.report import Section
+from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
@@ -36,112 +37,109 @@ _AT_ONCE_NS = 20_000
 _SCRIPT = ".py("
 
 
-class Caller(Struct, frozen=True, array_like=True):
-    """Calls of one kind by one caller, in nanoseconds over all marked steps.
+class Caller(Figures, frozen=True, array_like=True):
+    """Calls of one kind by one caller, in a mean marked step.
 
     Attributes:
-        kind: One of KINDS.
-        operator: The operator that called; ``""`` where none did that the trace names.
-        function: The function of the script, with file and line; ``""`` without stacks.
-        calls: How many.
-        blocked: How long they took.
+        steps: How many steps are marked.
+        count: How many calls there are in all of them.
+        blocked: How long they took, in nanoseconds.
         idle: Idle time from each call's beginning to the next one's.
     """
 
-    kind: str
-    operator: str
-    function: str
-    calls: int
+    kind: Annotated[str, Doc("``synchronisation``, ``pageable`` or ``allocation``.")]
+    operator: Annotated[str | None, Doc("The outermost operator that may wait.")]
+    function: Annotated[str | None, Doc("The function of the script; None without stacks.")]
+    steps: int
+    count: int
     blocked: int
     idle: int
+    calls = InUnit("count", 1, "How many calls.", per="steps")
+    blocked_us = InUnit("blocked", NS_PER_US, "How long they took.", per="steps")
+    idle_us = InUnit("idle", NS_PER_US, "Idle time from each call's beginning to the next one's.", per="steps")
+    regained_us = InUnit("regained", NS_PER_US, "Idle time that the step would not have without them.", per="steps")
 
     @property
     def regained(self) -> int:
         """The idle time that the steps would not have without them."""
         return min(self.blocked, self.idle)
 
-    def data(self, steps: int) -> dict[str, Json]:
-        """One entry of ``callers``, of a mean step."""
-        return {
-            "kind": self.kind,
-            "operator": self.operator or None,
-            "function": self.function or None,
-            "calls": self.calls / steps,
-            "blocked_us": self.blocked / steps / NS_PER_US,
-            "idle_us": self.idle / steps / NS_PER_US,
-            "regained_us": self.regained / steps / NS_PER_US,
-        }
+
+class BlockingCalls(Figures, frozen=True):
+    """Calls of one kind in a mean marked step."""
+
+    calls: Annotated[float, Doc("How many.")]
+    blocked_us: Annotated[float, Doc("How long they took.")]
+    regained_us: Annotated[float, Doc("Idle time that the step would not have without them.")]
 
 
-class RankCalls(Struct, frozen=True, array_like=True):
-    """The calls of one device of one rank.
+class PageableCalls(BlockingCalls, frozen=True):
+    """Copies of memory that is not pinned."""
+
+    bytes: Annotated[float, Doc("What they copy.")]
+
+
+class RankCalls(Figures, frozen=True, array_like=True):
+    """The calls of one device's host.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        steps: How many steps are marked.
-        callers: What a step loses most by first.
         pageable_bytes: What is copied from memory that is not pinned, over all marked steps.
     """
 
-    rank: int | None
-    device: int
-    steps: int
-    callers: tuple[Caller, ...]
+    rank: Annotated[int | None, Doc("The rank.")]
+    device: Annotated[int, Doc("Index of its GPU.")]
+    steps: Annotated[int, Doc("How many steps are marked.")]
+    callers: Annotated[tuple[Caller, ...], Doc("By caller, what a step loses most by first.")]
     pageable_bytes: int
 
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.calls.ranks``, of a mean step."""
-        return {
-            "rank": self.rank,
-            "device": self.device,
-            "steps": self.steps,
-            **{kind: self._sums(kind) for kind in KINDS},
-            "callers": [caller.data(self.steps) for caller in self.callers],
-        }
+    @figure
+    def synchronisation(self) -> BlockingCalls:
+        """Waits for the device."""
+        return BlockingCalls(*self._sums(SYNCHRONISATION))
 
-    def _sums(self, kind: str) -> dict[str, Json]:
+    @figure
+    def pageable(self) -> PageableCalls:
+        """Copies of memory that is not pinned."""
+        return PageableCalls(*self._sums(PAGEABLE), self.pageable_bytes / self.steps)
+
+    @figure
+    def allocation(self) -> BlockingCalls:
+        """Requests of memory from the driver."""
+        return BlockingCalls(*self._sums(ALLOCATION))
+
+    def _sums(self, kind: str) -> tuple[float, float, float]:
         members = [caller for caller in self.callers if caller.kind == kind]
-        sums: dict[str, Json] = {
-            "calls": sum(caller.calls for caller in members) / self.steps,
-            "blocked_us": sum(caller.blocked for caller in members) / self.steps / NS_PER_US,
-            "regained_us": min(sum(caller.blocked for caller in members), sum(caller.idle for caller in members))
-            / self.steps
-            / NS_PER_US,
-        }
-        return {**sums, "bytes": self.pageable_bytes / self.steps} if kind == PAGEABLE else sums
+        blocked, idle = sum(caller.blocked for caller in members), sum(caller.idle for caller in members)
+        calls = sum(caller.count for caller in members)
+        return calls / self.steps, blocked / self.steps / NS_PER_US, min(blocked, idle) / self.steps / NS_PER_US
 
 
-class Calls(Struct, frozen=True):
-    """The calls of every rank that hold its host up."""
+class Calls(Result, frozen=True):
+    """``results.calls``: calls of CUDA that hold the host up."""
 
-    ranks: Sequence[RankCalls]
+    ranks: Annotated[Sequence[RankCalls], Doc("Each device.")]
 
-    def data(self) -> Json:
-        """The value of ``results.calls``."""
-        return {"ranks": [item.data() for item in self.ranks]}
+    TABLES = (
+        Table(
+            "Calls that hold the host up",
+            "",
+            (
+                Column("Rank", lambda row: None if row[0].rank is None else str(row[0].rank)),
+                Column("Kind", lambda row: row[1].kind),
+                Column("Operator", lambda row: row[1].operator),
+                Column("Function", lambda row: row[1].function),
+                Column("Calls", lambda row: row[1].calls),
+                Column("Blocked (ms)", lambda row: MS_OF_US(row[1].blocked_us), None, 3),
+                Column("Lost (ms)", lambda row: MS_OF_US(row[1].regained_us), None, 3),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """A row a rank and caller."""
-        columns = (
-            Column("Rank"), Column("Kind"), Column("Operator"), Column("Function"), Column("Calls"),
-            Column("Blocked (ms)", 3), Column("Lost (ms)", 3),
-        )  # fmt: skip
-        rows = tuple(
-            (
-                None if rank.rank is None else str(rank.rank),
-                caller.kind,
-                caller.operator or None,
-                caller.function or None,
-                caller.calls / rank.steps,
-                caller.blocked / rank.steps / NS_PER_MS,
-                caller.regained / rank.steps / NS_PER_MS,
-            )
-            for rank in self.ranks
-            for caller in rank.callers
-        )
+        rows = ((rank, caller) for rank in self.ranks for caller in rank.callers)
         note = "Of a mean step. Lost: idle time behind the calls until the next one, at most as long as they blocked."
-        return (long_table("Calls that hold the host up", columns, rows, (note,), most=_MOST_ROWS),)
+        return (self.TABLES[0].section(rows, [note], most=_MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
@@ -185,14 +183,15 @@ def _measure_device(trace: Trace, device: int) -> RankCalls:
         for index, amount in enumerate((1, blocked_ns, idle_ns)):
             entry[index] += amount
     callers_of_calls = [
-        Caller(KINDS[kind], operator, function, *entry) for (kind, operator, function), entry in sums.items()
+        Caller(KINDS[kind], operator or None, function or None, len(trace.steps), *entry)
+        for (kind, operator, function), entry in sums.items()
     ]
     return RankCalls(
         rank=trace.rank,
         device=device,
         steps=len(trace.steps),
         callers=tuple(
-            sorted(callers_of_calls, key=lambda caller: (-caller.regained, -caller.blocked, caller.operator))
+            sorted(callers_of_calls, key=lambda caller: (-caller.regained, -caller.blocked, caller.operator or ""))
         ),
         pageable_bytes=int(copied[rows].sum()),
     )

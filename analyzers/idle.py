@@ -11,17 +11,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import nsmallest
 from itertools import chain
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
+from perfscope import report
 from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.host_activity import PAUSE_NS
 from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section, percent_of
+from perfscope.report import Section, percent_of
+from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
@@ -32,90 +34,110 @@ _MOST_LABELS = 16
 _SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
 
 
-class Gap(Struct, frozen=True, array_like=True):
-    """One stretch of idle time.
-
-    Attributes:
-        start_ns: When it began, from the first device event on.
-        duration_ns: How long it lasted.
-        cause: What the largest part of it was waiting for.
-        cause_ns: How long that part is.
-        before: The device event that ended last before it, its name shortened.
-        after: The device event that ended it, likewise.
-    """
+class Gap(Figures, frozen=True, array_like=True):
+    """A long stretch of idle time."""
 
     start_ns: int
     duration_ns: int
-    cause: str
+    cause: Annotated[str, Doc("What the largest part of it waited for.")]
     cause_ns: int
-    before: str
-    after: str
+    before: Annotated[str, Doc("The device event that ended last before it.")]
+    after: Annotated[str, Doc("The device event that ended it.")]
+    start_us = InUnit("start_ns", NS_PER_US, "When it began, from the first device event on.")
+    duration_us = InUnit("duration_ns", NS_PER_US, "How long it lasted.")
+    cause_us = InUnit("cause_ns", NS_PER_US, "How long that part is.")
 
 
-class RankIdle(Struct, frozen=True, array_like=True):
-    """The idle time of one device of one rank.
+class IdleCauses(Figures, frozen=True):
+    """Idle time by what the device waited for; the parts add up to the idle time exactly."""
+
+    data_loading_us: Annotated[float, Doc("A data loader was fetching, on any thread.")]
+    synchronisation_us: Annotated[float, Doc("The host was in a call that waits for the device.")]
+    cuda_call_us: Annotated[
+        float,
+        Doc("It was in another call of the CUDA runtime: a launch, an allocation, a module that is loaded."),
+    ]
+    operator_us: Annotated[float, Doc("It was inside an operator of the framework.")]
+    between_operators_us: Annotated[
+        float,
+        Doc("None of these for less than a millisecond: Python between two operators."),
+    ]
+    not_shown_us: Annotated[
+        float,
+        Doc("None of these for a millisecond or more: Python, a sleep, reading of data, another process."),
+    ]
+    host_launch_us: Annotated[float, Doc("The last three together, where the trace has no operators.")]
+    launch_latency_us: Annotated[float, Doc("The launch of the next event was under way.")]
+    launch_gap_us: Annotated[float, Doc("The next event was launched before a gap that is shorter than 5 us.")]
+    dependency_us: Annotated[
+        float,
+        Doc("It was launched before, but waited for an event, another stream or another device."),
+    ]
+    graph_us: Annotated[float, Doc("Inside a launched CUDA graph.")]
+    unknown_us: Annotated[float, Doc("The trace does not contain its launch.")]
+
+
+class RankIdle(Figures, frozen=True, array_like=True):
+    """The idle time of one device.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        trace: The file.
         window: From the first to the last device event, in nanoseconds.
-        causes: Idle time of the window by cause, in the order of CAUSES, in nanoseconds.
-        marked: The same of its marked steps; absent where there are none.
-        gaps: How many gaps there are.
-        unknown_reason: Why the cause of some is unknown; absent where none is.
-        longest: The longest of them.
+        by_cause: Idle time of the window by cause, in the order of CAUSES, in nanoseconds.
+        marked_by_cause: The same of its marked steps; absent where there are none.
     """
 
-    rank: int | None
-    device: int
-    trace: str
+    rank: Annotated[int | None, Doc("The rank.")]
+    device: Annotated[int, Doc("Index of its GPU.")]
+    trace: Annotated[str, Doc("The file.")]
     window: int
-    causes: tuple[int, ...]
-    marked: tuple[int, ...] | None
-    gaps: int
-    unknown_reason: str | None
-    longest: tuple[Gap, ...]
+    by_cause: tuple[int, ...]
+    marked_by_cause: tuple[int, ...] | None
+    gaps: Annotated[int, Doc("How many gaps there are.")]
+    unknown_reason: Annotated[str | None, Doc("Why the cause of some is unknown.")]
+    longest: Annotated[tuple[Gap, ...], Doc("The longest of them.")]
+    window_us = InUnit("window", NS_PER_US, "From the first to the last device event.")
 
     @property
     def row(self) -> tuple[int, ...]:
         """The causes that tables show: of the marked steps, or of the window where there are none."""
-        return self.causes if self.marked is None else self.marked
+        return self.by_cause if self.marked_by_cause is None else self.marked_by_cause
 
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.idle.ranks``."""
-        return {
-            "rank": self.rank,
-            "device": self.device,
-            "trace": self.trace,
-            "window_us": self.window / NS_PER_US,
-            "idle_us": sum(self.causes) / NS_PER_US,
-            "causes": _in_microseconds(self.causes),
-            "marked": None if self.marked is None else _in_microseconds(self.marked),
-            "gaps": self.gaps,
-            "unknown_reason": self.unknown_reason,
-            "longest": [
-                {
-                    "start_us": gap.start_ns / NS_PER_US,
-                    "duration_us": gap.duration_ns / NS_PER_US,
-                    "cause": gap.cause,
-                    "cause_us": gap.cause_ns / NS_PER_US,
-                    "before": gap.before,
-                    "after": gap.after,
-                }
-                for gap in self.longest
-            ],
-        }
+    @figure
+    def idle_us(self) -> float:
+        """Idle time in it."""
+        return sum(self.by_cause) / NS_PER_US
+
+    @figure
+    def causes(self) -> IdleCauses:
+        """The same by cause."""
+        return IdleCauses(*(ns / NS_PER_US for ns in self.by_cause))
+
+    @figure
+    def marked(self) -> IdleCauses | None:
+        """That of the marked steps."""
+        return IdleCauses(*(ns / NS_PER_US for ns in self.marked_by_cause)) if self.marked_by_cause else None
 
 
-class Idle(Struct, frozen=True):
-    """Every rank's idle time by cause."""
+class Idle(Result, frozen=True):
+    """``results.idle``: why devices were idle."""
 
-    ranks: Sequence[RankIdle]
+    ranks: Annotated[Sequence[RankIdle], Doc("Each device.")]
 
-    def data(self) -> Json:
-        """``results.idle``."""
-        return {"ranks": [item.data() for item in self.ranks]}
+    TABLES = (
+        Table(
+            "Longest idle gaps",
+            "",
+            (
+                Column("Rank", lambda row: row[1]),
+                Column("Start (ms)", lambda row: row[0].start_ns / NS_PER_MS, None, 2),
+                Column("Duration (us)", lambda row: row[0].duration_us),
+                Column("Main cause", lambda row: _name_cause(row[0].cause)),
+                Column("Of it (%)", lambda row: percent_of(row[0].cause_ns, row[0].duration_ns)),
+                Column("Previous event", lambda row: row[0].before),
+                Column("Next event", lambda row: row[0].after),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """A table of causes, and the longest gaps."""
@@ -123,9 +145,9 @@ class Idle(Struct, frozen=True):
             index for index, cause in enumerate(CAUSES) if cause not in _SHOWN_WHERE_PRESENT or self._is_present(index)
         ]
         columns = (
-            Column("Rank"),
-            Column("Idle (ms)", 2),
-            *(Column(f"{_title(CAUSES[index])} (%)") for index in shown),
+            report.Column("Rank"),
+            report.Column("Idle (ms)", 2),
+            *(report.Column(f"{_title(CAUSES[index])} (%)") for index in shown),
         )
         rows = tuple(
             (label, sum(rank.row) / NS_PER_MS, *(percent_of(rank.row[index], sum(rank.row)) for index in shown))
@@ -163,40 +185,16 @@ class Idle(Struct, frozen=True):
             ((gap, label, rank.rank or 0) for label, rank in labelled for gap in rank.longest),
             key=lambda entry: (-entry[0].duration_ns, entry[2], entry[0].start_ns),
         )
-        rows = tuple(
-            (
-                label,
-                gap.start_ns / NS_PER_MS,
-                gap.duration_ns / NS_PER_US,
-                _title(gap.cause).lower() if gap.cause != "cuda_call" else _title(gap.cause),
-                percent_of(gap.cause_ns, gap.duration_ns),
-                gap.before,
-                gap.after,
-            )
-            for gap, label, _ in gaps
-        )
-        columns = (
-            Column("Rank"),
-            Column("Start (ms)", 2),
-            Column("Duration (us)"),
-            Column("Main cause"),
-            Column("Of it (%)"),
-            Column("Previous event"),
-            Column("Next event"),
-        )
-        return Section("Longest idle gaps", columns, rows)
-
-
-_KEYS = tuple(f"{cause}_us" for cause in CAUSES)
-
-
-def _in_microseconds(causes: tuple[int, ...]) -> dict[str, Json]:
-    return {key: ns / NS_PER_US for key, ns in zip(_KEYS, causes, strict=True)}
+        return self.TABLES[0].section(gaps)
 
 
 def _title(cause: str) -> str:
     """A cause as people write it."""
     return "CUDA call" if cause == "cuda_call" else cause.replace("_", " ").capitalize()
+
+
+def _name_cause(cause: str) -> str:
+    return _title(cause) if cause == "cuda_call" else _title(cause).lower()
 
 
 def measure(trace: Trace) -> tuple[RankIdle, ...]:
@@ -233,8 +231,8 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
         device=device,
         trace=trace.path,
         window=int(end.max()) - first_ns,
-        causes=tuple(idle.parts.sum(axis=1).tolist()),
-        marked=tuple(gaps_of_steps(trace, device, steps).sum(axis=1).tolist()) if steps else None,
+        by_cause=tuple(idle.parts.sum(axis=1).tolist()),
+        marked_by_cause=tuple(gaps_of_steps(trace, device, steps).sum(axis=1).tolist()) if steps else None,
         gaps=len(idle.gaps),
         unknown_reason=_why_unknown(trace, idle),
         longest=_longest(trace, idle, rows[np.argsort(end, kind="stable")], first_ns),

@@ -8,16 +8,17 @@ are read on request only.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import reduce
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Cell, Column, Json, Section, percent_of
+from perfscope.report import Section, percent_of
+from perfscope.result import MS_OF_US, PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
@@ -72,90 +73,76 @@ class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
                 raise ValueError("times are not those of the names")
 
 
-class Kernels(Struct, frozen=True):
-    """Every kernel, copy and fill by name, the most expensive first.
+class LaunchTimes(Figures, frozen=True):
+    """How often something ran, and how long."""
 
-    Attributes:
-        names: Name, work and times.
-        operators: Operator and times; absent where the operators were not read.
-        doubtful: Time in kernels that are classified as compute although their names suggest communication.
-        unknown: Kernels classified as compute that ran on streams of communication alone, and that nobody knows.
-    """
+    name: Annotated[str, Doc("Its name.")]
+    calls: Annotated[int, Doc("How often, over all ranks.")]
+    total_us: Annotated[float, Doc("How long; kernels that run at once are each counted in full.")]
+    fraction: Annotated[float | None, Doc("``total_us`` over that of all kernels.")]
+    mean_us: Annotated[float, Doc("``total_us / calls``.")]
+    min_us: Annotated[float, Doc("The shortest one.")]
+    max_us: Annotated[float, Doc("The longest one.")]
 
-    names: tuple[tuple[str, Work, Times], ...]
-    operators: tuple[tuple[str, Times], ...] | None
-    doubtful: int
-    unknown: tuple[str, ...] = ()
 
-    @property
-    def total(self) -> int:
-        """Time of all of them, in nanoseconds."""
-        return sum(times.total for _, _, times in self.names)
+class KernelWork(LaunchTimes, frozen=True):
+    """A kernel, copy or fill by name."""
 
-    def data(self) -> Json:
-        """``results.kernels``."""
-        return {
-            "total_us": self.total / NS_PER_US,
-            "names": [
-                {"name": name, "work": work.name.lower(), **self._times(times)} for name, work, times in self.names
-            ],
-            "operators": None
-            if self.operators is None
-            else [{"name": name, **self._times(times)} for name, times in self.operators],
-            "doubtful_us": self.doubtful / NS_PER_US,
-            "unknown": list(self.unknown),
-        }
+    work: Annotated[str, Doc("``compute``, ``communication`` or ``copy``.")]
 
-    def _times(self, times: Times) -> dict[str, Json]:
-        return {
-            "calls": times.calls,
-            "total_us": times.total / NS_PER_US,
-            "fraction": times.total / self.total if self.total else None,
-            "mean_us": times.total / times.calls / NS_PER_US,
-            "min_us": times.shortest / NS_PER_US,
-            "max_us": times.longest / NS_PER_US,
-        }
+
+_TIMES = (
+    Column("Calls", "calls"),
+    Column("Total (ms)", "total_us", MS_OF_US, 2),
+    Column("Share (%)", "fraction", PERCENT),
+    Column("Mean (us)", "mean_us"),
+    Column("Max (us)", "max_us"),
+)
+
+
+class Kernels(Result, frozen=True):
+    """``results.kernels``: kernels by name and by the operator that launched them."""
+
+    total_us: Annotated[float, Doc("Time of all of them.")]
+    names: Annotated[tuple[KernelWork, ...], Doc("By name, the most expensive first.")]
+    operators: Annotated[
+        tuple[LaunchTimes, ...] | None,
+        Doc("By the innermost operator that launched them; None where operators were not read."),
+    ]
+    doubtful_us: Annotated[
+        float, Doc("Time in kernels that count as compute although their names suggest communication.")
+    ]
+    unknown: Annotated[
+        tuple[str, ...],
+        Doc("Kernels that ran on streams of communication alone, and count as compute because no pattern knows them."),
+    ] = ()
+
+    TABLES = (
+        Table("Kernels", "names", (Column("Kernel", "name", short_name), Column("Work", "work"), *_TIMES)),
+        Table("Kernels by operator", "operators", (Column("Operator", "name"), *_TIMES)),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """The most expensive ones."""
-        columns = (
-            Column("Calls"),
-            Column("Total (ms)", 2),
-            Column("Share (%)"),
-            Column("Mean (us)"),
-            Column("Max (us)"),
-        )
-        rows = tuple(
-            (short_name(name), work.name.lower(), *self._cells(times)) for name, work, times in self.names[:_MOST_ROWS]
-        )
-        notes = [f"{len(self.names)} distinct names. Kernels that overlap in time are each counted in full."]
-        if self.doubtful:
-            share = percent_of(self.doubtful, self.total)
-            notes.append(
-                f"{share:.1f} % of the time is in kernels classified as compute whose names suggest communication."
-            )
+        by_name, by_operator = self.TABLES
+        sections = [by_name.section(self.names[:_MOST_ROWS], self._notes())]
+        if self.operators is not None:
+            note = "`--only roofline` says how far operators are from what the GPU can do, where the trace has shapes."
+            sections.append(by_operator.section(self.operators[:_MOST_ROWS], [note]))
+        return tuple(sections)
+
+    def _notes(self) -> Iterator[str]:
+        yield f"{len(self.names)} distinct names. Kernels that overlap in time are each counted in full."
+        if self.doubtful_us:
+            share = percent_of(self.doubtful_us, self.total_us)
+            yield f"{share:.1f} % of the time is in kernels classified as compute whose names suggest communication."
         if self.unknown:
             named = ", ".join(map(short_name, self.unknown[:_MOST_NAMED]))
             more = f" and {len(self.unknown) - _MOST_NAMED} more" if len(self.unknown) > _MOST_NAMED else ""
-            notes.append(
+            yield (
                 f"On streams of communication alone ran kernels that no pattern knows: {named}{more}. They count as "
                 "compute; `--kernels FILE` makes them communication."
             )
-        sections = [Section("Kernels", (Column("Kernel"), Column("Work"), *columns), rows, tuple(notes))]
-        if self.operators is not None:
-            launched = tuple((name, *self._cells(times)) for name, times in self.operators[:_MOST_ROWS])
-            note = "`--only roofline` says how far operators are from what the GPU can do, where the trace has shapes."
-            sections.append(Section("Kernels by operator", (Column("Operator"), *columns), launched, (note,)))
-        return tuple(sections)
-
-    def _cells(self, times: Times) -> tuple[Cell, ...]:
-        return (
-            times.calls,
-            times.total / NS_PER_MS,
-            percent_of(times.total, self.total),
-            times.total / times.calls / NS_PER_US,
-            times.longest / NS_PER_US,
-        )
 
 
 def measure(trace: Trace) -> KernelTimes | None:
@@ -191,21 +178,37 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
     if not partials:
         raise NoDevice("the traces contain no GPU events")
     merged = reduce(merge, partials)
+    names = tuple((name, Work(work), times) for (name, work), times in _by_total(merged.names, merged.times))
+    whole = sum(times.total for _, _, times in names)
     operators = None
     if merged.operators is not None and merged.operator_times is not None:
-        operators = tuple(_by_total(merged.operators, merged.operator_times))
-    names = tuple((name, Work(work), times) for (name, work), times in _by_total(merged.names, merged.times))
+        by_total = _by_total(merged.operators, merged.operator_times)
+        operators = tuple(LaunchTimes(name, *_figures(times, whole)) for name, times in by_total)
+    doubtful = sum(
+        times.total for name, work, times in names if work == Work.COMPUTE and looks_like_communication(name)
+    )
     return Kernels(
-        names=names,
+        total_us=whole / NS_PER_US,
+        names=tuple(KernelWork(name, *_figures(times, whole), work.name.lower()) for name, work, times in names),
         operators=operators,
-        doubtful=sum(
-            times.total for name, work, times in names if work == Work.COMPUTE and looks_like_communication(name)
-        ),
+        doubtful_us=doubtful / NS_PER_US,
         unknown=tuple(
             name
             for name, work, times in names
             if work == Work.COMPUTE and times.beside == times.total > 0 and not _PREPARES.search(name)
         ),
+    )
+
+
+def _figures(times: Times, whole: int) -> tuple[int, float, float | None, float, float, float]:
+    """What ``LaunchTimes`` has of times, which are a part of ``whole``."""
+    return (
+        times.calls,
+        times.total / NS_PER_US,
+        times.total / whole if whole else None,
+        times.total / times.calls / NS_PER_US,
+        times.shortest / NS_PER_US,
+        times.longest / NS_PER_US,
     )
 
 

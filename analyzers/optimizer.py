@@ -11,14 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import chain
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import union
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section
+from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
@@ -30,71 +30,50 @@ _IS_FOREACH = re.compile(r"multi_tensor_apply")
 _DECISIVE = 0.5
 
 
-class OptimizerStep(Struct, frozen=True, array_like=True):
-    """The optimizer of one device of one rank, over all marked steps.
+class OptimizerStep(Figures, frozen=True, array_like=True):
+    """The optimizer of one device; its figures are means of a marked step.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        name: The optimizer's class.
-        steps: How many steps are marked.
-        kernels: How many kernels it launched.
+        launched: How many kernels it launched in all marked steps.
         duration: Their time, in nanoseconds.
         idle: How long the device stood still between the first and the last of them in each step.
-        way: FUSED, FOREACH or LOOP.
     """
 
-    rank: int | None
-    device: int
-    name: str
-    steps: int
-    kernels: int
+    rank: Annotated[int | None, Doc("The rank.")]
+    device: Annotated[int, Doc("Index of its GPU.")]
+    name: Annotated[str, Doc("The optimizer's class.")]
+    steps: Annotated[int, Doc("How many steps are marked.")]
+    launched: int
     duration: int
     idle: int
-    way: str
-
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.optimizer.ranks``, of a mean step."""
-        return {
-            "rank": self.rank,
-            "device": self.device,
-            "name": self.name,
-            "steps": self.steps,
-            "kernels": self.kernels / self.steps,
-            "device_us": self.duration / self.steps / NS_PER_US,
-            "idle_us": self.idle / self.steps / NS_PER_US,
-            "way": self.way,
-        }
+    way: Annotated[str, Doc("``fused``, ``foreach`` or ``loop``.")]
+    kernels = InUnit("launched", 1, "Kernels that it launches.", per="steps")
+    device_us = InUnit("duration", NS_PER_US, "Their time.", per="steps")
+    idle_us = InUnit(
+        "idle", NS_PER_US, "How long the device stood still between the first and the last of them.", per="steps"
+    )
 
 
-class OptimizerTime(Struct, frozen=True):
-    """The optimizers of every rank."""
+class OptimizerTime(Result, frozen=True):
+    """``results.optimizer``: what the optimizer's step costs the device."""
 
-    ranks: Sequence[OptimizerStep]
+    ranks: Annotated[Sequence[OptimizerStep], Doc("Each optimizer of each device.")]
 
-    def data(self) -> Json:
-        """The value of ``results.optimizer``."""
-        return {"ranks": [item.data() for item in self.ranks]}
-
-    def sections(self) -> tuple[Section, ...]:
-        """A row a rank."""
-        columns = (
-            Column("Rank"), Column("Optimizer"), Column("Way"), Column("Kernels"), Column("Device (ms)", 3),
-            Column("Gaps (ms)", 3),
-        )  # fmt: skip
-        rows = tuple(
+    notes = ("Of a mean step: the kernels that were launched inside the marks of the optimizer's steps.",)
+    TABLES = (
+        Table(
+            "Optimizer",
+            "ranks",
             (
-                None if rank.rank is None else str(rank.rank),
-                rank.name,
-                rank.way,
-                rank.kernels / rank.steps,
-                rank.duration / rank.steps / NS_PER_MS,
-                rank.idle / rank.steps / NS_PER_MS,
-            )
-            for rank in self.ranks
-        )
-        note = "Of a mean step: the kernels that were launched inside the marks of the optimizer's steps."
-        return (Section("Optimizer", columns, rows, (note,)),)
+                Column("Rank", "rank", str),
+                Column("Optimizer", "name"),
+                Column("Way", "way"),
+                Column("Kernels", "kernels"),
+                Column("Device (ms)", "device_us", MS_OF_US, 3),
+                Column("Gaps (ms)", "idle_us", MS_OF_US, 3),
+            ),
+        ),
+    )
 
 
 def measure(trace: Trace) -> tuple[OptimizerStep, ...] | None:

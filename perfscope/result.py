@@ -26,6 +26,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from inspect import get_annotations, getdoc
+from itertools import chain
 from typing import (
     TYPE_CHECKING,
     Annotated,
@@ -66,6 +67,29 @@ else:
 
     class figure(property):  # noqa: N801 - it is used like property
         """A key of the JSON that follows from the fields; its docstring says what it is."""
+
+
+class InUnit:
+    """A key of the JSON that is a private number of the analyzer in a unit, such as microseconds of nanoseconds.
+
+    Args:
+        field: The private field, or property.
+        unit: What it is divided by.
+        text: What the key is.
+        per: A field that it is divided by first, such as the number of steps.
+    """
+
+    def __init__(self, field: str, unit: int, text: str, *, per: str = "") -> None:
+        self.field = field
+        self.unit = unit
+        self.text = text
+        self.per = per
+
+    def __get__(self, item: Item, kind: type) -> float:
+        if item is None:
+            return self  # type: ignore[return-value]  # the class has the definition
+        number = getattr(item, self.field)
+        return float((number / getattr(item, self.per) if self.per else number) / self.unit)
 
 
 # Units of columns: what a value of the JSON is in the unit of the heading.
@@ -128,8 +152,8 @@ class Table(Struct, frozen=True):
         items: Iterable[Item],
         notes: Iterable[str] = (),
         *,
-        totals: Iterable[Row] = (),
-        every: Iterable[Item] = (),
+        totals: Sequence[Row] = (),
+        most: int | None = None,
     ) -> Section:
         """The table as a section of a report.
 
@@ -137,17 +161,13 @@ class Table(Struct, frozen=True):
             items: Its rows.
             notes: Sentences below it.
             totals: Rows that are no items, such as the sum, below them.
-            every: All rows, where ``items`` are the first ones.
+            most: How many rows are shown; a note says how many are left out.
         """
-        totals = tuple(totals)
-        rows: Sequence[Row] = tuple(self.row(item) for item in items)
-        return Section(
-            self.title,
-            tuple(report.Column(column.heading, column.decimals) for column in self.columns),
-            (*rows, *totals) if totals else rows,
-            tuple(notes),
-            every=tuple(self.row(item) for item in every),
-        )
+        rows: Sequence[Row] = tuple(chain((self.row(item) for item in items), totals))
+        columns = tuple(report.Column(column.heading, column.decimals) for column in self.columns)
+        if most is None:
+            return Section(self.title, columns, rows, tuple(notes))
+        return report.long_table(self.title, columns, rows, tuple(notes), most=most)
 
 
 class Figures(Struct, frozen=True):
@@ -230,6 +250,10 @@ class ResultList(Result, frozen=True):
         return f"<{type(self).__name__}: {len(self)} entries>"
 
 
+#: What is a key of the JSON, and no field. Of a property of its own: `figure` is one for type checkers alone.
+_FIGURES = (figure, InUnit)
+
+
 @cache
 def keys_of(kind: type) -> tuple[str, ...]:
     """The keys of an object of JSON: the documented fields, then the figures; all fields of a dataclass of a record."""
@@ -239,7 +263,7 @@ def keys_of(kind: type) -> tuple[str, ...]:
     figures: dict[str, None] = {}
     for base in reversed(kind.__mro__):
         texts |= {name: str(hint) for name, hint in get_annotations(base).items()}
-        figures |= {name: None for name, value in vars(base).items() if type(value).__name__ == "figure"}
+        figures |= {name: None for name, value in vars(base).items() if isinstance(value, _FIGURES)}
     documented = [name for name in kind.__struct_fields__ if "Doc(" in texts[name]]  # type: ignore[attr-defined]
     return (*documented, *(name for name in figures if name not in documented))
 
@@ -275,7 +299,9 @@ def describe(kind: type) -> dict[str, tuple[Any, str]]:
     texts = _attributes(kind)
     described: dict[str, tuple[Any, str]] = {}
     for key in keys_of(kind):
-        if key not in hints:
+        if isinstance(getattr(kind, key), InUnit):
+            described[key] = float, getattr(kind, key).text
+        elif key not in hints:
             get = getattr(kind, key).fget
             described[key] = get_type_hints(get)["return"], " ".join((get.__doc__ or "").split())
         elif get_origin(hints[key]) is Annotated:

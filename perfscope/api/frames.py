@@ -7,37 +7,14 @@ absent is ``<NA>``.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_type_hints, is_typeddict
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 import pandas as pd
 
-from perfscope.analyzers.energy import GpuEnergy
-from perfscope.analyzers.gpus import Gpu
-from perfscope.analyzers.saves.result import Save
 from perfscope.analyzers.shared.step_selection import find_undisturbed, last_attempts
-from perfscope.analyzers.steps.result import RankSteps
-from perfscope.analyzers.throttling import GpuThrottling
-from perfscope.api.schema.device import (
-    CallerData,
-    DevicePartsData,
-    GapData,
-    KernelData,
-    PartsData,
-    RankIdleData,
-    StepPartsData,
-    TimesData,
-)
-from perfscope.api.schema.device import OptimizerData as OptimizerRow
-from perfscope.api.schema.findings import FindingData
-from perfscope.api.schema.gpus import ConventionData
-from perfscope.api.schema.host import HostPartsData, HostRankData, OperatorCountData, OperatorData, TermData
-from perfscope.api.schema.modules import ModuleData, OperatorWorkData
-from perfscope.api.schema.pipelines import PathPartData, ScenarioData, StageData, TimedStageData
-from perfscope.api.schema.ranks import AxisOverlapData, CollectiveData, GroupOverlapData, RankClockData, RankPaceData
-from perfscope.api.schema.steps import WindowCostData
+from perfscope.api.results import type_of
 from perfscope.errors import MissingInput, UsageError
 from perfscope.result import describe, is_object, to_object
 from perfscope.tables.columns import to_frame as to_columns
@@ -54,53 +31,39 @@ Untyped: TypeAlias = Any
 
 _DTYPES = {int: "Int64", float: "Float64", str: "string", bool: "boolean"}
 _RANK = ("rank", "device")
+#: Types of lists.
+_LISTS: tuple[Untyped, ...] = (list, tuple, Sequence)
 _NO_RECORDS = "traces have no records of steps; open a run of `perfscope profile`"
 
 
-@dataclass(frozen=True, slots=True)
-class Entries:
-    """A table of entries of one result.
-
-    Attributes:
-        result: The result.
-        path: Where its entries are: the keys of lists, one inside the other.
-        row: The type of an entry.
-        carried: Keys of the outer entries that each row has, too.
-    """
-
-    result: str
-    path: tuple[str, ...]
-    row: type
-    carried: tuple[str, ...] = ()
-
-
+#: Where the rows of each table are: a result, and the keys of lists in it, one inside the other.
 _ENTRIES = {
-    "findings": Entries("findings", (), FindingData),
-    "windows": Entries("cost", ("windows",), WindowCostData),
-    "saves": Entries("saves", ("saves",), Save),
-    "gpus": Entries("gpus", (), Gpu),
-    "energy": Entries("energy", ("gpus",), GpuEnergy),
-    "throttling": Entries("throttling", (), GpuThrottling),
-    "mfu": Entries("mfu", ("conventions",), ConventionData),
-    "breakdown": Entries("breakdown", ("ranks",), DevicePartsData),
-    "breakdown_steps": Entries("breakdown", ("ranks", "steps"), StepPartsData, _RANK),
-    "host": Entries("host", ("ranks",), HostRankData),
-    "overlap": Entries("overlap", ("groups",), GroupOverlapData),
-    "axes": Entries("overlap", ("axes",), AxisOverlapData),
-    "idle": Entries("idle", ("ranks",), RankIdleData),
-    "idle_gaps": Entries("idle", ("ranks", "longest"), GapData, _RANK),
-    "calls": Entries("calls", ("ranks", "callers"), CallerData, _RANK),
-    "optimizer": Entries("optimizer", ("ranks",), OptimizerRow),
-    "modules": Entries("modules", ("ranks", "modules"), ModuleData, ("rank",)),
-    "roofline": Entries("roofline", ("ranks", "operators"), OperatorWorkData, ("rank",)),
-    "kernels": Entries("kernels", ("names",), KernelData),
-    "operations": Entries("operations", ("ranks", "operators"), OperatorCountData, ("rank",)),
-    "collectives": Entries("collectives", ("operations",), CollectiveData),
-    "stragglers": Entries("stragglers", ("ranks",), RankPaceData),
-    "clocks": Entries("clock", ("ranks",), RankClockData),
-    "budget": Entries("budget", ("terms",), TermData),
-    "scenarios": Entries("whatif", ("scenarios",), ScenarioData),
-    "critical_path": Entries("whatif", ("critical_path",), PathPartData),
+    "findings": "findings",
+    "windows": "cost/windows",
+    "saves": "saves/saves",
+    "gpus": "gpus",
+    "energy": "energy/gpus",
+    "throttling": "throttling",
+    "mfu": "mfu/conventions",
+    "breakdown": "breakdown/ranks",
+    "breakdown_steps": "breakdown/ranks/steps",
+    "host": "host/ranks",
+    "overlap": "overlap/groups",
+    "axes": "overlap/axes",
+    "idle": "idle/ranks",
+    "idle_gaps": "idle/ranks/longest",
+    "calls": "calls/ranks/callers",
+    "optimizer": "optimizer/ranks",
+    "modules": "modules/ranks/modules",
+    "roofline": "roofline/ranks/operators",
+    "kernels": "kernels/names",
+    "operations": "operations/ranks/operators",
+    "collectives": "collectives/operations",
+    "stragglers": "stragglers/ranks",
+    "clocks": "clock/ranks",
+    "budget": "budget/terms",
+    "scenarios": "whatif/scenarios",
+    "critical_path": "whatif/critical_path",
 }
 
 
@@ -112,8 +75,11 @@ def to_frame(run: OpenedRun, name: str) -> pd.DataFrame:
         MissingInput: The run does not have it.
     """
     if name in _ENTRIES:
-        entries = _ENTRIES[name]
-        return _to_frame(list(_walk(run.results[entries.result].data(), entries.path, entries.carried)), entries)
+        result, *keys = _ENTRIES[name].split("/")
+        outer = _type_of(f"{result}/{keys[0]}") if len(keys) > 1 else None
+        carried = [key for key in _RANK if outer is not None and key in _hints(outer)]
+        rows = _walk(run.results[result].data(), keys, carried)
+        return _build([_flatten(row) for row in rows], {**dict.fromkeys(carried, "Int64"), **_columns(_ENTRIES[name])})
     if name in _TABLES:
         return _TABLES[name](run)
     raise UsageError(f"there is no frame {name!r}: the frames are {', '.join(NAMES)}")
@@ -132,11 +98,6 @@ def _walk(data: Untyped, path: Sequence[str], carried: Sequence[str]) -> Iterato
             yield {**{key: outer[key] for key in carried}, **row}
 
 
-def _to_frame(rows: Sequence[JsonRow], entries: Entries) -> pd.DataFrame:
-    dtypes = {**dict.fromkeys(entries.carried, "Int64"), **_columns(entries.row)}
-    return _build([_flatten(row) for row in rows], dtypes)
-
-
 def _build(rows: Sequence[JsonRow], dtypes: Mapping[str, str]) -> pd.DataFrame:
     columns = {
         column: pd.Series([row.get(column) for row in rows], dtype=dtype, name=column)
@@ -145,10 +106,28 @@ def _build(rows: Sequence[JsonRow], dtypes: Mapping[str, str]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
-def _columns(row: type, prefix: str = "") -> dict[str, str]:
-    """The columns of an entry and their types; a nested object is further columns, ``means_step_s``."""
+def _type_of(path: str) -> Untyped:
+    """The type of an entry, by the keys that lead to it from a result."""
+    result, *keys = path.split("/")
+    kind = _entry(type_of(result))
+    for key in keys:
+        kind = _entry(_hints(kind)[key])
+    return kind
+
+
+def _entry(hint: Untyped) -> Untyped:
+    """The type of the entries of a list; another type as it is."""
+    kind = _kind(hint)
+    return get_args(kind)[0] if get_origin(kind) in _LISTS else kind
+
+
+def _columns(row: Untyped, prefix: str = "") -> dict[str, str]:
+    """The columns of an entry, by its type or its path, and their types.
+
+    A nested object is further columns, ``means_step_s``.
+    """
     columns: dict[str, str] = {}
-    for key, hint in _hints(row).items():
+    for key, hint in _hints(_type_of(row) if isinstance(row, str) else row).items():
         kind = _kind(hint)
         if is_typeddict(kind) or is_object(kind):
             columns.update(_columns(kind, f"{prefix}{key}_"))
@@ -196,11 +175,9 @@ def _steps(run: OpenedRun) -> pd.DataFrame:
 
 def _ranks(run: OpenedRun) -> pd.DataFrame:
     """One row a rank: where it ran, its steps, and where its device's or host's time went in the marked steps."""
-    parts = PartsData if run.results.breakdown else HostPartsData
-    dtypes = {
-        "rank": "Int64", "host": "string", "device_name": "string",
-        **_columns(RankSteps), **_columns(parts),
-    }  # fmt: skip
+    parts = _columns("breakdown/ranks/marked" if run.results.breakdown else "host/ranks/steps")
+    parts.pop("name", None)
+    dtypes = {"rank": "Int64", "host": "string", "device_name": "string", **_columns("steps/ranks"), **parts}
     rows: dict[int | None, dict[str, Any]] = {}
     records = run.records
     for rank in records.ranks if records else ():
@@ -211,7 +188,7 @@ def _ranks(run: OpenedRun) -> pd.DataFrame:
     times: AnyResult = run.results.breakdown or run.results.host
     for entry in times.data()["ranks"] if times else ():
         row = rows.setdefault(entry["rank"], {"rank": entry["rank"]})
-        row.update({key: (entry.get("marked") or entry)[key] for key in _columns(parts)})
+        row.update({key: (entry.get("marked") or entry)[key] for key in parts})
     if not rows:
         raise MissingInput("there is neither a record of a rank nor a trace")
     return _build(list(rows.values()), dtypes)
@@ -221,9 +198,9 @@ def _operators(run: OpenedRun) -> pd.DataFrame:
     """Kernels by the operator that launched them; operators of the host where there is no device."""
     kernels = run.with_operators().results.kernels
     if kernels:
-        return _build([_flatten(row) for row in kernels.data()["operators"] or ()], _columns(TimesData))
+        return _build([_flatten(to_object(row)) for row in kernels.operators or ()], _columns("kernels/operators"))
     host = run.results.host.data()
-    return _build([_flatten(row) for row in host["operators"]], _columns(OperatorData))
+    return _build([_flatten(row) for row in host["operators"]], _columns("host/operators"))
 
 
 def _wall_clock(run: OpenedRun) -> pd.DataFrame:
@@ -255,9 +232,9 @@ def _pipeline(run: OpenedRun) -> pd.DataFrame:
     """The stages of a pipeline in a mean step: from traces, else from the passes that hooks timed."""
     bubble = run.results.pipeline_bubble
     if bubble:
-        return _build([_flatten(stage) for stage in bubble.data()["stages"]], _columns(StageData))
+        return _build([_flatten(stage) for stage in bubble.data()["stages"]], _columns("pipeline_bubble/stages"))
     stages = run.results.pipeline_steps.data()["stages"]
-    return _build([_flatten(stage) for stage in stages], _columns(TimedStageData))
+    return _build([_flatten(stage) for stage in stages], _columns("pipeline_steps/stages"))
 
 
 def _records(run: OpenedRun) -> Run:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
+from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
 
+from perfscope.analyzers.calls import Calls
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.idle import Idle
+from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.saves.result import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.throttling import Throttling
-from perfscope.api.schema.device import BreakdownData, CallsData, IdleData, KernelsData, OptimizerTimeData
+from perfscope.api.schema.device import BreakdownData
 from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
 from perfscope.api.schema.gpus import MfuData
@@ -26,6 +30,7 @@ from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown
 from perfscope.report import Section
 from perfscope.result import Result as TypedResult
+from perfscope.result import ResultList
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -173,10 +178,10 @@ class Results:
     breakdown: Result[BreakdownData] | Absent
     host: Result[HostData] | Absent
     overlap: Result[OverlapData] | Absent
-    idle: Result[IdleData] | Absent
-    calls: Result[CallsData] | Absent
-    optimizer: Result[OptimizerTimeData] | Absent
-    kernels: Result[KernelsData] | Absent
+    idle: Idle | Absent
+    calls: Calls | Absent
+    optimizer: OptimizerTime | Absent
+    kernels: Kernels | Absent
     operations: Result[OperationsData] | Absent
     collectives: Result[CollectivesData] | Absent
     stragglers: Result[StragglersData] | Absent
@@ -218,3 +223,12 @@ class Results:
 
     def __repr__(self) -> str:
         return f"<results: {', '.join(self._names)}>"
+
+
+def type_of(name: str) -> Any:  # noqa: ANN401 - a type
+    """The type of a result's data."""
+    hint = get_type_hints(Results)[name]
+    kind = next(kind for kind in get_args(hint) if kind is not Absent)
+    if isinstance(kind, type) and issubclass(kind, ResultList):
+        return get_type_hints(kind)[kind.__struct_fields__[0]]
+    return list[FindingData] if kind is Findings else (get_args(kind) or (kind,))[0]

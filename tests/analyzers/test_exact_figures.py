@@ -168,9 +168,9 @@ def test_the_causes_of_idle_time_add_up_to_it(
     (rank,) = idle.measure(trace)
     covered = [{ns for start, length in each for ns in range(start, start + length)} for each in (loading, waiting)]
     expected = oracle.idle_causes(timeline, covered[0], covered[1], LAUNCH_GAP_NS // TICK)
-    assert {cause: ns // TICK for cause, ns in zip(CAUSES, rank.causes, strict=True) if ns} == expected
+    assert {cause: ns // TICK for cause, ns in zip(CAUSES, rank.by_cause, strict=True) if ns} == expected
     (parts_of,) = breakdown.measure(trace)
-    assert sum(rank.causes) == parts_of.total.idle
+    assert sum(rank.by_cause) == parts_of.total.idle
 
 
 def exact() -> list[dict[str, Any]]:

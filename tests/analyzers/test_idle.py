@@ -196,7 +196,7 @@ def test_nothing_is_said_of_unknown_causes_outside_of_the_steps_in_the_table() -
     """The light trace begins with kernels that were launched before it, ahead of its first step."""
     (trace,) = (ROOT / "fixtures/light/ddp_host_bound/traces/light").glob("vm_2865*")
     (rank,) = idle.measure(read_trace(trace))
-    assert dict(zip(CAUSES, rank.causes, strict=True))["unknown"] > 0
+    assert dict(zip(CAUSES, rank.by_cause, strict=True))["unknown"] > 0
     (table, _) = idle.analyze([(rank,)]).sections()
     assert "Unknown (%)" not in [column.heading for column in table.columns]
     assert not any(note.startswith("Unknown") for note in table.notes)
@@ -211,7 +211,7 @@ def test_an_event_whose_launch_is_missing_says_why(tmp_path: Path, launch: int, 
     events = [events[0], kernel("second", 140 * US, 150 * US, launch=launch), events[2]]
     (rank,) = idle.measure(read_trace(write(tmp_path / "rank0.json", events)))
     assert reason in (rank.unknown_reason or "")
-    assert dict(zip(CAUSES, rank.causes, strict=True))["unknown"] == 40 * US
+    assert dict(zip(CAUSES, rank.by_cause, strict=True))["unknown"] == 40 * US
 
 
 def test_idle_time_of_marked_steps_is_told_apart_from_that_of_the_window(tmp_path: Path) -> None:
@@ -224,6 +224,6 @@ def test_idle_time_of_marked_steps_is_told_apart_from_that_of_the_window(tmp_pat
             events.append(call("cudaLaunchKernel", (first + 5 + index) * US, (first + 6 + index) * US, launch=launch))
             events.append(kernel("gemm", begin * US, (begin + 100) * US, launch=launch))
     (rank,) = idle.measure(read_trace(write(tmp_path / "rank0.json", events)))
-    assert sum(rank.causes) == 2 * 100 * US + 500 * US
-    assert rank.marked is not None
-    assert dict(zip(CAUSES, rank.marked, strict=True))["dependency"] == sum(rank.marked) == 200 * US
+    assert sum(rank.by_cause) == 2 * 100 * US + 500 * US
+    assert rank.marked_by_cause is not None
+    assert dict(zip(CAUSES, rank.marked_by_cause, strict=True))["dependency"] == sum(rank.marked_by_cause) == 200 * US

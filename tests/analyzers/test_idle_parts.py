@@ -163,17 +163,17 @@ def test_every_moment_of_idle_time_has_the_cause_that_the_trace_shows(
     with mock.patch.object(host_activity, "PAUSE_NS", PAUSE):
         (rank,) = idle.measure(trace)
     (parts,) = breakdown.measure(trace)
-    assert named(rank.causes) == oracle(launches, host, launches, 5000)
-    assert sum(rank.causes) == parts.total.idle
+    assert named(rank.by_cause) == oracle(launches, host, launches, 5000)
+    assert sum(rank.by_cause) == parts.total.idle
     steps = [[each for each in launches if first <= each.launched < last] for first, last in STEPS]
     expected: dict[str, int] = {}
     for members in steps:
         for cause, ns in (oracle(launches, host, members, 5000) if members else {}).items():
             expected[cause] = expected.get(cause, 0) + ns
-    assert (rank.marked is None) == (parts.marked is None)
-    if rank.marked is not None and parts.marked is not None:
-        assert named(rank.marked) == expected
-        assert sum(rank.marked) == parts.marked.idle
+    assert (rank.marked_by_cause is None) == (parts.marked is None)
+    if rank.marked_by_cause is not None and parts.marked is not None:
+        assert named(rank.marked_by_cause) == expected
+        assert sum(rank.marked_by_cause) == parts.marked.idle
 
 
 def measured(trace: str) -> tuple[Trace, idle.RankIdle]:
@@ -186,10 +186,10 @@ def measured(trace: str) -> tuple[Trace, idle.RankIdle]:
 def test_the_causes_of_real_traces_add_up_to_their_idle_time(trace: str) -> None:
     read, rank = measured(trace)
     (parts,) = breakdown.measure(read)
-    assert sum(rank.causes) == parts.total.idle
+    assert sum(rank.by_cause) == parts.total.idle
     assert parts.marked is not None
     assert sum(rank.marked or ()) == parts.marked.idle
-    assert named(rank.causes)["operator"] > 0
+    assert named(rank.by_cause)["operator"] > 0
 
 
 def test_the_causes_of_a_real_trace_without_its_operators_differ_in_the_host_s_alone() -> None:

@@ -24,7 +24,7 @@ from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.api.comparing import compare_locations
 from perfscope.api.opened_run import OpenedRun
 from perfscope.api.opening import open_run
-from perfscope.api.results import Findings, Results
+from perfscope.api.results import Results, type_of
 from perfscope.api.schema.comparison import ComparisonData
 from perfscope.api.schema.devices_over_time import LateRanksData
 from perfscope.api.schema.findings import FindingData, RegainData
@@ -32,7 +32,7 @@ from perfscope.api.schema.gpus import CounterCheckData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.windowed import SkippedData, WindowsData
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
-from perfscope.result import ResultList, describe, is_object
+from perfscope.result import describe, is_object
 from perfscope.sources.memory.reading import read_histories
 from tests.api.inputs import all_inputs
 from tests.conftest import ROOT
@@ -48,14 +48,7 @@ WITH_THESE = ("fixtures/whatif/base", "fixtures/findings/h200/unpinned", "fixtur
 @cache
 def types() -> dict[str, Any]:
     """The type of each result's data, by the result's name."""
-    hints = get_type_hints(Results)
-    given: dict[str, Any] = {}
-    for name, hint in hints.items():
-        result = next(kind for kind in get_args(hint) if kind.__name__ != "Absent")
-        given[name] = list[FindingData] if result is Findings else (get_args(result) or (result,))[0]
-        if isinstance(result, type) and issubclass(result, ResultList):
-            given[name] = get_type_hints(result)[result.__struct_fields__[0]]
-    return given
+    return {name: type_of(name) for name in get_type_hints(Results)}
 
 
 def structs(kind: Any, found: dict[str, type] | None = None) -> dict[str, type]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.kernels import Kernels, KernelWork
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
-from perfscope.constants import NS_PER_MS
+from perfscope.constants import US_PER_MS
 from perfscope.engine.run import Analysis
 from perfscope.page.part import Figure, Part
 from perfscope.page.parts.results import result_of, why_absent
@@ -34,28 +34,30 @@ def show_kernels(analysis: Analysis) -> Part:
             label,
             colour,
             tuple(
-                Span(
-                    row, 0, times.total / NS_PER_MS, f"{name}: {times.calls:,} calls, {times.total / NS_PER_MS:,.2f} ms"
-                )
-                for row, (name, work, times) in enumerate(shown)
-                if work is kind
+                Span(row, 0, kernel.total_us / US_PER_MS, _describe(kernel))
+                for row, kernel in enumerate(shown)
+                if kernel.work == work.name.lower()
             ),
         )
-        for kind, (label, colour) in _COLOURS.items()
-        if any(work is kind for _, work, _ in shown)
+        for work, (label, colour) in _COLOURS.items()
+        if any(kernel.work == work.name.lower() for kernel in shown)
     )
     chart = Chart(
         "The most expensive kernels",
         f"Time of the {len(shown)} most expensive of {len(kernels.names)} kernels and copies, over all ranks.",
         Values("ms over all ranks", low=0),
-        Categories("", tuple(short_name(name) for name, _, _ in shown)),
+        Categories("", tuple(short_name(kernel.name) for kernel in shown)),
         marks,
         row_height=20,
     )
     columns = (Column("Kernel"), Column("Calls"), Column("Total (ms)", 3), Column("Longest (ms)", 3))
     rows: list[tuple[Cell, ...]] = [
-        (name, times.calls, times.total / NS_PER_MS, times.longest / NS_PER_MS) for name, _, times in shown
+        (kernel.name, kernel.calls, kernel.total_us / US_PER_MS, kernel.max_us / US_PER_MS) for kernel in shown
     ]
     lead = f"{len(shown)} of {len(kernels.names)} names, by their time on all devices."
     figure = Figure((chart,), Section("The most expensive kernels", columns, tuple(rows)))
     return Part(_IDENTITY, _TITLE, lead, (figure,), kernels.sections())
+
+
+def _describe(kernel: KernelWork) -> str:
+    return f"{kernel.name}: {kernel.calls:,} calls, {kernel.total_us / US_PER_MS:,.2f} ms"
