@@ -32,10 +32,10 @@ from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity
 
+from benchmarks.gpt_torch import Training, build, option_parser
 from perfscope import hooks
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.hooks.start import PROCESS
-from benchmarks.gpt_torch import Training, build, option_parser
 
 _WARMUP = 20
 _UNDISTURBED = 100

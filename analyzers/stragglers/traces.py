@@ -36,7 +36,7 @@ from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_pro
 from perfscope.analyzers.stragglers.compute_pace import Comparison, Pace, compare
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, list_entries, long_table, percent
+from perfscope.report import Cell, Column, Json, Section, long_table, percent
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_bytes, format_ranges
@@ -218,8 +218,8 @@ class Stragglers(Struct, frozen=True):
             "straggler": self.straggler,
             "significant_us": self.significant / NS_PER_US,
             "compared": self.comparison.data() if self.comparison else None,
-            "groups": list_entries(self.groups, GroupWait.data),
-            "ranks": list_entries(self.ranks, _rank_data),
+            "groups": [group.data() for group in self.groups],
+            "ranks": [_rank_data(rank) for rank in self.ranks],
         }
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
