@@ -9,9 +9,45 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-def is_traced_alone() -> bool:
-    """Whether torch.export or a compiler runs this call with tensors that hold no values, outside any training."""
-    return bool(getattr(getattr(sys.modules["torch"], "compiler", None), "_is_compiling_flag", False))
+class Tracers:
+    """What torch may run a model for besides training, where a hook must look at no tensor: each look is recorded.
+
+    That is ``torch.jit.trace``, ``torch.export``, ``make_fx``, a mode that sees each operator or function, and a
+    transformation of ``torch.func``. The mode of ``torch.set_default_device`` records nothing.
+    """
+
+    def __init__(self) -> None:
+        self._compiler: object = None
+        self._tracing_state: Callable[[], object] = lambda: None
+        self._transforms: Callable[[], object] = lambda: None
+        self._dispatch_modes: Callable[[], int] = int
+        self._function_modes: Callable[[], int] = int
+
+    def use_torch(self) -> None:
+        """Ask torch from now on, where it has the functions."""
+        torch: Any = sys.modules["torch"]
+        library = getattr(torch, "_C", None)
+        self._compiler = getattr(torch, "compiler", None)
+        self._tracing_state = getattr(library, "_get_tracing_state", self._tracing_state)
+        self._dispatch_modes = getattr(library, "_len_torch_dispatch_stack", self._dispatch_modes)
+        self._function_modes = getattr(library, "_len_torch_function_stack", self._function_modes)
+        functorch = getattr(library, "_functorch", None)
+        self._transforms = getattr(functorch, "peek_interpreter_stack", self._transforms)
+
+    def are_active(self) -> bool:
+        """Whether one of them runs this call."""
+        if self._tracing_state() is not None or self._dispatch_modes() or self._transforms() is not None:
+            return True
+        count = self._function_modes()
+        return (count > 0 and _sees_functions(count)) or getattr(self._compiler, "_is_compiling_flag", False)
+
+
+def _sees_functions(count: int) -> bool:
+    at = sys.modules["torch"]._C._get_function_stack_at
+    return any(type(at(index)).__name__ != "DeviceContext" for index in range(count))
+
+
+TRACERS = Tracers()
 
 
 def _is_compiling() -> bool:

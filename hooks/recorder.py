@@ -19,7 +19,6 @@ from perfscope.wire.records import (
     EndRecord,
     NoteRecord,
     RankRecord,
-    StepRecord,
     WindowRecord,
     to_file,
     to_line,
@@ -74,14 +73,6 @@ class Recorder:
             self._answers = self._open(requests.ANSWERS_FILE)
         self.late.add(self._answers, answer.to_line)
 
-    def write_step(self, make_record: Callable[[], StepRecord]) -> None:
-        """Write one training step within two seconds, or with ``close``.
-
-        Raises:
-            Exception: An earlier one could not be written, because the disk is full or gone.
-        """
-        self.late.add(self.steps_file, lambda: to_line(make_record()))
-
     def close(self) -> None:
         """Write the records that wait.
 
@@ -90,7 +81,7 @@ class Recorder:
         """
         self.late.close()
 
-    def write_pending_step(self, record: StepRecord) -> None:
+    def write_pending_step(self, line: bytes) -> None:
         """Write a step that may be a part of another one, so that it is not lost where the process is killed.
 
         Raises:
@@ -98,7 +89,7 @@ class Recorder:
         """
         if self._pending_steps is None:
             self._pending_steps = self._open(wire.PENDING_STEPS_FILE)
-        self._pending_steps.append(to_line(record))
+        self._pending_steps.append(line)
 
     def clear_pending_steps(self) -> None:
         """The pending steps are known, and written or dropped."""

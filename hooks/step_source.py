@@ -28,6 +28,8 @@ class StepSource:
     Attributes:
         name: The boundary that was armed or reported last; None before any.
         chosen: The object that ends steps, as the user chose it; None where the rhythm of the objects decides.
+        alone: Reads the object whose boundaries are steps of their own; None where that is not known.
+        thread: The thread that trains; None before that is known.
     """
 
     def __init__(self, chosen: int | str | None = None) -> None:
@@ -37,9 +39,8 @@ class StepSource:
         self._unused = _Unused()
         self._rounds = StepRounds(self._emitters.is_finished)
         self._parts = 0
-        #: The object whose boundaries are steps of their own; None where that is not known.
-        self._alone: _Reference | None = None
-        self._thread: int | None = None
+        self.alone: _Reference | None = None
+        self.thread: int | None = None
         #: Whether the last note was about rounds; None before any.
         self._said: bool | None = None
 
@@ -58,28 +59,23 @@ class StepSource:
         if self.name is None or _priority(name) > _priority(self.name):
             self._set_name(name)
         elif name == self.name and self._emitters.are_all_finished():
-            self._alone = None
+            self.alone = None
             self._emitters.clear()  # another object goes on in the same way
-
-    @property
-    def thread(self) -> int | None:
-        """The thread that trains; None before that is known."""
-        return self._thread
 
     def set_training_thread(self) -> None:
         """Training runs in this thread; the profiler belongs to it."""
-        self._thread = threading.get_ident()
+        self.thread = threading.get_ident()
 
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains; the main thread until that is known."""
-        if self._thread is None:
-            return threading.current_thread() is threading.main_thread()
-        return threading.get_ident() == self._thread
+        if self.thread is None:
+            return threading.get_ident() == threading.main_thread().ident
+        return threading.get_ident() == self.thread
 
     def add_optimizer(self, optimizer: object) -> None:
         """An optimizer was built, which may step in turn with others."""
         if self.chosen is None and not self._emitters.has(optimizer):
-            self._alone = None
+            self.alone = None
             self._unused.add(optimizer)
 
     def is_last(self, emitter: object) -> bool:
@@ -107,22 +103,22 @@ class StepSource:
         sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
         awaits_none = name != "optimizer" or not self._unused
         is_alone = self.chosen is None and awaits_none and self._rounds.is_alone(self._emitters.last_number)
-        self._alone = self._emitters.last_reference if is_alone else None
+        self.alone = self._emitters.last_reference if is_alone else None
         return sizes
 
     def trains_alone(self, name: str, emitter: object) -> bool:
         """Whether a boundary is a step of its own, as in nearly every step: ``on_boundary`` need not be asked."""
         return (
-            self._alone is not None
-            and self._alone() is emitter
+            self.alone is not None
+            and self.alone() is emitter
             and name == self.name
-            and threading.get_ident() == self._thread
+            and threading.get_ident() == self.thread
         )
 
     def _find_steps(self, name: str, emitter: object, *, continues: bool, may_wait: bool) -> tuple[int, ...] | None:
-        if self._thread is None:
+        if self.thread is None:
             self.set_training_thread()
-        if threading.get_ident() != self._thread or not self.counts(name):
+        if threading.get_ident() != self.thread or not self.counts(name):
             return None
         if name != self.name:
             self._set_name(name)
@@ -172,7 +168,7 @@ class StepSource:
         return (size,)
 
     def _set_name(self, name: str) -> None:
-        self.name, self._alone = name, None
+        self.name, self.alone = name, None
         self._emitters.clear()
         self._rounds = StepRounds(self._emitters.is_finished)
 

@@ -18,7 +18,7 @@ _HOOKS = (
     "/hooks/timers/",
     "/hooks/facts/",
     "/hooks/guard.py",
-    "/hooks/quick_hooks.py",
+    "/hooks/capture.py",
 )
 _LIBRARIES = ("/torch/", "/deepspeed/", "<frozen", "<string>", *_HOOKS)
 _STANDARD_LIBRARY = "/lib/python3"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import threading
 import weakref
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perfscope.hooks import introspection
 from perfscope.hooks.facts.module_tree import named_parameters
-from perfscope.hooks.introspection import COMPILER, is_grad_enabled, subclasses
+from perfscope.hooks.introspection import is_grad_enabled, subclasses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,9 +38,12 @@ if TYPE_CHECKING:
 #: A module that holds fewer of the optimizer's parameters is not the model.
 _SMALLEST_SHARE = 0.5
 _COMPILED = "OptimizedModule"
-_get_ident = threading.get_ident
 #: The threads that run a watched model: a set is quicker than a variable of each thread.
-_in_model: set[int] = set()
+in_model: set[int] = set()
+#: By the numbers that wrappers have. Libraries pickle classes of a script by value, with all that a wrapper refers to:
+#: it has its number, and reaches the rest by this module, which is pickled by its name.
+watched_classes: dict[int, WatchedCalls] = {}
+here: Any = sys.modules[__name__]
 
 
 def find_model(torch: Any, optimizer: Any) -> list[Any]:
@@ -97,11 +102,41 @@ def _has_compiled(torch: Any) -> bool:
     return bool(counters and counters.get("frames", {}).get("total", 0))
 
 
-class _OwnCall:
-    """A class's own ``__call__``, under the name by which one of its parents has one."""
+class WatchedCalls:
+    """The calls of a class of the model.
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.__call__ = function
+    Attributes:
+        original: Its ``__call__`` before it was wrapped.
+        call: The same, where it is the class's own; None where the class inherits it from ``base``. It is
+            then looked up in each step, because marks of modules are put around it while a window is open.
+        is_output_wanted: Whether further outputs are wanted.
+    """
+
+    def __init__(
+        self,
+        owner: Any,
+        references: list[weakref.ref[Any]],
+        on_call: ModelCall,
+        on_output: ModelOutput,
+        is_over: Callable[[], bool],
+    ) -> None:
+        self.base = next(parent for parent in owner.__mro__ if "__call__" in vars(parent))
+        self.original: Callable[..., Any] = owner.__call__
+        self.call = self.original if self.base is owner else None
+        self.references = references
+        self.on_call, self.on_output = on_call, on_output
+        self.is_output_wanted = True
+        self._is_over = is_over
+
+    def is_watched(self, module: Any) -> bool:
+        """Whether a module is the one that is trained, or takes its place now."""
+        if any(module is watched() for watched in self.references):
+            return True
+        if not (module.training and is_grad_enabled() and (self.references[0]() is None or self._is_over())):
+            return False
+        self.references[:] = [weakref.ref(module)]
+        self.is_output_wanted = True
+        return True
 
 
 def _wrap_calls(
@@ -111,40 +146,30 @@ def _wrap_calls(
     on_output: ModelOutput,
     is_over: Callable[[], bool],
 ) -> None:
-    original = owner.__call__
-    # An inherited call is looked up in each step: while a window is open, marks of modules are put around it.
-    base = next(parent for parent in owner.__mro__ if "__call__" in vars(parent))
-    current = base if base is not owner else _OwnCall(original)
-    is_output_wanted = True
-
-    def is_watched(module: Any) -> bool:
-        nonlocal is_output_wanted
-        if any(module is watched() for watched in references):
-            return True
-        if not (module.training and is_grad_enabled() and (references[0]() is None or is_over())):
-            return False
-        references[:] = [weakref.ref(module)]
-        is_output_wanted = True
-        return True
+    original, number = owner.__call__, len(watched_classes)
+    watched_classes[number] = WatchedCalls(owner, references, on_call, on_output, is_over)
 
     @functools.wraps(original)
     def reporting_call(self: Any, *args: object, **kwargs: object) -> Any:
-        nonlocal is_output_wanted
-        if COMPILER.is_tracing():
+        if introspection.COMPILER.is_tracing():
             return original(self, *args, **kwargs)
-        thread = _get_ident()
-        if thread in _in_model or (references[0]() is not self and not is_watched(self)):
-            return current.__call__(self, *args, **kwargs)
-        on_end = on_call(args, kwargs, in_training_mode=self.training)
-        _in_model.add(thread)
+        calls = here.watched_classes.get(number)
+        if calls is None or calls.original is not original:  # in another process nobody watches the class
+            return original(self, *args, **kwargs)
+        call = calls.call or calls.base.__call__
+        thread = threading.get_ident()
+        if thread in here.in_model or (calls.references[0]() is not self and not calls.is_watched(self)):
+            return call(self, *args, **kwargs)
+        on_end = calls.on_call(args, kwargs, in_training_mode=self.training)
+        here.in_model.add(thread)
         try:
-            output = current.__call__(self, *args, **kwargs)
+            output = call(self, *args, **kwargs)
         finally:
-            _in_model.discard(thread)
+            here.in_model.discard(thread)
             if on_end is not None:
                 on_end()
-        if is_output_wanted and self.training:
-            is_output_wanted = on_output(output) is not False
+        if calls.is_output_wanted and self.training:
+            calls.is_output_wanted = calls.on_output(output) is not False
         return output
 
     owner.__call__ = reporting_call

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.introspection import COMPILER
-from perfscope.hooks.timers.probes import PROBES
+from perfscope.hooks import introspection
+from perfscope.hooks.timers import probes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
     #: Called with an optimizer, what its step returned, and when, on the monotonic clock.
     Report: TypeAlias = Callable[[Any, Any, int], None]
 
-_clock, _get_ident = time.monotonic_ns, threading.get_ident
+    #: What a class reports to, and what is called before its steps.
+    Watcher: TypeAlias = tuple[Report, Callable[[], None] | None]
+
 #: The threads that are inside a step of an optimizer: a set is quicker than a variable of each thread.
-_stepping: set[int] = set()
+stepping: set[int] = set()
 #: Calls a report from compiled code; empty until torch._dynamo is loaded, because nothing is compiled before that.
-_exits_from_graphs: list[Callable[[Report, Any, Any], None]] = []
+exits_from_graphs: list[Callable[[int, Any, Any], None]] = []
+#: By the numbers that wrappers have. Libraries pickle classes of a script by value, with all that a wrapper refers to:
+#: it has its number, and reaches the rest by this module, which is pickled by its name.
+watchers: dict[int, Watcher] = {}
+here: Any = sys.modules[__name__]
 
 
 def wrap_outermost_step(
@@ -41,32 +48,36 @@ def wrap_outermost_step(
     step = owner.step
     if getattr(step, "_perfscope", False):
         return
+    number = len(watchers)
 
-    def report_compiled(optimizer: Any, result: Any, now_ns: int) -> None:
-        (report or capture.on_optimizer_step)(optimizer, result, now_ns)
+    def report_to_capture(optimizer: Any, result: Any, now_ns: int) -> None:
+        capture.on_optimizer_step(optimizer, result, now_ns)  # to look it up any earlier would begin the capture
+
+    watchers[number] = report or report_to_capture, before
 
     @functools.wraps(step)
     def reporting_step(self: Any, *args: object, **kwargs: object) -> Any:
-        if COMPILER.is_tracing():
+        if introspection.COMPILER.is_tracing():
             result = step(self, *args, **kwargs)
-            for leave_graph in _exits_from_graphs:
-                leave_graph(report_compiled, self, result)
+            for leave_graph in here.exits_from_graphs:
+                leave_graph(number, self, result)
             return result
-        thread = _get_ident()
-        if thread in _stepping:
+        thread = threading.get_ident()
+        if thread in here.stepping or number not in here.watchers:  # in another process nobody watches the class
             return step(self, *args, **kwargs)
+        report, before = here.watchers[number]
         if before is not None:
             before()
-        if PROBES.is_on:
-            PROBES.on_update()
-        _stepping.add(thread)
+        if probes.PROBES.is_on:
+            probes.PROBES.on_update()
+        here.stepping.add(thread)
         try:
             result = step(self, *args, **kwargs)
         finally:
-            _stepping.discard(thread)
-        if PROBES.is_on:
-            PROBES.on_update_end()
-        (report or capture.on_optimizer_step)(self, result, _clock())
+            here.stepping.discard(thread)
+        if probes.PROBES.is_on:
+            probes.PROBES.on_update_end()
+        report(self, result, time.monotonic_ns())
         return result
 
     # Versions of torch.compile replace a hooked step by its __wrapped__, which would take our wrapper off.
@@ -82,8 +93,8 @@ def report_compiled_steps(disable: Callable[[Any], Any]) -> None:
     A compiled optimizer step breaks its graph in any case, around its own ``no_grad``.
     """
 
-    def report_outermost(report: Report, optimizer: Any, result: Any) -> None:
-        if _get_ident() not in _stepping:
-            report(optimizer, result, _clock())
+    def report_outermost(number: int, optimizer: Any, result: Any) -> None:
+        if threading.get_ident() not in stepping and number in watchers:
+            watchers[number][0](optimizer, result, time.monotonic_ns())
 
-    _exits_from_graphs[:] = [disable(report_outermost)]
+    exits_from_graphs[:] = [disable(report_outermost)]

@@ -10,7 +10,7 @@ from perfscope.hooks.facts.startup import note_torch_loaded
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import report_first_call, wrap_functions
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.introspection import COMPILER, subclasses
+from perfscope.hooks.introspection import COMPILER, TRACERS, subclasses
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -61,6 +61,7 @@ def patch_torch(_module: ModuleType, _capture: Capture) -> None:
     """Note when torch was loaded: this runs when its own code has run."""
     note_torch_loaded()
     COMPILER.use_torch()
+    TRACERS.use_torch()
 
 
 def patch_compilation(module: ModuleType, capture: Capture) -> None:

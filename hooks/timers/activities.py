@@ -18,6 +18,7 @@ from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDA
 from perfscope.wire.records import Span
 
 if TYPE_CHECKING:
+    from perfscope.hooks.step import StepAccumulator
     from perfscope.hooks.timers.saves import SaveTimer
 
 #: A step that compiles more often is recorded with the first compilations only.
@@ -31,18 +32,13 @@ class ActiveProcess(Protocol):
     dead: bool
     pid: int
     save_timer: SaveTimer
+    step: StepAccumulator
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
 
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
-
-    def take_over(self) -> None:
-        """What the running step has shown in quick hooks becomes this timer's, as far as it is about activities."""
-
-    def end_guarded(self) -> None:
-        """There is something to say at the end of the running step."""
 
 
 @dataclass
@@ -76,17 +72,14 @@ class StepActivities:
     Attributes:
         spans: What ended.
         no_grad_ns: Time of validation and generation, without saves inside.
-        first_sign_ns: When the step first showed that it trains; None before that.
     """
 
     spans: list[Span] = field(default_factory=list)
     no_grad_ns: int = 0
-    first_sign_ns: int | None = None
 
-    def gap_ns(self, began_ns: int | None) -> int | None:
-        """How long the step did not show that it trains; None where that, or when it began, is unknown."""
-        gap_ns = None if began_ns is None or self.first_sign_ns is None else self.first_sign_ns - began_ns
-        return gap_ns if gap_ns is not None and gap_ns > 0 else None
+
+#: Those of most steps.
+NO_ACTIVITIES = StepActivities()
 
 
 class ActivityTimer:
@@ -94,19 +87,17 @@ class ActivityTimer:
 
     Attributes:
         hook_ns: Time that they took.
+        evaluation: The stretch without gradients that is under way; None without one.
     """
 
     def __init__(self, process: ActiveProcess) -> None:
         self.hook_ns = 0
+        self.evaluation: _Evaluation | None = None
         self._process = process
         self._step = StepActivities()
-        self._evaluation: _Evaluation | None = None
         self._depth = 0
-        #: When the first batch was asked for that nothing has used yet, and the wait for all such batches.
-        self._batch: tuple[int, int] | None = None
         self._compilations = 0
         self._compiling_since_ns = 0
-        self._has_training_mode = False
         GarbageWatch(self._on_garbage_collected, time.monotonic_ns)
 
     @property
@@ -124,42 +115,30 @@ class ActivityTimer:
         self._process.abandon(reason)
 
     @property
-    def is_evaluating(self) -> bool:
-        """Whether a stretch without gradients is under way."""
-        return self._evaluation is not None
-
-    @property
-    def is_in_call(self) -> bool:
-        """Whether a framework's own call validates or generates."""
-        return self._depth > 0
-
-    def is_evaluation(self, *, has_gradients: bool, in_training_mode: bool) -> bool:
-        """Whether a forward pass belongs to a validation.
-
-        Evaluation mode alone says so only where the model is in training mode at other times: some train without it.
-        """
-        self._has_training_mode |= has_gradients and in_training_mode
-        return self.is_in_call or not has_gradients or (self._has_training_mode and not in_training_mode)
+    def has_spans(self) -> bool:
+        """Whether anything ended since the last step boundary."""
+        return bool(self._step.spans)
 
     @property
     def awaits_training(self) -> bool:
         """Whether a sign of training says anything new: the step showed none, a batch waits, or a validation runs."""
-        return self._step.first_sign_ns is None or self._batch is not None or self._evaluation is not None
+        step = self._process.step
+        return not step.sign_ns or bool(step.batch_ns) or self.evaluation is not None
 
-    def on_training(self) -> None:
+    def on_training(self, now_ns: int) -> None:
         """The training thread runs the model with gradients: a validation ended, and the step has begun."""
-        now_ns = time.monotonic_ns()
-        if self._step.first_sign_ns is None:
-            self._step.first_sign_ns = now_ns if self._batch is None else self._batch[0]
+        step = self._process.step
+        if not step.sign_ns:
+            step.sign_ns = step.batch_ns or now_ns
         self.end_evaluation(now_ns)
-        self._batch = None
+        step.batch_ns = step.batch_wait_ns = 0
 
     def on_loader_end(self, now_ns: int, wait_ns: int) -> bool:
         """A data loader had no more batches; whether it was that of a validation."""
-        if self._evaluation is None:
+        if self.evaluation is None:
             return False
-        self._evaluation.extend(now_ns, self._process.save_timer.stalled_ns)
-        self._evaluation.wait_ns += wait_ns
+        self.evaluation.extend(now_ns, self._process.save_timer.stalled_ns)
+        self.evaluation.wait_ns += wait_ns
         return True
 
     def on_first_step(self) -> None:
@@ -169,8 +148,9 @@ class ActivityTimer:
 
     def on_batch(self, began_ns: int, wait_ns: int) -> None:
         """A batch was loaded with gradients on: for training, unless a forward pass without them follows."""
-        first_ns, waited_ns = self._batch or (began_ns, 0)
-        self._batch = first_ns, waited_ns + wait_ns
+        step = self._process.step
+        step.batch_ns = step.batch_ns or began_ns
+        step.batch_wait_ns += wait_ns
 
     def on_first_batch(self, began_ns: int, now_ns: int) -> None:
         """The first batch of training was loaded, before the first step began."""
@@ -182,10 +162,10 @@ class ActivityTimer:
 
         Where a checkpoint was saved meanwhile, the validation ended before that.
         """
-        evaluation = self._evaluation
+        evaluation = self.evaluation
         if evaluation is not None and not self._depth:
             if self._process.save_timer.stalled_ns == evaluation.last_stalled_ns:
-                evaluation.extend(now_ns if self._batch is None else self._batch[0], evaluation.last_stalled_ns)
+                evaluation.extend(self._process.step.batch_ns or now_ns, evaluation.last_stalled_ns)
             self._close()
 
     def on_evaluation(self, began_ns: int, wait_ns: int = 0) -> int:
@@ -194,40 +174,42 @@ class ActivityTimer:
         Returns:
             How long training seemed to wait for batches that turn out to be the validation's.
         """
-        first_ns, moved_ns = self._batch or (began_ns, 0)
-        self._batch = None
+        step = self._process.step
+        first_ns, moved_ns = step.batch_ns or began_ns, step.batch_wait_ns
+        step.batch_ns = step.batch_wait_ns = step.next_event = 0
         stalled_ns = self._process.save_timer.stalled_ns
-        if self._evaluation is None:
-            self._evaluation = _Evaluation(VALIDATION, first_ns, first_ns, stalled_ns, stalled_ns)
-        self._evaluation.extend(began_ns + wait_ns, stalled_ns)
-        self._evaluation.wait_ns += moved_ns + wait_ns
+        if self.evaluation is None:
+            self.evaluation = _Evaluation(VALIDATION, first_ns, first_ns, stalled_ns, stalled_ns)
+        self.evaluation.extend(began_ns + wait_ns, stalled_ns)
+        self.evaluation.wait_ns += moved_ns + wait_ns
         return moved_ns
 
     @hook_entry
     def on_evaluation_forward_end(self) -> None:
         """A forward pass of a validation returned."""
-        if self._evaluation is not None:
-            self._evaluation.extend(time.monotonic_ns(), self._process.save_timer.stalled_ns)
+        if self.evaluation is not None:
+            self.evaluation.extend(time.monotonic_ns(), self._process.save_timer.stalled_ns)
 
     @hook_entry
     def begin_call(self, kind: str) -> bool:
         """A framework validates, or a model generates, in one call; whether it is the training thread's."""
         if not self._process.is_training_thread():
             return False
-        self._process.take_over()
-        if self._evaluation is None:
+        if self.evaluation is None:
             self.on_evaluation(time.monotonic_ns())
-            if self._evaluation is not None:
-                self._evaluation.kind = kind
+            if self.evaluation is not None:
+                self.evaluation.kind = kind
         self._depth += 1
+        self._process.step.is_in_call = True
         return True
 
     @hook_entry
     def end_call(self) -> None:
         """That call returned: a validation that it was, or was part of, has lasted until now."""
         self._depth = max(self._depth - 1, 0)
+        self._process.step.is_in_call = self._depth > 0
         self.on_evaluation_forward_end()
-        if self._evaluation is not None and self._evaluation.kind == GENERATION and not self._depth:
+        if self.evaluation is not None and self.evaluation.kind == GENERATION and not self._depth:
             self._close()
 
     @hook_entry
@@ -258,15 +240,15 @@ class ActivityTimer:
 
     def take_step(self) -> StepActivities:
         """What happened in the step that ends here; a validation that is still open ended with its last sign."""
-        if self._batch is not None:
-            self.on_training()
+        if self._process.step.batch_ns:
+            self.on_training(time.monotonic_ns())
         if not self._depth:
             self._close()
         step, self._step = self._step, StepActivities()
         return step
 
     def _close(self) -> None:
-        evaluation, self._evaluation = self._evaluation, None
+        evaluation, self.evaluation = self.evaluation, None
         if evaluation is None:
             return
         stalled_ns = evaluation.last_stalled_ns - evaluation.stalled_ns
@@ -276,4 +258,4 @@ class ActivityTimer:
     def _add(self, span: Span) -> None:
         if len(self._step.spans) < _MOST_SPANS:
             self._step.spans.append(span)
-            self._process.end_guarded()
+            self._process.step.next_event = 0

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
     from perfscope.hooks.rank_files import RankFiles
+    from perfscope.hooks.step import StepAccumulator
 
 #: Asking whether a save is complete is no wait.
 _SHORTEST_WAIT_NS = 1_000_000
@@ -39,17 +40,14 @@ class SavingProcess(Protocol):
 
     dead: bool
     pid: int
-    steps: int
     files: RankFiles
+    step: StepAccumulator
 
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
 
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains."""
-
-    def end_guarded(self) -> None:
-        """There is something to say at the end of the running step."""
 
 
 @dataclass
@@ -254,7 +252,7 @@ class SaveTimer:
     @hook_entry
     def _begin(self, source: str, path: object, *, is_asynchronous: bool) -> Save | None:
         self.is_in_use = True
-        self._process.end_guarded()
+        self._process.step.next_event = 0
         is_stalling = self._process.is_training_thread()
         start_ns = time.monotonic_ns()
         if is_daemon_process():
@@ -262,7 +260,7 @@ class SaveTimer:
         save = Save(
             source=source,
             path=_path_text(path),
-            step=self._process.steps,
+            step=self._process.step.steps,
             start_ns=start_ns,
             is_asynchronous=is_asynchronous or not is_stalling,
             is_stalling=is_stalling,

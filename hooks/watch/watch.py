@@ -47,12 +47,14 @@ class WatchedTraining(Protocol):
     """The training that is watched.
 
     Attributes:
-        steps: Completed training steps.
         dead: Whether the capture has ended.
     """
 
-    steps: int
     dead: bool
+
+    @property
+    def steps(self) -> int:
+        """Completed training steps."""
 
     def last_boundary_ns(self) -> int | None:
         """When the last step ended, on the monotonic clock."""

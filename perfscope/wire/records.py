@@ -268,8 +268,16 @@ def to_line(
     | SetupRecord,
 ) -> bytes:
     """Encode a record as one line, without the fields that are unknown."""
-    fields = {name: value for name, value in vars(record).items() if value is not None}
-    return _ENCODER.encode(fields).encode() + b"\n"
+    return to_json_line(vars(record))
+
+
+def to_json_line(fields: Mapping[str, object]) -> bytes:
+    """Encode the fields of a record as one line, without those that are None.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    return _ENCODER.encode({name: value for name, value in fields.items() if value is not None}).encode() + b"\n"
 
 
 def to_file(document: Mapping[str, object]) -> bytes:

@@ -14,7 +14,7 @@ from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.reach.launch import build_environment, find_obstacles, prepare
 from perfscope.hooks.recorder import Recorder, replace_file
 from perfscope.hooks.selection import StepWindow, parse_ranks, parse_windows
-from perfscope.wire.records import StepRecord
+from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import run
 
 
@@ -127,7 +127,7 @@ def test_what_keeps_the_hook_away_is_said_before_the_start() -> None:
 def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
     first, second = Recorder(str(tmp_path), 3), Recorder(str(tmp_path), 3)
     for recorder in (first, second):
-        recorder.write_step(lambda: StepRecord(1, 1, "optimizer"))
+        recorder.late.add(recorder.steps_file, to_line, StepRecord(1, 1, "optimizer"))
         recorder.close()
     assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["00003", "00003.1"]
     assert (tmp_path / "ranks" / "00003.1" / "steps.jsonl").read_text() == (

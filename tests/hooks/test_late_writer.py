@@ -50,6 +50,7 @@ def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) 
     assert writer.take_news()[0] > 0
     assert writer.take_news() == (0, None)
     assert not writer.has_news
+    writer.close()
 
 
 def test_closing_writes_what_waits_to_each_file_in_order(file: Path, tmp_path: Path) -> None:
@@ -160,6 +161,7 @@ def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.Mo
     assert file.read_bytes()
     assert writer.error is None
     assert writer.take_news()[1] is None
+    writer.close()
 
 
 def test_a_script_that_joins_all_threads_does_not_wait_for_it(file: Path) -> None:
@@ -171,6 +173,7 @@ def test_a_script_that_joins_all_threads_does_not_wait_for_it(file: Path) -> Non
         time.sleep(0.01)
     assert writer.has_news
     assert threading.enumerate() == before
+    writer.close()
 
 
 def test_a_number_that_the_script_gave_to_its_own_file_is_not_written_to(file: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from perfscope import wire
+from perfscope.hooks import capture as capture_module
 from perfscope.hooks import guard
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
@@ -155,7 +156,8 @@ def test_a_thread_that_loads_ahead_does_not_train_and_training_does_not_wait_for
 def reported_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Records of pipeline steps that load batches and validate between their passes, by a clock of the test."""
     now_ns = 1_000_000
-    monkeypatch.setattr(time, "monotonic_ns", lambda: now_ns)
+    for module, name in ((time, "monotonic_ns"), (capture_module, "_clock")):
+        monkeypatch.setattr(module, name, lambda: now_ns)
     capture = Capture(Config(str(folder), parse_windows("1000"), nvml_hz=0))
     batch = [torch.zeros(2, 4, dtype=torch.long)]
 

@@ -1,7 +1,7 @@
 """Makes one function of perfscope's hooks after the other fail, each in a training of its own.
 
 The first training is only watched: what it calls is what can fail. Every later one begins with a new capture in which
-one of those functions raises. Not broken are what catches such failures (the guard, the quick hooks, and the stand-in
+one of those functions raises. Not broken are what catches such failures (the guard, and the stand-in
 that builds the capture), the numbers that the guard reads, the wrappers that make the script's own calls, and the one
 question that torch.compile reads in them.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 HOOKS = str(Path(sys.modules["perfscope.hooks"].__file__ or "").resolve().parent)
-CATCHES = ("guard", "boot", "imports", "quick_hooks")
-NUMBERS = [f"TrainingSteps.{name}" for name in ("dead", "hook_ns", "steps", "_step_started_ns")]
+CATCHES = ("guard", "boot", "imports")
+NUMBERS = [f"Capture.{name}" for name in ("dead", "hook_ns", "steps")]
 IN_THE_WRAPPERS = ("_is_compiling",)
 
 called: set[types.CodeType] = set()

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks import stragglers
 from perfscope.analyzers.stragglers.records import analyze
-from perfscope.hooks.quick_hooks import QuietSteps
+from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK
 from perfscope.sources.runs.host_times import to_host_times
 from perfscope.sources.runs.run import read_run
@@ -24,14 +24,14 @@ from tests.analyzers.stragglers.test_lateness import make_run, make_steps
 
 RUNS = sorted((stragglers.FIXTURES / "nccl").iterdir())
 WORK = ("cpu_ns", "delay_ns", "system_ns", "faults", "preempted")
-#: The guarded methods end the first steps, and read each time.
+#: The ends of the first steps are special, and read each time.
 FIRST_STEPS = 4
 
 
 def thin_out(table: Steps) -> Steps:
     """The steps as they were if the hooks had read no counters where they need not."""
     assert table.host is not None
-    quiet = QuietSteps()
+    quiet = StepAccumulator()
     is_slow = (table.window != "") | present(table.save_ns) | present(table.no_grad_ns) | (table.step <= FIRST_STEPS)
     knows_launcher = present(table.host.launcher_delay_ns).any()
     columns = [np.ma.filled(getattr(table.host, name), 0).tolist() for name in (*WORK, "launcher_delay_ns")]

@@ -7,9 +7,10 @@ from typing import Any, cast
 import pytest
 from torch import distributed
 
+from perfscope.hooks.capture import Capture
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.rank_files import RankFiles
-from perfscope.hooks.rank_position import RankPosition
+from perfscope.hooks.step import StepAccumulator
 
 
 class Files:
@@ -26,15 +27,12 @@ class Files:
         return None if self.layout is None else self.layout["sizes"]
 
 
-class Position(RankPosition):
+class Position(Capture):
     """A position whose failures are the test's."""
 
-    dead = False
-    hook_ns = 0
-
     def __init__(self, place: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
-        self.written = Files()
-        super().__init__(cast("RankFiles", self.written))
+        self.written, self.step = Files(), StepAccumulator()
+        self.files, self._layout = cast("RankFiles", self.written), None
         self._patch = monkeypatch
         self.move(place)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers import activities
 from perfscope.hooks.timers.activities import ActivityTimer, StepActivities
 from perfscope.wire import COMPILATION, GENERATION, VALIDATION
@@ -37,8 +38,7 @@ def process() -> Any:
         save_timer=SimpleNamespace(stalled_ns=0),
         is_training_thread=lambda: True,
         abandon=print,
-        take_over=lambda: None,
-        end_guarded=lambda: None,
+        step=StepAccumulator(),
     )
 
 
@@ -60,10 +60,10 @@ def test_a_validation_lasts_to_the_next_batch_of_training(timer: ActivityTimer, 
     timer.on_evaluation_forward_end()
     timer.on_batch(180, 20)
     clock.now = 200
-    timer.on_training()
+    timer.on_training(clock.now)
     step = timer.take_step()
     assert validations(step) == [(100, 180, 10)]
-    assert (step.no_grad_ns, step.first_sign_ns) == (80, 180)
+    assert (step.no_grad_ns, timer._process.step.sign_ns) == (80, 180)
 
 
 def test_the_batches_of_a_loader_outside_no_grad_are_the_validations(timer: ActivityTimer, clock: Clock) -> None:
@@ -75,7 +75,7 @@ def test_the_batches_of_a_loader_outside_no_grad_are_the_validations(timer: Acti
     timer.on_batch(130, 5)
     assert timer.on_evaluation(135) == 5
     clock.now = 160
-    timer.on_training()
+    timer.on_training(clock.now)
     assert validations(timer.take_step()) == [(100, 160, 15)]
 
 
@@ -95,7 +95,7 @@ def test_a_save_behind_a_validation_ends_it(timer: ActivityTimer, clock: Clock, 
     timer.on_evaluation_forward_end()
     process.save_timer.stalled_ns = 500
     clock.now = 800
-    timer.on_training()
+    timer.on_training(clock.now)
     step = timer.take_step()
     assert validations(step) == [(100, 140, 0)]
     assert step.no_grad_ns == 40
@@ -107,16 +107,8 @@ def test_a_save_inside_a_validation_is_taken_off_its_time(timer: ActivityTimer, 
     timer.on_evaluation(160)
     clock.now = 200
     timer.on_evaluation_forward_end()
-    timer.on_training()
+    timer.on_training(clock.now)
     assert timer.take_step().no_grad_ns == 70
-
-
-def test_evaluation_mode_alone_is_a_validation_only_of_a_model_that_trains_otherwise(timer: ActivityTimer) -> None:
-    assert not timer.is_evaluation(has_gradients=True, in_training_mode=False)
-    assert timer.is_evaluation(has_gradients=False, in_training_mode=False)
-    assert timer.is_evaluation(has_gradients=False, in_training_mode=True)
-    assert not timer.is_evaluation(has_gradients=True, in_training_mode=True)
-    assert timer.is_evaluation(has_gradients=True, in_training_mode=False)
 
 
 def test_a_call_that_validates_is_the_validation_whatever_happens_in_it(timer: ActivityTimer, clock: Clock) -> None:
@@ -124,7 +116,7 @@ def test_a_call_that_validates_is_the_validation_whatever_happens_in_it(timer: A
     assert timer.begin_call(VALIDATION)
     assert timer.begin_call(VALIDATION)  # one calls the other
     clock.now = 150
-    timer.on_training()
+    timer.on_training(clock.now)
     timer.end_call()
     clock.now = 190
     timer.end_call()

@@ -102,7 +102,7 @@ def test_megatrons_asynchronous_save_ends_when_its_queue_is_empty(capture: Captu
     )
     writer = type("FileSystemWriterAsync", (), {"retrieve_write_results": lambda self: self.results})
     patched("megatron.core.dist_checkpointing.strategies.filesystem_async", FileSystemWriterAsync=writer)
-    capture.steps = 7
+    capture.step.steps = 7
     assert training.save_checkpoint(7, "model", "optimizer") == "saved"
     queue.maybe_finalize_async_save()
     assert lines(tmp_path) == []

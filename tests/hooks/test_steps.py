@@ -1,7 +1,8 @@
-"""In a step like most others the hooks make few calls, and its record is the one that the guarded methods write."""
+"""In a step like most others the hooks make few calls, and its record is the one that a special step has."""
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import itertools
 import json
@@ -14,12 +15,13 @@ from typing import Any
 import pytest
 import torch
 
-from perfscope.hooks import late_writer, quiet_steps, training_steps
+from perfscope.hooks import capture as capture_module
+from perfscope.hooks import late_writer, step_rows
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
-from perfscope.hooks.quick_hooks import QuietSteps
-from perfscope.hooks.quiet_rows import make_line
 from perfscope.hooks.selection import parse_windows
+from perfscope.hooks.step import StepAccumulator
+from perfscope.hooks.step_rows import Boundary, make_line
 from perfscope.hooks.timers.probes import DeviceProbes
 from perfscope.wire.host import DeviceProbe
 from perfscope.wire.records import StepRecord, to_line
@@ -27,7 +29,7 @@ from tests.conftest import SCRIPTS, environment
 from tests.hooks.timers.test_probes import Device, Event
 
 #: Functions of the hooks that one step calls, at most.
-MOST_CALLS = {"plain": 12, "scaler": 17, "ddp": 13, "fsdp2": 12}
+MOST_CALLS = {"plain": 20, "scaler": 28, "ddp": 21, "fsdp2": 20}
 
 
 @pytest.mark.slow
@@ -38,11 +40,11 @@ def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) 
     assert ended.returncode == 0, ended.stderr
     calls: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
     assert 0 < sum(calls.values()) <= MOST_CALLS[training], calls
-    assert "TrainingSteps._end_step" not in calls
+    assert "Capture._end_special_step" not in calls
 
 
 #: Of the thread beside training, in a turn: functions of the hooks, and of them for each line that is made.
-MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 20, 3
+MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 22, 8
 
 
 @pytest.mark.slow
@@ -62,24 +64,23 @@ def test_a_turn_beside_training_makes_few_calls_and_writes_once(tmp_path: Path) 
 
 
 class Training:
-    """What a loop reports to a capture, with the quick hooks or without."""
+    """What a loop reports to a capture, where most ends of steps are quick, or none is."""
 
-    def __init__(self, folder: Path, *, quick: bool, steps: str = "1000") -> None:
+    def __init__(self, folder: Path, *, quick: bool = True, steps: str = "1000") -> None:
         self.folder = folder
         self.capture = Capture(Config(str(folder), parse_windows(steps), nvml_hz=0))
-        if not quick:
-            for name in quiet_steps.HOOKS:
-                del vars(self.capture)[name]
         self.capture._memory.is_read_beside = True  # as after the first steps
         self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
-        self.slow_ends = 0
-        end_step = self.capture._end_step
+        self.special_ends = 0
+        end_step = self.capture._end_special_step
 
-        def count(*args: Any) -> None:
-            self.slow_ends += 1
-            end_step(*args)
+        def count(*args: Any, **kwargs: Any) -> None:
+            self.special_ends += 1
+            end_step(*args, **kwargs)
+            if not quick:
+                self.capture.step.next_event = 0
 
-        vars(self.capture)["_end_step"] = count
+        vars(self.capture)["_end_special_step"] = count
 
     def step(self, *, rows: int = 2) -> None:
         batch = [torch.zeros(rows, 4, dtype=torch.long)]
@@ -101,18 +102,18 @@ def without_times(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: value for name, value in record.items() if name not in TIMES} for record in records]
 
 
-def test_the_records_are_those_of_the_guarded_methods(tmp_path: Path) -> None:
+def test_the_records_are_those_of_special_steps(tmp_path: Path) -> None:
     trainings = [Training(tmp_path / str(quick), quick=quick) for quick in (True, False)]
     for training in trainings:
         for number in range(12):
             training.step(rows=1 + number % 3)
-            if number == 5:  # a validation goes through the guarded methods
+            if number == 5:  # a validation
                 with torch.no_grad():
                     training.capture.on_batch_loaded([torch.zeros(9, 4)], 5)
             if number == 7:
                 training.capture.on_step_begin()
     quick, slow = trainings
-    assert quick.slow_ends < slow.slow_ends == 12
+    assert quick.special_ends < slow.special_ends == 12
     ours, expected = quick.records(), slow.records()
     assert [record["step"] for record in ours] == list(range(1, 13))
     validation_ns = {record["step"]: record.get("no_grad_ns", 0) for record in ours}
@@ -133,45 +134,45 @@ def test_counters_are_read_in_long_steps_and_one_in_sixteen_and_in_all_where_wai
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_waits: bool
 ) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)  # lines are made when the files are closed
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
     for _ in range(4):
-        training.capture._quiet.long_ns = 0
+        training.capture.step.long_ns = 0
         training.step()
     counters, exchanges = training.capture._counters, training.capture._exchanges
     if counters.file < 0:
         pytest.skip("the kernel has no schedstat")
     monkeypatch.setattr(exchanges, "is_in_use", has_waits)
-    quiet = training.capture._quiet
-    quiet.has_waits, quiet.take_waits = has_waits, lambda: (1, 2, [], [0, 0, 0, 0], 0, None)
+    monkeypatch.setattr(exchanges, "take", lambda: (1, 2, [], [0, 0, 0, 0], 0, None))
+    step = training.capture.step
     reads: list[int] = []
     read = counters.read
 
     def read_noted() -> Any:
-        reads.append(training.capture.steps)
+        reads.append(training.capture.steps + 1)
         return read()
 
-    quiet.read_counters = read_noted
+    monkeypatch.setattr(counters, "read", read_noted)
     for number in range(5, 41):
-        quiet.long_ns = 0 if number == 20 else 10**12
+        step.long_ns = 0 if number == 20 else 10**12
         training.step()
     assert reads == (list(range(5, 41)) if has_waits else [16, 20, 32])
     counted = {record["step"]: record["host"][-1] for record in training.records() if "host" in record}
     assert counted == {3: 1, 4: 1} | (dict.fromkeys(reads, 1) if has_waits else {16: 12, 20: 4, 32: 12})
 
 
-def test_a_guarded_step_counts_the_quick_ones_before_it_that_were_not_read(
+def test_a_special_step_counts_those_before_it_that_were_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
     for _ in range(4):
-        training.capture._quiet.long_ns = 0
+        training.capture.step.long_ns = 0
         training.step()
     counters = training.capture._counters
     if counters.file < 0:
         pytest.skip("the kernel has no schedstat")
     for number in range(5, 11):
-        training.capture._quiet.long_ns = 10**12
+        training.capture.step.long_ns = 10**12
         if number == 9:  # a validation
             with torch.no_grad():
                 training.capture.on_batch_loaded([torch.zeros(9, 4)], 5)
@@ -182,18 +183,18 @@ def test_a_guarded_step_counts_the_quick_ones_before_it_that_were_not_read(
 
 
 def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_step_changes_little() -> None:
-    quiet = QuietSteps()
-    quiet.learn_length(1 << 20)
-    assert quiet.long_ns == (1 << 20) * 9 // 8
-    quiet.learn_length(1 << 40)
-    assert quiet.long_ns == ((1 << 20) + (1 << 14)) * 9 // 8
+    step = StepAccumulator()
+    step.learn_length(1 << 20)
+    assert step.long_ns == (1 << 20) * 9 // 8
+    step.learn_length(1 << 40)
+    assert step.long_ns == ((1 << 20) + (1 << 14)) * 9 // 8
     for _ in range(400):
-        quiet.learn_length(1 << 21)
-    assert abs(quiet.long_ns - (1 << 21) * 9 // 8) < 1 << 8
+        step.learn_length(1 << 21)
+    assert abs(step.long_ns - (1 << 21) * 9 // 8) < 1 << 8
 
 
 def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) -> None:
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
     for number in range(8):
         training.capture.on_forward((torch.zeros(2, 4, dtype=(torch.long, torch.float)[number % 2]),), {})
         training.capture.on_optimizer_step(training.optimizer)
@@ -207,7 +208,7 @@ def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
         def get(self, *_args: object) -> Any:
             raise RuntimeError("broken")
 
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
     for _ in range(3):
         training.step()
     training.capture.on_batch_loaded(Broken(), 1)
@@ -227,7 +228,7 @@ def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
         def get(self, *_args: object) -> Any:
             raise self.raised
 
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
     for _ in range(4):
         training.step()
 
@@ -247,45 +248,45 @@ def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
     assert "ValueError" in capsys.readouterr().err
 
 
-def test_another_thread_and_another_optimizer_are_left_to_the_guarded_methods(tmp_path: Path) -> None:
-    training = Training(tmp_path, quick=True)
+def test_a_step_of_another_thread_counts_for_nothing_and_one_of_another_optimizer_is_special(tmp_path: Path) -> None:
+    training = Training(tmp_path)
     for _ in range(4):
         training.step()
-    ends = training.slow_ends
     thread = threading.Thread(target=training.capture.on_optimizer_step, args=(training.optimizer,))
     thread.start()
     thread.join()
-    assert (training.capture.steps, training.slow_ends) == (4, ends + 1)
+    assert training.capture.steps == 4
+    ends = training.special_ends
     training.capture.on_optimizer_step(torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.1))
-    assert training.slow_ends == ends + 2
+    assert training.special_ends == ends + 1
 
 
-def test_steps_before_a_window_are_not_quick(tmp_path: Path) -> None:
-    training = Training(tmp_path, quick=True, steps="12-13")
+def test_steps_before_a_window_are_special(tmp_path: Path) -> None:
+    training = Training(tmp_path, steps="12-13")
     assert training.capture._windows.quiet_steps == 9
     for _ in range(9):
         training.step()
-    ends = training.slow_ends
+    ends = training.special_ends
     assert ends < 9
     training.step()
-    assert training.slow_ends == ends + 1
+    assert training.special_ends == ends + 1
     training.capture._windows.discard()
 
 
 def test_many_steps_keep_nothing_but_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
 
     def train() -> list[int]:
         for number in range(300):
             training.step()
-            if number % 50 == 10:  # a part of a step that is left to the guarded methods
+            if number % 50 == 10:  # a part of a step
                 training.capture.on_gradients_cleared(training.optimizer)
                 training.capture.on_loader_started(5)
         training.capture.files.claim().late.flush()
         gc.collect()
-        quiet = training.capture._quiet
-        shared = [None, True, False, training.optimizer, quiet.name, quiet.dtype, quiet.guarded, quiet.counters]
+        capture = training.capture
+        shared = [None, True, False, training.optimizer, capture.step.dtype, capture._counters]
         return [sys.getrefcount(each) for each in shared] + [len(gc.get_objects())]
 
     train()
@@ -293,8 +294,23 @@ def test_many_steps_keep_nothing_but_their_records(tmp_path: Path, monkeypatch: 
     assert max(abs(first - second) for first, second in zip(before, after, strict=True)) < 100
 
 
+def boundary(source: str, sign_ns: int = 0, **fields: Any) -> Boundary:
+    nothing: dict[str, Any] = {"micro_batches": 0, "forward": (0, 0), "loaded": (0, 0), "data_wait_ns": None}
+    unknown = {"stated": None, "counters": None, "waits": None}
+    return Boundary(100, source, 40, sign_ns, 7, **(nothing | unknown | fields))
+
+
+def test_the_fields_of_a_line_are_those_of_a_record_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[dict[str, Any]] = []
+    monkeypatch.setattr(step_rows, "to_json_line", lines.append)
+    make_line(3, (boundary("optimizer"),))
+    make_line(3, (boundary("optimizer"), boundary("optimizer")))
+    names = [field.name for field in dataclasses.fields(StepRecord)]
+    assert [list(line) for line in lines] == [names] * 2
+
+
 def test_a_row_without_facts_makes_a_record_without_fields() -> None:
-    line = make_line(3, 100, "optimizer", (40, 40, 7), (0, 0, 0), (0, 0, None), None, None)
+    line = make_line(3, (boundary("optimizer", sign_ns=40),))
     assert line == to_line(StepRecord(3, 100, "optimizer", wall_ns=60, hook_ns=7))
 
 
@@ -307,7 +323,8 @@ def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
         "iteration": 8,
     }
     peaks: dict[str, Any] = {"memory_peak_bytes": 10, "memory_reserved_bytes": 20}
-    line = make_line(3, 100, "deepspeed", (40, 45, 7), (1, 8, 32), (8, 32, 6), stated, peaks)
+    counted: dict[str, Any] = {"micro_batches": 1, "forward": (8, 32), "loaded": (8, 32), "data_wait_ns": 6}
+    line = make_line(3, (boundary("deepspeed", 45, stated=stated, **counted),), peaks)
     expected = StepRecord(
         3, 100, "deepspeed", wall_ns=60, samples=8, tokens=32, data_wait_ns=6, gap_ns=5, hook_ns=7, **stated, **peaks
     )
@@ -316,34 +333,34 @@ def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
 
 def test_what_a_framework_states_in_a_type_of_its_own_is_valid_json() -> None:
     stated = {"iteration": True, "loss_scale": 1e300}
-    line = make_line(3, 100, "deepspeed", (40, None, 7), (0, 0, 0), (0, 0, None), stated, None)
+    line = make_line(3, (boundary("deepspeed", stated=stated),))
     assert json.loads(line)["iteration"] is True
     with pytest.raises(ValueError, match="Out of range"):
-        make_line(3, 100, "deepspeed", (40, None, 7), (0, 0, 0), (0, 0, None), {"loss_scale": float("inf")}, None)
+        make_line(3, (boundary("deepspeed", stated={"loss_scale": float("inf")}),))
 
 
-def test_what_the_writing_thread_did_is_in_the_next_quick_step(tmp_path: Path) -> None:
-    training = Training(tmp_path, quick=True)
+def test_what_the_writing_thread_did_is_in_the_next_step(tmp_path: Path) -> None:
+    training = Training(tmp_path)
     for _ in range(4):
         training.step()
-    ends = training.slow_ends
+    ends = training.special_ends
     writer = training.capture.files.claim().late
     writer._spent_ns, writer._values = writer._spent_ns + 10**12, {"memory_peak_bytes": 5}
-    training.capture._quiet.has_news = True
+    training.capture.step.has_news = True
     training.step()
     training.step()
-    assert training.slow_ends == ends
+    assert training.special_ends == ends
     *_, record, last = training.records()
     assert record["hook_ns"] > 10**12 > last["hook_ns"]
     assert (record["memory_peak_bytes"], last.get("memory_peak_bytes")) == (5, None)
 
 
-def test_steps_of_a_pipeline_are_probed_though_they_are_not_quick(
+def test_steps_of_a_pipeline_are_probed_though_they_are_special(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device, probes = Device(), DeviceProbes()
-    monkeypatch.setattr(training_steps, "PROBES", probes)
-    training = Training(tmp_path, quick=True)
+    monkeypatch.setattr(capture_module, "PROBES", probes)
+    training = Training(tmp_path)
     monkeypatch.setattr(probes, "_make_event", lambda: Event(device))
     monkeypatch.setattr(probes, "_make_probe", DeviceProbe)
     probes.next_step = 0
@@ -364,13 +381,13 @@ def test_steps_of_a_pipeline_are_probed_though_they_are_not_quick(
         step(number)
     device.passed_ms = device.now_ms
     probe = probes.read()["probe"]
-    assert (training.slow_ends, probe.step, probe.update_ns) == (8, 6, 6_000_000)
+    assert (training.special_ends, probe.step, probe.update_ns) == (8, 6, 6_000_000)
 
 
-def test_a_record_that_cannot_be_written_ends_the_capture_in_a_quick_step(
+def test_a_record_that_cannot_be_written_ends_the_capture_in_any_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    training = Training(tmp_path, quick=True)
+    training = Training(tmp_path)
     for _ in range(4):
         training.step()
     writer = training.capture.files.claim().late

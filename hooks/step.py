@@ -1,0 +1,177 @@
+"""What a process's running step has shown so far: one object into which all hooks write.
+
+In every step the processor's caches are full of the training's code, so that each function, object and lock that a hook
+touches costs up to a microsecond.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perfscope.hooks.introspection import is_grad_enabled
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+#: Token ids have a dimension of samples and one of positions.
+_DIMENSIONS_OF_IDS = 2
+#: Levels of sequences and mappings around a batch that are looked into.
+_DEEPEST = 2
+#: A step is long where it takes longer than usual by this part of that, as a power of two.
+_LONG_SHIFT = 3
+#: How far one step moves what is usual, as powers of two: by at most a quarter of it, of which a sixteenth counts.
+_LIMIT_SHIFT, _WEIGHT_SHIFT = 2, 4
+_SEQUENCES = (list, tuple)
+
+
+class Work(NamedTuple):
+    """Samples that went in, and tokens where the input is integers of two dimensions."""
+
+    samples: int = 0
+    tokens: int = 0
+
+    def with_work(self, more: Work) -> Work:
+        """The sum."""
+        return Work(self.samples + more.samples, self.tokens + more.tokens)
+
+    def with_batch(self, batch: Any) -> Work:
+        """The sum with a batch, which is its token ids, else its first tensor; None where there is none."""
+        shape = () if batch is None else batch.shape
+        if not shape:
+            return self
+        are_ids = len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point()
+        return Work(self.samples + shape[0], self.tokens + (shape[0] * shape[1] if are_ids else 0))
+
+
+class StepAccumulator:
+    """The steps of a process, and the running one. Times and counts are 0 for what there is not.
+
+    Attributes:
+        steps: Completed steps.
+        started_ns: When the last one ended, or the first one began.
+        hook_ns: Time that the hooks took since then.
+        dead: Nothing more is recorded.
+        next_event: The next step at whose end anything special may happen; 0 where that is the running one.
+        sign_ns: When the running step first showed that it trains.
+        batch_ns: When the first batch was asked for that nothing has used yet, and ``batch_wait_ns`` the wait for it.
+        micro_batches: Forward passes of a wrapped model; ``forward_samples`` and ``forward_tokens`` entered them.
+        pipelined: What entered a pipeline, to be cut into micro-batches; None without one.
+        passes: The micro-batches that a pipeline ran forward, as far as they were looked at.
+        loaded_samples: Samples that data loaders handed out, and ``loaded_tokens`` their tokens.
+        data_wait_ns: Time spent waiting for data loaders; ``has_loader`` where one was used.
+        optimizer_steps: Outermost optimizer steps.
+        reevaluates: The optimizer runs the model forward several times on the same batch, as L-BFGS does.
+        has_cleared: Gradients were cleared, or an optimizer was built: another update begins.
+        has_training_mode: Whether a model was ever seen to train in training mode.
+        is_in_call: A framework's own call validates or generates.
+        has_news: The thread that writes records has something for the next step's record.
+        usual_ns: How long a step takes; one that takes longer than ``long_ns`` reads the kernel's counters.
+        is_grad_enabled: torch's function; ``tensor_class`` its class, and ``dtype`` the type that was seen last.
+    """
+
+    __slots__ = (
+        "are_ids", "batch_ns", "batch_wait_ns", "data_wait_ns", "dead", "dtype", "forward_samples", "forward_tokens",
+        "has_cleared", "has_loader", "has_news", "has_training_mode", "hook_ns", "is_grad_enabled", "is_in_call",
+        "loaded_samples", "loaded_tokens", "long_ns", "micro_batches", "next_event", "optimizer_steps", "passes",
+        "pipelined", "reevaluates", "sign_ns", "started_ns", "steps", "tensor_class", "usual_ns",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.steps = self.started_ns = self.hook_ns = self.next_event = 0
+        self.long_ns = self.usual_ns = 0
+        self.dead = self.is_in_call = self.has_training_mode = self.has_news = self.are_ids = False
+        self.is_grad_enabled: Callable[[], bool] = is_grad_enabled
+        self.tensor_class: object = None
+        self.dtype: object = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Another step begins, of which nothing was seen yet."""
+        self.sign_ns = self.batch_ns = self.batch_wait_ns = 0
+        self.micro_batches = self.forward_samples = self.forward_tokens = self.optimizer_steps = 0
+        self.loaded_samples = self.loaded_tokens = self.data_wait_ns = 0
+        self.has_loader = self.has_cleared = self.reevaluates = False
+        self.pipelined: Work | None = None
+        self.passes: set[int] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was seen that an update begins with."""
+        has_pipelined = self.pipelined is not None and self.pipelined.samples > 0
+        return bool(self.has_cleared or self.has_loader or self.micro_batches or self.passes or has_pipelined)
+
+    def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
+        """Count one micro-batch by the first tensor among the inputs."""
+        first: Any = args[0] if args and not kwargs else None
+        if type(first) is not self.tensor_class:
+            first = find_input(args, kwargs)
+        self.micro_batches += 1
+        shape = None if first is None else first.shape
+        if shape:
+            self.forward_samples += shape[0]
+            if len(shape) == _DIMENSIONS_OF_IDS:
+                dtype = first.dtype
+                if dtype is not self.dtype:
+                    self.dtype, self.are_ids = dtype, not first.is_floating_point()
+                if self.are_ids:
+                    self.forward_tokens += shape[0] * shape[1]
+
+    def add_wait(self, wait_ns: int) -> None:
+        """Training waited for a data loader."""
+        self.has_loader = True
+        self.data_wait_ns += wait_ns
+
+    def add_batch(self, batch: Any) -> None:
+        """Count what is in a batch of a data loader."""
+        first = batch[0] if type(batch) in _SEQUENCES and batch else batch
+        if type(first) is not self.tensor_class:
+            first = find_loaded(batch)
+        shape = None if first is None else first.shape
+        if shape:
+            self.loaded_samples += shape[0]
+            if len(shape) == _DIMENSIONS_OF_IDS and not first.is_floating_point():
+                self.loaded_tokens += shape[0] * shape[1]
+
+    def learn_length(self, wall_ns: int) -> None:
+        """A step of such a length ended: what is long follows what is usual, to which one step adds little."""
+        usual_ns = self.usual_ns or wall_ns
+        most_ns, change_ns = usual_ns >> _LIMIT_SHIFT, wall_ns - usual_ns
+        change_ns = most_ns if change_ns > most_ns else -most_ns if change_ns < -most_ns else change_ns
+        self.usual_ns = usual_ns = usual_ns + (change_ns >> _WEIGHT_SHIFT)
+        self.long_ns = usual_ns + (usual_ns >> _LONG_SHIFT)
+
+
+def find_input(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    """The tensor by which what enters a model is counted: its token ids, else the first tensor; None for none."""
+    ids = kwargs.get("input_ids") if kwargs else None
+    first = args[0] if ids is None and args else ids
+    return first if _is_tensor(first) else find_tensor((ids, args, kwargs))
+
+
+def find_loaded(batch: Any) -> Any:
+    """The tensor by which a batch of a data loader is counted: its token ids, else the first tensor; None for none."""
+    first = batch[0] if type(batch) in _SEQUENCES and batch else batch
+    if _is_tensor(first):
+        return first
+    ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
+    return ids if _is_tensor(ids) else find_tensor((ids, batch))
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, sys.modules["torch"].Tensor)
+
+
+def find_tensor(value: Any, depth: int = _DEEPEST) -> Any:
+    """The first tensor among sequences and mappings inside each other; None where there is none."""
+    if _is_tensor(value):
+        return value
+    if depth < 0:
+        return None
+    values = value if isinstance(value, _SEQUENCES) else value.values() if isinstance(value, Mapping) else ()
+    for inner in values:
+        first = find_tensor(inner, depth - 1)
+        if first is not None:
+            return first
+    return None
