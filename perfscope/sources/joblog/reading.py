@@ -145,7 +145,7 @@ class _LogReader:
             text = f"{ranks} ranks print records without a number; those of one of them are counted"
             log.add_remark("unnumbered-ranks", text)
         if series.rows > MOST_IN_FULL:
-            text = f"of the records after the first {MOST_IN_FULL:,} only number and time are kept"
+            text = f"of the records after the first {MOST_IN_FULL:,} only number, time and batch are kept"
             log.add_remark("long-log", text)
         iterations = series.iterations()
         return JobLog(

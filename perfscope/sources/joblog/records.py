@@ -16,17 +16,17 @@ import numpy as np
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.moments import MomentsBuilder
 from perfscope.sources.joblog.resolve import ABSENT, Printed, Resolved, resolve
-from perfscope.tables.columns import Bool, Float64, Int64, MaskedFloat64, MaskedInt64
+from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.joblog import Disturbance, Iterations
 
 #: No count and no time in nanoseconds is larger (two weeks): damaged digits can say anything.
 LARGEST_INTEGER = 1 << 50
-#: Of further records only number and time are kept: 120 bytes a record are 240 MB here.
+#: Of further records only number, time and batch are kept: 150 bytes a record are 300 MB here.
 MOST_IN_FULL = 2_000_000
 
 #: The kinds of disturbance by the number that stands for them in the column, the gravest first.
 _DISTURBANCES = ("", Disturbance.EVALUATION, Disturbance.SAVE)
-_INTEGERS = ("iteration", "wall_ns", "wall_resolution_ns", "samples")
+_INTEGERS = ("iteration", "wall_resolution_ns", "samples")
 _COUNTS = ("skipped", "nan")
 _FLOATS = (
     "samples_per_s",
@@ -38,8 +38,8 @@ _FLOATS = (
     "loss_scale",
 )
 #: What is kept of each record, however many there are, and the figures after it.
-_ALWAYS = ("iteration", "wall_ns", "label", "begins", "disturbed", "stamp_ns", "moment")
-_FIGURES = ("wall_resolution_ns", "samples", *_COUNTS, *_FLOATS)
+_ALWAYS = ("iteration", "wall_ns", "label", "begins", "disturbed", "stamp_ns", "moment", "samples")
+_FIGURES = ("wall_resolution_ns", *_COUNTS, *_FLOATS)
 _PLACES = {name: place for place, name in enumerate((*_ALWAYS, *_FIGURES))}
 _figures_of = attrgetter(*_FIGURES)
 _AT_ONCE = 1 << 12
@@ -125,26 +125,34 @@ class Series:
         moment = self._moments.mark() if self._moments is not None else None
         rank = self._labels.setdefault(label, len(self._labels))
         self._waiting.append(
-            (number, record.wall_ns, rank, self._begins, self._disturbance, stamp_ns, moment, *_figures_of(record))
+            (
+                number,
+                record.wall_ns,
+                rank,
+                self._begins,
+                self._disturbance,
+                stamp_ns,
+                moment,
+                record.samples,
+                *_figures_of(record),
+            )
         )
         self._begins = self._disturbance = 0
         if len(self._waiting) >= _AT_ONCE:
             self._write()
         self.__dict__.pop("_found", None)
 
-    def add_many(self, label: bytes | None, **columns: Int64 | Float64) -> None:
-        """Append many undisturbed records of one label, of which only some figures are known; 0 is no time."""
+    def add_many(self, iteration: Int64, wall_ns: Int64, samples: Float64) -> None:
+        """Append many undisturbed records without a label, of which only these figures are known."""
         self._write()
-        rows = len(columns["iteration"])
-        block = np.full((rows, len(_PLACES)), np.nan, order="F")
-        for name, values in columns.items():
+        block = np.full((len(iteration), len(_ALWAYS)), np.nan, order="F")
+        for name, values in (("iteration", iteration), ("wall_ns", wall_ns), ("samples", samples)):
             block[:, _PLACES[name]] = values
-        block[block[:, 1] <= 0, 1] = np.nan
-        for name in ("begins", "disturbed", *_COUNTS):
-            block[:, _PLACES[name]] = columns.get(name, 0)
-        block[:, _PLACES["label"]] = self._labels.setdefault(label, len(self._labels))
+        for name in ("label", "begins", "disturbed"):
+            block[:, _PLACES[name]] = 0
         block[:1, _PLACES["begins"]], block[:1, _PLACES["disturbed"]] = self._begins, self._disturbance
         self._begins = self._disturbance = 0
+        self.has_times = True
         self._keep(block)
         self.__dict__.pop("_found", None)
 
@@ -210,14 +218,14 @@ class Series:
 
     def iterations(self) -> Iterations:
         """The records of one rank as a table."""
-        columns: dict[str, Any] = {name: _masked(self._column(name)) for name in _INTEGERS if name != "wall_ns"}
-        columns |= {name: _masked_floats(self._column(name)) for name in _FLOATS}
-        columns |= {name: np.nan_to_num(self._column(name)).astype(np.int64) for name in _COUNTS}
-        kinds = np.asarray(_DISTURBANCES, np.str_)
+        columns: dict[str, Any] = {name: self._masked(name, np.int64) for name in _INTEGERS}
+        columns |= {name: self._masked(name, np.float64) for name in _FLOATS}
+        columns |= {name: self._masked(name, np.int64).data for name in _COUNTS}
+        kinds, times = np.asarray(_DISTURBANCES, np.str_), self._times()
         return Iterations(
             span=self._spans_since() if self.covers_gaps else self._spans(),
             attempt=self._found.attempt,
-            wall_ns=_masked(self._times()),
+            wall_ns=np.ma.MaskedArray(np.nan_to_num(times).astype(np.int64), mask=np.isnan(times)),
             disturbed=kinds[self._found.disturbed],
             **columns,
         )
@@ -259,6 +267,18 @@ class Series:
         rows = self._found.rows  # first, as it writes what waits
         values = self._printed(name)
         return values if len(rows) == len(values) else values[rows]
+
+    def _masked(self, name: str, kind: type[np.generic]) -> np.ma.MaskedArray[tuple[int], np.dtype[Any]]:
+        """A figure of the records that are no copies, masked where it is absent; long logs lack most."""
+        rows, place, offset = self._found.rows, _PLACES[name], 0
+        column = np.ma.MaskedArray(np.zeros(self._rows, kind), mask=np.ones(self._rows, np.bool_))
+        for block in self._blocks:
+            if place < block.shape[1]:
+                is_known = np.isfinite(block[:, place])
+                column.data[offset : offset + len(block)] = np.where(is_known, block[:, place], 0)
+                column.mask[offset : offset + len(block)] = ~is_known
+            offset += len(block)
+        return column if len(rows) == len(column) else column[rows]
 
     def _times(self) -> Float64:
         """The times: as they are stated, else from dates, or from the throughput of a known batch."""
@@ -346,13 +366,3 @@ class Series:
 def _integers(values: Float64) -> Int64:
     """A column of integers, with ``ABSENT`` where there is none."""
     return np.where(np.isnan(values), ABSENT, values).astype(np.int64)
-
-
-def _masked(values: Float64) -> MaskedInt64:
-    column = _integers(values)
-    return np.ma.MaskedArray(np.maximum(column, 0), mask=column == ABSENT)
-
-
-def _masked_floats(values: Float64) -> MaskedFloat64:
-    absent = ~np.isfinite(values)
-    return np.ma.MaskedArray(np.where(absent, 0.0, values), mask=absent)

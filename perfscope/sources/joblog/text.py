@@ -22,7 +22,7 @@ from isal import igzip, igzip_lib
 from perfscope.constants import NS_PER_S, S_PER_MINUTE
 from perfscope.errors import SourceError
 
-BLOCK = 1 << 20
+BLOCK = 1 << 21
 _FIRST = 1 << 16
 
 _GZIP = b"\x1f\x8b"
@@ -34,7 +34,7 @@ _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
 _LONGEST_WAIT_MS = 10_000
 _ARCHIVES = ((0, b"PK\x03\x04"), (257, b"ustar"))
-_LONGEST_LINE = 16 * BLOCK
+_LONGEST_LINE = 1 << 24
 _LONGEST_LINE_READ = 1 << 14
 _ENDS_READ = 1 << 13
 #: No figure of a log is larger, unless it is damaged or infinite.

@@ -522,11 +522,14 @@ def _add_plain(state: _State, series: Series, lines: PlainLines, rows: slice) ->
     numbers, consumed = lines.iteration[rows], lines.consumed[rows]
     if not len(numbers):
         return
+    state.log.add_remark(
+        "long-log", f"of most records after the first {_READ_IN_FULL:,} only number, time and batch are read"
+    )
     before = numbers[0] if state.consumed_at is None else state.consumed_at
     steps = np.diff(numbers, prepend=before)
     samples = np.diff(consumed, prepend=consumed[0] if state.consumed_samples is None else state.consumed_samples)
     batches = np.where((steps > 0) & (samples > 0), samples // np.maximum(steps, 1), state.batch or np.nan)
-    series.add_many(None, iteration=numbers, wall_ns=lines.wall_ns[rows], samples=batches)
+    series.add_many(numbers, lines.wall_ns[rows], batches)
     state.consumed_samples, state.consumed_at = int(consumed[-1]), int(numbers[-1])
 
 
