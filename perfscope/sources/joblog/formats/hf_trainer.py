@@ -43,7 +43,7 @@ _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
 #: Bars that count in thousands: their steps are known to three digits only.
-_SCALED_BAR = re.compile(rb"\| *\d[\d.]{0,5}[kMG]?/\d[\d.]{0,5}[kMG] \[\d")
+_SCALED_BAR = re.compile(rb"\| {0,9}\d[\d.]{0,5}[kMG]?/\d[\d.]{0,5}[kMG] \[\d")
 _EPOCH = re.compile(rb"'epoch':\s*'?([\d.]{1,20})")
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
