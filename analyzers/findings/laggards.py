@@ -18,9 +18,16 @@ _BY_REPLAY = {HOST: ", whose host is late by the replay", DEVICE: ", whose devic
 _HOST_PARTS = ("host", "not_shown", "synchronisation", "data_loading", "copy")
 #: A difference of pace or work that is smaller explains nothing.
 _NOTICEABLE = 0.02
-#: On processors a rank is last where it was in every step, by most of the mean difference.
-_EVERY_STEP = 0.5
+#: On processors a rank is late that is later by this share of a step, for a reason that no other finding is about.
 _LEAST_SHARE = 0.25
+_HOST_CAUSES = {
+    "contention": "had no processor",
+    "faults": "touched new memory",
+    "kernel": "spent more time in the operating system",
+    "blocked": "slept or waited outside of collectives",
+    "compute": "computed longer",
+    "work": "had more work",
+}
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
 _LEAST_UNEXPLAINED = 0.05
@@ -140,52 +147,24 @@ def _advice(training: Training, kind: str) -> str:
 
 
 def _on_hosts(training: Training) -> tuple[str, Cause] | None:
-    """The rank that waits least for communication, where that was so in every profiled step."""
-    facts = training.facts
-    waits = {
-        rank.rank: [facts.amount(f"{row}/exposed_communication_us") for row in facts.rows(f"{rank.pointer}/steps")]
-        for rank in training.ranks
-    }
-    counts = {len(steps) for steps in waits.values()}
-    if len(waits) < 2 or counts == {0} or len(counts) > 1:  # noqa: PLR2004 - one rank waits for nobody
-        return None
-    last = min(waits, key=lambda rank: sum(waits[rank]))
-    waiting = [steps for rank, steps in waits.items() if rank != last]
-    lates = [sum(column) / len(waiting) - own for own, *column in zip(waits[last], *waiting, strict=True)]
-    cost_us, least = sum(lates) / len(lates), min(lates)
-    # A window is a few steps, in which a busy machine makes any rank the last one: the others must agree.
-    undisturbed_us = _late_in_all_steps(training, last)
-    cost_us = cost_us if undisturbed_us is None else min(cost_us, undisturbed_us)
-    if cost_us < _LEAST_SHARE * (training.step_us or 0.0) or least < _EVERY_STEP * cost_us:
-        return None
-    own = next(rank for rank in training.ranks if rank.rank == last)
-    rest = [rank for rank in training.ranks if rank.rank != last]
-    more_compute = own.compute - sum(rank.compute for rank in rest) / len(rest)
-    more_host = own.waits_for_host - sum(rank.waits_for_host for rank in rest) / len(rest)
-    kind = WORK if more_compute > more_host else HOST
-    part = "computes" if kind == WORK else "runs no operator"
-    evidence = Evidence(
-        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {last}, which {part} "
-        f"{max(more_compute, more_host) / US_PER_MS:.2f} ms longer.",
-        (f"{own.pointer}/compute_us", f"{own.pointer}/other_us", f"{own.pointer}/exposed_communication_us"),
-    )
-    interval = min(least, cost_us), max(lates)
-    return kind, Cause(cost_us, interval, (last,), (evidence,), _advice(training, kind), Confidence.MEDIUM)
-
-
-def _late_in_all_steps(training: Training, last: int) -> float | None:
-    """How much longer the others wait for a rank than it does, in the steps that nobody profiled; None where unknown.
-
-    Microseconds of a step.
-    """
-    facts, name = training.facts, "parts_ns/exchange"
-    rows = facts.rows("/late_ranks/ranks") if facts.is_true("/late_ranks/waits_timed") else []
-    others = [facts.amount(f"{row}/{name}") for row in rows if facts.rank(row) != last]
-    own = [facts.amount(f"{row}/{name}") for row in rows if facts.rank(row) == last]
+    """The rank that is late in most steps by the records of all steps, where waits for other ranks were timed."""
+    facts, least_us = training.facts, _LEAST_SHARE * (training.step_us or 0.0)
     steps = facts.amount("/late_ranks/compared_steps")
-    if not others or not own or not steps:
-        return None
-    return (sum(others) / len(others) - own[0]) / steps / NS_PER_US
+    for row in facts.rows("/late_ranks/late") if facts.is_true("/late_ranks/waits_timed") else ():
+        cause, cost_us = str(facts.value(f"{row}/cause")), facts.amount(f"{row}/cost_ns") / steps / NS_PER_US
+        if cause not in _HOST_CAUSES or not facts.is_true(f"{row}/persistent") or cost_us < least_us:
+            continue
+        rank = facts.rank(row)
+        evidence = Evidence(
+            f"Rank {rank} is {cost_us / US_PER_MS:.2f} ms of a step later than the others: it {_HOST_CAUSES[cause]}.",
+            (f"{row}/cost_ns", "/late_ranks/compared_steps"),
+        )
+        kind = WORK if cause == "work" else HOST
+        low_us = facts.amount(f"{row}/cause_ns") / steps / NS_PER_US
+        return kind, Cause(
+            cost_us, (min(low_us, cost_us), cost_us), (rank,), (evidence,), _advice(training, kind), Confidence.MEDIUM
+        )
+    return None
 
 
 _ACCOUNTS = Account.COMMUNICATION, Account.HOST
