@@ -9,23 +9,18 @@ drift is fitted, too.
 
 from __future__ import annotations
 
-import struct
-from array import array
-from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from math import isnan, nan
 from typing import NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
-from perfscope.analyzers.communication.matched import MatchedCalls
-from perfscope.analyzers.communication.matching import match
-from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
+from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
-from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Column, Json, Section, long_table
@@ -36,8 +31,6 @@ _DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
 _FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
 _FEWEST_RANKS = 2
-#: The residual and the place of a rank as bytes, which are ordered as both are: half as large as the two as objects.
-_ORDER = struct.Struct(">dI")
 
 
 class RankClock(Struct, frozen=True):
@@ -93,7 +86,7 @@ class Clock(Struct, frozen=True):
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The host of each rank that states it."""
-        return "host", LabelOfRank((rank.rank, rank.host) for rank in self.ranks if rank.host)
+        return "host", {rank.rank: rank.host for rank in self.ranks if rank.host}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks."""
@@ -142,84 +135,17 @@ class _Link(Struct, frozen=True):
 _ONE_CLOCK = _Link(0.0, 0.0, 0, 0.0)
 
 
-class _Clocks:
-    """Clocks against others, as columns: they may be many."""
+class _Links(defaultdict[int, dict[int, _Link]]):
+    """By rank, the ranks that it made collectives with, and their clocks against its own."""
 
     def __init__(self) -> None:
-        self.offsets, self.residuals, self.drifts = array("d"), array("d"), array("d")
-        self.operations = array("i")
+        super().__init__(dict)
 
-    def append(self, link: _Link) -> None:
-        """Add one."""
-        self.offsets.append(link.offset)
-        self.residuals.append(link.residual)
-        self.operations.append(link.operations)
-        self.drifts.append(nan if link.drift is None else link.drift)
-
-    def __setitem__(self, row: int, link: _Link) -> None:
-        self.offsets[row], self.residuals[row], self.operations[row] = link.offset, link.residual, link.operations
-        self.drifts[row] = nan if link.drift is None else link.drift
-
-    def __getitem__(self, row: int) -> _Link:
-        drift = None if isnan(self.drifts[row]) else self.drifts[row]
-        return _Link(self.offsets[row], self.residuals[row], self.operations[row], drift)
-
-
-class _Links:
-    """The clocks of each group's ranks against that of its first one, by the collectives that they made together."""
-
-    def __init__(self) -> None:
-        self.clocks, self.partners = _Clocks(), array("q")
-        self.firsts, self.begins = array("q"), array("q")
-
-    def __len__(self) -> int:
-        return len(self.partners)
-
-    def begin_group(self, first: int) -> None:
-        """Begin a group with its first rank."""
-        self.firsts.append(first)
-        self.begins.append(len(self))
-
-    def append(self, partner: int, link: _Link) -> None:
-        """Add the clock of another rank of the group against that of the first one."""
-        self.partners.append(partner)
-        self.clocks.append(link)
-
-
-class _Neighbours:
-    """The links of each rank, in both directions.
-
-    Where two ranks have several, the one with the smallest residual counts, and of equal ones the first.
-    """
-
-    def __init__(self, links: _Links) -> None:
-        self._clocks = links.clocks
-        self._firsts, self._begins = np.frombuffer(links.firsts, np.int64), np.append(links.begins, len(links))
-        self._partners = np.frombuffer(links.partners, np.int64)
-        self._residuals = np.frombuffer(links.clocks.residuals, np.float64)
-        self._by_partner = np.argsort(self._partners, kind="stable")
-        self._by_first = np.argsort(self._firsts, kind="stable")
-
-    def of(self, rank: int) -> Iterator[tuple[int, _Link]]:
-        """The ranks that a rank made collectives with, and their clocks against its own."""
-        backward = _find(rank, self._partners, self._by_partner)
-        firsts = self._firsts[self._begins.searchsorted(backward, "right") - 1]
-        groups = _find(rank, self._firsts, self._by_first).tolist()
-        forward = [np.arange(self._begins[group], self._begins[group + 1]) for group in groups]
-        rows = np.concatenate([backward, *forward])
-        ranks = np.concatenate([firsts, *(self._partners[of_group] for of_group in forward)])
-        last = None
-        for index in np.lexsort((rows, self._residuals[rows], ranks)).tolist():
-            neighbour, link = int(ranks[index]), self._clocks[rows[index]]
-            if neighbour != last:
-                yield neighbour, link.reversed() if index < len(backward) else link
-            last = neighbour
-
-
-def _find(rank: int, ranks: Int64, order: Int64) -> Int64:
-    """Where a rank stands among ranks, of which ``order`` is the order."""
-    begin, end = (int(ranks.searchsorted(rank, side, order)) for side in ("left", "right"))
-    return order[begin:end]
+    def add(self, first: int, partner: int, link: _Link) -> None:
+        """Add the clock of a rank against another's; of several the first one with the smallest residual counts."""
+        known = self[first].get(partner)
+        if known is None or link.residual < known.residual:
+            self[first][partner], self[partner][first] = link, link.reversed()
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
@@ -230,16 +156,14 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    hosts = LabelOfRank((part.rank, part.host) for partial in partials for part in partial if part.rank is not None)
+    named = {part.rank: part.host for partial in partials for part in partial if part.rank is not None}
+    hosts = dict(sorted(named.items()))
     links = _link_ranks(partials, hosts)
     if not links:
         raise MissingInput("needs the traces of two ranks or more of one host, or that made collectives together")
-    ranks = array("q", hosts)
-    reached = _reach(ranks, _Neighbours(links))
-    return Clock(
-        ranks[0],
-        tuple(_clock(rank, host, link) for (rank, host), link in zip(hosts.items(), reached, strict=True)),
-    )
+    first = next(iter(hosts))
+    reached = _reach(first, links)
+    return Clock(first, tuple(_clock(rank, host, reached.get(rank)) for rank, host in hosts.items()))
 
 
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
@@ -252,10 +176,10 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, s
     """From the first rank of each host to its others, and of each group to those that it made collectives with."""
     links = _Links()
     _link_hosts(hosts, links)
-    if len(links) == len(hosts) - 1:
+    if len(links) == len(hosts) and len(set(hosts.values())) == 1:
         return links  # all are of one host
-    for key, calls in CallsByGroup(partials).items():
-        numbered = calls.numbered()
+    for key, calls in calls_of_groups(partials).items():
+        numbered = {rank: of_rank for rank, of_rank in calls.items() if rank >= 0}
         if key.sender == ABSENT and len(numbered) >= _FEWEST_RANKS:
             _link_group(match(numbered, with_ends=True), hosts, links)
     return links
@@ -263,33 +187,25 @@ def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, s
 
 def _link_hosts(hosts: Mapping[int, str], links: _Links) -> None:
     """Add the links of each host, whose ranks have one clock."""
-    ranks_of: dict[str, array[int]] = {}
+    ranks_of: dict[str, list[int]] = defaultdict(list)
     for rank, host in hosts.items():
-        ranks_of.setdefault(host, array("q")).append(rank)
+        ranks_of[host].append(rank)
     for host, (first, *others) in ranks_of.items():
-        if host and others:
-            links.begin_group(first)
-            for rank in others:
-                links.append(rank, _ONE_CLOCK)
+        for rank in others if host else ():
+            links.add(first, rank, _ONE_CLOCK)
 
 
 def _link_group(matched: MatchedCalls, hosts: Mapping[int, str], links: _Links) -> None:
     """Add the links of a group between hosts."""
     synchronises = np.array([_aligns(kind) for kind in matched.kinds], np.bool_)
     chosen = synchronises[matched.kind]
-    reference: _Times | None = None
-    for rows in matched.read():
-        for row, (duration_ns, end_ns) in enumerate(zip(rows.duration_ns, rows.end_ns, strict=True), rows.first):
-            if reference is None:  # a copy, because a row holds all others that were read with it
-                reference = _Times(duration_ns.copy(), end_ns.copy())
-                links.begin_group(matched.ranks[0])
-                continue
-            names = hosts.get(matched.ranks[0], ""), hosts.get(matched.ranks[row], "")
-            if is_one_host(*names):
-                continue
-            link = _link(reference, _Times(duration_ns, end_ns), chosen, matched.transfer_ns, names)
-            if link is not None:
-                links.append(matched.ranks[row], link)
+    reference, *times = (_Times(*own) for own in zip(matched.duration_ns, matched.end_ns, strict=True))
+    first, *others = matched.ranks
+    for rank, own in zip(others, times, strict=True):
+        names = hosts.get(first, ""), hosts.get(rank, "")
+        link = None if is_one_host(*names) else _link(reference, own, chosen, matched.transfer_ns, names)
+        if link is not None:
+            links.add(first, rank, link)
 
 
 class _Times(NamedTuple):
@@ -325,25 +241,18 @@ def _link(
     return _Link(found.offset_ns, found.residual_ns, len(differences), drift)
 
 
-def _reach(ranks: array[int], neighbours: _Neighbours) -> Iterator[_Link | None]:
+def _reach(first: int, links: _Links) -> dict[int, _Link]:
     """The best chain of links from the first rank to each: always extend the one with the smallest residual so far."""
-    chains, is_reached, is_done = _Clocks(), bytearray(len(ranks)), bytearray(len(ranks))
-    for _ in ranks:
-        chains.append(_Link(0.0, 0.0, 0, 0.0))
-    is_reached[0] = True
-    waiting = [_ORDER.pack(0.0, 0)]
+    chains, done = {first: _Link(0.0, 0.0, 0, 0.0)}, set[int]()
+    waiting = [(0.0, first)]
     while waiting:
-        _, own = _ORDER.unpack(heappop(waiting))
-        if is_done[own]:
+        _, own = heappop(waiting)
+        if own in done:
             continue
-        is_done[own] = True
-        for neighbour, link in neighbours.of(ranks[own]):
-            target = bisect_left(ranks, neighbour)
-            if is_done[target]:
-                continue
-            chain = link if own == 0 else chains[own].then(link)
-            if not is_reached[target] or chain.residual < chains.residuals[target]:
-                is_reached[target] = True
-                chains[target] = chain
-                heappush(waiting, _ORDER.pack(chain.residual, target))
-    return (chains[row] if is_reached[row] else None for row in range(len(ranks)))
+        done.add(own)
+        for neighbour, link in links[own].items():
+            chain = link if own == first else chains[own].then(link)
+            if neighbour not in done and (neighbour not in chains or chain.residual < chains[neighbour].residual):
+                chains[neighbour] = chain
+                heappush(waiting, (chain.residual, neighbour))
+    return chains

@@ -14,16 +14,15 @@ transfer time and no waiting.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.communication.bandwidth import check_busbw
 from perfscope.analyzers.communication.calls import GroupCalls, Kind
-from perfscope.analyzers.communication.matched import MatchedCalls
-from perfscope.analyzers.communication.matching import match
-from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls, measure_device
+from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.shared.doubt import Checked
 from perfscope.analyzers.shared.medians import median_of
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -194,7 +193,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    groups = CallsByGroup(partials)
+    groups = calls_of_groups(partials)
     if not groups:
         raise MissingInput("no communication ran on a device")
     sums: dict[tuple[str, int | None, Kind], _Sums] = {}
@@ -202,12 +201,9 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
     for key, calls in groups.items():
         matched, first = match(calls), next(iter(calls.values()))
         unmatched += matched.unmatched
-        unlike = () if matched.alike else tuple(calls.values())
-        kinds = matched.alike.kinds if matched.alike else {kind for rank_calls in unlike for kind in rank_calls.kinds}
-        for kind in sorted(kinds):
+        for kind in sorted({kind for rank_calls in calls.values() for kind in rank_calls.kinds}):
             size = 2 if key.sender != ABSENT else first.size
-            sums.setdefault((first.role, size, kind), _Sums()).add(kind, matched, unlike)
-        del matched, unlike  # those of the next group shall not be there besides
+            sums.setdefault((first.role, size, kind), _Sums()).add(kind, matched, calls.values())
     link = _find_link({part.gpu for partial in partials for part in partial})
     operations = [of_kind.operation(role, size, kind, link) for (role, size, kind), of_kind in sums.items()]
     return Collectives(
@@ -235,22 +231,15 @@ class _Sums:
         self._transfers: list[Int64] = []
         self._ranks_seen: list[int] = []
 
-    def add(self, kind: Kind, matched: MatchedCalls, unlike: Sequence[GroupCalls]) -> None:
-        """Add those of a group; ``unlike`` is what each rank made, where they did not make the same."""
+    def add(self, kind: Kind, matched: MatchedCalls, calls: Iterable[GroupCalls]) -> None:
+        """Add those of a group; ``calls`` is what each rank made."""
         chosen = matched.kind == matched.kinds.index(kind)
         transfers_ns, duration = matched.transfer_ns[chosen], int(matched.total_ns[chosen].sum())
         self._transfers.append(transfers_ns)
         self._wait += duration - len(matched.ranks) * int(transfers_ns.sum())
         self._ranks_seen.append(len(matched.ranks))
-        if matched.alike is not None:  # of many ranks that made the same, one after the other takes long
-            self._duration += duration
-            self._calls += len(transfers_ns)
-            index = matched.alike.kinds.index(kind)
-            self._covered_ns += int(matched.alike.covered_ns[index])
-            self._hidden_ns += int(matched.alike.hidden_ns[index])
-            return
         most_calls = 0
-        for group_calls in unlike:
+        for group_calls in calls:
             if kind in group_calls.kinds:
                 index = group_calls.kinds.index(kind)
                 durations_ns = group_calls.duration_ns[group_calls.kind == index]

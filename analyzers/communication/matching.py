@@ -10,18 +10,45 @@ longer on another rank is *waiting*.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
+from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
-from perfscope.analyzers.communication.matched import AlikeCalls, MatchedCalls, TimesOfRank, sum_up
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 
 _FEWEST_ENDS = 3
+
+
+class MatchedCalls(Struct, frozen=True, eq=False):
+    """Operations of one group, each of which all given ranks made.
+
+    Attributes:
+        ranks: The ranks, in order.
+        kinds: The kinds of operations.
+        kind: For each operation its index in ``kinds``.
+        step: For each the number of the profiler step that launched it, or ABSENT.
+        duration_ns: How long each took: one row a rank, one column an operation.
+        end_ns: When it ended on the rank's wall clock, likewise; ABSENT where that is not known, or was not asked for.
+        transfer_ns: For each its shortest duration.
+        total_ns: For each its duration over all ranks.
+        last: For each the row of the rank on which it is shortest, the first of several: that one arrived last.
+        unmatched: How many operations of some rank have no match on every other rank.
+    """
+
+    ranks: tuple[int, ...]
+    kinds: tuple[Kind, ...]
+    kind: Int64
+    step: Int64
+    duration_ns: Int64
+    end_ns: Int64
+    transfer_ns: Int64
+    total_ns: Int64
+    last: Int64
+    unmatched: int
 
 
 def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
@@ -54,64 +81,27 @@ def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
 def match(calls: Mapping[int, GroupCalls], *, with_ends: bool = False) -> MatchedCalls:
     """Match the operations that several ranks made in one group; ``calls`` is by rank.
 
-    An operation that some rank does not have is left out and counted. Those of ranks that made the same are read one
-    rank after the other. Without ends ``end_ns`` is ABSENT everywhere, and takes no memory.
+    An operation that some rank does not have is left out and counted.
     """
-    return _match_alike(calls, with_ends=with_ends) or _match_unlike(calls, with_ends=with_ends)
-
-
-class _Alike:
-    """The ranks that made the same operations as the first one, as they come, and what they sum up to."""
-
-    def __init__(self, first: GroupCalls) -> None:
-        self._first = first
-        self.covered_ns, self.hidden_ns = np.zeros(len(first.kinds), np.int64), np.zeros(len(first.kinds), np.int64)
-        self.count = 0
-
-    def take(self, calls: GroupCalls) -> bool:
-        """Add a rank; whether it made the same."""
-        if not _has_same_operations(self._first, calls):
-            return False
-        self.covered_ns += calls.covered_ns
-        self.hidden_ns += calls.hidden_ns
-        self.count += 1
-        return True
-
-
-def _match_alike(calls: Mapping[int, GroupCalls], *, with_ends: bool) -> MatchedCalls | None:
-    """The operations of ranks that all made the same; None where one did not."""
-    ranks = sorted(calls)
-    first = calls[ranks[0]]
-    alike = _Alike(first)
-
-    def times() -> Iterator[TimesOfRank]:
-        every = map(calls.__getitem__, ranks)
-        checked = every if alike.count == len(ranks) else takewhile(alike.take, every)
-        return ((of_rank.duration_ns, of_rank.end_ns) for of_rank in checked)
-
-    columns = sum_up(times, (len(ranks), len(first.kind)), with_ends=with_ends)
-    if alike.count < len(ranks):
-        return None
-    kinds, kind = _common_kinds([first], [np.arange(len(first.kind))])
-    sums = AlikeCalls(first.kinds, alike.covered_ns, alike.hidden_ns)
-    return MatchedCalls(ranks, kinds, kind, first.step.astype(np.int64), *columns, alike=sums)
-
-
-def _match_unlike(calls: Mapping[int, GroupCalls], *, with_ends: bool) -> MatchedCalls:
-    """The operations that all ranks made, of which some made others, too."""
-    ranks = sorted(calls)
+    ranks = tuple(sorted(calls))
     of_ranks = [calls[rank] for rank in ranks]
     rows = match_rows(of_ranks)
     kinds, kind = _common_kinds(of_ranks, rows)
-
-    def times() -> Iterator[TimesOfRank]:
-        every = zip(of_ranks, rows, strict=True)
-        return ((of_rank.duration_ns[index], _ends_at(of_rank.end_ns, index)) for of_rank, index in every)
-
-    columns = sum_up(times, (len(ranks), len(kind)), with_ends=with_ends)
-    step = of_ranks[0].step[rows[0]].astype(np.int64)
-    longest = max(len(of_rank.kind) for of_rank in of_ranks)
-    return MatchedCalls(ranks, kinds, kind, step, *columns, unmatched=longest - len(kind))
+    every = list(zip(of_ranks, rows, strict=True))
+    duration_ns = np.stack([of_rank.duration_ns[index].astype(np.int64) for of_rank, index in every])
+    no_ends = np.broadcast_to(np.int64(ABSENT), duration_ns.shape)  # of the size of one number
+    return MatchedCalls(
+        ranks=ranks,
+        kinds=kinds,
+        kind=kind,
+        step=of_ranks[0].step[rows[0]].astype(np.int64),
+        duration_ns=duration_ns,
+        end_ns=np.stack([_ends_at(of_rank.end_ns, index) for of_rank, index in every]) if with_ends else no_ends,
+        transfer_ns=duration_ns.min(axis=0),
+        total_ns=duration_ns.sum(axis=0),
+        last=duration_ns.argmin(axis=0),
+        unmatched=max(len(of_rank.kind) for of_rank in of_ranks) - len(kind),
+    )
 
 
 def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[tuple[Kind, ...], Int64]:

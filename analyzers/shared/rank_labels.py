@@ -2,46 +2,7 @@
 
 from __future__ import annotations
 
-from array import array
-from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-import numpy as np
-
-
-class LabelOfRank(Mapping[int, str]):
-    """A text for each rank, such as its host, in the order of ranks; of several for one rank the last one counts.
-
-    Numbers and each text once take a tenth of the memory of a dictionary, and ranks may be many.
-
-    >>> dict(LabelOfRank([(2, "b"), (1, "a"), (2, "a")]))
-    {1: 'a', 2: 'a'}
-    """
-
-    def __init__(self, labels: Iterable[tuple[int, str]]) -> None:
-        number_of: dict[str, int] = {}
-        ranks, numbers = array("q"), array("q")
-        for rank, label in labels:
-            ranks.append(rank)
-            numbers.append(number_of.setdefault(label, len(number_of)))
-        order = np.argsort(np.array(ranks, np.int64), kind="stable")
-        in_order = np.array(ranks, np.int64)[order]
-        is_last = np.append(in_order[1:] != in_order[:-1], True)[: len(in_order)]
-        self._texts = tuple(number_of)
-        self._ranks = array("q", in_order[is_last].tobytes())
-        self._numbers = array("q", np.array(numbers, np.int64)[order][is_last].tobytes())
-
-    def __getitem__(self, rank: int) -> str:
-        row = bisect_left(self._ranks, rank)
-        if row == len(self._ranks) or self._ranks[row] != rank:
-            raise KeyError(rank)
-        return self._texts[self._numbers[row]]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ranks)
-
-    def __len__(self) -> int:
-        return len(self._ranks)
+from collections.abc import Sequence
 
 
 def rank_labels(owners: Sequence[tuple[int | None, int]]) -> list[str]:

@@ -26,12 +26,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
-from perfscope.analyzers.communication.matched import MatchedCalls
-from perfscope.analyzers.communication.matching import match
-from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls, number_ranks_and_runs
+from perfscope.analyzers.communication.matching import MatchedCalls, match
+from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
 from perfscope.analyzers.shared.kernel_medians import join_windows
 from perfscope.analyzers.shared.marked_steps import common_steps
-from perfscope.analyzers.shared.rank_labels import LabelOfRank
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_profiles
 from perfscope.analyzers.stragglers.compute_pace import Comparison, Pace, compare
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -224,9 +222,9 @@ class Stragglers(Struct, frozen=True):
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The data-parallel group of each rank: its ranks do the same work on other data."""
-        replicas = ((group, f"of rank {group.ranks[0].rank}") for group in self.groups if group.role == "DP")
-        labels = LabelOfRank((rank.rank, label) for group, label in replicas for rank in group.ranks)
-        return "data-parallel group", labels if sum(group.role == "DP" for group in self.groups) > 1 else {}
+        replicas = [group for group in self.groups if group.role == "DP"]
+        labels = {rank.rank: f"of rank {group.ranks[0].rank}" for group in replicas for rank in group.ranks}
+        return "data-parallel group", dict(sorted(labels.items())) if len(replicas) > 1 else {}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of groups and ranks."""
@@ -337,7 +335,9 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
         raise NoDevice("the traces contain no GPU events")
     significant = SIGNIFICANT_FRACTION * longest
     members = _Members(partials)
-    waits = (_find_waits(key, calls, members) for key, calls in CallsByGroup(partials).items() if key.sender == ABSENT)
+    waits = (
+        _find_waits(key, calls, members) for key, calls in calls_of_groups(partials).items() if key.sender == ABSENT
+    )
     groups = [members.with_reasons(group, significant) for group in waits if group is not None]
     groups.sort(key=lambda group: (group.has_stages, -group.slowest.caused, group.name))
     if not groups:
@@ -363,7 +363,7 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Member
     # Sums of waits by sums of durations: the waits themselves would have to be read once more.
     caused = (matched.total_ns[chosen] - len(matched.ranks) * transfers_ns) / (len(matched.ranks) - 1)
     first = next(iter(calls.values()))
-    communication = np.concatenate([rows.duration_ns[:, chosen].sum(axis=1) for rows in matched.read()])
+    communication = matched.duration_ns[:, chosen].sum(axis=1)
     steps = distinct(matched.step[chosen])
     caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
     nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))

@@ -11,7 +11,7 @@ from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.clock import analyze as align_clocks
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.analyzers.communication.matching import match
-from perfscope.analyzers.communication.rank_calls import CallsByGroup, RankCalls
+from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups
 from perfscope.analyzers.pipelines.layout import find_pipelines
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.analyzers.shared.intervals import Intervals, union
@@ -171,8 +171,8 @@ def _describe_unaligned(
 def _join_operations(
     partials: Sequence[tuple[RankCalls, ...]], clocks: dict[int, RankClock]
 ) -> Iterator[JoinedOperation]:
-    for key, members in CallsByGroup(partials).items():
-        numbered = members.numbered()
+    for key, members in calls_of_groups(partials).items():
+        numbered = {rank: calls for rank, calls in members.items() if rank >= 0}
         if len(numbered) < _FEWEST_RANKS:
             continue
         matched = match(numbered, with_ends=True)

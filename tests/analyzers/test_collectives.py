@@ -10,9 +10,6 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers import clock, collectives
-from perfscope.analyzers.communication.calls import GroupCalls
-from perfscope.analyzers.communication.matched import MatchedCalls
-from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
@@ -104,37 +101,6 @@ def test_with_one_rank_of_two_the_bandwidth_is_a_lower_bound(tmp_path: Path) -> 
     assert (found["is_lower_bound"], found["ranks_seen"], found["group_size"]) == (True, 1, 2)
     assert found["wait_us"] is None
     assert found["algbw_gb_s"] == 0.02
-
-
-@pytest.mark.parametrize("last", ["all_to_all", "allreduce"])
-def test_ranks_that_made_the_same_are_added_up_at_once_as_one_after_the_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str
-) -> None:
-    ranks = [
-        [
-            made("allreduce", 0, 10 + rank),
-            made("_allgather_base", 20, 40 + rank * rank, out=2000),
-            made(last, 50, 53 + rank),
-            made("allreduce", 60, 71 + rank),
-            kernel("gemm", 61 * US, (62 + rank) * US),
-        ]
-        for rank in range(3)
-    ]
-    partials = measured(tmp_path, *ranks)
-    at_once = collectives.analyze(partials).data()
-
-    def match_apart(calls: Any) -> MatchedCalls:
-        matched = match(calls)
-        assert matched.alike
-        return replace(matched, alike=None)
-
-    monkeypatch.setattr(collectives, "match", match_apart)
-    assert collectives.analyze(partials).data() == at_once
-    assert not match({0: partials[0][0].groups[0], 1: without_last(partials[1][0].groups[0])}).alike
-
-
-def without_last(calls: GroupCalls) -> GroupCalls:
-    return replace(calls, kind=calls.kind[:-1], step=calls.step[:-1], duration_ns=calls.duration_ns[:-1])
 
 
 def test_unknown_sizes_are_absent_and_not_zero(tmp_path: Path) -> None:

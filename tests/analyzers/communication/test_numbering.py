@@ -1,10 +1,6 @@
-"""Ranks with one window each are numbered in columns, and as all others are."""
+"""Ranks, devices, runs and windows are numbered in the order of time."""
 
 from __future__ import annotations
-
-import random
-
-import pytest
 
 from perfscope.analyzers.communication.rank_calls import NumberedCalls, RankCalls, number_ranks_and_runs
 
@@ -17,15 +13,9 @@ def numbers(partials: list[tuple[RankCalls]]) -> list[NumberedCalls]:
     return list(number_ranks_and_runs(partials))
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_ranks_with_one_window_are_numbered_as_they_are_among_others(seed: int) -> None:
-    chance = random.Random(seed)
-    ranks = chance.sample(range(100), 40)
-    alone = [calls(rank, chance.randrange(8), f"{place:02}", rank % 3) for place, rank in enumerate(ranks)]
-    without_rank = calls(None, 1000, "99")
-    assert numbers(alone) == numbers([*alone, without_rank])[:-1]
-    assert [numbered.rank for numbered in numbers(alone)] == ranks
-    assert all(numbered.counts and numbered.run == 0 for numbered in numbers(alone))
+def test_devices_without_a_rank_are_numbered_below_zero() -> None:
+    found = numbers([calls(3, 0, "a"), calls(None, 0, "b"), calls(3, 0, "a", device=1), calls(None, 5, "b")])
+    assert [numbered.rank for numbered in found] == [3, -1, -2, -1]
 
 
 def test_a_second_window_that_overlaps_the_first_does_not_count() -> None:

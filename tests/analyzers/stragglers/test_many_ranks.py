@@ -1,4 +1,4 @@
-"""Of many ranks the straggler is named with its reason, clocks are aligned, and each rank is read few times."""
+"""Of many ranks the straggler is named with its reason, and clocks are aligned."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.synthetic_ranks import ON_A_HOST, Job, Made, make_job
-from perfscope.analyzers import clock, collectives
-from perfscope.analyzers.communication.calls import GroupCalls
-from perfscope.analyzers.communication.rank_calls import RankCalls, RanksOfGroup
+from perfscope.analyzers import clock
+from perfscope.analyzers.communication.rank_calls import RankCalls
 from perfscope.analyzers.stragglers import traces as stragglers
 
 RANKS = 1024
@@ -49,21 +48,3 @@ def test_clocks_are_found_as_they_were_set() -> None:
         assert rank.offset_ns is not None
         assert rank.residual_ns is not None
         assert abs(rank.offset_ns - job.skew_ns[rank.rank // ON_A_HOST]) <= rank.residual_ns + 1
-
-
-def test_each_rank_of_a_group_is_read_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once a rank, the operations of all ranks would take time with the square of the ranks."""
-    ranks, looks = 512, 0
-    look = RanksOfGroup.__getitem__
-
-    def count(group: RanksOfGroup, rank: int) -> GroupCalls:
-        nonlocal looks
-        looks += 1
-        return look(group, rank)
-
-    calls = calls_of(replace(make_job(ranks, stragglers=1), is_flat=True))
-    monkeypatch.setattr(RanksOfGroup, "__getitem__", count)
-    collectives.analyze(calls)
-    clock.analyze(calls)
-    stragglers.analyze(calls)
-    assert looks <= 2 * 3 * (ranks + 2)
