@@ -1,34 +1,22 @@
-"""What the change of a step is made of: the terms of both budgets, the clocks, perfscope's own cost, and what is left.
+"""What the change of a step is made of: the terms of both budgets, and what is left.
 
-The terms' changes add up to the change of the profiled step exactly. The change to explain is that of the undisturbed
-steps; profiled steps are slower, on both sides by not quite the same. Where the hooks' times of the profiled steps
-agree with the traces', or are shorter because the host runs ahead of its device, that difference is perfscope's own
-cost; else it stays unexplained. All times
-are whole nanoseconds, and terms and ``unexplained`` add up to the change exactly.
+The terms are of profiled steps, and the change is that of undisturbed steps where both sides have them. What profiled
+steps take longer on one side than on the other is in ``unexplained``. All times are whole nanoseconds; terms and
+``unexplained`` add up to the change exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from math import hypot
-
-import numpy as np
 
 from perfscope.analyzers.budget.result import Budget, apportion
-from perfscope.analyzers.budget.terms import COMPUTE, KINDS, Term
-from perfscope.analyzers.comparison.change import CONFIDENCE, Change, welch_half_width
+from perfscope.analyzers.budget.terms import KINDS, Kernel, Launches, Operation, Term
 from perfscope.analyzers.comparison.side import Side
-from perfscope.constants import NS_PER_S
+from perfscope.constants import NS_PER_S, NS_PER_US
+from perfscope.report import Json
 from perfscope.tables.columns import Float64
-
-CLOCKS, OWN_COST = "clocks", "perfscope"
-#: Host and device agree on the time of profiled steps up to this share; else the host runs ahead of the device.
-_SAME_TIME = 0.05
-#: Ends of steps that scatter make a window as long or short by so many standard deviations of single steps, at most.
-_SCATTER = 4
-#: A smaller difference of clocks is noise of the samples.
-_LEAST_CLOCK_CHANGE = 0.005
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +24,18 @@ class TermChange:
     """A term on both sides, in nanoseconds of a step.
 
     Attributes:
-        term: The term; its kind is also ``clocks`` or ``perfscope``.
-        a_ns, b_ns: Its time on each side; absent for a term that is a difference alone.
-        change_ns: By how much it changed the step.
-        interval_ns: Of that; absent where the steps are too few.
+        term: The term.
+        a_ns, b_ns: Its time on each side.
     """
 
     term: Term
-    a_ns: int | None
-    b_ns: int | None
-    change_ns: int
-    interval_ns: tuple[int, int] | None
+    a_ns: int
+    b_ns: int
 
     @property
-    def is_certain(self) -> bool:
-        """Whether 0 lies outside the interval."""
-        return self.interval_ns is not None and (self.interval_ns[0] > 0 or self.interval_ns[1] < 0)
+    def change_ns(self) -> int:
+        """By how much it changed the step."""
+        return self.b_ns - self.a_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +47,6 @@ class BudgetChange:
         explains: Which steps that is of, in words.
         terms: The terms, those with the largest changes first.
         unexplained_ns: The rest: ``change_ns`` is the sum of the terms and this.
-        unexplained_interval_ns: Of that, by how profiled and undisturbed steps vary; absent of a single profiled step.
         step_ns: A's step, for shares.
         notes: What a reader must know.
     """
@@ -72,25 +55,19 @@ class BudgetChange:
     explains: str
     terms: tuple[TermChange, ...]
     unexplained_ns: int
-    unexplained_interval_ns: tuple[int, int] | None
     step_ns: int
     notes: tuple[str, ...]
 
     @property
     def traced_ns(self) -> int:
-        """What the traces show of the change: kernels, communication, copies, idle time and clocks.
-
-        The other term is how the profiled steps of each side differ from its undisturbed ones, which no event shows.
-        """
-        return sum(term.change_ns for term in self.terms if term.term.kind != OWN_COST)
+        """What the traces show of the change."""
+        return sum(term.change_ns for term in self.terms)
 
     def __post_init__(self) -> None:
-        assert sum(term.change_ns for term in self.terms) + self.unexplained_ns == self.change_ns
+        assert self.traced_ns + self.unexplained_ns == self.change_ns
 
 
-def compare_budgets(
-    a: Side, b: Side, step: Change | None, factor: float, confidence: float = CONFIDENCE
-) -> BudgetChange | None:
+def compare_budgets(a: Side, b: Side, factor: float) -> BudgetChange | None:
     """The budget of the change of a step; None where a side has none.
 
     ``factor`` is how much of B's step is compared.
@@ -99,47 +76,23 @@ def compare_budgets(
         return None
     first, second = _at_one_level(a.budget, b.budget)
     second = _scaled(second, factor)
-    terms = [_change(term, first, second, confidence) for term in sorted({*first.terms, *second.terms}, key=_order)]
-    notes: list[str] = []
-    if factor == 1:
-        terms += _clock_terms(a, b, first, second, terms, notes)
+    terms = (
+        TermChange(term, first.terms.get(term, 0), second.terms.get(term, 0))
+        for term in sorted({*first.terms, *second.terms}, key=_order)
+    )
     change_ns, explains = second.step_ns - first.step_ns, "the profiled steps"
     if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:
-        times_ns = [round(side.step_time_s.centre * NS_PER_S) for side in (a, b) if side.step_time_s]
-        change_ns, explains = round(times_ns[1] * factor) - times_ns[0], "the undisturbed steps"
-        profiled = [_profiled(side) for side in (a, b)]
-        if profiled[0] is not None and profiled[1] is not None:
-            terms += _own_cost((profiled[0], profiled[1]), (times_ns[0], times_ns[1]), factor, confidence)
-        else:
-            notes.append(
-                f"The hooks' times of the profiled steps are unknown, or longer than those of the traces by more than "
-                f"{_SAME_TIME:.0%}: perfscope's own cost is not known apart, but part of what is unexplained."
-            )
+        change_ns = round(round(b.step_time_s.centre * NS_PER_S) * factor) - round(a.step_time_s.centre * NS_PER_S)
+        explains = "the undisturbed steps"
     ordered = sorted((term for term in terms if term.change_ns or term.a_ns), key=lambda term: -abs(term.change_ns))
     return BudgetChange(
         change_ns=change_ns,
         explains=explains,
         terms=tuple(ordered),
-        unexplained_ns=(unexplained_ns := change_ns - sum(term.change_ns for term in ordered)),
-        unexplained_interval_ns=_unexplained_interval(unexplained_ns, first, second, step, confidence),
+        unexplained_ns=change_ns - sum(term.change_ns for term in ordered),
         step_ns=first.step_ns,
-        notes=(*_describe(a.budget, b.budget), *notes),
+        notes=_describe(a.budget, b.budget),
     )
-
-
-def _unexplained_interval(
-    unexplained_ns: int, a: Budget, b: Budget, step: Change | None, confidence: float
-) -> tuple[int, int] | None:
-    """What chance alone makes of the rest: the profiled steps are a few, and the undisturbed ones vary, too."""
-    if not unexplained_ns:
-        return 0, 0
-    periods = [sum(budget.by_step.values(), np.zeros(1)) for budget in (a, b)]
-    interval = _interval(0, periods[0], periods[1], confidence)
-    if interval is None or step is None or step.interval is None:
-        return None
-    of_step_ns = (step.interval[1] - step.interval[0]) / 2 * step.a * NS_PER_S
-    half = hypot(interval[1], of_step_ns)
-    return round(unexplained_ns - half), round(unexplained_ns + half)
 
 
 def _order(term: Term) -> tuple[int, str, str]:
@@ -149,8 +102,8 @@ def _order(term: Term) -> tuple[int, str, str]:
 def _describe(a: Budget, b: Budget) -> tuple[str, ...]:
     steps = [f"{len(budget.steps) or 1} of {'A' if budget is a else 'B'}" for budget in (a, b)]
     notes = [
-        f"Terms are means over profiled steps ({', '.join(steps)}) and ranks; their intervals are Welch's over these "
-        "steps, and cover no variation between runs."
+        f"Terms are means over profiled steps ({', '.join(steps)}) and ranks. Profiled steps are slower than others, "
+        "on both sides by not quite the same: that is in what is unexplained."
     ]
     if a.activities != b.activities:
         kinds = " and ".join(budget.activities or "unknown" for budget in (a, b))
@@ -194,90 +147,147 @@ def _scaled(budget: Budget, factor: float) -> Budget:
     )
 
 
-def _change(term: Term, a: Budget, b: Budget, confidence: float) -> TermChange:
-    a_ns, b_ns = a.terms.get(term, 0), b.terms.get(term, 0)
-    return TermChange(term, a_ns, b_ns, b_ns - a_ns, _interval(b_ns - a_ns, *_series(term, a, b), confidence))
+_PER_MILLE = 1000
+#: Kernels whose count a step differs by less ran equally often: windows cut off a launch here and there.
+_SAME_COUNT = 0.02
 
 
-def _series(term: Term, a: Budget, b: Budget) -> tuple[Float64, Float64]:
-    first, second = (budget.by_step.get(term, np.zeros(max(len(budget.steps), 1))) for budget in (a, b))
-    return first, second
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A kernel or a product that is not the same on both sides.
 
-
-def _interval(change_ns: int, a: Float64, b: Float64, confidence: float) -> tuple[int, int] | None:
-    """Welch's interval of a term's change; None of a single step."""
-    half = welch_half_width(a.tolist(), b.tolist(), confidence) if min(len(a), len(b)) > 1 else None
-    return None if half is None else (round(change_ns - half), round(change_ns + half))
-
-
-def _clock_terms(
-    a: Side, b: Side, first: Budget, second: Budget, terms: list[TermChange], notes: list[str]
-) -> list[TermChange]:
-    """The part of the changes of the same kernels that other clocks explain, taken out of their terms."""
-    if a.clock_mhz is None or b.clock_mhz is None or not a.clock_mhz or not b.clock_mhz:
-        return []
-    ratio = a.clock_mhz / b.clock_mhz
-    if abs(ratio - 1) < _LEAST_CLOCK_CHANGE:
-        return []
-    same = _same_work(first, second)
-    total = most = 0
-    for index, change in enumerate(terms):
-        if change.term.kind != COMPUTE or change.term.name not in same or change.a_ns is None:
-            continue
-        expected = round(change.a_ns * (ratio - 1))
-        part = max(min(change.change_ns, expected), 0) if expected > 0 else min(max(change.change_ns, expected), 0)
-        total += part
-        most += expected
-        interval = change.interval_ns
-        shifted = None if interval is None else (interval[0] - part, interval[1] - part)
-        terms[index] = replace(change, change_ns=change.change_ns - part, interval_ns=shifted)
-    name = f"{a.clock_mhz:.0f} to {b.clock_mhz:.0f} MHz"
-    notes.append(
-        "Clocks: the part of the change of kernels that ran equally often on both sides which the other clock of the "
-        "multiprocessors explains; the interval is from none of it to all in proportion."
-    )
-    return [TermChange(Term(CLOCKS, name), None, None, total, (min(most, 0), max(most, 0)))]
-
-
-def _same_work(a: Budget, b: Budget) -> set[str]:
-    """Names of kernels that ran equally often, with the same grids, on both sides."""
-    calls: list[dict[str, dict[int, int]]] = [{}, {}]
-    for of_side, budget in zip(calls, (a, b), strict=True):
-        for kernel, launches in budget.kernels.items():
-            of_side.setdefault(kernel.name, {})[kernel.grid] = launches.calls
-    return {name for name, grids in calls[0].items() if calls[1].get(name) == grids}
-
-
-def _profiled(side: Side) -> Float64 | None:
-    """The profiled steps of a side, where the hooks and the traces agree; None where they do not.
-
-    Where the hooks' steps are shorter, the host runs ahead of the device, and the traces alone tell how long a step
-    took. So they do where the hooks only scatter around them: a host that waits within its step marks its end some
-    milliseconds earlier or later than the device. Over a window this is the difference of two ends, however many steps
-    are between them; what grows with each step is real.
+    Attributes:
+        name: The kernel, or the operator.
+        what: ``appeared``, ``vanished``, ``count``, ``grid``, ``shape`` or ``dtype``.
+        a, b: What it was on each side, in words; empty where it did not run.
+        time_ns: Its time a step on the side where it runs longer; 0 for a product, whose kernels have the time.
     """
-    if not side.profiled_ns or side.budget is None:
-        return None
-    by_hooks = np.array(side.profiled_ns, np.float64)
-    by_trace: Float64 = np.asarray(sum(side.budget.by_step.values(), np.zeros(1)), np.float64)
-    difference = float(by_hooks.mean()) / side.budget.step_ns - 1
-    if difference > _SAME_TIME:
-        return None
-    if difference < -_SAME_TIME:
-        return by_trace
-    if len(by_trace) != len(by_hooks):
-        return by_hooks
-    scatter = by_hooks - by_trace
-    return by_trace if abs(scatter.sum()) <= _SCATTER * scatter.std() else by_hooks
+
+    name: str
+    what: str
+    a: str
+    b: str
+    time_ns: int
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``appeared``, ``vanished`` or ``changed``."""
+        time_us = self.time_ns / NS_PER_US if self.time_ns else None
+        return {"name": self.name, "what": self.what, "a": self.a or None, "b": self.b or None, "time_us": time_us}
 
 
-def _own_cost(
-    profiled: tuple[Float64, Float64], times_ns: tuple[int, int], factor: float, confidence: float
-) -> Iterator[TermChange]:
-    """What lies between the terms, which are of profiled steps, and the undisturbed steps: the former are slower."""
-    cost = [steps_ns - step_ns for steps_ns, step_ns in zip(profiled, times_ns, strict=True)]
-    first, second = cost[1] * factor, cost[0]
-    change_ns = round(float(second.mean()) - float(first.mean()))
-    if change_ns:
-        interval = _interval(change_ns, first, second, confidence)
-        yield TermChange(Term(OWN_COST, "slowdown of profiled steps"), None, None, change_ns, interval)
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What differs, and what does not.
+
+    Attributes:
+        differences: What differs, what takes most time first.
+        same_kernels: Kernels that ran equally often with the same grids on both sides.
+        same_products: Products of the same shapes and types, equally often.
+    """
+
+    differences: tuple[Difference, ...] = ()
+    same_kernels: tuple[str, ...] = ()
+    same_products: int = 0
+
+
+def compare_inventories(a: Budget, b: Budget) -> Inventory:
+    """Compare what two budgets' steps ran."""
+    if not a.kernels or not b.kernels:
+        return Inventory(tuple(_products(a, b)), (), _same_products(a, b))
+    first, second = _by_name(a.kernels), _by_name(b.kernels)
+    differences, same = list(_products(a, b)), []
+    for name in sorted({*first, *second}):
+        difference = _kernel(name, first.get(name, {}), second.get(name, {}), _time(a, name), _time(b, name))
+        if difference is None:
+            same.append(name)
+        else:
+            differences.append(difference)
+    differences.sort(key=lambda difference: (-difference.time_ns, difference.name, difference.what))
+    same.sort(key=lambda name: (-_time(a, name), name))
+    return Inventory(tuple(differences), tuple(same), _same_products(a, b))
+
+
+def _by_name(kernels: Mapping[Kernel, Launches]) -> dict[str, dict[int, int]]:
+    by_name: dict[str, dict[int, int]] = {}
+    for kernel, launches in kernels.items():
+        by_name.setdefault(kernel.name, {})[kernel.grid] = launches.calls
+    return by_name
+
+
+def _time(budget: Budget, name: str) -> int:
+    return sum(launches.total_ns for kernel, launches in budget.kernels.items() if kernel.name == name)
+
+
+def _kernel(name: str, a: Mapping[int, int], b: Mapping[int, int], a_ns: int, b_ns: int) -> Difference | None:
+    """How a kernel's launches differ; None where they do not."""
+    calls = [sum(grids.values()) / _PER_MILLE for grids in (a, b)]
+    words = [f"{count:g} a step" if count else "" for count in calls]
+    longest = max(a_ns, b_ns)
+    if not a:
+        return Difference(name, "appeared", "", words[1], longest)
+    if not b:
+        return Difference(name, "vanished", words[0], "", longest)
+    if abs(calls[0] - calls[1]) > _SAME_COUNT * max(calls):
+        return Difference(name, "count", words[0], words[1], longest)
+    if set(a) != set(b):
+        return Difference(name, "grid", _grids(len(a)), _grids(len(b), of_other=True), longest)
+    return None
+
+
+def _grids(count: int, *, of_other: bool = False) -> str:
+    return f"{count} {'other ' if of_other else ''}grid{'' if count == 1 else 's'}"
+
+
+def _same_products(a: Budget, b: Budget) -> int:
+    return sum(1 for operation, count in a.operations.items() if b.operations.get(operation) == count)
+
+
+def _products(a: Budget, b: Budget) -> list[Difference]:
+    """Products that differ: of the same operator those with other types, then those with other shapes, are paired."""
+    if not a.operations or not b.operations:
+        return []
+    first, second = Counter(a.operations), Counter(b.operations)
+    vanished, appeared = first - second, second - first
+    differences = []
+    for what in ("dtype", "shape"):
+        for operation in sorted(vanished):
+            partner = _partner(operation, appeared, what)
+            if partner is not None:
+                differences.append(
+                    Difference(
+                        operation.operator,
+                        what,
+                        _describe_operation(operation, vanished),
+                        _describe_operation(partner, appeared),
+                        0,
+                    )
+                )
+                del vanished[operation], appeared[partner]
+    differences += [
+        Difference(operation.operator, "vanished", _describe_operation(operation, vanished), "", 0)
+        for operation in sorted(vanished)
+    ]
+    differences += [
+        Difference(operation.operator, "appeared", "", _describe_operation(operation, appeared), 0)
+        for operation in sorted(appeared)
+    ]
+    return differences
+
+
+def _partner(operation: Operation, candidates: Mapping[Operation, int], what: str) -> Operation | None:
+    """The product that a product became: the same operator with the same shapes, or with as many inputs."""
+    for candidate in sorted(candidates):
+        if candidate.operator != operation.operator:
+            continue
+        if what == "dtype" and candidate.shapes == operation.shapes and candidate.elements != operation.elements:
+            return candidate
+        if what == "shape" and len(candidate.shapes) == len(operation.shapes):
+            return candidate
+    return None
+
+
+def _describe_operation(operation: Operation, counts: Mapping[Operation, int]) -> str:
+    shapes = " x ".join(str(list(shape)) for shape in operation.shapes if shape)
+    elements = ", ".join(sorted({element for element in operation.elements if element}))
+    count = counts[operation] / _PER_MILLE
+    return f"{shapes} {elements} ({count:g} a step)".replace("  ", " ")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from perfscope.analyzers.budget.terms import COMMUNICATION
-from perfscope.analyzers.comparison.budgets import BudgetChange, compare_budgets
+from perfscope.analyzers.comparison.budgets import BudgetChange, Inventory, compare_budgets, compare_inventories
 from perfscope.analyzers.comparison.change import (
     CONFIDENCE,
     Change,
@@ -20,16 +21,197 @@ from perfscope.analyzers.comparison.change import (
     exact_change,
     welch_half_width,
 )
-from perfscope.analyzers.comparison.inventory import Inventory, compare_inventories
-from perfscope.analyzers.comparison.limits import Limit, check_limit
-from perfscope.analyzers.comparison.limits import Verdict as LimitVerdict
-from perfscope.analyzers.comparison.setups import SetupDifference, compare_setups, list_unknown, work_of
-from perfscope.analyzers.comparison.side import Figure, Side
+from perfscope.analyzers.comparison.side import Figure, Setup, Side
 from perfscope.constants import NS_PER_S
+from perfscope.errors import UsageError
+from perfscope.report import Json
 from perfscope.tables.columns import Float64
+from perfscope.units import format_parameters
 
 if TYPE_CHECKING:
     from perfscope.analyzers.comparison.replayed import ReplayedTerm
+
+
+_LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+_PERCENT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit.
+
+    Attributes:
+        text: As it was typed.
+        figure: What it is on.
+        is_upper: Whether it is exceeded by what is above it.
+        share: The change, as a share of A.
+    """
+
+    text: str
+    figure: Figure
+    is_upper: bool
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitVerdict:
+    """What a comparison says to a limit.
+
+    Attributes:
+        limit: The limit.
+        is_exceeded: Whether the whole interval lies beyond it; None where that cannot be told.
+        reason: What was decided, in words.
+    """
+
+    limit: Limit
+    is_exceeded: bool | None
+    reason: str
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``limits``."""
+        return {"limit": self.limit.text, "exceeded": self.is_exceeded, "reason": self.reason}
+
+
+def parse_limit(text: str) -> Limit:
+    """Parse a limit.
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = _LIMIT.fullmatch(text)
+    figures = ", ".join(Figure)
+    if match is None:
+        raise UsageError(
+            f"--fail-on {text!r} is no limit", hint=f"such as 'step_time>+3%' or 'tflops<-3%'; figures: {figures}"
+        )
+    name, sign, direction, number, percent = match.groups()
+    if not percent:
+        raise UsageError(f"--fail-on {text!r} has no %", hint=f"limits are changes in percent: '{text.strip()}%'")
+    normal = name.strip().lower().replace(" ", "_").replace("-", "_")
+    if normal not in list(Figure):
+        raise UsageError(f"--fail-on {text!r} names no figure that is compared", hint=f"figures: {figures}")
+    share = float(number) / _PERCENT * (-1 if direction == "-" else 1)
+    return Limit(text.strip(), Figure(normal), sign == ">", share)
+
+
+def check_limit(limit: Limit, changes: Mapping[Figure, Change], reasons: Mapping[Figure, str]) -> LimitVerdict:
+    """Hold a comparison's figures against a limit."""
+    change = changes.get(limit.figure)
+    if change is None:
+        return LimitVerdict(limit, None, f"not checked: {reasons.get(limit.figure, 'the figure is not known')}")
+    if change.interval is None:
+        return LimitVerdict(limit, None, f"cannot tell: {change.reason}")
+    low, high = change.interval
+    words = f"{change.change:+.2%}, interval {low:+.2%} to {high:+.2%}"
+    nearest = low if limit.is_upper else high
+    is_exceeded = nearest > limit.share if limit.is_upper else nearest < limit.share
+    if is_exceeded:
+        return LimitVerdict(limit, is_exceeded, f"exceeded: {words}")
+    is_beyond = change.change > limit.share if limit.is_upper else change.change < limit.share
+    return LimitVerdict(
+        limit, is_exceeded, f"not proven: {words} contains the limit" if is_beyond else f"kept: {words}"
+    )
+
+
+#: Sequences of many lengths make the tokens of a step vary.
+_SAME_TOKENS = 0.01
+_DIMENSIONS = ("layers", "hidden size", "vocabulary")
+
+
+@dataclass(frozen=True, slots=True)
+class SetupDifference:
+    """A fact that is not the same on both sides.
+
+    Attributes:
+        fact: What differs.
+        a, b: What it is.
+        forbids: Whether steps are not comparable with it.
+    """
+
+    fact: str
+    a: str
+    b: str
+    forbids: bool
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``setup.differences``."""
+        return {"fact": self.fact, "a": self.a, "b": self.b, "forbids": self.forbids}
+
+    def sentence(self) -> str:
+        """It in words."""
+        return f"different {self.fact}: {self.a} against {self.b}"
+
+
+def compare_setups(a: Setup, b: Setup) -> tuple[SetupDifference, ...]:
+    """What differs, of what is known of both sides."""
+    return (*_model(a, b), *_batch(a, b), *_facts(a, b), *_versions(a, b))
+
+
+def list_unknown(a: Side, b: Side) -> tuple[str, ...]:
+    """The facts that must be equal and that a side does not state."""
+    facts = {"model": "parameters", "batch": "samples", "GPU count": "gpus"}
+    unknown = {
+        side.name: [
+            fact
+            for fact, name in facts.items()
+            if getattr(side.setup, name) is None and not (fact == "batch" and side.setup.tokens is not None)
+        ]
+        for side in (a, b)
+    }
+    return tuple(
+        f"{name} does not state its {', '.join(missing)}: that it is the same on both sides is not checked."
+        for name, missing in unknown.items()
+        if missing
+    )
+
+
+def work_of(a: Setup, b: Setup) -> tuple[str, float, float] | None:
+    """Tokens of a step on both sides, or samples, with their unit; None where neither is known of both."""
+    if a.tokens and b.tokens:
+        return "tokens", a.tokens, b.tokens
+    if a.samples and b.samples:
+        return "samples", a.samples, b.samples
+    return None
+
+
+def _model(a: Setup, b: Setup) -> Iterator[SetupDifference]:
+    if a.parameters is not None and b.parameters is not None and a.parameters != b.parameters:
+        words = [format_parameters(count) for count in (a.parameters, b.parameters)]
+        if words[0] == words[1]:
+            words = [f"{count:,}" for count in (a.parameters, b.parameters)]
+        yield SetupDifference("model", f"{words[0]} parameters", f"{words[1]} parameters", forbids=True)
+    elif a.dimensions is not None and b.dimensions is not None and a.dimensions != b.dimensions:
+        words = [
+            ", ".join(f"{count:,} {name}" for count, name in zip(dimensions, _DIMENSIONS, strict=True))
+            for dimensions in (a.dimensions, b.dimensions)
+        ]
+        yield SetupDifference("model", words[0], words[1], forbids=True)
+
+
+def _batch(a: Setup, b: Setup) -> Iterator[SetupDifference]:
+    if a.samples and b.samples and abs(a.samples / b.samples - 1) > _SAME_TOKENS:
+        yield SetupDifference("batch", f"{a.samples:g} samples a step", f"{b.samples:g} samples a step", forbids=True)
+    elif a.tokens and b.tokens and abs(a.tokens / b.tokens - 1) > _SAME_TOKENS:
+        yield SetupDifference("batch", f"{a.tokens:,.0f} tokens a step", f"{b.tokens:,.0f} tokens a step", forbids=True)
+
+
+def _facts(a: Setup, b: Setup) -> Iterator[SetupDifference]:
+    if a.gpus is not None and b.gpus is not None and a.gpus != b.gpus:
+        yield SetupDifference("GPU count", str(a.gpus), str(b.gpus), forbids=True)
+    for fact, first, second in (
+        ("device", a.device, b.device),
+        ("data type", a.dtype, b.dtype),
+        ("model class", a.model, b.model),
+    ):
+        if first is not None and second is not None and first != second:
+            yield SetupDifference(fact, first, second, forbids=False)
+
+
+def _versions(a: Setup, b: Setup) -> Iterator[SetupDifference]:
+    for package in sorted({*a.versions, *b.versions}):
+        first, second = a.versions.get(package), b.versions.get(package)
+        if first != second and a.versions and b.versions:
+            yield SetupDifference(f"version of {package}", first or "not stated", second or "not stated", forbids=False)
 
 
 class Verdict(StrEnum):
@@ -110,7 +292,7 @@ def compare_sides(
     factor = work[1] / work[2] if forbidding and work else 1.0
     changes, missing = _figures(a, b, work, factor, (confidence, between_runs))
     verdict, reasons = _judge(changes, missing)
-    budget = compare_budgets(a, b, changes.get(Figure.STEP_TIME), factor, confidence)
+    budget = compare_budgets(a, b, factor)
     if budget is None:
         missing["budget"] = next(side.why_absent("budget") for side in (a, b) if side.budget is None)
     inventory = compare_inventories(a.budget, b.budget) if a.budget and b.budget else Inventory()

@@ -14,16 +14,12 @@ from perfscope.analyzers.flops.trained_run import find_device, find_trained_mode
 from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed, job_times_ns
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.tables.columns import Float64, present
+from perfscope.tables.columns import Float64
 from perfscope.tables.run import Run
-
-#: A median of fewer samples, or of clocks that vary more between their quartiles, explains nothing.
-_FEWEST_CLOCKS = 10
-_STEADY_CLOCK = 0.05
 
 
 def side_of_run(
@@ -47,9 +43,7 @@ def side_of_run(
         tflop_per_step=_operations(mfu, undisturbed.step_time_s()),
         memory_bytes=_memory(undisturbed),
         energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
-        clock_mhz=_clock(run),
         budget=budget,
-        profiled_ns=_profiled_ns(undisturbed, budget),
         reasons={
             Figure.STEP_TIME: reasons.get("steps") or TOO_FEW_STEPS,
             Figure.MEMORY: "no rank recorded the peak memory of a device",
@@ -135,32 +129,3 @@ def _energies(run: Run, undisturbed: UndisturbedSteps) -> Samples | None:
     complete = [sum(total[step]) for step in sorted(total) if len(total[step]) == len(gpus)]
     values: Float64 = np.array(complete, np.float64)
     return Samples((values,), is_mean=True) if len(values) and (values > 0).all() else None
-
-
-def _clock(run: Run) -> float | None:
-    """The median clock over the samples that were taken while steps ran; None where they are few, or it varied."""
-    if not run.steps or not run.gpus:
-        return None
-    first = min(int(table.end_ns[0]) for table in run.steps if len(table))
-    last = max(int(table.end_ns[-1]) for table in run.steps if len(table))
-    clocks = []
-    for gpu in run.gpus:
-        is_training = (gpu.t_ns >= first) & (gpu.t_ns <= last) & present(gpu.sm_clock_mhz)
-        clocks += np.asarray(gpu.sm_clock_mhz.data)[is_training].tolist()
-    if len(clocks) < _FEWEST_CLOCKS:
-        return None
-    low, median, high = np.quantile(clocks, (0.25, 0.5, 0.75)).tolist()
-    return float(median) if high - low <= _STEADY_CLOCK * median else None
-
-
-def _profiled_ns(undisturbed: UndisturbedSteps, budget: Budget | None) -> tuple[int, ...]:
-    """The job's times of the steps that the budget is of; none where one is unknown.
-
-    The hooks' own time is added, which the times of steps leave out, and those of the traces do not.
-    """
-    if budget is None or not budget.steps:
-        return ()
-    numbers, times_ns = job_times_ns(undisturbed.tables, lambda table: np.isin(table.step, budget.steps))
-    hooks_ns = [np.ma.filled(table.hook_ns, 0)[np.isin(table.step, budget.steps)] for table in undisturbed.tables]
-    is_complete = len(numbers) == len(budget.steps)
-    return tuple((times_ns + round(np.concatenate(hooks_ns).mean())).tolist()) if is_complete else ()

@@ -18,7 +18,7 @@ from perfscope.analyzers.budget.terms import COMPUTE
 from perfscope.analyzers.comparison.budgets import BudgetChange
 from perfscope.analyzers.replay.measured import Measured, prepare
 from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.steps import span_of_steps
+from perfscope.analyzers.replay.replay import span_of_steps
 from perfscope.errors import MissingInput
 from perfscope.tables.trace import ABSENT
 
@@ -67,7 +67,7 @@ def replay_terms(
     after = [_kernel_times(graph) for graph in _in_order(measured.job.ranks)]
     changes: dict[str, int] = {}
     for term in budget.terms:
-        if term.term.kind == COMPUTE and term.term.name and term.a_ns is not None:
+        if term.term.kind == COMPUTE and term.term.name:
             changes[term.term.name] = changes.get(term.term.name, 0) + term.change_ns
     largest = sorted(changes, key=lambda name: -abs(changes[name]))[:_MOST_TERMS]
     return tuple(

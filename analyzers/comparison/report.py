@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.comparison.budgets import BudgetChange, TermChange
+from perfscope.analyzers.comparison.budgets import BudgetChange, Difference, TermChange
 from perfscope.analyzers.comparison.change import Change
 from perfscope.analyzers.comparison.comparison import Comparison, Verdict
-from perfscope.analyzers.comparison.inventory import Difference
 from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
@@ -110,7 +109,6 @@ def _side_data(side: Side) -> dict[str, Json]:
         "samples": setup.samples,
         "tokens": setup.tokens,
         "versions": dict(setup.versions),
-        "clock_mhz": side.clock_mhz,
     }
 
 
@@ -118,7 +116,6 @@ def _budget_data(budget: BudgetChange | None) -> dict[str, Json]:
     if budget is None:
         return {
             "change_us": None, "explains": None, "terms": [], "traced_us": None, "unexplained_us": None,
-            "unexplained_interval_us": None,
         }  # fmt: skip
     return {
         "change_us": budget.change_ns / NS_PER_US,
@@ -126,7 +123,6 @@ def _budget_data(budget: BudgetChange | None) -> dict[str, Json]:
         "terms": [_term_data(term) for term in budget.terms],
         "traced_us": budget.traced_ns / NS_PER_US,
         "unexplained_us": budget.unexplained_ns / NS_PER_US,
-        "unexplained_interval_us": _interval_us(budget.unexplained_interval_ns),
     }
 
 
@@ -136,10 +132,9 @@ def _term_data(change: TermChange) -> dict[str, Json]:
         "kind": change.term.kind,
         "kernel": change.term.name or None,
         "operator": change.term.operator or None,
-        "a_us": None if change.a_ns is None else change.a_ns / NS_PER_US,
-        "b_us": None if change.b_ns is None else change.b_ns / NS_PER_US,
+        "a_us": change.a_ns / NS_PER_US,
+        "b_us": change.b_ns / NS_PER_US,
         "change_us": change.change_ns / NS_PER_US,
-        "interval_us": _interval_us(change.interval_ns),
     }
 
 
@@ -150,10 +145,6 @@ def _replay_data(term: ReplayedTerm) -> dict[str, Json]:
         "replayed_us": term.replayed_ns / NS_PER_US,
         "interval_us": [bound / NS_PER_US for bound in term.interval_ns],
     }
-
-
-def _interval_us(interval_ns: tuple[int, int] | None) -> Json:
-    return None if interval_ns is None else [bound / NS_PER_US for bound in interval_ns]
 
 
 def _differences(differences: Sequence[Difference], what: str) -> list[Json]:
@@ -281,25 +272,14 @@ def _setup(comparison: Comparison, most_rows: int) -> Section:
     )
 
 
-def _traced_sentence(budget: BudgetChange) -> str:
-    """How much of the change events show, where some of it is a difference of whole steps."""
-    rest_ns = budget.change_ns - budget.unexplained_ns - budget.traced_ns
-    if not rest_ns:
-        return ""
-    return (
-        f" Events of the traces show {budget.traced_ns / NS_PER_MS:+.3f} ms of it; the other "
-        f"{rest_ns / NS_PER_MS:+.3f} ms are how whole profiled steps differ from undisturbed ones."
-    )
-
-
 def _budget(budget: BudgetChange, most_rows: int) -> Section:
     rows: list[Row] = [
         (
             change.term.kind,
             _name(change),
-            *(None if ns is None else ns / NS_PER_MS for ns in (change.a_ns, change.b_ns)),
+            change.a_ns / NS_PER_MS,
+            change.b_ns / NS_PER_MS,
             change.change_ns / NS_PER_MS,
-            _interval_ms(change.interval_ns),
             percent_of(change.change_ns, budget.step_ns),
         )
         for change in budget.terms
@@ -309,34 +289,26 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
     rest_ns = sum(change.change_ns for change in rest)
     if rest:
         shown.append(_sum_row(f"{len(rest)} smaller terms", rest_ns, budget))
-    shown.append(_sum_row("unexplained", budget.unexplained_ns, budget, budget.unexplained_interval_ns))
+    shown.append(_sum_row("unexplained", budget.unexplained_ns, budget))
     shown.append(_sum_row("sum: the change of a step", budget.change_ns, budget))
     columns = (
         Column("Term"), Column("Name"), Column("A (ms)", 3), Column("B (ms)", 3), Column("Change (ms)", 3),
-        Column("Interval (ms)"), Column("Of A's step (%)", 2),
+        Column("Of A's step (%)", 2),
     )  # fmt: skip
-    same = [change for change in budget.terms if change.interval_ns is not None and not change.is_certain]
     notes = (
-        f"The terms and what is unexplained add up to the change of {budget.explains} exactly."
-        + _traced_sentence(budget),
+        f"The terms and what is unexplained add up to the change of {budget.explains} exactly.",
         *budget.notes,
-        f"No difference found in {len(same)} of {len(budget.terms)} terms: their intervals contain 0.",
     )
     return Section("What the change is made of", columns, tuple(shown), notes)
 
 
-def _sum_row(title: str, change_ns: int, budget: BudgetChange, interval_ns: tuple[int, int] | None = None) -> Row:
-    interval = _interval_ms(interval_ns)
-    return title, None, None, None, change_ns / NS_PER_MS, interval, percent_of(change_ns, budget.step_ns)
+def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
+    return title, None, None, None, change_ns / NS_PER_MS, percent_of(change_ns, budget.step_ns)
 
 
 def _name(change: TermChange) -> Cell:
     name = short_name(change.term.name)
     return f"{short_name(change.term.operator)}: {name}" if change.term.operator else name or None
-
-
-def _interval_ms(interval_ns: tuple[int, int] | None) -> str | None:
-    return None if interval_ns is None else " to ".join(f"{bound / NS_PER_MS:+.3f}" for bound in interval_ns)
 
 
 def _changed(comparison: Comparison, most_rows: int) -> Section:

@@ -58,8 +58,6 @@ def to_baseline(side: Side) -> dict[str, Json]:
         },
         **{name: _samples_data(getattr(side, name)) for name in _FIGURES},
         "tflop_per_step": None if side.tflop_per_step is None else list(side.tflop_per_step),
-        "clock_mhz": side.clock_mhz,
-        "profiled_ns": list(side.profiled_ns),
         "budget": None if side.budget is None else _budget_data(side.budget),
         "reasons": {str(name): reason for name, reason in side.reasons.items()},
     }
@@ -174,9 +172,7 @@ def _from_baseline(name: str, data: _Values) -> Side:
         tflop_per_step=(float(str(operations[0])), str(operations[1])) if operations else None,
         memory_bytes=_samples(data, "memory_bytes"),
         energy_j=_samples(data, "energy_j", is_mean=True),
-        clock_mhz=data.number("clock_mhz"),
         budget=None if budget is None else _budget(budget),
-        profiled_ns=tuple(int(str(ns)) for ns in data.rows("profiled_ns")),
         reasons=data.texts("reasons"),
     )
 

@@ -7,9 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from perfscope.analyzers.comparison.change import CONFIDENCE
-from perfscope.analyzers.comparison.comparison import Comparison
+from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
 from perfscope.analyzers.comparison.comparison import compare_sides as compare_two
-from perfscope.analyzers.comparison.limits import parse_limit
 from perfscope.analyzers.comparison.many import summarize
 from perfscope.analyzers.comparison.report import describe_verdict, shorten, to_data, to_sections
 from perfscope.analyzers.comparison.side import Side

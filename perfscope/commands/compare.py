@@ -10,8 +10,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.comparison.comparison import Comparison
-from perfscope.analyzers.comparison.limits import parse_limit
+from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict, shorten
 from perfscope.analyzers.comparison.saved import to_baseline
 from perfscope.api.comparing import ComparedRuns, compare_sides, to_report

@@ -11,8 +11,7 @@ from perfscope.analyzers.budget.result import Budget
 from perfscope.analyzers.comparison.from_log import side_of_log
 from perfscope.analyzers.comparison.from_run import side_of_run, side_of_traces
 from perfscope.analyzers.comparison.saved import from_saved
-from perfscope.analyzers.comparison.several_runs import join_runs
-from perfscope.analyzers.comparison.side import Side
+from perfscope.analyzers.comparison.side import Side, join_runs
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.constants import MIB

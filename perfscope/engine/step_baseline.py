@@ -14,8 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.comparison.change import Samples
-from perfscope.analyzers.comparison.comparison import Comparison, compare_sides
-from perfscope.analyzers.comparison.limits import parse_limit
+from perfscope.analyzers.comparison.comparison import Comparison, compare_sides, parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict
 from perfscope.analyzers.comparison.saved import to_baseline
 from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side

@@ -18,7 +18,6 @@ class SideData(TypedDict):
         samples: Samples of a step over all ranks.
         tokens: Tokens of a step over all ranks.
         versions: Versions of software, by package.
-        clock_mhz: Median clock of the GPUs in training.
     """
 
     name: str
@@ -32,7 +31,6 @@ class SideData(TypedDict):
     samples: float | None
     tokens: float | None
     versions: dict[str, str]
-    clock_mhz: float | None
 
 
 class TermChangeData(TypedDict):
@@ -46,7 +44,6 @@ class TermChangeData(TypedDict):
         a_us: On side A; None where it is absent.
         b_us: On side B; None where it is absent.
         change_us: ``b_us - a_us``.
-        interval_us: Its interval.
     """
 
     name: str
@@ -56,7 +53,6 @@ class TermChangeData(TypedDict):
     a_us: float | None
     b_us: float | None
     change_us: float
-    interval_us: list[float] | None
 
 
 class DifferenceData(TypedDict):
@@ -237,7 +233,6 @@ class ComparisonData(TypedDict):
         terms: The terms; with ``unexplained_us`` they add up to ``change_us`` exactly.
         traced_us: What events of the traces show of it: all terms but those that are differences of whole steps.
         unexplained_us: What no term explains.
-        unexplained_interval_us: Its interval.
         replays: What the largest terms cost on the critical path; None where ``--replay`` did not ask for it.
         appeared: Kernels and products that only B has.
         vanished: Kernels and products that only A has.
@@ -269,7 +264,6 @@ class ComparisonData(TypedDict):
     terms: list[TermChangeData]
     traced_us: float | None
     unexplained_us: float | None
-    unexplained_interval_us: list[float] | None
     replays: list[ReplayedTermData] | None
     appeared: list[DifferenceData]
     vanished: list[DifferenceData]

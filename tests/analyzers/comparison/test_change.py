@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from perfscope.analyzers.comparison.bootstrap import block_length, resampled_medians
-from perfscope.analyzers.comparison.change import Samples, Variation, compare_samples
+from perfscope.analyzers.comparison.change import Samples, Variation, block_length, compare_samples, resampled_medians
 from perfscope.tables.columns import Float64
 
 
