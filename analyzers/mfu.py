@@ -10,12 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts
+from perfscope.analyzers.flops.comparison import (
+    Convention,
+    Step,
+    compare,
+    describe_doubts,
+    explain_spread,
+    explain_window,
+)
 from perfscope.analyzers.flops.counter_check import CountedOperations, CounterCheck, check_by_counters
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
 from perfscope.analyzers.flops.per_token import recomputed_products, recomputed_scores, scores_and_values
-from perfscope.analyzers.flops.spread import explain_spread, explain_window
 from perfscope.analyzers.flops.trained_run import (
     Device,
     Recomputation,

@@ -41,7 +41,7 @@ def analyze(partials: Sequence[RankPasses]) -> BubbleReport:
     """
     require_passes(partials)
     # As above: runs without a pipeline end before.
-    from perfscope.analyzers.pipelines.assembly import assemble_pipelines
+    from perfscope.analyzers.pipelines.bubble_report import assemble_pipelines
 
     return assemble_pipelines(partials, ())
 

@@ -18,11 +18,13 @@ from perfscope.analyzers.flops.formulas import (
     Formula,
     bigscience_formula,
 )
+from perfscope.analyzers.flops.per_token import scores_and_values
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
-from perfscope.constants import NS_PER_S, TERA
+from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import Checkpointing, Recomputed, bigscience, bigscience_passes, six_n
 from perfscope.models.transformer import Transformer
 from perfscope.report import Json
+from perfscope.tables.model import StatedDimensions
 
 NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
 
@@ -325,3 +327,90 @@ def _add_recomputation(step: Step, convention: Convention, recomputed_per_token:
     )
     total = (convention.flops_per_token or 0) + recomputed_per_token
     return _evaluate(step, f"{convention.name}+recomputation", formula, total, convention.inputs, recomputes=True)
+
+
+def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, ...]:
+    """Say by how much the conventions differ."""
+    figures = {convention.name: convention for convention in conventions if convention.flops_per_token is not None}
+    return tuple(_range(figures, step))
+
+
+def explain_window(step: Step, stated: StatedDimensions, headline: Convention) -> tuple[str, ...]:
+    """Say what the headline counts too much where layers do not attend to the whole sequence."""
+    model, window = step.model, stated.window
+    if model is None or window is None or window >= step.seq_len or not headline.flops_per_token:
+        return ()
+    some = stated.window_layers
+    # Under a causal mask a token attends to half of the sequence in the mean, with a window to less.
+    unseen = (step.seq_len - window) ** 2 / (2 * step.seq_len)
+    excess = scores_and_values(model, 1) * unseen * (some or model.layers) / model.layers
+    layers, at_most = ("Layers", "up to ") if some is None else (f"{some} of {model.layers} layers", "")
+    return (
+        f"{layers} attend to the last {window} tokens alone. Every convention counts the whole sequence: {at_most}"
+        f"{excess / GIGA:.3g} GFLOP/token more, {excess / headline.flops_per_token:.1%} of `{headline.name}`.",
+    )
+
+
+def _range(figures: Mapping[str, Convention], step: Step) -> list[str]:
+    without_recomputation = [convention for convention in figures.values() if not convention.recomputes]
+    if not without_recomputation:
+        return []
+    low = min(without_recomputation, key=lambda convention: convention.flops_per_token or 0)
+    high = max(without_recomputation, key=lambda convention: convention.flops_per_token or 0)
+    if low is high:
+        return []
+    quantity = "TFLOPs per GPU" if step.peak_tflops is None else "MFU"
+    return [
+        f"Spread: {_excess(high, low):.1%} in {quantity} for the same step, from `{low.name}` to `{high.name}`, "
+        "recomputation excluded. Compare figures of the same convention only."
+    ]
+
+
+def _excess(high: Convention, low: Convention) -> float:
+    assert high.flops_per_token is not None
+    assert low.flops_per_token is not None
+    return high.flops_per_token / low.flops_per_token - 1
+
+
+class AllowedRange(NamedTuple):
+    """The operations per token that one line of a log allows, from the lowest to the highest."""
+
+    step: int
+    low: float
+    high: float
+
+
+class LogMatch(NamedTuple):
+    """How a log's own figure compares with the conventions.
+
+    Attributes:
+        convention: The convention that explains every line; absent for none.
+        lines: How many lines state a figure.
+        nearest: The convention that is nearest to the log, in the median line.
+        nearest_deviation: How far the log is above it, as a share.
+    """
+
+    convention: str | None
+    lines: int
+    nearest: str
+    nearest_deviation: float
+
+
+def match_log(allowed: Sequence[AllowedRange], conventions: Sequence[Convention]) -> LogMatch | None:
+    """Find the convention that a log used; absent where no line states a figure or no convention has one.
+
+    Of several that explain every line, the first is taken, so the order of ``conventions`` is the preference.
+    """
+    figures = [
+        (convention.name, convention.flops_per_token)
+        for convention in conventions
+        if convention.flops_per_token is not None
+    ]
+    if not allowed or not figures:
+        return None
+    explaining = [name for name, figure in figures if all(line.low <= figure <= line.high for line in allowed)]
+    # The line with the narrowest range is the most precise.
+    sharpest = min(allowed, key=lambda line: (line.high - line.low) / line.high)
+    logged = (sharpest.low + sharpest.high) / 2
+    nearest, figure = min(figures, key=lambda name_and_figure: abs(logged / name_and_figure[1] - 1))
+    return LogMatch(explaining[0] if explaining else None, len(allowed), nearest, logged / figure - 1)

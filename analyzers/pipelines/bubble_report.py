@@ -8,10 +8,13 @@ from fractions import Fraction
 
 from perfscope.analyzers.pipelines.bubble import MeasuredBubble, MeasuredStep, sum_parts
 from perfscope.analyzers.pipelines.decomposition import StageParts, StepParts
+from perfscope.analyzers.pipelines.layout import find_pipelines
+from perfscope.analyzers.pipelines.measurement import measure_pipelines
+from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.analyzers.pipelines.recognition import CUSTOM, CUSTOM_ZERO_BUBBLE, DUALPIPEV
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Section, in_unit, percent, to_float
-from perfscope.schedules.text import to_text
+from perfscope.schedules.drawing import to_text
 
 _DRAWING_COLUMNS = 100
 _PARTS = ("useful", "schedule", "imbalance", "transfer", "host")
@@ -154,3 +157,26 @@ def _draw(bubble: MeasuredBubble) -> str:
         f"{chart.title}\n{to_text(chart, max(10, _DRAWING_COLUMNS * chart.end // longest))}" for chart in charts
     )
     return "\n\n".join(drawings)
+
+
+def assemble_pipelines(partials: Sequence[RankPasses], pipelines: Sequence[Sequence[int]]) -> BubbleReport:
+    """The bubble of every pipeline.
+
+    Args:
+        partials: The passes in each trace, at least one.
+        pipelines: The ranks of each pipeline in the order of stages, where they are known; empty otherwise.
+
+    Raises:
+        MissingInput: The traces do not show which ranks form a pipeline.
+    """
+    return BubbleReport(measure_pipelines(find_pipelines(_join_windows(partials), pipelines)))
+
+
+def _join_windows(partials: Sequence[RankPasses]) -> list[RankPasses]:
+    """The traces of each rank as one, in the order of time: a run has a trace for every profiler window."""
+    by_rank: dict[object, RankPasses] = {}
+    for partial in sorted(partials, key=lambda partial: partial.start_ns):
+        key = partial.rank if partial.rank is not None else object()
+        earlier = by_rank.get(key)
+        by_rank[key] = partial if earlier is None else earlier.followed_by(partial)
+    return list(by_rank.values())

@@ -3,25 +3,374 @@
 The time of a pass is the union of the device work that was launched for it, copies and communication inside layers
 included, transfers between stages and the gradient synchronisation of data parallelism not: NCCL's kernels spin until
 the peer is ready. Time that two passes cover counts for the pass that began first.
+
+The device events of a rank in the order of launch, each with its step and its role in the pipeline.
+
+The launch of a kernel decides which step it belongs to and whether it is part of a backward pass: the autograd engine
+launches those from a thread of its own. Transfers between stages are NCCL's SendRecv kernels; they spin until the peer
+is ready, so they are waiting time and never work.
+
+Annotations of a trace that name the pass of a micro-batch which the host was launching.
+
+Three spellings are read: the ranges of perfscope's own hooks, ``PP:2F3`` of torch.distributed.pipelining's runtime
+(stage 2, forward, micro-batch 3), and ``Forward 3`` of its simple schedules.
+
+Infers the passes of micro-batches in one step of one rank where no marks name them.
+
+In the order of launch, device work falls into runs: forward or backward by the thread that launched it, separated by
+transfers. A backward run is a backward pass. A forward run can be a forward pass, but also the optimizer, gradient
+accumulation after a backward pass, or zero_grad before the first forward pass. Runs before the first backward pass show
+what a forward pass looks like, because only forward passes follow a transfer there. A later run contains a forward pass
+if it contains, kernel by kernel, at least half of that device time.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
 from perfscope.analyzers.communication.calls import SYNCHRONISING, members_of, operation_named
-from perfscope.analyzers.pipelines.inference import PassEvents, infer_passes
-from perfscope.analyzers.pipelines.launches import LaunchedEvents, find_launched_events, label_steps, training_steps
-from perfscope.analyzers.pipelines.marks import PassMark, are_of_hooks, find_marks
 from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep, Transfer
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import ABSENT, HostSpans, Trace, span_at
+from perfscope.tables.trace import ABSENT, HostSpans, Trace, Work, span_at
+from perfscope.wire.passes import parse_pass_range
+
+_SEND_RECV = re.compile(r"SendRecv|sendrecv")
+_POINT_TO_POINT = {"", "send", "recv", "coalesced"}
+_PIPELINE = re.compile(r"pipeline|(^|_)(pp|pipe)(_|$)", re.IGNORECASE)
+#: A group that joins more than stages is no pipeline: Megatron's EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP.
+_NOT_PIPELINE = re.compile(r"tensor|expert|data|context", re.IGNORECASE)
+_SPLITS_DATA = re.compile(r"data|(^|_)dp(_|$)", re.IGNORECASE)
+_SPLITS_LAYERS = re.compile(r"tensor|context|expert|sequence|(^|_)(tp|cp|ep|sp)(_|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LaunchedEvents:
+    """Device events in the order of their launch.
+
+    Attributes:
+        name: Index into the trace's names.
+        start_ns, end_ns: When it ran, on the trace's clock.
+        launch_ns: When the host launched it.
+        step: Row of the step it was launched in, or ABSENT.
+        is_transfer: It moves activations or gradients between stages.
+        is_backward: The autograd engine launched it.
+        is_communication: It communicates, transfers included.
+        splits_layers: It communicates inside a layer (tensor, context, expert parallelism): part of the work.
+        collective: Index into the trace's collectives, or ABSENT.
+    """
+
+    name: Int64
+    start_ns: Int64
+    end_ns: Int64
+    launch_ns: Int64
+    step: Int64
+    is_transfer: Bool
+    is_backward: Bool
+    is_communication: Bool
+    splits_layers: Bool
+    collective: Int64
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def is_pipeline_group(description: str) -> bool:
+    """Whether a process group's description says that it joins the stages of a pipeline."""
+    return _PIPELINE.search(description) is not None and _NOT_PIPELINE.search(description) is None
+
+
+def find_launched_events(trace: Trace) -> LaunchedEvents:
+    """The device events of a trace that the training script or the autograd engine launched, by recorded launches."""
+    call = trace.launch
+    rows = np.flatnonzero(call != ABSENT)
+    device = trace.device
+    is_transfer = _find_transfers(trace)
+    launch_ns = trace.calls.start_ns[call[rows]]
+    rows = rows[np.lexsort((device.start_ns[rows], launch_ns))]
+    call = call[rows]
+    main, engines = _find_training_threads(trace, rows, trace.calls.thread[call], is_transfer[rows])
+    of_training = (trace.calls.thread[call] == main) | np.isin(trace.calls.thread[call], engines)
+    rows, call = rows[of_training], call[of_training]
+    launch_ns = trace.calls.start_ns[call]
+    return LaunchedEvents(
+        name=device.name[rows].astype(np.int64),
+        start_ns=device.start_ns[rows],
+        end_ns=device.end_ns[rows],
+        launch_ns=launch_ns,
+        step=span_at(training_steps(trace), launch_ns),
+        is_transfer=is_transfer[rows],
+        is_backward=trace.calls.thread[call] != main,
+        is_communication=device.is_work(Work.COMMUNICATION)[rows],
+        splits_layers=_find_layer_communication(trace)[rows],
+        collective=device.collective[rows],
+    )
+
+
+def training_steps(trace: Trace) -> HostSpans:
+    """The training steps: the profiler's; else between the ends of optimizer steps; else the trace as a single step."""
+    if len(trace.steps):
+        return trace.steps
+    ends = np.unique(trace.annotated("Optimizer.step#").end_ns)
+    starts = [table.start_ns for table in (trace.calls, trace.annotations) if len(table)]
+    if not starts:
+        return trace.steps
+    times = np.concatenate(starts)
+    edges = np.unique(np.concatenate([[times.min()], ends, [times.max() + 1]])).astype(np.int64)
+    count = len(edges) - 1
+    absent = np.full(count, ABSENT, np.int64)
+    return HostSpans(absent.astype(np.int32), edges[:-1], np.diff(edges), absent, absent, absent, absent)
+
+
+def label_steps(trace: Trace) -> tuple[str, ...]:
+    """A name for each of the steps: the profiler's number, or their position in the trace."""
+    if not len(trace.steps):
+        return tuple(str(position) for position in range(len(training_steps(trace))))
+    return tuple(trace.names[name].partition("#")[2] for name in trace.steps.name)
+
+
+def _find_transfers(trace: Trace) -> Bool:
+    is_send_recv = np.array([_SEND_RECV.search(name) is not None for name in trace.names], np.bool_)
+    is_pipeline = np.array(
+        [
+            collective.operation.lower() in _POINT_TO_POINT and not _is_layer_group(_describe(trace, collective.group))
+            for collective in trace.collectives
+        ]
+        + [True],  # ABSENT picks the last entry: torch.distributed.pipelining describes no transfer
+        np.bool_,
+    )
+    return np.asarray(is_send_recv[trace.device.name] & is_pipeline[trace.device.collective])
+
+
+def _find_layer_communication(trace: Trace) -> Bool:
+    splits = [_is_layer_group(_describe(trace, collective.group)) for collective in trace.collectives]
+    return np.asarray(np.array([*splits, False], np.bool_)[trace.device.collective])
+
+
+def _is_layer_group(description: str) -> bool:
+    return _SPLITS_LAYERS.search(description) is not None and _SPLITS_DATA.search(description) is None
+
+
+def _describe(trace: Trace, group: str) -> str:
+    return trace.groups[group].description if group in trace.groups else ""
+
+
+def _find_training_threads(trace: Trace, rows: Int64, thread: Int64, is_transfer: Bool) -> tuple[int, Int64]:
+    """The training script's thread, and those of the autograd engine: the remaining threads that launch computation.
+
+    The engine runs the backward pass of a GPU on a thread of its own. Loaders and savers have threads too, which launch
+    copies.
+    """
+    main = _most_frequent(thread[is_transfer] if is_transfer.any() else thread)
+    return main, np.unique(thread[(thread != main) & (trace.device.work[rows] == Work.COMPUTE)])
+
+
+def _most_frequent(values: Int64) -> int:
+    if not len(values):
+        return ABSENT
+    distinct, counts = np.unique(values, return_counts=True)
+    return int(distinct[np.argmax(counts)])
+
+
+@dataclass(frozen=True, slots=True)
+class PassMark:
+    """One annotation that names a pass of a micro-batch.
+
+    Attributes:
+        kind: Which pass.
+        microbatch: Which micro-batch, from 0.
+        stage: The virtual stage; absent where the annotation does not name it.
+        device: The pipeline's device, and ``devices`` their number; absent where the annotation does not name them.
+    """
+
+    kind: PassKind
+    microbatch: int
+    stage: int | None = None
+    device: int | None = None
+    devices: int | None = None
+
+
+_RUNTIME = re.compile(r"PP:(\d+)([FBIW])(\d+)")
+_SIMPLE = re.compile(r"(Forward|Backward) (\d+)")
+_SIMPLE_KINDS = {"Forward": PassKind.FORWARD, "Backward": PassKind.BACKWARD}
+
+
+def parse_hooks_range(text: str) -> PassMark | None:
+    """Read the range of perfscope's hooks; None for any other text."""
+    parsed = parse_pass_range(text)
+    if parsed is None:
+        return None
+    return PassMark(PassKind(parsed.kind), parsed.microbatch, parsed.stage, parsed.device, parsed.devices)
+
+
+def _parse_runtime_action(text: str) -> PassMark | None:
+    match = _RUNTIME.fullmatch(text)
+    return None if match is None else PassMark(PassKind(match[2]), int(match[3]), int(match[1]))
+
+
+def _parse_simple_schedule(text: str) -> PassMark | None:
+    match = _SIMPLE.fullmatch(text)
+    return None if match is None else PassMark(_SIMPLE_KINDS[match[1]], int(match[2]))
+
+
+#: Parsers of the spellings, the most detailed spelling first.
+_PARSERS: tuple[Callable[[str], PassMark | None], ...] = (
+    parse_hooks_range,
+    _parse_runtime_action,
+    _parse_simple_schedule,
+)
+
+
+def find_marks(names: tuple[str, ...]) -> dict[int, PassMark]:
+    """The marks among the names of a trace by their index, in the most detailed spelling that occurs."""
+    for parse in _PARSERS:
+        marks = {index: mark for index, name in enumerate(names) if (mark := parse(name)) is not None}
+        if marks:
+            return marks
+    return {}
+
+
+def are_of_hooks(marks: dict[int, PassMark]) -> bool:
+    """Whether the marks are of perfscope's hooks, which exclude the time of waiting for transfers."""
+    return any(mark.devices is not None for mark in marks.values())
+
+
+_FORWARD, _BACKWARD, _TRANSFER = range(3)
+_NO_ROWS = np.zeros(0, np.int64)
+#: Consecutive kernels that must match before a run is cut where the forward pass begins.
+_LEAST_MATCHING = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PassEvents:
+    """One pass: its kind and the rows of its events in launch order."""
+
+    kind: PassKind
+    rows: Int64
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Run:
+    """Consecutive events of one role."""
+
+    role: int
+    rows: Int64
+
+
+class _ForwardPattern:
+    """What the forward pass of a stage looks like: its kernels in order, and their time by name."""
+
+    def __init__(self, events: LaunchedEvents, rows: Int64) -> None:
+        rows = rows[~events.is_communication[rows]]
+        self.names = events.name[rows].tolist()
+        time: Counter[int] = Counter()
+        for name, kernel_ns in zip(self.names, (events.end_ns[rows] - events.start_ns[rows]).tolist(), strict=True):
+            time[name] += kernel_ns
+        self.counts = Counter(self.names)
+        self.mean_ns = {name: time[name] / count for name, count in self.counts.items()}
+        self.total_ns = sum(time.values())
+
+    def is_in(self, names: Sequence[int]) -> bool:
+        """Whether kernels with half of the pattern's time are present."""
+        common = Counter(names) & self.counts
+        return 2 * sum(count * self.mean_ns[name] for name, count in common.items()) >= self.total_ns > 0
+
+    def find_begin(self, names: Sequence[int]) -> int:
+        """The position from which most kernels match the pattern; 0 where too few do."""
+        matches = [(self._count_matching(names, position), -position) for position in range(len(names))]
+        longest, negative_position = max(matches, default=(0, 0))
+        return -negative_position if longest >= min(_LEAST_MATCHING, len(self.names)) else 0
+
+    def find_end(self, names: Sequence[int], begin: int) -> int:
+        """The position behind the pattern where it matches kernel for kernel; else the end of the run."""
+        end = begin + len(self.names)
+        return end if list(names[begin:end]) == self.names else len(names)
+
+    def _count_matching(self, names: Sequence[int], position: int) -> int:
+        length = 0
+        for name, expected in zip(names[position:], self.names, strict=False):
+            if name != expected:
+                break
+            length += 1
+        return length
+
+
+def infer_passes(events: LaunchedEvents, rows: Int64) -> list[PassEvents]:
+    """The forward and backward passes of one step, in the order of their launch; empty where there is no backward.
+
+    What the autograd engine launches behind a transfer and only communicates is gradient synchronisation, and no pass.
+    """
+    runs = [run for run in _split_runs(events, rows) if not _is_gradient_synchronisation(events, run)]
+    backward_runs = [index for index, run in enumerate(runs) if run.role == _BACKWARD]
+    if not backward_runs:
+        return []
+    pattern = _find_pattern(events, runs[: backward_runs[0]])
+    passes: list[PassEvents] = []
+    carried = _NO_ROWS  # work in front of a backward pass that is part of it
+    for index, run in enumerate(runs):
+        follows_backward = index > 0 and runs[index - 1].role == _BACKWARD
+        if run.role == _BACKWARD:
+            passes.append(PassEvents(PassKind.BACKWARD, np.concatenate([carried, run.rows])))
+            carried = _NO_ROWS
+        elif run.role == _FORWARD:
+            before, forward, after = _cut(events, run.rows, pattern, starts_clean=index > 0 and not follows_backward)
+            ends_the_step = index == len(runs) - 1 and index > backward_runs[-1]
+            if follows_backward and not ends_the_step:
+                passes[-1] = PassEvents(PassKind.BACKWARD, np.concatenate([passes[-1].rows, before]))
+            if len(forward):
+                passes.append(PassEvents(PassKind.FORWARD, forward))
+            precedes_backward = index + 1 < len(runs) and runs[index + 1].role == _BACKWARD
+            carried = after if len(forward) else (before if not follows_backward else carried)
+            carried = carried if precedes_backward else _NO_ROWS
+    return passes
+
+
+def _split_runs(events: LaunchedEvents, rows: Int64) -> list[_Run]:
+    role = np.where(events.is_transfer[rows], _TRANSFER, np.where(events.is_backward[rows], _BACKWARD, _FORWARD))
+    runs = []
+    start = 0
+    for run_role, members in groupby(role.tolist()):
+        end = start + sum(1 for _ in members)
+        runs.append(_Run(run_role, rows[start:end]))
+        start = end
+    return runs
+
+
+def _is_gradient_synchronisation(events: LaunchedEvents, run: _Run) -> bool:
+    return run.role == _BACKWARD and bool(events.is_communication[run.rows].all())
+
+
+def _find_pattern(events: LaunchedEvents, runs: Sequence[_Run]) -> _ForwardPattern | None:
+    """The longest of the forward runs before any backward pass, of those behind a transfer where there are any."""
+    patterns = [_ForwardPattern(events, run.rows) for run in runs if run.role == _FORWARD]
+    behind_transfer = patterns[1:] if runs and runs[0].role == _FORWARD and len(patterns) > 1 else patterns
+    return max(behind_transfer, key=lambda pattern: pattern.total_ns, default=None)
+
+
+def _cut(
+    events: LaunchedEvents, rows: Int64, pattern: _ForwardPattern | None, *, starts_clean: bool
+) -> tuple[Int64, Int64, Int64]:
+    """Split a run into what precedes its forward pass, the pass, and what follows; all precedes where there is none.
+
+    A run behind a transfer starts clean: only the pass's own preparation can precede it.
+    """
+    computing = rows[~events.is_communication[rows]]
+    names = events.name[computing].tolist()
+    if pattern is None or not pattern.is_in(names):
+        return rows, _NO_ROWS, _NO_ROWS
+    begin = 0 if starts_clean else pattern.find_begin(names)
+    end = pattern.find_end(names, begin)
+    first = int(np.searchsorted(rows, computing[begin])) if begin else 0
+    stop = int(np.searchsorted(rows, computing[end])) if end < len(computing) else len(rows)
+    return rows[:first], rows[first:stop], rows[stop:]
+
 
 #: Collectives of each name that are used in a step to align clocks.
 _MOST_COLLECTIVE_ENDS = 20

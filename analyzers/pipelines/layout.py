@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.pipelines.launches import is_pipeline_group
+from perfscope.analyzers.pipelines.extraction import is_pipeline_group
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.constants import MOST_RANKS
 from perfscope.errors import MissingInput, UsageError

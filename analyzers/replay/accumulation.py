@@ -14,7 +14,7 @@ from perfscope.analyzers.replay.communication_changes import without_communicati
 from perfscope.analyzers.replay.job_graph import JobGraph
 from perfscope.analyzers.replay.measured import Measured
 from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.steps import launched_before, span_of_steps
+from perfscope.analyzers.replay.replay import launched_before, span_of_steps
 from perfscope.constants import NS_PER_MS, NS_PER_S, TB
 from perfscope.errors import MissingInput, UsageError
 from perfscope.models.hardware import lookup_gpu

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.replay.blocks import MANY_BLOCKS, slowdown_beside
-from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.analyzers.replay.rank_graph import MANY_BLOCKS, RankGraph, slowdown_beside
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_US
 from perfscope.tables.columns import Bool, Float64, Int64

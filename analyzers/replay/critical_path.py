@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.replay import JobTimes, Replayed
-from perfscope.analyzers.replay.steps import StepSpan
+from perfscope.analyzers.replay.replay import JobTimes, Replayed, StepSpan
 from perfscope.constants import NS_PER_US
 from perfscope.report import Json
 from perfscope.tables.columns import Int64

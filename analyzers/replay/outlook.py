@@ -8,8 +8,8 @@ from msgspec import Struct
 
 from perfscope.analyzers.replay.changes import Scenario
 from perfscope.analyzers.replay.measured import Measured
+from perfscope.analyzers.replay.replay import span_of_steps
 from perfscope.analyzers.replay.scenarios import parse_scenario
-from perfscope.analyzers.replay.steps import span_of_steps
 from perfscope.constants import NS_PER_US
 from perfscope.report import Json
 

@@ -11,8 +11,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from perfscope.analyzers.pipelines.alternatives import make_setup
-from perfscope.analyzers.pipelines.bubble import MeasuredBubble
+from perfscope.analyzers.pipelines.bubble import MeasuredBubble, make_setup
 from perfscope.analyzers.pipelines.layout import find_pipelines
 from perfscope.analyzers.pipelines.measurement import measure_pipelines
 from perfscope.analyzers.replay.accumulation import accumulate, parse_count

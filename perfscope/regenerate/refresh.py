@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.published.check import CheckedTables, check_tables
+from perfscope.analyzers.published.check import CheckedTables, check_tables, leave_conventions
 from perfscope.analyzers.published.contradictions import Contradiction, find_contradictions
-from perfscope.analyzers.published.conventions import leave_conventions
 from perfscope.analyzers.published.verdicts import CheckedCell, Verdict
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
+from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.published.markdown import Document
 from perfscope.sources.published.tables import PublishedFile, read_published
 from perfscope.tables.published import Constant, Quantity
+from perfscope.units import format_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,3 +82,143 @@ def replace_cells(document: Document, cells: Sequence[CheckedCell]) -> str:
         text = cell.text.rjust(width) if cell.verdict is Verdict.MISSING else cell.text
         lines[cell.span.line - 1] = line[: cell.span.start] + text + line[cell.span.end :]
     return "".join(lines)
+
+
+_VERDICTS_EXPLAINED = (
+    "`rounded`: right to its own digits. `truncated`: digits were cut off. `from unrounded inputs`: right if a time or "
+    "rate beside it is itself rounded or cut off, and left alone. `wrong`: none of these. `other convention`: its "
+    "whole column differs, and is left alone. `missing`: empty, though it can be computed."
+)
+
+
+def to_report(checked: CheckedFile, *, written: bool) -> Report:
+    """The neutral document; ``written`` says whether the recomputed cells replaced the published ones."""
+    file, tables = checked.file, checked.tables
+    counts = {str(verdict): sum(cell.verdict is verdict for cell in tables.cells) for verdict in Verdict}
+    data: dict[str, Json] = {
+        "schema": "perfscope/refresh/1",
+        "file": file.path,
+        "written": written and bool(tables.unfounded),
+        "tables": len(file.tables),
+        "counts": counts,
+        "results": {
+            "cells": [_cell_data(cell) for cell in tables.cells],
+            "contradictions": [
+                {"table": row.table_title, "line": row.line, "row": row.row, "problem": row.problem}
+                for row in checked.contradictions
+            ],
+            "not_recomputed": [
+                {"line": cell.line, "row": cell.row, "column": cell.column, "reason": cell.reason}
+                for cell in tables.uncheckable
+            ],
+        },
+        "constants": _constants(file),
+        "assumed": list(tables.assumed),
+        "not_read": [*file.unread, *_table_notes(file)],
+    }
+    title = (
+        f"{file.path}: {format_count(len(tables.cells), 'cell')} in {format_count(len(file.tables), 'table')}, "
+        f"{len(tables.unfounded)} {'rewritten' if written else 'different'}; "
+        f"{format_count(len(checked.contradictions), 'contradiction')}"
+    )
+    sections = (*_sections(checked, counts, written=written), *_notes(file, tables))
+    warnings = (
+        *(f"assumed {line}: no column, text or option states it" for line in tables.assumed),
+        *tables.conventions,
+    )
+    return Report(title, data, sections, warnings)
+
+
+def _cell_data(cell: CheckedCell) -> dict[str, Json]:
+    return {
+        "table": cell.table_title,
+        "table_line": cell.table_line,
+        "line": cell.line,
+        "row": cell.row,
+        "column": cell.column,
+        "quantity": cell.quantity,
+        "published": cell.published or None,
+        "recomputed": float(cell.recomputed),
+        "text": cell.text,
+        "verdict": str(cell.verdict),
+        "why": cell.why or None,
+    }
+
+
+def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool) -> list[Section]:
+    tables, contradictions = checked.tables, checked.contradictions
+    sections = [_verdicts(counts)]
+    if tables.unfounded:
+        sections.append(_differences("Rewritten cells" if written else "Cells that differ", tables.unfounded))
+    if contradictions:
+        sections.append(
+            Section(
+                "Rows that contradict themselves",
+                (Column("Line"), Column("Table"), Column("Row"), Column("Problem")),
+                tuple((str(row.line), row.table_title, row.row, row.problem) for row in contradictions),
+                notes=("They are never changed: the row does not show which of its columns is wrong.",),
+            )
+        )
+    if tables.uncheckable:
+        sections.append(
+            Section(
+                "Not recomputed",
+                (Column("Line"), Column("Row"), Column("Column"), Column("Reason")),
+                tuple((str(cell.line), cell.row, cell.column, cell.reason) for cell in tables.uncheckable),
+            )
+        )
+    return sections
+
+
+def _verdicts(counts: Mapping[str, int]) -> Section:
+    return Section(
+        "Verdicts", (Column("Verdict"), Column("Cells")), tuple(counts.items()), notes=(_VERDICTS_EXPLAINED,)
+    )
+
+
+def _differences(title: str, cells: Sequence[CheckedCell]) -> Section:
+    columns = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict", "Why")
+    rows = tuple(
+        (
+            str(cell.line),
+            cell.table_title,
+            cell.row,
+            cell.column,
+            cell.published or None,
+            cell.text,
+            f"{float(cell.recomputed):.5f}",
+            str(cell.verdict),
+            cell.why,
+        )
+        for cell in cells
+    )
+    return Section(title, tuple(Column(name) for name in columns), rows)
+
+
+def _constants(file: PublishedFile) -> list[Json]:
+    return [
+        {"table_line": table.line, "quantity": str(quantity), "value": constant.value, "origin": constant.origin}
+        for table in file.tables
+        for quantity, constant in table.constants.items()
+        if quantity not in table.columns
+    ]
+
+
+def _table_notes(file: PublishedFile) -> list[str]:
+    return [f"line {table.line}: {note}" for table in file.tables for note in table.notes]
+
+
+def _notes(file: PublishedFile, tables: CheckedTables) -> list[Section]:
+    table_lines: dict[str, list[str]] = {}  # by constant
+    for table in file.tables:
+        for quantity, constant in table.constants.items():
+            if quantity not in table.columns:
+                text = f"{quantity} {constant.value} ({constant.origin})"
+                table_lines.setdefault(text, []).append(str(table.line))
+    notes = [f"{constant} for the tables at lines {', '.join(lines)}" for constant, lines in table_lines.items()]
+    notes.extend(f"{constant} for tables without it" for constant in tables.assumed)
+    sections = [Section("Constants", notes=tuple(notes))] if notes else []
+    unread = (*file.unread, *_table_notes(file))
+    if unread:
+        sections.append(Section("Not read", notes=tuple(unread)))
+    return sections

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.regenerate.provenance import NOT_COMMITTED, git_blob, last_commit
+from perfscope.regenerate.build import NOT_COMMITTED, git_blob, last_commit
 from tests.commands.report_cli import Run, run
 from tests.conftest import ROOT
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from perfscope.charts.svg import draw_file
 from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.drawing import to_charts
-from perfscope.schedules.gantt import GanttChart, draw_timeline
+from perfscope.schedules.drawing import GanttChart, draw_timeline, to_charts, to_text
 from perfscope.schedules.simulator import UniformTiming, simulate
-from perfscope.schedules.text import to_text
 
 
 def _chart(devices: int, microbatches: int) -> GanttChart:

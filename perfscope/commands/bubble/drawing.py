@@ -11,8 +11,7 @@ from perfscope.commands.options.common import require_svg
 from perfscope.errors import UsageError
 from perfscope.files import replace_file
 from perfscope.report import percent
-from perfscope.schedules.drawing import to_charts
-from perfscope.schedules.gantt import GanttChart
+from perfscope.schedules.drawing import GanttChart, to_charts
 
 
 def headline(share: Fraction | None, title: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from perfscope.analyzers.pipeline_bubble import require_passes
-from perfscope.analyzers.pipelines.alternatives import ASSUMPTION, list_measured_alternatives
-from perfscope.analyzers.pipelines.assembly import assemble_pipelines
+from perfscope.analyzers.pipelines.bubble import ASSUMPTION, list_measured_alternatives
+from perfscope.analyzers.pipelines.bubble_report import assemble_pipelines
 from perfscope.analyzers.pipelines.layout import ParallelSizes
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.commands.bubble.drawing import headline, write_charts

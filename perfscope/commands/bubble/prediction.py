@@ -11,7 +11,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
 from perfscope.schedules.closed_forms import ClosedForm
-from perfscope.schedules.gantt import draw_timeline
+from perfscope.schedules.drawing import draw_timeline, to_text
 from perfscope.schedules.prediction import (
     SIMULATION_LIMIT,
     Setup,
@@ -21,7 +21,6 @@ from perfscope.schedules.prediction import (
     simulate_setup,
 )
 from perfscope.schedules.prediction_report import PredictionReport
-from perfscope.schedules.text import to_text
 
 SCHEMA = "perfscope/bubble/1"
 

@@ -13,9 +13,8 @@ from perfscope.commands.options.groups import expand_groups
 from perfscope.commands.options.model import ModelOptions, choose_model
 from perfscope.commands.options.peaks import PeakOptions, resolve_peak
 from perfscope.commands.options.training import TrainingOptions
-from perfscope.commands.plan.calculation import make_plan
+from perfscope.commands.plan.calculation import check_batches, make_plan
 from perfscope.commands.plan.inputs import PlanInputs, parse_target, supply_from_deepspeed_config
-from perfscope.commands.plan.layouts import check_batches
 from perfscope.commands.plan.options import DurationOptions, FileOptions, LayoutOptions, MemoryOptions
 from perfscope.commands.plan.report import to_report
 from perfscope.errors import UsageError

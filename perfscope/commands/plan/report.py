@@ -5,22 +5,224 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from perfscope.analyzers.planning.memory import Memory
 from perfscope.commands.options.peaks import Peak
 from perfscope.commands.options.training import describe_assumed_seq_len
 from perfscope.commands.plan.calculation import Plan
-from perfscope.commands.plan.duration_sections import describe_duration, duration_data, duration_sections
 from perfscope.commands.plan.inputs import PlanInputs
-from perfscope.commands.plan.memory_sections import (
-    checkpoint_data,
-    checkpoint_section,
-    describe_fit,
-    fitting_section,
-    memory_data,
-    memory_section,
+from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH, States
+from perfscope.constants import GB, GIGA, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
+from perfscope.report import Cell, Column, Json, Report, Section, percent
+from perfscope.units import format_bytes, format_parameters
+
+_TITLE = "Duration"
+_UNITS = ((S_PER_DAY, "days"), (S_PER_HOUR, "hours"), (S_PER_MINUTE, "minutes"))
+
+
+def duration_data(plan: Plan) -> dict[str, Json]:
+    """The duration for JSON."""
+    duration = plan.duration
+    return {
+        "tokens": duration.tokens,
+        "tflops_per_gpu": duration.tflops_per_gpu,
+        "convention": str(plan.inputs.target.convention),
+        "flops_per_token": duration.flops_per_token,
+        "total_flops": None if duration.tokens is None else duration.flops_per_token * duration.tokens,
+        "seconds": duration.seconds,
+        "hours": duration.hours,
+        "days": duration.days,
+        "gpu_hours": duration.gpu_hours,
+        "solved_for": duration.solved_for or None,
+        "mfu": None if plan.recomputes else plan.utilisation,
+        "hfu": plan.utilisation if plan.recomputes else None,
+    }
+
+
+def duration_sections(plan: Plan) -> tuple[Section, ...]:
+    """The tables of the duration, and of the same speed by every convention."""
+    duration, inputs = plan.duration, plan.inputs
+    if not duration.solved_for:
+        advice = "give --tokens with --tflops, --days or --hours, or --tflops with --days"
+        return (Section(_TITLE, notes=(f"Not computed: {advice}.",)),)
+    columns = (
+        Column("Tokens"),
+        Column("GPUs"),
+        Column("TFLOPs per GPU"),
+        Column("Of peak (%)"),
+        Column("Days"),
+        Column("Hours"),
+        Column("GPU-hours", 0),
+    )
+    row: tuple[Cell, ...] = (
+        format_parameters(duration.tokens or 0),
+        inputs.gpus,
+        duration.tflops_per_gpu,
+        percent(plan.utilisation),
+        duration.days,
+        duration.hours,
+        duration.gpu_hours,
+    )
+    notes = (
+        f"Solved for {duration.solved_for}: tokens x operations per token = time x GPUs x TFLOPs.",
+        f"Convention `{inputs.target.convention}` with checkpointing `{inputs.checkpointing}`: "
+        f"{duration.flops_per_token / GIGA:.4g} GFLOP/token. Stalls, restarts and evaluation are not counted.",
+    )
+    table = Section(_TITLE, columns, (row,), notes)
+    rows = tuple(
+        (convention.name, convention.tflops_per_gpu, percent(convention.mfu), percent(convention.hfu))
+        for convention in plan.conventions
+        if convention.tflops_per_gpu is not None
+    )
+    figures = (Column("Convention"), Column("TFLOPs per GPU"), Column("MFU (%)", 2), Column("HFU (%)", 2))
+    return (table, Section("The same speed by every convention", figures, rows))
+
+
+def describe_duration(seconds: float) -> str:
+    """A duration in the largest unit of which it has at least two."""
+    for size, unit in _UNITS:
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.1f} seconds"
+
+
+_MEMORY_COLUMNS = (
+    Column("Checkpointing"),
+    Column("ZeRO"),
+    Column("TP"),
+    Column("PP"),
+    Column("DP"),
+    Column("Weights (GB)"),
+    Column("Gradients (GB)"),
+    Column("Optimizer (GB)"),
+    Column("Activations (GB)"),
+    Column("Total (GB)"),
+    Column("Fits"),
 )
-from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH
-from perfscope.report import Json, Report, Section
-from perfscope.units import format_parameters
+
+
+def memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
+    """One layout's memory for JSON."""
+    layout = memory.layout
+    return {
+        "zero": layout.zero,
+        "tp": layout.tensor,
+        "pp": layout.pipeline,
+        "dp": layout.data,
+        "ep": layout.expert,
+        "cp": layout.context,
+        "virtual_stages": layout.virtual,
+        "checkpointing": str(layout.checkpointing),
+        "micro_batch": layout.micro_batch,
+        "weights_bytes": memory.weights,
+        "gradients_bytes": memory.gradients,
+        "optimizer_bytes": memory.optimizer,
+        "activations_bytes": memory.activations,
+        "gathered_bytes": memory.gathered,
+        "buckets_bytes": memory.buckets,
+        "total_bytes": memory.total,
+        "fits": _fits(memory, peak),
+    }
+
+
+def _fits(memory: Memory, peak: Peak) -> bool | None:
+    return None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes
+
+
+def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
+    layout = memory.layout
+    return (
+        str(layout.checkpointing),
+        layout.zero,
+        layout.tensor,
+        layout.pipeline,
+        layout.data,
+        memory.weights / GB,
+        memory.gradients / GB,
+        memory.optimizer / GB,
+        memory.activations / GB,
+        memory.total / GB,
+        {None: None, True: "yes", False: "no"}[_fits(memory, peak)],
+    )
+
+
+def describe_fit(plan: Plan) -> str:
+    """Answer whether the model fits: as typed, in another layout, or not; for the title."""
+    if plan.peak.gpu is None:
+        return "Does it fit? Give --gpu"
+    limit = format_bytes(plan.peak.gpu.memory_bytes)
+    for memory in plan.memory:  # from no checkpointing and ZeRO 0 on, so that the first needs least
+        if _fits(memory, plan.peak):
+            return f"Fits with {_describe_layout(memory)}, {format_bytes(memory.total)} of {limit}"
+    least = min(memory.total for memory in plan.memory)
+    if not plan.fitting:
+        return f"Does not fit: at least {format_bytes(least)}, and a GPU has {limit}"
+    fitting = _describe_layout(plan.fitting[0])
+    return f"Does not fit as typed, at least {format_bytes(least)} of {limit}; fits with {fitting}"
+
+
+def _describe_layout(memory: Memory) -> str:
+    layout = memory.layout
+    degrees = [f"{name} {size}" for name, size in (("TP", layout.tensor), ("PP", layout.pipeline)) if size > 1]
+    return ", ".join((*degrees, f"ZeRO {layout.zero}", f"checkpointing {layout.checkpointing}"))
+
+
+def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
+    """The memory of the typed layouts."""
+    notes = ["For the fullest GPU; buffers of the allocator and of communication are not included."]
+    if estimates[0].is_plain_loop:
+        notes.append(
+            "Total: without accumulation the gradients are freed before the forward pass, and the activations are gone "
+            "when all gradients are there, so that the total is less than the sum."
+        )
+    if any(memory.gathered for memory in estimates):
+        notes.append("Total: with the weights that ZeRO 3 gathers at once, and its buckets of gradients.")
+    if any(memory.buckets for memory in estimates):
+        notes.append("Total: with the buckets in which DistributedDataParallel sends the gradients.")
+    context = estimates[0].layout.context
+    if context > 1:
+        notes.append(f"Each sequence is split over {context} context-parallel ranks.")
+    if peak.gpu:
+        notes.append(f"Fits: below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
+    return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in estimates), tuple(notes))
+
+
+def fitting_section(fitting: Sequence[Memory] | None, peak: Peak) -> Section:
+    """The layouts that fit."""
+    title = "What fits, with the fewest model-parallel GPUs"
+    if fitting is None:
+        return Section(title, notes=("n/a: the memory of the GPU is unknown; give --gpu.",))
+    if not fitting:
+        return Section(title, notes=("Nothing: more GPUs, a smaller micro-batch or offloading are needed.",))
+    return Section(title, _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in fitting))
+
+
+def checkpoint_data(plan: Plan) -> dict[str, Json]:
+    """The checkpoint for JSON."""
+    precision = plan.inputs.precision(plan.peak.dtype)
+    parameters = plan.choice.total_parameters
+    return {
+        "weights_bytes": parameters * precision.weights,
+        "optimizer_bytes": parameters * precision.optimizer,
+        "total_bytes": plan.checkpoint_bytes,
+        "bytes_per_parameter": precision.checkpoint,
+    }
+
+
+def checkpoint_section(plan: Plan) -> Section:
+    """The size of a checkpoint."""
+    precision = plan.inputs.precision(plan.peak.dtype)
+    parameters = plan.choice.total_parameters
+    columns = (Column("Weights (GB)"), Column("Optimizer (GB)"), Column("Total (GB)"), Column("Bytes/parameter"))
+    row: tuple[Cell, ...] = (
+        parameters * precision.weights / GB,
+        parameters * precision.optimizer / GB,
+        plan.checkpoint_bytes / GB,
+        precision.checkpoint,
+    )
+    notes = ["Gradients are not saved. The sum does not depend on the sharding."]
+    if plan.inputs.states(plan.peak.dtype) is States.MIXED:
+        notes.append("ZeRO 3 does not save the 16-bit weights, which are recomputed from the fp32 copy.")
+    return Section("Checkpoint", columns, (row,), tuple(notes))
 
 
 class RunComparison(NamedTuple):

@@ -11,11 +11,10 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from perfscope.commands.options.common import FormatOption
-from perfscope.commands.report.table import table
+from perfscope.commands.report.refresh import table
 from perfscope.errors import ExitCode, PerfscopeError
 from perfscope.outcome import Outcome
-from perfscope.regenerate.build import Answer, Commits, build_pages, write_pages
-from perfscope.regenerate.build_report import to_report
+from perfscope.regenerate.build import Answer, Commits, build_pages, to_report, write_pages
 from perfscope.renderers import Format
 from perfscope.report import Report
 

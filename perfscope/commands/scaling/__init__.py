@@ -17,8 +17,7 @@ from perfscope.analyzers.scaling.sections import (
     series_sections,
     zero_sections,
 )
-from perfscope.analyzers.scaling.study import Scaling, ScalingKind, study_scaling
-from perfscope.analyzers.scaling.zero_stages import compare_zero_stages
+from perfscope.analyzers.scaling.study import Scaling, ScalingKind, compare_zero_stages, study_scaling
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.commands.scaling.plot import write_plot
 from perfscope.commands.scaling.runs import list_protocol_runs, read_runs

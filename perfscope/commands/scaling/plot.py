@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from perfscope.analyzers.scaling.curves import chart_study
+from perfscope.analyzers.scaling.sections import chart_study
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.charts.svg import draw_file
 from perfscope.files import replace_file

@@ -9,8 +9,13 @@ from perfscope.commands.options.groups import expand_groups
 from perfscope.commands.options.model import ModelChoice, ModelOptions, choose_model
 from perfscope.commands.options.peaks import PeakOptions, resolve_peak
 from perfscope.commands.options.training import DEFAULT_CHECKPOINTING, DEFAULT_SEQ_LEN, TrainingOptions
-from perfscope.commands.tflops.inputs import StepInputs, supply_from_deepspeed_config
-from perfscope.commands.tflops.options import DEFAULT_GPUS, FileOptions, StepOptions
+from perfscope.commands.tflops.inputs import (
+    DEFAULT_GPUS,
+    FileOptions,
+    StepInputs,
+    StepOptions,
+    supply_from_deepspeed_config,
+)
 from perfscope.commands.tflops.report import Answer, to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome

@@ -2,10 +2,294 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from perfscope.commands.tflops.log import StepLog, read_step_log
-from perfscope.commands.tflops.trace import TracedStep, read_traced_step
+from perfscope.analyzers.flops.comparison import AllowedRange, Convention, LogMatch, Step, match_log
+from perfscope.analyzers.flops.cross_check import cross_check
+from perfscope.analyzers.flops.operation_counts import Operations
+from perfscope.analyzers.flops.precision import Precision, find_precision
+from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
+from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
+from perfscope.analyzers.operations import measure
+from perfscope.analyzers.shared.statistics import median
+from perfscope.commands.options.logged_choice import choose_logged_model
+from perfscope.commands.options.logged_model import describe_logged_model
+from perfscope.commands.options.model import ModelChoice
+from perfscope.commands.options.peaks import Dtype
+from perfscope.commands.options.training import DEFAULT_SEQ_LEN
+from perfscope.commands.tflops.inputs import StepInputs
+from perfscope.constants import GIB, GIGA, NS_PER_S, TERA
+from perfscope.errors import SourceError, UsageError
+from perfscope.models.conventions import Checkpointing, Recomputed
+from perfscope.models.hardware import lookup_gpu
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import ModelDescription, Transformer
+from perfscope.report import Json
+from perfscope.sources.joblog import read_log
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.joblog import JobLog
+from perfscope.tables.trace import Events
+from perfscope.units import format_parameters
+
+
+class Comparison(NamedTuple):
+    """A measurement compared with the formulas.
+
+    Attributes:
+        data: The value of ``log`` or ``trace`` in JSON.
+        notes: The same in sentences.
+        convention: The convention that explains a log's figure; None where none does.
+    """
+
+    data: Json
+    notes: tuple[str, ...]
+    convention: str | None = None
+
+
+class TracedStep(NamedTuple):
+    """A trace and the operations of its steps."""
+
+    path: Path
+    operations: Operations
+
+    @property
+    def precision(self) -> Precision:
+        """The data types of the trace's products."""
+        return find_precision((), (self.operations,), lookup_gpu(self.operations.device_name))
+
+    def supply(self, inputs: StepInputs) -> StepInputs:
+        """Take the activation checkpointing and the data type that the trace shows, where they are missing."""
+        main = self.precision.main
+        supplied = StepInputs(
+            checkpointing=self.operations.repeats.checkpointing, dtype=Dtype(main) if main in set(Dtype) else None
+        )
+        return inputs.fill_missing(supplied, str(self.path))
+
+    def measured(self, checkpointing: Checkpointing) -> Recomputed | None:
+        """The shares that were recomputed, where the trace shows selective checkpointing and so do the inputs."""
+        repeats = self.operations.repeats
+        is_selective = checkpointing is Checkpointing.SELECTIVE is repeats.checkpointing
+        return repeats.recomputed if is_selective else None
+
+    def compare(self, step: Step) -> Comparison:
+        """Compare the operations of the trace with the formula's."""
+        check = cross_check(step, [self.operations], step.gpus)
+        assert check is not None
+        precision = (self.precision.sentence(),) if len(self.precision.shares) > 1 else ()
+        notes = (*_compare_recomputation(step, self.operations), *precision, *check.explanation)
+        data: Json = {
+            "path": str(self.path),
+            "steps": self.operations.steps,
+            "tflops_per_gpu": (self.operations.flops_per_step or 0.0) / (step.step_ns / NS_PER_S) / TERA,
+            **check.data(),
+            "explanation": list(notes),
+        }
+        return Comparison(data, (check.sentence(), *notes))
+
+
+def read_traced_step(path: Path) -> TracedStep:
+    """Count the operations of a trace's matrix products.
+
+    Raises:
+        SourceError: The file cannot be read, or contains no training step.
+        UsageError: The trace states no shapes.
+    """
+    operations = measure(read_trace(path, Events.ANNOTATIONS | Events.PRODUCTS))
+    if operations is None or not operations.flops_per_step:
+        raise UsageError(f"{path} states no shapes of matrix products", hint="profile with `--shapes`")
+    if not operations.steps:
+        raise SourceError(path, "contains no ProfilerStep, so the number of its steps is unknown")
+    return TracedStep(path, operations)
+
+
+def _compare_recomputation(step: Step, operations: Operations) -> tuple[str, ...]:
+    """A note where the trace shows another activation checkpointing than was typed."""
+    traced = operations.repeats.checkpointing
+    if traced is None or traced is step.checkpointing:
+        return ()
+    shown = "no recomputation" if traced is Checkpointing.NONE else f"recomputation (`{traced}`)"
+    return (f"The trace shows {shown}, but --checkpointing is {step.checkpointing}: HFU follows --checkpointing.",)
+
+
+_SIZE_TOLERANCE_BILLIONS = 0.6
+#: Half of the last digit of tokens/s, which are printed without decimals.
+_HALF_A_TOKEN = 0.5
+
+_MEGATRON_CONVENTIONS = {"megatron_core", "megatron_before_2025", "bigscience_code"}
+#: The conventions that a framework's log is likely to use, tried first.
+_LIKELY = {
+    "megatron-lm": _MEGATRON_CONVENTIONS,
+    "megatron-deepspeed": _MEGATRON_CONVENTIONS,
+    "gpt-neox": _MEGATRON_CONVENTIONS,
+    "torchtitan": {"torchtitan", "torchtitan_before_april_2024", "torchtitan_since_may_2026"},
+}
+
+
+class StepLog(NamedTuple):
+    """A log of the step.
+
+    Attributes:
+        log: The table.
+        model: The model that the log describes; None where it does not print all dimensions.
+        choice: The model, with the size that ``perfscope logs`` reports; None where the log states neither.
+    """
+
+    log: JobLog
+    model: ModelDescription | None
+    choice: ModelChoice | None
+
+    def supply(self, inputs: StepInputs) -> StepInputs:
+        """Take missing values from the log; the same ones as ``perfscope logs`` reports.
+
+        Raises:
+            UsageError: The log has no iteration line, and no time was typed; or nothing states the number of GPUs.
+        """
+        log = self.log
+        setup = stated_setup(log, Overrides())
+        rate = _tokens_per_s_per_gpu(log)
+        dtype = log.fact("matmul_dtype")
+        supplied = StepInputs(
+            samples=setup.samples,
+            step_ns=_step_ns(log, rate),
+            gpus=setup.gpus,
+            seq_len=setup.seq_len,
+            checkpointing=setup.checkpointing,
+            dtype=Dtype(str(dtype.value)) if dtype else None,
+        )
+        inputs = inputs.fill_missing(supplied, log.path)
+        if inputs.step_ns is not None and inputs.gpus is None and determine_setup(log, Overrides()).gpus is None:
+            raise UsageError("--gpus is missing", hint=f"{log.path} does not state the number of GPUs")
+        if inputs.step_ns is not None:
+            return inputs
+        if rate is None:
+            reason = f": {log.mixture}" if log.mixture else " has no iteration line"
+            raise UsageError(f"{log.path}{reason}, so --time is missing")
+        return _supply_from_rate(inputs, rate)
+
+    def compare(self, step: Step, conventions: Sequence[Convention]) -> Comparison:
+        """Find the convention that the log's own TFLOPs follow."""
+        log = self.log
+        likely = _LIKELY.get(log.framework or "", set())
+        candidates = [convention for convention in conventions if "+" not in convention.name]
+        likely_first = sorted(candidates, key=lambda convention: convention.name not in likely)
+        log_match = match_log(_list_allowed(log, step), likely_first)
+        mistakes = _find_size_mistakes(log, step.model)
+        data: Json = {
+            "path": log.path,
+            "framework": log.framework,
+            "label": log.tflops_label,
+            "steps": len(log.iterations),
+            "steps_with_tflops": log_match.lines if log_match else 0,
+            "convention": log_match.convention if log_match else None,
+            "nearest": log_match.nearest if log_match else None,
+            "deviation_from_nearest": log_match.nearest_deviation if log_match else None,
+            "notes": list(mistakes),
+        }
+        notes = (_describe_match(log, log_match), *mistakes)
+        return Comparison(data, notes, log_match.convention if log_match else None)
+
+
+def read_step_log(path: Path) -> StepLog:
+    """Read a training log.
+
+    Raises:
+        SourceError: The file cannot be read.
+        UsageError: No known framework wrote it, or its arguments contradict each other.
+    """
+    log = read_log(path)
+    if log.framework is None:
+        raise UsageError(
+            f"{path} is not a log of a known framework: it has neither printed arguments nor iteration lines",
+            hint="docs/logs.md lists the frameworks",
+        )
+    return StepLog(log, describe_logged_model(log), choose_logged_model(log))
+
+
+def _step_ns(log: JobLog, tokens_per_s_per_gpu: int | None) -> int | None:
+    """The median of the steady-state steps, unless the log states tokens/s per GPU and prints no time.
+
+    A time that follows from dates is less exact than a printed rate.
+    """
+    median_s = measure_step_times(log, warmup=None).median_s
+    if median_s is None or (tokens_per_s_per_gpu is not None and not log.iterations.wall_resolution_ns.count()):
+        return None
+    return round(median_s * NS_PER_S)
+
+
+def _tokens_per_s_per_gpu(log: JobLog) -> int | None:
+    """The median rate of one GPU, as the log states it after warm-up; None where it states none."""
+    rates = log.iterations.tokens_per_s_per_gpu
+    steady = rates[~warmup_records(log.iterations, None)].compressed()
+    rate = median(steady if len(steady) else rates.compressed())
+    return round(rate) if rate else None
+
+
+def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInputs:
+    """Work out the step of a log that states tokens/s per GPU: any batch and number of GPUs give the same TFLOPs."""
+    samples, gpus, seq_len = inputs.samples or 1, inputs.gpus or 1, inputs.seq_len or DEFAULT_SEQ_LEN
+    step_ns = samples * seq_len * NS_PER_S // (tokens_per_s_per_gpu * gpus)
+    phrase = f"{tokens_per_s_per_gpu} tokens/s per GPU, the median of the log"
+    return inputs._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*inputs.read, phrase))
+
+
+def _list_allowed(log: JobLog, step: Step) -> list[AllowedRange]:
+    """The operations per token that each record of a log allows, by the rounding of what it prints."""
+    rows = log.iterations
+    columns = (
+        rows.iteration,
+        rows.tflops_per_gpu,
+        rows.tflops_resolution,
+        rows.wall_ns,
+        rows.wall_resolution_ns,
+        rows.samples,
+        rows.tokens_per_s_per_gpu,
+    )
+    allowed = []
+    for iteration, tflops, resolution, wall_ns, wall_resolution_ns, samples, rate in zip(
+        *(column.tolist() for column in columns), strict=True
+    ):
+        if tflops is None or resolution is None:
+            continue
+        low, high = (tflops - resolution / 2) * TERA, (tflops + resolution / 2) * TERA
+        if wall_ns is not None and wall_resolution_ns is not None:
+            gpu_s_per_token = step.gpus / NS_PER_S / (samples * step.seq_len if samples else step.tokens)
+            shortest_ns, longest_ns = wall_ns - wall_resolution_ns / 2, wall_ns + wall_resolution_ns / 2
+            allowed.append(
+                AllowedRange(iteration, low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns)
+            )
+        elif rate:
+            allowed.append(AllowedRange(iteration, low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
+    return allowed
+
+
+def _find_size_mistakes(log: JobLog, model: Transformer | None) -> tuple[str, ...]:
+    """Say where a log states a size in G of 2**30 as if it were B of 10**9."""
+    printed = log.fact("model_size_line")
+    if model is None or printed is None or not isinstance(printed.value, int | float):
+        return ()
+    parameters = total_parameters(model)
+    if not abs(printed.value - parameters / GIB) <= _SIZE_TOLERANCE_BILLIONS < abs(printed.value - parameters / GIGA):
+        return ()
+    return (
+        f"the log says `Model size: {printed.value:g}B`, counted in G of 2**30; in B of 10**9 it is "
+        f"{format_parameters(parameters)}",
+    )
+
+
+def _describe_match(log: JobLog, log_match: LogMatch | None) -> str:
+    if log_match is None:
+        return f"{log.path} prints no TFLOPs to compare with."
+    if log_match.convention:
+        return (
+            f"`{log.tflops_label}` is `{log_match.convention}`: it gives every one of the {log_match.lines} printed "
+            "figures within their rounding."
+        )
+    return (
+        f"`{log.tflops_label}` is none of these conventions; `{log_match.nearest}` is nearest, the log is "
+        f"{log_match.nearest_deviation:+.1%} from it: do the dimensions, the batch or the number of GPUs differ?"
+    )
 
 
 def read_log_and_trace(log: Path | None, trace: Path | None) -> tuple[StepLog | None, TracedStep | None]:

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts, variants
-from perfscope.analyzers.flops.spread import explain_spread
+from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.options.model import ModelChoice
 from perfscope.commands.options.model_dimensions import UNNAMED
@@ -22,8 +21,7 @@ from perfscope.report import Cell, Column, Json, Report, Section, percent
 from perfscope.units import format_parameters, format_seconds
 
 if TYPE_CHECKING:  # the readers of logs and traces import NumPy
-    from perfscope.commands.tflops.log import StepLog
-    from perfscope.commands.tflops.trace import TracedStep
+    from perfscope.commands.tflops.files import StepLog, TracedStep
 
 
 class Answer(NamedTuple):

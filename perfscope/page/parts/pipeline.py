@@ -9,8 +9,7 @@ from perfscope.engine.run import Analysis
 from perfscope.page.part import Figure, Part
 from perfscope.page.parts.results import result_of, why_absent
 from perfscope.report import Cell, Column, Section
-from perfscope.schedules.drawing import to_charts
-from perfscope.schedules.gantt import GanttChart, Lane
+from perfscope.schedules.drawing import GanttChart, Lane, to_charts
 
 _IDENTITY, _TITLE = "pipeline", "Pipeline"
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.scaling.curves import chart_study
-from perfscope.analyzers.scaling.sections import law_sections, series_sections
+from perfscope.analyzers.scaling.sections import chart_study, law_sections, series_sections
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.page.part import Figure, Part
 from perfscope.report import Cell, Column, Section

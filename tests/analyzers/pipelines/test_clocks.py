@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.pipelines.clocks import align_clocks
 from perfscope.analyzers.pipelines.extraction import extract_passes
+from perfscope.analyzers.pipelines.measurement import align_clocks
 from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses, RankStep
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Plan

@@ -15,16 +15,18 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.analyzers.replay.accumulation import find_micro_batches
-from perfscope.analyzers.replay.blocks import MANY_BLOCKS, count_blocks, slowdown_beside
-from perfscope.analyzers.replay.buckets import _cost, _fill, _Step
+from perfscope.analyzers.replay.buckets import TransferTimes, _cost, _fill, _Step, fit_transfer_times
 from perfscope.analyzers.replay.contention import measure_contention
-from perfscope.analyzers.replay.joined_operations import Operation
-from perfscope.analyzers.replay.rank_graph import build_rank_graph
-from perfscope.analyzers.replay.repeated_forwards import _repeats, find_recomputed
-from perfscope.analyzers.replay.stacks import find_stacks
-from perfscope.analyzers.replay.transfer_times import TransferTimes, fit_transfer_times
-from perfscope.analyzers.replay.unnamed_transfers import match_unnamed_transfers
-from perfscope.analyzers.replay.waits import CallKind
+from perfscope.analyzers.replay.job_graph import Operation, match_unnamed_transfers
+from perfscope.analyzers.replay.kernel_changes import _repeats, find_recomputed
+from perfscope.analyzers.replay.rank_graph import (
+    MANY_BLOCKS,
+    CallKind,
+    build_rank_graph,
+    count_blocks,
+    find_stacks,
+    slowdown_beside,
+)
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events
 from tests.analyzers.replay.jobs import FIXTURES, column, first_device, real_job

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.replay.critical_path import find_critical_path, shares_by_cause
 from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.replay import Replay, measured_times
-from perfscope.analyzers.replay.steps import measured_ends, span_of_steps
+from perfscope.analyzers.replay.replay import Replay, measured_ends, measured_times, span_of_steps
 from perfscope.errors import MissingInput
 from perfscope.tables.trace import ABSENT, Work
 from tests.analyzers.replay.jobs import random_job, real_job, replay_slowly

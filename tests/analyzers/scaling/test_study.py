@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.scaling.sections import memory_sections, zero_sections
-from perfscope.analyzers.scaling.study import Scaling, ScalingKind, study_scaling
-from perfscope.analyzers.scaling.zero_stages import compare_zero_stages
+from perfscope.analyzers.scaling.study import Scaling, ScalingKind, compare_zero_stages, study_scaling
 from perfscope.tables.scaling import ClusterSize, DeviceUse, ScalingRun
 
 ONE = ScalingRun(

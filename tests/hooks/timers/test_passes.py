@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from perfscope import wire
-from perfscope.analyzers.pipelines.marks import parse_hooks_range
+from perfscope.analyzers.pipelines.extraction import parse_hooks_range
 from perfscope.hooks.frameworks.deepspeed import patch_instructions
 from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
 from perfscope.hooks.frameworks.torch_pipelining import patch_passes
