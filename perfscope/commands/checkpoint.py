@@ -10,17 +10,16 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint
+from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint, newest_complete
 from perfscope.analyzers.checkpoints.plan import (
     BytesPerParameter,
     Optimizer,
     Plan,
     Precision,
+    PublishedSize,
     bytes_per_parameter,
     plan_checkpoint,
 )
-from perfscope.analyzers.checkpoints.published_sizes import PublishedSize
-from perfscope.analyzers.checkpoints.siblings import newest_complete
 from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.groups import expand_groups
@@ -148,7 +147,7 @@ def checkpoint(
     ] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
-    """Show the contents of a checkpoint's files and check their sizes; nothing is ever unpickled."""
+    """Show the contents of a checkpoint's files and check their sizes; no code of a file runs."""
     parameters, per_parameter = model.parameters(), model.per_parameter()
     saves = save.read_saves()
     if directory is None:

@@ -27,7 +27,7 @@ def postmortem(
 ) -> Outcome:
     """Say which rank a stalled or failed training was stopped by, in which collective or line of code, and why.
 
-    Dumps are read without unpickling. A running job can be asked, too: its ranks keep stacks as soon as they stall.
+    No code of a dump runs. A running job can be asked, too: its ranks keep stacks as soon as they stall.
     """
     with at_hand([source], is_read) as places:
         evidence = read_post_mortem(places.paths[0])

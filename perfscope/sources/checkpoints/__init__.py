@@ -1,1 +1,1 @@
-"""Checkpoints as tables of files; nothing is unpickled and no tensor is read."""
+"""Checkpoints as tables of files; no code of a file runs and no tensor is read."""

@@ -1,30 +1,152 @@
-"""A checkpoint's folder, or a list of its files, as a Checkpoint. Nothing is unpickled and no tensor is read."""
+"""A checkpoint's folder, or a list of its files, as a Checkpoint. No code of a file runs, no tensor is read."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind, read_text
-from perfscope.sources.checkpoints.completeness import check_indexes, find_missing
-from perfscope.sources.checkpoints.dangerous_calls import find_dangerous_calls
-from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, read_metadata
+from perfscope.sources.checkpoints.completeness import (
+    check_indexes,
+    describe_zero_storages,
+    describe_zeros,
+    find_missing,
+)
+from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import Listing, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
-from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
+from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, ShardExtents, read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
-from perfscope.sources.checkpoints.shard_extents import ShardExtents
-from perfscope.sources.checkpoints.sharded_tensors import ShardedTensors
-from perfscope.sources.checkpoints.tied_weights import find_tied_copy
-from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
-from perfscope.sources.checkpoints.zero_samples import describe_zero_storages, describe_zeros
-from perfscope.sources.checkpoints.zero_shapes import parse_parameter_sizes
-from perfscope.sources.pickles import without_collection
+from perfscope.sources.checkpoints.torch_files import TorchDamage, TorchFile, read_torch_file
+from perfscope.sources.pickles import Call, entries, parse_shape, without_collection
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
+
+_MODULES = frozenset({
+    "os", "posix", "nt", "posixpath", "subprocess", "sys", "shutil", "socket", "pty", "runpy", "importlib", "ctypes",
+    "webbrowser", "code", "codeop", "pdb", "bdb", "timeit", "asyncio", "multiprocessing", "threading", "signal",
+    "urllib", "http", "requests", "httpx", "ftplib", "smtplib", "pickle", "_pickle", "marshal", "shelve", "tempfile",
+    "pydoc", "cProfile", "profile", "trace", "venv", "ensurepip", "pip", "commands", "platform", "operator",
+    "aiohttp", "paramiko", "xmlrpc", "telnetlib", "doctest", "idlelib", "distutils", "setuptools", "nturl2path",
+})  # fmt: skip
+_BUILTINS = frozenset({
+    "eval", "exec", "execfile", "compile", "open", "input", "__import__", "setattr", "delattr", "globals", "locals",
+    "vars", "breakpoint", "exit", "quit", "apply", "file", "map", "filter", "help",
+})  # fmt: skip
+# A dotted name can reach a module through the imports of another one: torch.serialization.os.system.
+_INNER = frozenset({"os", "sys", "subprocess", "builtins", "importlib", "shutil", "socket", "ctypes", "pickle"})
+_TORCH = ("torch.hub.", "torch.load", "torch.serialization.load", "torch.utils.cpp_extension", "torch.package.",
+          "torch.jit.load", "torch._dynamo", "torch._inductor", "torch.classes.", "torch.ops.load",
+          "torch.distributed.rpc", "torch.multiprocessing", "torch.utils.collect_env", "torch.utils.bottleneck",
+          "numpy.load", "numpy.fromfile", "numpy.f2py", "numpy.distutils", "numpy.testing", "joblib.")  # fmt: skip
+
+
+def find_dangerous_calls(names: Iterable[str]) -> tuple[str, ...]:
+    """The dangerous functions among those that a pickle names."""
+    return tuple(sorted({name or "a function with a computed name" for name in names if _is_dangerous(name)}))
+
+
+def _is_dangerous(name: str) -> bool:
+    if not name:
+        return True
+    module, _, function = name.partition(".")
+    if module in ("builtins", "__builtin__", "__builtins__"):
+        return function.split(".")[0] in _BUILTINS
+    return module in _MODULES or name.startswith(_TORCH) or not _INNER.isdisjoint(function.split("."))
+
+
+def parse_parameter_sizes(value: object) -> Iterator[tuple[str, int]]:
+    """The names and numbers of elements in ``param_shapes``, which holds one dict per parameter group."""
+    groups = entries(value).get("param_shapes")
+    for group in groups if isinstance(groups, list | tuple) else [groups]:
+        for name, shape in entries(group).items():
+            elements = _elements(shape)
+            if isinstance(name, str) and elements is not None:
+                yield name, elements
+
+
+def _elements(shape: object) -> int | None:
+    sizes = parse_shape(shape) if isinstance(shape, Call) else None
+    return None if sizes is None else prod(sizes)
+
+
+_STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS)
+_FEWEST_CHECKSUMS = 3
+_NUMBER = re.compile(r"\d+")
+_Path = tuple[str, ...]
+
+
+@dataclass
+class ShardedTensors:
+    """The weights over the files of all ranks.
+
+    Attributes:
+        whole: Elements of each weight over all ranks, by the keys on the path to it.
+        has_shards: Whether a file states the whole shape of a tensor of which it holds a shard.
+    """
+
+    whole: dict[_Path, int] = field(default_factory=dict)
+    has_shards: bool = False
+    _written: dict[tuple[str, frozenset[tuple[object, ...]]], str] = field(default_factory=dict)
+
+    def find_copy(self, name: str, file: TorchFile, kind: Kind) -> str | None:
+        """The file of another rank with the same tensors, added before: names, shapes and checksums are equal."""
+        content = frozenset(
+            (tensor.path, tensor.dtype, tensor.shape, tensor.offset, file.checksums.get(tensor.storage.key))
+            for tensor in file.tensors
+            if tensor.items and find_role(tensor.path, tensor.dtype, kind) in _STATE
+        )
+        # Without checksums, which torch can leave out, equal shapes say nothing; one tensor may be equal by chance.
+        if len({entry[-1] for entry in content} - {None, 0}) < _FEWEST_CHECKSUMS:
+            return None
+        first = self._written.setdefault((_NUMBER.sub("#", name), content), name)
+        return None if first == name else first
+
+    def add(self, file: TorchFile, kind: Kind) -> None:
+        """Add the weights of a file of one rank."""
+        if not file.whole_elements:
+            return
+        self.has_shards = True
+        for path, elements in file.whole_elements.items():
+            if find_role(path, "float32", kind) is Role.WEIGHTS:
+                self.whole[path] = elements
+        for tensor in file.tensors:
+            is_shard = any(tensor.path[:length] in file.whole_elements for length in range(len(tensor.path) + 1))
+            if not is_shard and find_role(tensor.path, tensor.dtype, kind) is Role.WEIGHTS:
+                self.whole[tensor.path] = tensor.items
+
+    def count_parameters(self) -> int | None:
+        """Elements of all weights, each once; None where no file states a whole shape."""
+        return sum(self.whole.values()) or None if self.has_shards else None
+
+
+_TIED = ("emb", "head", "output", "shared", "wte", "decoder")
+
+
+def find_tied_copy(tensors: Mapping[str, DcpTensor]) -> str | None:
+    """The name of the weight that is stored again under it; None where no weight is."""
+    roles = {name: find_role([name], tensor.dtype, Kind.SHARD) for name, tensor in tensors.items()}
+    owners = {tail for name, role in roles.items() if role is Role.MOMENTS for tail in _tails(name.rpartition(".")[0])}
+    weights = [name for name, role in roles.items() if role is Role.WEIGHTS]
+    # The prefixes of a weight and of its state differ.
+    trained = {name for name in weights if name in owners or name.partition(".")[2] in owners}
+    stateless = [name for name in weights if name not in trained]
+    if len(stateless) != 1 or not any(word in stateless[0].lower() for word in _TIED):
+        return None
+    is_copy = tensors[stateless[0]].elements in {tensors[name].elements for name in trained}
+    return stateless[0] if is_copy else None
+
+
+def _tails(name: str) -> list[str]:
+    """What is left of a name without its first words."""
+    words = name.split(".")
+    return [".".join(words[first:]) for first in range(1, len(words))]
+
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _LISTED_MISSING = 10

@@ -1,4 +1,4 @@
-"""The tensors of a file of ``torch.save``, from its table of contents: no tensor is read and nothing is unpickled.
+"""The tensors of a file of ``torch.save``, from its table of contents: no tensor is read and no code runs.
 
 A file of torch 1.6 or later is a zip archive: ``data.pkl`` lists the tensors, ``data/<key>`` are their storages. Older
 files are a sequence of pickles, followed by the storages.

@@ -1,4 +1,4 @@
-"""Snapshots of torch's allocator: what ``torch.cuda.memory._dump_snapshot`` pickles, read without unpickling.
+"""Snapshots of torch's allocator: what ``torch.cuda.memory._dump_snapshot`` pickles; no code of it runs.
 
 memory_viz and Mosaic read the same files. A snapshot has the events of every device and the blocks at its end.
 """

@@ -1,4 +1,4 @@
-"""Reads dumps of torch's Flight Recorder, pickled or in JSON; nothing is unpickled.
+"""Reads dumps of torch's Flight Recorder, pickled or in JSON; no code of a dump runs.
 
 A dump has ``entries``, one for each collective, and ``pg_config`` with the members of the groups. Fields that a version
 of torch does not write are absent: versions since 2.3 are read alike, and what is no entry is left out and named.

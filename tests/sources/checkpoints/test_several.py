@@ -12,8 +12,7 @@ import pytest
 
 from perfscope.errors import SourceError
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
-from perfscope.sources.checkpoints.file_series import Identity, parse_identity
-from perfscope.sources.checkpoints.partition import find_units
+from perfscope.sources.checkpoints.partition import Identity, find_units, parse_identity
 from tests.commands.report_cli import run
 from tests.sources.checkpoints.checkpoint_files import write_safetensors
 
