@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -58,7 +57,7 @@ class Saving:
 def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replicas: int = 1) -> tuple[Saving, ...]:
     """The changes that lower the peak by a percent or more, the most effective first."""
     present = int(lifetimes.allocated[peak]) if peak > BEFORE else lifetimes.initial
-    finders = (_recompute_layers, _chunk_loss, _clear_gradients, _use_bucket_views, _fuse_optimizer)
+    finders = (_recompute_layers, _chunk_loss)
     savings = [saving for find in finders for saving in find(lifetimes, purposes, present)]
     if replicas > 1:
         savings += _shard_states(lifetimes, purposes, present, replicas)
@@ -167,72 +166,6 @@ def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Itera
         "the output layer runs once more in the backward pass; a fused kernel needs no more operations",
         0.0,
     )
-
-
-def _clear_gradients(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
-    """Gradients that live through the forward pass, because they are set to zero instead of freed."""
-    boundaries = [event for event, _ in purposes.steps]
-    gradients = purposes.categories == Category.GRADIENTS
-    forward = np.sort(lifetimes.begins[purposes.is_forward & (lifetimes.begins > BEFORE)])
-    if not len(forward) or not len(purposes.backward_events):
-        return
-    is_live = gradients & (lifetimes.begins < forward[0]) & (lifetimes.ends > purposes.backward_events[-1])
-    if not is_live.any() or not boundaries:
-        return
-    deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
-    for begin, end in pairwise([*boundaries, len(lifetimes.allocated)]):
-        if purposes.backward_events[-1] > begin:
-            deltas[begin] -= int(lifetimes.rounded[is_live].sum())
-            np.add.at(
-                deltas, _arrivals(lifetimes, purposes, is_live, (begin, end)), np.sort(lifetimes.rounded[is_live])
-            )
-    yield Saving(
-        "free the gradients before the forward pass: `zero_grad(set_to_none=True)`",
-        present - _peak_with(lifetimes, deltas),
-        "none: they are allocated again from the cache",
-        0.0,
-    )
-
-
-def _arrivals(lifetimes: Lifetimes, purposes: Purposes, gradients: Bool, step: tuple[int, int]) -> Int64:
-    """When a backward pass makes each gradient, in the order of sizes: where it makes a tensor of its size last."""
-    begin, end = step
-    inside = (lifetimes.begins >= begin) & (lifetimes.begins < end) & (purposes.categories == Category.WORKSPACE)
-    first = int(np.append(purposes.backward_events[purposes.backward_events >= begin], begin)[0])
-    arrivals: list[int] = []
-    for size, count in zip(*np.unique(lifetimes.rounded[gradients], return_counts=True), strict=True):
-        events = np.sort(lifetimes.begins[inside & (lifetimes.rounded == size)])[-int(count) :].tolist()
-        arrivals += [first] * (int(count) - len(events)) + events
-    return np.array(arrivals, np.int64)
-
-
-def _use_bucket_views(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
-    """DDP's buckets beside the gradients that are copied into them."""
-    buckets = (purposes.categories == Category.COMMUNICATION) & (lifetimes.begins == BEFORE)
-    buckets &= lifetimes.ends == len(lifetimes.allocated)
-    gradients = purposes.categories == Category.GRADIENTS
-    if not buckets.any() or not gradients.any():
-        return
-    deltas = _without(lifetimes, gradients)
-    yield Saving(
-        "let the gradients be views of DDP's buckets: `gradient_as_bucket_view=True`",
-        present - _peak_with(lifetimes, deltas),
-        "none: a copy of the gradients less",
-        0.0,
-    )
-
-
-def _fuse_optimizer(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
-    """Temporary tensors of an optimizer that goes through all parameters at once."""
-    is_optimizer = [fact.phase.value == "optimizer" for fact in purposes.stack_facts]
-    rows = np.array([*is_optimizer, False])[lifetimes.stacks] & (purposes.categories == Category.WORKSPACE)
-    if rows.any():
-        yield Saving(
-            "let one kernel update all parameters: `AdamW(..., fused=True)`",
-            present - _peak_with(lifetimes, _without(lifetimes, rows)),
-            "none: it is faster",
-            0.0,
-        )
 
 
 def _shard_states(lifetimes: Lifetimes, purposes: Purposes, present: int, replicas: int) -> list[Saving]:
