@@ -9,18 +9,13 @@ import subprocess
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
 
-from perfscope.sources.traces.files import find_traces
 from tests.conftest import ROOT, perfscope
-from tests.engine.storing import copy_with_partials
 from tests.sources.stores.conftest import RUN
-from tests.sources.stores.faults import Faults, faulty
 from tests.sources.stores.server import free_ports, wait_for
-from tests.sources.stores.test_s3 import PARTIALS, TRACES
 
 adlfs = pytest.importorskip("adlfs", reason="adlfs opens abfs://")
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("stores")]
@@ -92,101 +87,6 @@ def test_a_url_with_its_account_names_the_traces_with_it(variables: dict[str, st
     stored = perfscope(*words, location, cwd=tmp_path, **variables)
     on_disk = perfscope(*words, str(RUN), cwd=tmp_path)
     assert stored.stdout == on_disk.stdout.replace(str(RUN), location), stored.stderr
-
-
-def test_partials_answer_for_a_trace_that_is_gone(variables: dict[str, str], tmp_path: Path) -> None:
-    run = copy_with_partials(RUN, tmp_path)
-    location = put(variables, run, "partials")
-    gone = Path(find_traces([str(run / "traces")])[0])
-    store(variables).rm(f"runs/partials/traces/{gone.name}")
-    words = ("analyze", "--format", "json", "--only", "breakdown")
-    stored = perfscope(*words, location, cwd=tmp_path, **variables)
-    on_disk = perfscope(*words, str(run), cwd=tmp_path)
-    assert stored.stdout == on_disk.stdout.replace(str(run), location), stored.stderr
-
-
-def through(variables: Mapping[str, str], address: str) -> dict[str, str]:
-    """What leads adlfs to the server by way of a proxy."""
-    return {CONNECTION: _ENDPOINT.sub(f"BlobEndpoint={address}/", variables[CONNECTION])}
-
-
-def origin(variables: Mapping[str, str]) -> str:
-    match = _ENDPOINT.search(variables[CONNECTION])
-    assert match is not None
-    return match[0].removeprefix("BlobEndpoint=").rstrip("/")
-
-
-@pytest.fixture(scope="module")
-def measured(variables: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A run in the store whose traces have partials."""
-    return put(variables, copy_with_partials(RUN, tmp_path_factory.mktemp("measured")), "measured")
-
-
-ONLY = ("--format", "json", "--only", "steps,breakdown,collectives")
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory, measured: str) -> str:
-    """What the run says on disk."""
-    folder = tmp_path_factory.mktemp("whole")
-    return perfscope("analyze", *ONLY, RUN, cwd=folder).stdout.replace(str(RUN), measured)
-
-
-@pytest.mark.parametrize(
-    "faults",
-    [{"unlisted": TRACES[1]}, {"unlisted": PARTIALS}, {"cut": {PARTIALS: 1}}, {"throttled": {PARTIALS: 1}}],
-    ids=str,
-)
-def test_a_store_that_fails_for_a_while_changes_no_answer(
-    variables: dict[str, str], measured: str, whole: str, tmp_path: Path, faults: dict[str, Any]
-) -> None:
-    store = Faults(**faults)
-    with faulty(origin(variables), store) as address:
-        answer = perfscope("analyze", *ONLY, measured, cwd=tmp_path, **through(variables, address))
-    assert (answer.code, answer.stdout) == (0, whole), answer.stderr
-    assert not any({**store.cut, **store.throttled}.values())
-    assert store.pages
-
-
-@pytest.mark.parametrize(
-    ("faults", "line"),
-    [
-        ({"lost": TRACES[2]}, f"traces/{TRACES[2]} cannot be read: it does not exist"),
-        ({"lost": "ranks/00002/steps.jsonl"}, "ranks/00002/steps.jsonl cannot be read: it does not exist"),
-    ],
-    ids=str,
-)
-def test_what_the_store_loses_is_named_and_the_others_are_answered_for(
-    variables: dict[str, str], measured: str, tmp_path: Path, faults: dict[str, Any], line: str
-) -> None:
-    with faulty(origin(variables), Faults(**faults)) as address:
-        answer = perfscope("analyze", *ONLY, measured, cwd=tmp_path, **through(variables, address))
-    assert answer.code == 4
-    assert f"{measured}/{line}" in answer.stderr
-    assert "Traceback" not in answer.stderr
-    assert KEY not in answer.stderr
-
-
-@pytest.mark.parametrize("faults", [{"lost": PARTIALS}, {"shortened": {PARTIALS: 1_000_000}}], ids=str)
-def test_the_trace_is_read_where_its_partials_are_lost(
-    variables: dict[str, str], measured: str, whole: str, tmp_path: Path, faults: dict[str, Any]
-) -> None:
-    with faulty(origin(variables), Faults(**faults)) as address:
-        answer = perfscope("analyze", *ONLY, measured, cwd=tmp_path, **through(variables, address))
-    assert (answer.code, answer.stdout) == (0, whole), answer.stderr
-    assert "lost" in faults or f"{PARTIALS} " in answer.stderr
-
-
-def test_a_run_comes_together_without_its_traces(variables: dict[str, str], measured: str, tmp_path: Path) -> None:
-    faults = Faults(lost="ranks/00001/steps.jsonl")
-    with faulty(origin(variables), faults) as address:
-        words = ("collect", measured, "-o", "run", "--partials")
-        answer = perfscope(*words, cwd=tmp_path, **through(variables, address))
-    assert answer.code == 4
-    assert f"{measured}/ranks/00001/steps.jsonl cannot be read: it does not exist" in answer.stderr
-    answer = perfscope("collect", measured, "-o", "run", "--traces", "1", cwd=tmp_path, **variables)
-    assert [path.name for path in (tmp_path / "run" / "traces").glob("*.gz")] == [TRACES[1]]
-    assert (tmp_path / "run" / "ranks" / "00001" / "steps.jsonl").exists()
 
 
 @pytest.mark.parametrize("name", ["runs/nothing", "nothing/run"])

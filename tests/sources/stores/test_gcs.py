@@ -6,15 +6,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 from urllib.request import Request, urlopen
 
 import pytest
 
-from perfscope.sources.traces.files import find_traces
-from perfscope.wire.traces import partials_path
 from tests.conftest import perfscope
-from tests.engine.storing import copy_with_partials
 from tests.sources.stores.conftest import RUN
 from tests.sources.stores.server import free_ports, wait_for
 
@@ -58,19 +55,6 @@ def test_a_run_gives_the_bytes_that_it_gives_on_disk(variables: dict[str, str], 
     on_disk = perfscope("analyze", "--format", "json", str(RUN), cwd=tmp_path)
     assert stored.code == on_disk.code, stored.stderr
     assert stored.stdout == on_disk.stdout.replace(str(RUN), location)
-
-
-def test_partials_answer_for_a_trace_that_is_gone(variables: dict[str, str], tmp_path: Path) -> None:
-    run = copy_with_partials(RUN, tmp_path)
-    location = put(variables, run, "partials")
-    gone = find_traces([str(run / "traces")])[0]
-    assert Path(partials_path(gone)).exists()
-    key = quote(f"partials/traces/{Path(gone).name}", safe="")
-    address = f"{variables['STORAGE_EMULATOR_HOST']}/storage/v1/b/runs/o/{key}"
-    urlopen(Request(address, method="DELETE")).close()
-    stored = perfscope("analyze", "--format", "json", "--only", "breakdown", location, cwd=tmp_path, **variables)
-    on_disk = perfscope("analyze", "--format", "json", "--only", "breakdown", str(run), cwd=tmp_path)
-    assert stored.stdout == on_disk.stdout.replace(str(run), location)
 
 
 def test_what_is_not_there_is_named(variables: dict[str, str], tmp_path: Path) -> None:
