@@ -12,15 +12,325 @@ import shutil
 import socket
 import sys
 import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.constants import MIB
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.memory.module_marks import ModuleMarks
-from perfscope.hooks.memory.snapshot_columns import SnapshotColumns
-from perfscope.hooks.memory.tensor_roles import Role, find_roles
-from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SUFFIX, WINDOW, MemoryHeader
+from perfscope.hooks.module_names import ModuleNames
+from perfscope.wire.memory import (
+    ACTIONS,
+    BEGIN,
+    COMMUNICATION,
+    END,
+    GRADIENTS,
+    MEMORY_FOLDER,
+    MEMORY_SUFFIX,
+    OPTIMIZER,
+    OTHER_ACTION,
+    STEP,
+    WEIGHTS,
+    WINDOW,
+    MemoryHeader,
+)
+
+if TYPE_CHECKING:
+    from perfscope.hooks.module_names import Module
+    from perfscope.hooks.profiler.module_ranges import HookHandle
+
+#: A run of very many small modules is marked up to here only.
+_MOST_MARKS = 2_000_000
+
+
+class ModuleMarks:
+    """Global forward hooks between ``start`` and ``stop``; each costs two calls and no synchronisation.
+
+    Attributes:
+        times_ns: The wall clock at each mark.
+        signs: What each mark is: ``>``, ``<`` or ``|``.
+        names: The module's path, or the number of the step, of each mark.
+    """
+
+    def __init__(self) -> None:
+        self.times_ns: list[int] = []
+        self.signs: list[str] = []
+        self.names: list[str] = []
+        self._handles: list[HookHandle] = []
+        self._paths = ModuleNames()
+        self._open: list[str] = []
+
+    def start(self, step: int, *, with_modules: bool = True) -> None:
+        """Begin to mark modules, at the begin of a training step."""
+        if with_modules:
+            modules = sys.modules["torch"].nn.modules.module
+            self._handles = [
+                modules.register_module_forward_pre_hook(self._on_forward),
+                modules.register_module_forward_hook(self._on_forward_end, always_call=True),
+            ]
+        self.add_step(step)
+
+    def stop(self) -> None:
+        """Leave no hook behind."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._paths.clear()
+        self._open.clear()
+
+    def add_step(self, step: int) -> None:
+        """A training step begins."""
+        self._add(STEP, str(step))
+
+    def _add(self, sign: str, name: str) -> None:
+        if len(self.times_ns) < _MOST_MARKS:
+            self.times_ns.append(time.time_ns())
+            self.signs.append(sign)
+            self.names.append(name)
+
+    def _on_forward(self, module: Module, _inputs: object) -> None:
+        if sys.modules["torch"].compiler.is_compiling():
+            return
+        path = self._paths.by_number.get(id(module)) or self._paths.add(module, self._open[-1] if self._open else None)
+        self._open.append(path)
+        self._add(BEGIN, path)
+
+    def _on_forward_end(self, module: Module, _inputs: object, _output: object) -> None:
+        path = self._paths.by_number.get(id(module))
+        if path is not None and not sys.modules["torch"].compiler.is_compiling():
+            if self._open:
+                self._open.pop()
+            self._add(END, path)
+
+
+#: Where optimizers that wrap another one keep it.
+_INNER = ("optimizer", "optim", "base_optimizer", "_optimizer")
+_CHAINED = ("chained_optimizers", "optimizers")
+_DEEPEST_WRAPPING = 4
+#: Attributes in which frameworks keep gradients beside ``grad``, and parts of a sharded parameter.
+_GRADIENT_ATTRIBUTES = ("grad", "main_grad")
+_SHARD_ATTRIBUTES = ("ds_tensor",)
+#: What the names of an optimizer's own tensors tell; other tensors are states.
+_ROLES_BY_NAME = (
+    ("bucket", COMMUNICATION), ("ipg", COMMUNICATION), ("grad", GRADIENTS), ("bit16", WEIGHTS), ("fp16", WEIGHTS)
+)  # fmt: skip
+#: Lists of tensors of an optimizer are nested so deep, and have so many elements, at most.
+_DEEPEST_LIST = 3
+_LONGEST_LIST = 10_000
+
+
+class Role(NamedTuple):
+    """A stretch of memory whose purpose is known.
+
+    Attributes:
+        address: Where the tensor's storage begins.
+        size: Its bytes.
+        role: ``weights``, ``gradients``, ``optimizer`` or ``communication``.
+        name: The parameter's name, or the name of the state.
+    """
+
+    address: int
+    size: int
+    role: str
+    name: str
+
+
+def find_roles(parts: Iterable[Any], optimizers: Iterable[Any]) -> list[Role]:
+    """Find the storages of parameters, buffers, gradients and optimizer states, each once."""
+    roles: dict[int, Role] = {}
+    parameters: set[int] = set()
+    for part in parts:
+        for name, parameter in part.named_parameters():
+            parameters.add(id(parameter))
+            _add_parameter(roles, name, parameter)
+        for name, tensor in part.named_buffers():
+            _add(roles, tensor, WEIGHTS, name)
+    for optimizer in _unwrapped(optimizers):
+        _add_optimizer(roles, optimizer, parameters, has_model=bool(parameters))
+    return list(roles.values())
+
+
+def _add_parameter(roles: dict[int, Role], name: str, parameter: Any) -> None:
+    _add(roles, parameter, WEIGHTS, name)
+    for attribute in _SHARD_ATTRIBUTES:
+        _add(roles, getattr(parameter, attribute, None), WEIGHTS, name)
+    for attribute in _GRADIENT_ATTRIBUTES:
+        _add(roles, getattr(parameter, attribute, None), GRADIENTS, name)
+
+
+def _add_optimizer(roles: dict[int, Role], optimizer: Any, parameters: set[int], *, has_model: bool) -> None:
+    """The states, and the parameters that are not the model's own: the copies in fp32 of 16-bit weights."""
+    for group in value_or_none(lambda: list(optimizer.param_groups)) or ():
+        for parameter in group.get("params", ()):
+            if not has_model:
+                _add_parameter(roles, "", parameter)
+            elif id(parameter) not in parameters:
+                _add(roles, parameter, OPTIMIZER, "copy of the weights")
+                _add(roles, getattr(parameter, "grad", None), GRADIENTS, "of the copies of the weights")
+    for state in value_or_none(lambda: list(optimizer.state.values())) or ():
+        for name, value in state.items() if isinstance(state, dict) else ():
+            _add(roles, value, OPTIMIZER, str(name))
+    for name, value in value_or_none(lambda: list(vars(optimizer).items())) or ():
+        role = next((role for part, role in _ROLES_BY_NAME if part in name), OPTIMIZER)
+        for tensor in _find_tensors(value, _DEEPEST_LIST):
+            _add(roles, tensor, role, name)
+
+
+def _find_tensors(value: Any, depth: int) -> Iterator[Any]:
+    """The tensors in an attribute: itself, or in lists and dicts inside each other."""
+    if hasattr(value, "untyped_storage"):
+        yield value
+    elif depth and isinstance(value, (list, tuple, dict)) and len(value) <= _LONGEST_LIST:
+        for inner in list(value.values()) if isinstance(value, dict) else value:
+            yield from _find_tensors(inner, depth - 1)
+
+
+def _unwrapped(optimizers: Iterable[Any]) -> Iterator[Any]:
+    """The optimizers and those inside them, each once."""
+    seen: set[int] = set()
+    level = list(optimizers)
+    for _ in range(_DEEPEST_WRAPPING):
+        level = [optimizer for optimizer in level if optimizer is not None and id(optimizer) not in seen]
+        seen.update(map(id, level))
+        yield from level
+        inner = [getattr(optimizer, name, None) for optimizer in level for name in _INNER]
+        chained = [getattr(optimizer, name, None) for optimizer in level for name in _CHAINED]
+        level = [*inner, *(each for several in chained if isinstance(several, (list, tuple)) for each in several)]
+
+
+def _add(roles: dict[int, Role], tensor: Any, role: str, name: str) -> None:
+    """Add the storage of a tensor on a GPU; the first role of a storage counts."""
+    storage = None if tensor is None else value_or_none(lambda: _storage(tensor))
+    if storage is not None and storage[1] > 0:
+        roles.setdefault(storage[0], Role(storage[0], storage[1], role, name))
+
+
+def _storage(tensor: Any) -> tuple[int, int] | None:
+    """Address and bytes of a tensor's storage; of a DTensor those of its local part. None where it is on no GPU."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    if not local.is_cuda:
+        return None
+    storage = local.untyped_storage()
+    return int(storage.data_ptr()), int(storage.nbytes())
+
+
+#: Events and stacks of one line: lines of about a megabyte.
+_CHUNK = 20_000
+_LIVE = "active_allocated", "active_awaiting_free", "active_pending_free"
+
+
+class SnapshotColumns:
+    """Makes lines of one device's history, a chunk at a time; ``frames`` of a snapshot are lists of dicts."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, int] = {}
+        self._frames: dict[int, int] = {}
+        self._frame_rows: list[tuple[int, int, int]] = []
+        self._stacks: dict[tuple[int, ...], int] = {}
+        self._stacks_of_lists: dict[int, int] = {}
+
+    def lines(
+        self,
+        snapshot: Mapping[str, Any],
+        device: int,
+        tensors: Mapping[str, Sequence[Role]],
+        marks: ModuleMarks,
+    ) -> Iterator[bytes]:
+        """The lines between header and end; texts, frames and stacks stand last, when all of them are known."""
+        trace = snapshot["device_traces"][device] if device < len(snapshot["device_traces"]) else []
+        yield from self._event_lines(trace)
+        yield from self._state_lines([s for s in snapshot["segments"] if s.get("device", device) == device])
+        for at, roles in tensors.items():
+            yield _line("tensors", at=at, **self._tensor_columns(roles))
+        names = [self._text(name) for name in marks.names]
+        yield _line("marks", times_ns=marks.times_ns, signs="".join(marks.signs), names=names)
+        yield from self._stack_lines()
+
+    def _event_lines(self, trace: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+        for begin in range(0, len(trace), _CHUNK):
+            events = trace[begin : begin + _CHUNK]
+            yield _line(
+                "events",
+                actions="".join([ACTIONS.get(event["action"], OTHER_ACTION) for event in events]),
+                addresses=[event.get("addr", event.get("device_free", 0)) for event in events],
+                sizes=[event.get("size", 0) for event in events],
+                streams=[event.get("stream", 0) for event in events],
+                times_us=[event.get("time_us", 0) for event in events],
+                stacks=[self._stack(event.get("frames")) for event in events],
+            )
+
+    def _state_lines(self, segments: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+        yield _line(
+            "segments",
+            addresses=[segment["address"] for segment in segments],
+            sizes=[segment["total_size"] for segment in segments],
+            streams=[segment.get("stream", 0) for segment in segments],
+        )
+        blocks = [(segment["address"], segment["blocks"]) for segment in segments]
+        rows = [row for begin, inside in blocks for row in _place(begin, inside)]
+        yield _line(
+            "blocks",
+            addresses=[address for address, _ in rows],
+            sizes=[block["size"] for _, block in rows],
+            requested=[block.get("requested_size", block["size"]) for _, block in rows],
+            live=[int(block["state"] in _LIVE) for _, block in rows],
+            stacks=[self._stack(block.get("frames")) for _, block in rows],
+        )
+
+    def _tensor_columns(self, roles: Sequence[Role]) -> dict[str, list[int]]:
+        return {
+            "addresses": [role.address for role in roles],
+            "sizes": [role.size for role in roles],
+            "roles": [self._text(role.role) for role in roles],
+            "names": [self._text(role.name) for role in roles],
+        }
+
+    def _stack_lines(self) -> Iterator[bytes]:
+        stacks = list(self._stacks)
+        for begin in range(0, len(stacks), _CHUNK):
+            yield _line("stacks", stacks=stacks[begin : begin + _CHUNK])
+        yield _line(
+            "frames",
+            files=[row[0] for row in self._frame_rows],
+            functions=[row[1] for row in self._frame_rows],
+            line_numbers=[row[2] for row in self._frame_rows],
+        )
+        yield _line("texts", values=list(self._texts))
+
+    def _stack(self, frames: Sequence[Mapping[str, Any]] | None) -> int:
+        """The number of a stack; torch repeats the same list for each event with the same stack."""
+        if not frames:
+            return -1
+        number = self._stacks_of_lists.get(id(frames))
+        if number is None:
+            stack = tuple([self._frame(frame) for frame in frames])
+            number = self._stacks.setdefault(stack, len(self._stacks))
+            self._stacks_of_lists[id(frames)] = number
+        return number
+
+    def _frame(self, frame: Mapping[str, Any]) -> int:
+        number = self._frames.get(id(frame))
+        if number is None:
+            number = self._frames[id(frame)] = len(self._frame_rows)
+            row = self._text(str(frame["filename"])), self._text(str(frame["name"])), int(frame["line"])
+            self._frame_rows.append(row)
+        return number
+
+    def _text(self, text: str) -> int:
+        return self._texts.setdefault(text, len(self._texts))
+
+
+def _place(begin: int, blocks: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Each block of a segment with its address, which older versions of torch do not state."""
+    for block in blocks:
+        begin = int(block.get("address", begin))
+        yield begin, block
+        begin += int(block["size"])
+
+
+def _line(kind: str, **columns: object) -> bytes:
+    return json.dumps({"kind": kind, **columns}, separators=(",", ":")).encode() + b"\n"
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

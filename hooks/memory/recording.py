@@ -9,8 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Protocol
 
 from perfscope.hooks.guard import call_safely
-from perfscope.hooks.memory.history import AllocatorHistory, NoHistory
-from perfscope.hooks.memory.module_marks import ModuleMarks
+from perfscope.hooks.memory.history import AllocatorHistory, ModuleMarks, NoHistory
 from perfscope.hooks.messages import write_message
 from perfscope.wire.memory import OUT_OF_MEMORY, STEP
 

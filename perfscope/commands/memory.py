@@ -20,7 +20,7 @@ from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
-from perfscope.sources.memory.reading import read_histories
+from perfscope.sources.memory.recorded import read_histories
 from perfscope.sources.runs.folder import is_folder_at, is_run_at
 from perfscope.sources.runs.stored import read_run_at
 

@@ -33,7 +33,7 @@ from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.windowed import SkippedData, WindowsData
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
 from perfscope.result import describe, is_object
-from perfscope.sources.memory.reading import read_histories
+from perfscope.sources.memory.recorded import read_histories
 from tests.api.inputs import all_inputs
 from tests.conftest import ROOT
 

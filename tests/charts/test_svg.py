@@ -23,8 +23,7 @@ from perfscope.charts.grammar import (
     Values,
 )  # fmt: skip
 from perfscope.charts.palette import Colour, style_variables
-from perfscope.charts.scales import fit_extent, label_levels
-from perfscope.charts.svg import draw, draw_file, stack_spans
+from perfscope.charts.svg import draw, draw_file, fit_extent, label_levels, stack_spans
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>\"'&"

@@ -6,7 +6,7 @@ import gc
 
 from torch import nn
 
-from perfscope.hooks.memory.module_marks import ModuleMarks
+from perfscope.hooks.memory.history import ModuleMarks
 from perfscope.hooks.module_names import ModuleNames
 
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from perfscope.errors import SourceError
 from perfscope.files import open_regular
+from perfscope.sources.memory.snapshot import read_snapshot
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import AllocatorHistory, Blocks, Events, Frame, Marks, Tensors, no_marks, no_tensors
-from perfscope.wire.memory import MEMORY_SCHEMA, MemoryHeader
+from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SCHEMA, MEMORY_SUFFIX, MemoryHeader
 
 #: A line has 20,000 events or stacks of some hundred frames; a longer one is no history.
 _LONGEST_LINE = 256 * 1024 * 1024
@@ -248,3 +249,31 @@ def _to_marks(parts: _Parts) -> Marks:
         return no_marks()
     names = tuple(parts.texts[number] for number in parts.marks.names)
     return Marks(np.array(parts.marks.times_ns, np.int64), parts.marks.signs, names)
+
+
+_PICKLES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
+
+
+def find_histories(run: Path) -> list[Path]:
+    """The histories of a run."""
+    files = (path for path in (run / MEMORY_FOLDER).glob(f"*{MEMORY_SUFFIX}*") if not path.name.startswith("."))
+    return sorted(path for path in files if path.name.endswith((MEMORY_SUFFIX, f"{MEMORY_SUFFIX}.gz")))
+
+
+def read_histories(path: Path) -> tuple[AllocatorHistory, ...]:
+    """Read a file, one history a device.
+
+    Raises:
+        SourceError: It cannot be read, or is no history of an allocator.
+    """
+    if path.name.endswith((MEMORY_SUFFIX, f"{MEMORY_SUFFIX}.gz")):
+        return (read_recorded(path),)
+    histories = read_snapshot(path)
+    if not histories:
+        raise SourceError(path, "has neither events nor blocks", hint="was the GPU in use when it was written?")
+    return histories
+
+
+def is_snapshot(path: Path) -> bool:
+    """Whether a file's name is one of a history or of a snapshot."""
+    return path.name.endswith((MEMORY_SUFFIX, f"{MEMORY_SUFFIX}.gz", *_PICKLES))

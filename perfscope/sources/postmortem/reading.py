@@ -15,7 +15,6 @@ import msgspec
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.postmortem.recorder import read_dump
-from perfscope.sources.postmortem.stacks import find_training_stack, parse_stacks
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.records import read_rank_record, read_records
 from perfscope.sources.runs.step_columns import read_last_step
@@ -31,6 +30,29 @@ from perfscope.tables.postmortem import (
 )
 from perfscope.wire import incidents
 from perfscope.wire.launched_calls import LaunchedCall, parse_memory
+
+_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)[^:]*\(most recent call first\):$")
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+def parse_stacks(text: str) -> list[ThreadStack]:
+    """The stacks of all threads, in the order of the text; lines of another kind are passed over."""
+    stacks: list[tuple[str, list[CodeLine]]] = []
+    for line in text.splitlines():
+        thread = _THREAD.match(line)
+        frame = _FRAME.match(line)
+        if thread is not None:
+            stacks.append((thread[1], []))
+        elif frame is not None and stacks:
+            stacks[-1][1].append(CodeLine(frame["file"], int(frame["line"]), frame["function"]))
+    return [ThreadStack(thread, tuple(frames)) for thread, frames in stacks]
+
+
+def find_training_stack(stacks: list[ThreadStack], thread: str | None) -> ThreadStack | None:
+    """The stack of the thread that trains: by its name, else the main thread, which faulthandler writes last."""
+    named = next((stack for stack in stacks if thread is not None and int(stack.thread, 16) == int(thread, 16)), None)
+    return named or (stacks[-1] if stacks else None)
+
 
 _TAIL_BYTES = 65536
 _DUMP_NAME = re.compile(r"(?:.*\D)?(\d+)(?:\.(?:pickle|pkl|json))?")

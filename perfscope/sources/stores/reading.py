@@ -15,9 +15,7 @@ from typing import BinaryIO
 
 from perfscope.constants import MIB
 from perfscope.errors import SourceError
-from perfscope.sources.stores.failures import describe, failures
-from perfscope.sources.stores.location import locate, url_of
-from perfscope.sources.stores.secrets import without_secrets
+from perfscope.sources.stores.location import describe, failures, locate, url_of, without_secrets
 
 #: How much is asked for at once: enough that the time to the first byte does not count, little enough for many workers.
 AHEAD_BYTES = 4 * MIB

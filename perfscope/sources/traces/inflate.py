@@ -13,8 +13,7 @@ from isal import isal_zlib
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
-from perfscope.sources.stores.failures import describe, failures
-from perfscope.sources.stores.location import is_url
+from perfscope.sources.stores.location import describe, failures, is_url
 from perfscope.sources.traces.files import open_trace
 
 #: Its stub does not say that it is an exception.

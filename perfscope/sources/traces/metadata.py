@@ -8,7 +8,7 @@ import msgspec
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
-from perfscope.sources.stores.failures import failures
+from perfscope.sources.stores.location import failures
 from perfscope.sources.traces.files import open_trace
 from perfscope.sources.traces.layout import start_of_events
 from perfscope.wire import TRACE_METADATA

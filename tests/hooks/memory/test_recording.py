@@ -12,7 +12,7 @@ import torch
 
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
-from perfscope.hooks.memory import history, tensor_roles
+from perfscope.hooks.memory import history
 from perfscope.hooks.selection import WindowChoice, parse_windows
 from tests.hooks.memory.fake_allocator import FakeAllocator
 
@@ -208,7 +208,7 @@ def test_an_observer_that_fails_lets_torch_raise_its_own_error(
 
 def test_weights_gradients_and_states_are_found_where_they_lie(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        tensor_roles,
+        history,
         "_storage",
         lambda tensor: (tensor.untyped_storage().data_ptr(), tensor.untyped_storage().nbytes()),
     )
@@ -223,7 +223,7 @@ def test_weights_gradients_and_states_are_found_where_they_lie(monkeypatch: pyte
             self.param_groups = [{"params": [torch.nn.Parameter(torch.ones(7))]}]
             self.state: dict[object, object] = {}
 
-    roles = tensor_roles.find_roles([model], [Wrapper()])
+    roles = history.find_roles([model], [Wrapper()])
     sizes: dict[str, list[int]] = {}
     for role in roles:
         sizes.setdefault(role.role, []).append(role.size)

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.errors import SourceError
-from perfscope.sources.memory.reading import read_histories
-from perfscope.sources.memory.recorded import read_recorded
+from perfscope.sources.memory.recorded import read_histories, read_recorded
 from perfscope.sources.memory.snapshot import read_snapshot
 from tests.conftest import ROOT
 

@@ -11,9 +11,8 @@ import pytest
 
 from perfscope.engine.run import analyze
 from perfscope.errors import UsageError
-from perfscope.sources.stores.failures import describe
+from perfscope.sources.stores.location import describe, without_secrets
 from perfscope.sources.stores.reading import StoredFile
-from perfscope.sources.stores.secrets import without_secrets
 
 SECRET = "S3cr3tS3cr3t+/x0="
 SHAPES = [
