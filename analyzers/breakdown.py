@@ -15,17 +15,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, groupby, pairwise
 from operator import add
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, split
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
-from perfscope.constants import MANY_RANKS, NS_PER_MS, NS_PER_US
+from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice
-from perfscope.report import Column, Json, Section, long_table
+from perfscope.report import Column, Section, long_table
+from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
 
@@ -34,44 +35,42 @@ _MOST_STEP_ROWS = 64
 _LEAST_OF_TWIN = 0.6
 
 
-class RankParts(Struct, frozen=True, array_like=True):
+class RankParts(Figures, frozen=True, array_like=True):
     """One device of one rank in one trace, or in several that follow each earlier.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        process: The id of the profiled process; absent where the trace does not state it.
-        trace: The file.
         first_ns, last_ns: When its first device event began and its last one ended, on the wall clock.
         total: Its whole window.
-        steps: Its steps, in order.
-        outside: What ran besides them; absent where there are none.
-        events: Device events.
-        is_damaged: A part of the trace is lost, and the numbers rest on the rest.
         activities: What its times are of: see ``Trace``.
         world_size: Ranks of the job; absent where nothing states it.
         exporter: See ``Trace``.
     """
 
-    rank: int | None
-    device: int
-    process: int | None
-    trace: str
+    INLINE = ("total",)
+    rank: Annotated[int | None, Doc("The rank; None where nothing states it.")]
+    device: Annotated[int, Doc("Index of its GPU.")]
+    process: Annotated[int | None, Doc("The profiled process.")]
+    trace: Annotated[str, Doc("The file.")]
     first_ns: int
     last_ns: int
     total: Parts
-    steps: tuple[StepParts, ...]
-    outside: Outside | None
-    events: int
-    is_damaged: bool
+    steps: Annotated[tuple[StepParts, ...], Doc("Each marked step.")]
+    outside: Annotated[Outside | None, Doc("What ran besides marked steps; None where there are none.")]
+    device_events: Annotated[int, Doc("Kernels, copies and fills.")]
+    damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
     activities: str = ""
     world_size: int | None = None
     exporter: str = ""
 
-    @property
+    @figure
     def marked(self) -> Parts | None:
-        """The sum of its marked steps; absent where there are none."""
+        """The marked steps added up; None where there are none."""
         return reduce(add, (step.parts for step in self.steps)) if self.steps else None
+
+    @figure
+    def between_steps_us(self) -> float | None:
+        """Between the windows of marked steps; None where no step is marked."""
+        return self.outside.between_us if self.outside else None
 
     @property
     def row(self) -> Parts:
@@ -100,50 +99,33 @@ class RankParts(Struct, frozen=True, array_like=True):
             total=earlier.total + self.total,
             steps=earlier.steps + self.steps,
             outside=_sum_outside(earlier.outside, self.outside),
-            events=earlier.events + self.events,
-            is_damaged=earlier.is_damaged or self.is_damaged,
+            device_events=earlier.device_events + self.device_events,
+            damaged=earlier.damaged or self.damaged,
         )
 
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.breakdown.ranks``."""
-        return {
-            "rank": self.rank,
-            "device": self.device,
-            "process": self.process,
-            "trace": self.trace,
-            **self.total.data(),
-            "between_steps_us": self.outside.between / NS_PER_US if self.outside else None,
-            "device_events": self.events,
-            "damaged": self.is_damaged,
-            "marked": self.marked.data() if self.marked else None,
-            "outside": self.outside.data() if self.outside else None,
-            "steps": [step.data() for step in self.steps],
-        }
 
-
-class Breakdown(Struct, frozen=True):
-    """Every rank's device time.
+class Breakdown(Result, frozen=True):
+    """``results.breakdown``: where the device's time went.
 
     Attributes:
-        ranks: One entry a rank and device, by rank.
-        total: Their whole windows added up.
+        total: The whole windows of all devices added up.
         row: Their rows added up.
-        notes: What a reader must know.
     """
 
-    ranks: Sequence[RankParts]
+    ranks: Annotated[Sequence[RankParts], Doc("Each device.")]
     total: Parts
     row: Parts
-    notes: tuple[str, ...]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
 
-    def data(self) -> Json:
-        """``results.breakdown``."""
-        return {
-            "ranks": [item.data() for item in self.ranks],
-            "all": self.total.data(),
-            "all_marked": self.row.data() if all(rank.steps for rank in self.ranks) else None,
-            "notes": list(self.notes),
-        }
+    @figure
+    def all(self) -> Parts:
+        """All devices added up."""
+        return self.total
+
+    @figure
+    def all_marked(self) -> Parts | None:
+        """Their marked steps added up; None where a device has none."""
+        return self.row if min(len(rank.steps) for rank in self.ranks) else None
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks over their marked steps, one of steps, and one of the windows."""
@@ -173,13 +155,7 @@ class Breakdown(Struct, frozen=True):
             (
                 label,
                 *rank.total.cells(),
-                *(
-                    None if rank.outside is None else ns / NS_PER_MS
-                    for ns in (
-                        (rank.outside.before, rank.outside.after, rank.outside.busy) if rank.outside else (0,) * 3
-                    )
-                ),
-                rank.outside.steps if rank.outside else None,
+                *(rank.outside.cells() if rank.outside else (None,) * 4),
             )
             for label, rank in zip(labels, self.ranks, strict=True)
         )
@@ -250,8 +226,8 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         total=split(of_device),
         steps=tuple(steps),
         outside=measure_outside(trace, rows),
-        events=len(of_device),
-        is_damaged=bool(trace.damage),
+        device_events=len(of_device),
+        damaged=bool(trace.damage),
         activities=trace.activities,
         world_size=trace.world_size,
         exporter=trace.exporter,
@@ -282,7 +258,7 @@ def _order(part: RankParts) -> tuple[bool, int, int, int, str]:
 
 def _labels(ranks: Sequence[RankParts]) -> list[str]:
     names = rank_labels([(rank.rank, rank.device) for rank in ranks])
-    return [f"{name} (damaged)" if rank.is_damaged else name for name, rank in zip(names, ranks, strict=True)]
+    return [f"{name} (damaged)" if rank.damaged else name for name, rank in zip(names, ranks, strict=True)]
 
 
 def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:

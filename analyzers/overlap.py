@@ -16,11 +16,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain, groupby
-from operator import attrgetter
-from typing import TypeAlias
+from operator import add, attrgetter
+from typing import Annotated, Self, TypeAlias
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.communication.process_groups import (
@@ -32,9 +31,10 @@ from perfscope.analyzers.communication.process_groups import (
 )
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.rank_labels import rank_labels
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, long_table, percent
+from perfscope.report import Section, percent
+from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -43,108 +43,110 @@ _MOST_ROWS = 64
 _Kind: TypeAlias = tuple[str, bool, str]
 
 
-class GroupOverlap(Struct, frozen=True, array_like=True):
-    """The communication of one process group for one axis on one device of one rank, in nanoseconds.
+class OverlapTimes(Figures, frozen=True, array_like=True):
+    """Communication, and how much of it hides behind compute; the fields are nanoseconds.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        device: Index of its GPU.
-        process: The id of the profiled process; absent where the trace does not state it.
-        group: The group's name; ``""`` where the trace does not state it.
-        is_point_to_point: Whether these are its sends and receives, which are kept apart from its collectives.
-        description: What the framework calls the group.
-        role: The axis of parallelism that it serves; ``""`` where it is unknown.
-        size: Ranks in it; absent where not stated.
-        communication: The time that it covers.
-        hidden: The part of it during which compute runs.
         exposed: The part that is not hidden, and not counted for a more urgent group.
-        marked: The same three times over the marked steps; absent where no step is marked.
     """
 
-    rank: int | None
-    device: int
-    process: int | None
-    group: str
-    is_point_to_point: bool
-    description: str
-    role: str
-    size: int | None
     communication: int
     hidden: int
     exposed: int
-    marked: tuple[int, int, int] | None
+    communication_us = InUnit("communication", NS_PER_US, "The time that it covers.")
+    hidden_us = InUnit("hidden", NS_PER_US, "The part during which compute runs on the same device.")
+    exposed_us = InUnit("exposed", NS_PER_US, "The part that is not hidden, and not counted for a more urgent group.")
+
+    @figure
+    def overlap_fraction(self) -> float | None:
+        """``hidden_us / communication_us``; None without communication."""
+        return self.hidden / self.communication if self.communication else None
+
+    def __add__(self, addend: OverlapTimes) -> OverlapTimes:
+        return OverlapTimes(
+            self.communication + addend.communication, self.hidden + addend.hidden, self.exposed + addend.exposed
+        )
+
+
+class AxisOverlap(Figures, frozen=True, array_like=True):
+    """One axis of parallelism over all ranks.
+
+    Attributes:
+        times: Its times in the whole window.
+    """
+
+    INLINE = ("times",)
+    axis: Annotated[str | None, Doc("``DP``, ``TP``, ``PP``, ``CP``, ``EP`` and so on; None where it is unknown.")]
+    times: OverlapTimes
+    marked: Annotated[OverlapTimes | None, Doc("Over the marked steps; None where there are none.")]
 
     @property
-    def row(self) -> tuple[int, int, int]:
+    def row(self) -> OverlapTimes:
         """The times that tables show: of the marked steps, or of the window where there are none."""
-        return self.marked or (self.communication, self.hidden, self.exposed)
+        return self.marked or self.times
+
+    def plus(self, addend: AxisOverlap) -> Self:
+        """This one with the times of another entry added."""
+        marked = self.marked + addend.marked if self.marked and addend.marked else None
+        return replace(self, times=self.times + addend.times, marked=marked)
+
+
+class GroupOverlap(AxisOverlap, frozen=True, array_like=True):
+    """One process group on one device."""
+
+    rank: Annotated[int | None, Doc("The rank.")]
+    device: Annotated[int, Doc("Index of its GPU.")]
+    process: Annotated[int | None, Doc("The profiled process.")]
+    group: Annotated[str | None, Doc("The group's name.")]
+    point_to_point: Annotated[bool, Doc("Whether these are its sends and receives.")]
+    description: Annotated[str | None, Doc("What the framework calls the group.")]
+    size: Annotated[int | None, Doc("Ranks in it.")]
 
     @property
     def key(self) -> tuple[bool, int, int, int, str, bool, str]:
         """Identifies it, and sorts."""
-        process = -1 if self.process is None else self.process
-        return self.rank is None, self.rank or 0, self.device, process, self.group, self.is_point_to_point, self.role
-
-    def plus(self, addend: GroupOverlap) -> GroupOverlap:
-        """This group with the times of another entry added."""
-        return replace(
-            self,
-            communication=self.communication + addend.communication,
-            hidden=self.hidden + addend.hidden,
-            exposed=self.exposed + addend.exposed,
-            marked=_sums(self.marked, addend.marked) if self.marked and addend.marked else None,
-        )
-
-    def times(self) -> dict[str, Json]:
-        """The times as microseconds."""
-        return {
-            **_in_microseconds(self.communication, self.hidden, self.exposed),
-            "marked": _in_microseconds(*self.marked) if self.marked else None,
-        }
-
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.overlap.groups``."""
-        return {
-            "rank": self.rank,
-            "device": self.device,
-            "process": self.process,
-            "axis": self.role or None,
-            "group": self.group or None,
-            "point_to_point": self.is_point_to_point,
-            "description": self.description or None,
-            "size": self.size,
-            **self.times(),
-        }
-
-    def cells(self) -> tuple[Cell, ...]:
-        """The times as cells of a table."""
-        communication, hidden, exposed = self.row
-        fraction = hidden / communication if communication else None
-        return communication / NS_PER_MS, exposed / NS_PER_MS, percent(fraction)
+        process, group, axis = -1 if self.process is None else self.process, self.group or "", self.axis or ""
+        return self.rank is None, self.rank or 0, self.device, process, group, self.point_to_point, axis
 
 
-class Overlap(Struct, frozen=True):
-    """Every process group's communication.
+def _title(group: GroupOverlap) -> str:
+    name = group.group or "not stated"
+    described = f"{name} ({group.description})" if group.description not in (None, "undefined") else name
+    return f"{described}, sends and receives" if group.point_to_point else described
 
-    Attributes:
-        groups: One entry a rank, device and group.
-        axes: The groups of each axis added up over ranks, in the order of urgency.
-    """
 
-    groups: Sequence[GroupOverlap]
-    axes: tuple[GroupOverlap, ...]
+_TIMES = (
+    Column("Comm. (ms)", lambda group: MS_OF_US(group.row.communication_us), None, 2),
+    Column("Exposed (ms)", lambda group: MS_OF_US(group.row.exposed_us), None, 2),
+    Column("Hidden (%)", lambda group: percent(group.row.overlap_fraction)),
+)
+_AXIS = Column("Axis", lambda group: group.axis or "not stated")
 
-    def data(self) -> Json:
-        """``results.overlap``."""
-        return {
-            "axes": [{"axis": axis.role or None, **axis.times()} for axis in self.axes],
-            "groups": [item.data() for item in self.groups],
-        }
+
+class Overlap(Result, frozen=True):
+    """``results.overlap``: how much communication hides behind compute."""
+
+    axes: Annotated[tuple[AxisOverlap, ...], Doc("By axis, the most urgent first.")]
+    groups: Annotated[Sequence[GroupOverlap], Doc("By process group.")]
+
+    TABLES = (
+        Table("Overlap by axis of parallelism", "axes", (_AXIS, *_TIMES)),
+        Table(
+            "Overlap by process group",
+            "groups",
+            (
+                Column("Rank", "rank"),
+                _AXIS,
+                Column("Group", _title),
+                Column("Ranks", "size"),
+                *_TIMES,
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """A table of axes and one of groups."""
-        times = (Column("Comm. (ms)", 2), Column("Exposed (ms)", 2), Column("Hidden (%)"))
-        axes = tuple((axis.role or "not stated", *axis.cells()) for axis in self.axes if axis.row[0])
+        by_axis, by_group = self.TABLES
         urgency = " > ".join(role for role in PRIORITY if role)
         notes = (
             f"Over marked steps, summed over ranks. Time in which several axes are exposed counts for the first of "
@@ -153,15 +155,14 @@ class Overlap(Struct, frozen=True):
             "the cost of communication nor what a step would gain without it.",
         )
         labels = rank_labels([(group.rank, group.device) for group in self.groups])
-        groups = tuple(
-            (label, group.role or "not stated", _title(group), group.size, *group.cells())
+        rows = tuple(
+            by_group.row(group, label)
             for label, group in zip(labels, self.groups, strict=True)
-            if group.row[0]
+            if group.row.communication
         )
-        columns = (Column("Rank"), Column("Axis"), Column("Group"), Column("Ranks"), *times)
         return (
-            Section("Overlap by axis of parallelism", (Column("Axis"), *times), axes, notes),
-            long_table("Overlap by process group", columns, groups, most=_MOST_ROWS),
+            by_axis.section((axis for axis in self.axes if axis.row.communication), notes),
+            by_group.section((), totals=rows, most=_MOST_ROWS),
         )
 
 
@@ -183,10 +184,11 @@ def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
     groups = tuple(_add_windows(chain.from_iterable(partials)))
     if not groups:
         raise MissingInput("no communication ran on a device")
-    axes: dict[str, GroupOverlap] = {}
+    axes: dict[str, AxisOverlap] = {}
     for group in groups:
-        axes[group.role] = axes[group.role].plus(group) if group.role in axes else group
-    return Overlap(groups, tuple(axes[role] for role in PRIORITY if role in axes))
+        axis = AxisOverlap(group.axis, group.times, group.marked)
+        axes[group.axis or ""] = axes[group.axis or ""].plus(axis) if (group.axis or "") in axes else axis
+    return Overlap(tuple(axes[role] for role in PRIORITY if role in axes), groups)
 
 
 def members_by_group(trace: Trace, device: int) -> list[tuple[GroupOverlap, Bool]]:
@@ -211,7 +213,7 @@ def members_by_group(trace: Trace, device: int) -> list[tuple[GroupOverlap, Bool
     for kind, number in numbers.items():
         members = communicates & (number_of == number)
         groups.append((_describe(trace, device, kind), members))
-    return sorted(groups, key=lambda group: PRIORITY.index(group[0].role))
+    return sorted(groups, key=lambda group: PRIORITY.index(group[0].axis or ""))
 
 
 def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
@@ -225,15 +227,14 @@ def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
     marked = [_measure_rows(trace, members, step_of == step) for step in steps]
     overlaps = []
     times = _measure_rows(trace, members, rows)
-    for position, ((group, _), (communication, hidden, exposed)) in enumerate(zip(groups, times, strict=True)):
-        if communication:
-            of_steps = _sums(*(of_step[position] for of_step in marked)) if steps else None
-            entry = replace(group, communication=communication, hidden=hidden, exposed=exposed)
-            overlaps.append(replace(entry, marked=of_steps))
+    for position, ((group, _), of_group) in enumerate(zip(groups, times, strict=True)):
+        if of_group.communication:
+            of_steps = reduce(add, (of_step[position] for of_step in marked)) if steps else None
+            overlaps.append(replace(group, times=of_group, marked=of_steps))
     return overlaps
 
 
-def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[tuple[int, int, int]]:
+def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[OverlapTimes]:
     """Communication, its hidden and its exposed time among some events, by group, the most urgent first."""
     events = trace.device
     compute = covered(events, rows & events.is_work(Work.COMPUTE, Work.FUSED))
@@ -241,24 +242,9 @@ def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[tup
     for of_group in members:
         communication = covered(events, rows & of_group)
         hidden, exposed = (communication & compute).measure, (communication - accounted).measure
-        times.append((communication.measure, hidden, exposed))
+        times.append(OverlapTimes(communication.measure, hidden, exposed))
         accounted = accounted | communication
     return times
-
-
-def _sums(*times: tuple[int, int, int]) -> tuple[int, int, int]:
-    communication, hidden, exposed = (sum(column) for column in zip(*times, strict=True))
-    return communication, hidden, exposed
-
-
-def _in_microseconds(communication: int, hidden: int, exposed: int) -> dict[str, Json]:
-    """Times of a group in JSON."""
-    return {
-        "communication_us": communication / NS_PER_US,
-        "hidden_us": hidden / NS_PER_US,
-        "exposed_us": exposed / NS_PER_US,
-        "overlap_fraction": hidden / communication if communication else None,
-    }
 
 
 def _describe(trace: Trace, device: int, kind: _Kind) -> GroupOverlap:
@@ -270,14 +256,12 @@ def _describe(trace: Trace, device: int, kind: _Kind) -> GroupOverlap:
         rank=trace.rank,
         device=device,
         process=None if trace.process == ABSENT else trace.process,
-        group=group,
-        is_point_to_point=is_pair,
-        description=description,
-        role=role,
+        group=group or None,
+        point_to_point=is_pair,
+        description=description or None,
+        axis=role or None,
         size=size,
-        communication=0,
-        hidden=0,
-        exposed=0,
+        times=OverlapTimes(0, 0, 0),
         marked=None,
     )
 
@@ -291,10 +275,4 @@ def _is_in_pipeline(trace: Trace) -> bool:
 def _add_windows(groups: Iterable[GroupOverlap]) -> Iterator[GroupOverlap]:
     """Add up the windows of each process."""
     key = attrgetter("key")
-    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(tuple(sorted(groups, key=key)), key))
-
-
-def _title(group: GroupOverlap) -> str:
-    name = group.group or "not stated"
-    described = f"{name} ({group.description})" if group.description not in ("", "undefined") else name
-    return f"{described}, sends and receives" if group.is_point_to_point else described
+    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(tuple(groups, key), key))

@@ -173,6 +173,9 @@ class Table(Struct, frozen=True):
 class Figures(Struct, frozen=True):
     """A part of a result: an object of JSON."""
 
+    #: Private fields whose keys are keys of this object.
+    INLINE: ClassVar[tuple[str, ...]] = ()
+
     def data(self) -> Json:
         """The JSON of it."""
         return to_json(self)
@@ -285,7 +288,10 @@ def to_json(value: Item) -> Json:
 
 def to_object(value: Item) -> dict[str, Any]:
     """The object of JSON, to look into."""
-    return {key: to_json(getattr(value, key)) for key in keys_of(value.__class__)}
+    data = {key: to_json(getattr(value, key)) for key in keys_of(value.__class__)}
+    for field in getattr(value, "INLINE", ()):
+        data |= to_object(getattr(value, field))
+    return data
 
 
 def is_object(kind: Item) -> bool:
@@ -309,6 +315,9 @@ def describe(kind: type) -> dict[str, tuple[Any, str]]:
             described[key] = hint, doc.text
         else:
             described[key] = hints[key], texts.get(key, "")
+    for field in getattr(kind, "INLINE", ()):
+        inline = describe(hints[field])
+        described |= {key: (hint, f"{text} In Python ``{field}.{key}``.") for key, (hint, text) in inline.items()}
     return described
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
+from typing import Annotated
 
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Cell, Column, Json, percent, percent_of
+from perfscope.report import Cell, Column, percent, percent_of
+from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.trace import DeviceEvents, Work
 
 
-class Parts(Struct, frozen=True, array_like=True):
-    """Where a window went, in nanoseconds.
+class Parts(Figures, frozen=True, array_like=True):
+    """Where a window went: ``compute + exposed_communication + exposed_copy + idle = window`` exactly.
 
-    ``compute + exposed_communication + exposed_copy + idle`` is the window.
+    The fields are nanoseconds.
     """
 
     window: int
@@ -23,6 +24,13 @@ class Parts(Struct, frozen=True, array_like=True):
     exposed_communication: int
     exposed_copy: int
     idle: int
+    window_us = InUnit("window", NS_PER_US, "From the first to the last device event.")
+    compute_us = InUnit("compute", NS_PER_US, "A compute kernel runs.")
+    communication_us = InUnit("communication", NS_PER_US, "Communication runs, also beside compute.")
+    copy_us = InUnit("copy", NS_PER_US, "A copy or a fill runs, also beside others.")
+    exposed_communication_us = InUnit("exposed_communication", NS_PER_US, "Communication runs and no compute does.")
+    exposed_copy_us = InUnit("exposed_copy", NS_PER_US, "A copy runs, and neither compute nor communication does.")
+    idle_us = InUnit("idle", NS_PER_US, "Nothing runs.")
 
     def __add__(self, addend: Parts) -> Parts:
         # Field by field: many ranks have many steps, and to walk over the names of the fields takes five times as long.
@@ -36,26 +44,13 @@ class Parts(Struct, frozen=True, array_like=True):
             self.idle + addend.idle,
         )
 
-    @property
+    @figure
     def overlap_fraction(self) -> float | None:
-        """The share of communication time during which compute runs; absent without communication."""
+        """Share of ``communication_us`` during which compute runs; None without communication."""
         return (self.communication - self.exposed_communication) / self.communication if self.communication else None
 
-    def data(self) -> dict[str, Json]:
-        """The parts as microseconds."""
-        return {
-            "window_us": self.window / NS_PER_US,
-            "compute_us": self.compute / NS_PER_US,
-            "communication_us": self.communication / NS_PER_US,
-            "copy_us": self.copy / NS_PER_US,
-            "exposed_communication_us": self.exposed_communication / NS_PER_US,
-            "exposed_copy_us": self.exposed_copy / NS_PER_US,
-            "idle_us": self.idle / NS_PER_US,
-            "overlap_fraction": self.overlap_fraction,
-        }
-
     def cells(self) -> tuple[Cell, ...]:
-        """The parts as a row of a table."""
+        """The parts as cells of a table, below ``COLUMNS``."""
         parts = (self.compute, self.exposed_communication, self.exposed_copy, self.idle)
         return (
             self.window / NS_PER_MS,
@@ -65,22 +60,19 @@ class Parts(Struct, frozen=True, array_like=True):
         )
 
 
-class StepParts(Struct, frozen=True, array_like=True):
-    """Where one step's window went.
+class StepParts(Figures, frozen=True, array_like=True):
+    """Where one step went.
 
     Attributes:
-        name: The step.
         parts: Its time on the device.
         host: How long the host was in it, in nanoseconds.
     """
 
-    name: str
+    INLINE = ("parts",)
+    name: Annotated[str, Doc("The step.")]
     parts: Parts
     host: int
-
-    def data(self) -> dict[str, Json]:
-        """One entry of a rank's ``steps``."""
-        return {"name": self.name, "host_us": self.host / NS_PER_US, **self.parts.data()}
+    host_us = InUnit("host", NS_PER_US, "How long the host was in it.")
 
 
 #: The columns of ``Parts.cells``.

@@ -7,38 +7,34 @@ it opens. Their number differs from rank to rank, so that two ranks are comparab
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import covered, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Cell, Json
+from perfscope.report import Cell
+from perfscope.result import Doc, Figures, InUnit
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work
 
 
-class Outside(Struct, frozen=True, array_like=True):
-    """What a device did in a window besides its marked steps, in nanoseconds.
+class Outside(Figures, frozen=True, array_like=True):
+    """What a device did in a window besides its marked steps; the fields are nanoseconds.
 
     The window is ``before + after + between`` and the union of the windows of its steps.
-
-    Attributes:
-        before: From the first device event of the window to the first one of a marked step.
-        after: From the last event of a marked step to the last one of the window.
-        between: Between the windows of steps.
-        busy: The time that events cover which were launched in no marked step.
-        events: How many they are.
-        steps: How many steps' kernels they are, by the kernels that every marked step runs equally often; absent where
-            there are no such kernels.
     """
 
     before: int
     after: int
     between: int
     busy: int
-    events: int
-    steps: float | None
+    device_events: Annotated[int, Doc("How many events were launched in no marked step.")]
+    steps: Annotated[float | None, Doc("How many steps' kernels they are; None where no kernel tells it.")]
+    before_us = InUnit("before", NS_PER_US, "From the first device event to the first one of a marked step.")
+    after_us = InUnit("after", NS_PER_US, "From the last event of a marked step to the last one of the window.")
+    between_us = InUnit("between", NS_PER_US, "Between the windows of steps.")
+    busy_us = InUnit("busy", NS_PER_US, "Time that events cover which were launched in no marked step.")
 
     def plus(self, addend: Outside) -> Outside:
         """That of two windows."""
@@ -48,20 +44,9 @@ class Outside(Struct, frozen=True, array_like=True):
             after=self.after + addend.after,
             between=self.between + addend.between,
             busy=self.busy + addend.busy,
-            events=self.events + addend.events,
+            device_events=self.device_events + addend.device_events,
             steps=sum(counts) if counts else None,
         )
-
-    def data(self) -> dict[str, Json]:
-        """``outside`` of a rank in JSON."""
-        return {
-            "before_us": self.before / NS_PER_US,
-            "after_us": self.after / NS_PER_US,
-            "between_us": self.between / NS_PER_US,
-            "busy_us": self.busy / NS_PER_US,
-            "device_events": self.events,
-            "steps": self.steps,
-        }
 
     def cells(self) -> tuple[Cell, ...]:
         """The times before, after and of events outside marked steps, in milliseconds, and the number of steps."""
@@ -71,7 +56,7 @@ class Outside(Struct, frozen=True, array_like=True):
         """What it is, in words."""
         steps = "" if self.steps is None else f" of about {self.steps:.1f} steps"
         return (
-            f"{self.events} device events{steps} outside marked steps, busy for {self.busy / NS_PER_MS:.2f} ms "
+            f"{self.device_events} device events{steps} outside marked steps, busy for {self.busy / NS_PER_MS:.2f} ms "
             f"({self.before / NS_PER_MS:.2f} ms of the window are before the first marked step, "
             f"{self.after / NS_PER_MS:.2f} ms after the last one)"
         )
@@ -98,7 +83,7 @@ def measure_outside(trace: Trace, rows: Bool) -> Outside | None:
         after=int(end[rows].max() - last.max()),
         between=int(last.max() - first.min()) - union(first, last).measure,
         busy=covered(events, is_outside).measure,
-        events=int(is_outside.sum()),
+        device_events=int(is_outside.sum()),
         steps=_count_steps(trace, is_outside, is_marked, inverse, len(steps)),
     )
 

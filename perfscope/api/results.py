@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
 
+from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.calls import Calls
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
 from perfscope.analyzers.optimizer import OptimizerTime
+from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.saves.result import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.throttling import Throttling
-from perfscope.api.schema.device import BreakdownData
 from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
 from perfscope.api.schema.findings import FindingData, WallClockData
 from perfscope.api.schema.gpus import MfuData
@@ -23,7 +24,7 @@ from perfscope.api.schema.host import BudgetData, HostData, OperationsData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
-from perfscope.api.schema.ranks import ClockData, CollectivesData, OverlapData, StragglersData
+from perfscope.api.schema.ranks import ClockData, CollectivesData, StragglersData
 from perfscope.api.schema.steps import CostData
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
@@ -175,9 +176,9 @@ class Results:
     energy: Energy | Absent
     throttling: Throttling | Absent
     mfu: Result[MfuData] | Absent
-    breakdown: Result[BreakdownData] | Absent
+    breakdown: Breakdown | Absent
     host: Result[HostData] | Absent
-    overlap: Result[OverlapData] | Absent
+    overlap: Overlap | Absent
     idle: Idle | Absent
     calls: Calls | Absent
     optimizer: OptimizerTime | Absent

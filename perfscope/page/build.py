@@ -154,18 +154,12 @@ def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
 
 def _shares_of_window(breakdown: Breakdown) -> Iterator[Tile]:
     """Shares of the profiled time; the figures are the times of which they are shares."""
-    key = "all_marked" if breakdown.row is not breakdown.total else "all"
-    data = breakdown.data()
-    assert isinstance(data, dict)
-    times = data[key]
-    assert isinstance(times, dict)
-    window_us = times["window_us"]
+    key, parts = ("all_marked", breakdown.row) if breakdown.row is not breakdown.total else ("all", breakdown.total)
     for label, name in (
         ("compute", "compute_us"),
         ("exposed communication", "exposed_communication_us"),
         ("idle", "idle_us"),
     ):
-        time_us = times[name]
-        assert isinstance(time_us, float)
-        assert isinstance(window_us, float)
-        yield Tile(label, f"{percent(time_us / window_us):.1f} %", time_us, f"/results/breakdown/{key}/{name}")
+        time_us: float = getattr(parts, name)
+        pointer = f"/results/breakdown/{key}/{name}"
+        yield Tile(label, f"{percent(time_us / parts.window_us):.1f} %", time_us, pointer)

@@ -131,7 +131,7 @@ def test_windows_of_one_rank_are_added_and_copies_of_one_are_not(tmp_path: Path)
 
     first, later, double = measured("a.json", 0), measured("b.json", 500), measured("c.json", 20)
     (entry,) = breakdown.analyze([later, first]).ranks
-    assert (entry.total.window, entry.events) == (200, 2)
+    assert (entry.total.window, entry.device_events) == (200, 2)
     assert len(breakdown.analyze([first, double]).ranks) == 2
 
 
@@ -144,7 +144,7 @@ def test_a_rank_with_two_windows_keeps_what_a_reader_must_know_of_them(tmp_path:
 
     one, two = measured("a.json", 0), measured("b.json", 500)
     (entry,) = breakdown.analyze([one, two]).ranks
-    assert (entry.world_size, entry.exporter, entry.events) == (4, "XPlane", 2)
+    assert (entry.world_size, entry.exporter, entry.device_events) == (4, "XPlane", 2)
     assert breakdown.analyze([one, two]).notes == breakdown.analyze([one]).notes
 
 
@@ -157,7 +157,10 @@ def test_two_runs_of_one_rank_stay_apart_and_are_told(tmp_path: Path) -> None:
     windows = [measured("a.json", 0, 41), measured("c.json", 900, 41)]
     other_run = [measured("b.json", 500, 57), measured("d.json", 1500, 57)]
     found = breakdown.analyze([*windows, *other_run])
-    assert [(rank.process, rank.total.window, rank.events) for rank in found.ranks] == [(41, 200, 2), (57, 200, 2)]
+    assert [(rank.process, rank.total.window, rank.device_events) for rank in found.ranks] == [
+        (41, 200, 2),
+        (57, 200, 2),
+    ]
     assert any(note.startswith("Rank 0: traces of several processes") for note in found.notes)
     assert not any("several processes" in note for note in breakdown.analyze(windows).notes)
 

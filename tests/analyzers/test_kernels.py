@@ -103,7 +103,7 @@ def test_a_kernel_that_does_both_counts_as_both(tmp_path: Path, name: str) -> No
     trace = read_trace(write(tmp_path / "rank0.json", [kernel(name, 0, 100)]))
     assert trace.device.work.tolist() == [Work.FUSED]
     (group,) = overlap.measure(trace) or ()
-    assert (group.communication, group.hidden, group.exposed) == (100, 100, 0)
+    assert (group.times.communication, group.times.hidden, group.times.exposed) == (100, 100, 0)
 
 
 @pytest.mark.parametrize(

@@ -5,68 +5,6 @@ from typing import TypedDict
 from perfscope.api.schema.windowed import Windowed
 
 
-class OverlapTimesData(TypedDict):
-    """Communication, and how much of it hides behind compute.
-
-    Attributes:
-        communication_us: The time that it covers.
-        hidden_us: The part during which compute runs on the same device.
-        exposed_us: The part that is not hidden, and not counted for a more urgent group.
-        overlap_fraction: ``hidden_us / communication_us``; None without communication.
-    """
-
-    communication_us: float
-    hidden_us: float
-    exposed_us: float
-    overlap_fraction: float | None
-
-
-class AxisOverlapData(OverlapTimesData):
-    """One axis of parallelism over all ranks.
-
-    Attributes:
-        axis: ``DP``, ``TP``, ``PP``, ``CP``, ``EP`` and so on; None where it is unknown.
-        marked: Over the marked steps; None where there are none.
-    """
-
-    axis: str | None
-    marked: OverlapTimesData | None
-
-
-class GroupOverlapData(AxisOverlapData):
-    """One process group on one device.
-
-    Attributes:
-        rank: The rank.
-        device: Index of its GPU.
-        process: The profiled process.
-        group: The group's name.
-        point_to_point: Whether these are its sends and receives.
-        description: What the framework calls the group.
-        size: Ranks in it.
-    """
-
-    rank: int | None
-    device: int
-    process: int | None
-    group: str | None
-    point_to_point: bool
-    description: str | None
-    size: int | None
-
-
-class OverlapData(Windowed):
-    """``results.overlap``: how much communication hides behind compute.
-
-    Attributes:
-        axes: By axis, the most urgent first.
-        groups: By process group.
-    """
-
-    axes: list[AxisOverlapData]
-    groups: list[GroupOverlapData]
-
-
 class CollectiveData(TypedDict):
     """One kind of collective over all groups of one axis and size.
 

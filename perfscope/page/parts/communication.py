@@ -31,8 +31,10 @@ def show_overlap(analysis: Analysis) -> Part:
     names, hidden, exposed = [], [], []
     rows: list[tuple[Cell, ...]] = []
     for index, axis in enumerate(overlap.axes):
-        total, behind, alone = (time / NS_PER_MS for time in axis.row)
-        name = axis.role or "not stated"
+        total, behind, alone = (
+            time_ns / NS_PER_MS for time_ns in (axis.row.communication, axis.row.hidden, axis.row.exposed)
+        )
+        name = axis.axis or "not stated"
         names.append(name)
         hidden.append(Span(index, 0, behind, f"{name}: {behind:,.2f} ms hidden"))
         exposed.append(Span(index, behind, behind + alone, f"{name}: {alone:,.2f} ms exposed"))

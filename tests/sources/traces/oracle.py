@@ -75,7 +75,7 @@ def outside_steps(things: list[Thing], steps: list[tuple[int, int]]) -> dict[str
         "after": max(thing.end for thing in things) - max(of_steps) - 1,
         "between": max(of_steps) - min(of_steps) + 1 - len(of_steps),
         "busy": len(moments(others, *works)),
-        "events": len(others),
+        "device_events": len(others),
     }
 
 
