@@ -275,4 +275,4 @@ def _is_in_pipeline(trace: Trace) -> bool:
 def _add_windows(groups: Iterable[GroupOverlap]) -> Iterator[GroupOverlap]:
     """Add up the windows of each process."""
     key = attrgetter("key")
-    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(tuple(groups, key), key))
+    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(sorted(groups, key=key), key))

@@ -76,7 +76,9 @@ def main() -> None:
     size, load = int(parser.parse_args().megabytes * MB), os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "run.log"
-        rows = [(name, speed_mb_s(path, text), None) for name, text in texts(size)]
+        rows: list[tuple[str, float, float | None]] = [
+            (name, speed_mb_s(path, text), None) for name, text in texts(size)
+        ]
         rows += [(name, speed_mb_s(path, text), speed_mb_s(path, of_ranks(text))) for name, text in records(size)]
     rows.sort(key=lambda row: row[1])
     print(f"One process; the load of {os.cpu_count()} cores was {load:.1f} when it began.\n")

@@ -96,7 +96,7 @@ def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -
     accounted = covered(events, computing)
     for group, members in members_by_group(trace, device):
         communication = covered(events, members)
-        axis = Term(COMMUNICATION, group.role or "axis not stated")
+        axis = Term(COMMUNICATION, group.axis or "axis not stated")
         yield axis, (communication - accounted).measure_within(starts, ends)
         accounted = accounted | communication
     copying = rows[events.work[rows] == Work.COPY]

@@ -174,8 +174,6 @@ def test_a_column_of_parquet_is_of_what_all_its_cells_are(cells: list[Any], read
     assert pyarrow.parquet.read_table(pyarrow.BufferReader(content))["cell"].to_pylist() == read
 
 
-
-
 def test_few_ranks_get_files_and_the_answer_of_ever(tmp_path: Path) -> None:
     words = ["analyze", "--format", "json", str(TRACES)]
     plain = perfscope(*words, cwd=tmp_path)

@@ -22,7 +22,9 @@ NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul
 def only(tmp_path: Path, *events: Event) -> dict[str, Any]:
     path = write(tmp_path / "rank0.json", list(events), **distributed(0))
     (rank,) = breakdown.analyze([breakdown.measure(read_trace(path))]).ranks
-    return rank.data()
+    found: Any = rank.data()
+    assert isinstance(found, dict)
+    return found
 
 
 def data(analysis: Analysis, name: str) -> Any:

@@ -188,14 +188,14 @@ def test_the_causes_of_real_traces_add_up_to_their_idle_time(trace: str) -> None
     (parts,) = breakdown.measure(read)
     assert sum(rank.by_cause) == parts.total.idle
     assert parts.marked is not None
-    assert sum(rank.marked or ()) == parts.marked.idle
+    assert sum(rank.marked_by_cause or ()) == parts.marked.idle
     assert named(rank.by_cause)["operator"] > 0
 
 
 def test_the_causes_of_a_real_trace_without_its_operators_differ_in_the_host_s_alone() -> None:
     _, with_operators = measured("single/rank0.pt.trace.json.gz")
     (without,) = idle.measure(read_trace(TRACES / "single" / "rank0.pt.trace.json.gz", BASIC_EVENTS))
-    fine, coarse = named(with_operators.causes), named(without.causes)
+    fine, coarse = named(with_operators.marked_by_cause), named(without.marked_by_cause)
     late = "operator", "between_operators", "not_shown"
     assert coarse["host_launch"] == sum(fine.pop(cause, 0) for cause in late)
     assert {cause: ns for cause, ns in coarse.items() if cause != "host_launch"} == fine

@@ -102,4 +102,4 @@ def test_how_many_steps_ran_outside_is_absent_where_no_two_steps_are_alike(tmp_p
     events = [*leftover(2000, 1), *in_steps(2000, [5]), *in_steps(3000, [6], kernels=3)]
     outside = analyzed(tmp_path, events).ranks[0].outside
     assert outside is not None
-    assert (outside.events, outside.steps) == (4, None)
+    assert (outside.device_events, outside.steps) == (4, None)

@@ -28,9 +28,7 @@ for _ in range(40):
 """
 
 
-def test_terms_and_what_is_unexplained_add_up_to_the_change(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_terms_and_what_is_unexplained_add_up_to_the_change(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """B also adds up 60 exponentials a step."""
     (tmp_path / "train.py").write_text(TRAIN)
     for name, added in (("a", 0), ("b", 60)):

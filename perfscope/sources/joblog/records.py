@@ -271,13 +271,14 @@ class Series:
     def _masked(self, name: str, kind: type[np.generic]) -> np.ma.MaskedArray[tuple[int], np.dtype[Any]]:
         """A figure of the records that are no copies, masked where it is absent; long logs lack most."""
         rows, place, offset = self._found.rows, _PLACES[name], 0
-        column = np.ma.MaskedArray(np.zeros(self._rows, kind), mask=np.ones(self._rows, np.bool_))
+        values, is_absent = np.zeros(self._rows, kind), np.ones(self._rows, np.bool_)
         for block in self._blocks:
             if place < block.shape[1]:
                 is_known = np.isfinite(block[:, place])
-                column.data[offset : offset + len(block)] = np.where(is_known, block[:, place], 0)
-                column.mask[offset : offset + len(block)] = ~is_known
+                values[offset : offset + len(block)] = np.where(is_known, block[:, place], 0)
+                is_absent[offset : offset + len(block)] = ~is_known
             offset += len(block)
+        column = np.ma.MaskedArray(values, mask=is_absent)
         return column if len(rows) == len(column) else column[rows]
 
     def _times(self) -> Float64:

@@ -104,7 +104,8 @@ class PlainLines:
     def _integers(self, places: Int64, width: int) -> Int64:
         """Right-aligned numbers of a fixed width."""
         digits = self._buffer[places[:, np.newaxis] + np.arange(width)] & 0x0F  # a blank is 0, too
-        return digits @ (10 ** np.arange(width - 1, -1, -1, dtype=np.int64))
+        numbers: Int64 = digits @ (10 ** np.arange(width - 1, -1, -1, dtype=np.int64))
+        return numbers
 
     def _times(self, places: Int64) -> tuple[Int64, Bool]:
         """Times in ns of ``5837.9 |``, and which are so."""
