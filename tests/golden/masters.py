@@ -24,22 +24,6 @@ ROOT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).parent / "digests.json"
 FIXTURES = ROOT / "fixtures"
 _RUNS = ("runs", "real_runs", "light", "light_ddp", "light_moe", "findings", "memory", "saves", "modules", "whatif")
-#: Each kind of fault once, and clean twins.
-_STRAGGLERS = (
-    "ddp.clean",
-    "ddp.data",
-    "ddp.garbage",
-    "ddp.sleep",
-    "ddp.network",
-    "ddp.contention",
-    "fsdp2.clean",
-    "fsdp2.faults",
-    "fsdp2.save",
-    "pipeline.clean",
-    "pipeline.sleep.rare",
-    "deepspeed.clean",
-    "deepspeed.work",
-)
 _COMMANDS = (
     ("goodput", "goodput/megatron-1.log", "goodput/megatron-2.log"),
     ("goodput", "goodput/killed"),
@@ -115,8 +99,9 @@ def cases() -> Iterator[Case]:
 
 def _others() -> Iterator[Case]:
     """Commands over several inputs, and those that need no trace."""
-    for run in _STRAGGLERS:
-        yield Case(f"stragglers/{run}.json", ("stragglers", f"stragglers/{run}", "-f", "json"))
+    for path in sorted((FIXTURES / "stragglers").rglob("ranks")):
+        name = path.parent.relative_to(FIXTURES).as_posix()
+        yield Case(f"{name}.json", ("stragglers", name, "-f", "json"))
     for words in _COMMANDS:
         yield Case(f"{words[0]}/{'_'.join(words[1:]).replace('/', '_')}.json", (*words, "-f", "json"))
 
