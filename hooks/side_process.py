@@ -1,5 +1,7 @@
 """Starts a process beside training, one a node: the first rank that claims the node does.
 
+It is no child of the training's, whose script may wait for all of its children: a process in between forks it and ends.
+
 The claim is a socket in the kernel's abstract namespace, which the process inherits. It needs no file that a killed
 process could leave behind or that a shared file system could show to another node. It is free again when the process
 ends, so that a rank that starts again starts another one.
@@ -18,7 +20,15 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_children: list[subprocess.Popen[bytes]] = []
+#: What the process in between runs; ``posix`` is built in, so that no file of Python's is read for it.
+_FORK = (
+    "import posix\n"
+    "if posix.fork(): posix._exit(0)\n"
+    "import runpy, sys\n"
+    "sys.argv[:] = sys.argv[1:]\n"
+    "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+)
+_LONGEST_START_S = 10
 
 
 def start_once_a_node(purpose: str, run_dir: str, output_folder: str, script: str, arguments: Sequence[str]) -> None:
@@ -44,16 +54,16 @@ def _start(output_folder: str, words: Sequence[str], claim_descriptor: int) -> N
     descriptor = _create_file(output_folder)
     try:
         # A process, not a thread, so that it never waits for the interpreter lock; no pipe of the launcher is held.
-        _children.append(
-            subprocess.Popen(
-                [sys.executable, "-I", "-S", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=descriptor,
-                stderr=subprocess.DEVNULL,
-                start_new_session=True,
-                pass_fds=(claim_descriptor,),
-            )
+        between = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _FORK, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=descriptor,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(claim_descriptor,),
         )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            between.wait(_LONGEST_START_S)
     finally:
         os.close(descriptor)
 

@@ -9,6 +9,7 @@ REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
     r"token|secret|passw|passphrase|(^|[_.-])pass$|credential|auth|bearer|cookie|jwt|signature|private|key(_?id)?$"
+    r"|(^|[_.-])(pw|pat|sas|sig|login|conn(ection)?([_-]?str(ing)?)?)$"
     r"|(^|[_.-])key([_.-]|$)|(api|access|secret|private|ssh|license|encryption)[_-]?key",
     re.I,
 )
@@ -22,6 +23,10 @@ _SECRET_VALUE = re.compile(
     r"|eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*)"
 )
 _URL_USER = re.compile(r"((?<!\w)\w+://)[^/\s@]+@")
+#: A signed URL carries its key in its query.
+_URL_QUERY = re.compile(r"((?<!\w)\w+://[^\s?\"']*\?)[^\s\"']+")
+#: One of several settings in a value, as in ``AccountName=a;AccountKey=b``.
+_SETTING = re.compile(r"(?<=[;&=])([\w.-]+)=([^\s;&\"']+)")
 _AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[^\s\"']+", re.I)
 #: ``"name": "value"``, as in an argument that holds JSON or YAML; a long word is searched once, from its beginning.
 _NAMED_VALUE = re.compile(r"""(["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,}\]]+)""")
@@ -96,7 +101,11 @@ def redact_text(text: str) -> str:
 def redact_value(value: str) -> str:
     """Replace users in URLs, what looks like an access token, and values whose name says that they are secret."""
     value = _URL_USER.sub(rf"\1{REDACTED}@", value)
+    value = _URL_QUERY.sub(rf"\1{REDACTED}", value)
     value = _AUTHORIZATION.sub(REDACTED, value)
+    value = _SETTING.sub(
+        lambda setting: f"{setting[1]}={REDACTED}" if _is_secret_name(setting[1]) else setting[0], value
+    )
     value = _NAMED_VALUE.sub(_without_secret, value)
     return _SECRET_VALUE.sub(REDACTED, value)
 

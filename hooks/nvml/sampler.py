@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import runpy
+import select
 import socket
 import sys
 import time
@@ -302,8 +303,20 @@ class Nvml:
         }
 
 
-def main(pynvml_folder: str, hz: float, parent_pid: int, *, with_gpm: bool) -> None:
-    """Sample until the parent process has ended."""
+def watch_process(pid: int) -> Callable[[], bool]:
+    """A function that says whether a process goes on; it is not this one's parent, or not any more."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or it has ended
+        return lambda: os.path.exists(f"/proc/{pid}")
+    ended = select.poll()
+    ended.register(descriptor, select.POLLIN)
+    return lambda: not ended.poll(0)
+
+
+def main(pynvml_folder: str, hz: float, starter: int, *, with_gpm: bool) -> None:
+    """Sample until the process that started this one has ended."""
+    goes_on = watch_process(starter)
     sys.path.append(pynvml_folder)
     try:
         import pynvml  # it is on the path only now
@@ -318,7 +331,7 @@ def main(pynvml_folder: str, hz: float, parent_pid: int, *, with_gpm: bool) -> N
     _write(_OUTPUT.head | _now())
     if devices:
         metrics = nvml.make_metrics(int(_NS_PER_S / hz), with_gpm=with_gpm)
-        _sample_until_orphaned(nvml, devices, metrics, parent_pid)
+        _sample_while(goes_on, nvml, devices, metrics)
     else:
         _write({"note": "NVML is not sampled: it finds no GPU"})
 
@@ -327,11 +340,11 @@ def _now() -> Values:
     return {"wall_ns": time.time_ns(), "t_ns": time.monotonic_ns()}
 
 
-def _sample_until_orphaned(nvml: Nvml, devices: list[Device], metrics: list[Metric], parent_pid: int) -> None:
+def _sample_while(goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device], metrics: list[Metric]) -> None:
     rounds, late_rounds, fastest = 0, 0, metrics[0]
     cost_due_ns = time.monotonic_ns() + _COST_PERIOD_NS
     full_rate_until_ns = time.monotonic_ns() + _FULL_RATE_NS
-    while os.getppid() == parent_pid:
+    while goes_on():
         began_ns = time.monotonic_ns()
         late_rounds += fastest.due_ns > 0 and began_ns > fastest.due_ns + fastest.period_ns
         values: list[Values] = [{} for _ in devices]

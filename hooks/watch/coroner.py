@@ -21,7 +21,10 @@ import struct
 import sys
 import time
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _LOOK_MS = 250
 #: Ranks that appear later, as after an elastic restart, are found within this time.
@@ -213,12 +216,23 @@ def _write(record: dict[str, object]) -> None:
 _KILLS_AT_START = count_memory_kills()
 
 
+def watch_process(pid: int) -> Callable[[], bool]:
+    """A function that says whether a process goes on; it is not this one's parent, or not any more."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except (AttributeError, OSError):  # an old kernel, or it has ended
+        return lambda: os.path.exists(f"/proc/{pid}")
+    ended = select.poll()
+    ended.register(descriptor, select.POLLIN)
+    return lambda: not ended.poll(0)
+
+
 def main(ranks_folder: str, pynvml_folder: str, starter: int) -> None:
     """Watch the ranks of this node until all have ended, the one that started this process included."""
-    ranks, errors = Ranks(ranks_folder), KernelErrors(pynvml_folder)
+    ranks, errors, goes_on = Ranks(ranks_folder), KernelErrors(pynvml_folder), watch_process(starter)
     ranks.scan()
     scan_due_s = time.monotonic() + _SCAN_S
-    while ranks.processes or os.getppid() == starter:
+    while ranks.processes or goes_on():
         if time.monotonic() >= scan_due_s:
             ranks.scan()
             scan_due_s = time.monotonic() + _SCAN_S

@@ -62,6 +62,21 @@ def test_what_is_no_secret_is_kept(harmless: list[str]) -> None:
     assert redact_arguments(harmless) == harmless
 
 
+@pytest.mark.parametrize(
+    "argument",
+    [
+        "--s3=s3://b/x?X-Amz-Signature=SECRET&X-Amz-Credential=SECRET", "s3://b/x?X-Amz-Signature=SECRET",
+        "--conn=AccountName=a;AccountKey=SECRET;x=1", "--storage=a=b;AccountKey=SECRET;x=1", "--sas=sig=SECRET",
+        "--url=sv=1&sig=SECRET", "--login=user:SECRET", "--pw=SECRET", "--pat=SECRET", "--connection-string=SECRET",
+    ],
+)  # fmt: skip
+def test_a_secret_inside_an_argument_is_not_kept(argument: str) -> None:
+    (kept,) = redact_arguments([argument])
+    assert "SECRET" not in kept
+    assert kept.startswith(argument[:4])
+    assert "SECRET" not in redact_text(f"train.py {argument} --lr 1")
+
+
 def test_a_text_and_a_configuration_are_searched() -> None:
     assert redact_text("open https://me:pw@host failed") == f"open https://{REDACTED}@host failed"
     facts = {"hidden": 8, "auth": "x", "layers": [{"secret": "y", "size": 2}], "eos_token_id": 5, "token": 7}

@@ -42,7 +42,7 @@ def end(rank: subprocess.Popen[bytes]) -> None:
 
 def start_watcher(ranks: Path, *watched: subprocess.Popen[bytes]) -> subprocess.Popen[bytes]:
     """The watcher, once it holds a descriptor of each of these processes."""
-    watcher = subprocess.Popen([sys.executable, "-I", "-S", CORONER, ranks, "-", "1"], stdout=subprocess.PIPE)
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", CORONER, ranks, "-", "999999999"], stdout=subprocess.PIPE)
     until_s = time.monotonic() + LONGEST_S
     while time.monotonic() < until_s and not {rank.pid for rank in watched} <= descriptors(watcher.pid):
         time.sleep(0.02)
