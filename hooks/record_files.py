@@ -34,7 +34,7 @@ class RecordFile:
         self._full = full
         self._lines = 0
         self._number = 0
-        self._use(_open_to_append(path))
+        self._use(open_to_append(path))
 
     def append(self, lines: bytes) -> None:
         """Write whole lines at once.
@@ -43,7 +43,7 @@ class RecordFile:
             OSError: The disk is full or gone.
         """
         if not is_same_file(self._descriptor, self._identity):
-            self._use(_open_to_append(self._path))
+            self._use(open_to_append(self._path))
         if self._full is not None:
             # As late as that, so that the new file has lines at once: a look at a running job reads its end.
             if self._lines >= LINES and not OPEN_WINDOW.is_open:
@@ -72,7 +72,7 @@ class RecordFile:
         stem, suffix = os.path.splitext(self._path)
         self._number += 1
         aside, full = f"{stem}.{self._number:06d}{suffix}", self._descriptor
-        fresh = _open_to_append(f"{self._path}.new")
+        fresh = open_to_append(f"{self._path}.new")
         try:
             os.rename(self._path, aside)
             os.rename(f"{self._path}.new", self._path)
@@ -103,7 +103,12 @@ def is_same_file(descriptor: int, identity: tuple[int, int]) -> bool:
         return False
 
 
-def _open_to_append(path: str) -> int:
+def open_to_append(path: str) -> int:
+    """Open or create a file.
+
+    Raises:
+        OSError: That is impossible.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     if descriptor > _LAST_STANDARD_STREAM:
         return descriptor

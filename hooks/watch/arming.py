@@ -14,11 +14,11 @@ import resource
 import sys
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.record_files import identify, is_same_file, open_to_append
 from perfscope.wire.incidents import RECORDER_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from typing import TextIO
 
 #: Collectives that are remembered; an entry takes about 1 kB of memory.
 _ENTRIES = "2000"
@@ -82,7 +82,10 @@ class FaultHandler:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._file: TextIO | None = None
+        self._file: int | None = None
+        self._identity = (0, 0)
+        self._is_enabled = False
+        self._enable: Callable[..., None] = faulthandler.enable
         self._may_set_timer = False
         self._originals: tuple[Callable[..., None], Callable[..., None]] | None = None
         self.is_set = False
@@ -99,9 +102,16 @@ class FaultHandler:
         """
         if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_FILES:
             return  # the script may need every one of them
-        self._file = open(self._path, "w", encoding="utf-8")  # noqa: SIM115 - open as long as the process lives
+        file = self._open()
         if not faulthandler.is_enabled():
-            faulthandler.enable(file=self._file, all_threads=True)
+            self._is_enabled, self._enable = True, faulthandler.enable
+            self._enable(file=file, all_threads=True)
+
+            def enable_for_script(*args: Any, **kwargs: Any) -> None:
+                self._is_enabled = False
+                self._enable(*args, **kwargs)
+
+            faulthandler.enable = enable_for_script
         if not was_loaded:
             self._may_set_timer = True
             self._originals = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
@@ -110,9 +120,30 @@ class FaultHandler:
             # A forked child has the timer without its thread, and would wait for that thread when it ends, for ever.
             os.register_at_fork(before=self._begin_fork, after_in_parent=self._end_fork, after_in_child=self._end_fork)
 
+    def _open(self) -> int:
+        self._file = file = open_to_append(self._path)  # a number, which nothing closes at the end of the process
+        self._identity = identify(file)
+        return file
+
+    def check_file(self) -> None:
+        """Open the file again where the script closed the descriptor, which may be the script's own file now.
+
+        Raises:
+            OSError: The file cannot be opened; nothing is written then.
+        """
+        if self._file is None or is_same_file(self._file, self._identity):
+            return
+        self.cancel_timer()
+        if self._is_enabled:
+            faulthandler.disable()
+        self._file = None
+        file = self._open()
+        if self._is_enabled:
+            self._enable(file=file, all_threads=True)
+
     def set_timer(self, seconds: float) -> None:
         """Write stacks after so many seconds, unless the timer is set again or cancelled before."""
-        if self._may_set_timer and not self._is_forking and self._originals is not None:
+        if self._may_set_timer and not self._is_forking and self._originals is not None and self._file is not None:
             self.is_set = True
             self._originals[0](seconds, file=self._file)
 

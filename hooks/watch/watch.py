@@ -124,6 +124,8 @@ class Watch:
             stall = self._progress.find_stall(steps, now_ns)
             if stall is not None:
                 self._on_stall(stall)
+            if self._faults is not None:
+                call_safely(self._faults.check_file)
             self._set_timer()
         for name in self._control.find_new():
             self._on_request(name)

@@ -126,6 +126,25 @@ def test_stacks_are_written_while_the_interpreter_lock_is_held(tmp_path: Path) -
     assert "line 7 in <module>" in (tmp_path / "fatal.txt").read_text()
 
 
+CLOSED = """
+import os, sys
+from perfscope.hooks.watch.arming import FaultHandler
+handler = FaultHandler(sys.argv[1])
+handler.enable(was_loaded=False)
+own = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
+os.dup2(own, handler._file)
+handler.check_file()
+os.abort()
+"""
+
+
+def test_stacks_are_not_written_to_a_file_that_has_the_number_of_ours(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLOSED, str(tmp_path / "fatal.txt"), str(tmp_path / "own.txt")]
+    assert subprocess.run(command, env=environment(), capture_output=True, check=False).returncode == -6
+    assert (tmp_path / "own.txt").read_text() == ""
+    assert "line 9 in <module>" in (tmp_path / "fatal.txt").read_text()
+
+
 def test_a_forked_child_ends_while_the_timer_runs(tmp_path: Path) -> None:
     """It would wait for the timer's thread, which it does not have."""
     assert execute(FORK, tmp_path / "fatal.txt").stdout == "False 3\nTrue\n"
