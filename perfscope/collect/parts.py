@@ -20,7 +20,7 @@ from typing import IO, Protocol
 from perfscope import __version__, wire
 from perfscope.constants import MIB
 from perfscope.errors import PerfscopeError, SourceError, UsageError
-from perfscope.sources.partials.stored import Refused, read_partials
+from perfscope.sources.partials import Refused, read_partials
 from perfscope.sources.runs.records import decode_event, read_records
 from perfscope.sources.stores.location import is_url, join, locate
 from perfscope.sources.stores.reading import find_sizes, kind_of, list_below, open_stored, read_all
@@ -312,12 +312,12 @@ def _find_measured(folder: Path) -> Iterator[str]:
     """The traces for which partials are there, by their paths below the part, not compressed."""
     for path in (folder / wire.TRACES_FOLDER).rglob(f"*{PARTIALS_SUFFIX}"):
         try:
-            header = read_partials(str(path)).header
+            stored = read_partials(str(path))
         except Refused:
             continue
-        if header.version != __version__ or not header.traces:
+        if stored.version != __version__ or not stored.traces:
             continue  # its trace will be read
-        measured, *explaining = header.traces
+        measured, *explaining = stored.traces
         beside = path.relative_to(folder).parent
         yield _stem((PurePosixPath(beside) / measured.name).as_posix())
         # The window with operators that a light window was measured with stands in the folder above.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from perfscope.errors import SourceError
-from perfscope.sources.partials.stored import Refused, read_partials
+from perfscope.sources.partials import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
 from perfscope.sources.stores.reading import FILE, FOLDER, kind_of
@@ -146,6 +146,6 @@ def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:
 def _partners(light: str) -> list[str]:
     """The names of the traces that were measured with a light window."""
     try:
-        return [identity.name for identity in read_partials(partials_path(light)).header.traces[1:]]
+        return [identity.name for identity in read_partials(partials_path(light)).traces[1:]]
     except Refused:
         return []

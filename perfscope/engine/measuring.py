@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from perfscope.engine.coverage import summarize
 from perfscope.engine.kernel_patterns import mark_communication
+from perfscope.engine.partials import put
 from perfscope.engine.registry import Partial
 from perfscope.engine.tasks import MeasuredTrace, Task, named_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
@@ -30,7 +31,10 @@ def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
         return MeasuredTrace(path, None, (error.problem,), is_no_trace=isinstance(error, NotATrace))
     except MemoryError:
         return MeasuredTrace(path, None, (f"{path} does not fit in memory",))
-    return measure_trace(path, trace, task)
+    measured = measure_trace(path, trace, task)
+    if task.stores:
+        put(files, measured, task)
+    return measured
 
 
 def measure_trace(path: str, trace: Trace, task: Task) -> MeasuredTrace:

@@ -1,4 +1,4 @@
-"""Partials of traces as files: what ``measure`` gives for a trace, stored, and taken in place of the trace.
+"""The cache of partials: ``put`` stores what ``measure`` gave for a trace beside it, ``get`` takes it in its place.
 
 A file is taken where this code wrote it, where its traces are the ones at hand, byte for byte, and where they were read
 for the same kinds of events, as far as these change a partial. So an answer is the same with it and without it.
@@ -6,242 +6,241 @@ for the same kinds of events, as far as these change a partial. So an answer is 
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw
 from msgspec.structs import replace
 
 from perfscope import __version__
 from perfscope.constants import MOST_RANKS
-from perfscope.engine.registry import BUILT_IN, Analyzer
-from perfscope.engine.tasks import MeasuredTrace
+from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
+from perfscope.engine.tasks import MeasuredTrace, Task, events_of, wanted_events
 from perfscope.engine.windows import TraceFiles
-from perfscope.sources.partials.header import SCHEMA, Header, Identity, identify, sha256
-from perfscope.sources.partials.stored import Packed, Refused, StoredPartials, pack_section, read_partials, to_bytes
-from perfscope.sources.partials.values import Unstorable
-from perfscope.tables.trace import NO_EVENTS, Events
-from perfscope.wire.traces import TraceMetadata
+from perfscope.errors import SourceError
+from perfscope.files import replace_file
+from perfscope.sources.partials import (
+    Identity,
+    Refused,
+    Stored,
+    Unstorable,
+    identify,
+    is_still,
+    pack_value,
+    read_partials,
+    to_bytes,
+    unpack_value,
+)
+from perfscope.sources.traces.metadata import read_metadata
+from perfscope.tables.trace import Events
+from perfscope.wire.traces import TraceMetadata, file_name, partials_path
 
 #: A file of partials is at most this share of the trace's, but may always be this large.
 LARGEST_SHARE = 0.02
 FLOOR_BYTES = 16 * 1024
-#: The section with what is known of a trace besides its partials.
-_OF_TRACE = ""
-#: What stands for the trace's path in sentences.
-_MARK = "\0trace\0"
+#: What stands for the traces' paths: in values, where no path holds a zero, and in sentences.
+_PLACES = tuple(msgspec.msgpack.encode(f"\0trace {number}\0") for number in range(2))
+_IN_SENTENCES = "\0trace\0"
 _PACKAGE = Path(__file__).resolve().parents[1]
-_BYTECODE = "__pycache__"
-#: Modules are smaller.
-_MODULE_BYTES = 64 * 1024
 #: What partials depend on.
-_CODE = ("analyzers", "engine", "sources/partials", "sources/traces", "tables")
+_CODE = ("analyzers", "engine", "sources", "tables")
 
 
-class LoadedPartials(Struct, frozen=True):
-    """A file of partials that is whole and of this code.
+def storable(recorded: Collection[str]) -> frozenset[str]:
+    """The analyzers whose partials are stored: those of any analysis of a run that recorded some options."""
+    return frozenset(
+        analyzer.name
+        for analyzer in BUILT_IN
+        if analyzer.reads is not Reads.RUN
+        and analyzer.partials_of is None
+        and analyzer.is_stored
+        and (analyzer.is_default or analyzer.recorded_by is None or analyzer.recorded_by in recorded)
+    )
 
-    Attributes:
-        stored: The file.
-        events: The kinds of events that were read of the trace.
+
+def put(files: TraceFiles, measured: MeasuredTrace, task: Task) -> bool:
+    """Store what was measured of a trace beside it; False where there is nothing to store, or it cannot be stored."""
+    try:
+        before = [Path(path).stat() for path in paths_of(files)]
+        hooks = read_metadata(files.path) or TraceMetadata()
+        events = events_of(measured, files, wanted_events(task))
+        content = to_content(measured, files, task.analyzers, events, tuple(map(identify, paths_of(files))), hooks)
+        if any(_changed(path, status) for path, status in zip(paths_of(files), before, strict=True)):
+            return False  # it says what was measured of one trace, and has the hash of another
+        replace_file(Path(partials_path(files.path)), content)
+    except (OSError, SourceError, Unstorable):
+        return False
+    return True
+
+
+def to_content(
+    measured: MeasuredTrace,
+    files: TraceFiles,
+    names: Collection[str],
+    events: Events,
+    traces: tuple[Identity, ...],
+    hooks: TraceMetadata | None = None,
+) -> bytes:
+    """What was measured of a trace, as the content of a file; partials that would make it too large are left out.
+
+    Args:
+        measured: What ``measure`` gave.
+        files: The trace, or both windows.
+        names: The analyzers that measured it.
+        events: All kinds of events that were read of it.
+        traces: The identities of the files.
+        hooks: What the hooks wrote into the trace.
+
+    Raises:
+        Unstorable: It could not be read, or an analyzer failed.
     """
-
-    stored: StoredPartials
-    events: Events
-
-    @property
-    def traces(self) -> tuple[Identity, ...]:
-        """The trace that they are of, and the window with operators that was measured with it."""
-        return self.stored.header.traces
-
-    def of_trace(self, files: TraceFiles) -> MeasuredTrace:
-        """What is known of the trace, without a partial.
-
-        Raises:
-            Refused: It is damaged, or states what no job has.
-        """
-        measured = self.stored.unpack(_OF_TRACE, MeasuredTrace, paths_of(files))
-        assert isinstance(measured, MeasuredTrace)
-        if measured.summary is not None and (measured.summary.world_size or 0) > MOST_RANKS:
-            raise Refused("is of more ranks than a job has")
-        damage = tuple(line.replace(_MARK, files.path) for line in measured.damage)
-        return replace(measured, damage=damage)
-
-    def serves(self, analyzer: Analyzer, events: Events) -> bool:
-        """Whether reading these kinds of events would give the analyzer's partial that is stored here."""
-        if analyzer.name not in self.stored.header.measured:
-            return False
-        if self.events == events:
-            return True
-        differing = (self.events ^ events) & analyzer.varies_with
-        if analyzer.name in self.stored.header.alike_without_grids:
-            differing &= ~Events.GRIDS
-        return not differing
-
-    def partial_of(self, analyzer: Analyzer, files: TraceFiles) -> object | None:
-        """The analyzer's partial; None where the trace had nothing for it.
-
-        Raises:
-            Refused: It is damaged.
-        """
-        if analyzer.name not in self.stored.sections:
-            return None
-        return self.stored.unpack(analyzer.name, analyzer.partial_kind(), paths_of(files))
-
-    def measured(self, files: TraceFiles) -> MeasuredTrace:
-        """All of it.
-
-        Raises:
-            Refused: A part is damaged.
-        """
-        partials = {
-            analyzer.name: self.partial_of(analyzer, files)
-            for analyzer in BUILT_IN
-            if analyzer.name in self.stored.sections
-        }
-        return replace(self.of_trace(files), partials=partials)
+    if measured.summary is None or measured.mismatch is not None or measured.failed:
+        raise Unstorable("the trace could not be measured")
+    damage = tuple(line.replace(files.path, _IN_SENTENCES) for line in measured.damage)
+    of_trace = _pack(replace(measured, partials={}, damage=damage), MeasuredTrace, files)
+    stored = Stored(__version__, fingerprint(), traces, events.value, hooks, of_trace, {})
+    content = to_bytes(stored)
+    limit = max(FLOOR_BYTES, int(LARGEST_SHARE * traces[0].size))
+    for analyzer in BUILT_IN:
+        if not analyzer.is_stored or analyzer.name not in names:
+            continue
+        try:
+            partial = _pack(measured.partials.get(analyzer.name), analyzer.partial_kind(), files)
+        except Unstorable:
+            continue
+        trial = replace(stored, partials={**stored.partials, analyzer.name: partial})
+        larger = to_bytes(trial)
+        if len(larger) <= limit:
+            content, stored = larger, trial
+    return content
 
 
-def load(location: str) -> LoadedPartials:
+def load(location: str) -> Stored:
     """Read a file of partials.
 
     Raises:
         Refused: It is not whole, or of another version or other code.
     """
     stored = read_partials(location)
-    header = stored.header
-    if header.version != __version__:
-        raise Refused(f"is of perfscope {header.version[:20]}")
-    if header.code != fingerprint():
+    if stored.version != __version__:
+        raise Refused(f"is of perfscope {stored.version[:20]}")
+    if stored.code != fingerprint():
         raise Refused("is of other code of perfscope")
-    if not 1 <= len(header.traces) <= len(paths_of(TraceFiles("", ""))):
+    if not 1 <= len(stored.traces) <= len(_PLACES):
         raise Refused("is of no trace")
-    try:
-        return LoadedPartials(stored, to_events(header.events))
-    except KeyError:
-        raise Refused("is of events that perfscope does not read") from None
+    return stored
 
 
-def store(
-    measured: MeasuredTrace,
-    files: TraceFiles,
-    names: Collection[str],
-    events: Events,
-    *,
-    alike_without_grids: frozenset[str] = frozenset(),
-    traces: Sequence[Identity] = (),
-    hooks: TraceMetadata | None = None,
-) -> bytes:
-    """What was measured of a trace, as the content of a file.
-
-    Partials are stored in the order of the registry, as long as the file stays within its limit of size.
+def get(files: TraceFiles, task: Task, absent: Collection[str]) -> tuple[MeasuredTrace, tuple[str, ...]]:
+    """What partials say of a trace, and the analyzers for which they say nothing.
 
     Args:
-        measured: What ``measure`` gave; a trace that could not be read has nothing to store.
         files: The trace, or both windows.
-        names: The analyzers that measured it.
-        events: All kinds of events that were read of it.
-        alike_without_grids: Analyzers whose partials are the same where no grids of kernels are read.
-        traces: The identities of the files; by default they are read for them.
-        hooks: What the hooks wrote into the trace.
+        task: What is asked for.
+        absent: The traces that are not at hand, and cannot be compared.
 
     Raises:
-        Unstorable: It could not be read, an analyzer failed, or the file would be too large.
-        SourceError: A trace cannot be opened.
-        OSError: A trace cannot be read.
+        Refused: They cannot be taken.
     """
-    if measured.summary is None or measured.mismatch is not None or measured.failed:
-        raise Unstorable("the trace could not be measured")
+    stored = load(partials_path(files.path))
+    require_traces(stored.traces, files, absent)
+    measured = _unpack(stored.trace, MeasuredTrace, files, "its trace")
+    assert isinstance(measured, MeasuredTrace)
+    if measured.summary is not None and (measured.summary.world_size or 0) > MOST_RANKS:
+        raise Refused("is of more ranks than a job has")
+    differing = events_of(measured, files, wanted_events(task)).value ^ stored.events
+    partials = {
+        analyzer.name: _unpack(stored.partials[analyzer.name], analyzer.partial_kind(), files, analyzer.name)
+        for analyzer in _analyzers_of(task.analyzers)
+        if analyzer.name in stored.partials and not differing & analyzer.varies_with.value
+    }
+    damage = tuple(line.replace(_IN_SENTENCES, files.path) for line in measured.damage)
+    present = {name: partial for name, partial in partials.items() if partial is not None}
+    lacking = tuple(name for name in task.analyzers if name not in partials)
+    return replace(measured, partials=present, damage=damage), lacking
+
+
+def require_traces(identities: Sequence[Identity], files: TraceFiles, absent: Collection[str]) -> None:
+    """Require that the traces are those that were measured.
+
+    Raises:
+        Refused: One is another one, or cannot be read.
+    """
     paths = paths_of(files)
-    traces = traces or [identify(path) for path in paths]
-    of_trace = replace(measured, partials={}, damage=tuple(line.replace(files.path, _MARK) for line in measured.damage))
-    packed = [pack_section(_OF_TRACE, of_trace, MeasuredTrace, paths)]
-    listed: list[str] = []
-    limit = max(FLOOR_BYTES, int(LARGEST_SHARE * traces[0].size))
-    alike = tuple(sorted(alike_without_grids))
-    header = Header(SCHEMA, __version__, fingerprint(), tuple(traces), _to_names(events), (), (), hooks, alike)
-    content = to_bytes(header, packed)
-    for analyzer in BUILT_IN:
-        if not analyzer.is_stored or analyzer.name not in names:
-            continue
-        section = _pack(analyzer, measured, paths)
-        if section is None and analyzer.name in measured.partials:
-            continue
-        trial = [*packed, *([] if section is None else [section])]
-        larger = to_bytes(msgspec.structs.replace(header, measured=(*listed, analyzer.name)), trial)
-        if len(larger) <= limit:
-            content, packed = larger, trial
-            listed.append(analyzer.name)
-    return content
-
-
-@cache
-def to_events(names: tuple[str, ...]) -> Events:
-    """The kinds of events of these names.
-
-    Raises:
-        KeyError: There is no such kind.
-    """
-    events = NO_EVENTS
-    for name in names:
-        events |= Events[name]
-    return events
-
-
-@cache
-def fingerprint() -> str:
-    """A hash of the code that partials depend on, the same on every host that has this version."""
-    package = str(_PACKAGE)  # paths of pathlib would take longer than to read the files
-    contents: list[bytes] = []
-    for folder in _CODE:
-        for path in sorted(_list_code(f"{package}/{folder}")):
-            contents += path.removeprefix(package).encode(), _read_whole(path)
-    return sha256(b"".join(contents)).hexdigest()
-
-
-def _list_code(folder: str) -> Iterator[str]:
-    """The files of Python below a folder."""
-    folders = [folder]
-    while folders:
-        with suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                if entry.name.endswith(".py"):
-                    yield entry.path
-                elif entry.name != _BYTECODE and entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-
-
-def _read_whole(path: str) -> bytes:
-    """The bytes of a small file, in fewer calls of the system than a file object makes."""
-    number = os.open(path, os.O_RDONLY)
-    try:
-        content = os.read(number, _MODULE_BYTES)
-        while len(content) % _MODULE_BYTES == 0 and (rest := os.read(number, _MODULE_BYTES)):
-            content += rest
-        return content
-    finally:
-        os.close(number)
-
-
-def _pack(analyzer: Analyzer, measured: MeasuredTrace, paths: Sequence[str]) -> Packed | None:
-    """The section of an analyzer; None where it has no partial, or one that cannot be stored."""
-    partial = measured.partials.get(analyzer.name)
-    if partial is None:
-        return None
-    try:
-        return pack_section(analyzer.name, partial, analyzer.partial_kind(), paths)
-    except Unstorable:
-        return None
-
-
-def _to_names(events: Events) -> tuple[str, ...]:
-    return tuple(event.name for event in Events if event in events and event.name is not None)
+    if len(paths) != len(identities):
+        raise Refused("is of other windows")
+    for path, identity in zip(paths, identities, strict=True):
+        name = file_name(path)
+        try:
+            if path in absent:
+                is_same = identity.name.removesuffix(".gz") == name.removesuffix(".gz")
+            else:
+                is_same = identity.name == name and is_still(identity, path)
+        except SourceError as error:  # the store failed, which says nothing of whose partials these are
+            raise Refused(f"cannot be compared with its trace: {error.problem.removeprefix(path).strip()}") from None
+        except OSError as error:
+            raise Refused(f"cannot be compared with its trace: {error.strerror or error}") from None
+        if not is_same:
+            raise Refused("is of another trace")
 
 
 def paths_of(files: TraceFiles) -> tuple[str, ...]:
     """The files that are measured as one trace."""
     return (files.path,) if files.operators is None else (files.path, files.operators)
+
+
+@cache
+def fingerprint() -> str:
+    """A hash of the code that partials depend on, the same on every host that has this version."""
+    digest = hashlib.sha256()
+    for path in sorted(path for folder in _CODE for path in (_PACKAGE / folder).rglob("*.py")):
+        digest.update(path.relative_to(_PACKAGE).as_posix().encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _analyzers_of(names: tuple[str, ...]) -> tuple[Analyzer, ...]:
+    return tuple(analyzer for analyzer in BUILT_IN if analyzer.name in names)
+
+
+def _pack(value: object, kind: object, files: TraceFiles) -> Raw:
+    """A value in which marks stand for the paths of the traces.
+
+    Raises:
+        Unstorable: It would not come back as it is.
+    """
+    content = pack_value(value, kind)
+    for path, place in zip(paths_of(files), _PLACES, strict=False):
+        content = content.replace(msgspec.msgpack.encode(path), place)
+    if any(path.encode() in content for path in paths_of(files)):
+        raise Unstorable("it holds a trace's path in a sentence")
+    return Raw(content)
+
+
+def _unpack(packed: Raw, kind: object, files: TraceFiles, name: str) -> object:
+    """A value with the paths that the traces have now.
+
+    Raises:
+        Refused: It is of another type.
+    """
+    content = bytes(packed)
+    for path, place in zip(paths_of(files), _PLACES, strict=False):
+        content = content.replace(place, msgspec.msgpack.encode(path))
+    try:
+        return unpack_value(content, kind)
+    except ValueError as error:
+        raise Refused(f"is damaged: {name}: {error}") from None
+
+
+def _changed(path: str, before: os.stat_result) -> bool:
+    """Whether a file is another one, or somebody wrote into it.
+
+    Raises:
+        OSError: It is gone.
+    """
+    now = Path(path).stat()
+    return (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns)

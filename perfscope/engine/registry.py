@@ -115,7 +115,8 @@ class Analyzer(Struct, frozen=True):
         recorded_by: The option of `perfscope profile` with which a run records what it needs: there it runs, too.
         measure_module: The module with its ``measure`` where that is another one, which imports less.
         kind_module: A module with the type of its partials, where that of ``measure`` does not import it.
-        varies_with: Kinds of events that change its partial where they are read, besides those that it needs.
+        varies_with: Kinds of events that change its partial where they are read, besides those that it needs and the
+            grids of kernels, which are always read.
         is_stored: Whether its partials are small enough to be stored beside the trace.
     """
 
@@ -231,11 +232,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("kernels", "perfscope.analyzers.kernels", Reads.TRACES, varies_with=Events.OPERATORS),
     Analyzer("operations", "perfscope.analyzers.operations", Reads.TRACES, needs=BASIC_EVENTS | Events.PRODUCTS),
     Analyzer(
-        "collectives",
-        "perfscope.analyzers.collectives",
-        Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
-        varies_with=Events.GRIDS,
+        "collectives", "perfscope.analyzers.collectives", Reads.TRACES, needs=BASIC_EVENTS | Events.OPERATOR_TIMES
     ),
     Analyzer("stragglers", "perfscope.analyzers.stragglers.traces", Reads.TRACES, partials_of="collectives"),
     Analyzer("clock", "perfscope.analyzers.clock", Reads.TRACES, partials_of="collectives"),
@@ -266,7 +263,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "whatif",
         "perfscope.analyzers.whatif",
         Reads.TRACES,
-        wants=Events.WAITS | Events.GRIDS,
+        wants=Events.WAITS,
         is_default=False,
         measure_module="perfscope.analyzers.replay.graphs",
         is_stored=False,
@@ -283,7 +280,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "budget",
         "perfscope.analyzers.budget",
         Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATOR_TIMES | Events.PRODUCTS | Events.GRIDS,
+        needs=BASIC_EVENTS | Events.OPERATOR_TIMES | Events.PRODUCTS,
         needs_without_device=Events.OPERATORS | Events.FRAMES,
         varies_with=Events.OPERATORS,
         is_default=False,

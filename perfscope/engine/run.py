@@ -19,6 +19,7 @@ from perfscope.constants import MANY_RANKS
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measurements import Measurements, measure_traces
+from perfscope.engine.partials import storable
 from perfscope.engine.registry import (
     DERIVATIONS,
     FINDINGS,
@@ -40,6 +41,7 @@ from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events
+from perfscope.wire.traces import STORE_VARIABLE
 
 if TYPE_CHECKING:
     from perfscope.tables.run import Run
@@ -222,7 +224,7 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
         windows=measurements.windows,
         inapplicable=tuple(inapplicable),
         notes=(
-            *measurements.taking.notes(),
+            *measurements.notes,
             *_why_underived(plan.only, measurements),
             *_why_not_replayed(results, len(inputs.traces)),
         ),
@@ -253,7 +255,7 @@ def _needed_by_derivations(only: frozenset[str], chosen: Sequence[Analyzer], tra
 
 def _why_underived(only: frozenset[str], measurements: Measurements) -> list[str]:
     """Why a derivation lacks the partials that it would use, as sentences."""
-    reasons = ((item, measurements.taking.why_lacking(item.partials_of)) for item in _derivations(only))
+    reasons = ((item, measurements.why_lacking(item.partials_of)) for item in _derivations(only))
     return [f"{item.name} rest on no {item.partials_of}, which {reason}" for item, reason in reasons if reason]
 
 
@@ -305,7 +307,7 @@ def measure_with(
     """
     inputs = find_inputs(paths, plan.most_files)
     measurements = _measure(inputs, plan, _choose(frozenset({name})))
-    reason = measurements.taking.why_lacking(name)
+    reason = measurements.why_lacking(name)
     if reason is not None:
         raise MissingInput(f"{inputs.locations[0]}: {name} {reason}")
     if inputs.absent:
@@ -343,20 +345,22 @@ def _choose(
 
 def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Sequence[Analyzer] = ()) -> Measurements:
     """Measure every trace, if an analyzer reads traces; those beside the chosen ones make do with the same events."""
-    names = measuring_analyzers((*chosen, *beside))
+    names = frozenset(measuring_analyzers((*chosen, *beside)))
     if not names or not inputs.traces:
         return Measurements()
-    task = _task(plan, names, chosen, len(inputs.traces))
+    stores = STORE_VARIABLE in os.environ and inputs.run is not None
+    if inputs.run is not None and stores:
+        names |= storable(inputs.run.recorded)
+    in_order = tuple(analyzer.name for analyzer in analyzers() if analyzer.name in names)
+    task = replace(_task(plan, in_order, chosen), stores=stores)
     return measure_traces(inputs, plan.execution, task, chosen, is_fresh=plan.is_fresh)
 
 
-def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer], traces: int) -> Task:
+def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer]) -> Task:
     extra_events = Events.OPERATORS if plan.with_operators or plan.with_sequences else NO_EVENTS
     extra_events |= Events.SEQUENCES if plan.with_sequences else NO_EVENTS
     for analyzer in chosen:
         extra_events |= analyzer.wants
-    # The kernels of one rank are compared with those of another one by their grids.
-    extra_events |= Events.GRIDS if traces > 1 else NO_EVENTS
     return Task(names, extra_events, plan.rank_rule, kernels=plan.kernels)
 
 
@@ -377,7 +381,7 @@ def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:
 def _reduce(analyzer: Analyzer, run: Run | None, measurements: Measurements) -> Result:
     if analyzer.reads is Reads.TRACES and not measurements.readable:
         raise MissingInput("no trace could be read" if measurements.damage else "the run contains no trace")
-    reason = measurements.taking.why_lacking(analyzer.measured_by)
+    reason = measurements.why_lacking(analyzer.measured_by)
     if reason is not None and analyzer.reads is Reads.TRACES:
         raise MissingInput(reason)
     return analyzer.analyze(run, measurements.partials.get(analyzer.measured_by, []))

@@ -33,6 +33,7 @@ class Task(Struct, frozen=True):
         rank_rule: How the rank of a trace that does not state it is found.
         extra_without_device: Events to read besides of a trace without device events.
         kernels: Patterns of the user's own, of kernels that communicate.
+        stores: Whether what is measured of a trace is stored beside it.
     """
 
     analyzers: tuple[str, ...]
@@ -40,6 +41,7 @@ class Task(Struct, frozen=True):
     rank_rule: RankRule = RANK_IN_FILE_NAME
     extra_without_device: Events = NO_EVENTS
     kernels: tuple[str, ...] = ()
+    stores: bool = False
 
 
 class MeasuredTrace(Struct, frozen=True, array_like=True):
@@ -91,21 +93,19 @@ def measuring_analyzers(chosen: Iterable[Analyzer]) -> tuple[str, ...]:
 def task_for_some(task: Task, names: tuple[str, ...]) -> Task:
     """The same task for some of its analyzers, which see the events that are read for all of them."""
     needs, needs_without_device = wanted_events(task)
-    return replace(task, analyzers=names, extra_events=needs, extra_without_device=needs_without_device)
+    # A file of some partials alone would take the place of one with all of them.
+    stores = task.stores and names == task.analyzers
+    return replace(task, analyzers=names, extra_events=needs, extra_without_device=needs_without_device, stores=stores)
 
 
 def wanted_events(task: Task) -> tuple[Events, Events]:
     """The events to read of a trace, and those to read besides where it holds no device events."""
-    needs, needs_without_device = task.extra_events | BASIC_EVENTS, task.extra_without_device
+    # The kernels of one rank are compared with those of another one by their grids.
+    needs, needs_without_device = task.extra_events | BASIC_EVENTS | Events.GRIDS, task.extra_without_device
     for analyzer in named_analyzers(task):
         needs |= analyzer.needs
         needs_without_device |= analyzer.needs_without_device
     return needs, needs_without_device
-
-
-def read_events(measured: MeasuredTrace, files: TraceFiles, task: Task) -> Events:
-    """The events that were read of a trace that was measured."""
-    return events_of(measured, files, wanted_events(task))
 
 
 def events_of(measured: MeasuredTrace, files: TraceFiles, wanted: tuple[Events, Events]) -> Events:

@@ -16,7 +16,7 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved
     RUN/traces/HOST_PID.NS.pt.trace.json[.gz]         windows with operators
     RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank
-    RUN/traces/[light/]HOST_PID.NS.pt.trace.partials  what was measured of a trace, see perfscope/sources/partials
+    RUN/traces/[light/]HOST_PID.NS.pt.trace.partials  what was measured of a trace, see perfscope/sources/partials.py
     RUN/memory/HOST_PID.NS.memory.jsonl[.gz]          the allocator's history, see perfscope/wire/memory.py
     RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
     RUN/hosts/HOST.json              each host's run.json, written by `perfscope collect`

@@ -40,7 +40,9 @@ class TraceMetadata:
     axes: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-#: How the name of the partials of a trace ends; see ``perfscope/sources/partials``.
+#: Where this variable is set, an analysis of a run stores what it measures of each trace beside it.
+STORE_VARIABLE = "PERFSCOPE_STORE_PARTIALS"
+#: How the name of the partials of a trace ends; see ``perfscope/sources/partials.py``.
 PARTIALS_SUFFIX = ".partials"
 
 

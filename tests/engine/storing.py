@@ -1,16 +1,19 @@
-"""Runs with partials beside their traces, as hosts leave them."""
+"""Runs with partials beside their traces, as the analysis that ends a profile leaves them."""
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
+from unittest import mock
 
-from perfscope.engine.partials_at_capture import measure_process, process_of
+from perfscope.engine.run import Plan, analyze
 from perfscope.sources.traces.files import find_traces
+from perfscope.wire.traces import STORE_VARIABLE
 
 
 def copy_with_partials(run: Path, folder: Path) -> Path:
-    """A copy of a run in which every process stored the partials of its traces."""
+    """A copy of a run whose traces have partials."""
     copy = shutil.copytree(run, folder / run.name)
     store_partials(copy)
     return copy
@@ -18,9 +21,8 @@ def copy_with_partials(run: Path, folder: Path) -> Path:
 
 def store_partials(run: Path) -> None:
     """Store the partials of all traces of a run."""
-    traces = find_traces([str(run / "traces")])
-    for trace in {process_of(path): path for path in traces}.values():
-        measure_process(trace.removesuffix(".gz"), frozenset(traces))
+    with mock.patch.dict(os.environ, {STORE_VARIABLE: "1"}):
+        analyze([run], Plan(is_fresh=True))
 
 
 def without_traces(run: Path) -> Path:

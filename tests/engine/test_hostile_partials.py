@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from perfscope.constants import GIB, MOST_RANKS
@@ -20,9 +21,7 @@ from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
 from perfscope.errors import PerfscopeError
 from perfscope.renderers import Format, render
-from perfscope.sources.partials.arrays import pack_array, unpack_array
-from perfscope.sources.partials.header import Section
-from perfscope.sources.partials.stored import Packed, read_partials, to_bytes
+from perfscope.sources.partials import pack_value, read_partials, to_bytes, unpack_value
 from tests.conftest import ROOT
 from tests.engine.storing import copy_with_partials, without_traces
 
@@ -48,19 +47,19 @@ def keep_extension(code: int, block: memoryview) -> msgspec.msgpack.Ext:
 
 
 def read(partials: Path) -> Sections:
-    """The sections as values of MessagePack, whatever their types."""
+    """The values of MessagePack, whatever their types; that of the trace has no name."""
     stored = read_partials(str(partials))
     decoder = msgspec.msgpack.Decoder(ext_hook=keep_extension)
-    contents = {name: stored.unpack(name, msgspec.Raw, ()) for name in stored.sections}
-    return {name: decoder.decode(content) for name, content in contents.items()}  # type: ignore[arg-type]
+    contents = {"": stored.trace, **stored.partials}
+    return {name: decoder.decode(content) for name, content in contents.items()}
 
 
 def write(partials: Path, sections: Sections) -> None:
-    """Write them as whoever knows the format would: sealed, with the right version, code and trace."""
-    header = read_partials(str(partials)).header
-    contents = {name: msgspec.msgpack.encode(value) for name, value in sections.items()}
-    packed = [Packed(Section(name, len(content), len(content)), content) for name, content in contents.items()]
-    partials.write_bytes(to_bytes(header, packed))
+    """Write them as whoever knows the format would: whole, with the right version, code and trace."""
+    contents = {name: msgspec.Raw(msgspec.msgpack.encode(value)) for name, value in sections.items()}
+    trace = contents.pop("")
+    stored = msgspec.structs.replace(read_partials(str(partials)), trace=trace, partials=contents)
+    partials.write_bytes(to_bytes(stored))
 
 
 def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
@@ -94,12 +93,16 @@ def mutate(value: Any, chance: random.Random) -> Any:
 
 
 def mutate_extension(value: msgspec.msgpack.Ext, chance: random.Random) -> msgspec.msgpack.Ext:
-    return msgspec.msgpack.Ext(value.code, pack_array(mutate_array(unpack_array(bytes(value.data)), chance)))
+    kind = np.dtype(msgspec.msgpack.decode(value.data)[0]).type
+    array = unpack_value(msgspec.msgpack.encode(value), npt.NDArray[kind])  # type: ignore[valid-type]
+    changed = pack_value(mutate_array(array, chance), npt.NDArray[kind])  # type: ignore[valid-type]
+    mutated: msgspec.msgpack.Ext = msgspec.msgpack.Decoder(ext_hook=keep_extension).decode(changed)
+    return mutated
 
 
 def mutate_array(array: Any, chance: random.Random) -> Any:
     shapes = [array[:0], array[:-1], np.concatenate([array, array])]
-    if not array.size or array.dtype.kind == "b" or chance.random() < 0.4:
+    if not array.size or array.dtype.kind in "bf" or chance.random() < 0.4:
         return np.ascontiguousarray(chance.choice(shapes))
     changed, info = array.copy(), np.iinfo(array.dtype)
     for _ in range(chance.choice([1, array.size])):

@@ -6,6 +6,7 @@ Nothing here changes how the command ended: not a failure, not a signal, not a C
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import signal
@@ -24,6 +25,7 @@ from perfscope.hooks.recorder import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers.summary import summarize
 from perfscope.wire.records import to_file
+from perfscope.wire.traces import STORE_VARIABLE
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 #: The folder that holds perfscope: an editable installation is found by a hook of site, which does not run there.
@@ -89,6 +91,7 @@ def _ask(command: str, *words: str) -> tuple[dict[str, Any] | None, str]:
         capture_output=True,
         text=True,
         check=False,
+        env={**os.environ, STORE_VARIABLE: "1"},  # what it measures stands beside the traces from now on
     )
     try:
         return json.loads(process.stdout), ""

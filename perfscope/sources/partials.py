@@ -1,0 +1,302 @@
+"""Files of partials: what analyzers measured of one trace, as data, which stands beside it.
+
+A file is 8 bytes, ``PSPART2`` and a newline, then a ``Stored`` as MessagePack, deflated by zlib. Nothing in it is code:
+a value is decoded as the type that the analyzer's ``measure`` is annotated to return, or is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import zlib
+from functools import cache
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw, Struct
+
+from perfscope.constants import KIB, MIB
+from perfscope.errors import SourceError
+from perfscope.sources.stores.location import is_url
+from perfscope.sources.stores.reading import NotStored
+from perfscope.sources.traces.files import open_small, open_trace
+from perfscope.wire.traces import TraceMetadata, file_name
+
+_MAGIC = b"PSPART2\n"
+_LARGEST_FILE, _LARGEST_CONTENT = 8 * MIB, 32 * MIB
+_LEVEL = 6
+_ARRAY = 1
+#: The types of numbers that arrays may have, by their names in a file: little-endian.
+_TYPES = frozenset(("|b1", "|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8"))
+_MOST_AXES = 4
+#: What floating-point numbers that are infinite, or none, look like in MessagePack; a part of an array may, too.
+_NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]", re.DOTALL)
+_BLOCK_BYTES = 256 * KIB
+_ENDING_BYTES = 64
+
+
+class Refused(Exception):
+    """A file of partials that is not taken; its text says why, in words that follow the file's name."""
+
+
+class Missing(Refused):
+    """There is no such file."""
+
+
+class Unstorable(Exception):
+    """A value that would not come back as it is."""
+
+
+class Identity(Struct, frozen=True, forbid_unknown_fields=True):
+    """The content of a trace's file.
+
+    Attributes:
+        name: Its name, without folders.
+        size: Its bytes.
+        sha256: SHA-256 of them, in hexadecimal digits.
+        ending: The last bytes, in hexadecimal digits; those of a gzip file hold a checksum of its content.
+        modified_ns: When it was last changed; 0 where that is not known, as of a file behind a URL.
+    """
+
+    name: str
+    size: int
+    sha256: str
+    ending: str = ""
+    modified_ns: int = 0
+
+
+class Stored(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of partials.
+
+    Attributes:
+        version: The version of perfscope that measured.
+        code: A fingerprint of its code: partials of other code are not taken.
+        traces: The trace; of two windows that were measured as one the light one, then the one with operators.
+        events: The kinds of events that were read.
+        hooks: What the hooks wrote into the trace, for where it is not at hand.
+        trace: What is known of the trace besides its partials.
+        partials: The partial of each analyzer that measured it; null where it found nothing of interest.
+    """
+
+    version: str
+    code: str
+    traces: tuple[Identity, ...]
+    events: int
+    hooks: TraceMetadata | None
+    trace: Raw
+    partials: dict[str, Raw]
+
+
+def read_partials(location: str) -> Stored:
+    """Read a file of partials, whose values are not decoded yet.
+
+    Raises:
+        Missing: There is none.
+        Refused: It cannot be read, is too large, not whole, or not of this format.
+    """
+    try:
+        with open_small(location) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            content = file.read(min(size, _LARGEST_FILE))
+    except (SourceError, OSError) as error:
+        is_missing = isinstance(error, NotStored | FileNotFoundError)
+        if isinstance(error, SourceError):
+            reason = error.problem.removeprefix(location).strip()
+        else:
+            reason = f"cannot be read: {error.strerror or error}"
+        raise (Missing if is_missing else Refused)(reason) from None
+    if size > _LARGEST_FILE:
+        raise Refused(f"is larger than {_LARGEST_FILE // MIB} MiB")
+    return from_bytes(content)
+
+
+def from_bytes(content: bytes) -> Stored:
+    """The partials of a whole file.
+
+    Raises:
+        Refused: It inflates to too much, is not whole, or not of this format.
+    """
+    if not content.startswith(_MAGIC):
+        raise Refused("is not in the format of this version")
+    stream = zlib.decompressobj()
+    try:
+        inflated = stream.decompress(memoryview(content)[len(_MAGIC) :], _LARGEST_CONTENT)
+        if stream.unconsumed_tail:
+            raise Refused(f"inflates to more than {_LARGEST_CONTENT // MIB} MiB")
+        if not stream.eof or stream.unused_data:
+            raise Refused("is not whole")
+        return _STORED.decode(inflated)
+    except (zlib.error, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        raise Refused(f"is damaged: {error}") from None
+
+
+def to_bytes(stored: Stored) -> bytes:
+    """A whole file.
+
+    Raises:
+        Unstorable: It would be larger than what is read.
+    """
+    content = _ENCODER.encode(stored)
+    packed = _MAGIC + zlib.compress(content, _LEVEL)
+    if len(packed) > _LARGEST_FILE or len(content) > _LARGEST_CONTENT:
+        raise Unstorable("it is too large")
+    return packed
+
+
+def pack_value(value: object, kind: object) -> bytes:
+    """A value of a type as bytes, from which ``unpack_value`` makes the same value again.
+
+    Raises:
+        Unstorable: It holds something that cannot be stored, or is not of the type.
+    """
+    try:
+        content = _ENCODER.encode(value)
+        again = _ENCODER.encode(unpack_value(content, kind))
+    except (TypeError, ValueError, OverflowError, RecursionError, NotImplementedError, msgspec.MsgspecError) as error:
+        raise Unstorable(f"{type(error).__name__}: {error}") from None
+    if again != content:
+        raise Unstorable("it would come back as another value")
+    return content
+
+
+def unpack_value(content: bytes, kind: object) -> object:
+    """The value of a type.
+
+    Raises:
+        ValueError: The bytes hold none, one of another type, or a number that is infinite or none.
+    """
+    try:
+        value: object = _decoder(kind).decode(content)
+        is_finite = not _NOT_FINITE.search(content) or not _holds_no_number(_ANYTHING.decode(content))
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from None
+    if not is_finite:
+        raise ValueError("a number that is infinite, or none")  # no report has room for it
+    return value
+
+
+def _holds_no_number(value: object) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    if isinstance(value, dict):
+        return any(map(_holds_no_number, value)) or any(map(_holds_no_number, value.values()))
+    return isinstance(value, list | tuple) and any(map(_holds_no_number, value))
+
+
+@cache
+def _decoder(kind: object) -> msgspec.msgpack.Decoder[object]:
+    return msgspec.msgpack.Decoder(kind, ext_hook=_read_extension, dec_hook=_require_array)
+
+
+def _encode_array(value: object) -> msgspec.msgpack.Ext:
+    """An array as its type, its shape and its numbers.
+
+    Columns of integers are stored as differences, which wrap around, and their bytes by their place: that makes them
+    smaller when they are deflated.
+
+    Raises:
+        TypeError: It is no array of numbers.
+    """
+    if type(value) is not np.ndarray or value.ndim > _MOST_AXES:
+        raise TypeError(f"{type(value).__name__} cannot be stored")
+    little = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(value.shape)
+    if little.dtype.str not in _TYPES:
+        raise TypeError(f"an array of {value.dtype} cannot be stored")
+    content = little.tobytes()
+    if _is_column(little.dtype, value.shape):
+        column = little.view(f"<u{little.itemsize}").copy()
+        column[1:] -= column[:-1].copy()
+        content = column.view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
+    return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((little.dtype.str, value.shape, content)))
+
+
+def _is_column(kind: np.dtype[np.generic], shape: tuple[int, ...]) -> bool:
+    return len(shape) == 1 and kind.kind == "i"
+
+
+def _read_extension(code: int, block: memoryview) -> npt.NDArray[np.generic]:
+    """An array that can be written, of its own memory.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if code != _ARRAY:
+        raise ValueError("an extension that perfscope does not write")
+    name, shape, content = _BLOCK.decode(block)
+    if name not in _TYPES or len(shape) > _MOST_AXES or min(shape, default=0) < 0:
+        raise ValueError("an array of a type or a shape that perfscope does not write")
+    kind = np.dtype(name)
+    if math.prod(shape) * kind.itemsize != len(content):
+        raise ValueError("an array is longer or shorter than its shape")
+    if _is_column(kind, shape):
+        by_place = np.frombuffer(content, np.uint8).reshape(kind.itemsize, -1)
+        unsigned = np.dtype(f"<u{kind.itemsize}")
+        differences = np.frombuffer(by_place.tobytes("F"), unsigned)
+        array = np.add.accumulate(differences, dtype=unsigned).view(kind)
+    else:
+        array = np.frombuffer(bytearray(content), kind).reshape(shape)
+    if kind.kind == "b" and content.translate(None, b"\0\1"):
+        raise ValueError("a truth value is neither 0 nor 1")
+    return array.astype(kind.newbyteorder("="), copy=False)
+
+
+def _require_array(kind: object, value: object) -> object:
+    """Refuse an array of other numbers than the type says, as ``ndarray[shape, dtype[int64]]`` for ``Int64``."""
+    if not isinstance(value, np.ndarray) or value.dtype.type not in _number_types(kind):
+        raise ValueError("an array of other numbers than the analyzer's")
+    return value
+
+
+@cache
+def _number_types(kind: object) -> frozenset[object]:
+    stated = [number for argument in get_args(kind)[1:] for number in get_args(argument)]
+    return frozenset(member for number in stated for member in (get_args(number) or (number,)))
+
+
+_ENCODER = msgspec.msgpack.Encoder(enc_hook=_encode_array)
+_STORED = msgspec.msgpack.Decoder(Stored)
+_BLOCK = msgspec.msgpack.Decoder(tuple[str, tuple[int, ...], bytes])
+_ANYTHING = msgspec.msgpack.Decoder(ext_hook=lambda _code, _block: None)
+
+
+def identify(location: str) -> Identity:
+    """The identity of a trace, for which all of it is read.
+
+    Raises:
+        SourceError: It cannot be opened.
+        OSError: It cannot be read.
+    """
+    digest, size, ending = hashlib.sha256(), 0, b""
+    modified_ns = 0 if is_url(location) else Path(location).stat().st_mtime_ns  # before: changes meanwhile are noticed
+    with open_trace(location) as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+            ending = (ending + block[-_ENDING_BYTES:])[-_ENDING_BYTES:]
+    return Identity(file_name(location), size, digest.hexdigest(), ending.hex(), modified_ns)
+
+
+def is_still(identity: Identity, location: str) -> bool:
+    """Whether a trace is the one of an identity.
+
+    All of it is read to compare its hash, but where nobody changed it since it was measured, by size, ending and time;
+    of one at a URL only size and ending are compared.
+
+    Raises:
+        SourceError: It cannot be opened.
+        OSError: It cannot be read.
+    """
+    with open_small(location) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - _ENDING_BYTES))
+        if size != identity.size or file.read(_ENDING_BYTES).hex() != identity.ending:
+            return False
+        if is_url(location) or identity.modified_ns == os.fstat(file.fileno()).st_mtime_ns != 0:
+            return True
+    return identify(location).sha256 == identity.sha256
