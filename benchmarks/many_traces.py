@@ -1,12 +1,10 @@
-"""A job of many ranks: how time grows with ranks and shrinks with workers, what a rank costs the driver, three engines.
+"""A job of many ranks: how time grows with ranks and shrinks with workers, and what a rank costs the driver.
 
     python -m benchmarks.many_traces --folder /tmp/bench [--ranks 256] [--write FIGURES.json]
     python -m benchmarks.many_traces --report FIGURES.json [--write FILE.md]
-    python -m benchmarks.many_traces --growth ... : partials of 1 to 16,384 ranks, see benchmarks/growth.py
 
 Real traces of two ranks on H200 (``fixtures/traces/ddp4``: 13 MB of JSON each) are copied and renumbered, and the end
-of the middle one is cut off. The three engines read them all, Dask with two workers that are processes of their own,
-and must print the same bytes.
+of the middle one is cut off. One process and several read them all, and must print the same bytes.
 """
 
 from __future__ import annotations
@@ -19,17 +17,15 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from benchmarks import growth
 from benchmarks.processes import ROOT, Tool, best, machine, take_turns
 
 SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
-ENGINES = ("serial", "process", *(["dask"] if find_spec("distributed") else []))
-PAIR, PAIRS = ("serial", "process"), 7
+ENGINES = PAIR = ("serial", "process")
+PAIRS = 7
 WORKERS = 2
 ANSWERED = (0, 4)
 _RANK = re.compile(rb'("distributedInfo": \{[^\n]*?"rank": )\d+(, "world_size": )\d+')
@@ -52,18 +48,13 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="for the copies")
     parser.add_argument("--ranks", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--growth", action="store_true", help="partials of 1 to 16,384 ranks")
-    parser.add_argument("--counts", default=",".join(map(str, growth.COUNTS)), help="numbers of ranks for --growth")
     parser.add_argument("--report", type=Path, metavar="FIGURES.json", help="write figures as tables")
     parser.add_argument("--write", type=Path, help="a file for the answer")
     options = parser.parse_args()
     if options.report:
-        text = (growth.document if options.growth else document)(json.loads(options.report.read_text()))
+        text = document(json.loads(options.report.read_text()))
     elif options.folder is None:
         raise SystemExit("--folder says where the copies go")
-    elif options.growth:
-        counts = [int(word) for word in options.counts.split(",")]
-        text = json.dumps(growth.measure_growth(options.folder, counts), indent=1) + "\n"
     else:
         text = json.dumps(measure(options.folder, options.ranks, options.rounds), indent=1) + "\n"
     if options.write:
@@ -116,7 +107,7 @@ def measure(folder: Path, ranks: int, rounds: int) -> dict[str, Any]:
 
 def _analyze(engine: str, workers: int, *paths: str) -> list[str]:
     words = [sys.executable, "-m", "perfscope", "analyze", "--format", "json"]
-    return [*words, "--engine", engine, "--workers", str(workers), *paths]
+    return [*words, "--workers", "1" if engine == "serial" else str(workers), *paths]
 
 
 def _timed(job: str, first: int) -> dict[str, float]:
@@ -144,7 +135,7 @@ def _answer(engine: str, job: Path) -> dict[str, Any]:
 
 
 def _drivers_peak(paths: Sequence[str]) -> int:
-    words = ["analyze", "--engine", "process", "--workers", str(WORKERS), "--format", "json", *paths]
+    words = ["analyze", "--workers", str(WORKERS), "--format", "json", *paths]
     printed = Tool("", [sys.executable, "-c", DRIVER, *words]).run(ANSWERED)
     return int(printed.rstrip().rpartition("\n")[2])
 

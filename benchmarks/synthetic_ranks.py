@@ -5,13 +5,23 @@ many ranks as wanted: groups of eight ranks of a host exchange activations (tens
 their hosts reduce gradients (data parallel). Only when ranks arrive and what they did longer is made up: each rank
 arrives with a jitter of a few microseconds, a straggler by its lateness later, and who arrives early waits for it, in
 its host's group first, then, with all of that host, everywhere.
+
+``python -m benchmarks.synthetic_ranks FOLDER RANKS`` writes the partials of a job, and says what an analysis of them
+takes: 16,384 ranks at most 60 s and 2 GB.
 """
 
 from __future__ import annotations
 
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -24,10 +34,12 @@ from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, 
 from perfscope.analyzers.communication.rank_calls import RankCalls
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile
 from perfscope.engine.measuring import measure
+from perfscope.engine.partials import to_content
 from perfscope.engine.registry import analyzers
-from perfscope.engine.tasks import MeasuredTrace, Task, measuring_analyzers
+from perfscope.engine.tasks import MeasuredTrace, Task, measuring_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
-from perfscope.tables.trace import BASIC_EVENTS, Events
+from perfscope.sources.partials import Identity
+from perfscope.wire.traces import partials_path
 
 SOURCES = sorted((ROOT / "fixtures" / "traces" / "ddp4").glob("*.json.gz"))
 #: Ranks of a host, which are one group of tensor parallelism.
@@ -115,13 +127,15 @@ def make_job(ranks: int, *, seed: int = 1, stragglers: int | None = None) -> Job
     return Job(ranks, tuple(sorted(late, key=lambda straggler: straggler.rank)), skew_ns)
 
 
+def _task() -> Task:
+    """What is measured where no analyzer is named."""
+    return Task(measuring_analyzers([analyzer for analyzer in analyzers() if analyzer.is_default]))
+
+
 @cache
 def sources() -> tuple[MeasuredTrace, ...]:
-    """The real traces after the map step, by all analyzers that run where none is named."""
-    chosen = [analyzer for analyzer in analyzers() if analyzer.is_default]
-    needs = BASIC_EVENTS | Events.GRIDS
-    task = Task(measuring_analyzers(chosen), needs)
-    return tuple(measure(TraceFiles(str(path)), task) for path in SOURCES)
+    """The real traces after the map step."""
+    return tuple(measure(TraceFiles(str(path)), _task()) for path in SOURCES)
 
 
 def _source_calls() -> Sequence[RankCalls]:
@@ -311,3 +325,36 @@ def _members_of_host(host: int) -> str:
 @cache
 def _members_of_place(ranks: int, place: int) -> str:
     return members_of(range(place, ranks, ON_A_HOST))
+
+
+def write_partials(folder: Path, ranks: int) -> Path:
+    """The partials of a job, one file a rank, whose traces stayed on their hosts."""
+    events, _ = wanted_events(_task())
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    size = SOURCES[0].stat().st_size
+    for measured in Made(make_job(ranks)):
+        identities = (Identity(measured.path, size, "0" * 64),)
+        content = to_content(measured, TraceFiles(measured.path), _task().analyzers, events, identities)
+        (folder / partials_path(measured.path)).write_bytes(content)
+    return folder
+
+
+def main() -> None:
+    folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
+    write_partials(folder, ranks)
+    began = time.monotonic()
+    words = [sys.executable, "-m", "perfscope", "analyze", str(folder), "--format", "json"]
+    printed = subprocess.run(words, stdout=subprocess.PIPE, check=False).stdout
+    seconds, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    late = [rank["rank"] for rank in json.loads(printed)["results"]["stragglers"]["late"]]
+    found = set(late) & {straggler.rank for straggler in make_job(ranks).stragglers}
+    print(
+        f"{ranks:,} ranks: {seconds:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of processors, "
+        f"{used.ru_maxrss / 1e6:.2f} GB; {len(found)} of {len(make_job(ranks).stragglers)} late ranks found, "
+        f"{len(late) - len(found)} others named"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -7,7 +7,6 @@ for the same kinds of events, as far as these change a partial. So an answer is 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Collection, Sequence
 from functools import cache
 from pathlib import Path
@@ -62,19 +61,34 @@ def storable(recorded: Collection[str]) -> frozenset[str]:
     )
 
 
-def put(files: TraceFiles, measured: MeasuredTrace, task: Task) -> bool:
-    """Store what was measured of a trace beside it; False where there is nothing to store, or it cannot be stored."""
+def put(files: TraceFiles, measured: MeasuredTrace, task: Task, before: object) -> bool:
+    """Store what was measured of a trace beside it; False where there is nothing to store, or it cannot be stored.
+
+    Args:
+        files: The trace, or both windows.
+        measured: What was measured.
+        task: What was asked for.
+        before: What ``status_of`` gave before the trace was read.
+    """
     try:
-        before = [Path(path).stat() for path in paths_of(files)]
         hooks = read_metadata(files.path) or TraceMetadata()
         events = events_of(measured, files, wanted_events(task))
         content = to_content(measured, files, task.analyzers, events, tuple(map(identify, paths_of(files))), hooks)
-        if any(_changed(path, status) for path, status in zip(paths_of(files), before, strict=True)):
+        if status_of(files) != before:
             return False  # it says what was measured of one trace, and has the hash of another
         replace_file(Path(partials_path(files.path)), content)
     except (OSError, SourceError, Unstorable):
         return False
     return True
+
+
+def status_of(files: TraceFiles) -> object:
+    """What changes where a file of a trace is replaced, or somebody writes into it; None where one is gone."""
+    try:
+        statuses = [Path(path).stat() for path in paths_of(files)]
+    except OSError:
+        return None
+    return [(status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses]
 
 
 def to_content(
@@ -234,13 +248,3 @@ def _unpack(packed: Raw, kind: object, files: TraceFiles, name: str) -> object:
         return unpack_value(content, kind)
     except ValueError as error:
         raise Refused(f"is damaged: {name}: {error}") from None
-
-
-def _changed(path: str, before: os.stat_result) -> bool:
-    """Whether a file is another one, or somebody wrote into it.
-
-    Raises:
-        OSError: It is gone.
-    """
-    now = Path(path).stat()
-    return (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns)

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
-from benchmarks import growth
-from benchmarks.synthetic_ranks import make_job
+from benchmarks.synthetic_ranks import make_job, write_partials
 from perfscope.engine.analysis_report import to_report
 from perfscope.renderers import Format, render
 from tests.conftest import perfscope
@@ -40,7 +39,7 @@ def test_twice_the_ranks_take_twice_the_calls() -> None:
 
 def test_a_folder_of_partials_is_analyzed_whole(tmp_path: Path) -> None:
     """What reaches a driver of many ranks: a file of partials of each, and no trace."""
-    growth.make(tmp_path / "job", 520)
+    write_partials(tmp_path / "job", 520)
     answer = perfscope("analyze", "job", "--format", "json", "--rows", "rows", cwd=tmp_path)
     assert answer.code == 0, answer.stderr
     document = json.loads(answer.stdout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import shutil
 from functools import cache
 from pathlib import Path
@@ -9,16 +10,19 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from perfscope.engine import partials
+from perfscope.commands.profile.completion import _summarize_run
+from perfscope.engine import measuring, partials
 from perfscope.engine.measuring import measure
-from perfscope.engine.partials import FLOOR_BYTES, LARGEST_SHARE, get, load, put, to_content
+from perfscope.engine.partials import FLOOR_BYTES, LARGEST_SHARE, get, load, put, storable, to_content
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
 from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
-from perfscope.sources.partials import Identity, Refused, Unstorable, identify, pack_value
+from perfscope.sources.partials import Identity, Refused, Unstorable, pack_value
+from perfscope.sources.traces.files import find_traces
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events, Trace
 from perfscope.wire.traces import partials_path
+from tests.aggregation.test_writing import largest_file
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures"
@@ -44,7 +48,8 @@ def measured(name: str) -> MeasuredTrace:
 def written(name: str, folder: Path) -> Path:
     """A copy of a trace with its partials."""
     trace = Path(shutil.copy(FIXTURES / name, folder))
-    assert put(TraceFiles(str(trace)), measure(TraceFiles(str(trace)), TASK), TASK)
+    measure(TraceFiles(str(trace)), replace(TASK, stores=True))
+    assert Path(partials_path(str(trace))).is_file()
     return trace
 
 
@@ -102,17 +107,37 @@ def test_partials_serve_the_events_that_change_nothing(tmp_path: Path) -> None:
 def test_a_trace_that_is_replaced_while_it_is_measured_is_not_stored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trace = Path(shutil.copy(FIXTURES / TRACES[0], tmp_path))
-    files = TraceFiles(str(trace))
+    path = Path(shutil.copy(FIXTURES / TRACES[0], tmp_path))
+    read = measuring.read_files
 
-    def replaced(path: str) -> Identity:
-        identity = identify(path)
-        trace.write_bytes(b"{}")
-        return identity
+    def read_and_replace(files: TraceFiles, task: Task) -> Trace:
+        whole = read(files, task)
+        other = path.with_name("other.tmp")
+        other.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'"dur": 1', b'"dur": 2')))
+        other.replace(path)
+        return whole
 
-    monkeypatch.setattr(partials, "identify", replaced)
-    assert not put(files, measured(TRACES[0]), TASK)
-    assert not Path(partials_path(str(trace))).exists()
+    monkeypatch.setattr(measuring, "read_files", read_and_replace)
+    assert measure(TraceFiles(str(path)), replace(TASK, stores=True)).summary is not None
+    assert not list(tmp_path.glob("*.partials*"))
+
+
+def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
+    path = Path(shutil.copy(FIXTURES / TRACES[0], tmp_path))
+    with largest_file(1000):
+        measure(TraceFiles(str(path)), replace(TASK, stores=True))
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writes_page", [False, True])
+def test_the_analysis_that_ends_a_profile_stores_partials(tmp_path: Path, *, writes_page: bool) -> None:
+    run = Path(shutil.copytree(FIXTURES / "runs" / "h200_zero2", tmp_path / "run"))
+    _summarize_run(run, writes_page=writes_page)
+    traces = find_traces([str(run / "traces")])
+    assert len(traces) == 2
+    for trace in traces:
+        assert storable(frozenset()) <= load(partials_path(trace)).partials.keys()
 
 
 def test_partials_of_another_version_or_other_code_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +168,7 @@ def test_the_fingerprint_changes_with_the_code(tmp_path: Path, monkeypatch: pyte
 
 def test_a_trace_that_could_not_be_measured_is_not_stored(tmp_path: Path) -> None:
     files = TraceFiles(str(tmp_path / "none.json"))
-    assert not put(files, measure(files, TASK), TASK)
+    assert not put(files, measure(files, TASK), TASK, None)
     broken = replace(measured(TRACES[2]), failed={"idle": "It could not be measured."})
     with pytest.raises(Unstorable):
         to_content(broken, TraceFiles(broken.path), NAMES, EVENTS, (Identity("a", 1, "0"),))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import many_traces, partials, traces
+from benchmarks import many_traces, traces
 from benchmarks.processes import best
 from tests.conftest import ROOT
 
@@ -17,7 +17,6 @@ REPORT = ROOT / "reports" / "traces.md"
 DOCUMENTS = {
     "traces.json": traces.document,
     "many_traces.json": many_traces.document,
-    "partials.json": partials.document,
 }
 
 

@@ -6,24 +6,14 @@ import gzip
 import shutil
 from pathlib import Path
 
-import pytest
-
 from perfscope.commands.profile.compression import compress
-from perfscope.engine import measuring, partials_at_capture
 from perfscope.engine.analysis_report import to_report
-from perfscope.engine.partials_at_capture import store_beside, task_at_capture
 from perfscope.engine.run import analyze
-from perfscope.engine.tasks import Task
-from perfscope.engine.windows import TraceFiles
 from perfscope.renderers import Format, render
-from perfscope.tables.trace import Trace
 from tests.conftest import ROOT
 from tests.dying import kill_at_each_step, kill_at_size
 
 SOURCE = ROOT / "fixtures" / "nodes" / "node1"
-
-
-pytestmark = pytest.mark.usefixtures("apart")
 
 
 def new_run(tmp_path: Path) -> Path:
@@ -69,22 +59,3 @@ def test_a_run_gives_its_answer_after_each_kill_and_is_completed_by_the_next_try
         complete()
         kills += 1
     assert kills > 8
-
-
-def test_a_trace_that_is_replaced_while_it_is_measured_has_no_partials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    trace = Path(shutil.copytree(SOURCE, tmp_path / "run")) / "traces"
-    (path,) = trace.glob("*.gz")
-    read = measuring.read_files
-
-    def read_and_replace(files: TraceFiles, task: Task) -> Trace:
-        whole = read(files, task)
-        other = path.with_name("other.tmp")
-        other.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'"dur": 1', b'"dur": 2')))
-        other.replace(path)
-        return whole
-
-    monkeypatch.setattr(partials_at_capture, "read_files", read_and_replace)
-    assert not store_beside(TraceFiles(str(path)), task_at_capture(tmp_path / "run"))
-    assert not list(trace.glob("*.partials*"))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.engine.partials_at_capture import store_beside, task_at_capture
 from perfscope.engine.run import Analysis, Plan, analyze
-from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.traces.files import find_traces
 from perfscope.wire.traces import partials_path
@@ -237,9 +234,7 @@ def test_partials_in_a_store_are_taken_in_place_of_their_traces(s3: str, ask: As
     import s3fs
 
     store = s3fs.S3FileSystem(key=ACCESS_KEY, secret=SECRET_KEY, endpoint_url=s3, skip_instance_cache=True)
-    run = Path(shutil.copytree(RUN, tmp_path / "run"))
-    for name in TRACES:
-        assert store_beside(TraceFiles(str(run / "traces" / name)), task_at_capture(run))
+    run = copy_with_partials(RUN, tmp_path)
     store.put(str(run), "runs/partials", recursive=True)
     faults = Faults()
     with faulty(s3, faults) as address:
