@@ -1,8 +1,8 @@
 """How fast lines are read: those of each format, as ranks print them, and text that is no record.
 
 Run: ``python -m benchmarks.log_lines [--megabytes 4]``, a minute. Each text is written to a file and read by
-``read_log``; the figure is bytes over processor time of one process, the best of three. A log goes on where something
-in its excerpt counts; else the excerpt comes again and again. The limit is 20 MB/s.
+``read_log``; the figure is bytes over processor time of one process, the best of three. A log is an excerpt again and
+again, with steps that go on. The limit is 20 MB/s.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,12 +18,12 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from benchmarks.advancing_logs import advancing_log
 from benchmarks.log_excerpts import EXCERPTS, ROOT
 from perfscope.constants import MB
 from perfscope.sources.joblog import read_log
 
 RANKS = 8
+_STEP = re.compile(rb"((?:iter|iteration|[Ss]tep|num_updates)\W{1,12})(\d+)")
 BEST_OF = 3
 
 
@@ -45,11 +46,14 @@ def texts(size: int) -> Iterator[tuple[str, bytes]]:
 
 
 def records(size: int) -> Iterator[tuple[str, bytes]]:
-    """Each excerpt as a log that goes on."""
+    """Each excerpt again and again, with steps that go on."""
     for path in sorted(EXCERPTS.glob("*.log")):
         text = path.read_bytes()
-        log = advancing_log(path.stem, text.decode("latin-1"))
-        yield path.stem, text * (size // len(text) + 1) if log is None else log.text(size).encode("latin-1")
+        yield path.stem, b"".join(_later(text, number) for number in range(size // len(text) + 1))
+
+
+def _later(text: bytes, number: int) -> bytes:
+    return _STEP.sub(lambda step: step[1] + b"%d" % (int(step[2]) + 100 * number), text)
 
 
 def of_ranks(text: bytes) -> bytes:

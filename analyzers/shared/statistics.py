@@ -124,10 +124,3 @@ def count_values(values: Sequence[float] | npt.NDArray[np.generic]) -> ValueCoun
     """Count how often each value occurs."""
     value, count = np.unique(np.asarray(values, np.float64), return_counts=True)
     return ValueCounts(value, count.astype(np.int64))
-
-
-def merge_counts(first: ValueCounts, second: ValueCounts) -> ValueCounts:
-    """The counts of the values of both."""
-    value, index = np.unique(np.concatenate((first.value, second.value)), return_inverse=True)
-    count = np.bincount(index, np.concatenate((first.count, second.count)), len(value))
-    return ValueCounts(value, count.astype(np.int64))

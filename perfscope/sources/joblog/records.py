@@ -7,7 +7,6 @@ decided once, when the log has been read: see ``resolve``.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
@@ -108,6 +107,7 @@ class Series:
         self._waiting: list[tuple[Any, ...]] = []
         self._blocks: list[Float64] = []
         self._rows = 0
+        self._resolved: Resolved | None = None
 
     def add(self, record: Record, label: bytes | None = None, stamp_ns: int | None = None) -> None:
         """Append a record as it is printed, unless its number is impossible.
@@ -140,7 +140,7 @@ class Series:
         self._begins = self._disturbance = 0
         if len(self._waiting) >= _AT_ONCE:
             self._write()
-        self.__dict__.pop("_found", None)
+        self._resolved = None
 
     def add_many(self, iteration: Int64, wall_ns: Int64, samples: Float64) -> None:
         """Append many undisturbed records without a label, of which only these figures are known."""
@@ -154,7 +154,7 @@ class Series:
         self._begins = self._disturbance = 0
         self.has_times = True
         self._keep(block)
-        self.__dict__.pop("_found", None)
+        self._resolved = None
 
     def on_restart(self) -> None:
         """A process begins to train; several ranks may print that."""
@@ -230,11 +230,13 @@ class Series:
             **columns,
         )
 
-    @cached_property
+    @property
     def _found(self) -> Resolved:
         """What ``resolve`` makes of all records so far."""
+        if self._resolved is not None:
+            return self._resolved
         self._write()
-        return resolve(
+        self._resolved = resolve(
             Printed(
                 iteration=self._printed("iteration"),
                 wall_ns=self._printed("wall_ns"),
@@ -244,6 +246,7 @@ class Series:
                 samples=self._printed("samples"),
             )
         )
+        return self._resolved
 
     def _write(self) -> None:
         """Write the last records as a block; many at once cost less."""

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from perfscope.analyzers.shared.statistics import count_values, merge_counts
+from perfscope.analyzers.shared.statistics import count_values
 
 VALUES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 
@@ -16,12 +16,6 @@ VALUES = st.lists(st.integers(1, 30), min_size=1, max_size=60)
 @given(values=VALUES, fraction=st.sampled_from([0.0, 0.05, 0.5, 0.95, 1.0]))
 def test_quantiles_are_numpys(values: list[int], fraction: float) -> None:
     assert count_values(values).quantile(fraction) == pytest.approx(np.quantile(values, fraction))
-
-
-@given(first=VALUES, second=VALUES)
-def test_two_counts_are_one(first: list[int], second: list[int]) -> None:
-    both = merge_counts(count_values(first), count_values(second))
-    assert np.repeat(both.value, both.count).tolist() == sorted(first + second)
 
 
 def test_nothing_has_no_median() -> None:

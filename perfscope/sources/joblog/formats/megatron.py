@@ -339,7 +339,6 @@ _FLOPS = re.compile(rb"\s*([\d.]+)([KMGTPE]?)FLOPS")
 _PREFIXES = {b"": 1, b"K": KILO, b"M": MEGA, b"G": GIGA, b"T": TERA, b"P": PETA, b"E": KILO * PETA}
 _LONGEST = 2000
 _MOST_LINES = 12
-_FEW = 8
 
 _TIMES = {
     b"elapsedtimeperiteration(ms)": NS_PER_MS,
