@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
+from benchmarks.log_excerpts import EXCERPTS as FOLDER
+from benchmarks.log_excerpts import load
 from perfscope.sources.joblog import reading
 from perfscope.sources.joblog.log_format import FormatState
 from perfscope.sources.joblog.reading import read_log
 from perfscope.sources.joblog.registry import FORMATS
 from perfscope.sources.joblog.rules import MOST_OF_LINE, Rule
-from tests.conftest import ROOT
 from tests.ratios import assert_ratio
 
-EXCERPTS = sorted((ROOT / "fixtures" / "published_logs").glob("*.log"))
+#: One of each framework.
+EXCERPTS = list({excerpt.expect["framework"]: excerpt.path for excerpt in load(FOLDER)}.values())
 TOTAL = 60_000
 LENGTHS = (5_000, 15_000)
 #: Half records are read as fast as whole ones; at the square of a line's length they took a hundred times as long.
