@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from statistics import median
 from typing import TypeAlias
 
 import numpy as np
@@ -16,8 +15,6 @@ from perfscope.tables.steps import HostTimes, Steps
 
 #: Fewer probes of a rank say nothing.
 _FEWEST_PROBES = 5
-#: A device that has nothing else to do waits for the launches of the optimizer for more than this share of it.
-_IS_WAIT = 0.75
 #: A clock that was set forward by at least this time, and by so many median steps.
 _LEAST_JUMP_NS, _LONG_JUMP = 10 * NS_PER_S, 20
 #: Ranks that train together are at most so many steps apart.
@@ -68,8 +65,6 @@ class StepParts:
         times_exchange: Whether waits for other ranks were timed on all ranks.
         idle_ns: Of each rank, for how long of a step its process had no processor, waits for data and saves left out;
             empty where this was not recorded of all ranks.
-        leads_host: Of each rank, whether its device had nothing to do but what its host launched, in most probed steps;
-            false without probes.
     """
 
     ranks: tuple[int, ...]
@@ -82,7 +77,6 @@ class StepParts:
     work_unit: str
     times_exchange: bool
     idle_ns: tuple[float, ...] = ()
-    leads_host: tuple[bool, ...] = ()
 
     @property
     def own_ns(self) -> Int64:
@@ -118,17 +112,9 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
         work_unit=unit,
         times_exchange=all(bool(present(_host(table).collectives_ns).any()) for table in tables),
         idle_ns=_idle(tables, parts_ns),
-        leads_host=tuple(_leads_host(table) for table in tables),
     )
     assert np.array_equal(sum(parts.parts_ns.values()), parts.total_ns), "the parts do not add up to the steps"
     return parts
-
-
-def _leads_host(table: Steps) -> bool:
-    shares = [
-        probe.update_launch_ns / max(probe.update_ns, 1) for probe in table.probes if probe.update_launch_ns is not None
-    ]
-    return len(shares) >= _FEWEST_PROBES and median(shares) > _IS_WAIT
 
 
 def _idle(tables: Sequence[Steps], parts_ns: Mapping[Part, Int64]) -> tuple[float, ...]:
