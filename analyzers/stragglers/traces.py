@@ -408,34 +408,6 @@ def _causes(
     return tuple(causes[:_MOST_OPERATIONS])
 
 
-class _Peers(Struct, frozen=True, eq=False):
-    """The ranks of a group over the steps that all of them marked.
-
-    Attributes:
-        row_of: The row of each rank; empty where they have no step in common.
-        parts_ns: What each did: one row a rank, one column for each of ``step_profile.PARTS``.
-        paces: How fast each computes; empty where they cannot be compared.
-    """
-
-    row_of: Mapping[int, int]
-    parts_ns: Int64
-    paces: tuple[Pace, ...]
-
-    def reason(self, rank: int, significant: float) -> Reason | None:
-        """Why a rank came last; None where its steps cannot be compared with those of the others."""
-        row = self.row_of.get(rank)
-        if row is None or len(self.row_of) == 1:
-            return None
-        slower = more_work = 0.0
-        if self.paces:
-            own, others = self.paces[row], (*self.paces[:row], *self.paces[row + 1 :])
-            slower = (
-                1 / (own.relative_compute or 1.0) / _mean([1 / (pace.relative_compute or 1.0) for pace in others]) - 1
-            )
-            more_work = own.relative_work / _mean([pace.relative_work for pace in others]) - 1
-        return reason_of(self.parts_ns[row], np.delete(self.parts_ns, row, axis=0), slower, more_work, significant)
-
-
 class _Members:
     """What the ranks of a job sent besides their operations.
 
@@ -482,26 +454,17 @@ class _Members:
 
     def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
         """A group, with why those of its ranks came last that caused a significant wait."""
-        if group.has_stages or not any(rank.excess >= significant for rank in group.ranks):
-            return group
-        peers = self._compare_peers(group)
-        ranks = tuple(
-            replace(rank, reason=peers.reason(rank.rank, significant)) if rank.excess >= significant else rank
-            for rank in group.ranks
-        )
-        return replace(group, ranks=ranks)
-
-    def _compare_peers(self, group: GroupWait) -> _Peers:
-        """What tells the ranks of a group apart."""
+        last = {rank.rank for rank in group.ranks if rank.excess >= significant}
         profiles = {rank.rank: self._profiles[rank.rank] for rank in group.ranks if rank.rank in self._profiles}
         steps = common_steps(profile.steps for profile in profiles.values())
-        parts = [own.parts[:, np.isin(own.steps, steps)].sum(axis=1) for own in profiles.values()]
-        paces = self.comparison.paces if self.comparison else {}
-        compared = tuple(paces[rank] for rank in profiles if rank in paces)
-        return _Peers(
-            row_of={rank: row for row, rank in enumerate(profiles)} if steps else {},
-            parts_ns=np.array(parts, np.int64).reshape(len(profiles), len(PARTS)),
-            paces=compared if len(compared) == len(profiles) else (),
+        if group.has_stages or not last or not steps or len(profiles) < _FEWEST_RANKS:
+            return group
+        parts = {rank: own.parts[:, np.isin(own.steps, steps)].sum(axis=1) for rank, own in profiles.items()}
+        every = self.comparison.paces if self.comparison else {}
+        paces = {rank: every[rank] for rank in profiles} if profiles.keys() <= every.keys() else {}
+        reasons = {rank: _find_reason(rank, parts, paces, significant) for rank in last & profiles.keys()}
+        return replace(
+            group, ranks=tuple(replace(rank, reason=reasons.get(rank.rank, rank.reason)) for rank in group.ranks)
         )
 
     def over_all(self, groups: Sequence[GroupWait]) -> list[RankPace]:
@@ -522,16 +485,22 @@ class _Members:
         return ranks
 
 
-def reason_of(own: Int64, others: Int64, slower: float, more_work: float, significant: float) -> Reason:
+def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float) -> Reason:
     """Why a rank came last.
 
     Args:
-        own: Its PARTS, in nanoseconds.
-        others: Those of the other ranks, one row a rank.
-        slower: By which share the same kernels take longer on it than on the others.
-        more_work: By which share it has more to compute.
+        rank: The rank.
+        parts_ns: PARTS of each rank of its group.
+        paces: How fast each of them computes; empty where they cannot be compared.
         significant: A part that is longer by less explains nothing, in nanoseconds.
     """
+    own, others = parts_ns[rank], [parts_ns[peer] for peer in parts_ns if peer != rank]
+    slower = more_work = 0.0
+    if paces:
+        peers = [paces[peer] for peer in parts_ns if peer != rank]
+        times = [1 / (pace.relative_compute or 1.0) for pace in peers]
+        slower = 1 / (paces[rank].relative_compute or 1.0) / (fsum(times) / len(times)) - 1
+        more_work = paces[rank].relative_work / (fsum(pace.relative_work for pace in peers) / len(peers)) - 1
     excess = dict(zip(PARTS, (own - np.mean(others, axis=0)).tolist(), strict=True))
     candidates = {part: ns for part, ns in excess.items() if part != "communication" and ns > 0}
     total = sum(candidates.values())
@@ -550,7 +519,3 @@ def reason_of(own: Int64, others: Int64, slower: float, more_work: float, signif
 def number_or_none(rank: int) -> int | None:
     """A rank for JSON: null where its number is not known."""
     return rank if rank >= 0 else None
-
-
-def _mean(values: Sequence[float]) -> float:
-    return fsum(values) / len(values)
