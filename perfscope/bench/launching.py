@@ -38,22 +38,18 @@ class Place:
         result: What each rank wrote.
         checkpoint: The checkpoint, which is removed once it was measured.
         log: The output of the processes.
-        gate: The file that lets the training begin.
     """
 
     run_dir: Path
     result: Path
     checkpoint: Path
     log: Path
-    gate: Path
 
     @classmethod
     def below(cls, folder: Path, name: str) -> Place:
         """The places of a training in the folder of a benchmark."""
         work = folder / "work" / name
-        return cls(
-            folder / "runs" / name, work / "result", work / "checkpoint", folder / "logs" / f"{name}.log", work / "gate"
-        )
+        return cls(folder / "runs" / name, work / "result", work / "checkpoint", folder / "logs" / f"{name}.log")
 
     def clear(self) -> None:
         """Remove what an earlier attempt left."""
@@ -66,7 +62,7 @@ class Place:
 
 @dataclass(slots=True)
 class Started:
-    """A training that runs, or waits for its gate to open.
+    """A training that runs.
 
     Attributes:
         variant: The row.
@@ -84,20 +80,11 @@ class Started:
     is_late: bool = False
     ranks: list[int] = field(default_factory=list)
 
-    def wait_until_ready(self, end: float) -> None:
-        """Wait until every process is ready to train, the training has ended, or the clock is at ``end``."""
-        while time.monotonic() < end and self.process.poll() is None:
-            ready = list(self.place.gate.parent.glob(f"{self.place.gate.name}.ready-*"))
-            if len(ready) >= self.variant.processes:
-                return
-            time.sleep(_POLL_S)
-
     def train(self, seconds: float) -> None:
-        """Open the gate, and wait until every rank has trained and written its result.
+        """Wait until every rank has trained and written its result.
 
         Where the time is over first, the training is ended, so that the next one has the devices for itself.
         """
-        self.place.gate.touch()
         end = time.monotonic() + seconds
         while self.process.poll() is None:
             if len(list(self.place.result.glob("rank-*.json"))) >= self.variant.processes:
@@ -138,11 +125,11 @@ class Started:
             buffer.unlink(missing_ok=True)
 
 
-def start(variant: Variant, settings: Settings, place: Place, *, waits: bool) -> Started:
-    """Start a training; where it ``waits``, it makes its imports and begins when its gate opens."""
+def start(variant: Variant, settings: Settings, place: Place) -> Started:
+    """Start a training."""
     place.clear()
     port = _find_free_port()
-    words = profile_words(variant, settings, place, port, waits=waits)
+    words = profile_words(variant, settings, place, port)
     with place.log.open("wb") as log:
         process = subprocess.Popen(
             words,
@@ -155,7 +142,7 @@ def start(variant: Variant, settings: Settings, place: Place, *, waits: bool) ->
     return Started(variant, place, process, port)
 
 
-def profile_words(variant: Variant, settings: Settings, place: Place, port: int, *, waits: bool) -> list[str]:
+def profile_words(variant: Variant, settings: Settings, place: Place, port: int) -> list[str]:
     """The whole command, from ``perfscope profile`` on."""
     window = str(settings.profiled_step)
     profile = ["profile", "-o", str(place.run_dir), "--steps", window, "--window", "operators", "--nvml-hz", _NVML_HZ]
@@ -165,7 +152,6 @@ def profile_words(variant: Variant, settings: Settings, place: Place, port: int,
         *training_words(variant, settings),
         *("--result", str(place.result)),
         *(("--checkpoint", str(place.checkpoint)) if settings.saves else ()),
-        *(("--gate", str(place.gate)) if waits else ()),
     ]
 
 

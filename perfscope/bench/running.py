@@ -6,9 +6,7 @@ import fcntl
 import json
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -71,7 +69,6 @@ SCHEMA = "perfscope/bench-settings/1"
 _SETTINGS_FILE = "bench.json"
 _LOCK_FILE = "bench.lock"
 _ROWS_FOLDER = "rows"
-_LONGEST_START_S = 300.0
 
 #: Says what is done, in a line.
 Tell = Callable[[str], None]
@@ -89,7 +86,6 @@ class Plan:
         repetitions: Trainings of each row.
         seconds: What one training may take.
         retries: Whether what failed earlier is trained again.
-        start_ahead: Trainings that make their imports and batches together before they train one by one.
         keeps_runs: Whether the runs of ``perfscope profile`` stay behind their analysis.
     """
 
@@ -100,7 +96,6 @@ class Plan:
     repetitions: int
     seconds: float
     retries: bool
-    start_ahead: int
     keeps_runs: bool
 
 
@@ -202,43 +197,14 @@ def run_trainings(plan: Plan, tell: Tell) -> Iterator[Measurement]:
             yield measurement  # not on disk: what is missing today may be there tomorrow
         elif obstacle is None and measurement.name not in names:
             pending.append(measurement)
-    for begin in range(0, len(pending), plan.start_ahead):
-        yield from _run_together(plan, pending[begin : begin + plan.start_ahead], len(pending) - begin, tell)
-
-
-def _run_together(plan: Plan, pending: Sequence[Measurement], left: int, tell: Tell) -> Iterator[Measurement]:
-    """Start trainings together, and let them train one after the other."""
-    started: list[tuple[Measurement, Started]] = []
-    try:
-        for measurement in pending:
-            place = Place.below(plan.folder, measurement.name)
-            started.append((measurement, start(measurement.variant, plan.settings, place, waits=len(pending) > 1)))
-        if len(pending) > 1:
-            end = time.monotonic() + min(_LONGEST_START_S, plan.seconds)
-            for _, training in started:
-                training.wait_until_ready(end)
-        with ThreadPoolExecutor(len(pending)) as analyses:  # where several are started, beside the next training
-            ended = []
-            try:
-                for number, (measurement, training) in enumerate(started):
-                    tell(f"{measurement.name}: {left - number} trainings to go")
-                    training.train(plan.seconds)
-                    ended.append(analyses.submit(_finish, plan, measurement, training))
-                for future in ended:
-                    yield future.result()
-            except BaseException:  # Ctrl-C, most often: what has trained is still measured
-                _stop_all([training for _, training in started[len(ended) :]])
-                raise
-    finally:
-        _stop_all([training for _, training in started])
-
-
-def _stop_all(trainings: Sequence[Started]) -> None:
-    """End what still runs; all are asked at once, because each may take seconds."""
-    for training in trainings:
-        training.interrupt()
-    for training in trainings:
-        training.stop()
+    for number, measurement in enumerate(pending):
+        tell(f"{measurement.name}: {len(pending) - number} trainings to go")
+        training = start(measurement.variant, plan.settings, Place.below(plan.folder, measurement.name))
+        try:
+            training.train(plan.seconds)
+            yield _finish(plan, measurement, training)
+        finally:
+            training.stop()
 
 
 def _finish(plan: Plan, measurement: Measurement, training: Started) -> Measurement:

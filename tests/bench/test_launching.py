@@ -40,12 +40,11 @@ def test_the_launcher_of_several_hosts_is_filled_in() -> None:
 
 def test_a_training_is_profiled_behind_its_measured_steps(tmp_path: Path) -> None:
     place = Place.below(tmp_path, "x")
-    words = profile_words(variant("ddp", 2, recompute=True), SETTINGS, place, 1, waits=False)
+    words = profile_words(variant("ddp", 2, recompute=True), SETTINGS, place, 1)
     assert words[1:4] == ["-m", "perfscope", "profile"]
     assert words[words.index("--steps") + 1] == "10"  # 3 warm up, 5 are measured, the profiler warms up in one
     assert "--recompute" in words
-    assert "--gate" not in words
-    assert "--checkpoint" not in profile_words(variant(), replace(SETTINGS, saves=False), place, 1, waits=True)
+    assert "--checkpoint" not in profile_words(variant(), replace(SETTINGS, saves=False), place, 1)
 
 
 def test_a_training_that_does_not_end_is_ended_with_all_its_processes(

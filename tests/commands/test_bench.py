@@ -28,7 +28,7 @@ def rows_of(ended: Ended) -> dict[str, dict[str, Any]]:
 @pytest.mark.slow
 def test_strategies_are_trained_and_compared(tmp_path: Path) -> None:
     strategies = "single,mp,ddp,1f1b,zero-2"
-    words = ("bench", "--strategies", strategies, "--nproc", "2", *TINY, "-o", "B", "--start-ahead", "3", "--keep-runs")
+    words = ("bench", "--strategies", strategies, "--nproc", "2", *TINY, "-o", "B", "--keep-runs")
     ended = perfscope(*words, "--format", "json", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     rows = rows_of(ended)
@@ -67,7 +67,7 @@ def test_a_launcher_of_ones_own_starts_the_ranks_which_train_on_a_file(tmp_path:
     launcher = f"{sys.executable} {SCRIPTS / 'as_srun_does.py'} {{nproc}} {{port}}"
     options = ("--model", "gpt:2x32x16x128", "--devices", "cpu", "--batch-size", "8", "--steps", "5", "--warmup", "1")
     words = ("bench", "--strategies", "ddp", "--nproc", "2", *options, "--data", "corpus.txt", "--launcher", launcher)
-    ended = perfscope(*words, "--repetitions", "2", "--start-ahead", "2", "--format", "json", cwd=tmp_path)
+    ended = perfscope(*words, "--repetitions", "2", "--format", "json", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     (row,) = rows_of(ended).values()
     assert (row["trainings"], len(row["memory_bytes"]), row["notes"]) == (2, 2, [])

@@ -55,7 +55,6 @@ def bench(
         repetitions=choice.repetitions,
         seconds=running.timeout,
         retries=running.retry,
-        start_ahead=running.start_ahead,
         keeps_runs=running.keep_runs,
     )
     with hold_folder(running.output):

@@ -185,14 +185,6 @@ class RunOptions:
         bool,
         typer.Option("--retry", help="Train again what failed in an earlier call.", rich_help_panel=_RUNNING),
     ] = False
-    start_ahead: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            help="How many trainings import everything together before each trains alone: their processes wait.",
-            rich_help_panel=_RUNNING,
-        ),
-    ] = 1
     keep_runs: Annotated[
         bool,
         typer.Option(

@@ -50,7 +50,6 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--lr", type=float, help="else that of the task")
     parser.add_argument("--result", type=Path)
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--gate", type=Path, help="wait until this file exists, ready to train")
     parser.add_argument("--describe", action="store_true")
     parser.add_argument("--local_rank", type=int, default=-1)
     return parser.parse_args(words)
@@ -140,14 +139,6 @@ def measure_memory(job: Job) -> list[dict[str, object]]:
     return [{"device": str(device), "bytes": torch.cuda.max_memory_allocated(device)} for device in job.devices]
 
 
-def wait_at_gate(gate: Path | None) -> None:
-    """Say that all is ready to train, and wait until the gate opens."""
-    if gate is not None:
-        gate.with_name(f"{gate.name}.ready-{os.environ.get('RANK', '0')}").touch()
-        while not gate.exists():
-            time.sleep(_POLL_S)
-
-
 def main() -> None:
     """Train, and write the result of this rank."""
     options = parse_options(sys.argv[1:])
@@ -159,7 +150,6 @@ def main() -> None:
     build = import_build(strategy)
     batches = make_batches(task, options)
     set_rank_variables()
-    wait_at_gate(options.gate)
     job = find_job(task, options)
     training = build(job, **strategy.options)
     losses = train(job, training, batches)
