@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import tarfile
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +24,7 @@ from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.sources.partials import Refused, read_partials
 from perfscope.sources.runs.records import decode_event, read_records
 from perfscope.sources.stores.location import is_url, join, locate
-from perfscope.sources.stores.reading import find_sizes, kind_of, list_below, open_stored, read_all
+from perfscope.sources.stores.reading import find_sizes, kind_of, list_below, open_stored
 from perfscope.wire.incidents import CONTROL_FOLDER
 from perfscope.wire.records import WindowRecord
 from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
@@ -334,11 +335,8 @@ def _find_recorded(folder: Path, ranks: frozenset[int] | None) -> Iterator[str]:
                     yield f"{wire.TRACES_FOLDER}/{event.trace}"
 
 
-#: So many small files are asked for together, and so many bytes: they are in memory until they are written.
-_TOGETHER = 64
-_TOGETHER_BYTES = 32 * MIB
-#: A larger file is read block by block.
-_LARGEST_SMALL = 4 * MIB
+#: Most files are small, and wait for the store longer than they take.
+_AT_ONCE = 16
 _AGAIN = "run the same command again"
 
 
@@ -376,31 +374,18 @@ class StoredPart:
         return sizes
 
     def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
-        """See ``Part``."""
-        lost: dict[str, str] = {}
-        for some in self._group([name for name in files if self.sizes[name] <= _LARGEST_SMALL]):
-            for name, content in read_all(self.name, {name: self.sizes[name] for name in some}).items():
-                if isinstance(content, str):
-                    lost[name] = f"{join(self.name, name)} cannot be read: {content}"
-                else:
-                    write_atomically([content], folder / name)
-        for name in files:
-            if self.sizes[name] > _LARGEST_SMALL:
-                try:
-                    write_atomically(self._blocks_of(name), folder / name)
-                except _Lost as loss:
-                    lost[name] = str(loss)
-        return lost
+        """See ``Part``: several are read at once, each block by block."""
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            losses = list(pool.map(lambda name: self._copy(name, folder / name), files))
+        return {name: loss for name, loss in zip(files, losses, strict=True) if loss is not None}
 
-    def _group(self, names: Sequence[str]) -> Iterator[list[str]]:
-        group: list[str] = []
-        for name in names:
-            if len(group) == _TOGETHER or sum(self.sizes[file] for file in (*group, name)) > _TOGETHER_BYTES:
-                yield group
-                group = []
-            group.append(name)
-        if group:
-            yield group
+    def _copy(self, name: str, path: Path) -> str | None:
+        """Copy a file; why it is lost, where it is."""
+        try:
+            write_atomically(self._blocks_of(name), path)
+        except _Lost as loss:
+            return str(loss)
+        return None
 
     def _blocks_of(self, name: str) -> Iterator[bytes]:
         """A file, block by block.

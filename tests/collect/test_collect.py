@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -257,7 +258,7 @@ def test_a_name_that_is_a_file_and_a_folder_is_told(
 ) -> None:
     sizes = dict.fromkeys(("run.json", "hosts", "hosts/a.json"), 0)
     monkeypatch.setattr("perfscope.collect.parts.list_below", lambda _: sizes)
-    monkeypatch.setattr("perfscope.collect.parts.read_all", lambda _, names: dict.fromkeys(names, b""))
+    monkeypatch.setattr("perfscope.collect.parts.open_stored", lambda _: io.BytesIO())
     with pytest.raises(SourceError, match="cannot be written"):
         collect([f"file://{two[0]}"], tmp_path / "whole", None, Format.JSON)
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from perfscope.collect import parts
 from perfscope.collect.parts import Unreachable
 from perfscope.commands.collect import collect
 from perfscope.engine.analysis_report import to_report
@@ -104,12 +103,7 @@ def test_a_run_in_a_store_comes_together_without_its_traces_and_with_those_that_
     assert contents(tmp_path / "run") == contents(run)
 
 
-@pytest.mark.parametrize("largest", [0, parts._LARGEST_SMALL])
-def test_all_of_a_run_is_what_it_is_in_the_store(
-    server: str, bring: Bring, run: Path, tmp_path: Path, largest: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(parts, "_LARGEST_SMALL", largest)
-    monkeypatch.setattr(parts, "_TOGETHER", 3)
+def test_all_of_a_run_is_what_it_is_in_the_store(server: str, bring: Bring, run: Path, tmp_path: Path) -> None:
     assert bring(server)[0] == 0
     assert contents(tmp_path / "run") == contents(run)
 
@@ -132,11 +126,9 @@ def test_parts_in_a_store_and_in_a_folder_are_one_run(server: str, bring: Bring,
     ],
     ids=str,
 )
-@pytest.mark.parametrize("largest", [0, parts._LARGEST_SMALL])
 def test_a_store_that_fails_for_a_while_or_lists_late_gives_all_of_it(
-    server: str, bring: Bring, run: Path, tmp_path: Path, faults: Any, largest: int, monkeypatch: pytest.MonkeyPatch
+    server: str, bring: Bring, run: Path, tmp_path: Path, faults: Any
 ) -> None:
-    monkeypatch.setattr(parts, "_LARGEST_SMALL", largest)
     with faulty(server, Faults(**faults)) as address:
         assert bring(address, traces="0")[0] == 0
         assert traces(tmp_path / "run")[:1] == TRACES[:1]
@@ -165,16 +157,12 @@ def test_a_silent_store_is_asked_again(
     ],
     ids=str,
 )
-@pytest.mark.parametrize(
-    ("name", "largest"),
-    [(RECORD, parts._LARGEST_SMALL), (f"traces/{PARTIALS}", parts._LARGEST_SMALL), (f"traces/{TRACES[2]}", 0)],
-)
+@pytest.mark.parametrize("name", [RECORD, f"traces/{PARTIALS}", f"traces/{TRACES[2]}"])
 def test_what_the_store_loses_is_named_and_comes_with_the_next_collect(
-    server: str, bring: Bring, run: Path, tmp_path: Path, faults: dict[str, Any], reason: str, name: str, largest: int,
+    server: str, bring: Bring, run: Path, tmp_path: Path, faults: dict[str, Any], reason: str, name: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    monkeypatch.setattr(parts, "_LARGEST_SMALL", largest)
     faults = {
         key: value if key == "is_unframed" else name if key == "lost" else {name: value}
         for key, value in faults.items()
