@@ -13,7 +13,7 @@ from rich.live import Live
 
 from perfscope.errors import PerfscopeError
 from perfscope.outcome import Outcome
-from perfscope.watching.job import WatchedJob, mfu_per_token_rate
+from perfscope.watching.job import WatchedJob
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import draw, print_once
 
@@ -40,7 +40,7 @@ class _View:
         steps = max((rank.step for rank in self.job.ranks.values()), default=0)
         is_due = self._looks % _TRY_AGAIN == 0 and self._looks <= _TRY_AGAIN
         if self._mfu_rate is None and steps >= _FIRST_STEPS and is_due:
-            self._mfu_rate, self.mfu_reason = mfu_per_token_rate(self.job.path)
+            self._mfu_rate, self.mfu_reason = self.job.mfu_per_token_rate()
         self._looks += steps >= _FIRST_STEPS
         if self._target is not None:
             self._target.publish(to_openmetrics(self.job, self.mfu))

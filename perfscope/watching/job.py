@@ -6,10 +6,7 @@ block the host, as on CPUs; on GPUs the device waits, and who is late is for `pe
 
 from __future__ import annotations
 
-import os
-import shutil
 import statistics
-import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,15 +15,16 @@ from pathlib import Path
 import msgspec
 
 from perfscope import wire
-from perfscope.analyzers import mfu
+from perfscope.analyzers.mfu import analyze as analyze_mfu
 from perfscope.analyzers.steps import analyze
 from perfscope.analyzers.steps.result import StepTimes
-from perfscope.constants import NS_PER_S
+from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import open_regular
 from perfscope.sources.runs.folder import is_run
+from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.records import decode_step, read_rank_record
-from perfscope.sources.runs.run import read_rank, read_run
+from perfscope.sources.runs.run import read_rank
 from perfscope.sources.runs.step_records import to_steps
 from perfscope.tables.run import Run
 from perfscope.wire import incidents
@@ -75,46 +73,6 @@ class Tail:
         self._offset = begin + len(content) if begin == self._offset else status.st_size
         *lines, self._rest = (self._rest + content).split(b"\n")
         return [line for line in lines if line]
-
-
-_COPIED = (wire.RANK_FILE, wire.MODEL_FILE, wire.SETUP_FILE, wire.PARALLEL_FILE)
-_BYTES = 65536
-
-
-def mfu_per_token_rate(run: Path) -> tuple[float | None, str]:
-    """MFU for each token per second, by the headline convention; None with the reason in words.
-
-    The analyzer of finished runs reads a copy of the run with the last steps alone.
-    """
-    with tempfile.TemporaryDirectory(prefix="perfscope-watch-") as folder:
-        copy = Path(folder)
-        shutil.copyfile(run / wire.RUN_FILE, copy / wire.RUN_FILE)
-        for rank in (run / wire.RANKS_FOLDER).glob("*"):
-            target = copy / wire.RANKS_FOLDER / rank.name
-            target.mkdir(parents=True)
-            for name in _COPIED:
-                if (rank / name).is_file():
-                    shutil.copyfile(rank / name, target / name)
-            if (rank / wire.STEPS_FILE).is_file():
-                _copy_tail(rank / wire.STEPS_FILE, target / wire.STEPS_FILE)
-        try:
-            utilisation = mfu.analyze(read_run(copy))
-        except PerfscopeError as error:
-            return None, error.problem
-    step = utilisation.headline
-    if step.mfu is None or not step.flops_per_token or not step.tflops_per_gpu:
-        return None, step.reason or "the run had no GPU whose peak is known"
-    gpus = max(1, len(list((run / wire.RANKS_FOLDER).glob("*[0-9]"))))
-    tokens_per_s = step.tflops_per_gpu * 1e12 * gpus / float(step.flops_per_token)
-    return step.mfu / tokens_per_s, ""
-
-
-def _copy_tail(source: Path, target: Path) -> None:
-    with open_regular(source) as file:
-        size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - _BYTES))
-        content = file.read()
-    target.write_bytes(content if size <= _BYTES else content.partition(b"\n")[2])
 
 
 #: Steps that figures are of.
@@ -329,7 +287,8 @@ class WatchedJob:
         self.wall_ns = time.time_ns()
         has_new = [files.read() for files in self._files.values()]
         if any(has_new):
-            self._times = self._measure()
+            run = self._run()
+            self._times = None if run is None else analyze(run)
         self._read_deaths()
         for samples in self._samples.values():
             samples.read()
@@ -373,13 +332,29 @@ class WatchedJob:
         except (OSError, msgspec.MsgspecError, AttributeError):
             return
 
-    def _measure(self) -> StepTimes | None:
-        """The last steps, as the analyzer of steps has those of a finished run; None before the first one."""
+    def _run(self) -> Run | None:
+        """The last steps as those of a finished run; None before the first one."""
         steps = [to_steps(rank.rank, 0, list(rank.steps)) for rank in self.ranks.values() if rank.steps]
         numbered = [(files, wire.parse_rank_folder(name)) for name, files in self._files.items()]
         ranks = [read_rank(files.folder, number, (), (), []) for files, number in numbered if number is not None]
         known = tuple(rank for rank in ranks if rank is not None)
-        return analyze(Run(str(self.path), (), None, known, tuple(steps), (), ())) if steps else None
+        return Run(str(self.path), (), None, known, tuple(steps), (), ()) if steps else None
+
+    def mfu_per_token_rate(self) -> tuple[float | None, str]:
+        """MFU for each token per second, by the headline convention; None with the reason in words."""
+        run = self._run()
+        if run is None:
+            return None, "too few steps"
+        models = [read_model_record(files.folder, files.rank.rank, []) for files in self._files.values()]
+        run = msgspec.structs.replace(run, models=tuple(model for model in models if model is not None))
+        try:
+            step = analyze_mfu(run).headline
+        except PerfscopeError as error:
+            return None, error.problem
+        if step.mfu is None or not step.flops_per_token or not step.tflops_per_gpu:
+            return None, step.reason or "the run had no GPU whose peak is known"
+        tokens_per_s = step.tflops_per_gpu * TERA * len(self.ranks) / float(step.flops_per_token)
+        return step.mfu / tokens_per_s, ""
 
     def step_ns(self, rank: int | None = None) -> float | None:
         """The step time over the last steps: of the job, or of one rank."""

@@ -15,13 +15,16 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser
 
+from perfscope.analyzers.mfu import analyze
 from perfscope.errors import SourceError
+from perfscope.sources.runs.run import read_run
 from perfscope.watching.job import RECENT, Tail, WatchedJob
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
 from perfscope.wire.host import HostWaits
 from perfscope.wire.incidents import DeathRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
+from tests.conftest import ROOT
 
 MS = 10**6
 parse: Callable[[str], Iterator[Any]] = parser.text_string_to_metric_families
@@ -67,6 +70,16 @@ def test_steps_rates_and_ages_are_those_of_the_last_steps(tmp_path: Path) -> Non
     assert watched.step_ns() == 200 * MS
     assert watched.per_second("samples") == 2 * 4 / 0.2
     assert watched.per_second("tokens") == 2 * 400 / 0.2
+
+
+def test_mfu_is_that_of_the_analyzer() -> None:
+    run = ROOT / "fixtures" / "findings" / "h200" / "ddp_clean"
+    watched = WatchedJob(run)
+    watched.look()
+    rate, tokens = watched.mfu_per_token_rate()[0], watched.per_second("tokens")
+    assert rate is not None
+    assert tokens is not None
+    assert rate * tokens == pytest.approx(analyze(read_run(run)).headline.mfu)
 
 
 def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
