@@ -59,9 +59,9 @@ def _decode(content: bytes) -> object:
 def _to_calls(entries: Sequence[object]) -> tuple[list[CollectiveCall], int]:
     """The calls of a dump, and how many entries cannot be read.
 
-    Behind the sends and receives of a batch NCCL's recorder writes an entry ``coalesced``, which has the number of the
-    collective before it and the batch's own number of sends and receives. It is no collective, but alone knows whether
-    the batch has begun and is over: its state becomes that of the batch's calls.
+    After the sends and receives of a batch NCCL's recorder writes an entry ``coalesced``. It has the number of the
+    collective before it, and the batch's own number of sends and receives. It is no collective, but it alone knows
+    whether the batch has begun and is over: its state becomes the state of the batch's calls.
     """
     calls: list[CollectiveCall] = []
     lists: dict[int, tuple[Any, ...]] = {}

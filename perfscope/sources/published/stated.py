@@ -140,8 +140,7 @@ def _scopes(headings: Sequence[Heading], line: int, last_line: int) -> list[tupl
     """The ranges of lines around a table whose statements apply to it, from the nearest on.
 
     They are the text under the table's own heading, then its whole section, then the text under each heading above it
-    in the outline (the text of a chapter before its first section applies to all of its sections; the text of one
-    section does not apply to the next).
+    in the outline. A chapter's text before its first section applies to all of its sections, a section's to no other.
     """
     scopes: list[tuple[int, int]] = []
     level = _BELOW_ALL

@@ -61,14 +61,10 @@ def long_names() -> bytes:
 
 
 PICKLES = {
-    "nested lists": (b"\x80\x02" + b"]" * 2_000_000 + b"a" * 1_999_999 + b".", "repeats opcodes"),
     "few nested lists": (b"\x80\x02" + b"]" * 200_000 + b"a" * 199_999 + b".", "nested deeper than 200 levels"),
     "nested tuples": (b"\x80\x02N" + b"\x85" * MEGABYTES_4 + b".", "repeats opcodes"),
     "nested dicts": (b"\x80\x02" + b"}N" * 1_400_000 + b"}" + b"s" * 1_400_000 + b".", "repeats opcodes"),
     "flat": (b"\x80\x02](" + b"N" * MEGABYTES_4 + b"e.", "repeats opcodes"),
-    "marks": (b"\x80\x02" + b"(" * MEGABYTES_4 + b".", "repeats opcodes"),
-    "pops": (b"\x80\x02" + b"N0" * 2_000_000 + b"N.", "repeats opcodes"),
-    "copies": (b"\x80\x02]" + b"2" * MEGABYTES_4 + b".", "repeats opcodes"),
     "calls": (b"\x80\x04\x8c\x01a\x8c\x01b\x93" + b")R" * 2_000_000 + b".", "repeats opcodes"),
     "attributes of attributes": (getattr_chain(), "names a function in"),
     "long names": (long_names(), "names a function in 1,048,576 characters"),
