@@ -14,15 +14,23 @@ gradients to be reduced.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
+from perfscope import report
 from perfscope.analyzers.shared.intervals import Intervals, covered, union
-from perfscope.analyzers.shared.outside_operators import OutsideTime, attribute_outside, kinds_in_us, outside_section
+from perfscope.analyzers.shared.outside_operators import (
+    OutsideKinds,
+    OutsideTime,
+    attribute_outside,
+    kinds_in_us,
+    outside_section,
+)
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, long_table, percent_of
+from perfscope.report import Cell, Section, long_table, percent_of
+from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
@@ -38,10 +46,10 @@ _MOST_OPERATORS = 20
 _MOST_STEP_ROWS = 64
 
 
-class HostParts(Struct, frozen=True, array_like=True):
-    """Where a window of the host went, in nanoseconds.
+class HostParts(Figures, frozen=True, array_like=True):
+    """Where the host's time went: ``compute + exposed_communication + exposed_data_loading + other = window`` exactly.
 
-    ``compute + exposed_communication + exposed_data_loading + other`` is the window.
+    The fields are nanoseconds.
     """
 
     window: int
@@ -50,13 +58,19 @@ class HostParts(Struct, frozen=True, array_like=True):
     exposed_communication: int
     exposed_data_loading: int
     other: int
+    window_us = InUnit("window", NS_PER_US, "The whole window.")
+    compute_us = InUnit("compute", NS_PER_US, "Any thread is inside an operator that computes.")
+    communication_us = InUnit("communication", NS_PER_US, "A collective is in flight, also beside compute.")
+    exposed_communication_us = InUnit(
+        "exposed_communication", NS_PER_US, "A collective is in flight, and no operator computes."
+    )
+    exposed_data_loading_us = InUnit(
+        "exposed_data_loading", NS_PER_US, "A loader is fetching, and neither of the two goes on."
+    )
+    other_us = InUnit("other", NS_PER_US, "The rest.")
 
     def __add__(self, addend: HostParts) -> HostParts:
         return HostParts(*(getattr(self, name) + getattr(addend, name) for name in self.__struct_fields__))
-
-    def data(self) -> dict[str, Json]:
-        """The parts as microseconds."""
-        return {f"{name}_us": getattr(self, name) / NS_PER_US for name in self.__struct_fields__}
 
     def cells(self) -> tuple[Cell, ...]:
         """The parts as a row of a table."""
@@ -65,22 +79,24 @@ class HostParts(Struct, frozen=True, array_like=True):
         return (self.window / NS_PER_MS, *shares, self.communication / NS_PER_MS)
 
 
-class OperatorTime(Struct, frozen=True, array_like=True):
-    """One operator over a trace, or over all of them.
+class HostStep(Figures, frozen=True, array_like=True):
+    """Where one step went."""
 
-    Attributes:
-        name: The operator.
-        calls: How often it ran.
-        self_ns: Its time without the operators inside it.
-        total_ns: Its time with them.
-        is_communication: Whether it communicates.
-    """
+    INLINE = ("parts",)
+    name: Annotated[str, Doc("The step.")]
+    parts: HostParts
 
-    name: str
-    calls: int
+
+class OperatorTime(Figures, frozen=True, array_like=True):
+    """An operator on the host, over a trace or over all ranks."""
+
+    name: Annotated[str, Doc("Its name.")]
+    calls: Annotated[int, Doc("How often it ran.")]
     self_ns: int
     total_ns: int
-    is_communication: bool
+    communication: Annotated[bool, Doc("Whether it communicates.")]
+    self_us = InUnit("self_ns", NS_PER_US, "Its time without the operators inside it.")
+    total_us = InUnit("total_ns", NS_PER_US, "Its time with them.")
 
     def plus(self, addend: OperatorTime) -> OperatorTime:
         """The calls of both."""
@@ -89,105 +105,79 @@ class OperatorTime(Struct, frozen=True, array_like=True):
             calls=self.calls + addend.calls,
             self_ns=self.self_ns + addend.self_ns,
             total_ns=self.total_ns + addend.total_ns,
-            is_communication=addend.is_communication,
+            communication=addend.communication,
         )
 
 
-class HostRank(Struct, frozen=True, array_like=True):
-    """The host's time in one trace.
+class HostRank(Figures, frozen=True, array_like=True):
+    """The host of one rank.
 
     Attributes:
-        rank: The rank; absent where nothing states it.
-        trace: The file.
         total: Its whole window.
-        steps: Its steps by their names.
         operators: Its operators.
-        outside: What the thread of the steps did in the part that is *other*; the durations add up to it exactly.
-        has_frames: Python stacks were recorded.
-        is_damaged: A part of the trace is lost.
     """
 
-    rank: int | None
-    trace: str
+    INLINE = ("total",)
+    rank: Annotated[int | None, Doc("The rank.")]
+    trace: Annotated[str, Doc("The file.")]
     total: HostParts
-    steps: tuple[tuple[str, HostParts], ...]
+    steps: Annotated[tuple[HostStep, ...], Doc("Each step.")]
     operators: tuple[OperatorTime, ...]
-    outside: tuple[OutsideTime, ...]
-    has_frames: bool
-    is_damaged: bool
+    outside_operators: Annotated[
+        tuple[OutsideTime, ...],
+        Doc("What the thread of the steps did outside of operators; it adds up to ``other_us`` exactly."),
+    ]
+    has_stacks: Annotated[bool, Doc("Whether Python stacks were recorded.")]
+    damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
+
+    @figure
+    def outside_operators_by_kind(self) -> OutsideKinds:
+        """The same by kind."""
+        return kinds_in_us(self.outside_operators)
 
 
-class HostTime(Struct, frozen=True):
-    """The host's time of every rank.
+class HostTime(Result, frozen=True):
+    """``results.host``: where the host's time went, of traces without a device."""
 
-    Attributes:
-        ranks: One entry a trace, by rank.
-        operators: All operators over all ranks, the most expensive first.
-        notes: What a reader must know.
-    """
+    ranks: Annotated[tuple[HostRank, ...], Doc("Each rank.")]
+    operators: Annotated[tuple[OperatorTime, ...], Doc("All operators over all ranks, the most expensive first.")]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
 
-    ranks: tuple[HostRank, ...]
-    operators: tuple[OperatorTime, ...]
-    notes: tuple[str, ...]
-
-    def data(self) -> Json:
-        """``results.host``."""
-        return {
-            "ranks": [
-                {
-                    "rank": rank.rank,
-                    "trace": rank.trace,
-                    **rank.total.data(),
-                    "damaged": rank.is_damaged,
-                    "steps": [{"name": name, **parts.data()} for name, parts in rank.steps],
-                    "has_stacks": rank.has_frames,
-                    "outside_operators_by_kind": kinds_in_us(rank.outside),
-                    "outside_operators": [part.data() for part in rank.outside],
-                }
-                for rank in self.ranks
-            ],
-            "operators": [
-                {
-                    "name": operator.name,
-                    "calls": operator.calls,
-                    "self_us": operator.self_ns / NS_PER_US,
-                    "total_us": operator.total_ns / NS_PER_US,
-                    "communication": operator.is_communication,
-                }
-                for operator in self.operators
-            ],
-            "notes": list(self.notes),
-        }
+    TABLES = (
+        Table(
+            "Operators on the host",
+            "operators",
+            (
+                Column("Operator", "name"),
+                Column("Calls", "calls"),
+                Column("Self (ms)", "self_us", MS_OF_US, 2),
+                Column("Total (ms)", "total_us", MS_OF_US, 2),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """Tables of ranks, of steps and of operators."""
         ranks = tuple((_label(rank), *rank.total.cells()) for rank in self.ranks)
-        steps = tuple((_label(rank), name, *parts.cells()) for rank in self.ranks for name, parts in rank.steps)
-        sections = [Section("Host time", (Column("Rank"), *_COLUMNS), ranks, self.notes)]
+        steps = tuple((_label(rank), step.name, *step.parts.cells()) for rank in self.ranks for step in rank.steps)
+        sections = [Section("Host time", (report.Column("Rank"), *_COLUMNS), ranks, self.notes)]
         if steps:
-            columns = (Column("Rank"), Column("Step"), *_COLUMNS)
+            columns = (report.Column("Rank"), report.Column("Step"), *_COLUMNS)
             sections.append(long_table("Host time by step", columns, steps, most=_MOST_STEP_ROWS))
-        if any(rank.has_frames for rank in self.ranks):
-            sections.append(outside_section([(_label(rank), rank.total.window, rank.outside) for rank in self.ranks]))
-        return (*sections, self._operators())
-
-    def _operators(self) -> Section:
-        rows = tuple(
-            (operator.name, operator.calls, operator.self_ns / NS_PER_MS, operator.total_ns / NS_PER_MS)
-            for operator in self.operators[:_MOST_OPERATORS]
-        )
-        columns = (Column("Operator"), Column("Calls"), Column("Self (ms)", 2), Column("Total (ms)", 2))
+        if any(rank.has_stacks for rank in self.ranks):
+            outside = [(_label(rank), rank.total.window, rank.outside_operators) for rank in self.ranks]
+            sections.append(outside_section(outside))
         note = "Over all ranks and threads, by self time: the time without the operators inside."
-        return Section("Operators on the host", columns, rows, (note,))
+        return (*sections, self.TABLES[0].section(self.operators[:_MOST_OPERATORS], [note]))
 
 
 _COLUMNS = (
-    Column("Window (ms)", 2),
-    Column("Compute (%)"),
-    Column("Exposed comm. (%)"),
-    Column("Data loading (%)"),
-    Column("Other (%)"),
-    Column("Comm. (ms)", 2),
+    report.Column("Window (ms)", 2),
+    report.Column("Compute (%)"),
+    report.Column("Exposed comm. (%)"),
+    report.Column("Data loading (%)"),
+    report.Column("Other (%)"),
+    report.Column("Comm. (ms)", 2),
 )
 
 
@@ -211,11 +201,13 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
             rank=trace.rank,
             trace=trace.path,
             total=_parts(start, end, compute, communication, loading),
-            steps=tuple((name, _parts(begin, stop, compute, communication, loading)) for name, begin, stop in windows),
+            steps=tuple(
+                HostStep(name, _parts(begin, stop, compute, communication, loading)) for name, begin, stop in windows
+            ),
             operators=_operator_times(trace, is_communication),
-            outside=attribute_outside(gaps, frames, modules, trace.names),
-            has_frames=bool(len(frames)),
-            is_damaged=bool(trace.damage),
+            outside_operators=attribute_outside(gaps, frames, modules, trace.names),
+            has_stacks=bool(len(frames)),
+            damaged=bool(trace.damage),
         ),
     )
 
@@ -252,7 +244,7 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
         "From traces without GPU events. Compute, exposed communication, data loading and other add up to the window. "
         "Other is time outside of operators."
     ]
-    not_recorded = [rank for rank in ranks if not rank.has_frames]
+    not_recorded = [rank for rank in ranks if not rank.has_stacks]
     if not_recorded:
         labels = "" if len(not_recorded) == len(ranks) else f" on rank {', '.join(map(_label, not_recorded))}"
         notes.append(
@@ -356,7 +348,7 @@ def _operator_times(trace: Trace, is_communication: Bool) -> tuple[OperatorTime,
                     calls=int(rows.sum()),
                     self_ns=int(own[rows].sum()),
                     total_ns=int(spans.duration_ns[rows].sum()),
-                    is_communication=bool(is_communication[name]),
+                    communication=bool(is_communication[name]),
                 )
             )
     return tuple(result)
@@ -373,4 +365,4 @@ def _add_up_operators(ranks: Sequence[HostRank]) -> tuple[OperatorTime, ...]:
 
 def _label(rank: HostRank) -> str:
     name = "unknown" if rank.rank is None else str(rank.rank)
-    return f"{name} (damaged)" if rank.is_damaged else name
+    return f"{name} (damaged)" if rank.damaged else name

@@ -278,7 +278,7 @@ def to_json(value: Item) -> Json:
     if isinstance(value, Struct):
         return to_object(value)
     if isinstance(value, Mapping):
-        return {str(key): to_json(member) for key, member in value.items()}
+        return {str(to_json(key)): to_json(member) for key, member in value.items()}
     if isinstance(value, Sequence):
         return [to_json(member) for member in value]
     if is_dataclass(value):
@@ -305,7 +305,7 @@ def describe(kind: type) -> dict[str, tuple[Any, str]]:
     texts = _attributes(kind)
     described: dict[str, tuple[Any, str]] = {}
     for key in keys_of(kind):
-        if isinstance(getattr(kind, key), InUnit):
+        if isinstance(getattr(kind, key, None), InUnit):
             described[key] = float, getattr(kind, key).text
         elif key not in hints:
             get = getattr(kind, key).fget

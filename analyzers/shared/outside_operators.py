@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Column, Json, Section, percent_of
+from perfscope.report import Column, Section, percent_of
+from perfscope.result import Doc, Figures, InUnit
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans
 
@@ -44,29 +45,27 @@ _FILE_CALLS_OF_OWNER = _FILE_CALLS | {
 _FILES = re.compile(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
 
 
-class OutsideTime(Struct, frozen=True, array_like=True):
-    """Time that one function took outside of operators.
+class OutsideTime(Figures, frozen=True, array_like=True):
+    """Time outside of operators of one function."""
 
-    Attributes:
-        kind: ``sleep``, ``waiting``, ``I/O``, ``Python`` or ``not attributed``.
-        function: The Python function, ``FILE(LINE): NAME``, or the module's range; empty where nothing was recorded.
-        call: The built-in function that it called; empty where its own code ran.
-        duration_ns: How long.
-    """
-
-    kind: str
-    function: str
-    call: str
+    kind: Annotated[str, Doc("``sleep``, ``waiting``, ``I/O``, ``Python`` or ``not attributed``.")]
+    function: Annotated[
+        str | None,
+        Doc("The Python function, ``FILE(LINE): NAME``, or the module; None where nothing was recorded."),
+    ]
+    call: Annotated[str | None, Doc("The built-in function that it called; None where its own code ran.")]
     duration_ns: int
+    us = InUnit("duration_ns", NS_PER_US, "How long.")
 
-    def data(self) -> dict[str, Json]:
-        """One entry of a rank's ``outside_operators``."""
-        return {
-            "kind": self.kind,
-            "function": self.function or None,
-            "call": self.call or None,
-            "us": self.duration_ns / NS_PER_US,
-        }
+
+class OutsideKinds(Figures, frozen=True):
+    """Time outside of operators by kind; the parts add up to ``other_us`` exactly."""
+
+    sleep_us: Annotated[float, Doc("Sleeping.")]
+    waiting_us: Annotated[float, Doc("Waiting for a lock, a thread or a process.")]
+    io_us: Annotated[float, Doc("Reading and writing.")]
+    python_us: Annotated[float, Doc("Running Python.")]
+    not_attributed_us: Annotated[float, Doc("No frame was recorded.")]
 
 
 def attribute_outside(
@@ -95,8 +94,12 @@ def attribute_outside(
     unknown_ns = gaps.measure - sum(times_ns.values())
     if unknown_ns:
         times_ns[NOT_ATTRIBUTED, "", ""] = unknown_ns
-    parts = [OutsideTime(*key, time_ns) for key, time_ns in times_ns.items() if time_ns]
-    return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.kind, part.function, part.call)))
+    parts = [
+        OutsideTime(kind, function or None, call or None, time_ns)
+        for (kind, function, call), time_ns in times_ns.items()
+        if time_ns
+    ]
+    return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.kind, part.function or "", part.call or "")))
 
 
 def add_up_kinds(parts: Sequence[OutsideTime]) -> dict[str, int]:
@@ -104,10 +107,9 @@ def add_up_kinds(parts: Sequence[OutsideTime]) -> dict[str, int]:
     return {kind: sum(part.duration_ns for part in parts if part.kind == kind) for kind in KINDS}
 
 
-def kinds_in_us(parts: Sequence[OutsideTime]) -> dict[str, Json]:
-    """The time of each kind in microseconds, for JSON."""
-    keys = {kind: kind.lower().replace("/", "").replace(" ", "_") for kind in KINDS}
-    return {f"{keys[kind]}_us": time_ns / NS_PER_US for kind, time_ns in add_up_kinds(parts).items()}
+def kinds_in_us(parts: Sequence[OutsideTime]) -> OutsideKinds:
+    """The time of each kind in microseconds."""
+    return OutsideKinds(*(time_ns / NS_PER_US for time_ns in add_up_kinds(parts).values()))
 
 
 def outside_section(ranks: Sequence[tuple[str, int, Sequence[OutsideTime]]]) -> Section:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from typing import Annotated
 
+from perfscope import report
 from perfscope.analyzers.wall_clock.ledger import Ledger, Part
 from perfscope.analyzers.wall_clock.slowest import SlowStep
-from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.report import Cell, Column, Json, Section, in_unit, percent_of
+from perfscope.constants import NS_PER_S
+from perfscope.report import Cell, Section, in_unit, percent_of
+from perfscope.result import MS, Column, Doc, Figures, Result, Table, figure
 
 LABELS = {
     Part.IMPORTS: "start-up: Python and imports, until torch is loaded",
@@ -32,103 +35,103 @@ LABELS = {
 _START_AND_FIRST_STEP = "start-up until the end of the first step"
 
 
-@dataclass(frozen=True, slots=True)
-class WallClock:
-    """The wall time of a run.
+_PERIOD = (
+    "From the end of one step to the end of the next, with everything between them. A cause explains more than "
+    "half of the time over the median."
+)
+
+
+class WallClockPart(Figures, frozen=True):
+    """A part of the wall time of the slowest rank."""
+
+    part: Annotated[str, Doc("Its key in ``parts_ns``.")]
+    label: Annotated[str, Doc("Its name for people.")]
+    s: Annotated[float, Doc("Its time.")]
+    share: Annotated[float | None, Doc("Its time over the rank's wall time; None where that is 0.")]
+
+
+class ProcessTime(Figures, frozen=True):
+    """The wall time of one process."""
+
+    rank: Annotated[int, Doc("Its rank.")]
+    attempt: Annotated[int, Doc("0 for the rank's first process, 1 after a restart.")]
+    host: Annotated[str | None, Doc("Its machine.")]
+    wall_ns: Annotated[int, Doc("All of its wall time, from its start to its end as far as both were recorded.")]
+    start_recorded: Annotated[bool, Doc("Whether its start was recorded.")]
+    end_recorded: Annotated[bool, Doc("Whether its end was recorded.")]
+    parts_ns: Annotated[
+        Mapping[Part, int | None],
+        Doc("Its parts, which add up to ``wall_ns`` exactly; None where a part was not recorded."),
+    ]
+
+
+class WallClock(Result, frozen=True):
+    """``results.wall_clock``: all of the wall time of a run.
 
     Attributes:
         ledgers: Every process that completed a step, by rank and attempt.
         slowest: That of the rank with the longest wall time.
         median: That of the rank with the median wall time, the shorter of two.
-        slowest_steps: Up to five steps that took much longer than the median one, the slowest first.
     """
 
     ledgers: tuple[Ledger, ...]
     slowest: Ledger
     median: Ledger
-    slowest_steps: tuple[SlowStep, ...]
+    slowest_steps: Annotated[tuple[SlowStep, ...], Doc("The slowest steps, and why; the slowest first.")]
 
-    def data(self) -> Json:
-        """The value of ``results.wall_clock``."""
-        return {
-            "wall_s": self.slowest.wall_ns / NS_PER_S,
-            "rank": self.slowest.rank,
-            "median_rank": self.median.rank,
-            "parts": [
-                {
-                    "part": str(part),
-                    "label": _label(self.slowest, part),
-                    "s": part_ns / NS_PER_S,
-                    "share": part_ns / self.slowest.wall_ns if self.slowest.wall_ns else None,
-                }
-                for part, part_ns in _by_size(self.slowest)
-            ],
-            "slowest_steps": [step.data() for step in self.slowest_steps],
-            "ranks": [
-                {
-                    "rank": ledger.rank,
-                    "attempt": ledger.attempt,
-                    "host": ledger.host,
-                    "wall_ns": ledger.wall_ns,
-                    "start_recorded": ledger.is_start_known,
-                    "end_recorded": ledger.is_end_known,
-                    "parts_ns": {str(part): ledger.parts.get(part) for part in Part},
-                }
-                for ledger in self.ledgers
-            ],
-            "notes": list(self._notes()),
-        }
-
-    def sections(self) -> tuple[Section, ...]:
-        """The parts of the slowest and of the median rank, and the slowest steps."""
-        is_single = self.slowest is self.median
-        columns = [Column("Part"), Column("Time (s)" if is_single else f"Rank {self.slowest.rank} (s)", 3)]
-        columns += [Column("Share (%)")]
-        columns += [] if is_single else [Column(f"Rank {self.median.rank} (s)", 3)]
-        parts = _by_size(self.slowest)
-        if not is_single:
-            parts += [(part, 0) for part, part_ns in self.median.parts.items() if part_ns and part not in dict(parts)]
-        rows = [
+    TABLES = (
+        Table(
+            "Slowest steps",
+            "slowest_steps",
             (
-                _label(self.slowest, part),
-                part_ns / NS_PER_S,
-                percent_of(part_ns, self.slowest.wall_ns),
-                *(() if is_single else (in_unit(self.median.parts.get(part), NS_PER_S),)),
-            )
-            for part, part_ns in parts
-        ]
-        whole: tuple[Cell, ...] = ("all", self.slowest.wall_ns / NS_PER_S, 100.0)
-        rows.append(whole if is_single else (*whole, self.median.wall_ns / NS_PER_S))
-        clock = Section("Wall clock", tuple(columns), tuple(rows), self._notes())
-        return (clock, self._slowest_section()) if self.slowest_steps else (clock,)
+                Column("Step", "step", str),
+                Column("Rank", "rank", str),
+                Column("Time (ms)", "s", MS),
+                Column("Over the median (ms)", "over_median_s", MS),
+                Column("Cause", "cause"),
+                Column("Of which that (ms)", "cause_s", MS),
+            ),
+        ),
+    )
 
-    def _slowest_section(self) -> Section:
-        columns = (
-            Column("Step"),
-            Column("Rank"),
-            Column("Time (ms)", 1),
-            Column("Over the median (ms)", 1),
-            Column("Cause"),
-            Column("Of which that (ms)", 1),
-        )
-        rows = tuple(
-            (
-                str(slow.step),
-                str(slow.rank),
-                slow.time_ns / NS_PER_MS,
-                slow.over_median_ns / NS_PER_MS,
-                slow.cause,
-                in_unit(slow.cause_ns, NS_PER_MS),
-            )
-            for slow in self.slowest_steps
-        )
-        note = (
-            "From the end of one step to the end of the next, with everything between them. A cause explains more than "
-            "half of the time over the median."
-        )
-        return Section("Slowest steps", columns, rows, (note,))
+    @figure
+    def wall_s(self) -> float:
+        """The longest wall time of a rank."""
+        return self.slowest.wall_ns / NS_PER_S
 
-    def _notes(self) -> tuple[str, ...]:
+    @figure
+    def rank(self) -> int:
+        """That rank."""
+        return self.slowest.rank
+
+    @figure
+    def median_rank(self) -> int:
+        """The rank with the median wall time."""
+        return self.median.rank
+
+    @figure
+    def parts(self) -> tuple[WallClockPart, ...]:
+        """The parts of the longest one, the largest first."""
+        whole = self.slowest.wall_ns
+        return tuple(
+            WallClockPart(part, _label(self.slowest, part), part_ns / NS_PER_S, part_ns / whole if whole else None)
+            for part, part_ns in _by_size(self.slowest)
+        )
+
+    @figure
+    def ranks(self) -> tuple[ProcessTime, ...]:
+        """Every process."""
+        return tuple(
+            ProcessTime(
+                ledger.rank, ledger.attempt, ledger.host, ledger.wall_ns, ledger.is_start_known, ledger.is_end_known,
+                {part: ledger.parts.get(part) for part in Part},
+            )
+            for ledger in self.ledgers
+        )  # fmt: skip
+
+    @figure
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know."""
         ledger = self.slowest
         notes = ["The parts add up to the wall time of the rank's process exactly; the largest comes first."]
         if self.slowest is not self.median:
@@ -147,6 +150,32 @@ class WallClock:
         elif Part.DATA_WAIT not in ledger.parts:
             notes.append("No DataLoader was used: waiting for data, if there was any, is in the steps.")
         return tuple(notes)
+
+    def sections(self) -> tuple[Section, ...]:
+        """The parts of the slowest and of the median rank, and the slowest steps."""
+        is_single = self.slowest is self.median
+        columns = [
+            report.Column("Part"),
+            report.Column("Time (s)" if is_single else f"Rank {self.slowest.rank} (s)", 3),
+        ]
+        columns += [report.Column("Share (%)")]
+        columns += [] if is_single else [report.Column(f"Rank {self.median.rank} (s)", 3)]
+        parts = _by_size(self.slowest)
+        if not is_single:
+            parts += [(part, 0) for part, part_ns in self.median.parts.items() if part_ns and part not in dict(parts)]
+        rows = [
+            (
+                _label(self.slowest, part),
+                part_ns / NS_PER_S,
+                percent_of(part_ns, self.slowest.wall_ns),
+                *(() if is_single else (in_unit(self.median.parts.get(part), NS_PER_S),)),
+            )
+            for part, part_ns in parts
+        ]
+        whole: tuple[Cell, ...] = ("all", self.slowest.wall_ns / NS_PER_S, 100.0)
+        rows.append(whole if is_single else (*whole, self.median.wall_ns / NS_PER_S))
+        clock = Section("Wall clock", tuple(columns), tuple(rows), self.notes)
+        return (clock, self.TABLES[0].section(self.slowest_steps, [_PERIOD])) if self.slowest_steps else (clock,)
 
 
 def _by_size(ledger: Ledger) -> list[tuple[Part, int]]:

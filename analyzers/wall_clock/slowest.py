@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
+from msgspec.structs import replace
 
 from perfscope.analyzers.wall_clock.ledger import Ledger, Part
 from perfscope.constants import NS_PER_S
-from perfscope.report import Json
+from perfscope.report import in_unit
+from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.steps import FIRST_STEP, SLOW, WINDOW, Steps
 
@@ -44,36 +46,22 @@ _CAUSES_OF_PEERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SlowStep:
-    """A step that took much longer than the median one.
+class SlowStep(Figures, frozen=True):
+    """A step that took much longer than the median one."""
 
-    Attributes:
-        step: Its number.
-        rank: The rank on which it took longest.
-        time_ns: Its time with everything in it, the boundary before it included.
-        over_median_ns: By how much that exceeds the median step of the rank.
-        cause: What explains more than half of that, or ``unexplained``.
-        cause_ns: How much of it that is; absent where it is unexplained.
-    """
-
-    step: int
-    rank: int
+    step: Annotated[int, Doc("Its number, from 1.")]
+    rank: Annotated[int, Doc("The rank on which it took longest.")]
     time_ns: int
     over_median_ns: int
-    cause: str
+    cause: Annotated[str, Doc("What explains more than half of that, or ``unexplained``.")]
     cause_ns: int | None
+    s = InUnit("time_ns", NS_PER_S, "Its time with everything in it, the boundary before it included.")
+    over_median_s = InUnit("over_median_ns", NS_PER_S, "By how much that exceeds the median step of the rank.")
 
-    def data(self) -> dict[str, Json]:
-        """The step for JSON."""
-        return {
-            "step": self.step,
-            "rank": self.rank,
-            "s": self.time_ns / NS_PER_S,
-            "over_median_s": self.over_median_ns / NS_PER_S,
-            "cause": self.cause,
-            "cause_s": None if self.cause_ns is None else self.cause_ns / NS_PER_S,
-        }
+    @figure
+    def cause_s(self) -> float | None:
+        """How much of it that is; None where it is unexplained."""
+        return in_unit(self.cause_ns, NS_PER_S)
 
 
 def find_slowest_steps(ledgers: Sequence[tuple[Ledger, Steps]]) -> tuple[SlowStep, ...]:

@@ -18,7 +18,8 @@ _HEAD = """# Metrics
 
 What each key of `perfscope analyze --format json` is, and each attribute of a result in Python; formulas stand where a figure is computed
 from others. Units are in the names: `_ns`, `_us`, `_s`, `_bytes`, `_w`, `_j`; shares are fractions of 1; what does not
-exist is `null` in JSON and `None` in Python, and notes say why. How figures are measured stands in
+exist is `null` in JSON and `None` in Python, and notes say why. The JSON of a result of traces has the key `window`, too: what
+the window recorded that its times are of, `operators` or `light`. How figures are measured stands in
 [traces](../traces.md), [wall clock](../wall-clock.md), [GPUs](../gpus.md), [TFLOPs and MFU](../tflops.md),
 [pipeline bubbles](../bubble.md) and [what if](../whatif.md).
 """

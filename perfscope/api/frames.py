@@ -199,16 +199,15 @@ def _operators(run: OpenedRun) -> pd.DataFrame:
     kernels = run.with_operators().results.kernels
     if kernels:
         return _build([_flatten(to_object(row)) for row in kernels.operators or ()], _columns("kernels/operators"))
-    host = run.results.host.data()
-    return _build([_flatten(row) for row in host["operators"]], _columns("host/operators"))
+    return _build([_flatten(to_object(row)) for row in run.results.host.operators], _columns("host/operators"))
 
 
 def _wall_clock(run: OpenedRun) -> pd.DataFrame:
     """All of the wall time: one row a process and part; the parts of a process add up to its wall time exactly."""
     rows = [
-        {"rank": ledger["rank"], "attempt": ledger["attempt"], "host": ledger["host"], "part": part, "ns": part_ns}
-        for ledger in run.results.wall_clock.data()["ranks"]
-        for part, part_ns in _flatten(ledger["parts_ns"]).items()
+        {"rank": life.rank, "attempt": life.attempt, "host": life.host, "part": str(part), "ns": part_ns}
+        for life in run.results.wall_clock.ranks
+        for part, part_ns in life.parts_ns.items()
     ]
     return _build(rows, {"rank": "Int64", "attempt": "Int64", "host": "string", "part": "string", "ns": "Int64"})
 

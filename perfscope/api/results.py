@@ -9,6 +9,7 @@ from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.calls import Calls
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
 from perfscope.analyzers.optimizer import OptimizerTime
@@ -17,10 +18,11 @@ from perfscope.analyzers.saves.result import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.throttling import Throttling
+from perfscope.analyzers.wall_clock.result import WallClock
 from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
-from perfscope.api.schema.findings import FindingData, WallClockData
+from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.gpus import MfuData
-from perfscope.api.schema.host import BudgetData, HostData, OperationsData
+from perfscope.api.schema.host import BudgetData, OperationsData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
@@ -167,7 +169,7 @@ class Results:
     """
 
     findings: Findings | Absent
-    wall_clock: Result[WallClockData] | Absent
+    wall_clock: WallClock | Absent
     steps: StepTimes | Absent
     setup: Setup | Absent
     gpus: Gpus | Absent
@@ -177,7 +179,7 @@ class Results:
     throttling: Throttling | Absent
     mfu: Result[MfuData] | Absent
     breakdown: Breakdown | Absent
-    host: Result[HostData] | Absent
+    host: HostTime | Absent
     overlap: Overlap | Absent
     idle: Idle | Absent
     calls: Calls | Absent

@@ -181,20 +181,20 @@ def test_kinds(name: str, kind: str, function: str | None, tmp_path: Path) -> No
 )
 def test_the_function_that_took_the_time_is_named(loop: str, kind: str, function: str, call: str) -> None:
     result, rank = read(f"loops/{loop}.pt.trace.json.gz")
-    worst = rank.outside[0]
+    worst = rank.outside_operators[0]
     assert (worst.kind, worst.function, worst.call) == (kind, function, call)
     assert worst.duration_ns > 0.8 * rank.total.window
-    assert sum(part.duration_ns for part in rank.outside) == rank.total.other
+    assert sum(part.duration_ns for part in rank.outside_operators) == rank.total.other
     (section,) = [section for section in result.sections() if section.title == "Host time outside of operators"]
     assert section.rows[0][1:4] == (kind, function, call or "its own code")
 
 
 def test_a_clean_loop_has_no_such_function() -> None:
     _, rank = read("loops/clean.pt.trace.json.gz")
-    assert max(part.duration_ns for part in rank.outside) < 0.2 * rank.total.window
-    assert {part.kind for part in rank.outside} <= {"Python", "not attributed"}
-    assert set(KINDS) > {part.kind for part in rank.outside}
-    assert sum(part.duration_ns for part in rank.outside) == rank.total.other
+    assert max(part.duration_ns for part in rank.outside_operators) < 0.2 * rank.total.window
+    assert {part.kind for part in rank.outside_operators} <= {"Python", "not attributed"}
+    assert set(KINDS) > {part.kind for part in rank.outside_operators}
+    assert sum(part.duration_ns for part in rank.outside_operators) == rank.total.other
 
 
 def oracle_parts(name: str) -> dict[str, int]:
@@ -228,7 +228,7 @@ def oracle_parts(name: str) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", ["rpc2/rank1", "gloo_async2/rank0", "gloo_async2/rank1", "gloo2/rank0"])
-def test_waiting_for_other_workers_is_communication(name: str) -> None:
+def test_waiting_for_other_workers_communication(name: str) -> None:
     _, rank = read(f"{name}.pt.trace.json.gz")
     assert {part: getattr(rank.total, part) for part in oracle_parts(f"{name}.pt.trace.json.gz")} == oracle_parts(
         f"{name}.pt.trace.json.gz"
@@ -237,7 +237,7 @@ def test_waiting_for_other_workers_is_communication(name: str) -> None:
 
 def test_calls_to_rpc_workers_are_not_compute() -> None:
     _, rank = read("rpc2/rank1.pt.trace.json.gz")
-    waits = {operator.name for operator in rank.operators if operator.is_communication}
+    waits = {operator.name for operator in rank.operators if operator.communication}
     assert {"rpc_sync#forward(-> server)", "torch::distributed::autograd::backward"} <= waits
     assert "rpc_async#optimizers of 1 workers" in waits
     assert rank.total.exposed_communication > 0.8 * rank.total.window

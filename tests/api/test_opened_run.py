@@ -100,7 +100,7 @@ def test_a_frame_is_the_table_of_the_json() -> None:
     kernels = run.frame("kernels")
     assert kernels["total_us"].sum() == pytest.approx(run.results.kernels.total_us)
     wall = run.frame("wall_clock").groupby("rank")["ns"].sum()
-    assert {ledger["rank"]: ledger["wall_ns"] for ledger in run.results.wall_clock.data()["ranks"]} == wall.to_dict()
+    assert {life.rank: life.wall_ns for life in run.results.wall_clock.ranks} == wall.to_dict()
     ranks = run.frame("ranks")
     assert list(ranks["rank"]) == [0, 1, 2, 3]
     parts = ranks[["compute_us", "exposed_communication_us", "exposed_copy_us", "idle_us"]].sum(axis=1)
