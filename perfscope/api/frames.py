@@ -74,15 +74,24 @@ def to_frame(run: OpenedRun, name: str) -> pd.DataFrame:
         UsageError: There is none of that name.
         MissingInput: The run does not have it.
     """
-    if name in _ENTRIES:
-        result, *keys = _ENTRIES[name].split("/")
+    path = _ENTRIES.get(name) or _first_list(run, name)
+    if name in _TABLES:
+        return _TABLES[name](run)
+    if path:
+        result, *keys = path.split("/")
         outer = _type_of(f"{result}/{keys[0]}") if len(keys) > 1 else None
         carried = [key for key in _RANK if outer is not None and key in _hints(outer)]
         rows = _walk(run.results[result].data(), keys, carried)
-        return _build([_flatten(row) for row in rows], {**dict.fromkeys(carried, "Int64"), **_columns(_ENTRIES[name])})
-    if name in _TABLES:
-        return _TABLES[name](run)
+        return _build([_flatten(row) for row in rows], {**dict.fromkeys(carried, "Int64"), **_columns(path)})
     raise UsageError(f"there is no frame {name!r}: the frames are {', '.join(NAMES)}")
+
+
+def _first_list(run: OpenedRun, name: str) -> str:
+    """Where the rows of a result without a line in ``_ENTRIES`` are: in its first list of objects."""
+    if name in _TABLES or name not in run.results:
+        return ""
+    lists = (key for key, hint in _hints(type_of(name)).items() if is_object(_entry(hint)) and _entry(hint) != hint)
+    return next((f"{name}/{key}" for key in lists), "")
 
 
 def _walk(data: Untyped, path: Sequence[str], carried: Sequence[str]) -> Iterator[JsonRow]:

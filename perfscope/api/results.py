@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
 
 from perfscope.analyzers.breakdown import Breakdown
@@ -28,6 +29,7 @@ from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, StragglersData
 from perfscope.api.schema.steps import CostData
+from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown
@@ -165,7 +167,7 @@ class Results:
     """The results of a run by name: ``results.steps`` or ``results["steps"]``.
 
     Those that no report has unless they are asked for, such as ``budget`` and ``whatif``, are computed when they are
-    first used. Iterating gives the names.
+    first used. Iterating gives the names. An analyzer needs no line here; with one, type checkers know its result.
     """
 
     findings: Findings | Absent
@@ -229,9 +231,16 @@ class Results:
 
 
 def type_of(name: str) -> Any:  # noqa: ANN401 - a type
-    """The type of a result's data."""
-    hint = get_type_hints(Results)[name]
-    kind = next(kind for kind in get_args(hint) if kind is not Absent)
+    """The type of a result's data: what ``Results`` says, else what ``analyze`` of the analyzer returns.
+
+    Raises:
+        KeyError: No analyzer has that name.
+    """
+    hint = get_type_hints(Results).get(name)
+    if hint is None:
+        kind = get_type_hints(import_module({one.name: one.module for one in analyzers()}[name]).analyze)["return"]
+    else:
+        kind = next(kind for kind in get_args(hint) if kind is not Absent)
     if isinstance(kind, type) and issubclass(kind, ResultList):
         return get_type_hints(kind)[kind.__struct_fields__[0]]
     return list[FindingData] if kind is Findings else (get_args(kind) or (kind,))[0]

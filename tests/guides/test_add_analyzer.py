@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 
+from tests.conftest import run
 from tests.guides.tree import Tree
 
 TOY = '''\
@@ -12,25 +14,25 @@ TOY = '''\
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
-from perfscope.report import Column, Json, Section
+from perfscope.result import Column, Doc, Figures, Result, Table
 from perfscope.tables.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCount:
-    """How many kernels all traces hold."""
+class DeviceKernels(Figures, frozen=True):
+    """The kernels of one trace."""
 
-    kernels: int
+    kernels: Annotated[int, Doc("How many the trace holds.")]
 
-    def data(self) -> Json:
-        """``results.toy``."""
-        return {"kernels": self.kernels}
 
-    def sections(self) -> tuple[Section, ...]:
-        """A table of one row."""
-        return (Section("Toy", (Column("Kernels"),), ((self.kernels,),)),)
+class KernelCount(Result, frozen=True):
+    """``results.toy``: how many kernels the traces hold."""
+
+    traces: Annotated[tuple[DeviceKernels, ...], Doc("Each trace.")]
+    kernels: Annotated[int, Doc("Kernels of all of them.")]
+
+    TABLES = (Table("Toy", "traces", (Column("Kernels", "kernels"),)),)
 
 
 def measure(trace: Trace) -> int:
@@ -40,7 +42,7 @@ def measure(trace: Trace) -> int:
 
 def analyze(partials: Sequence[int]) -> KernelCount:
     """The kernels of all traces."""
-    return KernelCount(sum(partials))
+    return KernelCount(tuple(map(DeviceKernels, partials)), sum(partials))
 '''
 LINE = 'Analyzer("toy", "perfscope.analyzers.toy", Reads.TRACES),'
 TRACE = "fixtures/traces/single/rank0.pt.trace.json.gz"
@@ -56,3 +58,9 @@ def test_a_new_file_and_one_line_add_an_analyzer(tree: Tree) -> None:
 
     results = json.loads(tree.perfscope("analyze", "--format", "json", TRACE).stdout)["results"]
     assert results["toy"]["kernels"] == results["breakdown"]["ranks"][0]["device_events"] > 0
+
+    program = (
+        f"import perfscope; run = perfscope.open({TRACE!r}); print(run.results.toy.kernels, len(run.frame('toy')))"
+    )
+    ended = run([sys.executable, "-c", program], tree.root, PYTHONPATH=str(tree.root))
+    assert ended.stdout.split() == [str(results["toy"]["kernels"]), "1"], ended.stderr
