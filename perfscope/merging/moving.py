@@ -9,7 +9,7 @@ import msgspec
 
 from perfscope.merging.events import TraceEvent, name_track, to_json, to_ns, to_us
 from perfscope.merging.slots import Slot, arrow_id, name_host_process
-from perfscope.sources.traces.events import read_events
+from perfscope.sources.traces.reader import read_events
 
 _ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "Kernel", "Memcpy", "Memset"))
 _ARROWS = frozenset("stf")

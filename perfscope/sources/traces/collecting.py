@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
+import msgspec
 from msgspec import Struct
 
 from perfscope.sources.traces.columns import Columns
-from perfscope.sources.traces.decoding import EventDecoder, OddEvents, decode_last, has_no_time
-from perfscope.sources.traces.layout import Layout
+from perfscope.sources.traces.layout import DoesNotFit, Layout
 from perfscope.sources.traces.operator_times import OperatorTimes
+from perfscope.sources.traces.plausibility import is_damaged
 from perfscope.sources.traces.products import ProductFinder
-from perfscope.sources.traces.records import AnyEvent, DeviceEvent, Event, EventInDigits, HostEvent, ShapedEvent
-from perfscope.sources.traces.scan import DoesNotFit, EventTexts, Scanner
+from perfscope.sources.traces.records import KIND, AnyEvent, DeviceEvent, Event, EventInDigits, HostEvent, ShapedEvent
+from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event, list_decoder
+from perfscope.sources.traces.scan import Scanner
 from perfscope.tables.trace import Events
 
-_LARGEST_EVENT_BYTES = 64 << 20
 _Plain = TypeVar("_Plain", Event, HostEvent)
+_E = TypeVar("_E", bound=AnyEvent)
 
 
 class Request(Struct, frozen=True):
@@ -40,7 +42,7 @@ class Collector:
     Attributes:
         columns: The events.
         finder: The products among them; absent where they are not requested.
-        events: How many events there were.
+        lost: How many events have lost their phase or their category.
     """
 
     def __init__(self, request: Request) -> None:
@@ -50,18 +52,18 @@ class Collector:
         needs_times_alone = Events.OPERATOR_TIMES in events and Events.OPERATORS not in events
         self._times = OperatorTimes() if request.fits and needs_times_alone else None
         self._scanner = Scanner(request.layout, events, self.finder, self._times)
-        self._of_device, self._of_host, self._of_any = _decoders(request)
-        self._odd = OddEvents(kind_of_event(events, Event) if request.fits else EventInDigits)
+        of_device: type[AnyEvent] = Event if Events.GRIDS in events else DeviceEvent
+        kinds: tuple[type[AnyEvent], ...] = (of_device, kind_of_event(events, HostEvent), kind_of_event(events, Event))
+        self._of_device, self._of_host, self._of_any = (
+            _Decoder(kind if request.fits else EventInDigits, is_unambiguous=request.layout.is_unambiguous)
+            for kind in kinds
+        )
+        self.lost = 0
 
     @property
     def events(self) -> int:
         """How many events there were."""
         return self._scanner.events
-
-    @property
-    def lost(self) -> int:
-        """How many events have lost their phase or their category."""
-        return self._odd.lost
 
     def collect(self, blocks: Iterable[bytes]) -> None:
         """Collect the events of a text that begins with one.
@@ -71,7 +73,10 @@ class Collector:
             TimesDoNotFit: A time is too large for a double.
         """
         for texts in self._scanner.scan(blocks):
-            self._add(texts)
+            self.columns.add(self._of_device.decode(texts.device))
+            self.columns.add(self._of_host.decode(texts.host))
+            for text in texts.odd:
+                self._add_odd(text)
 
     def finish(self) -> tuple[bytes, bool]:
         """Collect the last event; returns the text behind it, and whether that closes the list of events.
@@ -79,29 +84,81 @@ class Collector:
         Raises:
             DoesNotFit: The layout is not kept.
         """
-        rest = self._scanner.rest
-        if self.finder:
-            self.finder.scan_last(rest)
-        last, tail, is_closed = decode_last(rest, self._of_any)
-        if tail and not is_closed:
-            raise DoesNotFit
-        if last is not None and not self._layout.is_unambiguous and has_no_time(last):
-            raise DoesNotFit
-        if last is not None:
-            self.columns.add([last])
-            self._scanner.events += 1
         if self._times:
             operators = self._times.collected()
             self.columns.add_operator_times(operators.spans)
             self.columns.add_callers(self._scanner.callers.names, operators.named)
             if operators.lost:
                 raise DoesNotFit
+        rest = self._scanner.rest
+        begin = rest.find(b"{")
+        end = end_of_event(rest, begin, len(rest)) if begin >= 0 else None
+        last = None if end is None else self._of_any.decode_event(rest[begin:end])
+        if end is None or last is None:
+            return b"", False
+        tail = rest[end:].lstrip()
+        is_closed = tail.startswith(b"]")
+        if (tail and not is_closed) or (not self._layout.is_unambiguous and _has_no_time(last)):
+            raise DoesNotFit
+        self.columns.add([last])
+        if self.finder:
+            self.finder.decode_event(rest[begin:end])
+        self._scanner.events += 1
         return tail, is_closed
 
-    def _add(self, texts: EventTexts) -> None:
-        self.columns.add(self._of_device.decode(texts.device))
-        self.columns.add(self._of_host.decode(texts.host))
-        self.columns.add(self._odd.decode(texts.odd, self.finder))
+    def _add_odd(self, text: bytes) -> None:
+        """Add an event that is not written as the layout says.
+
+        Raises:
+            DoesNotFit: The text is not one event.
+        """
+        try:
+            event = self._of_any.decode_strictly(text)
+            is_complete = event.ph == "X" and event.cat in KIND
+            if not is_complete:
+                self.lost += is_damaged(msgspec.json.decode(text.decode("utf-8", "replace")))
+                return
+            if self.finder:
+                self.finder.decode(b"[%b]" % text)
+        except FAILURES:
+            raise DoesNotFit from None
+        self.columns.add([event])
+
+
+class _Decoder(Generic[_E]):
+    """Decodes the events of one trace as records of one type.
+
+    In an ambiguous layout an event that cannot be read, or that has no time, may have been cut where it does not end.
+    """
+
+    def __init__(self, kind: type[_E], *, is_unambiguous: bool) -> None:
+        self._is_unambiguous = is_unambiguous
+        self._decode_list = list_decoder(kind)
+        self.decode_strictly: Callable[[bytes], _E] = msgspec.json.Decoder(kind, strict=False).decode
+        self._salvager = Salvager(self.decode_strictly)
+
+    def decode(self, texts: Sequence[bytes]) -> list[_E]:
+        """The events of some texts.
+
+        Raises:
+            DoesNotFit: An event cannot be read, or may have been cut where it does not end.
+        """
+        if not texts:
+            return []
+        try:
+            events = self._decode_list(b"[%b]" % b",".join(texts))
+        except FAILURES:
+            mended = [self.decode_event(text) for text in texts]
+            events = [event for event in mended if event is not None]
+            if len(events) < len(mended):
+                raise DoesNotFit from None
+        if not self._is_unambiguous and any(map(_has_no_time, events)):
+            raise DoesNotFit
+        return events
+
+    def decode_event(self, text: bytes) -> _E | None:
+        """One event, mended where it must be; None where that does not help."""
+        return self._salvager.read(text)[0]
 
 
 def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
@@ -109,11 +166,5 @@ def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[Sh
     return ShapedEvent if Events.SHAPES in events else plain
 
 
-def _decoders(request: Request) -> tuple[EventDecoder[AnyEvent], ...]:
-    """What decodes events on devices, on the host, and those of either kind."""
-    events = request.events
-    of_device = Event if Events.GRIDS in events else DeviceEvent
-    kinds: tuple[type[AnyEvent], ...] = (of_device, kind_of_event(events, HostEvent), kind_of_event(events, Event))
-    if not request.fits:
-        kinds = (EventInDigits,) * 3
-    return tuple(EventDecoder(kind, is_unambiguous=request.layout.is_unambiguous) for kind in kinds)
+def _has_no_time(event: AnyEvent) -> bool:
+    return event.ts is None or (isinstance(event.ts, msgspec.Raw) and bytes(event.ts) == b"null")

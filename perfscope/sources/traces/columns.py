@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from operator import attrgetter
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from zlib import crc32
 
 import msgspec
@@ -19,14 +20,22 @@ from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
 from perfscope.sources.traces.callers import are_callers, is_caller, to_spans, without_ids
-from perfscope.sources.traces.device_work import classify_work, is_work
-from perfscope.sources.traces.exact_times import digits_to_ns, to_ns
-from perfscope.sources.traces.fields import arguments_of, external_ids, integers, with_fallback
 from perfscope.sources.traces.operator_inputs import InputTexts
-from perfscope.sources.traces.records import DEVICE_CATEGORIES, KIND, MTIA, AnyEvent, Args, DeviceArgs, HostArgs
+from perfscope.sources.traces.records import (
+    DEVICE_CATEGORIES,
+    FILL,
+    KERNEL,
+    KIND,
+    MTIA,
+    AnyEvent,
+    Args,
+    DeviceArgs,
+    HostArgs,
+)
 from perfscope.tables.activity import ThreadSpans, join_spans
-from perfscope.tables.columns import Int64
+from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.device_waits import DeviceWaits
+from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.operator_details import OperatorDetails
 from perfscope.tables.trace import (
     ABSENT,
@@ -37,6 +46,8 @@ from perfscope.tables.trace import (
     HostSpans,
     Int8,
     Int32,
+    Work,
+    distinct,
     joined,
     no_spans,
 )
@@ -49,11 +60,15 @@ _OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
 _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _STREAM_WAIT = "Stream Wait Event"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
+_DECIMALS = 3
+_MTIA_EVENT, _MTIA_COPY = "event_", "dma_request"
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _DETAILS = Events.SEQUENCES | Events.SHAPES
 _NAME, _TS, _DURATION = map(attrgetter, ("name", "ts", "dur"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
+_ARGS = attrgetter("args")
+_Arguments = TypeVar("_Arguments", DeviceArgs, HostArgs)
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
@@ -272,9 +287,7 @@ class Columns:
             start_ns = np.array([ns for ns in times if ns is not None], np.int64)
         else:
             start_us = np.fromiter(map(_TS, timed), np.float64, len(timed))
-            if len(start_us) and np.abs(start_us).max() >= _EXACT_BELOW_US:
-                raise TimesDoNotFit
-            start_ns = to_ns(start_us)
+            start_ns = to_exact_ns(start_us)
         self.dropped["no time"] += len(events) - len(timed)
         duration_us = np.fromiter(map(_DURATION, timed), np.float64, len(timed))
         negative, endless = duration_us < 0, duration_us > _LONGEST_NS / NS_PER_US
@@ -374,3 +387,98 @@ def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:
     columns: list[Int64] = [np.concatenate(parts) for parts in zip(*blocks, strict=True)]
     order = np.argsort(columns[by], kind="stable")
     return [column[order] for column in columns]
+
+
+def to_exact_ns(times_us: Float64) -> Int64:
+    """Doubles of microseconds to nanoseconds.
+
+    Raises:
+        TimesDoNotFit: One is too large for that.
+    """
+    if len(times_us) and np.abs(times_us).max() >= _EXACT_BELOW_US:
+        raise TimesDoNotFit
+    return to_ns(times_us)
+
+
+def to_ns(times_us: Float64) -> Int64:
+    """Doubles of microseconds to nanoseconds; the fraction is taken off first, so that no product is rounded."""
+    microseconds = np.floor(times_us)
+    fraction = np.rint((times_us - microseconds) * NS_PER_US)
+    return np.asarray(microseconds.astype(np.int64) * NS_PER_US + fraction.astype(np.int64))
+
+
+def digits_to_ns(raw: msgspec.Raw) -> int | None:
+    """Microseconds as they are written to nanoseconds; None where they are no number, or beyond 146 years."""
+    text = bytes(raw).strip(b'"')
+    microseconds, _, fraction = text.partition(b".")
+    if microseconds.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= _DECIMALS:
+        value = int(microseconds) * NS_PER_US + int(fraction.ljust(_DECIMALS, b"0"))
+    else:
+        try:
+            value = int((Decimal(text.decode("ascii", "replace")) * NS_PER_US).to_integral_value())
+        except (InvalidOperation, OverflowError, ValueError):
+            return None
+    return value if abs(value) < 1 << 62 else None
+
+
+def is_work(category: int, name: str) -> bool:
+    """Whether an event is work: queues of MTIA also show when they record events and wait for them."""
+    return category != MTIA or not name.startswith(_MTIA_EVENT)
+
+
+def classify_work(names: Sequence[str], name: Int32, category: Int64, collective: Int64) -> Int8:
+    """What device events do.
+
+    Args:
+        names: All names.
+        name: Of each event the index of its name.
+        category: KERNEL, COPY, FILL or MTIA.
+        collective: Of each event the number of its metadata, or ABSENT.
+    """
+    of_kernel, of_copy, of_mtia = (np.zeros(len(names), np.int8) for _ in range(3))
+    for number in distinct(name):
+        text = names[number]
+        of_kernel[number], of_copy[number] = classify(text), classify_copy(text)
+        of_mtia[number] = Work.COPY if text == _MTIA_COPY else of_kernel[number]
+    work: Int8 = np.where(category == KERNEL, of_kernel[name], of_copy[name])
+    work[category == FILL] = Work.COPY
+    work[category == MTIA] = of_mtia[name][category == MTIA]
+    work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
+    return work
+
+
+def integers(records: Sequence[DeviceArgs] | Sequence[HostArgs], name: str) -> Int64:
+    """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
+    try:
+        return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_fitting(getattr(record, name)) for record in records], np.int64)
+
+
+def _fitting(value: int | str | None) -> int:
+    """A value as an integer of a column; ABSENT where it is none, or too large. ROCm writes streams as ``0x0``."""
+    try:
+        if isinstance(value, str):
+            number = int(value, 16 if value.startswith("0x") else 10)
+        else:
+            number = ABSENT if value is None else value
+    except ValueError:
+        return ABSENT
+    return number if abs(number) < 1 << 63 else ABSENT
+
+
+def arguments_of(events: Sequence[AnyEvent], default: _Arguments) -> list[_Arguments]:
+    """The events' arguments; null is the default."""
+    args = list(map(_ARGS, events))
+    return args if all(args) else [arguments or default for arguments in args]
+
+
+def external_ids(args: Sequence[DeviceArgs] | Sequence[HostArgs]) -> Int64:
+    """The external ids of events, as exporters of any age write them."""
+    return with_fallback(integers(args, "external_id"), partial(integers, args, "old_external_id"))
+
+
+def with_fallback(column: Int64, fallback: Callable[[], Int64]) -> Int64:
+    """A column, with the values of another one where it is ABSENT."""
+    absent = column == ABSENT
+    return np.where(absent, fallback(), column) if absent.any() else column

@@ -25,6 +25,10 @@ _LONGEST_DOUBLE = 12
 _DECIMALS = 4
 
 
+class DoesNotFit(Exception):
+    """The text departs from its layout."""
+
+
 class Layout(Struct, frozen=True):
     """The fixed texts of one exporter.
 

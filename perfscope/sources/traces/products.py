@@ -1,8 +1,7 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
 Collected are operators that multiply, with those that they call in turn, so that each product can be counted once; and
-the nodes of autograd, because a product inside one that autograd tracks is computed again. A few letters of every
-operator's name are looked up first, so that all other operators cost next to nothing.
+the nodes of autograd, because a product inside one that autograd tracks is computed again.
 """
 
 from __future__ import annotations
@@ -10,37 +9,27 @@ from __future__ import annotations
 import json
 import re
 from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from perfscope.sources.traces.backward_functions import link_backward, numbers_count
+from perfscope.sources.traces.columns import to_ns
+from perfscope.sources.traces.layout import DoesNotFit
 from perfscope.sources.traces.product_names import Meaning, find_meaning, may_mean, needs_values
-from perfscope.sources.traces.scope_columns import ScopeColumns, Written, to_ns, to_thread
+from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.tables.columns import Bool, Float64, Int64
-from perfscope.tables.products import Product, ProductCalls, Products
+from perfscope.tables.products import Product, ProductCalls, Products, Scope, Scopes
 from perfscope.tables.trace import ABSENT
 
-#: Letters 1 and 6 of the category ``cpu_op``; ``cpu_instant_event`` has another one there.
-_OF_OPERATORS = (0, ord("c")), (5, ord("p"))
-_UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
-_LAST = re.compile(rb'"cat":\s*"' + _UNTIL_NAME.pattern)
-_INPUTS = b'"Input '
-_VALUES = b'"Concrete Inputs"'
-_NUMBERS = re.compile(rb'"Concrete Inputs":\s*(\[(?:\s*"(?:[^"\\]|\\.)*"\s*,?)*\s*\])')
-_DIMS = re.compile(rb'"Input Dims":\s*(\[[\d\s,\[\]]*\])')
-_ELEMENTS = re.compile(rb'"Input type":\s*(\[[^\[\]]*)')
+#: A function in Python has a backward pass whose inputs are the gradients, and whose products may be no operators.
+_SUFFIX = "Backward"
+_FUNCTION = re.compile(rf"^\w*(?:Linear|MLP|Func\w*){_SUFFIX}$")
 _TEXT = re.compile(rb'"([^"]*)"')
-_START = re.compile(rb'"ts":\s*"?([\d.]+)')
-_DURATION = re.compile(rb'"dur":\s*"?([\d.]+)')
-_THREAD = re.compile(rb'"tid":\s*"?([^",}\s]+)')
-_SEQUENCE = re.compile(rb'"Sequence number":\s*(\d+)')
-#: The three of them behind the name, in the order in which most exporters write them.
-_IN_ORDER = re.compile(
-    rb'\s*,\s*"pid":[^",{}]+,\s*' + _THREAD.pattern + rb'"?\s*,\s*' + _START.pattern + rb'"?\s*,\s*' + _DURATION.pattern
-)
+_UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
 #: Times of older exporters are rounded to a quarter of a microsecond.
 _ROUNDING_US = 0.5
 
@@ -90,17 +79,48 @@ class _Operator:
         is_backward: Whether it is the backward pass of a function.
         needs_values: Whether the inputs that are numbers count.
         needs_sequence: Whether its number in autograd counts, besides that there is one.
-        numbers: The number of each of its products, by its inputs as they are written.
     """
 
-    __slots__ = ("is_backward", "meaning", "needs_sequence", "needs_values", "numbers")
+    __slots__ = ("is_backward", "meaning", "needs_sequence", "needs_values")
 
     def __init__(self, meaning: Meaning) -> None:
         self.meaning = meaning
         self.is_backward = meaning.is_backward
         self.needs_values = needs_values(meaning.product)
         self.needs_sequence = numbers_count(meaning.product)
-        self.numbers: dict[bytes, int] = {}
+
+
+#: Thread, start and end in microseconds, as they are written.
+Written: TypeAlias = tuple[bytes, float, float]
+
+
+class ScopeColumns:
+    """What tells passes apart, as columns: a thread, and times, of each."""
+
+    def __init__(self) -> None:
+        self._threads: dict[bytes, int] = {}
+        self._scope, self._thread = array("b"), array("q")
+        self._start_us, self._end_us = array("d"), array("d")
+
+    def add(self, scope: Scope | None, times: Written, sequence: int) -> None:
+        """Add a span, with its number in autograd or ABSENT; without a number it is a node, or does not count."""
+        if scope is None or (sequence == ABSENT and scope > Scope.COMPILED_NODE):
+            return
+        thread, start_us, end_us = times
+        self._scope.append(scope)
+        self._thread.append(self._threads.setdefault(thread, len(self._threads)))
+        self._start_us.append(start_us)
+        self._end_us.append(end_us)
+
+    def table(self) -> Scopes:
+        """The spans."""
+        ids = np.array([to_thread(written) for written in self._threads] or [ABSENT], np.int64)
+        return Scopes(
+            scope=np.frombuffer(self._scope, np.int8).astype(np.int64),
+            start_ns=to_ns(np.frombuffer(self._start_us, np.float64)),
+            end_ns=to_ns(np.frombuffer(self._end_us, np.float64)),
+            thread=ids[np.frombuffer(self._thread, np.int64)],
+        )
 
 
 class ProductFinder:
@@ -110,36 +130,40 @@ class ProductFinder:
         self._until_name: int | None = None
         self._calls = _Calls()
         self._scopes = ScopeColumns()
-        self._fits = True
-        self._operators: dict[bytes, _Operator | None] = {}
+        self._operators: dict[str, _Operator | None] = {}
 
-    def scan(self, text: bytes, categories: Int64, stops: Int64) -> None:
-        """Scan events: the positions of the first letters of their categories, and of their ends."""
-        if not self._fits or not len(categories):
-            return
-        letters = np.frombuffer(text, np.uint8)
-        for offset, letter in _OF_OPERATORS:
-            chosen = letters.take(categories + offset, mode="clip") == letter
-            categories, stops = categories[chosen], stops[chosen]
+    def scan(self, text: bytes, starts: Int64, categories: Int64, stops: Int64) -> None:
+        """Scan operators: the positions of their opening braces, of their categories and of their ends.
+
+        Raises:
+            DoesNotFit: An event cannot be read.
+        """
         if not len(categories):
             return
         if self._until_name is None:
             match = _UNTIL_NAME.match(text, int(categories[0]))
-            if match is None:
-                self._fits = False
-                return
             # An exporter writes every event alike.
-            self._until_name = len(match[0])
-        names = categories + self._until_name
-        chosen = may_mean(letters, names)
-        for name, stop in zip(names[chosen].tolist(), stops[chosen].tolist(), strict=True):
-            self._look(text, name, stop)
+            self._until_name = len(match[0]) if match else 0
+        if self._until_name:
+            chosen = may_mean(np.frombuffer(text, np.uint8), categories + self._until_name)
+            starts, stops = starts[chosen], stops[chosen]
+        events = [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        try:
+            self.decode(b"[%b]" % b",".join(events))
+        except FAILURES:
+            for event in events:
+                self.decode_event(event)
 
-    def scan_last(self, text: bytes) -> None:
-        """Scan the last event and what follows it."""
-        operator = _LAST.search(text)
-        if operator:
-            self._look(text, operator.end(), len(text))
+    def decode_event(self, text: bytes) -> None:
+        """Decode one event, mended where it must be.
+
+        Raises:
+            DoesNotFit: It cannot be read.
+        """
+        try:
+            self.decode(b"[%b]" % repair(text))
+        except FAILURES:
+            raise DoesNotFit from None
 
     def decode(self, events: bytes) -> None:
         """Decode a list of events in JSON, of whatever layout.
@@ -148,7 +172,7 @@ class ProductFinder:
             msgspec.MsgspecError: It cannot be read.
         """
         for event in msgspec.json.decode(events, type=list[_Event]):
-            operator = self._operator(event.name.encode()) if event.cat in _CATEGORIES else None
+            operator = self._operator(event.name) if event.cat in _CATEGORIES else None
             if operator is not None:
                 args = event.args or _Args()
                 start_us, sequence = _number(event.ts), ABSENT if args.sequence is None else args.sequence
@@ -160,53 +184,17 @@ class ProductFinder:
                 else:
                     self._scopes.add(operator.meaning.scope, times, sequence)
 
-    def _operator(self, name: bytes) -> _Operator | None:
+    def _operator(self, name: str) -> _Operator | None:
         """What is known of an operator; None where its name has no meaning."""
         try:
             return self._operators[name]
         except KeyError:
-            meaning = find_meaning(name.decode("utf-8", "replace"))
+            meaning = find_meaning(name)
             operator = self._operators[name] = None if meaning is None else _Operator(meaning)
             return operator
 
-    def _look(self, text: bytes, name: int, stop: int) -> None:
-        """Look at the operator whose name begins at a position."""
-        begin = text.find(b'"', name, stop)
-        operator = self._operator(text[name:begin])
-        if operator is None:
-            return
-        in_order = _IN_ORDER.match(text, begin + 1, stop)
-        if in_order:
-            thread, start, duration = in_order.groups()
-        else:
-            thread, start, duration = (_search(pattern, text, begin, stop) for pattern in (_THREAD, _START, _DURATION))
-        start_us = float(start or 0.0)
-        times = thread, start_us, start_us + float(duration or 0.0)
-        written = _search(_SEQUENCE, text, begin, stop)
-        sequence = int(written) if written else ABSENT
-        if operator.meaning.product:
-            self._calls.add(operator, self._number_of(operator, text, begin, stop), times, sequence)
-        else:
-            self._scopes.add(operator.meaning.scope, times, sequence)
-
-    def _number_of(self, operator: _Operator, text: bytes, begin: int, end: int) -> int:
-        """The number of a product; most calls have the inputs of an earlier one."""
-        first = text.find(_INPUTS, begin, end)
-        if first >= 0 and operator.needs_values:
-            values = text.find(_VALUES, begin, end)
-            first = values if 0 <= values < first else first
-        written = text[first : text.rfind(b"]", first, end) + 1] if first >= 0 else b""
-        try:
-            return operator.numbers[written]
-        except KeyError:
-            inputs = _read_inputs(written, with_values=operator.needs_values)
-            number = operator.numbers[written] = self._calls.number(operator.meaning.product, inputs)
-            return number
-
-    def products(self) -> Products | None:
-        """The products; absent where the events are written in another order than the finder expects."""
-        if not self._fits:
-            return None
+    def products(self) -> Products:
+        """The products."""
         calls, sequence = self._calls.table()
         products, calls = link_backward(
             [
@@ -312,21 +300,6 @@ def _contains(outer: _Times, inner: _Times) -> bool:
     return is_inside and (end - start < outer_end - outer_start or operator != outer_operator)
 
 
-def _read_inputs(written: bytes, *, with_values: bool) -> _Inputs:
-    """The inputs of a call, from the text of its arguments."""
-    dims, elements, numbers = (pattern.search(written) for pattern in (_DIMS, _ELEMENTS, _NUMBERS))
-    return _Inputs(
-        dims[1] if dims else b"",
-        elements[1] if dims and elements else b"",
-        numbers[1] if numbers and with_values else b"",
-    )
-
-
-def _search(pattern: re.Pattern[bytes], text: bytes, begin: int, end: int) -> bytes:
-    match = pattern.search(text, begin, end)
-    return match[1] if match else b""
-
-
 def _number(time: float | str | None) -> float:
     return float(time or 0.0)
 
@@ -341,3 +314,66 @@ def _shapes(text: bytes) -> tuple[tuple[int, ...], ...]:
         tuple(size for size in shape if isinstance(size, int)) if isinstance(shape, list) else ()
         for shape in json.loads(text or b"[]")
     )
+
+
+def to_thread(written: bytes) -> int:
+    """The number of a thread, or ABSENT."""
+    try:
+        return int(written)
+    except ValueError:
+        return ABSENT
+
+
+def numbers_count(operator: str) -> bool:
+    """Whether an operator's number in autograd is needed: it is such a function, forward or backward.
+
+    >>> numbers_count("_LinearBackward"), numbers_count("_LayerNormMLP"), numbers_count("mm")
+    (True, True, False)
+    """
+    return bool(_FUNCTION.match(operator if operator.endswith(_SUFFIX) else operator + _SUFFIX))
+
+
+def link_backward(
+    products: Sequence[Product], calls: ProductCalls, sequence: Int64
+) -> tuple[tuple[Product, ...], ProductCalls]:
+    """The products with the inputs of their forward passes, and the calls with their products among them.
+
+    A backward pass belongs to the last forward pass with its number before it. Where several threads have one, and
+    these have different inputs, it is not told whose it is.
+
+    Args:
+        products: The products.
+        calls: Their calls.
+        sequence: The number of each call in autograd, or ABSENT.
+    """
+    numbered, column, whole = list(products), calls.product.copy(), calls.parent.copy()
+    has_parts = np.isin(np.arange(len(calls)), calls.parent)
+    is_backward = np.array([bool(_FUNCTION.match(product.operator)) for product in products], np.bool_)
+    if not len(calls) or not is_backward.any():
+        return tuple(products), calls
+    forwards: dict[tuple[str, int], list[int]] = {}
+    for row in np.flatnonzero((sequence != ABSENT) & ~is_backward[calls.product]).tolist():
+        key = products[calls.product[row]].operator, int(sequence[row])
+        forwards.setdefault(key, []).append(row)
+    numbers: dict[Product, int] = {}
+    for row in np.flatnonzero((sequence != ABSENT) & is_backward[calls.product]).tolist():
+        operator = products[calls.product[row]].operator
+        latest: dict[int, int] = {}
+        for forward in forwards.get((operator.removesuffix(_SUFFIX), int(sequence[row])), ()):
+            if calls.end_ns[forward] <= calls.start_ns[row]:
+                thread = int(calls.thread[forward])
+                if thread not in latest or calls.start_ns[forward] > calls.start_ns[latest[thread]]:
+                    latest[thread] = forward
+        inputs = {products[calls.product[forward]] for forward in latest.values()}
+        if len(inputs) == 1:
+            (forward_product,) = inputs
+            product = Product(
+                operator, forward_product.shapes, forward_product.elements, forward_product.values, of_forward=True
+            )
+            column[row] = numbers.setdefault(product, len(numbered))
+            if column[row] == len(numbered):
+                numbered.append(product)
+            if not any(has_parts[forward] for forward in latest.values()):
+                # Its products are no operators: what is inside it was not kept, and is computed again by a checkpoint.
+                whole[calls.parent == row] = calls.parent[row]
+    return tuple(numbered), replace(calls, product=column, whole=whole)

@@ -21,7 +21,7 @@ from perfscope.sources.traces.annotated_calls import find_copied_collectives, na
 from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
-from perfscope.sources.traces.layout import find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.other_tools import refuse_other_tools
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
@@ -34,9 +34,8 @@ from perfscope.sources.traces.records import (
     ShapedEvent,
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
-from perfscope.sources.traces.scan import DoesNotFit
 from perfscope.sources.traces.step_marks import mark_steps
-from perfscope.sources.traces.stream import EventStream
+from perfscope.sources.traces.stream import Categorized, EventStream
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
@@ -176,6 +175,25 @@ def _parse(path: str, events: Events) -> _Content:
         return _stream(path, events, kind_of_event(events, Event))
     except TimesDoNotFit:
         return _stream(path, events, EventInDigits)
+
+
+def read_events(path: str, kind: type[Categorized]) -> Iterator[list[Categorized]]:
+    """Yield all events of a trace, those of a block together; damaged ones are left out.
+
+    Args:
+        path: The file, plain or gzip.
+        kind: A msgspec.Struct of the keys that are wanted, with a default for each.
+
+    Raises:
+        SourceError: The file cannot be opened, or is not a trace.
+    """
+    blocks = read_blocks(path, [])
+    head = read_head(blocks)
+    start = start_of_events(head)
+    if start is None:
+        raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
+    for events, _ in EventStream(kind).read(head[start:], blocks):
+        yield events
 
 
 def _stream(path: str, events: Events, kind: type[Event] | type[ShapedEvent] | type[EventInDigits]) -> _Content:

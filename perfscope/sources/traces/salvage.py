@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from types import GenericAlias
 from typing import Generic, TypeVar
 
 import msgspec
@@ -25,6 +26,12 @@ _LARGEST_MENDED_BYTES = 256 << 10
 _LONGEST_SPACE = 4096
 _MOST_MENDED_BYTES = 2 << 20
 FAILURES = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+
+def list_decoder(kind: type[_E]) -> Callable[[bytes], list[_E]]:
+    """A decoder of lists of events."""
+    decode: Callable[[bytes], list[_E]] = msgspec.json.Decoder(GenericAlias(list, (kind,)), strict=False).decode
+    return decode
 
 
 class Salvage(Struct, Generic[_E], frozen=True):

@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from perfscope.sources.traces.callers import CallerFilter
 from perfscope.sources.traces.heads import HeadCutter, Heads
-from perfscope.sources.traces.layout import Layout
+from perfscope.sources.traces.layout import DoesNotFit, Layout
 from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.plausibility import PHASES
 from perfscope.sources.traces.products import ProductFinder
@@ -50,10 +50,6 @@ _LONGEST_ID = 20
 _EVENTS_PER_BATCH = 1 << 12
 _LONGEST_INDENT = 64
 _LARGEST_EVENT_BYTES = 64 << 20
-
-
-class DoesNotFit(Exception):
-    """The text departs from its layout."""
 
 
 class EventTexts(Struct, frozen=True):
@@ -250,7 +246,7 @@ class Scanner:
             host = np.sort(np.concatenate([host[kinds[host] != Events.FRAMES.value], callers]))
         operators = np.flatnonzero(kinds == Events.OPERATORS.value)
         if self.products is not None:
-            self.products.scan(block.text, starts[operators] + category, stops[operators])
+            self.products.scan(block.text, starts[operators], starts[operators] + category, stops[operators])
         host_texts = block.cut(starts[host], stops[host])
         names = None
         if Events.CALLERS in self.requested and not self._cuts_operators:

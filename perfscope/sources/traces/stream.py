@@ -15,10 +15,9 @@ from typing import Generic, Protocol, TypeVar
 import msgspec
 
 from perfscope.constants import KIB, MIB
-from perfscope.sources.traces.decoding import list_decoder
 from perfscope.sources.traces.plausibility import PHASES, is_damaged
 from perfscope.sources.traces.records import KIND
-from perfscope.sources.traces.salvage import FAILURES, Salvager
+from perfscope.sources.traces.salvage import FAILURES, Salvager, list_decoder
 
 
 class HasCategory(Protocol):

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from perfscope.sources.traces import inflate
 from perfscope.sources.traces import reader as trace
+from perfscope.sources.traces.layout import DoesNotFit
 from perfscope.sources.traces.reader import read_trace
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.sources.traces.records import KIND
-from perfscope.sources.traces.scan import _KEY_LETTERS, DoesNotFit
+from perfscope.sources.traces.scan import _KEY_LETTERS
 from perfscope.tables.trace import ALL_EVENTS, Events, Trace
 from tests.conftest import ROOT
 from tests.sources.traces.making import (
