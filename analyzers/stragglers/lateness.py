@@ -20,6 +20,9 @@ import numpy as np
 from perfscope.analyzers.stragglers.parts import EVIDENCE, Part, StepParts
 from perfscope.tables.columns import Bool, Float64, Int64
 
+#: For how much longer than the others a thread is blocked in backward passes, as a share of theirs: up to a third in
+#: trainings where nobody was late, and 1.3 and more where a rank slept.
+_LIKELY = 0.75
 #: Page faults beyond the others' that explain time in the kernel.
 MANY_FAULTS = 200
 #: A step in which no rank is later by this share of a median step is none with a late rank.
@@ -130,12 +133,16 @@ def _with_idle(excess: Float64, parts: StepParts) -> Float64:
     """What a rank is blocked longer than usual, and in every step for as long as its whole process is idle.
 
     The thread that trains waits while another launches the backward pass, or comes no further because the device is
-    far behind: that thread works or spins then. Where idle times are unknown, nobody is blocked in every step.
+    far behind: that thread works or spins then. Where idle times are unknown, a rank is blocked in every step that is
+    so for longer than backward passes differ.
     """
-    usual = np.maximum(np.median(excess, axis=1), 0)
-    idle = np.clip(np.array(parts.idle_ns or (0.0,) * len(usual)), 0, np.median(parts.parts_ns[Part.BLOCKED], axis=1))
+    usual, usual_ns = np.median(excess, axis=1), np.median(parts.parts_ns[Part.BLOCKED], axis=1)
+    if not parts.idle_ns:
+        usual[usual > _LIKELY * (usual_ns - usual)] = 0
+        return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
+    idle = np.clip(np.array(parts.idle_ns), 0, usual_ns)
     longer = np.maximum(over_others(np.rint(idle).astype(np.int64)[:, None]), 0)
-    return np.asarray(excess - usual[:, None] + longer, np.float64)
+    return np.asarray(excess - np.maximum(usual, 0)[:, None] + longer, np.float64)
 
 
 def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part], step: Int64, median_ns: float) -> Float64:

@@ -240,8 +240,6 @@ class LateRanks:
             for why, ranks in self.unseen.items()
             if ranks
         ]
-        if self.parts is not None and not self.parts.times_exchange and not self.parts.idle_ns:
-            notes.append("Idle times of processes are not known: a rank that sleeps in each step would not be seen.")
         if any(pace.is_compared and pace.relative_forward is None for pace in self.devices):
             notes.append("Of GPUs without a relative forward pass the optimizer's update alone was compared.")
         if self.parts is not None:

@@ -86,7 +86,7 @@ def test_the_first_answer_to_each_training_on_gpus_is_that_of_all_reads(
 @pytest.mark.parametrize(
     "parts",
     [
-        {0: {"system": 30, "faults": 5000}},
+        {0: {"sleep": 30}},
         {step: {"sleep": 30} for step in (9, 21, 22, 33)},
         {step: {"delay": 30} for step in (9, 21, 32, 33)},
         {step: {"system": 30, "faults": 5000} for step in (9, 22, 33)},
