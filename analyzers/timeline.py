@@ -13,14 +13,103 @@ import numpy as np
 
 from perfscope.analyzers.clock import analyze as align_clocks
 from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
-from perfscope.analyzers.tracks.longest import LongestEvents, find_longest
 from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks, States, measure_tracks
-from perfscope.analyzers.tracks.simplified import simplify, sum_states
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Cell, Column, Json, Section, long_table, percent_of
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import Trace
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LongestEvents:
+    """Some of a device's events, in the order of their start; times on the wall clock of its host.
+
+    Attributes:
+        names: The distinct names.
+        name: For each event an index into ``names``.
+        start_ns, end_ns: When it ran.
+        total: How many events the device had.
+    """
+
+    names: tuple[str, ...]
+    name: Int64
+    start_ns: Int64
+    end_ns: Int64
+    total: int
+
+
+def find_longest(trace: Trace, device: int, most: int) -> LongestEvents:
+    """The longest events of a device."""
+    rows = np.flatnonzero(trace.device.device == device)
+    total = len(rows)
+    if total > most:
+        longest = np.argpartition(-trace.device.duration_ns[rows], most)[:most] if most else rows[:0]
+        rows = rows[np.sort(longest)] if most else rows[:0]
+    used, name = np.unique(trace.device.name[rows], return_inverse=True)
+    return LongestEvents(
+        tuple(trace.names[index] for index in used.tolist()),
+        np.asarray(name, np.int64),
+        trace.base_ns + trace.device.start_ns[rows],
+        trace.base_ns + trace.device.end_ns[rows],
+        total,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Simplified:
+    """States in fewer pieces.
+
+    Attributes:
+        states: The pieces, without gaps, from the first state's beginning to the last one's end.
+        shortest_ns: Pieces that were shorter than this are joined; 0 where none was.
+    """
+
+    states: States
+    shortest_ns: int
+
+
+def simplify(states: States, most: int) -> Simplified:
+    """Join neighbours that are shorter than ever longer times, until no more than ``most`` pieces are left."""
+    if len(states.state) <= most:
+        return Simplified(states, 0)
+    span_ns = int(states.end_ns[-1] - states.start_ns[0])
+    shortest_ns = max(1, span_ns // (4 * most))
+    while True:
+        joined = _join(states, shortest_ns)
+        if len(joined.state) <= max(most, 1):
+            return Simplified(joined, shortest_ns)
+        shortest_ns *= 2
+
+
+def _join(states: States, shortest_ns: int) -> States:
+    """Each run of short states within one stretch of ``shortest_ns`` is one piece."""
+    is_short = states.end_ns - states.start_ns < shortest_ns
+    stretch = (states.start_ns - states.start_ns[0]) // shortest_ns
+    begins = np.ones(len(is_short), np.bool_)
+    begins[1:] = ~is_short[1:] | ~is_short[:-1] | (stretch[1:] != stretch[:-1])
+    piece = np.cumsum(begins) - 1
+    first = np.flatnonzero(begins)
+    time_ns = sum_states(states, piece, len(first))
+    ends = np.append(states.start_ns[first[1:]], states.end_ns[-1])
+    return _merge_equal(States(states.start_ns[first], ends, np.asarray(time_ns.argmax(axis=1), np.int64)))
+
+
+def _merge_equal(states: States) -> States:
+    """Neighbours of the same state as one."""
+    begins = np.ones(len(states.state), np.bool_)
+    begins[1:] = states.state[1:] != states.state[:-1]
+    first = np.flatnonzero(begins)
+    ends = np.append(states.start_ns[first[1:]], states.end_ns[-1])
+    return States(states.start_ns[first], ends, states.state[first])
+
+
+def sum_states(states: States, piece: Int64, pieces: int) -> Int64:
+    """The time in each state: one row a piece, one column a state, in nanoseconds."""
+    time_ns = np.zeros((pieces, len(STATES)), np.int64)
+    np.add.at(time_ns, (piece, states.state), states.end_ns - states.start_ns)
+    return time_ns
+
 
 #: Over all ranks of a job.
 _MOST_STATES, _FEWEST_STATES = 320_000, 600

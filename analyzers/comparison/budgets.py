@@ -8,7 +8,7 @@ steps take longer on one side than on the other is in ``unexplained``. All times
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from perfscope.analyzers.budget.result import Budget, apportion
@@ -112,23 +112,20 @@ def _describe(a: Budget, b: Budget) -> tuple[str, ...]:
 
 
 def _at_one_level(a: Budget, b: Budget) -> tuple[Budget, Budget]:
-    """Both budgets in the terms that both have: without operators, or by kind alone, where one side has no more."""
-    has_names = [any(term.name for term in budget.terms) for budget in (a, b)]
+    """Both budgets in the terms that both have: without operators where one side has none."""
     has_operators = [any(term.operator for term in budget.terms) for budget in (a, b)]
-    if not all(has_names):
-        return _folded(a, lambda term: Term(term.kind)), _folded(b, lambda term: Term(term.kind))
-    if not all(has_operators):
-        return _folded(a, lambda term: term._replace(operator="")), _folded(b, lambda term: term._replace(operator=""))
-    return a, b
+    return (a, b) if all(has_operators) else (_without_operators(a), _without_operators(b))
 
 
-def _folded(budget: Budget, fold: Callable[[Term], Term]) -> Budget:
+def _without_operators(budget: Budget) -> Budget:
     terms: dict[Term, int] = {}
     by_step: dict[Term, Float64] = {}
     for term, ns in budget.terms.items():
-        terms[fold(term)] = terms.get(fold(term), 0) + ns
+        kernel = term._replace(operator="")
+        terms[kernel] = terms.get(kernel, 0) + ns
     for term, times in budget.by_step.items():
-        by_step[fold(term)] = by_step[fold(term)] + times if fold(term) in by_step else times
+        kernel = term._replace(operator="")
+        by_step[kernel] = by_step[kernel] + times if kernel in by_step else times
     return replace(budget, terms=terms, by_step=by_step)
 
 

@@ -33,7 +33,6 @@ _KINDS = {
     Kind.RUN: "a run",
     Kind.TRACES: "traces",
     Kind.LOG: "a log",
-    Kind.ANALYSIS: "a saved analysis",
     Kind.BASELINE: "a baseline",
 }
 

@@ -19,7 +19,6 @@ class Kind(StrEnum):
     RUN = "run"
     TRACES = "traces"
     LOG = "log"
-    ANALYSIS = "analysis"
     BASELINE = "baseline"
 
 

@@ -138,7 +138,7 @@ def is_saved(path: Path) -> bool:
 
 
 def read_saved(path: Path) -> Side:
-    """Read a baseline, or a saved analysis.
+    """Read a baseline.
 
     Raises:
         SourceError: It is too large, or not complete JSON.

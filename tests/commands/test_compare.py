@@ -247,20 +247,6 @@ def test_a_baseline_is_compared_as_the_run_that_it_was_saved_from(tmp_path: Path
         assert by_baseline[key] == by_run[key], key
 
 
-def test_a_saved_analysis_is_compared_by_what_it_has(tmp_path: Path, capsys: Capture) -> None:
-    saved = tmp_path / "analysis.json"
-    saved.write_text(run(capsys, "analyze", RUN, "--format", "json").out)
-    by_run = run(capsys, "compare", RUN, OTHER, "--anyway", "--format", "json").data
-    document = run(capsys, "compare", saved, OTHER, "--anyway", "--format", "json").data
-    for key in ("verdict", "step_time", "throughput", "tflops", "memory"):
-        assert document[key] == by_run[key], key
-    assert {term["name"] for term in document["terms"]} <= {
-        "compute", "exposed communication", "exposed copy", "idle", "perfscope: slowdown of profiled steps"
-    }  # fmt: skip
-    total_ns = sum(round(term["change_us"] * 1000) for term in document["terms"])
-    assert total_ns + round(document["unexplained_us"] * 1000) == round(document["change_us"] * 1000)
-
-
 def test_a_log_and_a_run_share_step_time_and_say_what_they_do_not(capsys: Capture) -> None:
     document = run(capsys, "compare", LOGS / "deepspeed_zero1_h200.log", RUN, "--format", "json").data
     assert document["verdict"] in ("slower", "faster")

@@ -11,8 +11,7 @@ from perfscope.analyzers.pipelines.bubble import ASSUMPTION, list_measured_alter
 from perfscope.analyzers.pipelines.bubble_report import assemble_pipelines
 from perfscope.analyzers.pipelines.layout import ParallelSizes
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
-from perfscope.commands.bubble.drawing import headline, write_charts
-from perfscope.commands.bubble.prediction import SCHEMA
+from perfscope.commands.bubble.prediction import SCHEMA, headline, write_charts
 from perfscope.commands.options.common import require_positive
 from perfscope.engine.run import measure_with
 from perfscope.errors import ExitCode

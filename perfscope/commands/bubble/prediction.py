@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
+from pathlib import Path
 
-from perfscope.commands.bubble.drawing import headline, write_charts
+from perfscope.charts.svg import draw_file
 from perfscope.commands.bubble.options import DrawingOptions, TimeOptions
+from perfscope.commands.options.common import require_svg
 from perfscope.errors import UsageError
+from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Report
+from perfscope.report import Report, percent
 from perfscope.schedules.closed_forms import ClosedForm
-from perfscope.schedules.drawing import draw_timeline, to_text
+from perfscope.schedules.drawing import GanttChart, draw_timeline, to_charts, to_text
 from perfscope.schedules.prediction import (
     SIMULATION_LIMIT,
     Setup,
@@ -21,6 +25,26 @@ from perfscope.schedules.prediction import (
     simulate_setup,
 )
 from perfscope.schedules.prediction_report import PredictionReport
+
+
+def headline(share: Fraction | None, title: str) -> str:
+    """The title of a report, with the bubble where it is known."""
+    return title if share is None else f"{percent(share):.2f} % of the time is bubble: {title}"
+
+
+def write_charts(charts: Sequence[GanttChart], path: Path) -> tuple[str, ...]:
+    """Draw charts to an SVG file; returns the notes of the command.
+
+    Raises:
+        UsageError: The file is no SVG, or there is no chart.
+        SourceError: The file cannot be written.
+    """
+    require_svg(path)
+    if not charts:
+        raise UsageError("the step is too large to simulate, so there is no drawing", hint="use fewer micro-batches")
+    replace_file(path, draw_file(to_charts(charts)).encode())
+    return (f"wrote {path}",)
+
 
 SCHEMA = "perfscope/bubble/1"
 

@@ -10,6 +10,7 @@ import typer
 
 from perfscope.analyzers.scaling import dlperf
 from perfscope.analyzers.scaling.sections import (
+    chart_study,
     law_sections,
     memory_sections,
     protocol_section,
@@ -18,15 +19,27 @@ from perfscope.analyzers.scaling.sections import (
     zero_sections,
 )
 from perfscope.analyzers.scaling.study import Scaling, ScalingKind, compare_zero_stages, study_scaling
+from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
-from perfscope.commands.scaling.plot import write_plot
 from perfscope.commands.scaling.runs import list_protocol_runs, read_runs
 from perfscope.errors import ExitCode, MissingInput, PerfscopeError, UsageError
+from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report
 from perfscope.sources.scaling.dlperf import Protocol, read_protocol
 from perfscope.tables.scaling import ProtocolRun
+
+
+def write_plot(study: Scaling, path: Path | None) -> tuple[str, ...]:
+    """Draw a study to an SVG file; returns the notes of the command."""
+    if path is None:
+        return ()
+    if not study.series:
+        return (f"note: {path} is not written, because no set-up was run on two different numbers of GPUs",)
+    replace_file(path, draw_file([chart_study(study)]).encode())
+    return (f"wrote {path}",)
+
 
 _SCHEMA = "perfscope/scaling/1"
 _RULES: dict[Protocol, Callable[[Sequence[ProtocolRun]], dlperf.ProtocolResult]] = {
