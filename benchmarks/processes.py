@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 import venv
@@ -29,14 +28,6 @@ wall_s = time.perf_counter() - began
 figures = [os.waitstatus_to_exitcode(status), wall_s, usage.ru_utime + usage.ru_stime, usage.ru_maxrss]
 os.write(int(sys.argv[1]), json.dumps(figures).encode())
 """
-
-
-def find_free_port() -> int:
-    """A port of this host that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @dataclass

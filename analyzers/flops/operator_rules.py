@@ -26,7 +26,6 @@ _FP4 = "c10::Float4"
 _TRANSPOSED = 6
 
 _Shape: TypeAlias = tuple[int, ...]
-_Shapes: TypeAlias = tuple[_Shape, ...]
 _Rule: TypeAlias = Callable[[Product], int | None]
 
 

@@ -65,9 +65,6 @@ def find_apart(evidence: PostMortem, places: Mapping[int, Place | None]) -> Apar
     return Apart(culprits, f"ranks stand in different collectives: {stand}", spots[culprits[0]].line)
 
 
-_FEWEST_FOR_MAJORITY = 3
-
-
 class Reason(StrEnum):
     """Why a training stalled or failed."""
 

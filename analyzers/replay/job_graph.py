@@ -309,11 +309,3 @@ def _clock_offset(first: RankGraph, second: RankGraph, events: Int64) -> int:
     difference_ns = second.end_ns[of_second] - first.end_ns[of_first] + base_ns
     offset = find_offset(difference_ns, durations[0] - durations[1], np.minimum(*durations))
     return base_ns - (round(offset.offset_ns) if is_apart(first.host, second.host, offset) else 0)
-
-
-def step_of_calls(graph: RankGraph) -> Int64:
-    """For each call of a rank the number of the marked step of the next event that is launched, or ABSENT."""
-    step = np.full(len(graph.call_start_ns), ABSENT, np.int64)
-    launched = graph.launch != ABSENT
-    step[graph.launch[launched]] = graph.step[launched]
-    return step

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
-from perfscope.charts.grammar import Area, Axis, Categories, Chart, Dots, Heat, Line, Mark, Scale, Shades, Spans, Values
+from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, Line, Mark, Scale, Shades, Spans, Values
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.report import escape_control_characters
 
@@ -130,11 +130,6 @@ def format_level(value: float, step: float) -> str:
         return f"{value:.3g}"
     text = f"{value / size:.{decimals}f}"
     return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
-
-
-def count_rows(axis: Axis) -> int:
-    """How many rows an axis of categories has."""
-    return len(axis.names) if isinstance(axis, Categories) else 0
 
 
 #: Of a drawing on a screen and in a file, and of one on a phone, whose names are cut earlier.

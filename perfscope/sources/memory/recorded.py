@@ -251,9 +251,6 @@ def _to_marks(parts: _Parts) -> Marks:
     return Marks(np.array(parts.marks.times_ns, np.int64), parts.marks.signs, names)
 
 
-_PICKLES = (".pickle", ".pkl", ".pickle.gz", ".pkl.gz")
-
-
 def find_histories(run: Path) -> list[Path]:
     """The histories of a run."""
     files = (path for path in (run / MEMORY_FOLDER).glob(f"*{MEMORY_SUFFIX}*") if not path.name.startswith("."))
@@ -272,8 +269,3 @@ def read_histories(path: Path) -> tuple[AllocatorHistory, ...]:
     if not histories:
         raise SourceError(path, "has neither events nor blocks", hint="was the GPU in use when it was written?")
     return histories
-
-
-def is_snapshot(path: Path) -> bool:
-    """Whether a file's name is one of a history or of a snapshot."""
-    return path.name.endswith((MEMORY_SUFFIX, f"{MEMORY_SUFFIX}.gz", *_PICKLES))
