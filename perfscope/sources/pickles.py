@@ -30,6 +30,8 @@ LARGEST_OPCODE_COUNT = 20_000_000
 _BATCH = 500_000
 _FEWEST_BYTES_OF_BATCH = 650_000
 _LONGEST_NAME = 1000
+#: Python repeats what is no number in its error, four times as long.
+_LONGEST_LINE = 1 << 24
 _LONGEST_PATH = 12
 _LONGEST_KEY = 1000
 #: The hashes of larger numbers can be made equal, and a dict of them is filled in quadratic time.
@@ -133,7 +135,7 @@ class InertUnpickler(_PYTHONS):
         file.seek(start)
         super().__init__(file, encoding="latin-1")
         self.file = file
-        self.read, self.readline = file.read, file.readline
+        self.read = file.read
         self.stack, self.metastack = [], []
         self.append = self.stack.append
         self.names: set[str] = set()
@@ -170,6 +172,13 @@ class InertUnpickler(_PYTHONS):
     def find_class(self, module: str, name: str) -> NoReturn:
         """No opcode asks for it."""
         raise PickleDamage(f"names {module[:_LONGEST_NAME]}.{name[:_LONGEST_NAME]}")
+
+    def readline(self) -> bytes:
+        """A line with its end; a longer one is no number or text of a file that is read here."""
+        line = self.file.readline(_LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise EOFError("cut off in a line")
+        return line
 
     # What subclasses decide.
     def push_name(self, text: str) -> None:
@@ -214,10 +223,8 @@ class InertUnpickler(_PYTHONS):
             target.items.update(enumerate(values, len(target.items)))
 
     def _global(self) -> None:
-        lines = [self.readline() for _ in range(2)]
-        if not all(line.endswith(b"\n") for line in lines):
-            raise EOFError("cut off in a name")
-        self.push_name(".".join(line[:-1].decode("utf-8", "surrogatepass") for line in lines))
+        module, name = (self.readline()[:-1].decode("utf-8", "surrogatepass") for _ in range(2))
+        self.push_name(f"{module}.{name}")
 
     def _stack_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()

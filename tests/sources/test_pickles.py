@@ -130,6 +130,8 @@ def test_what_names_calls_or_fills_is_not_the_standard_librarys() -> None:
         b"T" + struct.pack("<i", -5) + b".",
         b"\x95" + struct.pack("<Q", 2**64 - 1) + b"N.",
         b"I" + b"9" * 5000 + b"\n.",
+        b"F" + b"x" * 2**17,
+        b"cos\nsystem",
         b"\x97\x98.",
     ],
 )
@@ -155,6 +157,8 @@ COSTLY = {
     ) + b"u.",
     "a list as a key": b"}]Ns.",
     "itself as a key": b"}q\x00h\x00h\x00s.",
+    "calls in calls": b"ca\nb\nq\x00" + b"h\x00" * 150_000 + b"N" + b"\x85R" * 150_000 + b".",
+    "states in states": b"ca\nb\nq\x00" + b"h\x00)R" * 150_000 + b"b" * 149_999 + b".",
     "deep lists": b"]" * 100_000 + b"a" * 99_999 + b".",
 }  # fmt: skip
 
