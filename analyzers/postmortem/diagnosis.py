@@ -13,13 +13,11 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from perfscope.analyzers.postmortem.matching import (
-    Absence,
-    Difference,
+    Collective,
     History,
     Matching,
     Shift,
     Token,
-    Unfinished,
     find_first_open,
     match_calls,
     signature_of,
@@ -220,7 +218,7 @@ class _Case:
             reason, culprits, text, line=own_line(wrong.frames), event=difference, right=right, wrong=wrong
         )
 
-    def _pick_culprits(self, difference: Difference, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    def _pick_culprits(self, difference: Collective, sets: Sequence[Sequence[int]]) -> tuple[int, ...]:
         """The smaller set; of two of the same size the one that did something else before in the same place."""
         if len(sets) > 1 and len(sets[0]) > len(sets[1]):
             return tuple(rank for ranks in sets[1:] for rank in ranks)
@@ -318,7 +316,7 @@ class _Case:
                 return self._explain_elsewhere(absence, ranks)
         return None
 
-    def _explain_elsewhere(self, absence: Absence, ranks: tuple[int, ...]) -> Diagnosis:
+    def _explain_elsewhere(self, absence: Collective, ranks: tuple[int, ...]) -> Diagnosis:
         spot, call = self.places[ranks[0]], next(iter(absence.calls.values()))
         what = f"{signature_of(call)}, collective {absence.sequence} of group {absence.group}, in which the others wait"
         reason, text = Reason.SKIPPED, f"{_ranks(ranks)} went on to {spot} without {what}"
@@ -356,12 +354,12 @@ class _Case:
                 busy.append(rank)
         return tuple(busy)
 
-    def _explain_absence(self, absence: Absence, ranks: tuple[int, ...]) -> Diagnosis:
+    def _explain_absence(self, absence: Collective, ranks: tuple[int, ...]) -> Diagnosis:
         call = next(iter(absence.calls.values()))
         what = f"has not come to {signature_of(call)}, collective {absence.sequence} of group {absence.group}"
         return self._explain_busy(ranks, what, absence)
 
-    def _explain_busy(self, ranks: tuple[int, ...], what: str, event: Absence | None) -> Diagnosis:
+    def _explain_busy(self, ranks: tuple[int, ...], what: str, event: Collective | None) -> Diagnosis:
         spot = self.places.get(ranks[0])
         if spot is None:
             text = f"{_ranks(ranks)} {what}: its process has ended"
@@ -408,7 +406,7 @@ class _Case:
         text: str,
         *,
         line: CodeLine | None = None,
-        event: Difference | Absence | Unfinished | None = None,
+        event: Collective | None = None,
         right: CollectiveCall | None = None,
         wrong: CollectiveCall | None = None,
         usual: Token | None = None,

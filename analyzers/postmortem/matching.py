@@ -201,18 +201,20 @@ _DEFAULT_GROUPS = ("0", "")
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
-    """Ranks of a group called different things as the same collective.
+class Collective:
+    """One collective of a group, as its ranks called it.
 
     Attributes:
         group: The group.
         sequence: The number of the collective.
-        calls: What each rank called.
+        calls: The call of each rank that came.
+        missing: The ranks that did not come, where that is why it is looked at.
     """
 
     group: str
     sequence: int
     calls: Mapping[int, CollectiveCall]
+    missing: tuple[int, ...] = ()
 
     def by_signature(self) -> dict[Signature, list[int]]:
         """The ranks of each call, the largest set first."""
@@ -220,38 +222,6 @@ class Difference:
         for rank, call in sorted(self.calls.items()):
             ranks.setdefault(signature_of(call), []).append(rank)
         return dict(sorted(ranks.items(), key=lambda item: -len(item[1])))
-
-
-@dataclass(frozen=True, slots=True)
-class Absence:
-    """Some ranks of a group have called a collective that others have not.
-
-    Attributes:
-        group: The group.
-        sequence: The number of the collective.
-        calls: The call of each rank that came.
-        missing: The ranks that did not.
-    """
-
-    group: str
-    sequence: int
-    calls: Mapping[int, CollectiveCall]
-    missing: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """All ranks of a group have called a collective that is not over.
-
-    Attributes:
-        group: The group.
-        sequence: The number of the collective.
-        calls: What each rank called.
-    """
-
-    group: str
-    sequence: int
-    calls: Mapping[int, CollectiveCall]
 
     @property
     def not_started(self) -> tuple[int, ...]:
@@ -261,47 +231,46 @@ class Unfinished:
         return waiting if any(states.values()) else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Matching:
-    """The collectives of all groups, matched; each list begins with what was called first."""
+class Matching(NamedTuple):
+    """The collectives of all groups, matched; each list begins with what was called first.
 
-    differences: tuple[Difference, ...]
-    absences: tuple[Absence, ...]
-    unfinished: tuple[Unfinished, ...]
+    Attributes:
+        differences: Ranks called different things as the same collective.
+        absences: Some ranks have called a collective that others have not.
+        unfinished: All ranks have called a collective that is not over.
+    """
+
+    differences: list[Collective]
+    absences: list[Collective]
+    unfinished: list[Collective]
 
 
 def match_calls(ranks: Mapping[int, RankState], world_size: int) -> Matching:
     """Match the collectives of the ranks that left a dump."""
-    differences, absences, unfinished = [], [], []
+    matching = Matching([], [], [])
     dumped = {rank for rank, state in ranks.items() if state.dump is not None}
     for group, calls in sorted(_by_group(ranks).items()):
         members = _members(ranks, group, calls, world_size)
         begin = max(min(numbers) for numbers in calls.values())
         end = max(max(numbers) for numbers in calls.values())
-        for sequence in range(begin, end + 1):
+        for sequence in sorted({number for numbers in calls.values() for number in numbers if number >= begin}):
             present = {rank: numbers[sequence] for rank, numbers in calls.items() if sequence in numbers}
             if len({signature_of(call) for call in present.values()}) > 1:
-                differences.append(Difference(group, sequence, present))
+                matching.differences.append(Collective(group, sequence, present))
                 break
             without_dump = {rank for rank in members if rank in ranks and rank not in dumped}
             is_open = sequence == end and not all(call.is_completed for call in present.values())
             absent = (rank for rank in members if rank not in present)
             missing = tuple(rank for rank in absent if rank in dumped or (is_open and rank in without_dump))
             if missing:
-                absences.append(Absence(group, sequence, present, missing))
+                matching.absences.append(Collective(group, sequence, present, missing))
                 break
             if not any(call.is_completed for call in present.values()):
-                unfinished.append(Unfinished(group, sequence, present))
+                matching.unfinished.append(Collective(group, sequence, present))
                 break
-    return Matching(
-        tuple(sorted(differences, key=_first_call_ns)),
-        tuple(sorted(absences, key=_first_call_ns)),
-        tuple(sorted(unfinished, key=_first_call_ns)),
-    )
-
-
-def _first_call_ns(event: Difference | Absence | Unfinished) -> int:
-    return min(call.created_ns for call in event.calls.values())
+    for found in matching:
+        found.sort(key=lambda collective: min(call.created_ns for call in collective.calls.values()))
+    return matching
 
 
 def _by_group(ranks: Mapping[int, RankState]) -> dict[str, dict[int, dict[int, CollectiveCall]]]:
