@@ -215,7 +215,7 @@ def _key(fields: Mapping[str, object]) -> tuple[object, object]:
 def _object(text: str) -> Mapping[str, object]:
     try:
         fields = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

@@ -75,6 +75,8 @@ class Tail:
         return [line for line in lines if line]
 
 
+#: What a line is that is damaged, or was made to be.
+_DAMAGE = (msgspec.MsgspecError, RecursionError)
 #: Steps that figures are of.
 RECENT = 100
 #: Ranks that appear later, and the GPUs' names, are looked for in each so many looks.
@@ -185,7 +187,7 @@ class _RankFiles:
         for line in lines:
             try:
                 self.rank.steps.append(decode_step(line))
-            except msgspec.MsgspecError:
+            except _DAMAGE:
                 continue  # a line of a version that is not known
         self.rank.written_ns = self._steps.written_ns
         self.rank.has_ended |= any(b'"kind":"end"' in line for line in self._events.read_lines())
@@ -207,7 +209,7 @@ class _GpuFile:
         for line in reversed(self._tail.read_lines()):
             try:
                 values = _decode_sample(line).gpus
-            except msgspec.MsgspecError:
+            except _DAMAGE:
                 continue
             if len(values) == len(self._described) and b'"uuid"' not in line:
                 self.gpus = [
@@ -226,7 +228,7 @@ def _read_first(path: Path) -> _SampleLine:
     try:
         with open_regular(path) as file:
             return _decode_sample(file.readline())
-    except (OSError, msgspec.MsgspecError):
+    except (OSError, *_DAMAGE):
         return _SampleLine()
 
 
@@ -301,7 +303,7 @@ class WatchedJob:
             for line in tail.read_lines():
                 try:
                     death = _decode_death(line)
-                except msgspec.MsgspecError:
+                except _DAMAGE:
                     continue
                 if death.kind == "death":
                     self._dead.add(wire.rank_folder(death.rank, death.attempt))
@@ -329,12 +331,15 @@ class WatchedJob:
         try:
             status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None
-        except (OSError, msgspec.MsgspecError, AttributeError):
+        except (OSError, *_DAMAGE, AttributeError):
             return
 
     def _run(self) -> Run | None:
-        """The last steps as those of a finished run; None before the first one."""
-        steps = [to_steps(rank.rank, 0, list(rank.steps)) for rank in self.ranks.values() if rank.steps]
+        """The last steps as those of a finished run; None before the first one, and of damaged ones."""
+        try:
+            steps = [to_steps(rank.rank, 0, list(rank.steps)) for rank in self.ranks.values() if rank.steps]
+        except OverflowError:  # a damaged record has a number that no clock has
+            return None
         numbered = [(files, wire.parse_rank_folder(name)) for name, files in self._files.items()]
         ranks = [read_rank(files.folder, number, (), (), []) for files, number in numbered if number is not None]
         known = tuple(rank for rank in ranks if rank is not None)

@@ -72,6 +72,19 @@ def test_steps_rates_and_ages_are_those_of_the_last_steps(tmp_path: Path) -> Non
     assert watched.per_second("tokens") == 2 * 400 / 0.2
 
 
+def test_damaged_lines_cost_no_view(tmp_path: Path) -> None:
+    job = Job(tmp_path / "RUN", ranks=1)
+    job.add_steps(0, 1, 50)
+    (job.folder / "nvml").mkdir()
+    (job.folder / "deaths").mkdir()
+    for name in ("incidents.jsonl", "events.jsonl", "steps.jsonl", "../../nvml/a.jsonl", "../../deaths/a.jsonl"):
+        job.add_line(0, name, "[" * 20_000)
+    (job.folder / "run.json").write_text("[" * 20_000)
+    assert look(job).step_ns() == 100 * MS
+    job.add_line(0, "steps.jsonl", f'{{"step":51,"end_ns":{10**40},"source":"optimizer","wall_ns":5}}')
+    assert "step 51" in print_once(look(job), None, "")
+
+
 def test_mfu_is_that_of_the_analyzer() -> None:
     run = ROOT / "fixtures" / "findings" / "h200" / "ddp_clean"
     watched = WatchedJob(run)

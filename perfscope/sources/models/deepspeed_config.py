@@ -52,7 +52,7 @@ def read_deepspeed_config(path: Path) -> DeepSpeedConfig:
         config = json.loads(path.read_bytes())
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{path} is not JSON") from None
     if not isinstance(config, dict) or not any(key in config for key in _USUAL_KEYS):
         raise UsageError(f"{path} is not a DeepSpeed config: it has none of {', '.join(_USUAL_KEYS[:4])}")

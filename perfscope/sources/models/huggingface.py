@@ -57,7 +57,7 @@ def read_config(path: Path) -> ModelDescription:
         config = json.loads(file.read_bytes())
     except OSError as error:
         raise SourceError(file, f"cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise UsageError(f"{file} is not JSON") from None
     if not isinstance(config, dict):
         raise UsageError(f"{file} is not a JSON object")

@@ -264,7 +264,7 @@ def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
         for line in file.read_bytes().splitlines():
             try:
                 fields = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # the disk was full, or the process is still writing
             if isinstance(fields, dict):
                 yield fields
@@ -273,7 +273,7 @@ def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:
 def _read_json(path: Path) -> Mapping[str, object]:
     try:
         fields = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -286,7 +286,7 @@ def _last_step(folder: Path) -> int:
     for line in reversed(_tail(folder / wire.STEPS_FILE).splitlines()):
         try:
             return int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             continue
     return read_last_step(folder)  # the last lines were just put aside
 
