@@ -47,9 +47,8 @@ _NEEDS_DEVICE = ("device",)
 _STALL_S = 3
 #: A stall before this step is a slow start, on a machine that does much else.
 _FIRST_STEP = 5
-#: From when its first rank has begun; with ``--turn``, ranks begin when other trainings have ended.
+#: From when its first rank has begun.
 _LONGEST_S = 100
-_LONGEST_TURN_S = 500
 _AFTER_STALL_S = 1.5
 #: Set when this process is asked to end: its trainings are ended, too, and no other is begun.
 _STOP = Event()
@@ -99,19 +98,19 @@ def training_words(case: Case, *, cuda: bool) -> list[str]:
     return [script, case.framework, case.fault, "--rank", str(case.rank), *(["--cuda"] if cuda else [])]
 
 
-def run_case(case: Case, folder: Path, *, cuda: bool, shared: Sequence[str] = ()) -> Path:
+def run_case(case: Case, folder: Path, *, cuda: bool) -> Path:
     """Run one training to its end, or until all of its ranks have noticed that it stalls, or this process is to end."""
     run = folder / f"{case.framework}-{case.fault}-{case.ranks}"
     words = [sys.executable, "-m", "perfscope", "--quiet", "profile", "-o", str(run), "--steps", "1000", "--exec"]
     words += ["--stall-seconds", str(_STALL_S), "--nvml-hz", "0", "--"]
-    words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), *shared, str(case.ranks)]
+    words += [sys.executable, str(ROOT / "benchmarks" / "start_ranks.py"), str(case.ranks)]
     words += training_words(case, cuda=cuda)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), *_inherited_path()])}
     if cuda:
         environment.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")  # else no dump tells which device has not begun
     with (folder / f"{run.name}.log").open("wb") as log:
         process = subprocess.Popen(words, env=environment, stdout=log, stderr=log, start_new_session=True)
-        end_s = time.monotonic() + (_LONGEST_TURN_S if "--turn" in shared else _LONGEST_S)
+        end_s = time.monotonic() + _LONGEST_S
         has_begun = False
         try:
             while process.poll() is None and time.monotonic() < end_s and not _STOP.is_set():
@@ -187,8 +186,6 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--cuda", action="store_true")
-    parser.add_argument("--share", metavar="PERCENT,...", help="of a GPU, for each rank: they share the GPUs")
-    parser.add_argument("--turn", help="a file whose lock a training has while it trains")
     parser.add_argument("--only", default="")
     parser.add_argument("--at-once", type=int, default=1)
     parser.add_argument("--shift", type=int, default=0, help="which rank the first case's is")
@@ -200,14 +197,9 @@ def main() -> None:
     sizes = [int(word) for word in arguments.ranks.split(",")]
     wanted = list(cases(sizes, cuda=arguments.cuda, only=only, shift=arguments.shift))
 
-    shared = [
-        *(("--share", arguments.share) if arguments.share else ()),
-        *(("--turn", arguments.turn) if arguments.turn else ()),
-    ]
-
     def measure(case: Case) -> Result:
         began_s = time.monotonic()
-        run = run_case(case, folder, cuda=arguments.cuda, shared=shared)
+        run = run_case(case, folder, cuda=arguments.cuda)
         result = judge(case, run, round(time.monotonic() - began_s, 1))
         print(
             f"{'right' if result.is_right else 'WRONG'} {case}: {result.reason} {result.blamed}: {result.text}",
