@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
+from typing import Annotated
 
 from perfscope.analyzers.modules.attribution import Owner, Phase
 from perfscope.analyzers.modules.measurement import ModuleTimes, RankModules
 from perfscope.analyzers.modules.tree import ModuleNode, build_tree, fold
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_US, TERA
-from perfscope.report import Cell, Column, Json, Row, Section, in_unit, percent, percent_of
+from perfscope.report import Cell, Column, Row, Section, in_unit, percent, percent_of
+from perfscope.result import Doc, Figures, Result, figure
 
 _DEFAULT_DEPTH = 3
 _MOST_TABLES = 4
@@ -42,50 +44,92 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ModuleTree:
-    """The modules of every rank.
+class PhaseTimes(Figures, frozen=True):
+    """Time of device events by what they are for."""
+
+    forward: Annotated[float, Doc("Forward passes.")]
+    backward: Annotated[float, Doc("Backward passes.")]
+    recomputation: Annotated[float, Doc("Forward passes again, inside the backward pass.")]
+    optimizer: Annotated[float, Doc("Optimizer steps inside the backward pass, parameter by parameter.")]
+    communication: Annotated[
+        float,
+        Doc("Collectives, and in FSDP the copies that prepare and take up what is exchanged."),
+    ]
+
+
+class ModuleTime(Figures, frozen=True):
+    """One module, by itself (self) and with the modules inside it (total); means of a step."""
+
+    path: Annotated[str, Doc("Its path in the model; ``PATH::compiled N`` for what torch.compile made of it.")]
+    calls: Annotated[float, Doc("Forward calls.")]
+    self_us: Annotated[float, Doc("Time of its device events.")]
+    total_us: Annotated[float, Doc("Time of its device events.")]
+    self_by_phase_us: Annotated[PhaseTimes, Doc("The same by what they are for.")]
+    total_by_phase_us: Annotated[PhaseTimes, Doc("The same by what they are for.")]
+    self_kernels: Annotated[float, Doc("Device events.")]
+    total_kernels: Annotated[float, Doc("Device events.")]
+    self_flops: Annotated[float | None, Doc("Operations; absent where the trace states no inputs of operators.")]
+    total_flops: Annotated[float | None, Doc("Operations; absent where the trace states no inputs of operators.")]
+
+
+class OwnerTime(Figures, frozen=True):
+    """Device events of an owner that is no module."""
+
+    device_us: Annotated[float, Doc("Their time.")]
+    kernels: Annotated[float, Doc("How many they are.")]
+
+
+class OutsideOperator(Figures, frozen=True):
+    """An operator outside of modules."""
+
+    operator: Annotated[str, Doc("Its name.")]
+    device_us: Annotated[float, Doc("Time of what it launched.")]
+
+
+class RankModuleTimes(Figures, frozen=True):
+    """The modules of one rank; means of a step, or of the whole trace where it marks none."""
+
+    rank: Annotated[int | None, Doc("The rank.")]
+    steps: Annotated[int, Doc("How many steps the means are of; 0 for the whole trace.")]
+    total_us: Annotated[float, Doc("Time of all device events.")]
+    modules_us: Annotated[float, Doc("The part of it that belongs to modules.")]
+    owned: Annotated[float | None, Doc("The share of it that has a module or a named owner.")]
+    joins_backward: Annotated[bool, Doc("Whether the trace has the numbers that join backward passes with modules.")]
+    owners: Annotated[
+        Mapping[str, OwnerTime],
+        Doc(
+            "What belongs to no module: ``optimizer``, ``data``, ``communication``, ``copies``, ``outside``, "
+            "``graph``, ``not_launched``."
+        ),
+    ]
+    outside: Annotated[tuple[OutsideOperator, ...], Doc("The operators with the most time among ``outside``.")]
+    modules: Annotated[tuple[ModuleTime, ...], Doc("Every module, each after the one that it is in.")]
+
+
+class ModuleTree(Result, frozen=True):
+    """``results.modules``: what every module costs the device; times are of a mean step, or of the whole trace.
 
     Attributes:
-        ranks: The ranks, in order.
+        traced: The ranks, in order.
         depth: How many levels of modules the tables show.
     """
 
-    ranks: tuple[RankModules, ...]
+    traced: tuple[RankModules, ...]
     depth: int = _DEFAULT_DEPTH
 
     def with_depth(self, depth: int) -> ModuleTree:
         """The same with as many levels in its tables."""
-        return replace(self, depth=depth)
+        return ModuleTree(self.traced, depth)
 
-    def data(self) -> Json:
-        """The value of ``results.modules``; times are of a mean step, or of the whole trace where it marks none."""
-        return {"ranks": [self._rank_data(rank) for rank in self.ranks]}
-
-    def _rank_data(self, rank: RankModules) -> Json:
-        steps = max(1, rank.steps)
-        return {
-            "rank": rank.rank,
-            "steps": rank.steps,
-            "total_us": rank.total_ns / steps / NS_PER_US,
-            "modules_us": rank.modules_ns / steps / NS_PER_US,
-            "owned": rank.owned,
-            "joins_backward": rank.has_numbers,
-            "owners": {
-                owner.name.lower(): {"device_us": time / steps / NS_PER_US, "kernels": kernels / steps}
-                for owner, (time, kernels) in rank.owners.items()
-            },
-            "outside": [{"operator": name, "device_us": time / steps / NS_PER_US} for name, time in rank.outside],
-            "modules": [
-                _module_data(node, module, steps)
-                for node, module in _with_nodes(build_tree(rank.modules), rank.modules)
-            ],
-        }
+    @figure
+    def ranks(self) -> tuple[RankModuleTimes, ...]:
+        """Each rank."""
+        return tuple(map(_rank_times, self.traced))
 
     def sections(self) -> tuple[Section, ...]:
         """A table for each kind of rank, of the one with the most time."""
         kinds: dict[frozenset[str], list[RankModules]] = {}
-        for rank in self.ranks:
+        for rank in self.traced:
             kinds.setdefault(frozenset(module.path for module in rank.modules), []).append(rank)
         groups = list(kinds.values())
         sections = [self._section(ranks, is_alone=len(groups) == 1) for ranks in groups[:_MOST_TABLES]]
@@ -160,21 +204,45 @@ def _with_nodes(
             yield node, by_path[node.path]
 
 
-def _module_data(node: ModuleNode, module: ModuleTimes, steps: int) -> Json:
+def _rank_times(rank: RankModules) -> RankModuleTimes:
+    steps = max(1, rank.steps)
+    return RankModuleTimes(
+        rank=rank.rank,
+        steps=rank.steps,
+        total_us=rank.total_ns / steps / NS_PER_US,
+        modules_us=rank.modules_ns / steps / NS_PER_US,
+        owned=rank.owned,
+        joins_backward=rank.has_numbers,
+        owners={
+            owner.name.lower(): OwnerTime(time / steps / NS_PER_US, kernels / steps)
+            for owner, (time, kernels) in rank.owners.items()
+        },
+        outside=tuple(OutsideOperator(name, time / steps / NS_PER_US) for name, time in rank.outside),
+        modules=tuple(
+            _module_time(node, module, steps) for node, module in _with_nodes(build_tree(rank.modules), rank.modules)
+        ),
+    )
+
+
+def _module_time(node: ModuleNode, module: ModuleTimes, steps: int) -> ModuleTime:
     """One module, by itself and with the modules inside it."""
-    totals, flops = node.totals_ns(), node.total_flops()
-    return {
-        "path": node.path,
-        "calls": module.calls / steps,
-        "self_us": node.self_ns / steps / NS_PER_US,
-        "total_us": node.total_ns / steps / NS_PER_US,
-        "self_by_phase_us": {phase.name.lower(): module.device_ns[phase] / steps / NS_PER_US for phase in Phase},
-        "total_by_phase_us": {phase.name.lower(): totals[phase] / steps / NS_PER_US for phase in Phase},
-        "self_kernels": sum(module.kernels) / steps,
-        "total_kernels": node.total_kernels() / steps,
-        "self_flops": None if module.flops is None else sum(module.flops) / steps,
-        "total_flops": None if flops is None else flops / steps,
-    }
+    flops = node.total_flops()
+    return ModuleTime(
+        path=node.path,
+        calls=module.calls / steps,
+        self_us=node.self_ns / steps / NS_PER_US,
+        total_us=node.total_ns / steps / NS_PER_US,
+        self_by_phase_us=_by_phase(module.device_ns, steps),
+        total_by_phase_us=_by_phase(node.totals_ns(), steps),
+        self_kernels=sum(module.kernels) / steps,
+        total_kernels=node.total_kernels() / steps,
+        self_flops=None if module.flops is None else sum(module.flops) / steps,
+        total_flops=None if flops is None else flops / steps,
+    )
+
+
+def _by_phase(times_ns: Sequence[int], steps: int) -> PhaseTimes:
+    return PhaseTimes(**{phase.name.lower(): times_ns[phase] / steps / NS_PER_US for phase in Phase})
 
 
 def _row(node: ModuleNode, title: str, steps: int, whole: int) -> Row:

@@ -13,8 +13,10 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.modules.result import ModuleTree
 from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap
+from perfscope.analyzers.roofline.result import Roofline
 from perfscope.analyzers.saves.result import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
@@ -25,7 +27,6 @@ from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.gpus import MfuData
 from perfscope.api.schema.host import BudgetData, OperationsData
 from perfscope.api.schema.memory import MemoryData
-from perfscope.api.schema.modules import ModulesData, RooflineData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import ClockData, CollectivesData, StragglersData
 from perfscope.api.schema.steps import CostData
@@ -193,8 +194,8 @@ class Results:
     clock: Result[ClockData] | Absent
     pipeline_bubble: Result[BubbleData] | Absent
     pipeline_steps: Result[PipelineStepsData] | Absent
-    modules: Result[ModulesData] | Absent
-    roofline: Result[RooflineData] | Absent
+    modules: ModuleTree | Absent
+    roofline: Roofline | Absent
     whatif: Result[WhatIfData] | Absent
     budget: Result[BudgetData] | Absent
     late_ranks: Result[LateRanksData] | Absent

@@ -37,7 +37,7 @@ def show_modules(analysis: Analysis) -> Part:
     if tree is None:
         is_tried = any(skip.analyzer == "modules" for skip in (*analysis.skipped, *analysis.inapplicable))
         return Part(_IDENTITY, _TITLE, absent=why_absent(analysis, "modules") if is_tried else _NOT_RECORDED)
-    rank = max(tree.ranks, key=lambda each: each.computing_ns / max(1, each.steps))
+    rank = max(tree.traced, key=lambda each: each.computing_ns / max(1, each.steps))
     nodes = list(_walk(rank, tree.depth))
     if not nodes:
         return Part(_IDENTITY, _TITLE, "No module has device time.", sections=tree.sections())
