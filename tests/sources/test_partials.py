@@ -224,7 +224,8 @@ def test_a_file_that_is_cut_off_or_changed_anywhere_is_refused() -> None:
 def test_content_of_another_type_is_refused(change: dict[str, object]) -> None:
     value = msgspec.msgpack.decode(msgspec.msgpack.encode(stored()))
     assert from_bytes(packed(value)) == from_bytes(to_bytes(stored()))
-    for other in (value | change, [], "text", msgspec.Raw(b"\x91" * 200_000)):
+    others: tuple[object, ...] = (value | change, [], "text", msgspec.Raw(b"\x91" * 200_000))
+    for other in others:
         with pytest.raises(Refused):
             from_bytes(packed(other))
 
