@@ -13,7 +13,6 @@ from perfscope.sources.joblog.text import parse_label, parse_timestamp_ns
 #: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
 #: A line that may have more was not printed by ranks: its first record stands for it.
 MOST_OF_LINE = 8
-_COST_OF_A_FAILURE = 1
 _SECOND = 2
 _VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
 
@@ -85,7 +84,7 @@ class Rule(Generic[StateT_contra]):
         """
         is_anywhere = not self.begin
         match_from = self.pattern.search if is_anywhere else self.pattern.match
-        anchored = text.find(self.anchor, 0)
+        anchored = text.find(self.anchor)
         says_once = not self.reach and _is_marker(self.pattern)
         line, searched, tries = -1, 0, 0
         while anchored >= 0:
@@ -105,7 +104,7 @@ class Rule(Generic[StateT_contra]):
             elif is_anywhere and self.span is None:
                 searched = end  # what does not match from here on does not match at a later anchor either
             else:
-                searched, tries = anchored + len(self.anchor), tries + _COST_OF_A_FAILURE
+                searched, tries = anchored + len(self.anchor), tries + 1
             if tries >= MOST_OF_LINE:
                 searched = max(end, searched)
             anchored = text.find(self.anchor, searched)
