@@ -76,7 +76,7 @@ def judge(name: str, run: Path, rank: int | None) -> Answer:
     """Compare the first answer with what was put in."""
     expected, _ = FAULTS[name.rpartition("/")[2].split(".")[1]]
     by_load = {Cause.CONTENTION, Cause.NETWORK} - {expected}
-    first = next((late for late in analyze(read_run(run)).lateness if late.cause not in by_load), None)
+    first = next((late for late in analyze(read_run(run)).late if late.cause not in by_load), None)
     named = None if first is None else (first.cause, first.rank)
     return Answer(name, rank, first, named == (None if expected is None else (expected, rank)))
 
@@ -99,7 +99,7 @@ def to_table(answers: list[Answer]) -> list[str]:
         late = answer.first
         cells = ["nothing", "n/a", "n/a", "n/a"]
         if late is not None:
-            when = "most steps" if late.is_persistent else f"{late.steps} steps"
+            when = "most steps" if late.persistent else f"{late.steps} steps"
             rank = "all" if late.rank is None else str(late.rank)
             cells = [str(late.cause), rank, when, f"{late.cost_ns / NS_PER_MS:.0f}"]
         where = "GPUs" if answer.name.startswith("nccl/") else "processors"

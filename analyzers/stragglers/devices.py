@@ -9,15 +9,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.shared.throttle_causes import CAUSES
 from perfscope.analyzers.stragglers.lateness import Cause, Lateness
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
@@ -37,36 +37,32 @@ _LOWER_CLOCK = 0.98
 _FIRST_SHARDED_STAGE = 3
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePace:
-    """A rank's device in the probed steps, which are timed on it: medians in nanoseconds.
+class DevicePace(Figures, frozen=True):
+    """A rank's device in the probed steps, which are timed on it: medians.
 
     Attributes:
-        rank: The rank.
-        probes: Probed steps.
-        forward_ns: Forward passes; absent where their ends were not seen.
-        backward_ns: Backward passes and exchanges.
-        update_ns: The optimizer.
-        relative_forward: Forward passes without waits for the host over the median of the replicas; absent where they
-            may hold an exchange, or the device may have waited for the host for what is longer. Of FSDP 2 those of the
-            first sharded modules.
-        relative_update: The same of the optimizer.
         limit: From which ``relative_forward`` on it is slow.
         is_behind: Whether the device comes to the optimizer after its host has launched that.
-        clock_mhz: Clock of its multiprocessors; absent without samples.
-        throttled: Why NVML says that this is not higher, most of the time; empty for nothing.
+        throttled: Why NVML says that its clock is not higher, most of the time; empty for nothing.
     """
 
-    rank: int
-    probes: int
-    forward_ns: int | None
-    backward_ns: int
-    update_ns: int
-    relative_forward: float | None = None
-    relative_update: float | None = None
+    rank: Annotated[int, Doc("The rank.")]
+    probes: Annotated[int, Doc("Probed steps, which are timed on the device.")]
+    forward_ns: Annotated[int | None, Doc("Forward passes; None where their ends were not seen.")]
+    backward_ns: Annotated[int, Doc("Backward passes and exchanges.")]
+    update_ns: Annotated[int, Doc("The optimizer.")]
+    relative_forward: Annotated[
+        float | None,
+        Doc(
+            "Forward passes without waits for the host over the median of the ranks that hold the same part of the "
+            "model, of FSDP 2 those of the first sharded modules; None where they may hold an exchange, or the device "
+            "may have waited for its host."
+        ),
+    ] = None
+    relative_update: Annotated[float | None, Doc("The same of the optimizer.")] = None
     limit: float = _SLOW
     is_behind: bool = False
-    clock_mhz: int | None = None
+    sm_clock_mhz: Annotated[int | None, Doc("Clock of its multiprocessors; None without samples.")] = None
     throttled: str = ""
 
     @property
@@ -206,13 +202,11 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
         slow.append(
             Lateness(
                 rank=pace.rank,
-                is_persistent=True,
+                persistent=True,
                 steps=steps,
-                examples=(),
                 cost_ns=cost_ns,
                 cause=cause,
                 cause_ns=cost_ns,
-                excess_ns={},
                 detail=detail,
             )
         )
@@ -220,13 +214,13 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
 
 
 def _explain(pace: DevicePace, peers: Sequence[DevicePace]) -> tuple[Cause, str]:
-    clocks = [peer.clock_mhz for peer in peers if peer.clock_mhz is not None]
+    clocks = [peer.sm_clock_mhz for peer in peers if peer.sm_clock_mhz is not None]
     longer = f"the same work takes {pace.ratio:.2f} times as long on its GPU"
-    if pace.clock_mhz is None or not clocks:
+    if pace.sm_clock_mhz is None or not clocks:
         return Cause.DEVICE, longer
-    if pace.clock_mhz < _LOWER_CLOCK * median(clocks):
+    if pace.sm_clock_mhz < _LOWER_CLOCK * median(clocks):
         why = f", because of: {pace.throttled}" if pace.throttled else ""
-        return Cause.CLOCK, f"{longer}, at {pace.clock_mhz} MHz instead of {median(clocks):.0f} MHz{why}"
+        return Cause.CLOCK, f"{longer}, at {pace.sm_clock_mhz} MHz instead of {median(clocks):.0f} MHz{why}"
     return Cause.DEVICE, f"{longer}, at the same clock, as where another process uses it"
 
 

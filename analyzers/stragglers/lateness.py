@@ -11,13 +11,17 @@ the device: in the same step, or a few later. That is no lateness of its own, by
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
+from typing import Annotated
 
 import numpy as np
+from msgspec import field
+from msgspec.structs import replace
 
 from perfscope.analyzers.stragglers.parts import EVIDENCE, Part, StepParts
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool, Float64, Int64
 
 #: For how much longer than the others a thread is blocked in backward passes, as a share of theirs: up to a third in
@@ -60,15 +64,14 @@ class Excesses:
     over_ns: Float64
 
 
-@dataclass(frozen=True, slots=True)
-class LateStep:
-    """The rank that was latest in a step, by how much, and the part that was longer on it by most."""
+class LateStep(Figures, frozen=True):
+    """The rank that was latest in a step."""
 
-    step: int
-    rank: int
-    later_ns: int
-    part: Part
-    part_ns: int
+    step: Annotated[int, Doc("Its number.")]
+    rank: Annotated[int, Doc("The rank.")]
+    later_ns: Annotated[int, Doc("By how much, beyond the median of the others.")]
+    part: Annotated[Part, Doc("The part that was longer on it by most.")]
+    part_ns: Annotated[int, Doc("By how much.")]
 
 
 def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
@@ -214,31 +217,21 @@ _CAUSE_OF_PART = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Lateness:
-    """A rank that is late for one reason, or a network that is slow on all.
+class Lateness(Figures, frozen=True, kw_only=True):
+    """A rank that is late for one reason, or a network that is slow on all."""
 
-    Attributes:
-        rank: The rank; absent for the network.
-        is_persistent: Whether it is late in most steps; else in some.
-        steps: In how many of the compared steps, and ``examples`` some of them.
-        examples: The numbers of the worst of them, at most five, ascending.
-        cost_ns: What that cost in all of them.
-        cause: Why.
-        cause_ns: How much of the cost the cause explains.
-        excess_ns: What each part of these steps took longer than on the other ranks, in all.
-        detail: What more is known of the cause, in words; empty for nothing.
-    """
-
-    rank: int | None
-    is_persistent: bool
-    steps: int
-    examples: tuple[int, ...]
-    cost_ns: int
-    cause: Cause
-    cause_ns: int
-    excess_ns: dict[Part, int]
-    detail: str = ""
+    rank: Annotated[int | None, Doc("The rank; None for the network.")]
+    cause: Annotated[Cause, Doc("What it did longer than the others.")]
+    persistent: Annotated[bool, Doc("Whether it was late for that cause in most steps.")]
+    steps: Annotated[int, Doc("In how many of the compared steps.")]
+    examples: Annotated[tuple[int, ...], Doc("The worst of them, at most five, ascending.")] = ()
+    cost_ns: Annotated[int, Doc("What it cost the job in all of them.")]
+    cause_ns: Annotated[int, Doc("How much of the cost the cause explains.")]
+    share: Annotated[float | None, Doc("``cost_ns`` over the time of the compared steps; None where that is 0.")] = None
+    excess_ns: Annotated[Mapping[Part, int], Doc("How much longer than the others it took, by part.")] = field(
+        default_factory=dict
+    )
+    detail: Annotated[str | None, Doc("What else is known of the cause.")] = None
 
 
 def find_lateness(parts: StepParts, excesses: Excesses) -> list[Lateness]:
@@ -305,7 +298,7 @@ def _describe_persistent(
             if entry.cause in {named.cause for named in entries}:
                 continue
             cost_ns = round(min(entry.cause_ns, remaining) if len(counted) > 1 else remaining)
-            entries.append(replace(entry, is_persistent=True, cost_ns=cost_ns))
+            entries.append(replace(entry, persistent=True, cost_ns=cost_ns))
             remaining -= cost_ns
     return entries
 
@@ -322,7 +315,7 @@ def _describe(
     """One rank in some steps, late by one part."""
     sums = {part: round(float(excess[part][row][chosen].sum())) for part in counted}
     cost_ns = round(float(over[chosen].sum()))
-    cause, detail, cause_ns = _CAUSE_OF_PART[longest], "", sums[longest]
+    cause, detail, cause_ns = _CAUSE_OF_PART[longest], None, sums[longest]
     faults = float(np.median(over_others(parts.faults)[row][chosen]))
     is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
     if is_kernel and faults > MANY_FAULTS:
@@ -333,7 +326,7 @@ def _describe(
     worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
     return Lateness(
         rank=parts.ranks[row],
-        is_persistent=False,
+        persistent=False,
         steps=int(chosen.sum()),
         examples=tuple(sorted(parts.step[worst].tolist())),
         cost_ns=cost_ns,
@@ -344,13 +337,13 @@ def _describe(
     )
 
 
-def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, str]:
+def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, str | None]:
     """Whether a rank computes longer because it has more to compute."""
     own = float(parts.work[row][chosen].sum())
     usual = float(np.median(np.delete(parts.work, row, axis=0)[:, chosen].sum(axis=1)))
     if usual and own > _MORE_WORK * usual:
         return Cause.WORK, f"{own / usual:.2f} times the {parts.work_unit} of the others"
-    return Cause.COMPUTE, f"the same {parts.work_unit}" if usual else ""
+    return Cause.COMPUTE, f"the same {parts.work_unit}" if usual else None
 
 
 def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
@@ -372,7 +365,7 @@ def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
     return [
         Lateness(
             rank=None,
-            is_persistent=False,
+            persistent=False,
             steps=int(slow.sum()),
             examples=examples,
             cost_ns=cost_ns,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
+from msgspec.structs import replace
 
+from perfscope import report
 from perfscope.analyzers.communication.process_groups import role_of
 from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, find_slow_devices
@@ -21,7 +23,8 @@ from perfscope.analyzers.stragglers.lateness import (
 from perfscope.analyzers.stragglers.parts import Part, StepParts, find_rows, split_steps
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section, in_unit, long_table, percent_of
+from perfscope.report import Cell, Section
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 from perfscope.units import format_ranges
@@ -59,123 +62,139 @@ _PART_LABELS = {
 _MOST_RANKS = 16
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LateRanks:
-    """Who was late.
+def S_OF_NS(ns: int) -> float:  # noqa: N802 - a unit
+    """Seconds of nanoseconds."""
+    return ns / NS_PER_S
+
+
+def MS_OF_NS(ns: int) -> float:  # noqa: N802 - a unit
+    """Milliseconds of nanoseconds."""
+    return ns / NS_PER_MS
+
+
+def _count(steps: int) -> str:
+    return f"{steps} step{'' if steps == 1 else 's'}"
+
+
+def _when(late: Lateness) -> str:
+    return "most steps" if late.persistent else f"{_count(late.steps)}, as {format_ranges(late.examples)}"
+
+
+class HostSteps(Figures, frozen=True):
+    """The steps of one rank on its host."""
+
+    rank: Annotated[int, Doc("The rank.")]
+    total_ns: Annotated[int, Doc("The time of the compared steps.")]
+    parts_ns: Annotated[dict[Part, int], Doc("The same by part; the parts add up to it.")]
+    exchange_by_axis_ns: Annotated[
+        dict[str, int],
+        Doc(
+            "The part ``exchange`` by axis of parallelism: collectives by the axes of their process groups, "
+            "``collectives`` where that is not known, and transfers."
+        ),
+    ]
+    faults: Annotated[int, Doc("Page faults in them.")]
+
+
+class LateRanks(Result, frozen=True):
+    """``results.late_ranks``: which ranks are late, by what their hosts did in each step.
 
     Attributes:
         parts: The compared steps; absent where no step can be compared on the host.
-        lateness: Each late rank and its cause, the most expensive first.
-        devices: The pace of each device; empty where none was timed.
         counts_compute: Whether the ranks' own work was compared.
         has_stages: Whether the ranks are stages of a pipeline.
-        collectives_axis: The axis of parallelism that all collectives serve; absent where there are several.
-        waits_by_axis: Where there are several, the waits of each rank in collectives whose axis is known.
-        late_steps: The steps with the latest ranks.
         unseen: The ranks whose GPUs were compared with nothing, by the reason.
     """
 
+    late: Annotated[tuple[Lateness, ...], Doc("Each late rank and cause, what costs most first.")]
+    late_steps: Annotated[tuple[LateStep, ...], Doc("The steps in which a rank was later than the others by most.")]
+    ranks: Annotated[tuple[HostSteps, ...], Doc("Each rank.")]
+    devices: Annotated[tuple[DevicePace, ...], Doc("How fast the devices of the ranks are.")]
     parts: StepParts | None
-    lateness: tuple[Lateness, ...]
-    devices: tuple[DevicePace, ...]
     counts_compute: bool
     has_stages: bool
-    collectives_axis: str | None = None
-    waits_by_axis: tuple[dict[str, int], ...] = ()
-    late_steps: tuple[LateStep, ...] = ()
-    unseen: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    unseen: Mapping[str, tuple[int, ...]] = {}
 
-    @property
+    TABLES = (
+        Table(
+            "Late ranks",
+            "late",
+            (
+                Column("Rank", lambda late: "all" if late.rank is None else str(late.rank)),
+                Column("When", _when),
+                Column("Cost (s)", "cost_ns", S_OF_NS, 3),
+                Column("Share of time (%)", "share", PERCENT),
+                Column("Cause", lambda late: CAUSES[late.cause]),
+                Column("Detail", "detail"),
+            ),
+        ),
+        Table(
+            "Pace of the devices",
+            "devices",
+            (
+                Column("Rank", "rank", str),
+                Column("Timed steps", "probes"),
+                Column("Forward (ms)", "forward_ns", MS_OF_NS, 2),
+                Column("Backward, exchange (ms)", "backward_ns", MS_OF_NS, 2),
+                Column("Optimizer (ms)", "update_ns", MS_OF_NS, 2),
+                Column("Relative forward", "relative_forward", None, 3),
+                Column("Relative optimizer", "relative_update", None, 3),
+                Column("SM clock (MHz)", "sm_clock_mhz"),
+            ),
+        ),
+        Table(
+            "Steps with the latest ranks",
+            "late_steps",
+            (
+                Column("Step", "step"),
+                Column("Latest rank", "rank", str),
+                Column("Later (ms)", "later_ns", MS_OF_NS, 2),
+                Column("Longest in", lambda late: _PART_LABELS[late.part].removesuffix(" (ms)")),
+                Column("By (ms)", "part_ns", MS_OF_NS, 2),
+            ),
+        ),
+    )
+
+    @figure
+    def compared_steps(self) -> int:
+        """How many steps are compared."""
+        return 0 if self.parts is None else len(self.parts.step)
+
+    @figure
     def compared_ns(self) -> int:
-        """The time of the compared steps, on the slowest rank of each."""
+        """The time of these steps, on the slowest rank of each."""
         return 0 if self.parts is None else int(self.parts.total_ns.max(axis=0).sum())
 
-    def data(self) -> Json:
-        """``results.late_ranks``."""
-        parts = self.parts
-        return {
-            "late": [
-                {
-                    "rank": late.rank,
-                    "cause": str(late.cause),
-                    "persistent": late.is_persistent,
-                    "steps": late.steps,
-                    "examples": list(late.examples),
-                    "cost_ns": late.cost_ns,
-                    "cause_ns": late.cause_ns,
-                    "share": late.cost_ns / self.compared_ns if self.compared_ns else None,
-                    "excess_ns": {str(part): excess_ns for part, excess_ns in late.excess_ns.items()},
-                    "detail": late.detail or None,
-                }
-                for late in self.lateness
-            ],
-            "late_steps": [
-                {
-                    "step": late.step,
-                    "rank": late.rank,
-                    "later_ns": late.later_ns,
-                    "part": str(late.part),
-                    "part_ns": late.part_ns,
-                }
-                for late in self.late_steps
-            ],
-            "compared_steps": 0 if parts is None else len(parts.step),
-            "compared_ns": self.compared_ns,
-            "waits_timed": None if parts is None else parts.times_exchange,
-            "ranks": []
-            if parts is None
-            else [
-                {
-                    "rank": rank,
-                    "total_ns": int(parts.total_ns[row].sum()),
-                    "parts_ns": {str(part): int(parts.parts_ns[part][row].sum()) for part in Part},
-                    "exchange_by_axis_ns": self._by_axis(parts, row),
-                    "faults": int(parts.faults[row].sum()),
-                }
-                for row, rank in enumerate(parts.ranks)
-            ],
-            "devices": [
-                {
-                    "rank": pace.rank,
-                    "probes": pace.probes,
-                    "forward_ns": pace.forward_ns,
-                    "backward_ns": pace.backward_ns,
-                    "update_ns": pace.update_ns,
-                    "relative_forward": pace.relative_forward,
-                    "relative_update": pace.relative_update,
-                    "sm_clock_mhz": pace.clock_mhz,
-                }
-                for pace in self.devices
-            ],
-        }
-
-    def _by_axis(self, parts: StepParts, row: int) -> dict[str, int]:
-        """Waits for other ranks by the axis of parallelism; they add up to ``Part.EXCHANGE``."""
-        sent_ns = int(parts.transfers_ns[row].sum())
-        collectives_ns = int(parts.parts_ns[Part.EXCHANGE][row].sum()) - sent_ns
-        sender = "PP" if self.has_stages else "transfers"
-        by_axis = self.waits_by_axis[row] if self.waits_by_axis else {}
-        collectives_ns -= sum(by_axis.values())
-        return {**by_axis, self.collectives_axis or "collectives": collectives_ns, sender: sent_ns}
+    @figure
+    def waits_timed(self) -> bool | None:
+        """Whether the waits for other ranks were timed; None where nothing is compared."""
+        return None if self.parts is None else self.parts.times_exchange
 
     def sections(self) -> tuple[Section, ...]:
         """Who was late and why, what the steps of each rank are made of, and how fast the devices are."""
-        sections = [self._late_section()]
+        late, devices, steps = self.TABLES
+        sections = [late.section(self.late, self._notes())]
         if self.parts is not None:
             sections.append(self._parts_section(self.parts))
         if self.devices:
-            sections.append(self._devices_section())
+            note = (
+                "Medians of the steps that were timed by events on the device. Relative is the time without waits for "
+                "the host over the median of the ranks that hold the same part of the model."
+            )
+            slowest_first = sorted(self.devices, key=lambda pace: -pace.ratio)
+            sections.append(devices.section(slowest_first, (note,), most=_MOST_RANKS))
         if self.late_steps:
-            sections.append(self._late_steps_section())
+            note = "The steps in which a rank was later than the median of the others by most."
+            sections.append(steps.section(self.late_steps, (note,)))
         return tuple(sections)
 
     def headline(self) -> str:
         """The answer in one sentence."""
-        if not self.lateness:
+        if not self.late:
             return self._nobody()
-        worst = self.lateness[0]
+        worst = self.late[0]
         who = "The network" if worst.rank is None else f"Rank {worst.rank}"
-        when = "in most steps" if worst.is_persistent else f"in {_count(worst.steps)}"
+        when = "in most steps" if worst.persistent else f"in {_count(worst.steps)}"
         if worst.rank is None:
             return f"{who} was slow {when}: {CAUSES[worst.cause]}"
         return f"{who} is late {when}: {CAUSES[worst.cause]}"
@@ -189,51 +208,8 @@ class LateRanks:
         ranks = sorted({rank for unseen in self.unseen.values() for rank in unseen})
         return f"No rank's host is late; the GPUs of ranks {format_ranges(ranks)} could not be compared"
 
-    def _late_section(self) -> Section:
-        columns = (
-            Column("Rank"),
-            Column("When"),
-            Column("Cost (s)", 3),
-            Column("Share of time (%)"),
-            Column("Cause"),
-            Column("Detail"),
-        )
-        rows = [
-            (
-                "all" if late.rank is None else str(late.rank),
-                "most steps" if late.is_persistent else f"{_count(late.steps)}, as {format_ranges(late.examples)}",
-                late.cost_ns / NS_PER_S,
-                percent_of(late.cost_ns, self.compared_ns) if self.compared_ns else None,
-                CAUSES[late.cause],
-                late.detail or None,
-            )
-            for late in self.lateness
-        ]
-        return Section("Late ranks", columns, tuple(rows), tuple(self._notes()))
-
-    def _late_steps_section(self) -> Section:
-        columns = (
-            Column("Step"),
-            Column("Latest rank"),
-            Column("Later (ms)", 2),
-            Column("Longest in"),
-            Column("By (ms)", 2),
-        )
-        rows = tuple(
-            (
-                late.step,
-                str(late.rank),
-                late.later_ns / NS_PER_MS,
-                _PART_LABELS[late.part].removesuffix(" (ms)"),
-                late.part_ns / NS_PER_MS,
-            )
-            for late in self.late_steps
-        )
-        note = "The steps in which a rank was later than the median of the others by most."
-        return Section("Steps with the latest ranks", columns, rows, (note,))
-
     def _notes(self) -> list[str]:
-        notes = [f"{self.headline()}."] if not self.lateness else []
+        notes = [f"{self.headline()}."] if not self.late else []
         notes += [
             f"The GPUs of ranks {format_ranges(ranks)} were compared with nothing, because {why}: a slow one would not "
             "be seen."
@@ -264,20 +240,21 @@ class LateRanks:
 
     def _parts_section(self, parts: StepParts) -> Section:
         present = [part for part in _PART_LABELS if parts.parts_ns[part].any() or part is Part.COMPUTE]
-        columns = (Column("Rank"), Column("Step (ms)", 2), *(Column(_PART_LABELS[part], 2) for part in present))
+        headings = ("Step (ms)", *(_PART_LABELS[part] for part in present))
+        columns = (report.Column("Rank"), *(report.Column(heading, 2) for heading in headings))
         count = len(parts.step)
         rows: list[tuple[Cell, ...]] = [
             (
-                str(rank),
-                float(parts.total_ns[row].sum()) / count / NS_PER_MS,
-                *(float(parts.parts_ns[part][row].sum()) / count / NS_PER_MS for part in present),
+                str(rank.rank),
+                rank.total_ns / count / NS_PER_MS,
+                *(rank.parts_ns[part] / count / NS_PER_MS for part in present),
             )
-            for row, rank in enumerate(parts.ranks)
+            for rank in self.ranks
         ]
-        named = {str(late.rank) for late in self.lateness}
+        named = {str(late.rank) for late in self.late}
         rows.sort(key=lambda row: row[0] not in named)
         notes = ["Means of the compared steps on the host; the parts add up to the step."]
-        waits = [self._by_axis(parts, row) for row in range(len(parts.ranks))]
+        waits = [rank.exchange_by_axis_ns for rank in self.ranks]
         means = {
             axis: sum(wait.get(axis, 0) for wait in waits) / len(waits) / count / NS_PER_MS
             for axis in dict.fromkeys(axis for wait in waits for axis in wait)
@@ -286,41 +263,7 @@ class LateRanks:
         if len(means) > 1:
             listed = ", ".join(f"{axis} {mean:.2f} ms" for axis, mean in means.items())
             notes.append(f"Waits for ranks by axis of parallelism, a mean of all ranks: {listed}.")
-        return long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
-
-    def _devices_section(self) -> Section:
-        columns = (
-            Column("Rank"),
-            Column("Timed steps"),
-            Column("Forward (ms)", 2),
-            Column("Backward, exchange (ms)", 2),
-            Column("Optimizer (ms)", 2),
-            Column("Relative forward", 3),
-            Column("Relative optimizer", 3),
-            Column("SM clock (MHz)"),
-        )
-        rows = [
-            (
-                str(pace.rank),
-                pace.probes,
-                in_unit(pace.forward_ns, NS_PER_MS),
-                pace.backward_ns / NS_PER_MS,
-                pace.update_ns / NS_PER_MS,
-                pace.relative_forward,
-                pace.relative_update,
-                pace.clock_mhz,
-            )
-            for pace in sorted(self.devices, key=lambda pace: -pace.ratio)
-        ]
-        note = (
-            "Medians of the steps that were timed by events on the device. Relative is the time without waits for the "
-            "host over the median of the ranks that hold the same part of the model."
-        )
-        return long_table("Pace of the devices", columns, rows, (note,), most=_MOST_RANKS)
-
-
-def _count(steps: int) -> str:
-    return f"{steps} step{'' if steps == 1 else 's'}"
+        return report.long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
 
 
 def analyze(run: Run) -> LateRanks:
@@ -348,13 +291,33 @@ def analyze(run: Run) -> LateRanks:
         excesses = measure_excesses(parts, counts_compute=counts_compute)
         lateness = find_lateness(parts, excesses)
         late_steps = find_late_steps(parts, excesses, _MOST_LATE_STEPS)
-    slow = find_slow_devices(devices.paces, tables)
-    ordered = sorted([*lateness, *slow], key=lambda late: -late.cost_ns)
-    axis = _collectives_axis(run)
-    waits = split_waits(parts, tables, axes_of_groups(run)) if parts is not None and axis is None else ()
+    late = [*lateness, *find_slow_devices(devices.paces, tables)]
+    compared_ns = 0 if parts is None else int(parts.total_ns.max(axis=0).sum())
+    late = [replace(entry, share=entry.cost_ns / compared_ns if compared_ns else None) for entry in late]
     return LateRanks(
-        parts, tuple(ordered), devices.paces, counts_compute, has_stages, axis, waits, late_steps, devices.unseen
+        late=tuple(sorted(late, key=lambda late: -late.cost_ns)),
+        late_steps=late_steps,
+        ranks=() if parts is None else _host_steps(parts, tables, run, has_stages=has_stages),
+        devices=devices.paces,
+        parts=parts,
+        counts_compute=counts_compute,
+        has_stages=has_stages,
+        unseen=devices.unseen,
     )
+
+
+def _host_steps(parts: StepParts, tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[HostSteps, ...]:
+    """The steps of each rank; waits for other ranks by axis add up to ``Part.EXCHANGE``."""
+    axis = _collectives_axis(run)
+    waits = split_waits(parts, tables, axes_of_groups(run)) if axis is None else ({},) * len(tables)
+    ranks = []
+    for row, rank in enumerate(parts.ranks):
+        parts_ns = {part: int(parts.parts_ns[part][row].sum()) for part in Part}
+        sent_ns = int(parts.transfers_ns[row].sum())
+        rest_ns = parts_ns[Part.EXCHANGE] - sent_ns - sum(waits[row].values())
+        by_axis = {**waits[row], axis or "collectives": rest_ns, "PP" if has_stages else "transfers": sent_ns}
+        ranks.append(HostSteps(rank, int(parts.total_ns[row].sum()), parts_ns, by_axis, int(parts.faults[row].sum())))
+    return tuple(ranks)
 
 
 def _collectives_axis(run: Run) -> str | None:

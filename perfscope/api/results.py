@@ -20,9 +20,10 @@ from perfscope.analyzers.roofline.result import Roofline
 from perfscope.analyzers.saves.result import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.wall_clock.result import WallClock
-from perfscope.api.schema.devices_over_time import LateRanksData, TimelineData
+from perfscope.api.schema.devices_over_time import TimelineData
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.gpus import MfuData
 from perfscope.api.schema.host import BudgetData, OperationsData
@@ -198,7 +199,7 @@ class Results:
     roofline: Roofline | Absent
     whatif: Result[WhatIfData] | Absent
     budget: Result[BudgetData] | Absent
-    late_ranks: Result[LateRanksData] | Absent
+    late_ranks: LateRanks | Absent
     memory: Result[MemoryData] | Absent
     timeline: Result[TimelineData] | Absent
 

@@ -19,14 +19,11 @@ from perfscope.analyzers.flops.counter_check import CountedActivity, CounterChec
 from perfscope.analyzers.memory.peak import find_peak
 from perfscope.analyzers.memory.result import MemoryUse
 from perfscope.analyzers.replay.regain import Regain
-from perfscope.analyzers.stragglers.devices import DevicePace
-from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.api.comparing import compare_locations
 from perfscope.api.opened_run import OpenedRun
 from perfscope.api.opening import open_run
 from perfscope.api.results import Results, type_of
 from perfscope.api.schema.comparison import ComparisonData
-from perfscope.api.schema.devices_over_time import LateRanksData
 from perfscope.api.schema.findings import FindingData, RegainData
 from perfscope.api.schema.gpus import CounterCheckData
 from perfscope.api.schema.memory import MemoryData
@@ -169,9 +166,6 @@ def test_counters_and_devices_are_what_their_types_say() -> None:
     assert not list(differences(as_json(check), CounterCheckData, "by_counters"))
     regain = Regain("gil=free", 5e6, 1e6, (1e5, 2e6), 1e4, 0.02, ("the host is as fast",))
     assert not list(differences(as_json(regain.data()), RegainData, "replay"))
-    probed = DevicePace(0, 3, None, 5, 6, None, 1.5, clock_mhz=1980)
-    late = LateRanks(None, (), (probed,), counts_compute=False, has_stages=False)
-    assert not list(differences(as_json(late.data()), LateRanksData, "late_ranks"))
 
 
 @pytest.mark.parametrize("pair", [("ddp_1", "ddp_25"), ("base_1", "base_2"), ("clean", "eager_attention")])

@@ -70,9 +70,9 @@ def test_waits_of_several_groups_of_an_axis_add_up_and_never_exceed_the_exchange
         if table.host is not None
     ]
     result = analyze(msgspec.structs.replace(run, steps=tuple(tables)))
-    for row, waits in enumerate(result.waits_by_axis):
-        assert result.parts is not None
-        assert waits == {"TP": int(result.parts.parts_ns[Part.EXCHANGE][row].sum()), "DP": 0}
+    for of_rank in result.ranks:
+        exchange_ns = of_rank.parts_ns[Part.EXCHANGE]
+        assert of_rank.exchange_by_axis_ns == {"TP": exchange_ns, "DP": 0, "collectives": 0, "transfers": 0}
 
 
 @pytest.mark.parametrize("groups", [None, 5, ["x"], [{"ranks": [0, "one"], "description": "mesh_tp"}]])

@@ -45,7 +45,7 @@ def probed(ranks: list[dict[str, Any]], setup: SetupRecord | None = None, **step
 
 
 def answers(run: Run) -> list[tuple[int | None, Cause]]:
-    return [(late.rank, late.cause) for late in analyze(run).lateness]
+    return [(late.rank, late.cause) for late in analyze(run).late]
 
 
 def test_forward_passes_up_to_zero_2_hold_no_exchange() -> None:
@@ -77,7 +77,7 @@ def test_more_work_is_named_where_passes_hold_exchanges_and_the_device_is_behind
     )
     run = replace(run, steps=steps)
     assert answers(run) == expected
-    assert [late.cost_ns for late in analyze(run).lateness] == [5 * MS * len(steps[1])] * len(expected)
+    assert [late.cost_ns for late in analyze(run).late] == [5 * MS * len(steps[1])] * len(expected)
 
 
 def test_times_of_old_records_without_launches_are_compared_with_nothing() -> None:
@@ -103,7 +103,7 @@ def test_a_slow_device_of_a_late_host_is_named_where_it_did_not_wait_for_it() ->
 def test_the_cost_is_that_of_what_was_compared() -> None:
     """An optimizer that takes 3 ms longer says nothing of passes that were not compared."""
     run = probed([{"forward": None}, {"forward": None, "update": 4}])
-    (late,) = analyze(run).lateness
+    (late,) = analyze(run).late
     assert late.cost_ns == 3 * MS * len(run.steps[1])
 
 
@@ -176,7 +176,7 @@ def test_more_micro_batches_are_more_work_where_modules_of_the_first_are_compare
         )
         for table in run.steps
     )
-    (late,) = analyze(replace(run, steps=steps)).lateness
+    (late,) = analyze(replace(run, steps=steps)).late
     assert (late.rank, late.cause, late.cost_ns) == (1, Cause.WORK, 5 * MS * len(steps[1]))
 
 

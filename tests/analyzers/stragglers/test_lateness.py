@@ -83,7 +83,7 @@ def make_run(tables: list[Steps], parallel: dict[int, dict[str, int]] | None = N
 
 def answers(ranks: list[dict[int, dict[str, Any]]], **options: Any) -> list[tuple[int | None, Cause, bool]]:
     result = analyze(make_run(make_steps(ranks, **options)))
-    return [(late.rank, late.cause, late.is_persistent) for late in result.lateness]
+    return [(late.rank, late.cause, late.persistent) for late in result.late]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 8])
@@ -109,8 +109,8 @@ def test_a_rank_that_is_always_late_is_named_with_its_cause(ranks: int, parts: d
 def test_a_rank_that_is_late_in_a_few_steps_is_named_with_them(part: str) -> None:
     steps = (11, 23, 24)
     result = analyze(make_run(make_steps([{}, {step: {part: 30} for step in steps}, {}])))
-    (late,) = result.lateness
-    assert (late.rank, late.is_persistent, late.steps, late.examples) == (1, False, 3, steps)
+    (late,) = result.late
+    assert (late.rank, late.persistent, late.steps, late.examples) == (1, False, 3, steps)
     assert late.cost_ns == pytest.approx(90 * MS, rel=0.02)
     assert late.cause_ns <= late.cost_ns
 
@@ -127,18 +127,18 @@ def test_two_ranks_that_are_late_by_turns_are_both_named() -> None:
 
 def test_several_causes_of_one_rank_are_told_apart_and_cost_at_most_all() -> None:
     result = analyze(make_run(make_steps([{}, {0: {"data": 12, "sleep": 8}}])))
-    assert [(late.rank, late.cause) for late in result.lateness] == [(1, Cause.DATA), (1, Cause.BLOCKED)]
-    assert sum(late.cost_ns for late in result.lateness) <= 21 * STEPS * MS
+    assert [(late.rank, late.cause) for late in result.late] == [(1, Cause.DATA), (1, Cause.BLOCKED)]
+    assert sum(late.cost_ns for late in result.late) <= 21 * STEPS * MS
 
 
 def test_a_few_long_waits_of_a_rank_that_is_always_late_are_not_in_most_steps() -> None:
     slow = {step: {"data": 60} for step in (9, 14, 22)}
     result = analyze(make_run(make_steps([{}, {0: {"sleep": 5}, **slow}])))
-    assert {(late.cause, late.is_persistent) for late in result.lateness} == {
+    assert {(late.cause, late.persistent) for late in result.late} == {
         (Cause.BLOCKED, True),
         (Cause.DATA, False),
     }
-    assert [late.examples for late in result.lateness if late.cause is Cause.DATA] == [(9, 14, 22)]
+    assert [late.examples for late in result.late if late.cause is Cause.DATA] == [(9, 14, 22)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -182,7 +182,7 @@ def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
                 table, end_ns=table.end_ns + shift, wall_ns=wall, host=dataclasses.replace(host, collectives_ns=waits)
             )
         )
-    (late,) = analyze(make_run(changed)).lateness
+    (late,) = analyze(make_run(changed)).late
     assert (late.rank, late.cause, late.examples) == (None, Cause.NETWORK, tuple(slow))
 
 
@@ -203,8 +203,8 @@ def test_a_thread_that_launches_backward_passes_without_a_processor_is_contentio
 def test_stages_of_a_pipeline_are_not_blamed_for_their_work() -> None:
     tables = make_steps([{}, {0: {"compute": 15}}])
     parallel = {0: {"pp": 0}, 1: {"pp": 1}}
-    assert analyze(make_run(tables, parallel)).lateness == ()
-    (late,) = analyze(make_run(make_steps([{}, {0: {"sleep": 15}}]), parallel)).lateness
+    assert analyze(make_run(tables, parallel)).late == ()
+    (late,) = analyze(make_run(make_steps([{}, {0: {"sleep": 15}}]), parallel)).late
     assert (late.rank, late.cause) == (1, Cause.BLOCKED)
 
 
@@ -279,7 +279,7 @@ def test_a_clock_that_was_set_forward_on_one_rank_makes_it_not_late(*, waits: bo
     wall = np.ma.MaskedArray(second.wall_ns + np.where(second.step == 12, 3600 * NS_PER_S, 0))
     jumped = dataclasses.replace(second, end_ns=second.end_ns + later, wall_ns=wall)
     result = analyze(make_run([first, jumped]))
-    assert [(late.rank, late.cause, late.examples) for late in result.lateness] == [(1, Cause.BLOCKED, (20,))]
+    assert [(late.rank, late.cause, late.examples) for late in result.late] == [(1, Cause.BLOCKED, (20,))]
     assert result.parts is not None
     assert 12 not in result.parts.step.tolist()
 
@@ -289,7 +289,7 @@ def test_a_clock_that_jumps_back_is_left_out() -> None:
     for table in tables:
         table.end_ns[20:] -= 10**12
     result = analyze(make_run(tables))
-    assert [(late.rank, late.cause) for late in result.lateness] == [(1, Cause.DATA)]
+    assert [(late.rank, late.cause) for late in result.late] == [(1, Cause.DATA)]
     assert result.parts is not None
     assert 21 not in result.parts.step
     assert result.parts.total_ns.min() > 0

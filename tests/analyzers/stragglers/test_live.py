@@ -22,6 +22,6 @@ def test_the_cause_that_was_put_in_is_found(tmp_path: Path) -> None:
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     for case, cause in CASES.items():
-        lateness = analyze(read_run(tmp_path / case)).lateness
+        lateness = analyze(read_run(tmp_path / case)).late
         assert (1, cause) in [(late.rank, late.cause) for late in lateness], case
         assert not [late for late in lateness if late.rank == 0 and late.cause is cause]

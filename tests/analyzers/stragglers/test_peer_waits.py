@@ -21,7 +21,7 @@ COUNTED = (Part.GARBAGE, Part.DATA, Part.BLOCKED)
 
 def answers(ranks: list[dict[int, dict[str, Any]]]) -> list[tuple[int | None, Cause, tuple[int, ...]]]:
     result = analyze(make_run(make_steps(ranks, waits=False)))
-    return [(late.rank, late.cause, late.examples) for late in result.lateness]
+    return [(late.rank, late.cause, late.examples) for late in result.late]
 
 
 @pytest.mark.parametrize("behind", [0, 1, 2, 3])
@@ -100,5 +100,5 @@ def test_waits_are_those_of_a_slow_count(seed: int) -> None:
 def test_no_rank_that_waits_is_called_blocked_in_recorded_trainings() -> None:
     for answer in judge_fixtures():
         if answer.name.startswith("nccl/"):
-            lateness = analyze(read_run(FIXTURES / answer.name)).lateness
+            lateness = analyze(read_run(FIXTURES / answer.name)).late
             assert {late.rank for late in lateness if late.cause is Cause.BLOCKED} <= {answer.rank}, answer.name

@@ -77,7 +77,7 @@ def test_the_first_answer_to_each_training_on_gpus_is_that_of_all_reads(
         return
     assert answer.first is not None
     ours, theirs = answer.first, expected.first
-    assert (ours.rank, ours.cause, ours.is_persistent) == (theirs.rank, theirs.cause, theirs.is_persistent)
+    assert (ours.rank, ours.cause, ours.persistent) == (theirs.rank, theirs.cause, theirs.persistent)
     # Up to 15 steps behind the last read are not compared; in a training of 40 steps that leaves few calm ones, with
     # whose mean the late ones are compared.
     assert ours.cost_ns / ours.steps == pytest.approx(theirs.cost_ns / theirs.steps, rel=0.2)
@@ -98,7 +98,7 @@ def test_late_steps_keep_their_cause(parts: dict[int, dict[str, Any]]) -> None:
     tables = make_steps([{}, parts], waits=False)
     thinned = [thin_out(table) for table in tables]
     answers = [
-        [(late.rank, late.cause, () if late.is_persistent else late.examples) for late in found.lateness]
+        [(late.rank, late.cause, () if late.persistent else late.examples) for late in found.late]
         for found in (analyze(make_run(tables)), analyze(make_run(thinned)))
     ]
     assert answers[0] == answers[1]

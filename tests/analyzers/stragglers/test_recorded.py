@@ -27,5 +27,5 @@ def test_the_answer_says_whether_that_was_in_most_steps(when: str) -> None:
         rows = [row for row in csv.DictReader(file) if row["when"] == when and row["run"] != UNSEEN]
     assert len(rows) >= 10
     for row in rows:
-        named = [late for late in analyze(read_run(FIXTURES / row["run"])).lateness if late.cause == row["cause"]]
-        assert (when == "most") in {late.is_persistent for late in named}, row["run"]
+        named = [late for late in analyze(read_run(FIXTURES / row["run"])).late if late.cause == row["cause"]]
+        assert (when == "most") in {late.persistent for late in named}, row["run"]

@@ -39,8 +39,8 @@ def test_the_peers_of_a_late_rank_wait_for_it_in_the_axis_that_they_share(
     case: str, peers: dict[int, str], runs: dict[str, LateRanks]
 ) -> None:
     result = runs[case]
-    assert (3, Cause.BLOCKED) in [(late.rank, late.cause) for late in result.lateness]
-    cost_ns = next(late.cost_ns for late in result.lateness if late.rank == 3)
+    assert (3, Cause.BLOCKED) in [(late.rank, late.cause) for late in result.late]
+    cost_ns = next(late.cost_ns for late in result.late if late.rank == 3)
     for rank, axis in peers.items():
         by_axis = waits(result, rank)
         other = {"DP": "TP", "TP": "DP"}[axis]
@@ -52,7 +52,7 @@ def test_the_peers_of_a_late_rank_wait_for_it_in_the_axis_that_they_share(
 
 def test_a_clean_twin_waits_in_both_axes_and_blames_no_sleep(runs: dict[str, LateRanks]) -> None:
     result = runs["ddp.clean"]
-    assert Cause.BLOCKED not in [late.cause for late in result.lateness]
+    assert Cause.BLOCKED not in [late.cause for late in result.late]
     for rank in range(4):
         by_axis = waits(result, rank)
         assert {"DP", "TP"} <= set(by_axis)

@@ -44,7 +44,7 @@ def test_a_slower_gpu_is_said_to_have_a_lower_clock_where_nvml_says_so(
     (run / "nvml").mkdir()
     (run / "nvml" / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = analyze(read_run(run))
-    (first,) = [answer for answer in result.lateness if answer.cause in (Cause.CLOCK, Cause.DEVICE)]
+    (first,) = [answer for answer in result.late if answer.cause in (Cause.CLOCK, Cause.DEVICE)]
     assert first.rank == late
     if is_hot:
         assert first.cause is Cause.CLOCK
