@@ -57,6 +57,7 @@ class Pair:
         """The median of the unprofiled steps of the traced training; absent where they were not on this machine."""
         return _median_ms(self.traces, Path(self.traces).name.removesuffix("_sync"))
 
+    @cache  # noqa: B019 (pairs live as long as the process)
     def predict_ms(self) -> float:
         """The predicted step."""
         (outlook,) = answer(
