@@ -1,7 +1,8 @@
 """How near the shares of profiled steps come to those of steps that nobody profiles.
 
 ``python -m benchmarks.light_window FOLDER`` prints the table of reports/h200-light-window.md. The folder holds, for
-each training NAME, the run ``NAME`` of ``perfscope profile`` and ``NAME.json`` of ``benchmarks.undisturbed_steps``.
+each training NAME, the run ``NAME`` of ``perfscope profile`` and ``NAME.json``,
+which has times of steps that nobody profiles, by CUDA events.
 """
 
 from __future__ import annotations
