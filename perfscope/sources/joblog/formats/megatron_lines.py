@@ -78,8 +78,10 @@ class PlainLines:
         for place in (_TAIL.index(_NONE), len(_TAIL) - _WORD):
             rows = rows[self._at(ends[rows] - len(_TAIL) + place) == _word(_TAIL[place:])]
         times, is_time = self._times(starts[rows] + time)
-        rows, self.wall_ns = rows[is_time][:-1], times[is_time][:-1]
-        self.iteration = self._integers(starts[rows] + iteration + len(b" iteration "), _NUMBER_WIDTH)
+        rows, times = rows[is_time], times[is_time]
+        numbers = self._integers(starts[rows] + iteration + len(b" iteration "), _NUMBER_WIDTH)
+        is_before_last = numbers != numbers[-1:]  # which several ranks may print
+        rows, self.iteration, self.wall_ns = rows[is_before_last], numbers[is_before_last], times[is_before_last]
         self.consumed = self._integers(starts[rows] + consumed + len(_CONSUMED), _CONSUMED_WIDTH)
         is_needed = ~self._are_timers(first)
         is_needed[rows] = False
