@@ -89,19 +89,41 @@ class Resolved:
 
 def resolve(printed: Printed) -> Resolved:
     """Tell copies from restarts, in the order of the log."""
-    numbers = printed.iteration
-    is_one_process = not printed.begins[1:].any() and (printed.label == printed.label[:1]).all()
-    if len(numbers) and is_one_process and (np.diff(numbers) > 0).all() and not np.isnan(numbers[0]):
-        gaps, times = np.unique(np.diff(numbers).astype(np.int64), return_counts=True)
-        counts = Counter(dict(zip(gaps.tolist(), times.tolist(), strict=True)))
-        rows = np.arange(len(numbers))
-        disturbed = printed.disturbed.astype(np.int64)
-        interval = int(gaps[np.argmax(times)]) if len(gaps) else 1
-        return Resolved(rows, np.zeros_like(rows), disturbed, 0, 0, counts, interval, int(numbers[-1]), 0, None)
+    at_once = _resolve_one_process(printed)
+    if at_once is not None:
+        return at_once
     resolver = _Resolver(printed)
-    for row in range(len(numbers)):
+    for row in range(len(printed.iteration)):
         resolver.add(row)
     return resolver.result()
+
+
+def _resolve_one_process(printed: Printed) -> Resolved | None:
+    """What one process printed, as most logs are: numbers that ascend, or do so evenly between restarts; else None."""
+    numbers, label = printed.iteration, printed.label
+    if not len(numbers) or np.isnan(numbers).any() or printed.begins[1:].any() or (label != label[0]).any():
+        return None
+    moved = np.diff(numbers).astype(np.int64)
+    gaps, times = np.unique(moved[moved > 0], return_counts=True)
+    back = np.flatnonzero(moved <= 0)
+    if len(back):
+        firsts, lasts = numbers[back + 1], np.append(numbers[back[1:]], numbers[-1])
+        are_long = np.diff(np.concatenate(([-1], back, [len(moved)]))).min() > _SUSPECTED_RECORDS + SKEW
+        if len(gaps) > 1 or not are_long or (firsts == numbers[back]).any() or (lasts < numbers[back]).any():
+            return None
+    rows = np.arange(len(numbers))
+    return Resolved(
+        rows=rows,
+        attempt=np.searchsorted(back + 1, rows, "right"),
+        disturbed=printed.disturbed.astype(np.int64),
+        copies=0,
+        redone=int((1 - moved[back]).sum()),
+        gaps=Counter(dict(zip(gaps.tolist(), times.tolist(), strict=True))),
+        interval=int(gaps[np.argmax(times)]) if len(gaps) else 1,
+        last=int(numbers[-1]),
+        unnumbered_ranks=0,
+        mixture=None,
+    )
 
 
 @dataclass(slots=True)
