@@ -136,7 +136,6 @@ def test_a_ledger_needs_no_samples_of_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     path = ROOT / "fixtures" / "runs" / "h200_zero1"
     whole = read_run(path)
     assert whole.gpus
-    monkeypatch.setattr(nvml, "decode_columns", None)
     monkeypatch.setattr(nvml, "_lines", None)
     bare = read_run_without_samples(path)
     assert not bare.gpus
