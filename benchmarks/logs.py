@@ -8,8 +8,7 @@ with its throughput, and a line a timer), every number its own. Then run in turn
 - ``perl -lne 'm|elapsed time per iteration .ms.: ...|'``, which averages (BigScience, experiments/gpt2.md);
 - a loop of ``mmap.find`` in Python that only counts the anchor.
 
-The aim is a wall time no longer than the one-liner's on two quiet cores, in memory that does not grow with the log. The
-averages are compared, too.
+The aim is a wall time no longer than the one-liner's on two quiet cores. The averages are compared, too.
 """
 
 from __future__ import annotations
