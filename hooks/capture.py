@@ -224,7 +224,7 @@ class Capture:
         self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
     ) -> Callable[[], None] | None:
         """The model that the search after the first step returned is about to run; see ``on_forward``."""
-        if in_training_mode and not self._model.precision.has_entered and not TRACERS.are_active():
+        if in_training_mode and not self._model.precision.has_entered:
             self._look_at_precision()
         return self.on_forward(args, kwargs, in_training_mode=in_training_mode)
 
@@ -412,8 +412,6 @@ class Capture:
             step.data_wait_ns if step.has_loader else None, stated, self._counters.read(), self._exchanges.take(),
             special,
         )  # fmt: skip
-        if self.passes.is_in_use and row.wall_ns is not None and self._windows.label is None:
-            self.passes.learn_cost(row.hook_ns, row.wall_ns)
         self._rows.add(row)
         step.clear()
 
@@ -701,7 +699,7 @@ class Capture:
 
     @hook_entry
     def _look_at_precision(self) -> None:
-        if self._model.precision.on_forward():
+        if not TRACERS.are_active() and self._model.precision.on_forward():
             self._describe_model()
 
     @property

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 class Tracers:
     """What torch may run a model for besides training, where a hook must look at no tensor: each look is recorded.
 
-    That is ``torch.jit.trace``, ``torch.export``, ``make_fx``, a mode that sees each operator or function, and a
-    transformation of ``torch.func``. The mode of ``torch.set_default_device`` records nothing.
+    That is ``torch.jit.trace``, ``torch.export``, ``make_fx``, a mode that sees each operator, and a transformation of
+    ``torch.func``. A mode that sees each function is none: whole trainings run in that of ``torch.set_default_device``.
     """
 
     def __init__(self) -> None:
@@ -21,7 +21,6 @@ class Tracers:
         self._tracing_state: Callable[[], object] = lambda: None
         self._transforms: Callable[[], object] = lambda: None
         self._dispatch_modes: Callable[[], int] = int
-        self._function_modes: Callable[[], int] = int
 
     def use_torch(self) -> None:
         """Ask torch from now on, where it has the functions."""
@@ -30,7 +29,6 @@ class Tracers:
         self._compiler = getattr(torch, "compiler", None)
         self._tracing_state = getattr(library, "_get_tracing_state", self._tracing_state)
         self._dispatch_modes = getattr(library, "_len_torch_dispatch_stack", self._dispatch_modes)
-        self._function_modes = getattr(library, "_len_torch_function_stack", self._function_modes)
         functorch = getattr(library, "_functorch", None)
         self._transforms = getattr(functorch, "peek_interpreter_stack", self._transforms)
 
@@ -38,13 +36,7 @@ class Tracers:
         """Whether one of them runs this call."""
         if self._tracing_state() is not None or self._dispatch_modes() or self._transforms() is not None:
             return True
-        count = self._function_modes()
-        return (count > 0 and _sees_functions(count)) or getattr(self._compiler, "_is_compiling_flag", False)
-
-
-def _sees_functions(count: int) -> bool:
-    at = sys.modules["torch"]._C._get_function_stack_at
-    return any(type(at(index)).__name__ != "DeviceContext" for index in range(count))
+        return getattr(self._compiler, "_is_compiling_flag", False)
 
 
 TRACERS = Tracers()

@@ -7,9 +7,8 @@ A device that comes to a pass before all of it is launched may wait for the host
 events tell when it comes to each pass, on its own clock, which is set by the host's: it comes to no pass before the
 launch of that begins, nor before the host has launched all of it and finds that the device has not come to it.
 
-A step has many passes, each of which takes microseconds of the host. Where that is much for a step, passes are timed in
-one step of 2, 4 or more only: in steps whose number is divisible by that, so that ranks whose hosts differ have steps
-in common.
+A step has many passes, each of which takes microseconds of the host. They are timed in the first steps, for jobs that
+end soon, and then in one step of 16: ranks time the same steps.
 """
 
 from __future__ import annotations
@@ -29,13 +28,8 @@ if TYPE_CHECKING:
 
 #: Steps whose events the device has not reached yet; beyond that the oldest is given up, so that memory stays bounded.
 _MAX_PENDING = 16
-#: All hooks of steps whose passes are timed take at most this share of all steps, ...
-_MOST_COST = 0.001
-#: ... but the first ones are timed in any case, for jobs that end soon, ...
-_FIRST_STEPS = 32
-#: ... and one step in so many. How many it is, is decided again behind so many timed steps.
-_LONGEST_PERIOD = 64
-_STEPS_BETWEEN = 8
+#: The passes of so many steps are timed, and then of one step in so many: a power of two.
+_FIRST_STEPS, _PERIOD = 32, 16
 
 
 class CudaEvent(Protocol):
@@ -124,8 +118,6 @@ class PassTimer:
         self._chunks = 1
         #: Calls of the model are as many as micro-batches.
         self._is_called_once = False
-        self._costs: list[float] = []
-        self._steps_wanted = _FIRST_STEPS
         self._current: list[tuple[Identity, Mark, Mark, int, int, bool]] = []
         self._pending: deque[_Step] = deque()
         self._unused_events: list[CudaEvent] = []
@@ -187,22 +179,9 @@ class PassTimer:
         UNTIMED.rest = True
         return min(last, next_timed - 2)
 
-    def learn_cost(self, hook_ns: int, step_ns: int) -> None:
-        """The step that ends took so long, and all hooks in it; from its passes it follows which steps are timed."""
-        if not self._current or step_ns <= 0:
-            return
-        self._costs.append(hook_ns / step_ns)
-        if len(self._costs) < self._steps_wanted:
-            return
-        cost, period = sorted(self._costs)[len(self._costs) // 2], 1
-        while cost > period * _MOST_COST and period < _LONGEST_PERIOD:
-            period *= 2
-        self.untimed = period - 1
-        self._costs.clear()
-        self._steps_wanted = _STEPS_BETWEEN
-
     def end_step(self, number: int) -> None:
         """A training step completed on the host; its passes may still run."""
+        self.untimed = 0 if number < _FIRST_STEPS else _PERIOD - 1
         if self._current:
             self._pending.append(self._take(number))
         while len(self._pending) > _MAX_PENDING:

@@ -1,9 +1,9 @@
 """Makes one function of perfscope's hooks after the other fail, each in a training of its own.
 
 The first training is only watched: what it calls is what can fail. Every later one begins with a new capture in which
-one of those functions raises. Not broken are what catches such failures (the guard, and the stand-in
-that builds the capture), the numbers that the guard reads, the wrappers that make the script's own calls, and the one
-question that torch.compile reads in them.
+one of those functions raises. Not broken are what catches such failures (the guard, the methods that guard themselves,
+and the stand-in that builds the capture), the numbers that the guard reads, the wrappers that make the script's own
+calls, and the one question that torch.compile reads in them.
 """
 
 import functools
@@ -15,6 +15,12 @@ from typing import Any
 HOOKS = str(Path(sys.modules["perfscope.hooks"].__file__ or "").resolve().parent)
 CATCHES = ("guard", "boot", "imports")
 NUMBERS = [f"Capture.{name}" for name in ("dead", "hook_ns", "steps")]
+#: What guards itself: all that it calls is broken.
+GUARDED = [
+    f"Capture.on_{name}"
+    for name in ("batch_loaded", "forward", "model_call", "gradients_cleared", "step_begin", "optimizer_step",
+                 "scaler_update", "step_end")
+]  # fmt: skip
 IN_THE_WRAPPERS = ("_is_compiling",)
 
 called: set[types.CodeType] = set()
@@ -49,7 +55,7 @@ def functions() -> list[tuple[str, object, str]]:
                 continue
             for attribute, member in list(vars(owner).items()):
                 code = code_of(member)
-                if attribute in IN_THE_WRAPPERS or f"{owner.__name__}.{attribute}" in NUMBERS:
+                if attribute in IN_THE_WRAPPERS or f"{owner.__name__}.{attribute}" in (*NUMBERS, *GUARDED):
                     continue
                 if code in called and (owner is not module or getattr(member, "__module__", None) == name):
                     found.append((f"{owner.__name__}.{attribute}", owner, attribute))
