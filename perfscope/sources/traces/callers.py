@@ -14,7 +14,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import ABSENT, Events, HostSpans, Int32
+from perfscope.tables.trace import ABSENT, Events, HostSpans
 
 #: Operators that copy a result to the host, or need one of it.
 _WAITING = (
@@ -29,8 +29,6 @@ _FUNCTION = re.compile(
 )
 _BEFORE = {Events.OPERATORS: len('"aten::'), Events.FRAMES: 1}
 _UNTIL_NAME = re.compile(rb'(?:cpu_op|python_function)",\s*"name":\s*')
-#: Longer than the names above with the quote behind them.
-_WINDOW = 32
 _KEY_LETTERS = 0, 2
 _MAY_WAIT = np.zeros((256, 256), np.bool_)
 _MAY_WAIT[tuple(np.array([[ord(name[letter]) for name in _WAITING] for letter in _KEY_LETTERS]))] = True
@@ -55,45 +53,11 @@ def without_ids(spans: HostSpans) -> HostSpans:
     return replace(spans, process=unknown, correlation=unknown, external_id=unknown)
 
 
-def to_spans(names: Int32, number: Int64, start_ns: Int64, duration_ns: Int64, thread: Int64) -> HostSpans:
-    """Callers as spans; ``names`` has the row of ``Trace.names`` for each number."""
-    unknown = np.full(len(number), ABSENT, np.int64)
-    name = names[number] if len(number) else np.zeros(0, np.int32)
-    return HostSpans(name, start_ns, duration_ns, unknown, thread, unknown, unknown)
-
-
 class CallerFilter:
-    """Chooses operators and Python functions by the first letters of their names.
-
-    Attributes:
-        names: The names of operators that ``number_operators`` met.
-    """
+    """Chooses operators and Python functions by the first letters of their names."""
 
     def __init__(self) -> None:
-        self.names: list[str] = []
         self._until_name: dict[Events, int] = {}
-        self._numbers: dict[bytes, int] = {}
-
-    def number_operators(self, text: bytes, categories: Int64) -> Int64 | None:
-        """For each operator the number of its name in ``names``, or ABSENT where it does not wait.
-
-        None where the exporter writes names in another place.
-        """
-        chosen = np.flatnonzero(self.choose(text, categories, Events.OPERATORS))
-        numbers = np.full(len(categories), ABSENT, np.int64)
-        last = len(text) - _WINDOW
-        if Events.OPERATORS not in self._until_name or last < 0:
-            return None if len(categories) else numbers
-        windows = np.ndarray((last + 1,), f"V{_WINDOW}", text, strides=(1,))
-        # Behind a name there are its times, which take more than a window's rest.
-        begins = categories[chosen] + (self._until_name[Events.OPERATORS] - len("aten::"))
-        letters: list[bytes] = windows[np.minimum(begins, last)].tolist()
-        for window in set(letters).difference(self._numbers):
-            name = window.partition(b'"')[0].decode("utf-8", "replace")
-            self._numbers[window] = len(self.names) if is_caller(name, Events.OPERATORS) else ABSENT
-            self.names += [name] if self._numbers[window] != ABSENT else []
-        numbers[chosen] = list(map(self._numbers.__getitem__, letters))
-        return numbers
 
     def choose(self, text: bytes, categories: Int64, kind: Events) -> Bool:
         """Which events may tell who made a call: the positions of their categories are given; all where unsure."""

@@ -85,10 +85,8 @@ class Collector:
             DoesNotFit: The layout is not kept.
         """
         if self._times:
-            operators = self._times.collected()
-            self.columns.add_operator_times(operators.spans)
-            self.columns.add_callers(self._scanner.callers.names, operators.named)
-            if operators.lost:
+            self.columns.add_operator_times(self._times.collected())
+            if self._times.lost:
                 raise DoesNotFit
         rest = self._scanner.rest
         begin = rest.find(b"{")

@@ -16,10 +16,9 @@ from zlib import crc32
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
-from perfscope.sources.traces.callers import are_callers, is_caller, to_spans, without_ids
+from perfscope.sources.traces.callers import are_callers, is_caller, without_ids
 from perfscope.sources.traces.operator_inputs import InputTexts
 from perfscope.sources.traces.records import (
     DEVICE_CATEGORIES,
@@ -108,7 +107,6 @@ class Columns:
         self._tables: dict[Events, HostSpans] = {}
         self._device: list[_Block] = []
         self._operator_times: list[ThreadSpans] = []
-        self._callers: list[HostSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
     def add(self, events: Iterable[AnyEvent]) -> None:
@@ -217,13 +215,7 @@ class Columns:
             return no_spans()
         tables = [(kind, self.host_spans(kind)) for kind in _OF_CALLERS]
         chosen = [spans.take(are_callers(self.sorted_names, kind)[spans.name]) for kind, spans in tables]
-        named = [replace(spans, name=self._ranks[spans.name]) for spans in self._callers]
-        return without_ids(joined(*chosen, *named))
-
-    def add_callers(self, names: Sequence[str], spans: tuple[Int64, Int64, Int64, Int64]) -> None:
-        """Add operators that may wait: the number of each one's name, its start, its duration and its thread."""
-        numbers = np.array([self.names.setdefault(name, len(self.names)) for name in names], np.int32)
-        self._callers.append(to_spans(numbers, *spans))
+        return without_ids(joined(*chosen))
 
     def add_operator_times(self, spans: ThreadSpans) -> None:
         """Add when threads were inside operators."""

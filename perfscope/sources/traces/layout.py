@@ -14,9 +14,6 @@ from msgspec import Struct
 _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_BRACE = re.compile(rb"\s*(?=\{)")
 _SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
-_OPERATOR = re.compile(
-    rb'"cat"\s*:\s*"cpu_op"[^{}]*"ts"[^{}]*"dur"[^{}]*(?P<before>"args"\s*:\s*\{\s*"External id"\s*:\s*)'
-)
 _OPENING = re.compile(rb'\{\s*"')
 #: Of torch before 1.10, which marks steps as operators.
 _OLD_CATEGORY = re.compile(rb'"cat"\s*:\s*"Operator"')
@@ -37,8 +34,6 @@ class Layout(Struct, frozen=True):
         separator: From there to the first quote of the next event, ``close`` included.
         prefix: From an event's opening brace to the key ``"cat"``.
         key: From that key to the first letter of the category.
-        before_external_id: From an operator's key ``"args"`` to its external id, where that comes first and everything
-            else before it; empty where it does not. What follows it is long and not needed.
         is_unambiguous: The separator has line breaks, so it cannot occur inside an event.
     """
 
@@ -46,7 +41,6 @@ class Layout(Struct, frozen=True):
     separator: bytes
     prefix: bytes
     key: bytes
-    before_external_id: bytes
     is_unambiguous: bool
 
     @property
@@ -70,8 +64,7 @@ def find_layout(text: bytes, start: int) -> Layout | None:
     span = _SPAN.search(text, start)
     if first is None or span is None or _OLD_CATEGORY.search(text, start):
         return None
-    operator = _OPERATOR.search(text, start)
-    fixed = span["prefix"], span["key"], operator["before"] if operator else b""
+    fixed = span["prefix"], span["key"]
     opening = _OPENING.match(text, first.end())
     if opening is None or not span["prefix"].startswith(opening[0]):
         return None

@@ -15,14 +15,12 @@ from typing import TypeAlias
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from msgspec import Struct
 
 from perfscope.constants import NS_PER_US
 from perfscope.sources.traces.records import HostEvent
 from perfscope.sources.traces.salvage import FAILURES
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import ABSENT
 
 _Letters: TypeAlias = npt.NDArray[np.uint8]
 _Words: TypeAlias = npt.NDArray[np.uint64]
@@ -43,21 +41,6 @@ _DOT, _QUOTE = ord("."), ord('"')
 _ZEROS, _SIXES, _HIGH_HALVES, _LOW_HALVES = (np.uint64(byte * 0x0101010101010101) for byte in (0x30, 0x06, 0xF0, 0x0F))
 
 
-class TimedOperators(Struct, frozen=True, eq=False):
-    """What was collected of operators.
-
-    Attributes:
-        spans: The moments of all of them.
-        named: Of those with a number of a name: that, start, duration and thread; of those that begin together, the
-            one that ends last stands first.
-        lost: How many could not be read.
-    """
-
-    spans: ThreadSpans
-    named: tuple[Int64, Int64, Int64, Int64]
-    lost: int
-
-
 class OperatorTimes:
     """Collects the moments in which threads are inside operators, text by text.
 
@@ -69,65 +52,45 @@ class OperatorTimes:
         self.lost = 0
         self._model: re.Match[bytes] | None = None
         self._slices: list[npt.NDArray[np.void]] = []
-        self._names: list[Int64] = []
-        self._named: list[tuple[Int64, Int64, Int64, Int64]] = []
         self._rows = 0
         self._spans: list[ThreadSpans] = []
         self._decode = msgspec.json.Decoder(HostEvent, strict=False).decode
         self._threads: dict[int, int] = {}
 
-    def scan(self, text: bytes, starts: Int64, arguments: Int64, stops: Int64, names: Int64 | None = None) -> None:
-        """Scan operators: the positions of their opening braces, of those of their arguments, and of their ends.
-
-        Those with a number of a name are kept one by one, too; the others have a negative one.
-        """
+    def scan(self, text: bytes, starts: Int64, arguments: Int64, stops: Int64) -> None:
+        """Scan operators: the positions of their opening braces, of those of their arguments, and of their ends."""
         if not len(starts):
             return
-        names = np.full(len(starts), ABSENT, np.int64) if names is None else names
         if self._model is None:
             self._model = _TIMES.search(text[int(starts[0]) : int(arguments[0]) + 1])
         if self._model is None:
-            self._add_events(text, starts, stops, names)
+            self._add_events(text, starts, stops)
             return
         letters = np.frombuffer(text, np.uint8)
         to_key = len(self._model["behind"]) - self._model["behind"].rindex(b'"') - 1
         # The brace behind the key of the arguments, and not one in a name.
         fits = (arguments < stops) & (arguments >= _WIDTH) & (letters.take(arguments - to_key, mode="clip") == _QUOTE)
         if not fits.all():
-            self._add_events(text, starts[~fits], stops[~fits], names[~fits])
-            arguments, names = arguments[fits], names[fits]
+            self._add_events(text, starts[~fits], stops[~fits])
+            arguments = arguments[fits]
         if len(arguments):
             windows = np.ndarray((len(text) - _WIDTH + 1,), f"V{_WIDTH}", text, strides=(1,))
             self._slices.append(windows[arguments + 1 - _WIDTH])
-            self._names.append(names)
             self._rows += len(arguments)
             if self._rows >= _ROWS_PER_BATCH:
                 self._convert_collected(self._model)
 
-    def collected(self) -> TimedOperators:
-        """All of them so far."""
+    def collected(self) -> ThreadSpans:
+        """The moments of all of them so far."""
         if self._model is not None:
             self._convert_collected(self._model)
-        number, start, duration, thread = (
-            (np.concatenate([np.zeros(0, np.int64), *parts]) for parts in zip(*self._named, strict=True))
-            if self._named
-            else (np.zeros(0, np.int64),) * 4
-        )
-        order = np.argsort(start, kind="stable")
-        if (np.diff(start[order]) == 0).any():
-            order = np.lexsort((-duration, start))
-        named = number[order], start[order], duration[order], thread[order]
-        return TimedOperators(join_spans(self._spans), named, self.lost)
+        return join_spans(self._spans)
 
-    def _add_events(self, text: bytes, starts: Int64, stops: Int64, names: Int64) -> None:
+    def _add_events(self, text: bytes, starts: Int64, stops: Int64) -> None:
         """Add operators whose layout differs from the first one's, parsed one by one."""
-        rows = []
-        for start, stop, name in zip(starts.tolist(), stops.tolist(), names.tolist(), strict=True):
-            times = self._times_of(text[start:stop])
-            if times is None:
-                self.lost += 1
-            else:
-                rows.append((*times, name))
+        times = [self._times_of(text[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        rows = [row for row in times if row is not None]
+        self.lost += len(times) - len(rows)
         if rows:
             self._add(*zip(*rows, strict=True))
 
@@ -141,36 +104,26 @@ class OperatorTimes:
             return None
         return _to_ns(event.ts), _to_ns(event.dur), event.tid
 
-    def _add_slices(self, texts: Sequence[bytes], names: Int64) -> None:
+    def _add_slices(self, texts: Sequence[bytes]) -> None:
         """Add operators whose times have other lengths than the first one's, such as those behind the trace's zero."""
-        matches = [
-            (match, name) for text, name in zip(texts, names.tolist(), strict=True) if (match := _TIMES.search(text))
-        ]
+        matches = [match for text in texts if (match := _TIMES.search(text))]
         self.lost += len(texts) - len(matches)
         if matches:
             start_ns, duration_ns = (
-                [int(match[name].replace(b".", b"")) for match, _ in matches] for name in ("start", "duration")
+                [int(match[name].replace(b".", b"")) for match in matches] for name in ("start", "duration")
             )
-            self._add(
-                start_ns, duration_ns, [int(match["thread"]) for match, _ in matches], [name for _, name in matches]
-            )
+            self._add(start_ns, duration_ns, [int(match["thread"]) for match in matches])
 
-    def _add(self, start_ns: _Column, duration_ns: _Column, thread: _Column, names: _Column) -> None:
-        start, duration, of, number = (
-            np.asarray(column, np.int64) for column in (start_ns, duration_ns, thread, names)
-        )
+    def _add(self, start_ns: _Column, duration_ns: _Column, thread: _Column) -> None:
+        start, duration, of = (np.asarray(column, np.int64) for column in (start_ns, duration_ns, thread))
         self._spans.append(join_spans([ThreadSpans(start, start + duration, of)]))
-        is_named = number != ABSENT
-        if is_named.any():
-            self._named.append((number[is_named], start[is_named], duration[is_named], of[is_named]))
 
     def _convert_collected(self, model: re.Match[bytes]) -> None:
         """Convert the times of the collected operators."""
         if not self._slices:
             return
         rows = np.concatenate(self._slices)
-        names = np.concatenate(self._names)
-        self._slices, self._names, self._rows = [], [], 0
+        self._slices, self._rows = [], 0
         letters = rows.view(np.uint8).reshape(len(rows), _WIDTH)
         end = _WIDTH - len(model["behind"])
         whole = _word(letters, end - _WORD - _DECIMALS)
@@ -187,8 +140,8 @@ class OperatorTimes:
         start, are_numbers = _convert_starts(before, to_start, high)
         thread = self._threads_of(before)
         fits &= are_numbers & (before[:, to_start - 1] == model["to_start"][-1]) & (thread >= 0)
-        self._add(start[fits], duration[fits], thread[fits], names[fits])
-        self._add_slices([letters[row].tobytes() for row in np.flatnonzero(~fits).tolist()], names[~fits])
+        self._add(start[fits], duration[fits], thread[fits])
+        self._add_slices([letters[row].tobytes() for row in np.flatnonzero(~fits).tolist()])
 
     def _threads_of(self, letters: _Letters) -> Int64:
         """The threads that end with the first eight letters of each row; negative where there is none."""

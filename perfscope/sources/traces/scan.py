@@ -18,7 +18,6 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from perfscope.sources.traces.callers import CallerFilter
-from perfscope.sources.traces.heads import HeadCutter, Heads
 from perfscope.sources.traces.layout import DoesNotFit, Layout
 from perfscope.sources.traces.operator_times import OperatorTimes
 from perfscope.sources.traces.plausibility import PHASES
@@ -42,14 +41,99 @@ _COLON = ord(":")
 _IS_PHASE = np.zeros(256, np.bool_)
 _IS_PHASE[[ord(phase) for phase in PHASES]] = True
 _Words: TypeAlias = npt.NDArray[np.uint64]
+#: A text at its place: the words that hold some of it, with a mask of its letters and what they are.
+Pattern: TypeAlias = tuple[tuple[int, np.uint64, np.uint64], ...]
 _BRACE = ord("{")
 _SPACE = ord(" ")
-_COMMA = ord(",")
 _SLICE_BYTES = 1 << 18  # what is compared at once stays in the processor's cache
-_LONGEST_ID = 20
 _EVENTS_PER_BATCH = 1 << 12
 _LONGEST_INDENT = 64
 _LARGEST_EVENT_BYTES = 64 << 20
+
+
+class Heads(Struct, frozen=True):
+    """One row an event.
+
+    Attributes:
+        words: Its first bytes, eight a word.
+        letters: The same bytes.
+    """
+
+    words: npt.NDArray[np.uint64]
+    letters: npt.NDArray[np.uint8]
+
+    def have(self, pattern: Pattern) -> Bool:
+        """Which events have a text at its place."""
+        matches = np.ones(len(self.words), np.bool_)
+        for column, mask, expected in pattern:
+            matches &= (self.words[:, column] & mask) == expected
+        return matches
+
+    def take(self, rows: Int64) -> Heads:
+        """Some of them."""
+        return Heads(self.words[rows], self.letters[rows])
+
+
+class HeadCutter:
+    """Cuts the heads of events of one layout: from the separator before an event to the first letters of its category.
+
+    Attributes:
+        between: What stands before the brace, from the closing brace before it.
+        opening: The brace and the first quote.
+        until_phase: From the brace to the letter of the phase.
+        behind_phase: From there to the category, for the phase ``X``.
+        phase: The column of the phase.
+        category: The column of the category's first letter, which begins a word.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        between, opening = layout.separator[: layout.until_brace], layout.separator[layout.until_brace :]
+        phase, category = layout.prefix.index(b'"X"') + 1, len(layout.prefix) + len(layout.key)
+        self._lead = len(between) + -(len(between) + category) % _WORD
+        self._width = self._lead + category + _WORD
+        self.phase, self.category = self._lead + phase, self._lead + category
+        self.between = _pattern(between, self._lead - len(between))
+        self.opening = _pattern(opening, self._lead)
+        self.until_phase = _pattern(layout.prefix[:phase], self._lead)
+        self.behind_phase = _pattern((layout.prefix + layout.key)[phase:], self.phase)
+
+    def cut(self, text: bytes, braces: Int64) -> Heads:
+        """The heads of events whose braces stand at these positions, in order; zeros beyond the text's borders."""
+        begins, last = braces - self._lead, len(text) - self._width
+        if last < 0:
+            rows = np.zeros(len(begins), f"V{self._width}")
+        else:
+            windows = np.ndarray((last + 1,), f"V{self._width}", text, strides=(1,))
+            rows = windows[np.clip(begins, 0, last)]
+        if len(begins) and (begins[0] < 0 or begins[-1] > last):
+            for row in np.flatnonzero((begins < 0) | (begins > last)).tolist():
+                begin = int(begins[row])
+                piece = b"\0" * -min(begin, 0) + text[max(begin, 0) : begin + self._width]
+                rows[row] = np.void(piece.ljust(self._width, b"\0"))
+        return Heads(
+            rows.view("<u8").reshape(len(rows), self._width // _WORD),
+            rows.view(np.uint8).reshape(len(rows), self._width),
+        )
+
+
+def _pattern(text: bytes, column: int) -> Pattern:
+    """A text that begins at a column.
+
+    Its spaces are not compared: between its other letters JSON allows only white space.
+    """
+    expected = b"\0" * column + text
+    expected += b"\0" * (-len(expected) % _WORD)
+    begin, end = column, column + len(text)
+    words = []
+    for start in range(0, len(expected), _WORD):
+        part = expected[start : start + _WORD]
+        mask = bytes(
+            255 if begin <= start + index < end and letter != _SPACE else 0 for index, letter in enumerate(part)
+        )
+        if any(mask):
+            value = int.from_bytes(bytes(letter & kept for letter, kept in zip(part, mask, strict=True)), "little")
+            words.append((start // _WORD, np.uint64(int.from_bytes(mask, "little")), np.uint64(value)))
+    return tuple(words)
 
 
 class EventTexts(Struct, frozen=True):
@@ -57,7 +141,7 @@ class EventTexts(Struct, frozen=True):
 
     Attributes:
         device: Texts of events on devices.
-        host: Texts of events on the host; those of operators end with their external id.
+        host: Texts of events on the host.
         odd: Texts that are not written as the layout says: other events, damaged ones, several together.
     """
 
@@ -126,22 +210,6 @@ class _Block:
         """The byte at an offset from each position; that at the text's border where the offset leads beyond it."""
         shifted = positions if offset == 0 else positions + offset
         return self._bytes.take(shifted, mode="clip")
-
-    def has_text(self, text: bytes, positions: Int64, offset: int = 0) -> Bool:
-        """Whether a text stands at an offset from each position.
-
-        Its spaces are not compared: between its other letters JSON allows only white space.
-        """
-        matches = np.ones(len(positions), np.bool_)
-        for index, letter in enumerate(text, offset):
-            if letter != _SPACE:
-                matches &= self.letters(positions, index) == letter
-        return matches
-
-    def commas(self, positions: Int64) -> Int64:
-        """The position of the first comma after each position, or the position itself where none is near."""
-        near = self._bytes.take(positions[:, None] + np.arange(_LONGEST_ID), mode="clip") == _COMMA
-        return np.asarray(positions + near.argmax(axis=1))
 
     def cut(self, starts: Int64, stops: Int64) -> list[bytes]:
         """The texts between positions."""
@@ -248,19 +316,14 @@ class Scanner:
         if self.products is not None:
             self.products.scan(block.text, starts[operators], starts[operators] + category, stops[operators])
         host_texts = block.cut(starts[host], stops[host])
-        names = None
         if Events.CALLERS in self.requested and not self._cuts_operators:
-            categories = starts[operators] + category
-            if self.operator_times is not None:
-                names = self.callers.number_operators(block.text, categories)
-            if names is None:
-                callers = operators[self.callers.choose(block.text, categories, Events.OPERATORS)]
-                host_texts += self._shortened(block, rows[callers], stops[callers])
+            callers = operators[self.callers.choose(block.text, starts[operators] + category, Events.OPERATORS)]
+            host_texts += block.cut(starts[callers], stops[callers])
         if self.operator_times is not None:
             inner = block.braces[np.minimum(rows[operators] + 1, len(block.braces) - 1)]
-            self.operator_times.scan(block.text, starts[operators], inner, stops[operators], names)
+            self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
         elif len(operators) and self._cuts_operators:
-            host_texts += self._shortened(block, rows[operators], stops[operators])
+            host_texts += block.cut(starts[operators], stops[operators])
         return EventTexts(block.cut(starts[device], stops[device]), host_texts, block.cut(starts[odd], stops[odd]))
 
     def _are_alone(self, block: _Block, rows: Int64) -> Bool:
@@ -291,18 +354,3 @@ class Scanner:
             opens[index] = block.text[brace + 1 : brace + _LONGEST_INDENT].lstrip().startswith(b'"')
         chosen = begins & opens
         return (rows, heads) if chosen.all() else (rows[chosen], heads.take(np.flatnonzero(chosen)))
-
-    def _shortened(self, block: _Block, rows: Int64, stops: Int64) -> list[bytes]:
-        """Operators without the shapes and types that follow their external ids, and with all where those count."""
-        before, braces = self.layout.before_external_id, block.braces
-        starts = braces[rows]
-        if not before or self.requested & (Events.SEQUENCES | Events.SHAPES):
-            return block.cut(starts, stops)
-        # The next brace opens the arguments, unless a name holds one.
-        inner = braces[np.minimum(rows + 1, len(braces) - 1)] - before.index(b"{")
-        external_ids = inner + len(before)
-        commas = block.commas(external_ids)
-        has_comma = (commas > external_ids) & (commas < stops)
-        is_cut = (inner > starts) & has_comma & block.has_text(before, inner)
-        pieces = block.cut(starts, np.where(is_cut, commas, stops))
-        return [piece + b"}}" if cut else piece for piece, cut in zip(pieces, is_cut.tolist(), strict=True)]

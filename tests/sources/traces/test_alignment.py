@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from perfscope.sources.traces.alignment import align
+from perfscope.sources.traces.matching import align
 
 
 def pairs_of(first: list[int], second: list[int]) -> list[tuple[int, int]]:

@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from perfscope.sources.traces.matching import NoMatch
 from perfscope.sources.traces.metadata import read_metadata
-from perfscope.sources.traces.pairing import pair_windows
+from perfscope.sources.traces.pairing import Timeline, pair_windows
 from perfscope.sources.traces.reader import read_trace
-from perfscope.sources.traces.timeline import Timeline
 from perfscope.tables.trace import ABSENT, ALL_EVENTS, Events, HostSpans, Trace, join
 from tests.sources.traces.making import AUTOGRAD
 from tests.sources.traces.two_windows import (
