@@ -46,6 +46,7 @@ def test_a_slower_gpu_is_said_to_have_a_lower_clock_where_nvml_says_so(
     result = analyze(read_run(run))
     (first,) = [answer for answer in result.late if answer.cause in (Cause.CLOCK, Cause.DEVICE)]
     assert first.rank == late
+    assert first.detail is not None
     if is_hot:
         assert first.cause is Cause.CLOCK
         assert first.detail.endswith("at 1230 MHz instead of 1755 MHz, because of: hardware thermal slowdown")
