@@ -9,7 +9,6 @@ import shlex
 import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
@@ -350,20 +349,12 @@ class BuiltPage:
         return tuple(block for block in self.blocks if block.is_stale)
 
 
-class Commits(Enum):
-    """Where the commit of a file comes from that has not changed since its block was built."""
-
-    KEPT = "kept"
-    LOOKED_UP = "looked up"
-
-
-def build_pages(path: Path, answer: Answer, commits: Commits = Commits.KEPT) -> list[BuiltPage]:
+def build_pages(path: Path, answer: Answer) -> list[BuiltPage]:
     """Build a report, or every report below a folder; nothing is written.
 
     Args:
         path: A markdown file, or a folder.
         answer: What runs the command of a block.
-        commits: Whether the commits of unchanged files are looked up.
 
     Raises:
         SourceError: There is no block, or one cannot be regenerated.
@@ -375,9 +366,7 @@ def build_pages(path: Path, answer: Answer, commits: Commits = Commits.KEPT) -> 
     if not pages:
         hint = "a block begins with <!-- perfscope: COMMAND --> and ends with <!-- /perfscope -->"
         raise SourceError(path, "contains no block to regenerate", hint=hint)
-    return [
-        BuiltPage(page, tuple(_build_block(page, block, answer, commits) for block in page.blocks)) for page in pages
-    ]
+    return [BuiltPage(page, tuple(_build_block(page, block, answer) for block in page.blocks)) for page in pages]
 
 
 def _find_reports(folder: Path) -> list[Path]:
@@ -398,12 +387,11 @@ def write_pages(pages: Sequence[BuiltPage]) -> None:
             replace_file(built.page.path, text.encode("utf-8", "surrogateescape"))
 
 
-def _build_block(page: Page, block: Block, answer: Answer, commits: Commits) -> BuiltBlock:
+def _build_block(page: Page, block: Block, answer: Answer) -> BuiltBlock:
     try:
         folder, paths = _find_sources(page.path.parent.resolve(), block.words)
         text = _render(answer(block.words, folder), block)
-        stated = parse_sources(block.content) if commits is Commits.KEPT else {}
-        sources = describe_sources(paths, folder, stated)
+        sources = describe_sources(paths, folder, parse_sources(block.content))
     except PerfscopeError as error:
         problem = f"line {block.line}: the block cannot be regenerated: {error.problem}"
         raise SourceError(page.path, problem, hint=error.hint) from None

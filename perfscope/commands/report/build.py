@@ -14,7 +14,7 @@ from perfscope.commands.options.common import FormatOption
 from perfscope.commands.report.refresh import table
 from perfscope.errors import ExitCode, PerfscopeError
 from perfscope.outcome import Outcome
-from perfscope.regenerate.build import Answer, Commits, build_pages, to_report, write_pages
+from perfscope.regenerate.build import Answer, build_pages, to_report, write_pages
 from perfscope.renderers import Format
 from perfscope.report import Report
 
@@ -46,13 +46,12 @@ def build(
     check: Annotated[
         bool, typer.Option("--check", help="Dry run: list the stale cells, and exit with status 3 if there are any.")
     ] = False,
-    commits: Annotated[bool, typer.Option("--commits", help="Look up the commits of unchanged files, too.")] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Write the blocks between <!-- perfscope: COMMAND --> and <!-- /perfscope --> again from their raw files."""
     group = context.find_root().command
     assert isinstance(group, TyperGroup)
-    pages = build_pages(path, answer_with(group), Commits.LOOKED_UP if commits else Commits.KEPT)
+    pages = build_pages(path, answer_with(group))
     if not check:
         write_pages(pages)
     is_stale = any(page.stale for page in pages)
