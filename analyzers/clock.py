@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -23,7 +23,8 @@ from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_gro
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Column, Json, Section, long_table
+from perfscope.report import Section
+from perfscope.result import Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
@@ -33,56 +34,55 @@ _MOST_ROWS = 40
 _FEWEST_RANKS = 2
 
 
-class RankClock(Struct, frozen=True):
+class RankClock(Figures, frozen=True):
     """One rank's clock against the reference's.
 
     Attributes:
-        rank: The rank.
-        host: Its machine; ``""`` where not stated.
-        offset_ns: Its clock's time minus the reference's; absent where no collective connects them.
-        residual_ns: The uncertainty of the offset; absent likewise.
-        operations: The fewest collectives that a connection rests on; 0 where it is that of one host.
         drift: Nanoseconds that its clock gains in a second; absent where the window is too short.
     """
 
-    rank: int
-    host: str
+    rank: Annotated[int, Doc("The rank.")]
+    host: Annotated[str | None, Doc("Its machine; None where not stated.")]
     offset_ns: float | None
     residual_ns: float | None
-    operations: int
+    operations: Annotated[
+        int, Doc("The fewest collectives that a connection rests on; 0 where it is that of one host.")
+    ]
     drift: float | None
-
-    def data(self) -> Json:
-        """One entry of ``results.clock.ranks``."""
-        return {
-            "rank": self.rank,
-            "host": self.host or None,
-            "offset_us": None if self.offset_ns is None else self.offset_ns / NS_PER_US,
-            "residual_us": None if self.residual_ns is None else self.residual_ns / NS_PER_US,
-            "operations": self.operations,
-            "drift_us_per_s": None if self.drift is None else self.drift / NS_PER_US,
-        }
+    offset_us = InUnitIfKnown(
+        "offset_ns", NS_PER_US, "Its clock's time minus the reference's; None where no collective connects them."
+    )
+    residual_us = InUnitIfKnown("residual_ns", NS_PER_US, "The uncertainty of the offset.")
+    drift_us_per_s = InUnitIfKnown(
+        "drift", NS_PER_US, "What its clock gains in a second; None where the window is too short."
+    )
 
 
-class Clock(Struct, frozen=True):
-    """Every rank's clock."""
+class Clock(Result, frozen=True):
+    """``results.clock``: how far the clocks of ranks are apart."""
 
-    reference: int
-    ranks: Sequence[RankClock]
+    reference_rank: Annotated[int, Doc("The rank whose clock the others are compared with.")]
+    ranks: Annotated[Sequence[RankClock], Doc("Each rank.")]
 
-    @property
-    def is_one_host(self) -> bool | None:
-        """Whether all ranks ran on one machine; absent where a trace does not name it."""
+    TABLES = (
+        Table(
+            "Clocks",
+            "ranks",
+            (
+                Column("Rank", "rank", str),
+                Column("Host", lambda rank: rank.host or "not stated"),
+                Column("Offset (us)", "offset_us"),
+                Column("Residual (us)", "residual_us"),
+                Column("Collectives", "operations"),
+            ),
+        ),
+    )
+
+    @figure
+    def one_host(self) -> bool | None:
+        """Whether all ranks ran on one machine; None where a trace does not name it."""
         hosts = {rank.host for rank in self.ranks}
-        return None if "" in hosts else len(hosts) == 1
-
-    def data(self) -> Json:
-        """``results.clock``."""
-        return {
-            "reference_rank": self.reference,
-            "one_host": self.is_one_host,
-            "ranks": [item.data() for item in self.ranks],
-        }
+        return None if None in hosts else len(hosts) == 1
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The host of each rank that states it."""
@@ -90,28 +90,11 @@ class Clock(Struct, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """A table of ranks."""
-        rows = tuple(
-            (
-                str(rank.rank),
-                rank.host or "not stated",
-                None if rank.offset_ns is None else rank.offset_ns / NS_PER_US,
-                None if rank.residual_ns is None else rank.residual_ns / NS_PER_US,
-                rank.operations,
-            )
-            for rank in self.ranks
-        )
-        columns = (
-            Column("Rank"),
-            Column("Host"),
-            Column("Offset (us)"),
-            Column("Residual (us)"),
-            Column("Collectives"),
-        )
         note = (
-            f"Offset of each rank's clock from that of rank {self.reference}: none on one host, else by the ends of "
-            "common collectives. The residual limits how finely times of two ranks can be compared."
+            f"Offset of each rank's clock from that of rank {self.reference_rank}: none on one host, else by the ends "
+            "of common collectives. The residual limits how finely times of two ranks can be compared."
         )
-        return (long_table("Clocks", columns, rows, (note,), most=_MOST_ROWS),)
+        return (self.TABLES[0].section(self.ranks, [note], most=_MOST_ROWS),)
 
 
 class _Link(Struct, frozen=True):
@@ -169,7 +152,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
     if link is None:
         return RankClock(rank, host, None, None, 0, None)
-    return RankClock(rank, host, link.offset, link.residual, link.operations, link.drift)
+    return RankClock(rank, host or None, link.offset, link.residual, link.operations, link.drift)
 
 
 def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, str]) -> _Links:

@@ -15,9 +15,9 @@ transfer time and no waiting.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import numpy as np
-from msgspec import Struct
 
 from perfscope.analyzers.communication.bandwidth import check_busbw
 from perfscope.analyzers.communication.calls import GroupCalls, Kind
@@ -25,10 +25,22 @@ from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.shared.doubt import Checked
 from perfscope.analyzers.shared.medians import median_of
-from perfscope.constants import NS_PER_MS, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
-from perfscope.report import Column, Json, Section, long_table, percent
+from perfscope.report import Section
+from perfscope.result import (
+    MS_OF_US,
+    PERCENT,
+    Column,
+    Doc,
+    Figures,
+    InUnit,
+    InUnitIfKnown,
+    Result,
+    Table,
+    figure,
+)
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_bytes
@@ -36,54 +48,83 @@ from perfscope.units import format_bytes
 _MOST_ROWS = 40
 
 
-class Operation(Struct, frozen=True):
-    """One kind of operation over all groups of one axis and size.
+class Operation(Figures, frozen=True):
+    """One kind of collective over all groups of one axis and size.
 
     Attributes:
         kind: The operation, its element type and size.
-        role: The axis of parallelism; ``""`` where it is unknown.
-        group_size: Ranks in a group; absent where not stated.
-        ranks_seen: The fewest ranks of a group whose traces were given.
-        calls: How many times groups called it.
         duration: Time over all ranks, in nanoseconds.
-        wait: How much of it was waiting; absent where operations could not be matched.
-        transfer: Median transfer time, in nanoseconds; absent likewise.
+        wait: How much of it was waiting.
+        transfer: Median transfer time, in nanoseconds.
         covered: The time that it covers, over all ranks.
         hidden: The part of that time during which compute runs.
         link: The fastest link of its GPUs; absent where they differ or are not listed.
     """
 
     kind: Kind
-    role: str
-    group_size: int | None
-    ranks_seen: int
-    calls: int
+    axis: Annotated[str | None, Doc("The axis of parallelism; None where it is unknown.")]
+    group_size: Annotated[int | None, Doc("Ranks in a group; None where not stated.")]
+    ranks_seen: Annotated[int, Doc("The fewest ranks of a group whose traces were given.")]
+    calls: Annotated[int, Doc("How many times groups called it.")]
     duration: int
     wait: int | None
     transfer: float | None
     covered: int
     hidden: int
     link: Link | None = None
+    duration_us = InUnit("duration", NS_PER_US, "Time over all ranks.")
+    wait_us = InUnitIfKnown(
+        "wait",
+        NS_PER_US,
+        "How much of it was waiting for the last rank to arrive; None where operations could not be matched.",
+    )
+    transfer_us = InUnitIfKnown(
+        "transfer", NS_PER_US, "Median over operations of the shortest duration on any rank; None likewise."
+    )
+
+    @figure
+    def operation(self) -> str | None:
+        """``all_reduce`` and so on."""
+        return self.kind.operation or None
+
+    @figure
+    def dtype(self) -> str | None:
+        """Its element type."""
+        return self.kind.dtype or None
+
+    @figure
+    def bytes(self) -> int | None:
+        """Its size."""
+        return None if self.kind.bytes == ABSENT else self.kind.bytes
+
+    @figure
+    def is_lower_bound(self) -> bool:
+        """Whether ranks of a group are missing, so that the transfer may include waiting."""
+        return not self.is_complete
 
     @property
     def is_complete(self) -> bool:
         """Whether every rank of the groups was seen."""
         return self.group_size is not None and self.ranks_seen >= self.group_size
 
-    @property
+    @figure
     def algbw_gb_s(self) -> float | None:
-        """Size over transfer time, in 10**9 bytes a second; absent where either is not known, or it cannot be."""
+        """``bytes / transfer_us``, in 10**9 bytes a second, as in nccl-tests; None where it cannot be."""
         return None if self.doubt else self._algbw_gb_s
 
-    @property
+    @figure
     def busbw_gb_s(self) -> float | None:
-        """The rate over the slowest link; absent where the group's size or a formula is not known, or it cannot be."""
+        """``algbw_gb_s`` times what moves over the slowest link; None where that is not known, or cannot be.
+
+        That is 2(n-1)/n for all_reduce, (n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter, 1 for
+        others.
+        """
         return self._checked_busbw.value
 
-    @property
-    def doubt(self) -> str:
-        """Why its bandwidth is withheld; empty where it is not."""
-        return self._checked_busbw.doubt
+    @figure
+    def doubt(self) -> str | None:
+        """Why the bandwidth is withheld."""
+        return self._checked_busbw.doubt or None
 
     @property
     def _algbw_gb_s(self) -> float | None:
@@ -95,87 +136,48 @@ class Operation(Struct, frozen=True):
         what = f"{self.kind.operation} over {format_bytes(max(0, self.kind.bytes))}"
         return check_busbw(algbw, self.kind.operation, self.group_size, self.link, what)
 
-    @property
+    @figure
     def wait_fraction(self) -> float | None:
-        """The share of its time that was waiting."""
+        """``wait_us / duration_us``."""
         return None if self.wait is None or not self.duration else self.wait / self.duration
 
-    @property
+    @figure
     def overlap_fraction(self) -> float | None:
-        """The share of its time during which compute runs."""
+        """Share of its time during which compute runs."""
         return self.hidden / self.covered if self.covered else None
 
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.collectives.operations``."""
-        return {
-            "operation": self.kind.operation or None,
-            "axis": self.role or None,
-            "group_size": self.group_size,
-            "ranks_seen": self.ranks_seen,
-            "dtype": self.kind.dtype or None,
-            "bytes": None if self.kind.bytes == ABSENT else self.kind.bytes,
-            "calls": self.calls,
-            "duration_us": self.duration / NS_PER_US,
-            "wait_us": None if self.wait is None else self.wait / NS_PER_US,
-            "wait_fraction": self.wait_fraction,
-            "transfer_us": None if self.transfer is None else self.transfer / NS_PER_US,
-            "algbw_gb_s": self.algbw_gb_s,
-            "busbw_gb_s": self.busbw_gb_s,
-            "is_lower_bound": not self.is_complete,
-            "doubt": self.doubt or None,
-            "overlap_fraction": self.overlap_fraction,
-        }
 
+class Collectives(Result, frozen=True):
+    """``results.collectives``: how fast each collective is, and how much of it is waiting."""
 
-class Collectives(Struct, frozen=True):
-    """Every kind of operation, the most expensive first."""
+    operations: Annotated[tuple[Operation, ...], Doc("The most expensive first.")]
+    unmatched: Annotated[int, Doc("Operations that could not be matched across ranks.")]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
 
-    operations: tuple[Operation, ...]
-    unmatched: int
-    notes: tuple[str, ...]
-
-    def data(self) -> Json:
-        """``results.collectives``."""
-        return {
-            "operations": [operation.data() for operation in self.operations],
-            "unmatched": self.unmatched,
-            "notes": list(self.notes),
-        }
+    TABLES = (
+        Table(
+            "Collectives",
+            "operations",
+            (
+                Column("Operation", lambda operation: operation.operation or "unknown"),
+                Column("Axis", lambda operation: operation.axis or "not stated"),
+                Column("Ranks", "group_size"),
+                Column("Type", lambda operation: operation.dtype or "not stated"),
+                Column("Size", "bytes", format_bytes),
+                Column("Calls", "calls"),
+                Column("Time (ms)", "duration_us", MS_OF_US, 2),
+                Column("Waiting (%)", "wait_fraction", PERCENT),
+                Column("Hidden (%)", "overlap_fraction", PERCENT),
+                Column("Transfer (us)", "transfer_us"),
+                Column("algbw (GB/s)", "algbw_gb_s"),
+                Column("busbw (GB/s)", "busbw_gb_s"),
+            ),
+        ),
+    )
 
     def sections(self) -> tuple[Section, ...]:
         """One table."""
-        columns = (
-            Column("Operation"),
-            Column("Axis"),
-            Column("Ranks"),
-            Column("Type"),
-            Column("Size"),
-            Column("Calls"),
-            Column("Time (ms)", 2),
-            Column("Waiting (%)"),
-            Column("Hidden (%)"),
-            Column("Transfer (us)"),
-            Column("algbw (GB/s)"),
-            Column("busbw (GB/s)"),
-        )
-        rows = tuple(
-            (
-                operation.kind.operation or "unknown",
-                operation.role or "not stated",
-                operation.group_size,
-                operation.kind.dtype or "not stated",
-                None if operation.kind.bytes == ABSENT else format_bytes(operation.kind.bytes),
-                operation.calls,
-                operation.duration / NS_PER_MS,
-                percent(operation.wait_fraction),
-                percent(operation.overlap_fraction),
-                None if operation.transfer is None else operation.transfer / NS_PER_US,
-                operation.algbw_gb_s,
-                operation.busbw_gb_s,
-            )
-            for operation in self.operations
-        )
-        return (long_table("Collectives", columns, rows, self.notes, most=_MOST_ROWS),)
+        return (self.TABLES[0].section(self.operations, self.notes, most=_MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:
@@ -214,7 +216,7 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Collectives:
 
 
 def _by_duration(operation: Operation) -> tuple[int, Kind, str, int]:
-    return -operation.duration, operation.kind, operation.role, operation.group_size or 0
+    return -operation.duration, operation.kind, operation.axis or "", operation.group_size or 0
 
 
 def _find_link(names: set[str]) -> Link | None:
@@ -256,7 +258,7 @@ class _Sums:
         ranks_seen = min(self._ranks_seen)
         return Operation(
             kind=kind,
-            role=role,
+            axis=role or None,
             group_size=size,
             ranks_seen=ranks_seen,
             calls=self._calls,

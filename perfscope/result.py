@@ -92,6 +92,13 @@ class InUnit:
         return float((number / getattr(item, self.per) if self.per else number) / self.unit)
 
 
+class InUnitIfKnown(InUnit):
+    """The same of a number that may be absent."""
+
+    def __get__(self, item: Item, kind: type) -> float | None:  # type: ignore[override]  # None instead of a number
+        return None if item is not None and getattr(item, self.field) is None else super().__get__(item, kind)
+
+
 # Units of columns: what a value of the JSON is in the unit of the heading.
 
 
@@ -306,7 +313,8 @@ def describe(kind: type) -> dict[str, tuple[Any, str]]:
     described: dict[str, tuple[Any, str]] = {}
     for key in keys_of(kind):
         if isinstance(getattr(kind, key, None), InUnit):
-            described[key] = float, getattr(kind, key).text
+            known = getattr(kind, key)
+            described[key] = float | None if isinstance(known, InUnitIfKnown) else float, known.text
         elif key not in hints:
             get = getattr(kind, key).fget
             described[key] = get_type_hints(get)["return"], " ".join((get.__doc__ or "").split())

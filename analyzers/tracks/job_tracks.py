@@ -135,7 +135,7 @@ def join_tracks(tracks: Sequence[RankTracks]) -> JobTracks:
     clocks = _to_clocks(clock)
     notes += _describe_unaligned(ordered, clocks, clock)
     operations = tuple(_join_operations(partials, clocks))
-    reference = None if clock is None else clock.reference
+    reference = None if clock is None else clock.reference_rank
     return JobTracks(ordered, clocks, reference, operations, tuple(_find_bubbles(ordered, clocks)), tuple(notes))
 
 

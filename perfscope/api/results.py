@@ -8,6 +8,8 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, get_args
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.calls import Calls
+from perfscope.analyzers.clock import Clock
+from perfscope.analyzers.collectives import Collectives
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
@@ -29,7 +31,7 @@ from perfscope.api.schema.gpus import MfuData
 from perfscope.api.schema.host import BudgetData, OperationsData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
-from perfscope.api.schema.ranks import ClockData, CollectivesData, StragglersData
+from perfscope.api.schema.ranks import StragglersData
 from perfscope.api.schema.steps import CostData
 from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
@@ -190,9 +192,9 @@ class Results:
     optimizer: OptimizerTime | Absent
     kernels: Kernels | Absent
     operations: Result[OperationsData] | Absent
-    collectives: Result[CollectivesData] | Absent
+    collectives: Collectives | Absent
     stragglers: Result[StragglersData] | Absent
-    clock: Result[ClockData] | Absent
+    clock: Clock | Absent
     pipeline_bubble: Result[BubbleData] | Absent
     pipeline_steps: Result[PipelineStepsData] | Absent
     modules: ModuleTree | Absent

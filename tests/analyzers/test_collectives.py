@@ -82,7 +82,7 @@ def test_the_group_s_own_size_counts_and_not_the_job_s(tmp_path: Path) -> None:
     group = {"pg_name": "0", "pg_desc": "TENSOR_MODEL_PARALLEL_GROUP", "pg_size": 2, "ranks": [0, 1]}
     path = write(tmp_path / "rank0.json", [made("allreduce", 0, 100)], **distributed(0, 64, [group]))
     (found,) = collectives.analyze([collectives.measure(read_trace(path)) or ()]).operations
-    assert (found.group_size, found.role, found.busbw_gb_s) == (2, "TP", found.algbw_gb_s)
+    assert (found.group_size, found.axis, found.busbw_gb_s) == (2, "TP", found.algbw_gb_s)
 
 
 def test_what_takes_longer_than_on_the_last_rank_is_waiting(tmp_path: Path) -> None:

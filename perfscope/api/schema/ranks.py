@@ -5,61 +5,6 @@ from typing import TypedDict
 from perfscope.api.schema.windowed import Windowed
 
 
-class CollectiveData(TypedDict):
-    """One kind of collective over all groups of one axis and size.
-
-    Attributes:
-        operation: ``all_reduce`` and so on.
-        axis: The axis of parallelism.
-        group_size: Ranks in a group.
-        ranks_seen: The fewest ranks of a group whose traces were given.
-        dtype: Its element type.
-        bytes: Its size.
-        calls: How many times groups called it.
-        duration_us: Time over all ranks.
-        wait_us: How much of it was waiting for the last rank to arrive; None where operations could not be matched.
-        wait_fraction: ``wait_us / duration_us``.
-        transfer_us: Median over operations of the shortest duration on any rank.
-        algbw_gb_s: ``bytes / transfer_us``, in 10**9 bytes a second, as in nccl-tests.
-        busbw_gb_s: ``algbw_gb_s`` times what moves over the slowest link: 2(n-1)/n for all_reduce, (n-1)/n for
-            all_gather, reduce_scatter, all_to_all, gather and scatter, 1 for others.
-        is_lower_bound: Whether ranks of a group are missing, so that the transfer may include waiting.
-        doubt: Why the bandwidth is withheld.
-        overlap_fraction: Share of its time during which compute runs.
-    """
-
-    operation: str | None
-    axis: str | None
-    group_size: int | None
-    ranks_seen: int
-    dtype: str | None
-    bytes: int | None
-    calls: int
-    duration_us: float
-    wait_us: float | None
-    wait_fraction: float | None
-    transfer_us: float | None
-    algbw_gb_s: float | None
-    busbw_gb_s: float | None
-    is_lower_bound: bool
-    doubt: str | None
-    overlap_fraction: float | None
-
-
-class CollectivesData(Windowed):
-    """``results.collectives``: how fast each collective is, and how much of it is waiting.
-
-    Attributes:
-        operations: The most expensive first.
-        unmatched: Operations that could not be matched across ranks.
-        notes: What a reader must know.
-    """
-
-    operations: list[CollectiveData]
-    unmatched: int
-    notes: list[str]
-
-
 class ComparedRanksData(TypedDict):
     """How the computing of ranks is compared.
 
@@ -191,37 +136,3 @@ class StragglersData(Windowed):
     compared: ComparedRanksData | None
     groups: list[GroupWaitData]
     ranks: list[RankPaceData]
-
-
-class RankClockData(TypedDict):
-    """One rank's clock against the reference's.
-
-    Attributes:
-        rank: The rank.
-        host: Its machine; None where not stated.
-        offset_us: Its clock's time minus the reference's; None where no collective connects them.
-        residual_us: The uncertainty of the offset.
-        operations: The fewest collectives that a connection rests on.
-        drift_us_per_s: What its clock gains in a second; None where the window is too short.
-    """
-
-    rank: int
-    host: str | None
-    offset_us: float | None
-    residual_us: float | None
-    operations: int
-    drift_us_per_s: float | None
-
-
-class ClockData(Windowed):
-    """``results.clock``: how far the clocks of ranks are apart.
-
-    Attributes:
-        reference_rank: The rank whose clock the others are compared with.
-        one_host: Whether all ranks ran on one machine; None where a trace does not name it.
-        ranks: Each rank.
-    """
-
-    reference_rank: int
-    one_host: bool | None
-    ranks: list[RankClockData]

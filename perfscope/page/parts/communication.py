@@ -85,7 +85,7 @@ def show_collectives(analysis: Analysis) -> Part:
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = [
         (
-            operation.kind.operation, operation.role, operation.kind.bytes, operation.busbw_gb_s, operation.calls,
+            operation.kind.operation, operation.axis, operation.kind.bytes, operation.busbw_gb_s, operation.calls,
             operation.duration / NS_PER_MS,
         )
         for operation in measured
@@ -101,7 +101,7 @@ def _describe(operation: Operation) -> str:
     share = operation.wait_fraction
     waiting = "" if share is None else f", {share:.0%} of the time waiting"
     return (
-        f"{operation.kind.operation} of {format_bytes(operation.kind.bytes)} ({operation.role or 'axis not stated'}), "
+        f"{operation.kind.operation} of {format_bytes(operation.kind.bytes)} ({operation.axis or 'axis not stated'}), "
         f"{operation.calls} calls: {operation.busbw_gb_s or 0:,.1f} GB/s{waiting}"
     )
 
