@@ -6,8 +6,9 @@ to their neighbours, and shows some ranks of a very large job; the times here ar
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import numpy as np
 
@@ -16,7 +17,8 @@ from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
 from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks, States, measure_tracks
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, long_table, percent_of
+from perfscope.report import Cell, Column, Section, long_table, percent_of
+from perfscope.result import Doc, Figures, Result, figure
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import Trace
 
@@ -138,16 +140,23 @@ class DeviceTimeline:
     joined_ns: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class JobTimeline:
-    """What all devices did.
+class DeviceStates(Figures, frozen=True):
+    """What one device did."""
+
+    rank: Annotated[int | None, Doc("Its rank.")]
+    device: Annotated[int, Doc("Index of the GPU.")]
+    window_us: Annotated[float, Doc("The whole window.")]
+    states: Annotated[Mapping[str, float], Doc("The time of each state that occurs; they add up to the window.")]
+
+
+class JobTimeline(Result, frozen=True, eq=False):
+    """``results.timeline``: what every device did at every moment, on one clock.
 
     Attributes:
         devices: Every device, by rank.
         job: The tracks of the ranks that a picture shows, on one clock.
         shown: The positions in ``devices`` of those that it shows, in its order.
         why_shown: For each of these why, where it shows some; empty where it shows all.
-        start_ns, end_ns: From the first thing that any device did to the last, on the common clock.
         shares: The time of all devices by stretches of equal length: one row a stretch, one column a state, in
             nanoseconds.
     """
@@ -156,33 +165,42 @@ class JobTimeline:
     job: JobTracks
     shown: tuple[int, ...]
     why_shown: tuple[str, ...]
-    start_ns: int
-    end_ns: int
+    start_ns: Annotated[int, Doc("Where it begins, on the wall clock.")]
+    end_ns: Annotated[int, Doc("Where it ends.")]
     shares: Int64
 
-    def data(self) -> Json:
-        """``results.timeline``."""
-        return {
-            "start_ns": self.start_ns,
-            "end_ns": self.end_ns,
-            "reference_rank": self.job.reference,
-            "ranks": [
-                {
-                    "rank": device.tracks.rank,
-                    "device": device.tracks.device,
-                    "window_us": sum(device.time_ns) / NS_PER_US,
-                    "states": {
-                        name: time_ns / NS_PER_US
-                        for name, time_ns in zip(STATES, device.time_ns, strict=True)
-                        if time_ns
-                    },
-                }
-                for device in self.devices
-            ],
-            "operations": len(self.job.operations),
-            "bubbles": len(self.job.bubbles),
-            "notes": list(self.job.notes),
-        }
+    @figure
+    def reference_rank(self) -> int | None:
+        """The rank whose clock it is on; None where the hosts' clocks are taken as they are."""
+        return self.job.reference
+
+    @figure
+    def ranks(self) -> tuple[DeviceStates, ...]:
+        """Each device."""
+        return tuple(
+            DeviceStates(
+                device.tracks.rank,
+                device.tracks.device or 0,
+                sum(device.time_ns) / NS_PER_US,
+                {name: ns / NS_PER_US for name, ns in zip(STATES, device.time_ns, strict=True) if ns},
+            )
+            for device in self.devices
+        )
+
+    @figure
+    def operations(self) -> int:
+        """Operations of several ranks."""
+        return len(self.job.operations)
+
+    @figure
+    def bubbles(self) -> int:
+        """Bubbles between the passes of a pipeline."""
+        return len(self.job.bubbles)
+
+    @figure
+    def notes(self) -> tuple[str, ...]:
+        """What a reader must know."""
+        return self.job.notes
 
     def sections(self) -> tuple[Section, ...]:
         """A row for each device, a column for each state that occurs."""
@@ -203,7 +221,7 @@ class JobTimeline:
             for device in self.devices
         ]
         notes = ["The states of a device leave nothing out; an idle moment is of the cause that takes most of its gap."]
-        return (long_table("Timeline", columns, rows, (*notes, *self.job.notes), most=_MOST_TABLE_ROWS),)
+        return (long_table("Timeline", columns, rows, (*notes, *self.notes), most=_MOST_TABLE_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[DeviceTimeline, ...] | None:

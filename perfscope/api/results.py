@@ -24,8 +24,8 @@ from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.throttling import Throttling
+from perfscope.analyzers.timeline import JobTimeline
 from perfscope.analyzers.wall_clock.result import WallClock
-from perfscope.api.schema.devices_over_time import TimelineData
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.gpus import MfuData
 from perfscope.api.schema.host import BudgetData, OperationsData
@@ -203,7 +203,7 @@ class Results:
     budget: Result[BudgetData] | Absent
     late_ranks: LateRanks | Absent
     memory: Result[MemoryData] | Absent
-    timeline: Result[TimelineData] | Absent
+    timeline: JobTimeline | Absent
 
     def __init__(self, names: Sequence[str], look_up: Callable[[str], AnyResult]) -> None:
         self._names = tuple(names)
