@@ -13,13 +13,14 @@ from perfscope.analyzers.comparison.report import describe_verdict
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
+from perfscope.analyzers.scaling.sections import chart_study, law_sections, series_sections
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis
 from perfscope.page.html import render
-from perfscope.page.part import Document, Part, Tile
+from perfscope.page.part import Document, Figure, Part, Tile, result_of
 from perfscope.page.parts.breakdown import show_breakdown
 from perfscope.page.parts.checkpoints import show_checkpoints
 from perfscope.page.parts.communication import show_collectives, show_overlap, show_stragglers
@@ -30,14 +31,11 @@ from perfscope.page.parts.gpus import show_gpus
 from perfscope.page.parts.kernels import show_kernels
 from perfscope.page.parts.memory import show_memory
 from perfscope.page.parts.modules import show_modules
-from perfscope.page.parts.others import show_others
 from perfscope.page.parts.pipeline import show_pipeline
-from perfscope.page.parts.results import result_of
-from perfscope.page.parts.scaling import show_scaling
 from perfscope.page.parts.steps import show_steps
 from perfscope.page.parts.timeline import show_timeline
 from perfscope.page.parts.wall_clock import show_wall_clock
-from perfscope.report import percent
+from perfscope.report import Cell, Column, Section, percent
 from perfscope.units import format_count, format_seconds
 
 _PARTS = (
@@ -163,3 +161,47 @@ def _shares_of_window(breakdown: Breakdown) -> Iterator[Tile]:
         time_us: float = getattr(parts, name)
         pointer = f"/results/breakdown/{key}/{name}"
         yield Tile(label, f"{percent(time_us / parts.window_us):.1f} %", time_us, pointer)
+
+
+#: Results whose tables stand below a chart.
+_DRAWN = frozenset(
+    (
+        "findings", "wall_clock", "steps", "gpus", "energy", "throttling", "breakdown", "host", "idle", "overlap",
+        "collectives", "stragglers", "pipeline_bubble", "pipeline_steps", "whatif", "kernels", "memory", "saves",
+        "timeline", "modules",
+    )
+)  # fmt: skip
+
+
+def show_others(analysis: Analysis) -> Part:
+    """The tables of all other results, and the reasons of those that are absent."""
+    sections = [
+        section for name, result in analysis.results.items() if name not in _DRAWN for section in result.sections()
+    ]
+    if analysis.skipped:
+        rows = tuple((skip.analyzer, skip.reason) for skip in analysis.skipped)
+        sections.append(Section("Not computed", (Column("Result"), Column("Reason")), rows))
+    if not sections:
+        return Part("others", "Other results", absent="Nothing to show: all results are drawn above.")
+    lead = "Tables of `perfscope analyze` that no chart draws, and what could not be computed."
+    return Part("others", "Other results", lead, sections=tuple(sections))
+
+
+def show_scaling(study: Scaling | None) -> Part:
+    """Measured medians, the ideal line, and every law."""
+    if study is None:
+        reason = (
+            "Nothing to show: one run has one number of GPUs. `perfscope page` draws the curve of several runs on "
+            "different numbers of GPUs."
+        )
+        return Part("scaling", "Scaling", absent=reason)
+    sections = (*series_sections(study), *law_sections(study))
+    if not study.series:
+        reason = "Nothing to draw: no set-up was run on two different numbers of GPUs."
+        return Part("scaling", "Scaling", reason, sections=sections)
+    columns = (Column("Model"), Column("GPUs"), Column("Samples/s", 3))
+    rows: list[tuple[Cell, ...]] = [
+        (series.setup.model, point.cluster.gpus, point.median) for series in study.series for point in series.points
+    ]
+    figure = Figure((chart_study(study),), Section("Throughput over GPUs", columns, tuple(rows)))
+    return Part("scaling", "Scaling", "Measured medians, the ideal line, and the fitted laws.", (figure,), sections)

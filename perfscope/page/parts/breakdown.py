@@ -13,8 +13,7 @@ from perfscope.charts.palette import Colour
 from perfscope.charts.svg import stack_spans
 from perfscope.constants import NS_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Figure, Part, rank_name, result_of, why_absent
 from perfscope.page.selection import fit_row_height, select_rows
 from perfscope.report import Cell, Column, Section, percent_of
 

@@ -12,8 +12,7 @@ from perfscope.charts.grammar import Categories, Chart, Dots, Heat, HeatCell, Sc
 from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import NS_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Figure, Part, rank_name, result_of, why_absent
 from perfscope.page.selection import bucket_edges, fit_row_height, select_rows
 from perfscope.report import Cell, Column, Section
 from perfscope.tables.trace import ABSENT

@@ -11,8 +11,7 @@ from perfscope.charts.palette import Colour
 from perfscope.charts.svg import stack_spans
 from perfscope.constants import NS_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Figure, Part, rank_name, result_of, why_absent
 from perfscope.report import Cell, Column, Section
 
 _IDENTITY, _TITLE = "critical-path", "Critical path"

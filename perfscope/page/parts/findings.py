@@ -7,8 +7,7 @@ from perfscope.analyzers.findings.finding import Finding
 from perfscope.constants import GB, US_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.page.html import clean, with_code
-from perfscope.page.part import Part
-from perfscope.page.parts.results import result_of, why_absent
+from perfscope.page.part import Part, result_of, why_absent
 from perfscope.report import percent
 from perfscope.units import format_ranges, format_seconds
 

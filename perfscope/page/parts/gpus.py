@@ -16,8 +16,7 @@ from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.errors import MissingInput
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Figure, Part, rank_name, result_of, why_absent
 from perfscope.page.selection import bucket_edges
 from perfscope.report import Cell, Column, Section
 from perfscope.tables.columns import MaskedInt64, present

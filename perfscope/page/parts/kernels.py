@@ -7,8 +7,7 @@ from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import US_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import result_of, why_absent
+from perfscope.page.part import Figure, Part, result_of, why_absent
 from perfscope.report import Cell, Column, Section
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Work

@@ -10,8 +10,7 @@ from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Figure, Part, rank_name, result_of, why_absent
 from perfscope.page.selection import fit_row_height, select_rows
 from perfscope.report import Cell, Column, Section, percent_of
 

@@ -12,8 +12,7 @@ from perfscope.charts.grammar import Categories, Chart, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import NS_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Figure, Part, rank_name, result_of, why_absent
 from perfscope.page.parts.stacked import stack_marks
 from perfscope.page.selection import fit_row_height
 from perfscope.report import Cell, Column, Section

@@ -6,8 +6,7 @@ from perfscope.analyzers.pipeline_steps import PipelineSteps
 from perfscope.analyzers.pipelines.bubble_report import BubbleReport
 from perfscope.constants import NS_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import result_of, why_absent
+from perfscope.page.part import Figure, Part, result_of, why_absent
 from perfscope.report import Cell, Column, Section
 from perfscope.schedules.drawing import GanttChart, Lane, to_charts
 

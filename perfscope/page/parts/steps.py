@@ -16,8 +16,7 @@ from perfscope.charts.grammar import Area, Categories, Chart, Dots, Line, Mark, 
 from perfscope.charts.palette import Colour
 from perfscope.constants import MS_PER_S, NS_PER_MS
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.results import result_of, why_absent
+from perfscope.page.part import Figure, Part, result_of, why_absent
 from perfscope.page.selection import bucket_edges
 from perfscope.report import Cell, Column, Section
 from perfscope.tables.columns import Bool, present

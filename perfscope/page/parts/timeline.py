@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -13,10 +14,9 @@ from perfscope.analyzers.tracks.rank_tracks import STATES
 from perfscope.charts.palette import Colour
 from perfscope.constants import NS_PER_US
 from perfscope.engine.run import Analysis
-from perfscope.page.packing import pack
-from perfscope.page.part import Part
-from perfscope.page.parts.results import rank_name, result_of, why_absent
+from perfscope.page.part import Part, rank_name, result_of, why_absent
 from perfscope.report import Json, escape_control_characters
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes
 
@@ -150,7 +150,12 @@ def _pack_device(device: DeviceTimeline, offset_ns: int, unit_ns: int, names: di
     columns = np.column_stack(
         (np.maximum(gaps, 0), (longest.end_ns - longest.start_ns) // unit_ns, index[longest.name])
     )
-    return {"at": int(edges[0]), "states": pack(words), "events": pack(columns.reshape(-1)), "of": longest.total}
+    return {
+        "at": int(edges[0]),
+        "states": pack_numbers(words),
+        "events": pack_numbers(columns.reshape(-1)),
+        "of": longest.total,
+    }
 
 
 def _round_shares(timeline: JobTimeline) -> Json:
@@ -189,3 +194,34 @@ def _flat(
     for rank, begin_ns, end_ns in entries:
         if rank in rows:
             yield from (rows[rank], (begin_ns - start_ns) // unit_ns, (end_ns - start_ns) // unit_ns)
+
+
+_SEVEN_BITS = 7
+_MOST_BYTES = 9
+
+
+def pack_numbers(values: Int64) -> str:
+    """Whole numbers from 0 up, each in as many bytes of seven bits as it needs, as base64.
+
+    >>> pack_numbers(np.array([1, 300]))
+    'AawC'
+
+    Raises:
+        ValueError: A number is negative.
+    """
+    if len(values) and int(values.min()) < 0:
+        raise ValueError("only numbers from 0 up are packed")
+    lengths = np.ones(len(values), np.int64)
+    for count in range(1, _MOST_BYTES):
+        lengths += values >= 1 << (_SEVEN_BITS * count)
+    ends = np.cumsum(lengths)
+    starts = ends - lengths
+    packed = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
+    for count in range(_MOST_BYTES):
+        rows = lengths > count
+        if not rows.any():
+            break
+        byte = (values[rows] >> (_SEVEN_BITS * count)) & 0x7F
+        byte |= np.where(lengths[rows] > count + 1, 0x80, 0)
+        packed[starts[rows] + count] = byte
+    return base64.b64encode(packed.tobytes()).decode()
