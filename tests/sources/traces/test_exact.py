@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import slow_parse
+from tests.sources.traces import slow_parse
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Trace
 from tests.conftest import ROOT
