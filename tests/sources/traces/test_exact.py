@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.sources.traces import slow_parse
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Trace
 from tests.conftest import ROOT
+from tests.sources.traces import slow_parse
 from tests.sources.traces.making import Event, call, document, in_microseconds, indented, kernel, kineto, span, step
 
 FIXTURES = sorted((ROOT / "fixtures" / "traces").rglob("*.json.gz"))
