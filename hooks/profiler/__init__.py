@@ -1,1 +1,1 @@
-"""Windows of torch.profiler, the names of modules in them, and the compression of their traces."""
+"""Windows of torch.profiler, and the names of modules in their traces."""
