@@ -347,12 +347,11 @@ def main() -> None:
     words = [sys.executable, "-m", "perfscope", "analyze", str(folder), "--format", "json"]
     printed = subprocess.run(words, stdout=subprocess.PIPE, check=False).stdout
     seconds, used = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-    late = [rank["rank"] for rank in json.loads(printed)["results"]["stragglers"]["late"]]
-    found = set(late) & {straggler.rank for straggler in make_job(ranks).stragglers}
+    named = json.loads(printed)["results"]["stragglers"]["straggler"]
+    is_late = named in {straggler.rank for straggler in make_job(ranks).stragglers}
     print(
         f"{ranks:,} ranks: {seconds:.1f} s, {used.ru_utime + used.ru_stime:.1f} s of processors, "
-        f"{used.ru_maxrss / 1e6:.2f} GB; {len(found)} of {len(make_job(ranks).stragglers)} late ranks found, "
-        f"{len(late) - len(found)} others named"
+        f"{used.ru_maxrss / 1e6:.2f} GB; rank {named} is named, which {'is' if is_late else 'is NOT'} late"
     )
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -22,7 +21,7 @@ from perfscope.commands.options.sections import (
     require_readable,
 )  # fmt: skip
 from perfscope.engine.run import Plan
-from perfscope.engine.sides import read_side
+from perfscope.engine.sides import read_side, with_replays
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
@@ -30,8 +29,6 @@ from perfscope.renderers import Format
 
 _FEWEST_SIDES = 2
 _PERCENT = 100
-#: Loaded where it is asked for.
-_REPLAYING = "perfscope.engine.replayed_sides"
 
 Sides = Annotated[
     list[str],
@@ -99,7 +96,6 @@ def compare(
     between = None if between_runs is None else between_runs / _PERCENT
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
     if replay:
-        with_replays = import_module(_REPLAYING).with_replays
         compared = tuple(ComparedRuns(with_replays(runs.comparison, plan)) for runs in compared)
     report = to_report(compared, is_markdown=format in (None, Format.MARKDOWN))
     comparisons = [runs.comparison for runs in compared]

@@ -22,18 +22,13 @@ def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
         "inputs": [str(path) for path in analysis.inputs],
         "skipped": [{"analyzer": skip.analyzer, "reason": skip.reason} for skip in analysis.skipped],
         "windows": analysis.windows.data(),
-        "results": {name: _add_window(analysis, name, _data(analysis, name)) for name in analysis.results},
+        "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
     }
     sections = tuple(_sections(analysis)) if has_sections else ()
     title = "Where the time went"
     if analysis.run and analysis.run.command:
         title = f"{title}: {shlex.join(analysis.run.command)}"
     return Report(title, data, sections, analysis.damage)
-
-
-def _data(analysis: Analysis, name: str) -> Json:
-    """A result's data: what was made of it, for one report, else made now."""
-    return analysis.written.pop(name) if name in analysis.written else analysis.results[name].data()
 
 
 def _sections(analysis: Analysis) -> list[Section]:

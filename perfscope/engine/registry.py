@@ -27,8 +27,6 @@ ENTRY_POINTS = "perfscope.analyzers"
 _DISTRIBUTION, _ENTRY_POINTS_FILE = "-info", "entry_points.txt"
 #: How many levels of a tree a result's tables show unless more are asked for.
 DEFAULT_DEPTH = 3
-#: What finds installed distributions takes longer to import than all analyzers to find that there are none.
-_EXTENSIONS = "perfscope.engine.extensions"
 
 #: What an analyzer keeps of one trace: any value that can be pickled. Only the analyzer's own module looks into it.
 Partial: TypeAlias = object
@@ -313,8 +311,9 @@ def analyzers() -> Sequence[Analyzer]:
     """
     if not _may_have_others():
         return BUILT_IN
-    others: tuple[Analyzer, ...] = import_module(_EXTENSIONS).load_analyzers(ENTRY_POINTS)
-    return BUILT_IN + others
+    from importlib.metadata import entry_points  # takes longer to import than all analyzers
+
+    return BUILT_IN + tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))
 
 
 def _may_have_others() -> bool:

@@ -33,9 +33,7 @@ from perfscope.engine.registry import (
 )
 from perfscope.engine.tasks import Task, measuring_analyzers
 from perfscope.engine.windows import WindowUse
-from perfscope.engine.written import WrittenOnce, still_written
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
-from perfscope.report import Json
 from perfscope.sources.traces.files import MOST_FILES
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
@@ -75,7 +73,6 @@ class Analysis(Struct, frozen=True):
         skipped: The analyzers without a result.
         inapplicable: The analyzers that this training gives nothing to, with the reason; no report lists them.
         notes: How the traces were read, where that is worth a word, as sentences; they change no result.
-        written: The JSON of results that was made for findings, for the one who takes it out and writes it.
         damage: Inputs that are missing or damaged, as sentences; the results rest on the rest.
         run: The run, where one was given.
         windows: Which windows the figures of the traces are of.
@@ -89,7 +86,6 @@ class Analysis(Struct, frozen=True):
     windows: WindowUse = field(default_factory=WindowUse)
     inapplicable: tuple[Skipped, ...] = ()
     notes: tuple[str, ...] = ()
-    written: dict[str, Json] = field(default_factory=dict)
 
 
 class Plan(Struct, frozen=True):
@@ -211,8 +207,7 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
                 measurements.partials.pop(analyzer.measured_by, None)  # of many ranks they fill the memory
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
-    written = {name: WrittenOnce(result) for name, result in others.items()}
-    results = _with_derived(written, plan.only, measurements) | besides
+    results = _with_derived(others, plan.only, measurements) | besides
     results = {name: _with_options(result, plan) for name, result in results.items()}
     run_damage = inputs.run.damage if inputs.run else ()
     return Analysis(
@@ -228,7 +223,6 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
             *_why_underived(plan.only, measurements),
             *_why_not_replayed(results, len(inputs.traces)),
         ),
-        written=still_written(written, results),
     )
 
 
@@ -269,15 +263,11 @@ def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
     ]
 
 
-def _with_derived(
-    written: dict[str, WrittenOnce], only: frozenset[str], measurements: Measurements
-) -> dict[str, Result]:
+def _with_derived(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
     """The results that are asked for, with those that follow from them; the findings stand first."""
-    results = {name: once.result for name, once in written.items()}
     derived: dict[str, Result] = {}
     for derivation in _derivations(only):
-        taken: Mapping[str, Result] = results if derivation.needs_results else written
-        result = derivation.derive(taken, measurements.later(derivation.partials_of))
+        result = derivation.derive(results, measurements.later(derivation.partials_of))
         if result is not None:
             derived[derivation.name] = result
     findings = {name: result for name, result in derived.items() if name == FINDINGS}
