@@ -44,7 +44,7 @@ def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) 
 
 
 #: Of the thread beside training, in a turn: functions of the hooks, and of them for each line that is made.
-MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 22, 8
+MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 34, 8
 
 
 @pytest.mark.slow
