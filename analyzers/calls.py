@@ -23,7 +23,7 @@ from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Section
-from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
 
@@ -129,8 +129,8 @@ class Calls(Result, frozen=True):
                 Column("Operator", lambda row: row[1].operator),
                 Column("Function", lambda row: row[1].function),
                 Column("Calls", lambda row: row[1].calls),
-                Column("Blocked (ms)", lambda row: MS_OF_US(row[1].blocked_us), None, 3),
-                Column("Lost (ms)", lambda row: MS_OF_US(row[1].regained_us), None, 3),
+                Column("Blocked (ms)", lambda row: MS_OF_NS(row[1].blocked / row[1].steps), None, 3),
+                Column("Lost (ms)", lambda row: MS_OF_NS(row[1].regained / row[1].steps), None, 3),
             ),
         ),
     )

@@ -30,7 +30,7 @@ from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
 from perfscope.report import Section
 from perfscope.result import (
-    MS_OF_US,
+    MS_OF_NS,
     PERCENT,
     Column,
     Doc,
@@ -165,7 +165,7 @@ class Collectives(Result, frozen=True):
                 Column("Type", lambda operation: operation.dtype or "not stated"),
                 Column("Size", "bytes", format_bytes),
                 Column("Calls", "calls"),
-                Column("Time (ms)", "duration_us", MS_OF_US, 2),
+                Column("Time (ms)", "duration", MS_OF_NS, 2),
                 Column("Waiting (%)", "wait_fraction", PERCENT),
                 Column("Hidden (%)", "overlap_fraction", PERCENT),
                 Column("Transfer (us)", "transfer_us"),

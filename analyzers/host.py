@@ -30,7 +30,7 @@ from perfscope.analyzers.shared.outside_operators import (
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Section, long_table, percent_of
-from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import HostSpans, Trace, distinct
 
@@ -150,8 +150,8 @@ class HostTime(Result, frozen=True):
             (
                 Column("Operator", "name"),
                 Column("Calls", "calls"),
-                Column("Self (ms)", "self_us", MS_OF_US, 2),
-                Column("Total (ms)", "total_us", MS_OF_US, 2),
+                Column("Self (ms)", "self_ns", MS_OF_NS, 2),
+                Column("Total (ms)", "total_ns", MS_OF_NS, 2),
             ),
         ),
     )

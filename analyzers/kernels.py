@@ -18,7 +18,7 @@ from msgspec import Struct
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.report import Section, percent_of
-from perfscope.result import MS_OF_US, PERCENT, Column, Doc, Figures, Result, Table
+from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
@@ -78,11 +78,12 @@ class LaunchTimes(Figures, frozen=True):
 
     name: Annotated[str, Doc("Its name.")]
     calls: Annotated[int, Doc("How often, over all ranks.")]
-    total_us: Annotated[float, Doc("How long; kernels that run at once are each counted in full.")]
+    total_ns: int
     fraction: Annotated[float | None, Doc("``total_us`` over that of all kernels.")]
     mean_us: Annotated[float, Doc("``total_us / calls``.")]
     min_us: Annotated[float, Doc("The shortest one.")]
     max_us: Annotated[float, Doc("The longest one.")]
+    total_us = InUnit("total_ns", NS_PER_US, "How long; kernels that run at once are each counted in full.")
 
 
 class KernelWork(LaunchTimes, frozen=True):
@@ -93,7 +94,7 @@ class KernelWork(LaunchTimes, frozen=True):
 
 _TIMES = (
     Column("Calls", "calls"),
-    Column("Total (ms)", "total_us", MS_OF_US, 2),
+    Column("Total (ms)", "total_ns", MS_OF_NS, 2),
     Column("Share (%)", "fraction", PERCENT),
     Column("Mean (us)", "mean_us"),
     Column("Max (us)", "max_us"),
@@ -200,11 +201,11 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
     )
 
 
-def _figures(times: Times, whole: int) -> tuple[int, float, float | None, float, float, float]:
+def _figures(times: Times, whole: int) -> tuple[int, int, float | None, float, float, float]:
     """What ``LaunchTimes`` has of times, which are a part of ``whole``."""
     return (
         times.calls,
-        times.total / NS_PER_US,
+        times.total,
         times.total / whole if whole else None,
         times.total / times.calls / NS_PER_US,
         times.shortest / NS_PER_US,

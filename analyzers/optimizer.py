@@ -18,7 +18,7 @@ import numpy as np
 from perfscope.analyzers.shared.intervals import union
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, span_at
 
@@ -69,8 +69,8 @@ class OptimizerTime(Result, frozen=True):
                 Column("Optimizer", "name"),
                 Column("Way", "way"),
                 Column("Kernels", "kernels"),
-                Column("Device (ms)", "device_us", MS_OF_US, 3),
-                Column("Gaps (ms)", "idle_us", MS_OF_US, 3),
+                Column("Device (ms)", lambda rank: MS_OF_NS(rank.duration / rank.steps), None, 3),
+                Column("Gaps (ms)", lambda rank: MS_OF_NS(rank.idle / rank.steps), None, 3),
             ),
         ),
     )

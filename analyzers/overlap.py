@@ -34,7 +34,7 @@ from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Section, percent
-from perfscope.result import MS_OF_US, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
@@ -116,8 +116,8 @@ def _title(group: GroupOverlap) -> str:
 
 
 _TIMES = (
-    Column("Comm. (ms)", lambda group: MS_OF_US(group.row.communication_us), None, 2),
-    Column("Exposed (ms)", lambda group: MS_OF_US(group.row.exposed_us), None, 2),
+    Column("Comm. (ms)", lambda group: MS_OF_NS(group.row.communication), None, 2),
+    Column("Exposed (ms)", lambda group: MS_OF_NS(group.row.exposed), None, 2),
     Column("Hidden (%)", lambda group: percent(group.row.overlap_fraction)),
 )
 _AXIS = Column("Axis", lambda group: group.axis or "not stated")

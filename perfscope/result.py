@@ -44,7 +44,7 @@ from typing import (
 from msgspec import Struct
 
 from perfscope import report
-from perfscope.constants import GB, MS_PER_S, US_PER_MS
+from perfscope.constants import GB, MS_PER_S, NS_PER_MS
 from perfscope.report import Cell, Json, Row, Section
 
 #: A row of a table, or an object of JSON: what it is, its columns know.
@@ -107,9 +107,9 @@ def MS(seconds: float) -> float:  # noqa: N802 - a unit
     return seconds * MS_PER_S
 
 
-def MS_OF_US(us: float) -> float:  # noqa: N802 - a unit
-    """Milliseconds of microseconds."""
-    return us / US_PER_MS
+def MS_OF_NS(ns: float) -> float:  # noqa: N802 - a unit
+    """Milliseconds of nanoseconds, of a private field: exact to the last digit."""
+    return ns / NS_PER_MS
 
 
 def GIGABYTES(size: float) -> float:  # noqa: N802 - a unit

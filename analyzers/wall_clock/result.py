@@ -10,7 +10,7 @@ from perfscope.analyzers.wall_clock.ledger import Ledger, Part
 from perfscope.analyzers.wall_clock.slowest import SlowStep
 from perfscope.constants import NS_PER_S
 from perfscope.report import Cell, Section, in_unit, percent_of
-from perfscope.result import MS, Column, Doc, Figures, Result, Table, figure
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, Result, Table, figure
 
 LABELS = {
     Part.IMPORTS: "start-up: Python and imports, until torch is loaded",
@@ -86,10 +86,10 @@ class WallClock(Result, frozen=True):
             (
                 Column("Step", "step", str),
                 Column("Rank", "rank", str),
-                Column("Time (ms)", "s", MS),
-                Column("Over the median (ms)", "over_median_s", MS),
+                Column("Time (ms)", "time_ns", MS_OF_NS),
+                Column("Over the median (ms)", "over_median_ns", MS_OF_NS),
                 Column("Cause", "cause"),
-                Column("Of which that (ms)", "cause_s", MS),
+                Column("Of which that (ms)", "cause_ns", MS_OF_NS),
             ),
         ),
     )

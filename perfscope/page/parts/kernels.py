@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfscope.analyzers.kernels import Kernels, KernelWork
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
-from perfscope.constants import US_PER_MS
+from perfscope.constants import NS_PER_MS, US_PER_MS
 from perfscope.engine.run import Analysis
 from perfscope.page.part import Figure, Part, result_of, why_absent
 from perfscope.report import Cell, Column, Section
@@ -33,7 +33,7 @@ def show_kernels(analysis: Analysis) -> Part:
             label,
             colour,
             tuple(
-                Span(row, 0, kernel.total_us / US_PER_MS, _describe(kernel))
+                Span(row, 0, kernel.total_ns / NS_PER_MS, _describe(kernel))
                 for row, kernel in enumerate(shown)
                 if kernel.work == work.name.lower()
             ),
@@ -51,7 +51,7 @@ def show_kernels(analysis: Analysis) -> Part:
     )
     columns = (Column("Kernel"), Column("Calls"), Column("Total (ms)", 3), Column("Longest (ms)", 3))
     rows: list[tuple[Cell, ...]] = [
-        (kernel.name, kernel.calls, kernel.total_us / US_PER_MS, kernel.max_us / US_PER_MS) for kernel in shown
+        (kernel.name, kernel.calls, kernel.total_ns / NS_PER_MS, kernel.max_us / US_PER_MS) for kernel in shown
     ]
     lead = f"{len(shown)} of {len(kernels.names)} names, by their time on all devices."
     figure = Figure((chart,), Section("The most expensive kernels", columns, tuple(rows)))
@@ -59,4 +59,4 @@ def show_kernels(analysis: Analysis) -> Part:
 
 
 def _describe(kernel: KernelWork) -> str:
-    return f"{kernel.name}: {kernel.calls:,} calls, {kernel.total_us / US_PER_MS:,.2f} ms"
+    return f"{kernel.name}: {kernel.calls:,} calls, {kernel.total_ns / NS_PER_MS:,.2f} ms"
