@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from perfscope.api import schema
-from perfscope.api.results import Findings, Results
+from perfscope.api.results import Findings, Results, type_of
+from perfscope.engine.registry import DERIVATIONS, analyzers
 from perfscope.result import describe, is_object
 
 _ORDER = ("findings", "steps", "gpus", "windowed", "device", "host", "ranks", "pipelines", "comparison")
@@ -33,7 +34,7 @@ def write_metrics() -> str:
         kinds = get_args(hint)
         result = next(kind for kind in kinds if kind.__name__ != "Absent")
         if is_object(result):
-            blocks += [_struct(kind) for kind in _structs(result, written)]
+            blocks += [_struct(kind) for kind in _structs(type_of(name), written)]
             continue
         data = "FindingData" if result is Findings else _name(get_args(result)[0])
         blocks.append(f"Type: [`{data}`](#{data.lower()}).\n")
@@ -53,8 +54,8 @@ def _modules() -> list[str]:
 
 def _method(name: str) -> str:
     """The words of the module that computes it: method, formulas, sources."""
-    text = inspect.getdoc(import_module(f"perfscope.analyzers.{name}")) or ""
-    return text.replace("``", "`") + "\n"
+    modules = {**{one.name: one.module for one in analyzers()}, **{one.name: one.module for one in DERIVATIONS}}
+    return (inspect.getdoc(import_module(modules[name])) or "").replace("``", "`") + "\n"
 
 
 def _name(kind: object) -> str:
