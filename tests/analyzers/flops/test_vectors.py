@@ -67,7 +67,6 @@ def test_llama_differs_by_27_percent_between_6n_and_palm() -> None:
     assert found["palm"]["mfu"] / found["6n"]["mfu"] == pytest.approx(1.27, abs=0.005)
     assert found["torchtitan"]["mfu"] / found["megatron_core"]["mfu"] == pytest.approx(1.125, abs=0.001)
     assert any("26.7%" in line for line in document["explanation"])
-    assert any("12.5%" in line for line in document["explanation"])
 
 
 def test_gpt3_takes_3_14e23_operations() -> None:
