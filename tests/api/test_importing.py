@@ -77,7 +77,7 @@ def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:
         "        reason: str = breakdown.reason\n"
         "        print(reason)\n"
         "        return None\n"
-        "    return sum(rank['idle_us'] for rank in breakdown.data()['ranks'])\n"
+        "    return sum(rank.total.idle_us for rank in breakdown.ranks)\n"
         "def is_slower(a: str, b: str) -> bool:\n"
         "    compared = perfscope.open(a).compare(perfscope.open(b))\n"
         "    change = compared.data['step_time']\n"
@@ -87,7 +87,7 @@ def test_a_program_that_uses_the_interface_is_typed(tmp_path: Path) -> None:
     )
     wrong = tmp_path / "wrong.py"
     wrong.write_text("import perfscope\nx: str = perfscope.open('RUN').steps.median_s\nperfscope.open(1)\n"
-                     "perfscope.open('RUN').results.breakdown.data()['rnaks']\n")  # fmt: skip
+                     "perfscope.open('RUN').results.breakdown.rnaks\n")  # fmt: skip
     options = ["--strict", "--no-incremental", "--config-file", str(ROOT / "pyproject.toml"), "--follow-imports=silent"]
     ended = run([sys.executable, "-m", "mypy", *options, program], ROOT)
     assert ended.code == 0, ended.stdout
