@@ -149,9 +149,18 @@ def step_lines(run_dir: Path, rank: str = "00000") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run_dir / "ranks" / rank / "steps.jsonl").read_text().splitlines()]
 
 
+def trace_events(trace: Path) -> list[dict[str, Any]]:
+    """The events of a trace, compressed or not, by the json module."""
+    content = trace.read_bytes()
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(content) if trace.suffix == ".gz" else content)[
+        "traceEvents"
+    ]
+    return events
+
+
 def event_names(trace: Path) -> list[str]:
-    """The names of a compressed trace's events, by the json module."""
-    return [event["name"] for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]]
+    """The names of a trace's events."""
+    return [event["name"] for event in trace_events(trace)]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

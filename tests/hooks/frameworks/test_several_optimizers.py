@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import SCRIPTS, analysis, profile, step_lines
+from tests.conftest import SCRIPTS, analysis, profile, step_lines, trace_events
 from tests.hooks.frameworks.running import notes, torchrun
 
 pytestmark = pytest.mark.slow
@@ -27,9 +24,8 @@ def train(way: str, folder: Path, *options: str) -> Path:
 
 def steps_of_ranges(run: Path, name: str) -> Counter[str]:
     """How often a range of the trace begins in each profiler step."""
-    (trace,) = (run / "traces").glob("*.gz")
-    events: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    ranges = [event for event in events if event.get("cat") == "user_annotation"]
+    (trace,) = (run / "traces").glob("*.json*")
+    ranges = [event for event in trace_events(trace) if event.get("cat") == "user_annotation"]
     profiled = [event for event in ranges if event["name"].startswith("ProfilerStep#")]
     return Counter(
         step["name"]
