@@ -2,12 +2,12 @@
 
 ::
 
-    PerfscopeError                 1  something failed
-    ├── UsageError                 2  what was typed cannot be right
-    │   └── CommandNotFound      127  the command to profile does not exist
-    ├── SourceError                1  a file cannot be read as what it should be
-    │   └── NotATrace              1  it is something else; ignored in a folder unless its name says trace
-    └── MissingInput                  an analyzer lacks an input: listed as skipped, never fatal
+    PerfscopeError                 1  something failed.
+    ├── UsageError                 2  what was typed cannot be right.
+    │   └── CommandNotFound      127  the command to profile does not exist.
+    ├── SourceError                1  a file cannot be read as what it should be.
+    │   └── NotATrace              1  it is something else; ignored in a folder unless its name says trace.
+    └── MissingInput                  an analyzer lacks an input: listed as skipped, never fatal.
 
 They are raised anywhere and caught once, in ``perfscope.cli``.
 """

@@ -39,9 +39,9 @@ class _Worker(NamedTuple):
 class Workers:
     """A pool of processes. One that dies costs the call that it had, which raises BrokenProcessPool.
 
-    Each worker has a pipe of its own, whose other end a thread of this process reads: a worker that dies, also while it
-    sends an answer, is the end of its pipe. The standard library's pool has one pipe for all answers, so that who reads
-    half of one waits for the rest for ever.
+    Each worker has its own pipe, and a thread of this process reads the other end. A worker's death ends its pipe, also
+    during an answer. The standard library's pool has one pipe for all answers: after half an answer its reader waits
+    for ever.
     """
 
     def __init__(self, count: int) -> None:

@@ -189,8 +189,8 @@ def expand_matrix(
 ) -> tuple[Variant, ...]:
     """Every sensible combination, by number of devices.
 
-    A strategy of one device has one row however many are asked for; a strategy that needs more than are asked for has
-    none, unless no number is large enough: then its row can say so.
+    A strategy of one device has one row, whatever numbers are asked for. A number that is too small for a strategy
+    gives no row. Where all numbers are too small, the largest one has a row, which can state the reason.
 
     Args:
         strategies: Names.

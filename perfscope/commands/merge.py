@@ -45,9 +45,9 @@ def merge(
 ) -> Outcome:
     """Write one trace of all ranks on one clock, for Perfetto.
 
-    Each rank keeps all of its events. Above them are tracks of all ranks: steps, what each device did or waited for,
-    collectives with an arrow from the first rank to the last one, passes and bubbles of a pipeline; NVML's samples are
-    counters.
+    Each rank keeps all of its events. Tracks above them cover all ranks: steps, each device's work and waits,
+    collectives, passes and bubbles of a pipeline. An arrow leads from the first rank of a collective to the last one.
+    NVML's samples are counters.
     """
     if not output.name.endswith(TRACE_ENDINGS):
         raise UsageError(f"{output} does not end in {' or '.join(TRACE_ENDINGS)}", hint="-o merged.json.gz")

@@ -1,7 +1,7 @@
 """The cache of partials: ``put`` stores what ``measure`` gave for a trace beside it, ``get`` takes it in its place.
 
-A file is taken where this code wrote it, where its traces are the ones at hand, byte for byte, and where they were read
-for the same kinds of events, as far as these change a partial. So an answer is the same with it and without it.
+A file is used only if this code wrote it and its traces are unchanged, byte for byte. The kinds of events that change a
+partial must be the same, too. An answer is therefore the same with the cache and without it.
 """
 
 from __future__ import annotations

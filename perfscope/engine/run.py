@@ -94,7 +94,7 @@ class Plan(Struct, frozen=True):
     Attributes:
         execution: How the map step is executed.
         only: Names of the analyzers to run; all of them where it is empty.
-        besides: Names of analyzers to run besides those that run where none is named; they change no other result.
+        besides: Extra analyzers to run; they do not affect other results.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
         with_sequences: Whether what joins operators with their backward passes is read, too.
         depth: Levels that tables of trees show; the default ones where it is None.

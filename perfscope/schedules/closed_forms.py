@@ -1,8 +1,8 @@
 """The share of a pipeline step that is idle by formula: equal stages, no transfer time.
 
-Two denominators are in use and differ by a factor of 2 where m is about p: *of the total* is idle time over the whole
-step, *of the ideal* is idle time over the useful time, (p - 1) / m for 1F1B. F, B and W are the times of one
-micro-batch on one stage: forward pass, gradient of the input, weight gradient.
+Two denominators are in use. *Of the total* is idle time over the whole step. *Of the ideal* is idle time over useful
+time, (p - 1) / m for 1F1B. They differ by a factor of 2 where m is about p. F, B and W are the times of one micro-batch
+on one stage: forward pass, gradient of the input, weight gradient.
 """
 
 from __future__ import annotations

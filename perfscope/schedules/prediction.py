@@ -221,8 +221,8 @@ def _list_changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
 def find_target(setup: Setup, tflops: Fraction, target_tflops: Fraction) -> ThroughputTarget:
     """How many micro-batches of the same size raise a measured throughput to a target.
 
-    Throughput is proportional to m / (fixed + m x slowest), where ``fixed`` is the time of filling and draining and
-    ``slowest`` the time that each micro-batch adds: that of the slowest stage.
+    Throughput is proportional to m / (fixed + m x slowest). ``fixed`` is the time of filling and draining. ``slowest``
+    is the time that a micro-batch adds: its time on the slowest stage.
     """
     fixed, slowest = _split_step_time(setup)
     limit = tflops * (fixed + setup.microbatches * slowest) / (setup.microbatches * slowest)

@@ -285,8 +285,8 @@ def identify(location: str) -> Identity:
 def is_still(identity: Identity, location: str) -> bool:
     """Whether a trace is the one of an identity.
 
-    All of it is read to compare its hash, but where nobody changed it since it was measured, by size, ending and time;
-    of one at a URL only size and ending are compared.
+    Size and ending are compared first. A file whose modification time is unchanged is not read further; nor is one at a
+    URL. Otherwise all of it is read, and its hash decides.
 
     Raises:
         SourceError: It cannot be opened.

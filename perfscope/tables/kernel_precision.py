@@ -1,9 +1,9 @@
 """In which data type a kernel multiplies, by its name.
 
 The rules follow the names that the libraries of matrix products give their kernels. cuBLASLt's ``nvjet`` names begin
-with a letter each for both operands (t bf16, h fp16, s fp32 as TF32, q and r fp8, o fp4, d fp64), where one letter
-stands for two equal operands: ``nvjet_sm90_tst_...`` multiplies bf16, ``nvjet_qqtst_...`` fp8. The type of the sums
-comes next (s: fp32), then that of the result. ``xmma`` names state operands and the type they are multiplied in:
+with a letter for each operand: t bf16, h fp16, s fp32 as TF32, q and r fp8, o fp4, d fp64. One letter stands for two
+equal operands: ``nvjet_sm90_tst_...`` multiplies bf16, ``nvjet_qqtst_...`` fp8. The type of the sums comes next (s:
+fp32), then the type of the result. ``xmma`` names state operands and the type they are multiplied in:
 ``f32f32_tf32f32``. CUTLASS, flash-attention, AMD's Tensile and the rest state the type as a word.
 """
 

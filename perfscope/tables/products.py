@@ -36,8 +36,8 @@ class ProductCalls(Struct, frozen=True, eq=False):
         parent: The row of the innermost call around it, or ABSENT.
         start_ns, end_ns: When it began and ended, on the trace's clock.
         thread: The thread, or ABSENT where it has no number.
-        whole: The row of the call that it is a part of, or ABSENT: ``parent``, but for forward passes that are repeated
-            inside a backward pass, whose products they are not; absent where there are none.
+        whole: The row of the call that it is a part of, or ABSENT. It is ``parent``, except for a forward pass that is
+            repeated inside a backward pass: its products are not the backward pass's. Absent where there are none.
         is_tracked: Whether autograd tracks the call, so that a backward pass follows; absent where that is not known.
     """
 

@@ -57,10 +57,10 @@ class ProcessGroup(Struct, frozen=True):
 class Rank(Struct, frozen=True):
     """The identity of a rank: see ``perfscope.wire.records.RankRecord``.
 
-    ``device_uuid`` is NVML's UUID of the device, of a GPU or of a MIG instance, where NVML was sampled, and
-    ``device_uuids`` are those of all devices that hold tensors of the process; ``visible_uuids`` are those of all
-    devices that it could have used, None where unknown. ``groups`` are those of ``HostTimes.groups_ns``. ``options``
-    are those of its command line, with their values; None where that was not recorded.
+    ``device_uuid`` is NVML's UUID of the device, a GPU or a MIG instance, where NVML was sampled. ``device_uuids`` are
+    the UUIDs of all devices that hold tensors of the process. ``visible_uuids`` name all devices that it could have
+    used, None where unknown. ``groups`` are those of ``HostTimes.groups_ns``. ``options`` are those of its command
+    line, with their values; None where that was not recorded.
     """
 
     rank: int

@@ -3,26 +3,25 @@
 Every record is one line of JSON that is written at once, so that a run that is killed leaves complete lines. A field
 that is unknown is left out; readers must not expect an end record. The layout::
 
-    RUN/run.json                     the command, its environment without secrets, versions, the outcome
-    RUN/ranks/00000/rank.json        RankRecord: host, process, device and clock of the rank
-    RUN/ranks/00000/parallel.json    its index on each axis of parallelism, and the sizes; see wire/axes.py
-    RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model
-    RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine
-    RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones
-    RUN/ranks/00000/steps.000001.columns  those before, in columns; see hooks/pack_records.py
-    RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known
-    RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event
-    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline
-    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved
-    RUN/traces/HOST_PID.NS.pt.trace.json[.gz]         windows with operators
-    RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank
-    RUN/traces/[light/]HOST_PID.NS.pt.trace.partials  what was measured of a trace, see perfscope/sources/partials.py
-    RUN/memory/HOST_PID.NS.memory.jsonl[.gz]          the allocator's history, see perfscope/wire/memory.py
-    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py
-    RUN/hosts/HOST.json              each host's run.json, written by `perfscope collect`
-    RUN/collected.json               the parts of the run, written by `perfscope collect`
-    RUN/page.html                    charts of the run, written when the command has ended
-    RUN/.boot/                       what the processes of the run load at their start; removed when the command ends
+    RUN/run.json                     the command, its environment without secrets, versions, the outcome.
+    RUN/ranks/00000/rank.json        RankRecord: host, process, device and clock of the rank.
+    RUN/ranks/00000/parallel.json    its index on each axis of parallelism, and the sizes; see wire/axes.py.
+    RUN/ranks/00000/model.json       ModelRecord: shapes and types of the parameters, configuration of the model.
+    RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine.
+    RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones.
+    RUN/ranks/00000/steps.000001.jsonl[.gz]  earlier ones, 8192 a file; see hooks/record_files.py.
+    RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known.
+    RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event.
+    RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline.
+    RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved.
+    RUN/traces/HOST_PID.NS.pt.trace.json[.gz]         windows with operators.
+    RUN/traces/light/HOST_PID.NS.pt.trace.json[.gz]   light windows, apart because viewers expect one trace a rank.
+    RUN/traces/[light/]HOST_PID.NS.pt.trace.partials  what was measured of a trace, see perfscope/sources/partials.py.
+    RUN/memory/HOST_PID.NS.memory.jsonl[.gz]          the allocator's history, see perfscope/wire/memory.py.
+    RUN/nvml/HOST.jsonl              samples of every GPU of a node; see hooks/nvml/sampler.py. RUN/hosts/HOST.json
+    each host's run.json, written by `perfscope collect`. RUN/collected.json               the parts of the run, written
+    by `perfscope collect`. RUN/page.html                    charts of the run, written when the command has ended.
+    RUN/.boot/                       what the processes of the run load at their start; removed when the command ends.
 
 A rank that starts again in the same run (an elastic restart) writes to ``ranks/00000.1`` and so on.
 This package is imported inside training jobs: standard library only. These names are imported by every command, too,

@@ -59,14 +59,15 @@ class DeviceProbe(NamedTuple):
 
     Attributes:
         step: Its number; the record that holds the probe is a later one.
-        before_ns: From the end of the step before to the beginning of the first forward pass; 0 where none was seen,
+        before_ns: From the end of the previous step to the beginning of the first forward pass. 0 where none was seen,
             as in the stages of a pipeline.
         forward_ns: Of the forward passes; absent where their ends are not seen, as with FSDP 2.
         backward_ns: From the beginning of the first forward pass to the optimizer, without ``forward_ns``: backward
             passes and exchanges. Where no forward pass was seen, from the end of the step before.
         update_ns: Of the optimizer, from its first part to its last one.
-        forward_launch_ns, update_launch_ns: For how long of it the device may have waited for the host: until the host
-            had launched all of it; 0 where that was before the device came to it. Absent where it was not recorded.
+        forward_launch_ns, update_launch_ns: For how long of it the device may have waited for the host, which ends when
+            the host has launched all of it. 0 where that was before the device began it. Absent where it was not
+            recorded.
         idle_ns: For how long of the step no thread of the process had a processor, at least: its wall time without the
             processor time of all threads. Absent where it was not recorded.
         units_ns: Of the forward passes of the first modules that FSDP 2 shards, each from when its weights are there;

@@ -1,11 +1,11 @@
 """The last collectives that a rank launched, as words in memory that outlives its process.
 
-A library that gives up ends a process at once, and a launcher then ends the others: nobody is left to write down what
-they had called. The memory is a file without a name in any folder (memfd), which the process that waits for the ends
-of ranks (``hooks/watch/coroner.py``) holds open, and writes down when a rank has ended badly.
+A library that gives up ends a process at once, and a launcher then ends the others: no process is left to record their
+calls. The memory is a file without a name in any folder (memfd). The process that waits for the ends of ranks
+(``hooks/watch/coroner.py``) holds it open. It writes the calls down after a rank has ended badly.
 
-The first word counts the calls; then comes a ring of them. A word is an operation's number, the number of its group
-among those that are told apart (255 for none) and the elements of its first tensor: 8, 8 and 48 bits.
+The first word counts the calls; then comes a ring of them. A word holds an operation's number (8 bits), its group's
+number (8 bits, 255 for none) and the elements of its first tensor (48 bits).
 
 This module is imported inside training jobs: standard library only.
 """

@@ -2,19 +2,22 @@
 
 The first line is the header, the last one the end; a file without an end is cut off. Between them::
 
-    {"kind": "texts", "values": [...]}               texts; frames, tensors and marks name them by number, from 0
+    {"kind": "texts", "values": [...]}               texts; frames, tensors and marks name them by number, from 0.
     {"kind": "frames", "files": [...], "functions": [...], "line_numbers": [...]}
-    {"kind": "stacks", "stacks": [[...], ...]}       numbers of frames, innermost first; several lines, counted on
+    {"kind": "stacks", "stacks": [[...], ...]}       numbers of frames, innermost first; several lines, counted on.
     {"kind": "tensors", "at": "start", "addresses": [...], "sizes": [...], "roles": [...], "names": [...]}
     {"kind": "marks", "times_ns": [...], "signs": ">><...", "names": [...]}
+
     {"kind": "segments", "addresses": [...], "sizes": [...], "streams": [...]}
+
     {"kind": "blocks", "addresses": [...], "sizes": [...], "requested": [...], "live": [...], "stacks": [...]}
+
     {"kind": "events", "actions": "afcSU...", "addresses": [...], "sizes": [...], "streams": [...], "times_us": [...],
-     "stacks": [...]}                                 in the order of time; several lines
+     "stacks": [...]}                                 in the order of time; several lines.
     {"kind": "end", "events": 1234}
 
-A stack is -1 where none was recorded. Tensors are those whose purpose the process knows (``at`` the start or the end
-of the window); marks are a module's forward pass (``>`` begin, ``<`` end) and training steps (``|``: that step begins).
+A stack is -1 where none was recorded. Tensors are those whose purpose the process knows (``at`` the start or the end of
+the window). Marks are a module's forward pass (``>`` begin, ``<`` end) and the beginnings of training steps (``|``).
 Standard library only: this module is imported inside training jobs.
 """
 

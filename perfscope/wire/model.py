@@ -13,8 +13,8 @@ class WeightRecord:
     Attributes:
         name: The name with ``*`` for the number; empty where unknown.
         owner: Class of the module that holds them, ``Embedding`` for every kind of embedding; empty where unknown.
-        shape: The whole shape, also where ranks hold parts of a DTensor or a shard of ZeRO or FSDP; of a tensor that
-            another library splits, the shape on this rank.
+        shape: The whole shape, also where ranks hold parts of a DTensor or a shard of ZeRO or FSDP. Where another
+            library splits the tensor, the shape on this rank.
         dtype: ``bf16``, ``fp16``, ``fp32``, ``fp8``, or torch's own name of another type.
         trainable: Whether they have gradients.
         count: How many there are.

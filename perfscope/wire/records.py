@@ -50,8 +50,8 @@ class StepRecord:
         save_ns: How long checkpoint saves blocked training in the step; absent where none did.
         draining: True where an asynchronous checkpoint save was still being written during the step.
         no_grad_ns: Time of validation and generation in the step, without saves inside; absent where there was none.
-        gap_ns: From the end of the hook at the previous boundary to the first sign of the step: a batch is asked for,
-            or the model runs with gradients; absent where there was no such sign.
+        gap_ns: From the end of the hook at the previous boundary to the first sign of the step. A sign is a request for
+            a batch, or a forward pass with gradients. Absent without a sign.
         spans: Validation, generation, compilation and collections of garbage that ended in the step, in the order of
             their ends.
         hook_ns: Time that perfscope's hooks took in the step and at the boundary before it, windows excluded, and the
@@ -68,8 +68,8 @@ class StepRecord:
         ooms: How often it had none even then, since the process started; read with the peaks.
         probe: Times of an earlier step on the device, as they were read meanwhile.
         host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
-        launcher_delay_ns: How long the thread that launches backward passes on a device was ready to run and had no
-            processor, in the steps of ``host``; absent where it was not read, and without such a thread.
+        launcher_delay_ns: Time of the thread that launches backward passes on a device in the run queue, over the steps
+            of ``host``. Absent where it was not read, and where there is no backward thread.
         waits: How long it waited for other ranks; absent on GPUs, where the device waits.
     """
 
@@ -178,10 +178,10 @@ class CheckpointRecord:
         size_bytes: Bytes that this process wrote, as far as its writers report them; absent where one does not.
         asynchronous: True where writing goes on while training continues.
         drained_ns: When an asynchronous save was complete on disk.
-        files: Path and size of each file that this process wrote, as far as its writers name them; empty where it is
-            certain that it wrote none; absent where unknown, or where there are very many.
+        files: Path and size of each file that this process wrote, as far as its writers name them. Empty where it
+            certainly wrote none; absent where unknown, or where there are very many.
         file_count: How many files it wrote; absent where unknown.
-        staged_ns: When an asynchronous save had copied the state, where that went on beside training, too.
+        staged_ns: When an asynchronous save had copied the state, where that went on during training, too.
         waits: Intervals in which training waited for the end of an asynchronous save, later than ``end_ns``.
     """
 

@@ -1,12 +1,12 @@
 """Requests to the ranks of a running job, and their answers.
 
 A request is a file in ``RUN/control`` that appears with its whole content. Each rank looks at the folder every
-two seconds, beside training::
+two seconds, during training::
 
-    RUN/control/window-0001.json     WindowRequest: open a profiler window
-    RUN/control/anomaly-DAY-1.json   the same, asked for by a rank whose steps have become slower
-    RUN/control/stall-0001.json      StallRequest: keep stacks and collectives now
-    RUN/ranks/00000/answers.jsonl    one Answer per request for a window
+    RUN/control/window-0001.json     WindowRequest: open a profiler window.
+    RUN/control/anomaly-DAY-1.json   the same, asked for by a rank whose steps have become slower.
+    RUN/control/stall-0001.json      StallRequest: keep stacks and collectives now.
+    RUN/ranks/00000/answers.jsonl    one Answer per request for a window.
 
 This module is imported inside training jobs: standard library only.
 """

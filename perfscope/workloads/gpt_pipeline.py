@@ -1,7 +1,7 @@
 """Trains a small GPT cut into stages with torch.distributed.pipelining, on GPUs (NCCL) or CPUs (gloo).
 
-``torchrun --nproc-per-node 4 gpt_pipeline.py --schedule 1f1b --microbatches 8``: one rank a stage, every stage with as
-many blocks, the embedding on the first and the logits and loss on the last.
+``torchrun --nproc-per-node 4 gpt_pipeline.py --schedule 1f1b --microbatches 8`` runs one rank a stage. Every stage has
+as many blocks. The embedding is on the first stage, the logits and the loss on the last.
 """
 
 from __future__ import annotations

@@ -107,9 +107,9 @@ class SavesBuilder:
 class JobChanges:
     """Whether what a log states of its job shows that it holds the lines of two jobs.
 
-    A job may start again, and its end may be set further on. A job of another size, whose records begin at the
-    beginning again, or come between those of the first, is another job; so is one whose set-up changed after the first
-    had trained.
+    A job may restart and may extend its end. Records with another last iteration are of another job if they start from
+    the beginning or interleave with the first job's. A set-up that changes after the first job has trained shows
+    another job, too.
     """
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """The list of log formats, each a module or package of ``formats``.
 
-The order decides where a log fits several formats: the step time comes from the best source of the first of them, and
-the framework is the first that a line identifies.
+The order decides where a log fits several formats. The step time comes from the best source of the first format. The
+framework is the first that a line identifies.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 r"""A log file as blocks of whole lines in constant memory, their text without colours, and what any line can hold.
 
-Real logs hold progress bars that overwrite themselves with ``\r``, colour codes, Latin-1 names, holes of NUL bytes
-that log rotation left, and now and then a line of many megabytes. All of it is bytes here; nothing is decoded.
+Real logs hold colour codes, Latin-1 names, and progress bars that overwrite themselves with ``\r``. Log rotation leaves
+holes of NUL bytes. A line can have many megabytes. All of it is bytes here; nothing is decoded.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Rules for timer lines, which state the time of the parts of an iteration; Megatron and DeepSpeed print them.
 
-Megatron prints one line with all timers of one rank (2021), or one line per timer with the minimum and maximum over
-ranks (today; with ``--timing-log-option`` also one line per timer with the maximum, or one line per rank). DeepSpeed
-prints micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so the step is
-``fwd + bwd + step``. At a step of its FLOPs profiler a value can be negative. The line with all timers is the same in
-both.
+Megatron of 2021 prints one line with all timers of one rank. Today it prints one line per timer with the minimum and
+maximum over ranks. With ``--timing-log-option`` it prints one line per timer with the maximum, or one line per rank.
+DeepSpeed prints micro-steps, then totals of the step: ``bwd`` contains ``bwd_inner`` and ``bwd_allreduce``, so the step
+is ``fwd + bwd + step``. At a step of its FLOPs profiler a value can be negative. The line with all timers is the same
+in both.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A Hugging Face ``config.json`` as a Transformer.
 
-An architecture that ``families`` does not list is refused, and so is an unsupported part of a listed architecture: a
+An architecture that ``families`` does not list is refused, and so is an unsupported part of a listed architecture. A
 wrong guess about the MLP alone would change the FLOPs by a fifth.
 """
 

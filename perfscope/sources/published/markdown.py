@@ -1,6 +1,6 @@
 """Markdown as lines and tables, with the position of every cell, so that a cell can be changed and nothing else.
 
-markdown-it-py finds the lines that are tables (and those that only look like one: code, HTML); the positions of the
+markdown-it-py finds the lines that are tables, and lines of code and HTML that only look like one. The positions of the
 cells in a line are found here and compared with its result.
 """
 

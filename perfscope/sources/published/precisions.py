@@ -1,6 +1,7 @@
 """Tables that compare two precisions, as NVIDIA publishes them: each precision is a table of its own.
 
     | GPUs | Batch size / GPU | Throughput - TF32 | Throughput - mixed precision |
+
     | Throughput speedup (TF32 - mixed precision) | Weak scaling - TF32 | Weak scaling - mixed precision |
 
 Weak scaling is the throughput over that of the row with the fewest GPUs, in its own precision. The throughput speed-up

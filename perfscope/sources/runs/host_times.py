@@ -1,10 +1,9 @@
 """What the host did in each step, from counters that were read at the end of some.
 
-A read counts for all steps since the one before. The sums are exact; what each step has of them is an estimate: by the
-time it took, or, where the last step took longer than the others, which is why it was read, at the rate at which the
-counters grew until a step like most others was read. A time is more than usual in that last step by at most as much as
-that was longer. This is enough to find late steps, because a step that was not read took no longer than usual: what
-made a step long is in one that was read.
+A read counts for all steps since the previous one. The sums are exact; the share of each step is an estimate. Steps of
+one read share in proportion to their durations. Where the last step is longer than the others, those get the rate of
+the latest earlier read that ended with a usual step. The last step gets the rest, which exceeds its usual time by at
+most its excess duration. This suffices to find late steps: a step that was not read took no longer than usual.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which steps of a rank another one stalled, which rank that was, and by what.
 
-Ranks wait for each other: what one does besides training, the others wait for, in the same step or, where their hosts
-run ahead of their devices, in a later one. So moments are compared, and not numbers of steps. Processes of one host
+While one rank does something other than training, the others wait for it. They wait in the same step, or in a later one
+where their hosts run ahead of their devices. So moments are compared, and not numbers of steps. Processes of one host
 have one clock; between hosts the wall clocks count.
 """
 

@@ -1,9 +1,9 @@
 """Which GPU a rank trained on: by its UUID, else by its number among the devices of CUDA_VISIBLE_DEVICES.
 
-The rules are those of CUDA's programming guide: an absent variable means every device; the list ends before the first
-entry that names no device (so ``-1`` and the empty text leave none); an entry is a number, a UUID or the unambiguous
-beginning of one; a repeated entry leaves none; a MIG device is named by its UUID, and without a name the first
-instance of a GPU is used.
+The rules come from CUDA's programming guide. An absent variable means every device. The list ends before the first
+entry that names no device, so ``-1`` and the empty text leave none. An entry is a number, a UUID or the unambiguous
+beginning of one. A repeated entry leaves none. A MIG device is named by its UUID; without a name the first instance of
+a GPU is used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Finds when each thread was inside an operator, without decoding the operators.
 
-Most events of a trace are operators, and an analysis of idle time needs nothing but the moments that they cover. So
-the bytes before the arguments of each operator, where exporters write its thread and its times, are collected, and the
-digits of many operators are converted at once, eight of them as one word. Operators that are written otherwise are
-decoded one by one.
+Most events of a trace are operators, and an analysis of idle time needs only the moments that they cover. Exporters
+write an operator's thread and times before its arguments. These bytes are collected, and the digits of many operators
+are converted at once, eight of them as one word. Operators that are written otherwise are decoded one by one.
 """
 
 from __future__ import annotations

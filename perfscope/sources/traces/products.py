@@ -1,7 +1,7 @@
 """Finds the matrix products among the operators of a trace, by their shapes, which `--shapes` records.
 
-Collected are operators that multiply, with those that they call in turn, so that each product can be counted once; and
-the nodes of autograd, because a product inside one that autograd tracks is computed again.
+Operators that multiply are collected with the operators that they call, so that each product is counted once.
+Autograd's nodes are collected, too: a product inside one that autograd tracks is computed again.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Finds the events of some categories in a trace's text without parsing the rest.
 
 Most events of a trace are of no interest to an analysis: operators, Python functions, arrows. In a text of a known
-layout an event begins with a brace behind the text that separates events, and has its category at a fixed distance
-from that brace. One comparison finds the braces of a block; the few bytes around each brace decide whether it begins
-an event of a requested category, and only these events are cut out.
+layout an event begins with a brace after the text that separates events. Its category is at a fixed distance from that
+brace. One comparison finds the braces of a block. The few bytes around each brace decide whether it begins an event of
+a requested category. Only these events are cut out.
 """
 
 from __future__ import annotations

@@ -4,9 +4,8 @@ A light window records none itself. The hooks make a call that nothing else make
 when that was. The call itself is in the trace, on the trace's own clock, and exact; where it is not, the wall clock has
 to do.
 
-A window with operators has marks of its own, and may have those of a profiler of the script, which marks steps by
-numbers of its own, also while it waits: they do not count. The first mark is the window's own, and each of its marks
-begins where the one before ends.
+A window with operators has marks of its own. A profiler of the script may add marks with its own numbers, also while it
+waits: they do not count. The first mark is the window's own, and each of its marks begins where the previous one ends.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Decodes the events of a trace block by block, whatever its layout and whatever is damaged in it.
 
-Text from the beginning of an event to the end of another one is valid JSON only where both are real: what a block's
-events are is decided by parsing them, and never by how they look. So no more than a few blocks are in memory, and what
-is damaged costs itself.
+Text from the beginning of an event to the end of another one is valid JSON only where both are real. So parsing decides
+what a block's events are, never their look. No more than a few blocks are in memory, and a damaged event costs only
+itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Hugging Face Trainer: a start-up block, progress bars, dictionaries of losses, one dictionary at the end.
 
-No line states the time of a step. The run time at the end covers warm-up, evaluations and the last partial batch, of
-the steps since the last start (``run_end.py``); ``train_steps_per_second`` has three decimals (0.007 has too few
-digits) or four digits. Every node prints the final dictionary. A bar alone proves nothing, because every tool draws
+No line states the time of a step. The run time at the end covers the steps since the last start, with warm-up,
+evaluations and the last partial batch (``run_end.py``). ``train_steps_per_second`` has three decimals (0.007 has too
+few digits) or four digits. Every node prints the final dictionary. A bar alone proves nothing, because every tool draws
 them; it is read where other lines are the Trainer's. Dictionaries are parsed as text, never evaluated.
 """
 

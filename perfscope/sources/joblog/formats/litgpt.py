@@ -1,10 +1,11 @@
 """LitGPT and lit-gpt: a line a micro-batch, with its time.
 
     Epoch 1 | iter 4 step 1 | loss train: 1.585, val: n/a | iter time: 181.34 ms (step) remaining time: 0:10:00
+
     iter 77 step 39: loss 10.8259, iter time: 214.40ms (optimizer.step)
 
 The time of a step is the sum over its micro-batches, where every one of them is printed. Pre-training starts the clock
-behind the loading of a micro-batch, fine-tuning before it.
+after a micro-batch is loaded, fine-tuning before it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,14 @@
 """llm.c: a line a step, by its CUDA program, by its Python one, and by the one for processors.
 
     step   61/74 | loss 3.208939 (+nanz)| norm 1.4800 (+nanz)| lr 3.00e-04 | 44.57 ms | 38.1% bf16 MFU | 91886 tok/s
+
     step    2/19560 | train loss 10.829729 | norm 15.0011 | lr 5.71e-06 | (2391.52 ms | 191824 tok/s)
+
     step 1: train loss 4.301069 (took 1288.673000 ms)
 
 The time is that of one step with all its micro-batches, without validation and sampling; steps count from 1, in the
-last program from 0. The tokens a second of the CUDA program are a moving average over earlier steps and are not used;
-those of the Python program are of the step itself, over all GPUs.
+last program from 0. The CUDA program's tokens a second are a moving average over earlier steps and are not used. The
+Python program states tokens a second of the step itself, over all GPUs.
 """
 
 from __future__ import annotations

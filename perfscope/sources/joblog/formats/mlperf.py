@@ -3,10 +3,10 @@
     :::MLLOG {"namespace": "", "time_ms": 1695795023840, "event_type": "POINT_IN_TIME", "key": "tracked_stats",
     "value": {"throughput": 7936.63}, "metadata": {"file": "run_pretraining.py", "lineno": 1, "epoch_num": 150635}}
 
-The benchmarks define what they track: a step time (``train_step_timing``, ``train_step_time``, Mask R-CNN's ``time``)
-is used as it is, else the global batch over ``throughput``, the samples a second of the whole job over an interval of
-the benchmark's choice. Their ``step`` counts epochs, samples or tokens, so iterations have no number. The time of the
-run is ``run_stop`` less ``run_start``.
+The benchmarks define what they track. A step time (``train_step_timing``, ``train_step_time``, Mask R-CNN's ``time``)
+is used as it is. Otherwise it is the global batch over ``throughput``: the job's samples a second, over an interval
+that the benchmark chooses. Their ``step`` counts epochs, samples or tokens, so iterations have no number. The time of
+the run is ``run_stop`` less ``run_start``.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     {"mode": "val", "epoch": 1, "iter": 625, "lr": 0.01, "bbox_mAP": 0.29}
 
 ``time`` is the mean since the line before, with five decimals. ``iter`` counts from the beginning of each epoch where
-MMCV trains by epochs, else from the beginning of the training; the file does not say which, but in the first case
-alone it falls when an epoch begins. It does not say either how long an epoch is: these records have no number over
-all epochs. Where MMCV trains by iterations, the clock runs on through evaluations and saves; of saves the file says
-nothing. Some evaluations are called "train", too: they have no time. Objects with a comma behind them are of an array
+MMCV trains by epochs, else from the beginning of the training. The file does not say which; only in the first case does
+``iter`` fall when an epoch begins. The file does not state the length of an epoch either: these records have no number
+over all epochs. Where MMCV trains by iterations, the clock runs on through evaluations and saves; of saves the file
+says nothing. Some evaluations are called "train", too: they have no time. Objects followed by a comma are of an array
 and are not read.
 """
 

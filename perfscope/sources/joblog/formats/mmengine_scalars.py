@@ -3,11 +3,11 @@
     {"lr": 0.01, "data_time": 0.0009, "loss": 0.8785, "time": 0.0242, "epoch": 1, "iter": 10, "memory": 912, "step": 10}
     {"acc": 0.5, "data_time": 0.0002, "time": 0.0003, "step": 1}
 
-The same figures as in the text log with all their digits, and ``step`` over all epochs; the text log alone says how
-many iterations a time is the mean of, ten here. The second line is of an evaluation: it has no learning rate, its
+The file has the figures of the text log with all their digits; ``step`` counts over all epochs. Only the text log says
+how many iterations a time is the mean of: ten here. The second line is of an evaluation: it has no learning rate, its
 time is that of an evaluated batch, and its step may be that of the epoch. Where a line has no ``epoch``, MMEngine
 trains by iterations, and its clock runs on through evaluations and saves; of saves the file says nothing. Objects
-with a comma behind them are of an array and are not read.
+followed by a comma are of an array and are not read.
 """
 
 from __future__ import annotations

@@ -3,10 +3,10 @@
     step:125/1480 val_loss:4.3719 train_time:29736ms step_avg:258.57ms
     step:2550/20000 train_loss:2.1367 train_time:164917ms step_avg:64.67ms
 
-The clock stands still during validation; many versions set it to 0 once, after the first ten steps, which
-``train_time / step_avg`` shows. The time of a step is a difference of two clocks, never ``step_avg``, a mean since the
-start. Only the lines of validations wait for the GPU: a line of a step shows how far the host is, which can be a dozen
-steps ahead, and is used where there are no two validations.
+The clock stands still during validation; many versions set it to 0 once, after the first ten steps, which ``train_time
+/ step_avg`` shows. The time of a step is a difference of two clocks, never ``step_avg``, a mean since the start. Only
+the lines of validations wait for the GPU. The line of a step states the host's time, and the host can be a dozen steps
+ahead. It is used where there are fewer than two validations.
 """
 
 from __future__ import annotations

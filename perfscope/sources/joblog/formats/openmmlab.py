@@ -4,9 +4,9 @@ r"""OpenMMLab: MMEngine, and MMCV before it.
     2021-08-17 17:00:36,627 - mmcls - INFO - Epoch [1][200/5005]\tlr: 1.0e-01, eta: 19 days, 4:23:45, time: 0.196, ...
 
 The time runs from the end of an iteration to the end of the next and so contains the loading of data. MMCV prints the
-mean since the last line, MMEngine that of the last 10 iterations, or as many as its configuration says: where it prints
-a line more often, the first 10 of these contain the first iteration and have no time here. Epochs begin with a new
-clock; in ``Iter`` mode the clock runs on through evaluations and saves.
+mean since the last line. MMEngine prints the mean of the last 10 iterations, or of the number in its configuration.
+Where it prints lines more often, the first 10 contain the first iteration and have no time here. Epochs begin with a
+new clock; in ``Iter`` mode the clock runs on through evaluations and saves.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
     [2024/08/06 18:03:31] INFO: epoch: [1/2], global_step: 100, loss: 69.3, avg_batch_cost: 0.18023 s, ...
     2021-03-30 06:56:04 [INFO] [TRAIN] epoch: 1, iter: 40/500, loss: 1.8769, batch_cost: 0.3483, reader_cost: ...
 
-Both are means since the line before. The Trainer's clock runs on through evaluations and saves; its samples a second
-are those of the whole job, but in 2022, with three decimals, those of one step over the time of all steps: they are
-not used. ``ips`` and ``avg_samples`` of the scripts are of one card. PaddleOCR also prints where an epoch ends, and
-divides by the usual steps between two lines even where there were fewer: such a line has no time.
+Both are means since the line before. The Trainer's clock runs on through evaluations and saves. Its samples a second
+are of the whole job. Versions of 2022 print three decimals and divide the samples of one step by the time of all steps:
+these are not used. ``ips`` and ``avg_samples`` of the scripts are of one card. PaddleOCR also prints where an epoch
+ends, and divides by the usual steps between two lines even where there were fewer: such a line has no time.
 """
 
 from __future__ import annotations

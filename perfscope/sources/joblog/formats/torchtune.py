@@ -4,10 +4,10 @@
     Step 1 | loss:1.2345 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.3
 
 The bar names the epoch, the step and its loss; it counts the steps of an epoch, in which gradients are accumulated. It
-is drawn again with the old name when it moves on, and such a line is left out. Its rate is a moving average; step
-times are differences of its clock, which counts whole seconds, begins with each epoch and runs on through validations.
-The lines of the loggers state no time and no batch: the tokens of one step, without padding where that is masked,
-over the time since the step before and over the GPUs. Memory is in GiB. Older lines state no throughput either.
+is drawn again with the old name when it moves on, and such a line is left out. Its rate is a moving average; step times
+are differences of its clock, which counts whole seconds, begins with each epoch and runs on through validations. The
+lines of the loggers state no time and no batch. Their rate is the tokens of one step over the time since the previous
+step and over the GPUs. Padding that is masked does not count. Memory is in GiB. Older lines state no throughput either.
 """
 
 from __future__ import annotations

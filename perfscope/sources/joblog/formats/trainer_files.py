@@ -4,8 +4,8 @@
     {"current_steps": 10, "total_steps": 1000, "loss": 1.2, "elapsed_time": "0:00:34", "throughput": 1234.5, ...}
 
 The state has no time but ``train_runtime``, written once at the end: over the steps since the last start
-(``run_end.py``), warm-up and evaluations included. The step of that start is not in the file. The log has a clock of
-whole seconds since the start, which runs on through evaluations; its throughput is a mean since the start, so tokens a
+(``run_end.py``), warm-up and evaluations included. The step of that start is not in the file. The log's clock counts
+whole seconds since the start and runs on through evaluations. Its throughput is a mean since the start, so tokens a
 second follow from ``total_tokens`` instead.
 """
 
