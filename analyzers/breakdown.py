@@ -1,9 +1,9 @@
 """What a device did with its time: compute, exposed communication, exposed copies and idle add up to the window.
 
 The window of a step is from the first to the last event that was launched in it. Where steps are marked, a rank's row
-is the sum of its marked steps, and all shares are those of that sum; else it is the whole window, from the first to the
-last device event, which ``results.breakdown.ranks`` gives in any case. What ran in the window besides its marked steps
-is told apart (``perfscope.analyzers.shared.marked_steps``). Compute is the time that any compute kernel covers.
+is the sum of its marked steps, and shares are of this sum. Otherwise it is the whole window, from the first to the last
+device event. ``results.breakdown.ranks`` gives the window in either case. Work in the window outside its marked steps
+is separate (``perfscope.analyzers.shared.marked_steps``). Compute is the time that any compute kernel covers.
 Communication and copies are counted the same way. Compute hides communication, and both hide copies; what is not hidden
 is *exposed*. The rest of the window is idle. ``overlap_fraction`` is the share of communication time during which
 compute runs; without communication there is no such number.

@@ -1,10 +1,9 @@
 """How far the clocks of the ranks are apart, and how well that is known.
 
-Ranks of one host have one clock. Between hosts the ends of collectives tell the offset of two clocks and its residual
-(``perfscope.analyzers.shared.clock_offsets``); a claim about times on two ranks that is finer than the residual is not
-supported by the traces. Ranks that share no group
-with the reference are reached through other ranks, and their residuals add up. In a window of ten seconds or more a
-drift is fitted, too.
+Ranks of one host have one clock. Between hosts the ends of collectives give the offset of two clocks and its residual
+(``perfscope.analyzers.shared.clock_offsets``). The traces support no claim about times on two ranks that is finer than
+the residual. Ranks that share no group with the reference are reached through other ranks, and their residuals add up.
+In a window of ten seconds or more a drift is fitted, too.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How fast each collective is, and how much of its time is waiting.
 
-Bandwidth is in the units of nccl-tests: ``algbw`` is the size over the transfer time, ``busbw`` multiplies it by what
-the operation must move over the slowest link, with the group's own size n: 2(n-1)/n for all_reduce, (n-1)/n for
-all_gather, reduce_scatter, all_to_all, gather and scatter, 1 for broadcast, reduce and transfers between two ranks (the
-``getBw`` of each of its programs); GB is 10**9 bytes. The transfer time of an operation is its shortest duration on any
+Bandwidth is in the units of nccl-tests. ``algbw`` is the size over the transfer time. ``busbw`` multiplies it by the
+factor of the slowest link, with the group's own size n (``getBw`` of each of its programs). The factor is 2(n-1)/n for
+all_reduce. It is (n-1)/n for all_gather, reduce_scatter, all_to_all, gather and scatter. It is 1 for broadcast, reduce
+and transfers between two ranks. GB is 10**9 bytes. The transfer time of an operation is its shortest duration on any
 rank, because the last rank to arrive waits for nobody; the median over the operations counts. The time that an
 operation takes longer on another rank is waiting. No clocks are compared. Where ranks of a group are missing, the
 transfer time may include waiting, and the bandwidth is a lower bound.

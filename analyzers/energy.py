@@ -1,11 +1,11 @@
 """The energy of a training step, and the tokens per joule.
 
 A step's energy is the power of its GPUs, integrated from the step's beginning to its end by the trapezoidal rule over
-NVML's samples. NVML's power is itself a mean over up to a second, so that the energy of one short step is smoothed over
-its neighbours; the mean over many steps is not. Where most steps follow a pause within that second, as in a training of
-two seconds, power still holds the pause, and their energy is withheld. The GPUs' own energy counters are an independent
-second measurement: both are taken over the same time, and a difference over 5 % is a warning. Processors, memory and
-fans of the host are in neither.
+NVML's samples. NVML's power is itself a mean over up to a second. The energy of one short step is therefore smoothed
+over its neighbours; the mean over many steps is not. Where most steps follow a pause within that second, power still
+holds the pause, and their energy is withheld. The GPUs' own energy counters are an independent second measurement: both
+are taken over the same time, and a difference over 5 % is a warning. Processors, memory and fans of the host are in
+neither.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Where the host's time went, from a trace of a run on CPUs: operators, communication, data loading and the rest.
 
-A moment is *compute* where any thread is inside an operator that computes; *communication* where a collective is in
-flight (``gloo:``, ``c10d::``) or a thread calls another worker (``rpc_sync#``, the distributed backward pass), and
-exposed where no operator computes meanwhile; *data loading* where a loader is fetching and neither of the two goes on.
-The rest is *other*: time outside of operators, which ``perfscope.analyzers.shared.outside_operators`` splits by what
-Python did. Compute, exposed communication, exposed data loading and other add up to the window exactly. In a trace with
-GPU events the device's time is the answer instead.
+A moment is *compute* where any thread is inside an operator that computes. It is *communication* where a collective is
+in flight (``gloo:``, ``c10d::``) or a thread calls another worker (``rpc_sync#``, the distributed backward pass).
+Communication is exposed where no operator computes meanwhile. A moment is *data loading* where a loader fetches and
+neither of the two goes on. The rest is *other*: time outside of operators, which
+``perfscope.analyzers.shared.outside_operators`` splits by what Python did. Compute, exposed communication, exposed data
+loading and other add up to the window exactly. In a trace with GPU events the device's time is the answer instead.
 
 The engine's wrappers (``autograd::engine::evaluate_function``) are not compute: a thread waits inside them for
 gradients to be reduced.

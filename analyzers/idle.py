@@ -1,9 +1,9 @@
 """Why a device was idle: every gap in which nothing ran on it, split by what it was waiting for.
 
-A gap is split at what the host did in it: a synchronisation that ends 20 ms before the next launch is the cause of its
-own time, and not of these 20 ms. ``perfscope.analyzers.shared.idle_gaps`` has the causes and
+A gap is split by what the host did in it. A synchronisation that ends 20 ms before the next launch causes its own time,
+and not these 20 ms. ``perfscope.analyzers.shared.idle_gaps`` has the causes and
 ``perfscope.analyzers.shared.host_activity`` what the host did. The causes add up to the idle time of ``breakdown``
-exactly: over the marked steps, whose gaps are those between the events of a step, and over the whole window.
+exactly, over the marked steps and over the whole window. A marked step's gaps are those between its events.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """How much communication hides behind computation, by the axis of parallelism that it serves.
 
 The overlap fraction of a process group is the share of its communication time during which compute runs on the same
-device. Hidden is not free: communication slows the compute kernels beside it, by the multiprocessors and the memory
-bandwidth that it uses, so that a step without it would be shorter by more than its exposed time. On two H200 a step of
-data-parallel training whose communication is exposed for 1.2 % of its time is 6.5 % faster without communication
-(measured). 0.0 means that the device computes nothing meanwhile.
+device. Hidden is not free: communication slows concurrent compute kernels, because it uses multiprocessors and memory
+bandwidth. A step without it would be shorter by more than its exposed time. On two H200 a data-parallel step with 1.2 %
+exposed communication is 6.5 % faster without communication (measured). 0.0 means that the device computes nothing
+meanwhile.
 
-A group's communication time is the time that any of its kernels covers; the part of it that no compute kernel covers is
-exposed. Where several groups are exposed at the same time, that time counts for the most urgent one (PP, TP, EP, CP,
-DP, then groups of all ranks), so that the groups' exposed times add up to the exposed communication of ``breakdown``.
+A group's communication time is the time that any of its kernels covers. The part that no compute kernel covers is
+exposed. Time in which several groups are exposed counts for the most urgent one: PP, TP, EP, CP, DP, then groups of all
+ranks. So the groups' exposed times add up to the exposed communication of ``breakdown``.
 """
 
 from __future__ import annotations

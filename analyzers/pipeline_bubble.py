@@ -1,8 +1,8 @@
 """The share of a pipeline's time in which its stages were idle, and why.
 
-The bubble is 1 - useful / (p x T): p stages, T from the first forward pass of stage 0 to the end of the last backward
-pass on any stage. It is split into the costs of the schedule, of unequal stages, of transfers, and of gaps in which the
-host did not keep the device busy; with the useful time they add up to p x T exactly.
+The bubble is 1 - useful / (p x T), with p stages. T runs from the first forward pass of stage 0 to the end of the last
+backward pass on any stage. The bubble is split into the costs of the schedule, unequal stages, transfers, and gaps in
+which the host did not keep the device busy. With the useful time they add up to p x T exactly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The pipeline bubble of every training step, from the passes that the hooks timed, without a trace.
 
-A pass is timed on the device from the arrival of its inputs to the end of its last kernel, so gaps inside a pass count
-as work, and T is the longest time of a stage from its first to its last pass (except in zero-bubble schedules that
-stage is 0). The bubble is 1 - passes / (p x T). Idle time beyond schedule and imbalance is transfers and host gaps
-between passes, which are not separated.
+A pass is timed on the device from the arrival of its inputs to the end of its last kernel. Gaps inside a pass count as
+work. T is the longest time of a stage from its first to its last pass. Except in zero-bubble schedules that stage is 0.
+The bubble is 1 - passes / (p x T). Idle time beyond schedule and imbalance is transfers and host gaps between passes,
+which are not separated.
 """
 
 from __future__ import annotations

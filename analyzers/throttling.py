@@ -1,10 +1,10 @@
 """Training steps during which a GPU was throttled, the causes, and what that cost.
 
 NVML states at each sample why the clock is not higher. A step is throttled where a sample inside it, or the last one
-before it, names a cause that is throttling: a power or thermal limit, a hardware slowdown, a brake of the power supply,
-the slower clock of a synchronised group. An idle GPU, or a clock that a user set, is not throttling. The resolution is
-that of the samples: a cause that is active for less than the time between two samples can be missed. The GPUs' own
-counters of the time that each cause was active miss nothing and are reported, too.
+before it, names a throttling cause. Causes are a power or thermal limit, a hardware slowdown, a brake of the power
+supply, and the slower clock of a synchronised group. An idle GPU, or a clock that a user set, is not throttling. A
+cause that is active for less than the time between two samples can be missed. The GPUs' own counters of the time that
+each cause was active miss nothing and are reported, too.
 """
 
 from __future__ import annotations

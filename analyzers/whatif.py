@@ -1,8 +1,8 @@
 """What would make a step faster: the execution graph of a profiled step over all ranks, run again with changes.
 
-First the graph is run with the durations that were measured; how far that is from the measured step is the error of
-the method on this job, and is printed with every answer. Then each scenario changes durations and runs it again. A
-second table says what the steps waited for: the critical path through ranks, threads and streams.
+First the graph is run with the durations that were measured. Its distance from the measured step is the method's error
+on this job, and is printed with every answer. Then each scenario changes durations and runs it again. A second table
+says what the steps waited for: the critical path through ranks, threads and streams.
 """
 
 from __future__ import annotations

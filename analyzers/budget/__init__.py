@@ -3,14 +3,14 @@
 It is what ``perfscope compare`` compares. Unlike ``breakdown`` it counts the time between steps, and it names the
 kernels, axes, copies and causes: each moment of a step belongs to one of them.
 
-Of a device, a step lasts from the end of the device's work of the step before it to the end of its own. So the time
-between steps is counted, and it is what a step takes while the host runs ahead, too. Where the trace contains nothing
-of the step before the first marked one, the first one is left out; where it is the only one, it begins with its first
-event. A moment in which kernels compute belongs to the one of them that began first; without compute to the most urgent
-axis that communicates, then to a copy, and else it is idle, by cause.
+A device's step period runs from the end of the previous step's last device event to the end of this step's last device
+event. It includes gaps between steps, and it holds while the host runs ahead. The first marked step is left out where
+the trace contains no earlier event. If it is the only step, it begins with its first event. A moment of compute belongs
+to the kernel that began first. Without compute it belongs to the most urgent axis that communicates, then to a copy.
+The rest is idle, by cause.
 
-Of a host, from a trace without device events, a step lasts from its mark to the next one. Compute belongs to the
-operator that began first, which is the outermost one, and on several threads the one that was there first.
+In a trace without device events, a host's step lasts from its mark to the next one. Compute belongs to the operator
+that began first: the outermost one, and across threads the earliest.
 """
 
 from __future__ import annotations

@@ -58,9 +58,9 @@ class Kind(Struct, frozen=True, order=True, array_like=True):
     Attributes:
         operation: A name such as ``all_reduce``; ``""`` where it is unknown.
         dtype: Element type; ``""`` where not stated.
-        bytes: Its size as in nccl-tests: the output of an all_gather and a gather, else the input (of all ranks
-            together for a reduce_scatter and a scatter); ABSENT where not stated, and for an all_to_all_v, which has no
-            size that its ranks share.
+        bytes: Its size as in nccl-tests: the output of an all_gather and a gather, else the input. The input of a
+            reduce_scatter and a scatter is of all ranks together. ABSENT where not stated, and for an all_to_all_v,
+            whose ranks share no size.
     """
 
     operation: str

@@ -1,8 +1,8 @@
 """How the operations of several ranks are matched to each other.
 
-Ranks of a group call its operations in the same order, so the n-th call of a step on one rank is the n-th call of that
-step on every other. Where profiler windows do not begin at the same call the shorter sequence is moved along the longer
-one until the operations agree. NCCL's sequence numbers, where the trace contains them, need none of that.
+Ranks of a group call its operations in the same order. The n-th call of a step on one rank is therefore the n-th call
+on every other. Where profiler windows do not begin at the same call, the shorter sequence is moved along the longer one
+until the operations agree. NCCL's sequence numbers, where the trace contains them, need none of that.
 
 No clocks are compared: an operation's *transfer* is its shortest duration on any rank, and the time that it takes
 longer on another rank is *waiting*.

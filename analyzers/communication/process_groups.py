@@ -62,9 +62,11 @@ def role_of(description: str, operation: str, ranks: Sequence[int], lines: Mappi
     >>> lines = {"dp": (0, 2), "tp": (0, 1)}
     >>> role_of("undefined", "allreduce", (0, 2), lines), role_of("default_pg", "allreduce", (0, 1, 2, 3), lines)
     ('DP', '')
+
     >>> experts = {"dp": (0, 1), "ep": (0, 1)}
     >>> [role_of("default_pg", operation, (0, 1), experts) for operation in ("allreduce", "alltoallv", "")]
     ['DP', 'EP', '']
+
     >>> role_of("default_pg", "allgather", (0, 1, 2, 3), {"dp": (0, 2), "cp": (0, 1)})
     'DP'
     """

@@ -2,13 +2,13 @@
 
 One run against one run
     Steps of a process tell how steps vary, not how processes vary: another start of the same code has other addresses,
-    clocks and neighbours. ``steps_interval`` covers the steps of these two processes alone: the difference of the
-    medians by a stationary bootstrap (``perfscope.analyzers.comparison.change``), widened for few steps (Student's
-    t), and by the drift that the steps show beyond it (eighths of a run differ by more than their own error).
-    ``interval`` is wider by an allowance for runs of the same code, because two processes cannot show how much
-    processes differ: a standard deviation of ``BETWEEN_RUNS``, and of as much as steps spread. On H200 the medians of
-    16 processes of one training that waits for its device had 0.7 % with steps that spread 0.3 %, of one that waits for
-    its host 8.4 % with steps that spread 8.8 %.
+    clocks and neighbours. ``steps_interval`` covers the steps of these two processes alone. It is the interval of the
+    difference of the medians by a stationary bootstrap. It is widened for few steps (Student's t). It is also widened
+    by drift: eighths of a run that differ by more than their own error. ``interval`` is wider by an allowance for runs
+    of the same code, because two processes cannot show how much processes differ. The allowance is a standard deviation
+    of ``BETWEEN_RUNS``, and another as large as the spread of steps. On H200 the medians of 16 processes of a
+    device-bound training spread 0.7 %, and its steps 0.3 %. Those of a host-bound training spread 8.4 %, and its steps
+    8.8 %.
 Several runs of a side
     The run is the unit, as in benchstat and pyperf: the interval is Welch's for the runs' medians (B. Welch, Biometrika
     34, 1947); steps within a run count for its median alone. Where one side has a single run, the other side's spread
@@ -19,11 +19,11 @@ wider (C. Bonferroni), so that all of them hold together with the stated confide
 
 The stationary bootstrap of a median or a mean: resamples of steps that keep how steps depend on each other.
 
-Steps are no independent draws: a slow one is followed by slow ones, so that an interval that takes them for independent
-is too narrow. Resamples are made of blocks of consecutive steps of random lengths (D. Politis and J. Romano, "The
-stationary bootstrap", Journal of the American Statistical Association 89, 1994). Their mean length is chosen from the
-steps' autocorrelation (D. Politis and H. White, "Automatic block-length selection for the dependent bootstrap",
-Econometric Reviews 23, 2004, with the correction of A. Patton, D. Politis and H. White, 28, 2009).
+Steps are no independent draws: a slow one is followed by slow ones. An interval that takes them for independent is too
+narrow. Resamples are made of blocks of consecutive steps of random lengths (D. Politis and J. Romano, "The stationary
+bootstrap", Journal of the American Statistical Association 89, 1994). Their mean length is chosen from the steps'
+autocorrelation (D. Politis and H. White, "Automatic block-length selection for the dependent bootstrap", Econometric
+Reviews 23, 2004, with the correction of A. Patton, D. Politis and H. White, 28, 2009).
 """
 
 from __future__ import annotations

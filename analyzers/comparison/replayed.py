@@ -1,8 +1,8 @@
 """What the largest changes of kernels cost on the critical path: B's steps replayed with these kernels as on A.
 
-The budget adds up moments of each rank: a kernel that one rank alone runs longer stands there with its mean over ranks,
-and what the others wait for it is a term of its own. The replay tells the whole of it: each rank's launches of the
-kernel take as long as on the same rank of A, everything else follows. Such answers overlap, and add up to nothing.
+The budget adds up moments of each rank. A kernel that only one rank runs longer counts there with its mean over ranks,
+and the others' waits are another term. The replay gives the whole effect. Each rank's launches of the kernel take as
+long as on the same rank of A, and everything else follows. These answers overlap; their sum has no meaning.
 """
 
 from __future__ import annotations

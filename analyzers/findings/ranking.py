@@ -26,8 +26,8 @@ _CLEARLY = 1.5
 def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
     """The findings of a run, the one that regains most first.
 
-    Each rule claims its time from its accounts in the order of the rules, so that a cause that explains others comes
-    before them: what it claims is gone for them. All of them together claim no more than a step.
+    Rules claim time from their accounts in order. A cause that explains others comes before them, and the time that it
+    claims is gone for them. All rules together claim no more than a step.
     """
     step_us = training.step_us
     if not step_us:

@@ -95,8 +95,8 @@ class Training:
     def step_us(self) -> float | None:
         """The step time of the run, or without one the mean profiled step.
 
-        The host's steps are short while it runs ahead of its device, which a short training may do all the time: a step
-        is not shorter than what the device does in it.
+        The host's steps are too short while it runs ahead of its device, which a short training may do throughout. So a
+        step is at least as long as the device's work in it.
         """
         facts = self.facts
         seconds = facts.amount("/steps/step_time_s") or facts.amount("/steps/profiled_s")

@@ -1,9 +1,9 @@
 """Bytes that one call of an operator must read and write at least, from its inputs: each input once, each output once.
 
-They are a lower bound for what moves through the GPU's memory: a product that reads a matrix again for each tile, or a
-norm that reads its input twice, moves more, and data that is still in the cache moves less. The elements of an expanded
-dimension count once. A list of tensors states no type: its elements have that of the kernel that works on it. Of a
-fused kernel all tensors that it is given count once.
+More bytes move through the GPU's memory where a product reads a matrix again for each tile, or a norm reads its input
+twice. Fewer do where data is still in the cache. The elements of an expanded dimension count once. A list of tensors
+states no type: its elements have that of the kernel that works on it. Of a fused kernel all tensors that it is given
+count once.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which calls of products count: of nested ones those that account for the most, so that each product counts once.
 
-An operator that is written out as others is counted by them where they are at least as many operations: autocast calls
+An operator that calls others is counted by them where they do at least as many operations. Autocast, for example, calls
 an operator again with inputs that it has cast. What ran in a graph counts as often as the graph was launched.
 """
 

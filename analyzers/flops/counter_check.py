@@ -1,8 +1,8 @@
 """The utilisation that the GPUs' own counters state: how long tensor cores were active, times the clock.
 
-An active tensor core does the same number of operations in each cycle, by their type: activity x clock / clock of the
-datasheet's peak is the share of the peak that tensor cores were busy for. It counts what ran: recomputation,
-padding of tiles and of the vocabulary too, and no product that ran elsewhere. (OFU, arXiv 2605.20799.)
+An active tensor core does the same number of operations of a type in each cycle. So activity x clock / clock of the
+datasheet's peak is the share of the peak that ran. It counts recomputation and the padding of tiles and of the
+vocabulary, but no product that ran elsewhere. (OFU, arXiv 2605.20799.)
 
 Operations and counters are those of the same windows. While a GPU is at its power limit, active cycles at the clock
 that NVML states amount to more than the operations that ran; below the limit they do not. How much was measured with

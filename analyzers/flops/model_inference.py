@@ -69,8 +69,8 @@ def infer_dimensions(
         weights: Its parameters.
         name: What to call it.
         stated: What its configuration states.
-        is_whole: Whether shapes are whole; else each rank's part of a matrix is a weight of its own, and the layers
-            and the hidden size are those that the configuration states.
+        is_whole: Whether shapes are whole. Otherwise each rank's part of a matrix is a weight, and the configuration
+            states the layers and the hidden size.
 
     Raises:
         MissingInput: The shapes are not those of a transformer over tokens, or do not show what a token uses of it.

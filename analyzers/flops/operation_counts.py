@@ -2,9 +2,9 @@
 
 How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``, and what of them
 ran forward twice in ``repeats``. The last product of a layer, which PyTorch begins to recompute and then skips because
-it is not needed, is in the trace and is counted; ``skipped_flops`` states it. What multiplies and is not counted is
-listed with its share of the time of all kernels that multiply; below ``ENOUGH`` of that time the rate of operations
-would say little, and is withheld.
+it is not needed, is in the trace and is counted; ``skipped_flops`` states it. Multiplications that are not counted are
+listed, with their share of the time of all kernels that multiply. The rate of operations is withheld where counted
+kernels take less than ``ENOUGH`` of this time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Operations of one call of an operator, from the shapes of its inputs.
 
-A product of m x k and k x n is 2 m n k operations. A convolution does as many as the product that it stands for: 2 for
-each element of its output, or of its transposed input, and each weight that reaches it; its backward pass as many again
-for each gradient that its mask asks for. Attention is counted over the full matrix, forward once and backward twice, as
-the formulas of models count it; what a kernel recomputes inside is not. Sources: the signatures of the libraries'
-operators, and torch.utils.flop_counter, which counts the weights' gradient of a grouped convolution as if it had one
-group.
+A product of m x k and k x n is 2 m n k operations. A convolution does 2 for each element of its output, or of its
+transposed input, and each weight that reaches it. Its backward pass does as many again for each gradient that its mask
+asks for. Attention is counted over the full matrix, forward once and backward twice, as the formulas of models count
+it. Recomputation inside a kernel does not count. Sources: the signatures of the libraries' operators, and
+torch.utils.flop_counter. The latter counts the weights' gradient of a grouped convolution as if it had one group.
 """
 
 from __future__ import annotations
@@ -35,10 +34,10 @@ def count_flops(product: Product) -> int | None:
 
 
 def count_gradients(product: Product, kernels: int) -> int | None:
-    """Operations of a backward pass that launched so many kernels that multiply; None where they do not follow.
+    """Operations of a backward pass, by its number of kernels that multiply; None where they do not follow.
 
-    Half as many kernels as there are gradients of inputs and weights compute those of one kind alone: the first layer
-    needs none of its input, a frozen one none of its weight.
+    Where kernels are half as many as the gradients of inputs and weights, they compute one kind alone. The first layer
+    needs no gradient of its input, a frozen one no gradient of its weight.
     """
     flops = count_flops(product)
     gradients = next((count for pattern, count in _GRADIENTS if pattern.search(product.operator)), 0)

@@ -1,13 +1,13 @@
 """In which data types a run multiplies, and the peak of a GPU in that mixture.
 
 The parameters' type is no evidence: autocast, FSDP's mixed precision and fp8 layers cast parameters before they are
-multiplied. Evidence is, in this order: what the user states; the traces, by the types of the operators' inputs where
-all products state them, and by the names of the kernels otherwise; what the hooks saw of a forward pass; autocast where
-the model was called; the configuration of FSDP or of the framework's engine.
+multiplied. The best evidence is what the user states. The traces come next: the types of the operators' inputs where
+all products state them, else the names of the kernels. Then come the forward pass that the hooks saw, and autocast
+where the model was called. The last is the configuration of FSDP or of the framework's engine.
 
-With operations F_p in data type p and dense peaks P_p, the peak of the mixture is sum F_p / sum (F_p / P_p): the rate
-at which a GPU that is always at its peak would do these operations. By kernels alone, F_p is taken as their time times
-P_p: as if all of them used the same share of their peaks.
+With operations F_p in data type p and dense peaks P_p, the peak of the mixture is sum F_p / sum (F_p / P_p). A GPU that
+is always at its peak would do these operations at this rate. By kernels alone, F_p is their time times P_p: as if all
+of them used the same share of their peaks.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A product inside a node of autograd is one of the backward pass, unless autograd
 forward pass, computed again. Autograd tracks an operator that has a number, and what a function of Python does inside.
 
 A product that launched nothing was not computed. Selective checkpointing begins those whose outputs it has saved, and
-takes these. torch's checkpoint begins the last product of a part, and stops there, because its output is not needed:
-it counts, so that a part that is recomputed as far as it must be is one that is recomputed as a whole.
+takes these. torch's checkpoint begins the last product of a part and stops there, because its output is not needed.
+This product counts, so that a part counts as recomputed whole.
 """
 
 from __future__ import annotations

@@ -66,8 +66,9 @@ class Life:
 def number_steps(lives: Sequence[Life], resumed_at: Sequence[int]) -> tuple[list[Int64], list[int | None]]:
     """The number of each step in the whole job, and the step after which each life went on; None for the first.
 
-    A life whose framework does not number iterations is taken to go on from the last checkpoint that was saved before,
-    or after the step that ``resumed_at`` has for it, and from the beginning where nothing was saved.
+    Where the framework does not number iterations, a life is taken to resume from the last earlier checkpoint. If
+    ``resumed_at`` has a step for the life, it resumes after this step. Where nothing was saved, it starts from the
+    beginning.
     """
     numbers: list[Int64] = []
     resumed: list[int | None] = []

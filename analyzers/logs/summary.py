@@ -1,9 +1,9 @@
 """The speed of a run, recomputed from its log.
 
-The step time is over steady-state iterations: the first record of every start is warm-up, and a record whose time also
-contains an evaluation or a checkpoint save is left out where the framework's clock runs on through them. Throughput is
-the batch over that time, never the figure that the log prints; where the two disagree, that is a finding. A run without
-a single iteration is a ``fail``, as in BigScience's one-liner (experiments/gpt2.md, "Magic scripts").
+The step time is over steady-state iterations. The first record of every start is warm-up. Where the framework's clock
+runs on through evaluations and saves, a record that contains one is left out. Throughput is the batch over the step
+time, never the figure that the log prints. Where the two disagree, this is a finding. A run without a single iteration
+is a ``fail``, as in BigScience's one-liner (experiments/gpt2.md, "Magic scripts").
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What each allocation is for.
 
 Weights, gradients and optimizer states are known by their addresses, where the hooks noted them; else by when they
-live. An activation is allocated by a forward pass and still there when a backward pass begins to allocate; what is gone
-by then, or is allocated and freed within a backward pass or an optimizer step, is workspace: temporary tensors.
+live. An activation is allocated by a forward pass and still live when a backward pass begins to allocate. Workspace is
+temporary tensors: freed before that, or allocated and freed within a backward pass or an optimizer step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What would lower the peak: the window replayed with some tensors is_freed, smaller, or made again.
+"""What would lower the peak: the window replayed with some tensors freed, smaller, or recomputed.
 
-Each change is replayed over the whole window, because the peak moves: what is saved at one moment is not what the
-training needs less of. The price in time is a share of the step's operations, by the usual count of 2 for a backward
-pass to 1 for a forward pass; what it costs on the clock depends on what the step waits for.
+Each change is replayed over the whole window, because the peak moves: bytes saved at one moment need not lower it. The
+price in time is a share of the step's operations, with 2 for a backward pass to 1 for a forward pass. Its cost in
+seconds depends on what the step waits for.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """Who owns each device event of a trace: a module in a phase, or something outside of all modules.
 
-A launch inside the mark of a module's forward (``nn.Module: PATH``) is of the innermost marked module. A launch of the
-backward pass stands inside a node of autograd, which has the sequence number and the thread of the operator that made
-it: it belongs to the module of that operator. A node that accumulates a gradient has no number, and belongs to the
-module of the node before it, which computed the gradient. A forward inside a node is recomputation. Threads count
-sequence numbers apart: the forward that a checkpoint repeats runs in the thread of the backward pass, with numbers of
-its own.
+A launch inside the mark of a module's forward (``nn.Module: PATH``) belongs to the innermost marked module. A launch of
+the backward pass is inside a node of autograd. The node has the sequence number and the thread of the operator that
+made it. The launch belongs to the module of this operator. A node that accumulates a gradient has no number. It belongs
+to the module of the previous node, which computed the gradient. A forward inside a node is recomputation. Each thread
+counts its own sequence numbers: the forward that a checkpoint repeats runs in the backward thread, with other numbers.
 """
 
 from __future__ import annotations
@@ -142,8 +141,8 @@ class ModuleMap:
     def _link_nodes(self) -> None:
         """For each node the scope of the operator that made it: the last one of its thread with its number.
 
-        An operator that makes several nodes, as one in place on a view does, has the number of the first: a node with a
-        number that no operator has is of the one before.
+        An operator that makes several nodes, as one in place on a view does, has the number of the first. A node whose
+        number no operator has belongs to the previous operator.
         """
         self._link = np.full(len(self._name), ABSENT, np.int64)
         nodes = np.flatnonzero((self._kind == _NODE_KIND) & (self._sequence != ABSENT))

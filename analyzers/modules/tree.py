@@ -1,7 +1,7 @@
 """The modules of a rank as a tree, in which equal siblings with numbers fold: ``blocks.0`` to ``blocks.11``.
 
-A module's parent is the module whose path its own begins with; one without such a path, as the first one below the
-root has, belongs to the module around its first forward. Siblings whose last name is a number fold where all modules
+A module's parent is the module whose path is the beginning of its own. Without one, as for the first module below the
+root, the parent is the module around its first forward. Siblings whose last name is a number fold where all modules
 inside them have the same names, calls, kernels and operations.
 """
 

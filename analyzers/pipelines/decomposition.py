@@ -1,16 +1,16 @@
 """Decomposes the bubble of one measured step into its causes, in integers that add up.
 
-T, from the first forward pass of stage 0 to the end of the last backward pass on any stage, is built up in four steps,
-each with a further cause of idle time:
+T runs from the first forward pass of stage 0 to the end of the last backward pass on any stage. It is built up in
+steps, each of which adds a cause of idle time:
 
-- a simulation of equal stages with the mean times of all passes: the cost of the schedule alone;
-- a simulation of the passes with their measured times: the cost of unequal stages and micro-batches;
-- the same with transfers: their own time, without the time for which NCCL's kernels wait for the peer;
-- the same with the gaps in which a device ran nothing at all, within passes and right before them: what the host cost;
-- the measured step: the rest, which belongs to the transfers, whose kernels ran longer than their own time says. Where
-  the traces show no transfer, it is among the host's.
+- a simulation of equal stages with the mean times of all passes: the cost of the schedule alone.
+- a simulation of the passes with their measured times: the cost of unequal stages and micro-batches.
+- the same with transfers: their own time, without the time for which NCCL's kernels wait for the peer.
+- the same with the gaps in which a device ran nothing at all, within passes and right before them: what the host cost.
+- the measured step: the rest belongs to transfers, whose kernels ran longer than their own time says. Where the traces
+  show no transfer, it is among the host's.
 
-The increase of a stage's idle time from step to step is the part of that cause, so the parts add up to the measured
+The increase of a stage's idle time in each step is the part of the added cause. So the parts add up to the measured
 idle time. Imbalance is negative on a slow stage, which idles less than an equal stage would.
 """
 
@@ -191,8 +191,8 @@ def _estimate_transfer_times(
     """For each operation whose result crosses devices the time of that transfer alone.
 
     Of a paired send and receive the shorter kernel waited less. A kernel that names no peer may send and receive at
-    once, so that both are long; then the shortest pair in the same direction counts, because all micro-batches have
-    the same size. No transfer takes longer than the time between the two passes that it connects.
+    once, and both are then long. In this case the shortest pair in the same direction counts, because all micro-batches
+    have the same size. No transfer takes longer than the time between the two passes that it connects.
     """
     device_of = {op: device for device, order in enumerate(plan.orders) for (op,) in order}
     pairs: defaultdict[tuple[int, int, PassKind], list[tuple[Op, Op, int, bool]]] = defaultdict(list)

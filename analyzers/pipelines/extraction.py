@@ -1,14 +1,14 @@
 """Extracts the passes of micro-batches from one rank's trace: when each ran, and how long the device worked for it.
 
-The time of a pass is the union of the device work that was launched for it, copies and communication inside layers
-included, transfers between stages and the gradient synchronisation of data parallelism not: NCCL's kernels spin until
-the peer is ready. Time that two passes cover counts for the pass that began first.
+The time of a pass is the union of the device work that was launched for it. Copies and communication inside layers are
+included. Transfers between stages and the gradient synchronisation of data parallelism are not: NCCL's kernels spin
+until the peer is ready. Time that two passes cover counts for the pass that began first.
 
 The device events of a rank in the order of launch, each with its step and its role in the pipeline.
 
-The launch of a kernel decides which step it belongs to and whether it is part of a backward pass: the autograd engine
-launches those from a thread of its own. Transfers between stages are NCCL's SendRecv kernels; they spin until the peer
-is ready, so they are waiting time and never work.
+The launch of a kernel decides its step and whether it is part of a backward pass, which the autograd engine launches
+from another thread. Transfers between stages are NCCL's SendRecv kernels. They spin until the peer is ready, so they
+are waiting time and never work.
 
 Annotations of a trace that name the pass of a micro-batch which the host was launching.
 

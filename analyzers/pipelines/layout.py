@@ -1,7 +1,8 @@
 """Which ranks form a pipeline, and in which order they are its stages.
 
-In decreasing order of trust: the layout of the user or the run, marks of the hooks, process groups that are described
-as pipelines, the peers of sends and receives, and, in a job without any further process group, all its ranks.
+The most trusted source is the layout of the user or the run. Next come marks of the hooks, then process groups
+described as pipelines, then the peers of sends and receives. A job without any further process group is one pipeline of
+all its ranks.
 """
 
 from __future__ import annotations

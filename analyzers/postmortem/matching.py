@@ -71,6 +71,7 @@ def explain_shift(actual: Sequence[object], expected: Sequence[object]) -> Shift
     None where neither explains at least two calls, and all of those that can be compared.
 
     >>> a, b, c = (Token(name, Signature(name, None, None)) for name in "abc")
+
     >>> explain_shift([b, a, c], [a, b, c, a]), explain_shift([b, c, a], [a, b, c, a]), explain_shift([b], [a, b])
     (<Shift.EXCHANGED: 1>, <Shift.LEFT_OUT: 2>, None)
     """

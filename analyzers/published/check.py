@@ -1,16 +1,16 @@
 """Whether a published figure follows from the figures beside it.
 
 Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again, exactly, from its own row and the
-baseline. A cell is *rounded* if it is the exact value to its own digits, *truncated* if digits were cut off,
-*from unrounded inputs* if it follows from an input that is itself printed rounded, and *wrong* if none of that is true.
+baseline. A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is
+*from unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*.
 
-Columns that differ as a whole: they follow another definition, and are left as they are.
+Columns that differ as a whole follow another definition and are left as they are.
 
 A file often holds many tables of one author. If nearly all of its TFLOPs differ a little, all of them follow the other
-convention; if not, a table does whose TFLOPs nearly all differ by the same factor, or of which none agrees and each
-follows from other passes or another sequence length than those assumed. Speed-ups and efficiencies have one usual
-definition, so that a stale column is recomputed; where no cell of a column follows from it and most are far from it,
-they are relative to something that the table does not show.
+convention. Otherwise a table follows it if nearly all of its TFLOPs differ by the same factor. A table also follows it
+if no TFLOPs agree and each follows from other passes or another sequence length than those assumed. Speed-ups and
+efficiencies have one usual definition, so a stale column is recomputed. Where no cell of a column follows from it and
+most are far from it, the table does not show what they are relative to.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The exact value of a derived cell, from the other cells of its row and of its baseline row.
 
-TFLOPs follow the BigScience convention; speed-up is the rate over the baseline's; efficiency is the speed-up over the
-ratio of the GPUs; a save of mixed precision and Adam is 14 bytes/parameter.
+TFLOPs follow the BigScience convention. Speed-up is the rate over the baseline's. Efficiency is the speed-up over the
+ratio of the GPUs. A save of mixed precision and Adam is 14 bytes/parameter.
 """
 
 from __future__ import annotations
@@ -253,8 +253,8 @@ def _explain_absent(row: Row, quantity: Quantity) -> str:
 def find_baselines(table: PublishedTable) -> list[Row | None]:
     """The baseline of each row's speed-up: the row of its group with the fewest GPUs or a published speed-up of 1.
 
-    A group of one row has none, nor has one whose row of the fewest GPUs states another speed-up than 1: it is relative
-    to something that the table does not show.
+    A group of one row has none. A group whose row of the fewest GPUs states another speed-up than 1 has none, either.
+    It is relative to something that the table does not show.
 
     If a group has several (a table below a table), the last one above the row counts. Where a speed-up does not follow
     from these rows but each one of its group follows from the row directly above, that row is the baseline.

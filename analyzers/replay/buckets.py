@@ -1,9 +1,9 @@
 """Another size of the buckets in which DistributedDataParallel reduces gradients.
 
 The measured buckets say when how many bytes of gradients were ready: between the ends of two buckets, evenly. Buckets
-of another size are filled in the same order, each is reduced as soon as it is full and the one before it is through,
-and takes a latency and its bytes at the bandwidth of the measured ones. What ends behind the backward pass makes the
-step longer; what is hidden now slows kernels, and what no longer is does not.
+of another size are filled in the same order. Each is reduced when it is full and the previous one is done. It takes a
+latency and its bytes at the bandwidth of the measured ones. Reductions that end after the backward pass make the step
+longer. Those that are newly hidden slow kernels; those that are no longer hidden do not.
 """
 
 from __future__ import annotations

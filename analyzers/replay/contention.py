@@ -1,9 +1,9 @@
-"""How much kernels of computation are slowed by the communication that runs beside them.
+"""How much concurrent communication slows kernels of computation.
 
-A kernel is compared with itself: with the kernels of the same name between the same neighbours on its stream, which do
-the same work in another layer, where no communication ran at the same time. What a kernel takes longer, over the time
-that it shared with communication, is the *contention*: 0.4 says that a millisecond beside communication costs 0.4 ms.
-Kernels that never run alone are corrected by the contention of their class.
+A kernel is compared with kernels of the same name between the same neighbours on its stream, which do the same work in
+another layer. Only those without concurrent communication count. *Contention* is the kernel's excess time over the time
+that it shared with communication: 0.4 means that a shared millisecond costs 0.4 ms. Kernels that never run alone are
+corrected by the contention of their class.
 
 That communication slows overlapped computation by 19 % on average and by 40 % at most is measured in arXiv 2507.03114.
 """

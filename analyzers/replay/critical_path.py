@@ -1,8 +1,8 @@
 """The critical path of a replay: from the end of the last step back to its begin, always to what was waited for last.
 
-Its parts add up to the time of the steps exactly. An event is on it for as long as it ran, the host for the time
-between what it waited for and the launch that follows, an operation of several ranks for its transfer: the time before
-is on the path of the rank that arrived last.
+Its parts add up to the time of the steps exactly. An event is on it for as long as it ran. The host is on it from the
+end of its wait to the next launch. An operation of several ranks is on it for its transfer. The time before is on the
+path of the rank that arrived last.
 """
 
 from __future__ import annotations

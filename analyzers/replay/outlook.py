@@ -25,9 +25,9 @@ class Outlook(Struct, frozen=True):
         title: What it means.
         step_ns: The time of a step.
         saved_ns: What is saved of the replayed step, or of the measured one where passes are simulated.
-        uncertain_ns: How far the answer may be off: the error of the replay of the measured step, how much the
-            measured steps differ, what this scenario cannot know, and a fifth of what it saves: by so much changes that
-            were really made differed from their predictions, where none of the others tells (reports/what-if.md).
+        uncertain_ns: How far the answer may be off. It holds the error of the replayed measured step, the spread of the
+            measured steps, and what this scenario cannot know. It holds a fifth of the saving, too: measured changes
+            differed from their predictions by as much where no other term tells (reports/what-if.md).
         assumptions: What it rests on.
     """
 

@@ -1,34 +1,33 @@
 """The execution graph of one rank: what its host did in order, what its device ran, and what waited for what.
 
-The host is one sequence of calls into the device's runtime: PyTorch's main thread stands still while autograd's thread
-works, so calls of all threads that give the device work are taken in the order of their start. The device is a sequence
-of events a stream. Between them are launches, waits of a stream for events on other streams, and calls in which the
-host waits for the device. What waits for what is found by
-``perfscope.analyzers.replay.rank_graph``.
+The host is one sequence of calls into the device's runtime. PyTorch's main thread stands still while the backward
+thread works. So the calls of all threads that give the device work are taken in the order of their start. The device is
+a sequence of events a stream. Between them are launches, waits of a stream for events on other streams, and calls in
+which the host waits for the device.
 
 How much of the device a kernel can use while another one holds some of its multiprocessors.
 
-A kernel of communication stays on a few multiprocessors from its start to its end (24 of 132 for NCCL on an H200), and
-what runs beside it has the others. A kernel whose blocks filled all multiprocessors once then needs a second round, and
-takes up to twice its time; one of many rounds takes longer by the share that is gone.
+A kernel of communication stays on a few multiprocessors from its start to its end (24 of 132 for NCCL on an H200).
+Concurrent kernels have the others. A kernel whose blocks filled all multiprocessors once then needs a second round, and
+takes up to twice its time. A kernel of many rounds takes longer by the lost share.
 
 The operators and modules around each launch, those of a backward pass as well.
 
-A launch of the backward pass stands inside a node of autograd, which has the sequence number of the operator that made
-it in the forward pass: it belongs to the modules and operators around that one.
+A launch of the backward pass is inside a node of autograd, which has the sequence number of the operator that made it.
+It belongs to the modules and operators around this operator in the forward pass.
 
 What waits for what in one rank: streams for each other's events, and the host for events.
 
-Where the profiler recorded it (``enable_cuda_sync_events``), a wait names the call that recorded its event: it waits
+Where the profiler recorded it (``enable_cuda_sync_events``), a wait names the call that recorded its event. It waits
 for what was launched on that stream before. Elsewhere a trace does not state which event a wait is for; it is inferred:
 
-- Before a wait of a stream comes the record of an event. The next event that is launched after the wait waits for the
-  last events that were launched before it on every other stream, those left out that ended after it began.
+- Before a wait of a stream comes the record of an event. The next event after the wait waits for the last earlier
+  launch on every other stream. Events that ended after it began are left out.
 - A call that waits for the device waits for the events launched before it that ended before it did.
 - A launch waits where the queue of the device is full: for the event whose end freed a place in it.
 
-Where several threads use a stream, a call may wait for an event behind one whose launch began later: its own launch was
-held up. Calls are replayed in the order of their start, so such a wait is left out: the call takes as long as it did.
+Where several threads use a stream, a call may wait for an event after one whose launch began later. Calls are replayed
+in the order of their start, so this wait is left out: the call takes as long as it did.
 """
 
 from __future__ import annotations

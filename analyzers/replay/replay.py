@@ -1,10 +1,10 @@
 """Runs an execution graph again, with its measured durations or with others.
 
-Nothing is computed event by event but once. Events of a stream that wait for nothing but their launch and the event
-before them form a *run*: it ends at ``max(before + A, host + B)``, where ``A`` is the sum of its durations and ``B``
-what the latest launch and the durations after it add to the time of the host. The host's program is cut likewise where
-it waits for the device. What is left to go through in order is small: runs, parts of host programs, and operations of
-several ranks, which end when the last rank has arrived and the transfer is over.
+Single events are computed only once. Events of a stream that wait only for their launch and the previous event form a
+*run*. A run ends at ``max(before + A, host + B)``. ``A`` is the sum of its durations. ``B`` is what the latest launch
+and the durations after it add to the host's time. The host's program is cut likewise where it waits for the device. A
+replay then goes through runs, parts of host programs, and operations of several ranks. These operations end when the
+last rank has arrived and the transfer is over.
 
 Source: critical-path replay as in Lumos (arXiv 2504.09307) and dPRO (arXiv 2205.02473), in the max-plus algebra of
 Baccelli et al., "Synchronization and Linearity", 1992, chapter 1.

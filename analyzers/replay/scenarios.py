@@ -1,8 +1,7 @@
 """Changes of a replayed job: what would a step take if communication were free, if no rank were late, and so on.
 
 A scenario is written as ``NAME`` or ``NAME=VALUE``. Each one changes durations, or whether ranks wait for each other,
-and leaves everything else as measured: what a change would do to the kernels that a library chooses, to clocks or to
-memory is not in it.
+and leaves everything else as measured. Effects on a library's choice of kernels, on clocks or on memory are not in it.
 """
 
 from __future__ import annotations

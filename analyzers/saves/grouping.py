@@ -1,7 +1,7 @@
 """Which timed calls belong to one checkpoint, over all ranks.
 
-Frameworks save a checkpoint in one call, in which everything is nested. Scripts save its files one after the other: the
-files of one folder that are saved after the same step belong together, and so do the folders of its parts and ranks.
+Frameworks save a checkpoint in one call, in which everything is nested. Scripts save its files one after the other. The
+files of one folder that are saved after the same step belong together. So do the folders of its parts and ranks.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """DLPerf's rules for a speed and a speed-up, to the digit.
 
-The speed of a run is the mean over iterations 101 to 200; that of a configuration is the median of its runs (seven in
-the benchmark), and the speed-up is over the median of one GPU on one node. Every result is rounded to two decimals by
-NumPy, which multiplies, rounds and divides, and so can differ from Python's ``round`` in the last digit. Source:
-Oneflow-Inc/DLPerf, ``MxNet/BERT/extract_mxnet_logs.py`` and ``DeepSpeed/Megatron-LM/extract_deepspeed_logs.py``.
+The speed of a run is the mean over iterations 101 to 200. The speed of a configuration is the median of its runs (seven
+in the benchmark). The speed-up is over the median of one GPU on one node. NumPy rounds every result to two decimals: it
+multiplies, rounds and divides, and so can differ from Python's ``round`` in the last digit. Source: Oneflow-Inc/DLPerf,
+``MxNet/BERT/extract_mxnet_logs.py`` and ``DeepSpeed/Megatron-LM/extract_deepspeed_logs.py``.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ With N GPUs and throughput X(N), lambda the throughput of one GPU:
 
 - Amdahl (1967), for a fixed amount of work: ``lambda N / (1 + sigma (N - 1))``; sigma is the serial share.
 - Gustafson (1988), for work that grows with N: ``lambda (N - alpha (N - 1))``; alpha is the serial share.
-- Universal scalability law (Gunther 1993): ``lambda N / (1 + sigma (N - 1) + kappa N (N - 1))``; sigma is contention,
-  kappa the cost of coherency; the peak is at ``sqrt((1 - sigma) / kappa)``.
+- Universal scalability law (Gunther 1993): ``lambda N / (1 + sigma (N - 1) + kappa N (N - 1))``. Sigma is contention,
+  kappa the cost of coherency. The peak is at ``sqrt((1 - sigma) / kappa)``.
 
 Fitted by least squares on relative errors to the medians of the configurations. Intervals are those of
 `perfscope.analyzers.scaling.intervals`: a configuration counts once, because its repeats share its error.
@@ -248,8 +248,8 @@ def _predict(
 def _or_saturates(interval: Interval, saturating: Fit, gpus: int, speed: float) -> Interval | str:
     """The interval of a straight line, widened by that of Amdahl's law where the runs fit both.
 
-    A straight line cannot bend, and few runs do not show that it will: throughput of 1 to 512 GPUs that grew as a line
-    fell short of it by 5 to 40 % with the next doubling in published series.
+    A straight line cannot bend, and few runs do not show that throughput will. In published series of 1 to 512 GPUs
+    throughput grew as a line. It fell short of the line by 5 to 40 % at the next doubling.
     """
     other = next((prediction.interval for prediction in saturating.predictions if prediction.gpus == gpus), None)
     if other is None:

@@ -6,9 +6,9 @@ and the intervals are Student's, with as many degrees of freedom as configuratio
 
 In another form the laws are linear with relative errors: Amdahl's and the universal law in N / X, Gustafson's in X. Of
 few configurations that happen to agree, the error would be underestimated; it is taken to be at least 2 %. A prediction
-includes the error of the predicted configuration. One that strays by 10 to 30 %, on a bad node, may go unnoticed among
-few and shift the parameters: where one is suspected, their intervals also contain those without each configuration.
-`tests/analyzers/scaling/coverage.py` has the coverage.
+includes the error of the predicted configuration. A configuration that strays by 10 to 30 %, on a bad node, may go
+unnoticed among few and shift the parameters. Where one is suspected, the intervals also contain the intervals of fits
+that leave out each configuration in turn. `tests/analyzers/scaling/coverage.py` has the coverage.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """How throughput grows with the number of GPUs.
 
-Runs of the same set-up (model, precision, sequence length, ZeRO stage) form series of two kinds, never mixed: *weak*,
-where the batch per GPU stays the same, and *strong*, where the global batch does. In either the speed-up is the median
-throughput over that of the baseline, and the efficiency is throughput per GPU over that of the baseline. The baseline,
-the fewest GPUs of the series, is reported, because the figures depend on it.
+Runs of the same set-up (model, precision, sequence length, ZeRO stage) form series of two kinds, never mixed. The batch
+per GPU stays the same in a *weak* series, the global batch in a *strong* one. The speed-up is the median throughput
+over the baseline's. The efficiency is the throughput per GPU over the baseline's. The baseline, the fewest GPUs of the
+series, is reported, because the figures depend on it.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """How far two clocks are apart: not at all on one host, else by the ends of operations that two ranks made together.
 
 No rank can leave a collective before all have arrived, so its ends nearly coincide. But the rank that arrives last
-leaves last: on two H200 by 14 us, 8 % of the transfer, on four by 3 %. So the offset of two clocks is in the middle
-between the median difference of the ends where the one rank came last and that where the other one did; or it is the
-median over those that both began together. Where the same rank always came last it is the median over the half with the
-shortest transfers, and may be wrong by a tenth of these.
+leaves last: on two H200 by 14 us, 8 % of the transfer, on four by 3 %. So two medians of the differences of the ends
+are taken: one per rank that arrived last. The offset of the clocks is midway between them, or the median over
+operations that both began together. Where the same rank always arrived last, it is the median over the half with the
+shortest transfers. It may then be wrong by a tenth of these.
 """
 
 from __future__ import annotations

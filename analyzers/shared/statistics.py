@@ -1,9 +1,9 @@
 """Statistics of values that may be missing or counted, and the confidence interval of a median.
 
-The interval is the percentile bootstrap's, without drawing: of all resamples of n values, the share whose median is at
-most the k-th smallest value is the probability that at least half of n draws fall at or below it, which is binomial
-(B. Efron, "Bootstrap methods: another look at the jackknife", Annals of Statistics 7, 1979, section 3). It needs no
-seed, and a log of a million records costs no more than one of ten.
+The interval is the percentile bootstrap's, without drawing (B. Efron, "Bootstrap methods: another look at the
+jackknife", Annals of Statistics 7, 1979, section 3). A resample's median is at most the k-th smallest of n values if at
+least half of n draws fall at or below it. This probability is binomial. The interval needs no seed, and a log of a
+million records costs no more than one of ten.
 """
 
 from __future__ import annotations

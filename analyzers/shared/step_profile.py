@@ -1,7 +1,7 @@
 """What a rank did in each marked step, in parts that add up to it, to say what the rank that came last did longer.
 
-Ranks that wait for each other take equally long for a step; the rank that the others wait for spends in computing, or
-on its host, what they spend in waiting. So what it did longer than they did is why it came last.
+Ranks that wait for each other take equally long for a step. While the others wait, the rank that they wait for computes
+or works on its host. So what it did longer than they did is why it came last.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Whether a profiler window slowed the steps behind it: a test that minds autocorrelation and drift.
+"""Whether a profiler window slowed the steps after it: a test that accounts for autocorrelation and drift.
 
 Steps are no independent draws: a slow one is followed by slow ones. So the interval of the difference of the medians is
 that of a moving-block bootstrap (H. Kuensch, "The jackknife and the bootstrap for general stationary observations",
 Annals of Statistics 17, 1989), with the block length that is best for a first-order autoregression (E. Carlstein, "The
 use of subseries values for estimating the variance of a general statistic", Annals of Statistics 14, 1986). A training
-that drifts, as a GPU that warms up, has other medians on both sides of a window, too, so that a second interval is that
-of the jump at the window beside a straight line. A difference counts where both intervals lie above 0 and it is large
-enough to matter.
+that drifts, as on a GPU that warms up, has different medians on both sides of a window, too. So a second interval is of
+the jump at the window, fitted together with a straight line. A difference counts where both intervals lie above 0 and
+it is large enough to matter.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """How fast each rank's device computes, apart from how much it has to compute.
 
 Ranks are compared over kernels that all of them ran: of the same name and, where the trace states it, the same grid.
-*Relative compute* compares how long these same kernels take: the fastest rank's time over a rank's own, each kernel
-with its median and counted equally often on all ranks. *Relative work* compares how much there is to do: a rank's
-kernels, each with the median of the rank on which it is fastest, over those of the rank that has least. So a slow
-device lowers the first figure, and more or larger kernels raise the second one. Kernels of one name and grid need not
-do the same, but called equally often on all ranks they are the same mixture: others are not compared.
+*Relative compute* compares how long these same kernels take: the fastest rank's time over a rank's own. Each kernel has
+its median and counts equally often on all ranks. *Relative work* compares how much there is to do: a rank's kernels
+over the kernels of the rank that has least. Here each kernel has the median of the rank on which it is fastest. So a
+slow device lowers the first figure, and more or larger kernels raise the second one. Kernels of one name and grid need
+not do the same, but called equally often on all ranks they are the same mixture: others are not compared.
 
 Products, attention and sums of recent libraries have a grid as large as the GPU, whatever they compute. Where kernels
-that all ranks launch equally often have other grids on some of them, the inputs differ in size, and those of equal
-grids say nothing either. Then only kernels of the optimizer are compared, whose work is that of the parameters; a
-rank's work is the time of all of its kernels at the pace of the fastest rank.
+that all ranks launch equally often have other grids on some of them, the inputs differ in size. Kernels of equal grids
+then say nothing, either. Only kernels of the optimizer are compared, because their work depends on the parameters
+alone. A rank's work is the time of all of its kernels at the pace of the fastest rank.
 
-A kernel beside a collective that waits takes up to twice its time, which says nothing about the device. Where kernels
-that never run while the device communicates make up a tenth of the time of the common ones on every rank, only these
-are compared.
+A kernel that runs during a collective's wait takes up to twice its time, which says nothing about the device. Some
+kernels never run during communication. Only these are compared if they make up a tenth of the common kernels' time on
+every rank.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Which rank is late in which step, how much later than the others, and why.
 
 In training that synchronises, a step takes equally long on all ranks: those that are done wait for the last one. What a
-rank does outside of these waits is its own; the late rank has most of it. Where the waits are not on the host, as on
-GPUs, or the ranks are stages of a pipeline and have different work by design, only what cannot be a wait for another
-rank counts: data, garbage, saves, a processor that was taken away, page faults, sleep.
+rank does outside of these waits is its own; the late rank has most of it. On GPUs the waits are not on the host, and
+stages of a pipeline have different work by design. There only parts that cannot be a wait for another rank count: data,
+garbage, saves, the run queue, page faults, sleep.
 
-There a rank that waits for a late one waits on its device. Its host goes on, and is blocked once it needs a result of
-the device: in the same step, or a few later. That is no lateness of its own, by as much as the other rank was late.
+On GPUs a rank that waits for a late one waits on its device. Its host goes on, and is blocked once it needs a result of
+the device: in the same step, or a few later. As much of this as the other rank was late is no lateness of its own.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
     }
     if not parts.times_exchange:
         excess[Part.BLOCKED] = _with_idle(excess[Part.BLOCKED], parts)
-        # A thread that comes no further because its device is far behind asks for it in the driver: no page faults.
+        # A thread that is blocked because its device lags polls it in the driver: it has no page faults.
         has_faults = over_others(parts.faults) > MANY_FAULTS
         excess[Part.KERNEL] = np.where(has_faults, excess[Part.KERNEL], 0.0)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
@@ -135,9 +135,9 @@ def over_others(values: Int64) -> Float64:
 def _with_idle(excess: Float64, parts: StepParts) -> Float64:
     """What a rank is blocked longer than usual, and in every step for as long as its whole process is idle.
 
-    The thread that trains waits while another launches the backward pass, or comes no further because the device is
-    far behind: that thread works or spins then. Where idle times are unknown, a rank is blocked in every step that is
-    so for longer than backward passes differ.
+    The training thread waits while the backward thread launches, or while the device lags: one of the threads then
+    works or spins. Where idle times are unknown, a rank counts as blocked in every step only if it is so for longer
+    than backward passes differ.
     """
     usual, usual_ns = np.median(excess, axis=1), np.median(parts.parts_ns[Part.BLOCKED], axis=1)
     if not parts.idle_ns:
@@ -149,10 +149,10 @@ def _with_idle(excess: Float64, parts: StepParts) -> Float64:
 
 
 def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part], step: Int64, median_ns: float) -> Float64:
-    """By how much ranks are blocked longer than the others, without what another rank was late by, by rank and step.
+    """By how much ranks are blocked longer than the others, without the lateness of other ranks, by rank and step.
 
-    What is there in every step is compared with what is there in every step; single steps are taken in their order,
-    because a wait for a wait is one as well.
+    Excess that recurs in every step is compared with recurring lateness. Single steps are taken in their order, because
+    a rank may wait for another one's wait.
 
     Args:
         excess: By how much ranks are later in each part.

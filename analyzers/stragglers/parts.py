@@ -63,8 +63,8 @@ class StepParts:
         work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
         work_unit: Which of these.
         times_exchange: Whether waits for other ranks were timed on all ranks.
-        idle_ns: Of each rank, for how long of a step its process had no processor, waits for data and saves left out;
-            empty where this was not recorded of all ranks.
+        idle_ns: Of each rank, for how long of a step its process had no processor. Waits for data and saves are left
+            out. Empty where this was not recorded of all ranks.
     """
 
     ranks: tuple[int, ...]
@@ -148,8 +148,8 @@ def _common_steps(tables: Sequence[Steps]) -> Int64:
 def _without_jumps(tables: Sequence[Steps], numbers: Int64) -> Int64:
     """The steps in which no clock was set forward.
 
-    Ranks wait for each other: from some steps before to some steps behind one that takes long on a rank, all ranks take
-    equally long. By what one takes longer its clock has jumped.
+    Ranks wait for each other, so all take equally long over a few steps around a slow one. A rank's remaining excess is
+    a jump of its clock.
     """
     end_ns = np.stack([table.end_ns[find_rows(table.step, numbers)] for table in tables])
     taken_ns = np.diff(end_ns, axis=1, prepend=end_ns[:, :1])

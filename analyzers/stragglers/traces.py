@@ -1,15 +1,15 @@
 """Which rank makes the others wait, and why, as far as the traces show it.
 
-In a collective every rank waits for the last one to arrive. The rank on which an operation is shortest arrived last,
-and the time that the operation took longer on the others is the wait that it caused: a *caused wait* is the mean wait
-of the other ranks of the group. No clocks are compared. The straggler is the rank that caused most waiting beyond what
-it waited itself; there is none where that is below a hundredth of the time, as on ranks that wait for each other by
-turns. Where steps are marked on all ranks of a group, only the operations of these steps count.
+In a collective every rank waits for the last one to arrive. The rank on which an operation is shortest arrived last.
+The operation's excess time on the others is the wait that it caused. A *caused wait* is the mean wait of the other
+ranks of the group. No clocks are compared. The straggler is the rank that caused most waiting beyond its own. There is
+none where this is below a hundredth of the time, as on ranks that wait for each other by turns. Where steps are marked
+on all ranks of a group, only the operations of these steps count.
 
 Why a rank came last is what it did longer in these steps than the other ranks of its group; ``compute_pace`` tells a
 slow device from more work.
 
-Sends and receives are left out, and groups whose ranks are stages of one pipeline make no straggler: stages wait for
+Sends and receives are left out, and groups whose ranks are stages of one pipeline make no straggler. Stages wait for
 each other by the order of their passes, which the pipeline bubble measures.
 """
 

@@ -1,8 +1,8 @@
 """Where all of the wall time of a run went: every nanosecond of each rank's process in one part, and the slowest steps.
 
-The wall time of a rank is that of its process, from its start to its end as far as both were recorded. Parts add up to
-it exactly. Ranks of one job have walls of their own: shown are the rank with the longest one and the one with the
-median one, and all of them are in JSON.
+The wall time of a rank runs from the start of its process to its end, as far as both were recorded. Parts add up to it
+exactly. Ranks of one job have different wall times. The ranks with the longest and the median one are shown, and all of
+them are in JSON.
 """
 
 from __future__ import annotations
