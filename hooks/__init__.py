@@ -42,8 +42,8 @@ def attach(
         flops: Let torch estimate the operators' FLOPs.
         modules: Mark every forward of a module with its name.
         nvml_hz: Samples per second of power, utilisation, memory and so on; 0 disables sampling.
-        step_optimizer: Which of several optimizers ends a training step: its number in the order in which they first
-            step, from 1, or ``"every"``; the rhythm of their steps decides where it is None.
+        step_optimizer: Which of several optimizers ends a training step: ``"every"``, or its number in the order of
+            their first steps, from 1. The rhythm of their steps decides where it is None.
 
     Raises:
         ValueError: ``steps``, ``ranks``, ``window`` or ``step_optimizer`` cannot be read.

@@ -4,8 +4,8 @@ Training is never harmed: every method that a hook calls is guarded. A failure e
 reaches the script. Nothing here waits for a device.
 
 The methods that run in every step guard themselves, because a call of another function takes as long as their work. All
-of them write into one object. The end of a step asks it one number: the next step at whose end anything special may
-happen, such as a window, a save, or a step of several optimizers.
+of them write into one object. The end of a step reads one number of it: the next step that may end with a window, a
+save or several optimizers' step.
 """
 
 from __future__ import annotations
@@ -289,9 +289,9 @@ class Capture:
     ) -> None:
         """An object reached a step boundary; the rest, or what ``read()`` returns, is what its framework states.
 
-        That is, as far as it says so: ``skipped`` (the step did not update the weights), ``global_samples`` (over all
-        ranks), ``micro_batches``, ``samples`` and ``tokens`` of this rank, ``loss_scale``, and ``iteration``, its own
-        number of the step, which a resumed run does not begin at 1.
+        ``skipped`` means that the step did not update the weights. ``global_samples`` are over all ranks;
+        ``micro_batches``, ``samples`` and ``tokens`` are of this rank. ``iteration`` is the framework's own number of
+        the step, which a resumed run does not begin at 1. ``loss_scale`` may be stated, too.
         """
         began_ns = _clock()
         if self.step.dead:

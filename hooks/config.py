@@ -1,7 +1,8 @@
 """The configuration of a captured process: where to write and what to record.
 
-It travels as ``config.json`` beside the injected ``sitecustomize.py``, and, where the file system is not shared, in the
-environment variable ``PYTHON_PERFSCOPE``: DeepSpeed's launchers forward every variable whose name begins with PYTHON.
+It travels as ``config.json`` in the folder of the injected ``sitecustomize.py``. Where the file system is not shared,
+it travels in the environment variable ``PYTHON_PERFSCOPE``. DeepSpeed's launchers forward every variable whose name
+begins with PYTHON.
 """
 
 from __future__ import annotations

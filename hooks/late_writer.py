@@ -1,14 +1,13 @@
-"""Writes the records of steps beside training: up to two seconds after each, in a thread of its own.
+"""Writes the records of steps during training: up to two seconds after each, in another thread.
 
-To make a record, to encode and to write it takes longer than all other hooks of a step together, because nothing of the
-code is in the processor's caches after a step's work. The thread does it for several records at once, while training
-waits for the device, and reads what else changes slowly.
+Making, encoding and writing a record takes longer than all other hooks of a step together. Its code is not in the
+processor's caches after a step. The thread does it for several records at once, while training waits for the device,
+and reads what else changes slowly.
 
-A turn finds none of its code and objects in a cache, so that few turns with many records cost less than many turns with
-few: the first ones are half a second apart, so that a training that has begun shows soon, and later ones two seconds. A
-turn waits for another half second while a profiler window is open, so that it is not in the steps of a short one. A
-process that is killed loses the records of its last two seconds, or of two and a half in a window, and leaves whole
-lines.
+A turn finds none of its code and objects in a cache. So few turns with many records cost less than many turns with few.
+The first turns are half a second apart, to show soon that a training has begun; later ones are two seconds apart. A
+turn waits for another half second while a profiler window is open, to stay out of the steps of a short one. A process
+that is killed loses the records of its last two seconds, or of two and a half in a window, and leaves whole lines.
 """
 
 from __future__ import annotations

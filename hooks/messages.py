@@ -1,7 +1,7 @@
 """One line on standard error, written so that it cannot change how the process that writes it ends.
 
-It waits for no reader, dies by no broken pipe, and leaves nothing in the stream's buffer that Python would fail to
-write at its end: that would turn an exit code of 0 into 120.
+It waits for no reader and dies by no broken pipe. It leaves nothing in the stream's buffer: if Python failed to write
+it at exit, an exit code of 0 would become 120.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The names of modules: paths in the module that was called around them.
 
-The first module that is called is named by its class, and those inside it by their paths alone: ``blocks.0.mlp``. Where
-another such module has a path of the same name, as the second network of a GAN or the next part of a pipeline, all of
-its own are named below it: ``Discriminator.blocks.0.mlp``, ``Net#2.blocks.0.mlp``. A module that belongs to none of
-them, as one that a forward makes and throws away, is named below the module that calls it: ``blocks.0.mlp.Softmax``.
+The first module that is called is named by its class, and those inside it by their paths alone: ``blocks.0.mlp``.
+Another first module may have a path of the same name, as the second network of a GAN or the next part of a pipeline.
+All paths in it then begin with its name: ``Discriminator.blocks.0.mlp``, ``Net#2.blocks.0.mlp``. A module that belongs
+to none of them, as one that a forward makes and throws away, is named below the module that calls it:
+``blocks.0.mlp.Softmax``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Groups the steps of several optimizers into training steps.
 
 An optimizer that trains alone makes a training step each time it steps, and so do optimizers that train one after the
-other, each for several steps. Where several take turns, a training step is the whole round: it ends with the optimizer
-that steps least often, if that one recurs at least once in 20 steps of others.
+other, each for several steps. Where several take turns, a training step is the whole round. It ends with the optimizer
+that steps least often, if this one recurs at least once in 20 steps of others.
 
 An event is numbered by the optimizer that stepped, and waits until it is clear which training step it belongs to. One
 optimizer alone never waits. Nothing here knows of frameworks or of time.

@@ -97,8 +97,8 @@ class StepSource:
         """A boundary was reached by one of a framework's objects.
 
         Returns:
-            The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first;
-            None for a boundary that counts for nothing: of lower priority, or of another thread than the first.
+            The sizes of the training steps that are now complete, in boundaries that were reached, the oldest first.
+            None for a boundary that does not count: of lower priority, or of another thread than the first.
         """
         sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
         awaits_none = name != "optimizer" or not self._unused
@@ -176,8 +176,8 @@ class StepSource:
 class _Emitters:
     """The objects that have reached the boundary, numbered in that order; none of them is kept alive.
 
-    An ``id`` may be used again and stands for nothing. A new object takes the number of one of its class that is gone
-    where others of them are left: it takes over its part of their rounds, as the inner optimizers of meta-learning do.
+    An ``id`` may be used again and stands for nothing. A new object takes the number of a deleted one of its class
+    while others are alive. So it takes over its part of their rounds, as the inner optimizers of meta-learning do.
     Where none is left, numbers go on.
 
     Attributes:

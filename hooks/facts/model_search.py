@@ -1,7 +1,7 @@
 """Finds the model of a script that no framework wraps: the modules that hold what the optimizer steps.
 
-A parameter does not know its module, so the interpreter's objects are looked through, once, after the first step; that
-takes some tens of milliseconds, in the first step, which medians leave out. Only weak references to it are kept.
+A parameter does not know its module, so the interpreter's objects are searched once, after the first step. The search
+takes some tens of milliseconds of the first step, which medians leave out. Only weak references to the model are kept.
 """
 
 from __future__ import annotations

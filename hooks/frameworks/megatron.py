@@ -1,8 +1,9 @@
 """Hooks around Megatron-LM's training loop and around the parts of Megatron-core that any loop uses.
 
-``train()`` looks ``train_step`` up among its module's globals at each call, so that replacing the global is enough, for
+``train()`` looks ``train_step`` up among its module's globals at each call. So replacing the global is enough, for
 ``pretrain_gpt.py`` and every other script. A script with its own loop around Megatron-core steps one of Megatron's
-optimizers: also one that chains others, or keeps weights in two types, is a single object with a single ``step``.
+optimizers. An optimizer that chains others, or keeps weights in two types, is also a single object with a single
+``step``.
 """
 
 from __future__ import annotations

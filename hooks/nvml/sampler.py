@@ -1,18 +1,20 @@
 """Samples every GPU of this node until the rank that started it ends.
 
-Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [gpm] [full=BYTES]``. It writes lines of JSON, the
-first of which describes the GPUs, in each file that follows a full one, too; in the others ``gpus`` has the values read
-at that moment, in the same order::
+Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [gpm] [full=BYTES]``. It writes lines of JSON. The
+first line of each file describes the GPUs. In the others ``gpus`` has the values read at that moment, in the same
+order::
 
     {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
+
     {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", "energy_mj", ...}]}
+
     {"t_ns", "slower": "energy", "call_ns": 3100000, "period_ns": 1240000000}, {"t_ns", "lost": "GPU-..."}
     {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
-A value that a GPU does not report is left out. Each metric has a period of its own: calls that take microseconds are
-made at the rate that the user chose (for an hour, and then once a second), counters once a second. A metric that takes
-more than its share of the time is read less often, so that sampling a node never costs more than a few percent of one
-core. This file imports nothing of perfscope, because it runs without perfscope on its path.
+A value that a GPU does not report is left out. Each metric has its own period. Calls that take microseconds are made at
+the user's rate for an hour, and then once a second. Counters are read once a second. A metric that takes more than its
+share of the time is read less often, so that sampling a node never costs more than a few percent of one core. This file
+imports nothing of perfscope, because it runs without perfscope on its path.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Detaches CUPTI, by which torch.profiler records the device's work, from the process at the end of a window.
 
-CUPTI stays attached after a profiler has stopped, and every later launch of a kernel passes through it: that made steps
-bound by the host 25 to 50 % slower for the rest of the process. kineto detaches it where ``TEARDOWN_CUPTI`` is 1 when
+CUPTI stays attached after a profiler has stopped, and every later launch of a kernel passes through it. This made
+host-bound steps 25 to 50 % slower for the rest of the process. kineto detaches it where ``TEARDOWN_CUPTI`` is 1 when
 the profiler stops, in a thread of its own that ends with the next call of the CUDA runtime in any thread. A process
 cannot end while that thread waits, so such calls are made here until it is gone.
 

@@ -1,9 +1,9 @@
 """Lets the processes that training forks end, although their parent has or had a profiler.
 
 From the first window on, torch's profiler has a thread that waits on a condition variable until the process ends. A
-forked child inherits the waiting and not the thread, so that the destructor which C's ``exit`` runs would wait for
-ever; and a profiler that was active at the fork would crash it. So a child leaves out what its parent registered for
-C's ``exit``: after Python's own end, with all that a script registers in ``atexit``, it flushes C's streams and ends.
+forked child inherits the waiting but not the thread, so the destructor that C's ``exit`` runs would wait for ever. A
+profiler that was active at the fork would crash the child. So a child leaves out what its parent registered for C's
+``exit``: after Python's own end, with all that a script registers in ``atexit``, it flushes C's streams and ends.
 """
 
 from __future__ import annotations

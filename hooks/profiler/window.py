@@ -270,8 +270,8 @@ def read_resident_bytes() -> int | None:
 def _make_config(torch: Any, config: Config) -> object:
     """Let newer versions of torch keep nothing but what a trace needs, which makes stopping shorter.
 
-    What streams and the host wait for (``enable_cuda_sync_events``) is not recorded: steps of FSDP2 took 158 ms with it
-    and 142 ms without, and what a replay infers of it is the same (reports/what-if.md).
+    The events that streams and the host wait for (``enable_cuda_sync_events``) are not recorded. Steps of FSDP2 took
+    158 ms with them and 142 ms without, and a replay infers the same (reports/what-if.md).
     """
     if config.stack:
         return None  # torch would print a warning that it does not do both

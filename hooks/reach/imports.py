@@ -1,8 +1,8 @@
 """Calls back after a module was imported, whoever imports it.
 
-The finder is first on ``sys.meta_path``. It answers for the watched names only: it asks the other finders, and lets the
-callback run right after the module's own code, before the importer binds any name from it. This file is also loaded by
-itself at interpreter start, so it imports nothing but sys.
+The finder is first on ``sys.meta_path``. It answers for the watched names only, and asks the other finders for them.
+The callback runs right after the module's own code, before the importer binds any name from it. This file is also
+loaded by itself at interpreter start, so it imports nothing but sys.
 """
 
 import sys

@@ -1,7 +1,7 @@
 """Prepares the environment in which an unmodified command captures itself: a boot folder first on PYTHONPATH.
 
-Every launcher passes PYTHONPATH to its ranks (torchrun and srun pass the entire environment, DeepSpeed's runners the
-variables whose names begin with PYTHON), so that Python itself runs our ``sitecustomize`` in each of them.
+Every launcher passes PYTHONPATH to its ranks, so Python itself runs our ``sitecustomize`` in each of them. torchrun and
+srun pass the entire environment, DeepSpeed's runners the variables whose names begin with PYTHON.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Times what a training process does besides training: validation, generation, compilation, collection of garbage.
 
 A script says nowhere that it validates. What shows it is a forward pass of the model, or a wait for a batch, without
-gradients or in evaluation mode. A validation lasts from the first such sign to the next sign of training, or, where the
-next thing to be seen is the end of a step, to the end of the last forward pass. Where a framework validates in one
-call, that call is the validation. All of it is written with the record of the step in which it ended.
+gradients or in evaluation mode. A validation lasts from the first of these signs to the next sign of training. Where
+the end of a step comes first, it lasts to the end of the last forward pass. Where a framework validates in one call,
+that call is the validation. All of it is written with the record of the step in which it ended.
 """
 
 from __future__ import annotations

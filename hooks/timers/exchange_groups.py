@@ -1,8 +1,8 @@
 """Finds the process group whose work the training thread waits for: a wait by itself does not say it.
 
-A group is known where its work is launched: by the methods of ``ProcessGroup``, which return the work that is waited
-for, and by functional collectives, as those of tensor parallelism, whose result is waited for where it is first used.
-Of a step the first groups are told apart, which are the axes of parallelism; what else there is counts as a whole.
+A group is known where its work is launched. The methods of ``ProcessGroup`` return the work that is waited for. The
+result of a functional collective, as in tensor parallelism, is waited for at its first use. The first groups of a step,
+which are the axes of parallelism, are separate; all others count as one.
 """
 
 from __future__ import annotations

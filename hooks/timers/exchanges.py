@@ -1,8 +1,8 @@
 """Times how long the training thread waits for other ranks, where that is the host's time: training on processors.
 
 Ranks that exchange data over gloo wait on the host, and the rank that waits least is the one that the others wait for.
-Two things show it: a call that waits for the work of a process group, and a backward pass, in which DDP waits without
-Python: there the thread has the processor, or could use it, but for these waits. On GPUs the device waits, not the
+Two things show it. One is a call that waits for the work of a process group. The other is a backward pass, in which DDP
+waits without Python: apart from these waits the thread runs or is in the run queue. On GPUs the device waits, not the
 host: nothing is wrapped there.
 """
 

@@ -3,9 +3,9 @@
 A pair of CUDA events goes around each pass; they are read steps later, when the device has long passed them. A pass is
 timed on the device from when its inputs have arrived to when its last kernel has run. On a CPU the host's clock does.
 
-A device that comes to a pass before all of it is launched may wait for the host in it, until that is done at most. The
-events tell when it comes to each pass, on its own clock, which is set by the host's: it comes to no pass before the
-launch of that begins, nor before the host has launched all of it and finds that the device has not come to it.
+A device that starts a pass before all of it is launched may be launch-bound, until the launch is done at most. The
+events give the start of each pass on the device's clock. The host's clock bounds it: no pass starts before its launch
+begins. If the device has not started it when the launch is done, it starts later.
 
 A step has many passes, each of which takes microseconds of the host. They are timed in the first steps, for jobs that
 end soon, and then in one step of 16: ranks time the same steps.

@@ -2,8 +2,8 @@
 
 Ranks that train together take equally long for a step, and a slow device hides in the others' waits. Forward passes of
 replicas and the optimizer's update hold no exchange: where they take longer on one rank, its device is slow, or has
-more to do. CUDA events go around them in one step after each turn of the thread that writes records, which reads them
-in its next turn, when the device has long passed them.
+more to do. CUDA events go around them in one step after each turn of the thread that writes records. The thread reads
+them in its next turn, when the device has long passed them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _Method = TypeVar("_Method", bound=Callable[..., object])
 _NS_PER_MS = 1_000_000
 #: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
 _FEWEST_STEPS = 16
-#: So many probes come as often as that and as turns allow; later ones, which add to medians of many, once in so many
-#: turns: reading the events of one costs the thread beside training about as much as recording them costs the step.
+#: This many probes come as often as ``_FEWEST_STEPS`` and turns allow. Later ones come once in ``_LATER_TURNS`` turns,
+#: because they add to medians of many. Reading a probe's events costs the thread about as much as recording them costs
+#: the step.
 _FIRST_PROBES = 24
 _LATER_TURNS = 4
 #: Probes that the device has not reached yet; beyond that the oldest is given up.

@@ -1,6 +1,6 @@
-"""Whether the passes of the running step are timed, for the wrappers around them, which only count where they are not.
+"""Tells wrappers of passes whether the running step is timed; in an untimed step they only count.
 
-This stands apart from the capture: a wrapper that asks must not begin one, as in a launcher that only imports torch.
+This is separate from the capture: a wrapper must not begin a capture, as in a launcher that only imports torch.
 """
 
 from __future__ import annotations
