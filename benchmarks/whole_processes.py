@@ -3,12 +3,12 @@
 Each process trains a GPT twice: with a batch so small that the host cannot launch kernels fast enough, and with one so
 large that the host waits for the device. In both parts a window is profiled. A captured process and a bare one take
 turns on the same cores, two steps each, so that what cores and device do by chance is in both; two pairs at once where
-the host bounds the steps, and one alone where the device does. Behind that the twin rests for some dozens of steps.
+the host bounds the steps, and one alone where the device does. After that the twin rests for some dozens of steps.
 
-- After the window: by how much more of its twin's time the captured process takes behind the window than ahead of it,
-  the limit is 1 %. What the two differ by all along cancels out.
-- Hooks: their time in the steps beside which the twin rests, as the run records it; the limits are 0.3 % and 50 us. The
-  thread that writes records has its turns by the clock: beside a twin twice as many would fall on a step.
+- After the window: by how much more of its twin's time the captured process takes after the window than before it. The
+  limit is 1 %. A constant difference of the two cancels out.
+- Hooks: their time in the steps during which the twin rests, as the run records it; the limits are 0.3 % and 50 us. The
+  thread that writes records has its turns by the clock: with a running twin twice as many would fall on a step.
 - In the window: its steps against those of the twin, and the time that its start and end stall training.
 """
 
@@ -53,7 +53,7 @@ class Part:
         first: Its first step.
         before: Steps before the window, the window's first step apart.
         after: Steps behind the window, in turn with the twin.
-        rest: Steps behind those, beside which the twin rests.
+        rest: Steps after those, during which the twin rests.
     """
 
     kind: str
@@ -71,7 +71,7 @@ class Part:
 
     @property
     def alone(self) -> range:
-        """The steps beside which the twin rests."""
+        """The steps during which the twin rests."""
         begin = self.window.stop + self.after
         return range(begin, begin + self.rest)
 
