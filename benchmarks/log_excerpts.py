@@ -8,21 +8,18 @@ claimed. ``reports/log-formats.md`` holds the tables.
 
 from __future__ import annotations
 
-import inspect
 import tomllib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from importlib import import_module
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import cast
 
 from tabulate import tabulate
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
-from perfscope.sources.joblog import formats, read_log
+from perfscope.sources.joblog import read_log
 
 ROOT = Path(__file__).parents[1]
 EXCERPTS = ROOT / "fixtures" / "published_logs"
@@ -143,13 +140,6 @@ def document() -> str:
         _table(foreign, ("Excerpt", "Source", "Answer")),
     )
     return "\n\n".join(tables)
-
-
-def definitions() -> str:
-    """What each format shows, and what its figures mean, in the words of its module."""
-    modules = [import_module(f"{formats.__name__}.{module.name}") for module in iter_modules(formats.__path__)]
-    texts = sorted((inspect.getdoc(module) or "" for module in modules if module.FORMAT.framework), key=str.lower)
-    return "\n\n".join(texts)
 
 
 def _table(rows: Sequence[Sequence[str | int]], headings: tuple[str, ...]) -> str:

@@ -21,8 +21,7 @@ REACHED_SO_FAR = {
     "Entries of analyzers/ that `--only` does not take": 15,
     "Commands": 25,
     "Options": 244,
-    "Sentences of more than 30 words": 355,
-    "Lines of docs": 4_080,
+    "Lines of docs": 3_760,
     "Reports": 14,
 }
 ROWS = measure(Checkout(ROOT))

@@ -14,7 +14,6 @@ FEWEST_REPOSITORIES = 50
 
 def test_the_tables_of_the_report_are_fresh() -> None:
     assert log_excerpts.document() in REPORT
-    assert log_excerpts.definitions() in REPORT
     assert published_tables.document(RAW) in REPORT
 
 
