@@ -42,6 +42,13 @@ class Tracers:
 TRACERS = Tracers()
 
 
+def is_in_backward() -> bool:
+    """Whether this call is made inside of a backward pass, as by an optimizer that steps in a hook of a gradient."""
+    library = getattr(sys.modules.get("torch"), "_C", None)
+    find_task = getattr(library, "_current_graph_task_id", None)
+    return find_task is not None and find_task() != -1
+
+
 def _is_compiling() -> bool:
     is_traced = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
     return is_traced is not None and bool(is_traced())

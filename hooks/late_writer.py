@@ -102,13 +102,15 @@ class LateWriter:
             lines: dict[RecordFile, list[bytes]] = {}
             last: RecordFile | None = None
             content: list[bytes] = []
-            for _ in range(len(rows) if most is None else min(most, len(rows))):
-                file, make_line, arguments = take()
-                if file is not last:
-                    last, content = file, lines.setdefault(file, [])
-                content.append(make_line(*arguments))
-            for file, content in lines.items():
-                file.append(b"".join(content))
+            try:
+                for _ in range(len(rows) if most is None else min(most, len(rows))):
+                    file, make_line, arguments = take()
+                    if file is not last:
+                        last, content = file, lines.setdefault(file, [])
+                    content.append(make_line(*arguments))
+            finally:  # of a row that makes no line the others are kept
+                for file, content in lines.items():
+                    file.append(b"".join(content))
 
     def close(self) -> None:
         """Write what waits, and let the thread end.

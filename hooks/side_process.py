@@ -79,7 +79,10 @@ def _create_file(folder: str) -> int:
     attempt = 0
     while True:
         name = f"{host}.jsonl" if attempt == 0 else f"{host}.{attempt}.jsonl"
+        path = os.path.join(folder, name)
         try:
-            return os.open(os.path.join(folder, name), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            if not os.path.exists(f"{path}.gz"):  # full files are compressed, which frees their names
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
-            attempt += 1
+            pass
+        attempt += 1

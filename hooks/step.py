@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
     def with_batch(self, batch: Any) -> Work:
         """The sum with a batch, which is its token ids, else its first tensor; None where there is none."""
-        shape = () if batch is None else batch.shape
+        shape = () if batch is None or batch.is_nested else batch.shape
         if not shape:
             return self
         are_ids = len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point()
@@ -108,7 +108,7 @@ class StepAccumulator:
         if type(first) is not self.tensor_class:
             first = find_input(args, kwargs)
         self.micro_batches += 1
-        shape = None if first is None else first.shape
+        shape = None if first is None or first.is_nested else first.shape
         if shape:
             self.forward_samples += shape[0]
             if len(shape) == _DIMENSIONS_OF_IDS:
@@ -128,7 +128,7 @@ class StepAccumulator:
         first = batch[0] if type(batch) in _SEQUENCES and batch else batch
         if type(first) is not self.tensor_class:
             first = find_loaded(batch)
-        shape = None if first is None else first.shape
+        shape = None if first is None or first.is_nested else first.shape
         if shape:
             self.loaded_samples += shape[0]
             if len(shape) == _DIMENSIONS_OF_IDS and not first.is_floating_point():

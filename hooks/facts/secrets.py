@@ -9,7 +9,7 @@ REDACTED = "[redacted]"
 
 _SECRET_NAME = re.compile(
     r"token|secret|passw|passphrase|(^|[_.-])pass$|credential|auth|bearer|cookie|jwt|signature|private|key(_?id)?$"
-    r"|(^|[_.-])(pw|pat|sas|sig|login|conn(ection)?([_-]?str(ing)?)?)$"
+    r"|(^|[_.-])(pw|pwd|pat|sas|sig|login|conn(ection)?([_-]?str(ing)?)?)$"
     r"|(^|[_.-])key([_.-]|$)|(api|access|secret|private|ssh|license|encryption)[_-]?key",
     re.I,
 )
@@ -27,9 +27,11 @@ _URL_USER = re.compile(r"((?<!\w)\w+://)[^/\s@]+@")
 _URL_QUERY = re.compile(r"((?<!\w)\w+://[^\s?\"']*\?)[^\s\"']+")
 #: One of several settings in a value, as in ``AccountName=a;AccountKey=b``.
 _SETTING = re.compile(r"(?<=[;&=])([\w.-]+)=([^\s;&\"']+)")
-_AUTHORIZATION = re.compile(r"\b(bearer|basic)\s+[^\s\"']+", re.I)
+_AUTHORIZATION = re.compile(r"\b(?:bearer|basic)\s+[^\s\"']+|(?<=authorization:)\s*\w+\s+[^\s\"']+", re.I)
+#: ``NAME="some words"`` in a line of a shell.
+_QUOTED_VALUE = re.compile(r"""(?<![\w.-])([\w.-]+)=("[^"]*"|'[^']*')""")
 #: ``"name": "value"``, as in an argument that holds JSON or YAML; a long word is searched once, from its beginning.
-_NAMED_VALUE = re.compile(r"""(["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,}\]]+)""")
+_NAMED_VALUE = re.compile(r"""(["']?)(?<![\w.-])([\w.-]+)\1(\s*:\s*)("[^"]*"|'[^']*'|[^\s,{}\[\]]+)""")
 #: Long, and about the container image instead of the run.
 _OMITTED_VARIABLES = {"NVIDIA_REQUIRE_CUDA"}
 #: A longer word says nothing about a run's speed, and searching it for secrets would delay the start of the training.
@@ -44,6 +46,8 @@ _HARMLESS_NAME = re.compile(
     r"|(bos|eos|pad|mask|unk|sep|cls)[-_]token|(query|value|kv)[_-]key|key[_-](value|dim|size|len)",
     re.I,
 )
+
+_NEVER_HARMLESS = re.compile(r"auth|passw|secret", re.I)
 
 
 def redact_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -106,6 +110,9 @@ def redact_value(value: str) -> str:
     value = _SETTING.sub(
         lambda setting: f"{setting[1]}={REDACTED}" if _is_secret_name(setting[1]) else setting[0], value
     )
+    value = _QUOTED_VALUE.sub(
+        lambda setting: f"{setting[1]}={REDACTED}" if _is_secret_name(setting[1]) else setting[0], value
+    )
     value = _NAMED_VALUE.sub(_without_secret, value)
     return _SECRET_VALUE.sub(REDACTED, value)
 
@@ -142,4 +149,5 @@ def redact_path(path: str) -> str:
 
 
 def _is_secret_name(name: str) -> bool:
-    return bool(_SECRET_NAME.search(name)) and not _HARMLESS_NAME.search(name)
+    is_harmless = _HARMLESS_NAME.search(name) and not _NEVER_HARMLESS.search(name)
+    return bool(_SECRET_NAME.search(name)) and not is_harmless

@@ -93,7 +93,10 @@ def _create_next(path: str) -> int:
         stem, number = path.removesuffix(_SUFFIX), "0"
     following = int(number) + 1
     while True:
+        path = f"{stem}.{following}{_SUFFIX}"
         try:
-            return os.open(f"{stem}.{following}{_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+            if not os.path.exists(f"{path}.gz"):
+                return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
         except FileExistsError:
-            following += 1
+            pass
+        following += 1

@@ -13,6 +13,7 @@ from typing import Protocol
 from perfscope import wire
 from perfscope.hooks.config import Config
 from perfscope.hooks.facts import launched_rank
+from perfscope.hooks.introspection import is_in_backward
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
@@ -25,6 +26,7 @@ from perfscope.wire.requests import LATE, PLANNED, REFUSED, Answer, WindowReques
 
 _WATCHDOG_S = 20.0
 #: There is one profiler a process at a time.
+_IN_BACKWARD = "the optimizer steps inside the backward pass"
 _OF_SCRIPT = "the script runs a profiler of its own"
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
@@ -130,6 +132,11 @@ class WindowSchedule:
 
     def on_step_end(self, completed_steps: int) -> None:
         """Go from the step that just ended to the next: open, advance or close a window, and label the next step."""
+        if is_in_backward():  # a profiler that starts or stops in there crashes torch
+            if self.blocked_by != _IN_BACKWARD and (self._pending or self._window is not None):
+                self._say(f"no window is profiled: {_IN_BACKWARD}")
+            self.blocked_by = _IN_BACKWARD
+            return
         self._is_changing = True
         try:
             self._advance(completed_steps)

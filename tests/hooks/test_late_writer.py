@@ -194,3 +194,18 @@ def test_a_number_that_the_script_gave_to_its_own_file_is_not_written_to(file: P
     os.close(steps._descriptor)
     writer.close()
     assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [3]
+
+
+def test_a_row_that_makes_no_line_costs_itself_alone(file: Path) -> None:
+    def make_line(step: int) -> bytes:
+        if step == 5:
+            raise ValueError("no line")
+        return json.dumps({"step": step}).encode() + b"\n"
+
+    writer, steps = LateWriter(), opened(file)
+    for step in range(1, 10):
+        writer.add(steps, make_line, step)
+    with pytest.raises(ValueError, match="no line"):
+        writer.flush()
+    writer.close()
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [*range(1, 5), *range(6, 10)]

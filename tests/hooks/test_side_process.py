@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 import uuid
 from pathlib import Path
 
+from perfscope.hooks.nvml.output import _create_next
+from perfscope.hooks.side_process import _create_file
 from tests.conftest import run
 
 LONGEST_S = 60
@@ -38,3 +41,12 @@ def test_a_script_that_waits_for_its_children_does_not_wait_for_it(tmp_path: Pat
     assert words == ["a", "b", "__main__"]
     assert Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1] != ended.stdout.strip()
     os.kill(int(pid), 9)
+
+
+def test_a_name_whose_file_was_compressed_is_not_given_again(tmp_path: Path) -> None:
+    host = socket.gethostname()
+    for name in (f"{host}.jsonl.gz", f"{host}.1.jsonl.gz", f"{host}.3.jsonl.gz"):
+        (tmp_path / name).write_bytes(b"")
+    os.close(_create_file(str(tmp_path)))
+    os.close(_create_next(str(tmp_path / f"{host}.2.jsonl")))
+    assert {path.name for path in tmp_path.glob("*.jsonl")} == {f"{host}.2.jsonl", f"{host}.4.jsonl"}

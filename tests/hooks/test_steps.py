@@ -397,3 +397,13 @@ def test_a_record_that_cannot_be_written_ends_the_capture_in_any_step(
     training.step()
     assert training.capture.dead
     assert "disk full" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+@pytest.mark.filterwarnings("ignore")
+def test_a_nested_batch_counts_no_samples_and_ends_nothing(layout: torch.layout) -> None:
+    ids = torch.nested.nested_tensor([torch.zeros(3).long(), torch.zeros(5).long()], layout=layout)
+    step = StepAccumulator()
+    step.add_forward((ids,), {})
+    step.add_batch(ids)
+    assert (step.micro_batches, step.forward_samples, step.loaded_samples) == (1, 0, 0)

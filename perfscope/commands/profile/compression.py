@@ -39,7 +39,7 @@ def compress(path: Path) -> None:
     Raises:
         OSError: It cannot be written; the file is unchanged.
     """
-    with suppress(FileNotFoundError), path.open("rb") as source:
+    with suppress(FileNotFoundError), path.open("r+b") as source:  # NFS locks no others
         fcntl.flock(source, fcntl.LOCK_EX)
         if not path.exists():
             return

@@ -68,6 +68,9 @@ def test_what_is_no_secret_is_kept(harmless: list[str]) -> None:
         "--s3=s3://b/x?X-Amz-Signature=SECRET&X-Amz-Credential=SECRET", "s3://b/x?X-Amz-Signature=SECRET",
         "--conn=AccountName=a;AccountKey=SECRET;x=1", "--storage=a=b;AccountKey=SECRET;x=1", "--sas=sig=SECRET",
         "--url=sv=1&sig=SECRET", "--login=user:SECRET", "--pw=SECRET", "--pat=SECRET", "--connection-string=SECRET",
+        '--config={"wandb": {"api_key": "SECRET"}}', '--config={"a": [{"token": "SECRET"}]}',
+        "--db=Server=h;Pwd=SECRET;", "--header=Authorization: Token SECRET", "--passwd='abc SECRET'",
+        "--tokenizer_auth_token=SECRET",
     ],
 )  # fmt: skip
 def test_a_secret_inside_an_argument_is_not_kept(argument: str) -> None:
@@ -83,3 +86,4 @@ def test_a_text_and_a_configuration_are_searched() -> None:
     kept = {"hidden": 8, "auth": REDACTED, "layers": [{"secret": REDACTED, "size": 2}], "eos_token_id": 5, "token": 7}
     assert redact_facts(facts) == kept
     assert redact_environment({"NCCL_X": "PASSWORD=a b"}) == {"NCCL_X": f"PASSWORD={REDACTED} b"}
+    assert redact_environment({"NCCL_X": "PASSWORD='a b'"}) == {"NCCL_X": f"PASSWORD={REDACTED}"}

@@ -112,3 +112,11 @@ def test_a_choice_that_is_neither_a_number_nor_every_is_refused(tmp_path: Path) 
     ended = profile("true", cwd=tmp_path, options=["--step-optimizer", "all"])
     assert ended.code == 2
     assert "neither the number of an optimizer" in ended.stderr
+
+
+@pytest.mark.parametrize("steps", ["2-3", "10"])
+def test_optimizers_that_step_inside_the_backward_pass_get_no_window(steps: str, tmp_path: Path) -> None:
+    ended = profile(sys.executable, SCRIPTS / "steps_in_backward.py", cwd=tmp_path, options=["--steps", steps])
+    assert ended.code == 0, ended.stderr
+    assert "no window is profiled: the optimizer steps inside the backward pass" in ended.stderr
+    assert [line["step"] for line in step_lines(tmp_path / "RUN")] == list(range(1, 21))
