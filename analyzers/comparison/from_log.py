@@ -22,7 +22,8 @@ def side_of_log(name: str, summary: LogSummary) -> Side:
     tflop = summary.tflops_per_gpu * median_s if summary.tflops_per_gpu is not None and median_s else None
     memory = summary.log.memory.allocated_bytes or summary.log.memory.reserved_bytes
     spans = sorted({int(span) for span in rows.span})
-    note = f"{name}: each record is the mean of {spans[0]} to {spans[-1]} iterations." if spans[-1:] > [1] else ""
+    several = f"{spans[0]} to {spans[-1]}" if len(spans) > 1 else str(*spans)
+    note = f"{name}: each record is the mean of {several} iterations." if spans[-1:] > [1] else ""
     return Side(
         name=name,
         kind=Kind.LOG,

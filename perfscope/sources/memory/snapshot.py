@@ -121,6 +121,8 @@ class _SnapshotUnpickler(PlainUnpickler):
         super().add_pairs(values)
         target = self.stack[-1]
         if isinstance(target, dict) and "action" in target:
+            if len(values) == len(("key", "value")):  # what follows would be lost with the dict
+                raise PickleDamage("is of an old protocol of pickle, which torch does not write")
             self.stack[-1] = self.rows.add(target)
             target.clear()  # the memo holds it until the end
 

@@ -172,3 +172,9 @@ def test_a_list_that_names_one_block_very_often_ends_soon(tmp_path: Path) -> Non
     path.write_bytes(pickle.dumps({"segments": [segment] * 1000}))
     with pytest.raises(SourceError, match="outside of its segment"):
         read_snapshot(path)
+
+
+def test_a_protocol_that_fills_events_key_by_key_is_refused(tmp_path: Path) -> None:
+    path = random_script(10).write(tmp_path / "a.pickle", 0)
+    with pytest.raises(SourceError, match="is of an old protocol of pickle"):
+        read_snapshot(path)
