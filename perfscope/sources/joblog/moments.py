@@ -74,6 +74,9 @@ class MomentsBuilder:
         moments = list(self._moments(log, marked, are_times_apart=are_times_apart))
         if self._first_ns is None or self._last_ns is None or not moments:
             raise SourceError(log.path, "has no line with a time and the number of an iteration")
+        stated_ns = int(np.ma.getdata(log.iterations.wall_ns)[~np.ma.getmaskarray(log.iterations.wall_ns)].sum())
+        if len({moment.t_ns for moment in moments}) == 1 < len(moments) and stated_ns > NS_PER_S:
+            raise SourceError(log.path, "has no times on the lines of its iterations")
         name = Path(log.path).name
         possible, damage = _without_leaps(moments, name)
         damage += _describe_clock(possible, name)

@@ -385,3 +385,8 @@ def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.log").write_text("iteration 10/ 100 | elapsed time per iteration (ms): 1000.0 |\n")
     with pytest.raises(SourceError, match="no line with a time"):
         read_moments(tmp_path / "one.log")
+
+
+def test_a_log_whose_iterations_have_no_times_of_their_own_is_refused() -> None:
+    with pytest.raises(SourceError, match="has no times on the lines of its iterations"):
+        read_moments(ROOT / "fixtures" / "logs" / "deepspeed_pp4_h200.log")
