@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER
+from perfscope.hooks.timers.probes import PROBES
+from perfscope.hooks.timers.sharded_units import ShardedUnits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -63,6 +65,7 @@ def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
 def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     """Count what enters the root module of ``fully_shard``, and learn its mesh."""
     state_class = module.FSDPState
+    PROBES.sharded = ShardedUnits(getattr(module, "FSDPParamGroup", None))
     original = state_class._root_pre_forward
     has_begun = False
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from perfscope.hooks.timers.passes import CudaEvent
+    from perfscope.hooks.timers.sharded_units import ShardedUnits
     from perfscope.wire.host import DeviceProbe
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -33,6 +34,8 @@ _LATER_TURNS = 4
 _MOST_PENDING = 8
 #: Passes of one step that are timed; with more of them the step is left out.
 _MOST_PASSES = 32
+#: Modules that FSDP 2 shards, of which the first are timed.
+_MOST_UNITS = 8
 _MOST_UNUSED = 64
 
 
@@ -78,7 +81,7 @@ class _Launch:
 class _Moments:
     """The events of one step."""
 
-    __slots__ = ("began_ns", "begin", "forwards", "idle_ns", "process_ns", "step", "update")
+    __slots__ = ("began_ns", "begin", "forwards", "idle_ns", "process_ns", "step", "units", "update")
 
     def __init__(self, begin: CudaEvent) -> None:
         self.begin = begin
@@ -87,11 +90,12 @@ class _Moments:
         self.idle_ns = 0
         self.step = 0
         self.forwards: list[_Launch] = []
+        self.units: list[_Launch] = []
         self.update: _Launch | None = None
 
     def events(self) -> list[CudaEvent]:
         """All of them."""
-        launches = [*self.forwards, *([] if self.update is None else [self.update])]
+        launches = [*self.forwards, *self.units, *([] if self.update is None else [self.update])]
         marks = (event for launch in launches for event in (launch.begin, launch.end))
         return [self.begin, *(event for event in marks if event is not None)]
 
@@ -102,11 +106,14 @@ class DeviceProbes:
     Attributes:
         is_on: Whether the running step is probed; hooks ask it before they call anything else.
         next_step: From this step on the next one may be probed; very large where there is no device.
+        sharded: The modules that FSDP 2 shards; None where it is not in use.
     """
 
     def __init__(self) -> None:
         self.is_on = False
         self.next_step = sys.maxsize
+        self.sharded: ShardedUnits | None = None
+        self._unit: tuple[object, _Launch] | None = None
         self._make_event: Callable[[], CudaEvent] | None = None
         self._is_capturing: Callable[[], bool] = bool
         self._make_probe: Callable[..., DeviceProbe] | None = None
@@ -143,6 +150,8 @@ class DeviceProbes:
         if event is not None:
             self._moments = _Moments(event)
             self.is_on = True
+            if self.sharded is not None:
+                self.sharded.watch(self._on_unit, self._on_unit_end)
 
     @_never_fails
     def on_forward(self) -> Callable[[], None] | None:
@@ -161,6 +170,23 @@ class DeviceProbes:
         event, moments = self._mark(), self._moments
         if moments is not None and moments.forwards and event is not None:
             moments.forwards[-1].finish(event)
+
+    @_never_fails
+    def _on_unit(self, group: object) -> None:
+        """The weights of a module are there; one that holds others is left out, whose weights come in between."""
+        moments = self._moments
+        event = self._mark() if moments is not None and len(moments.units) < _MOST_UNITS else None
+        self._unit = None if event is None else (group, _Launch(event))
+
+    @_never_fails
+    def _on_unit_end(self, group: object) -> None:
+        """A module was launched."""
+        unit, moments, self._unit = self._unit, self._moments, None
+        if unit is not None and unit[0] is group and moments is not None:
+            event = self._mark()
+            if event is not None:
+                unit[1].finish(event)
+                moments.units.append(unit[1])
 
     @_never_fails
     def on_update(self) -> None:
@@ -196,6 +222,8 @@ class DeviceProbes:
     def discard(self) -> None:
         """Something else happened in the step."""
         self._moments, self.is_on = None, False
+        if self.sharded is not None:
+            self.sharded.leave()
 
     def read(self) -> dict[str, DeviceProbe]:
         """The last probe that the device has passed, as a field of StepRecord; in the thread that writes records."""
@@ -237,6 +265,10 @@ def _to_probe(moments: _Moments, make_probe: Callable[..., DeviceProbe] | None) 
         forward_launch_ns=forward_launch_ns,
         update_launch_ns=update.waited_ns(moments.begin, moments.began_ns),
         idle_ns=moments.idle_ns,
+        units_ns=sum(_between_ns(unit.begin, unit.end) for unit in moments.units if unit.end) or None,
+        units_launch_ns=sum(unit.waited_ns(moments.begin, moments.began_ns) for unit in moments.units)
+        if moments.units
+        else None,
     )
 
 

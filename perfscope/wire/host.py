@@ -70,7 +70,7 @@ class DeviceProbe(NamedTuple):
             recorded.
         idle_ns: For how long of the step no thread of the process had a processor, at least: its wall time without the
             processor time of all threads. Absent where it was not recorded.
-        units_ns: Of the forward passes of the first modules that FSDP 2 shards, each from when its weights are there;
+        units_ns: Of the forward passes of the first modules that FSDP 2 shards, each from when its weights are there.
             only earlier versions timed them. They hold no exchange.
         units_launch_ns: As ``forward_launch_ns``.
     """

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import pytest
 
 from perfscope.hooks.timers import probes as module
 from perfscope.hooks.timers.probes import DeviceProbes
+from perfscope.hooks.timers.sharded_units import ShardedUnits
 from perfscope.wire.host import DeviceProbe
 
 
@@ -182,6 +185,48 @@ def test_a_device_that_hangs_does_not_fill_the_memory(probes: DeviceProbes, devi
     for step in range(100):
         run_step(probes, device, step)
     assert len(probes._pending) <= 8
+
+
+class Group:
+    """What holds the parameters of a module that FSDP 2 shards."""
+
+    calls: ClassVar[list[str]] = []
+
+    def pre_forward(self, name: str) -> str:
+        self.calls.append(f"{name} begins")
+        return name
+
+    def post_forward(self, name: str) -> str:
+        self.calls.append(f"{name} ends")
+        return name
+
+
+def test_the_first_sharded_modules_are_timed_without_those_that_hold_them(probes: DeviceProbes, device: Device) -> None:
+    methods = vars(Group)["pre_forward"], vars(Group)["post_forward"]
+    probes.sharded = ShardedUnits(Group)
+    root, inner = Group(), [Group() for _ in range(10)]
+
+    def forward() -> None:
+        assert root.pre_forward("root") == "root"
+        for group in inner:
+            device.now_ms += 1  # its weights are gathered
+            group.pre_forward("inner")
+            device.now_ms += 2
+            assert group.post_forward("inner") == "inner"
+        root.post_forward("root")
+
+    forward()
+    probes.start(4)
+    forward()
+    probes.on_update()
+    probes.on_update_end()
+    probes.finish(5)
+    forward()
+    assert methods == (vars(Group)["pre_forward"], vars(Group)["post_forward"])
+    assert len(Group.calls) == 3 * 22
+    device.passed_ms = device.now_ms
+    probe = probes.read()["probe"]
+    assert (probe.forward_ns, probe.units_ns, probe.units_launch_ns) == (None, 16_000_000, 0)
 
 
 def test_a_process_is_idle_while_none_of_its_threads_has_a_processor(
