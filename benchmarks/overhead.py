@@ -1,18 +1,18 @@
 """What perfscope costs a training process, A against B in one run.
 
-Run: ``python -m benchmarks.overhead [--json FILE] [--small] [--part whole|loop] [--rounds N]``; on a GPU where there
-is one.
-``benchmarks.whole_processes`` says how whole processes are compared, on steps bound by the host and by the device.
-The rest alternates inside one loop:
+Run: ``python -m benchmarks.overhead [--json FILE] [--small]``; on a GPU where there is one. ``--report FILE`` prints
+the table of reports/h200-overhead.md. All of it alternates inside one process:
 
-- Outside windows: steps with and without the hooks take turns by fives; the limit is 0.3 % on the median step.
+- Outside windows: steps with and without the hooks take turns by fives, with a batch so small that the host bounds a
+  step, and with a large one; the limit is 0.3 % on the median step. The mean that the hooks count is printed with it.
 - In a window: windows of perfscope and of a bare ``torch.profiler.profile`` with the same options take turns; the limit
   is 2 % on the median profiled step.
 - Stall: the extra time of a window's last step, to the beginning of the next one. Bare is ``stop()`` and
   ``export_chrome_trace("...json.gz")``; the limit is half of it.
-- NVML at 5 Hz: steps beside the sampler and without it take turns by half seconds; "no measurable change" is a
+- After windows: bare steps against those before; the limit is 1 %.
+- NVML at 5 Hz: steps with the sampler and without it take turns by two seconds; "no measurable change" is a
   difference below three standard errors, which are printed.
-- Memory: processes with and without the hooks take turns; the limit is 20 MB. Growth is that of many short windows.
+- Memory: processes with and without the hooks take turns; the limit is 20 MB. Growth is over many short windows.
 """
 
 from __future__ import annotations
@@ -31,24 +31,31 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from tabulate import tabulate
 from torch.utils.data import dataloader
 
-from benchmarks import whole_processes
-from benchmarks.overhead_limits import compare_with_limits
 from benchmarks.training_loop import Size, Training
 from perfscope import hooks, wire
+from perfscope.constants import MS_PER_S, NS_PER_US, US_PER_S
 from perfscope.hooks import start
 from perfscope.hooks.config import Config
 from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.selection import parse_windows
+from perfscope.sources.runs.run import read_run
 from perfscope.workloads.gpt import GptConfig
 
 ACTIVE = 3  # steps of a window
+WARM_UP = 12
+#: The limits.
+OUTSIDE_PERCENT, WINDOW_PERCENT, STALL_RATIO, AFTER_PERCENT, MEMORY_MB, GROWTH_MB = 0.3, 2.0, 0.5, 1.0, 20.0, 5.0
+#: Standard errors below which a change is not measurable.
+NOISE = 3.0
+HEADINGS = ("Measurement", "With perfscope", "Baseline", "Difference", "Limit", "Within limit")
 LARGE = GptConfig(layers=24, hidden=1024, heads=16, vocabulary=8192, seq_len=513)
 SMALL = GptConfig(layers=12, hidden=64, heads=2, vocabulary=256, seq_len=33)
 TINY = GptConfig(layers=1, hidden=16, heads=1, vocabulary=16, seq_len=9)
@@ -294,34 +301,49 @@ def machine() -> dict[str, str]:
     return {"device": device, "torch": torch.__version__, "python": platform.python_version()}
 
 
-def measure_loop(*, small: bool) -> dict[str, Any]:
-    """What alternates inside one loop."""
+def count_hooks_us(run_dir: Path, first: int, last: int) -> float:
+    """The mean time of the hooks in steps from the first to the last one, as they count it themselves."""
+    time.sleep(3)  # records are written every two seconds
+    table = read_run(run_dir).steps[0]
+    chosen = (table.step >= first) & (table.step <= last) & table.steady
+    return float(np.ma.mean(table.hook_ns[chosen])) / NS_PER_US
+
+
+def measure(*, small: bool) -> dict[str, Any]:
+    """What alternates inside one loop, and processes of memory."""
     on_gpu = torch.cuda.is_available()
-    # On a GPU the batch is so large that a step waits for the device, not for a host that other work disturbs.
-    config, batch = (SMALL, 2) if small or not on_gpu else (LARGE, 64)
+    # On a GPU the large batch lets a step wait for the device, not for a host that other work disturbs.
+    config, batch = (SMALL, 8) if small or not on_gpu else (LARGE, 64)
     turns, rounds = (8, 2) if small else (60, 6)
     folder = Path(tempfile.mkdtemp())
+    figures: dict[str, Any] = {"machine": machine(), "outside": {}}
+    hooked = turns * 6  # steps with hooks of one comparison
+    counted = 2 * (WARM_UP + hooked)
     try:
-        counted = 12 + 2 * turns // 2 * 6  # the loop's own steps with hooks, before the first window
         first = [counted + 3 + window * (ACTIVE + 2) for window in range(rounds)]
         steps = ",".join(f"{step}-{step + ACTIVE - 1}" for step in first)
         hooks.attach(str(folder / "run"), steps=steps, nvml_hz=0)
-        training = Training(Size(config, batch))
-        for _ in range(12):
-            training.step()
+        training = Training(Size(config, 1))
         away = Hooks(training)
-        figures: dict[str, Any] = {"outside": outside(training, away, turns)}
+        for kind, sequences in (("host-bound", 1), ("device-bound", batch)):
+            training.load(sequences)
+            for _ in range(WARM_UP):
+                training.step()
+            figures["outside"][kind] = outside(training, away, turns)
         captured = start.PROCESS.capture
         assert captured is not None
         assert captured.steps == counted, f"{captured.steps} steps were counted instead of {counted}"
         figures["window"] = windows(training, away, folder / "run", rounds)
-        figures["after"] = after_windows(training, away, figures["outside"]["bare_median_ms"], 20 if small else 100)
+        before_ms = figures["outside"]["device-bound"]["bare_median_ms"]
+        figures["after"] = after_windows(training, away, before_ms, 20 if small else 100)
         if on_gpu:
             figures["nvml"] = nvml(training, away, 4 if small else 8)
+        for number, figure in enumerate(figures["outside"].values()):
+            last = (number + 1) * (WARM_UP + hooked)
+            figure["hooks_us"] = count_hooks_us(folder / "run", last - hooked + 1, last)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    size = ["--small"] if small else []
-    figures["memory"] = memory(1 if small else 2, size)
+    figures["memory"] = memory(1 if small else 2, ["--small"] if small else [])
     count = "50" if on_gpu else "100" if small else "1000"
     figures["growth"] = {
         "windows": int(count),
@@ -331,33 +353,94 @@ def measure_loop(*, small: bool) -> dict[str, Any]:
     return figures
 
 
+class Line(NamedTuple):
+    """One measurement with perfscope and without, its difference in words, its limit, and whether it is kept."""
+
+    measurement: str
+    perfscope: float | None
+    baseline: float | None = None
+    difference: str | None = None
+    limit: str | None = None
+    within_limit: str | None = None
+
+
+def document(figures: dict[str, Any]) -> str:
+    """The table of a measurement, and the machine."""
+    table = tabulate(compare_with_limits(figures), HEADINGS, tablefmt="pipe", floatfmt=".2f", missingval="n/a")
+    machine_of = ", ".join(figures["machine"].values())
+    return f"{table}\n\nOn {machine_of}. Medians; perfscope and the baseline take turns in one run.\n"
+
+
+def compare_with_limits(figures: dict[str, Any]) -> Iterator[Line]:
+    """What was measured, line by line, with the limits."""
+    for kind, part in figures["outside"].items():
+        yield _step_line(f"{kind} step outside windows (ms)", part, OUTSIDE_PERCENT)
+        share = part["hooks_us"] / US_PER_S * MS_PER_S / part["bare_median_ms"]
+        yield Line("... hooks as they count, mean (us)", part["hooks_us"], None, f"{share:.2%}")
+    window, after, memory_of, growth = (figures[part] for part in ("window", "after", "memory", "growth"))
+    ours, bare = window["ours"], window["bare"]
+    yield _step_line("step in a window (ms)", window, WINDOW_PERCENT)
+    times = (MS_PER_S * ours["stall"], MS_PER_S * bare["stall"])
+    kept = _keeps(window["stall_ratio"], STALL_RATIO)
+    yield Line(
+        "stall at a window's end (ms)", *times, f"{window['stall_ratio']:.2f} times", f"{STALL_RATIO} times", kept
+    )
+    yield Line("... stop, which collects the events (ms)", MS_PER_S * ours["stop"], MS_PER_S * bare["stop"])
+    name = f"... export of {ours['trace_mb']:.0f} MB, bare to .json.gz (ms)"
+    yield Line(name, MS_PER_S * ours["export"], MS_PER_S * bare["export"])
+    yield Line("... release of the memory (ms)", MS_PER_S * ours["release"])
+    yield Line("start of a window (ms)", MS_PER_S * ours["start"])
+    change = after["change_percent"]
+    before_ms = figures["outside"]["device-bound"]["bare_median_ms"]
+    limit, kept = f"{AFTER_PERCENT} %", _keeps(change, AFTER_PERCENT)
+    yield Line(
+        "step after all windows, and before them (ms)", after["median_ms"], before_ms, f"{change:+.2f} %", limit, kept
+    )
+    if sampled := figures.get("nvml"):
+        name = f"step with the NVML sampler at 5 Hz, {sampled['samples']} samples (ms)"
+        kept = _keeps(sampled["change_percent"], NOISE * sampled["error_percent"])
+        yield Line(name, *_times(sampled, "median_ms"), _describe(sampled), "none measurable", kept)
+    more_mb, kept = memory_of["more_mb"], _keeps(memory_of["more_mb"], MEMORY_MB)
+    yield Line("RSS outside windows (MB)", *_times(memory_of, "mb"), f"{more_mb:+.1f} MB", f"{MEMORY_MB:.0f} MB", kept)
+    name = f"RSS growth over the last 90 % of {growth['windows']} windows (MB)"
+    yield Line(name, *_times(growth, "mb"), None, f"{GROWTH_MB:.0f} MB", _keeps(growth["mb"], GROWTH_MB))
+
+
+def _times(figures: dict[str, Any], name: str) -> tuple[float, float]:
+    return figures[name], figures[f"bare_{name}"]
+
+
+def _keeps(figure: float, limit: float) -> str:
+    return "yes" if figure <= limit else "no"
+
+
+def _describe(change: dict[str, Any]) -> str:
+    return f"{change['change_percent']:+.2f} % (standard error {change['error_percent']:.2f})"
+
+
+def _step_line(measurement: str, change: dict[str, Any], limit_percent: float) -> Line:
+    kept = _keeps(change["change_percent"], limit_percent)
+    verdict = kept if change["error_percent"] <= limit_percent else "not shown"
+    return Line(measurement, *_times(change, "median_ms"), _describe(change), f"{limit_percent} %", verdict)
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--report", type=Path, help="Print the table of a file, and measure nothing.")
     parser.add_argument("--small", action="store_true")
-    parser.add_argument("--part", choices=("whole", "loop"), help="Measure only this part.")
-    parser.add_argument("--child", choices=("hooked", "bare", "whole"))
+    parser.add_argument("--child", choices=("hooked", "bare"))
     parser.add_argument("--growth", type=int)
-    parser.add_argument("--rounds", type=int, help="Processes of each kind (whole).")
     options = parser.parse_args()
     torch.set_num_threads(1)
     small = options.small or not torch.cuda.is_available()
-    if options.child == "whole":
-        return whole_processes.run_child(small=small)
     if options.child and options.growth:
         return growth_child(options.child, options.growth)
     if options.child:
         return memory_child(options.child, SMALL if small else LARGE, 2 if small else 4, 20)
-    figures: dict[str, Any] = {"machine": machine()}
-    if options.part in (None, "whole"):
-        figures["processes"] = whole_processes.measure(small=small, rounds=options.rounds)
-    if options.part in (None, "loop"):
-        figures |= measure_loop(small=options.small)
-    print(", ".join(figures["machine"].values()))
-    rows = compare_with_limits(figures)
-    headings = ("", "with perfscope", "bare", "difference", "limit", "kept")
-    print(tabulate(rows, headings, tablefmt="pipe", floatfmt=".2f", missingval=""))
+    figures = json.loads(options.report.read_text()) if options.report else measure(small=small)
+    print(document(figures), end="")
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
     return None

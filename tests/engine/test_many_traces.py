@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from benchmarks.many_traces import copies
 from perfscope.engine.execution import Group, measure_in_processes
 from perfscope.engine.measuring import measure
 from perfscope.engine.run import Analysis, analyze
@@ -25,6 +24,7 @@ from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT, perfscope
+from tests.engine.copies import copies
 from tests.sources.traces.making import call, distributed, kernel, step, write
 
 pytestmark = pytest.mark.slow
