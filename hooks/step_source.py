@@ -1,25 +1,146 @@
-"""Decides what ends a training step: the framework of highest priority, and which of its objects."""
+"""Decides what ends a training step: the framework of highest priority, and which of its objects.
+
+An optimizer that trains alone makes a training step each time it steps, and so do optimizers that train one after the
+other, each for several steps. Where several take turns, a training step is the whole round. The first round shows the
+optimizer that steps least often, and this one ends all rounds.
+
+A step of one of several optimizers waits until it is clear which training step it belongs to. One alone never waits.
+"""
 
 from __future__ import annotations
 
 import threading
 import weakref
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from perfscope.frameworks import STEP_BOUNDARIES
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.selection import EVERY
-from perfscope.hooks.step_rounds import StepRounds
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     #: Reads an object; None where it is gone.
     _Reference: TypeAlias = Callable[[], object]
 
-_MOST_OBJECTS = 64
-_SEVERAL = 2
+#: An optimizer that steps less than once in so many steps of others does not end rounds.
+LARGEST_ROUND = 20
+
+
+class StepRounds:
+    """Which events, the steps of numbered optimizers, complete training steps.
+
+    Attributes:
+        boundary: The optimizer that ends rounds; None where each event of an optimizer is a step.
+        is_settled: Whether it is clear what the next events mean; until then, no profiler window may begin.
+    """
+
+    def __init__(self, is_finished: Callable[[int], bool]) -> None:
+        self.boundary: int | None = None
+        self.is_settled = False
+        self._is_finished = is_finished
+        self._waiting: list[int] = []
+        self._updates = 0  # of those that wait; an event that continues one belongs to it
+        self._single: int | None = None
+        self._longest = 0
+        #: Events of a round that was never completed; they join the next step.
+        self._leftover = 0
+
+    @property
+    def waits(self) -> bool:
+        """Whether events wait because nobody can tell yet what they are; those of a running round do not count."""
+        return bool(self._waiting) and self.boundary is None
+
+    def is_alone(self, optimizer: int) -> bool:
+        """Whether each event of an optimizer is a step, and none waits."""
+        return self.boundary is None and optimizer == self._single and not self._waiting
+
+    def on_event(
+        self, optimizer: int, *, continues: bool = False, awaits_others: bool = False, may_wait: bool = True
+    ) -> tuple[int, ...]:
+        """An optimizer stepped; the sizes of the training steps that are now complete, in events, the oldest first.
+
+        Args:
+            optimizer: Which one.
+            continues: Nothing was done since the event before it: both belong to one update.
+            awaits_others: Another optimizer was built and has not stepped yet.
+            may_wait: False inside a profiler window, which cannot wait.
+        """
+        if self.is_alone(optimizer) and not awaits_others:
+            return (1,)
+        self._waiting.append(optimizer)
+        self._updates += not continues
+        sizes = None if self.boundary is None else self._advance_round(optimizer, self.boundary)
+        if sizes is None:
+            may_await = awaits_others and may_wait and self._updates <= LARGEST_ROUND
+            sizes = () if may_await else self._decide(optimizer, may_wait=may_wait and not continues)
+        return self._complete(sizes)
+
+    def finish(self) -> tuple[int, ...]:
+        """Training ended: the sizes of the steps that the waiting events make; a round that is not whole is none."""
+        is_round = self.boundary is not None and len(self._waiting) <= 2 * self._longest
+        return self._complete(() if is_round else (1,) * len(self._waiting))
+
+    def _complete(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        del self._waiting[: sum(sizes)]
+        # In the middle of a round that was just recognized no window may begin.
+        self.is_settled = not self._waiting or (self.is_settled and self.boundary is not None)
+        if sizes:
+            self._updates = len(self._waiting)
+            sizes, self._leftover = (sizes[0] + self._leftover, *sizes[1:]), 0
+        return sizes
+
+    def _advance_round(self, optimizer: int, boundary: int) -> tuple[int, ...] | None:
+        """The step that an event completes while rounds are made; None where rounds end with it."""
+        waiting = self._waiting
+        if optimizer == boundary:
+            self._longest = max(self._longest, len(waiting) - 1)
+            return (len(waiting),)
+        if self._is_finished(boundary):
+            self.boundary = None
+            if len(waiting) - 1 <= 2 * self._longest:  # the last round was not completed
+                self._leftover += len(waiting) - 1
+                del waiting[:-1]
+            return None
+        if self._updates > max(LARGEST_ROUND, 2 * self._longest):
+            self.boundary = None
+            return None
+        return ()
+
+    def _decide(self, optimizer: int, *, may_wait: bool) -> tuple[int, ...]:
+        """The steps that the waiting events make; none where that is not clear."""
+        waiting, before = self._waiting, self._single
+        earlier = [*([] if before is None else [before]), *waiting[:-1]]
+        if len(set(waiting)) == 1:
+            if before is None or before == optimizer or self._is_finished(before) or len(waiting) > 1:
+                return self._release(optimizer)
+            return () if may_wait else self._begin_rounds(before)
+        if all(self._is_finished(other) for other in waiting if other != optimizer):
+            return self._release(optimizer)
+        if optimizer in earlier and optimizer != earlier[-1]:  # it returns: a round is over
+            rarest = _rarest(earlier)
+            is_isolated = all(number != rarest or len(list(run)) == 1 for number, run in groupby(earlier))
+            return self._begin_rounds(rarest) if is_isolated else self._release(optimizer)
+        return self._release(optimizer) if self._updates > 2 * LARGEST_ROUND else ()
+
+    def _release(self, optimizer: int) -> tuple[int, ...]:
+        self._single = optimizer
+        return (1,) * len(self._waiting)
+
+    def _begin_rounds(self, boundary: int) -> tuple[int, ...]:
+        ends = [index for index, optimizer in enumerate(self._waiting, 1) if optimizer == boundary]
+        sizes = tuple(end - start for start, end in zip([0, *ends], ends, strict=False))
+        self.boundary, self._single = boundary, None
+        self._longest = max(sizes[1:], default=len(self._waiting)) - 1
+        return sizes
+
+
+def _rarest(events: Sequence[int]) -> int:
+    """The optimizer that stepped least often; of several the one that came last."""
+    first = {optimizer: index for index, optimizer in reversed(list(enumerate(events)))}
+    return min(first, key=lambda optimizer: (events.count(optimizer), -first[optimizer]))
 
 
 class StepSource:
@@ -36,7 +157,8 @@ class StepSource:
         self.name: str | None = None
         self.chosen = chosen
         self._emitters = _Emitters()
-        self._unused = _Unused()
+        #: Optimizers that were built and have not stepped.
+        self._unused: list[_Reference] = []
         self._rounds = StepRounds(self._emitters.is_finished)
         self._parts = 0
         self.alone: _Reference | None = None
@@ -68,19 +190,17 @@ class StepSource:
 
     def is_training_thread(self) -> bool:
         """Whether this is the thread that trains; the main thread until that is known."""
-        if self.thread is None:
-            return threading.get_ident() == threading.main_thread().ident
-        return threading.get_ident() == self.thread
+        return threading.get_ident() == (self.thread or threading.main_thread().ident)
 
     def add_optimizer(self, optimizer: object) -> None:
         """An optimizer was built, which may step in turn with others."""
-        if self.chosen is None and not self._emitters.has(optimizer):
+        if self.chosen is None and self._emitters.find(optimizer) is None:
             self.alone = None
-            self._unused.add(optimizer)
+            self._unused.append(weakref.ref(optimizer))
 
     def is_last(self, emitter: object) -> bool:
         """Whether an object is the one that reached the boundary last."""
-        return self._emitters.is_last(emitter)
+        return self._emitters.last() is emitter
 
     def counts(self, name: str) -> bool:
         """Whether a boundary of this name ends steps: none of higher priority is in use any more."""
@@ -101,9 +221,8 @@ class StepSource:
             None for a boundary that does not count: of lower priority, or of another thread than the first.
         """
         sizes = self._find_steps(name, emitter, continues=continues, may_wait=may_wait)
-        awaits_none = name != "optimizer" or not self._unused
-        is_alone = self.chosen is None and awaits_none and self._rounds.is_alone(self._emitters.last_number)
-        self.alone = self._emitters.last_reference if is_alone else None
+        is_alone = self.chosen is None and self._rounds.is_alone(self._emitters.last_number)
+        self.alone = self._emitters.last if is_alone and not self._awaits_others(name) else None
         return sizes
 
     def trains_alone(self, name: str, emitter: object) -> bool:
@@ -126,16 +245,29 @@ class StepSource:
         if self.chosen is not None:
             return self._on_chosen(number - self._emitters.gone)
         if is_new and self._unused:
-            self._unused.on_step(emitter)
-        awaits_others = bool(self._unused) and name == "optimizer"
-        sizes = self._rounds.on_event(number, continues=continues, awaits_others=awaits_others, may_wait=may_wait)
-        if sizes and awaits_others and may_wait:
+            self._use(emitter)
+        awaits = self._awaits_others(name)
+        sizes = self._rounds.on_event(number, continues=continues, awaits_others=awaits, may_wait=may_wait)
+        if sizes and awaits and may_wait:
             self._unused.clear()  # they were awaited for long enough
         return sizes
 
+    def _awaits_others(self, name: str) -> bool:
+        self._unused = [read for read in self._unused if read() is not None]
+        return bool(self._unused) and name == "optimizer"
+
+    def _use(self, optimizer: object) -> None:
+        """An optimizer stepped for the first time, and none with its parameters, which it wraps or is a part of, will.
+
+        What does not tell its parameters is not awaited.
+        """
+        weights = _parameters(optimizer)
+        others = [read for read in self._unused if read() is not optimizer]
+        self._unused = [read for read in others if (found := _parameters(read())) and found.isdisjoint(weights)]
+
     def pop_note(self) -> str:
         """What a reader must know of the objects that end steps; empty where nothing is new."""
-        if self.chosen is not None or self._emitters.count < _SEVERAL or self.name is None or self.waits:
+        if self.chosen is not None or self._emitters.count <= 1 or self.name is None or self.waits:
             return ""
         boundary = self._rounds.boundary
         if self._said == (boundary is not None):
@@ -183,117 +315,50 @@ class _Emitters:
     Attributes:
         count: How many there were.
         gone: How many of them were gone when none was left for the last time.
+        last: Reads the object that came last, whose number is ``last_number``; 0 for none.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.gone = 0
-        self._last: tuple[_Reference, int] = (lambda: None, 0)
-        self._by_id: dict[int, tuple[_Reference, int]] = {}
-        self._by_number: dict[int, _Reference] = {}
-        self._classes: dict[int, type] = {}
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all: other objects end steps from now on."""
+        self.gone = self.count
+        self.last: _Reference = lambda: None
+        self.last_number = 0
+        self._numbers: dict[int, int] = {}
+        self._entries: dict[int, tuple[_Reference, type]] = {}
 
     def number_of(self, emitter: object) -> tuple[int, bool]:
         """The number of an object, from 1, and whether this is the first time that it comes."""
-        read, number = self._last
-        if read() is emitter:
-            return number, False
-        entry = self._by_id.get(id(emitter))
-        is_new = entry is None or entry[0]() is not emitter
-        if entry is None or is_new:
-            entry = self._add(emitter)
-        self._last = entry
-        return entry[1], is_new
+        found = self.find(emitter)
+        number = self.last_number = self._add(emitter) if found is None else found
+        self.last = self._entries[number][0]
+        return number, found is None
 
-    @property
-    def last_number(self) -> int:
-        """The number of the object that came last; 0 for none."""
-        return self._last[1]
-
-    @property
-    def last_reference(self) -> _Reference:
-        """Reads the object that came last."""
-        return self._last[0]
-
-    def is_last(self, emitter: object) -> bool:
-        """Whether the object came last."""
-        return self._last[0]() is emitter
-
-    def has(self, emitter: object) -> bool:
-        """Whether the object has come."""
-        entry = self._by_id.get(id(emitter))
-        return entry is not None and entry[0]() is emitter
+    def find(self, emitter: object) -> int | None:
+        """The number of an object; None where it has not come."""
+        number = self._numbers.get(id(emitter), 0)
+        return number if number and self._entries[number][0]() is emitter else None
 
     def is_finished(self, number: int) -> bool:
         """Whether an object is gone."""
-        read = self._by_number.get(number)
-        return read is None or read() is None
+        return number not in self._entries or self._entries[number][0]() is None
 
     def are_all_finished(self) -> bool:
-        """Whether objects have come, and all are gone."""
-        return self.count > self.gone and all(read() is None for read in self._by_number.values())
+        """Whether all objects are gone, if there were any."""
+        return bool(self._entries) and all(read() is None for read, _ in self._entries.values())
 
-    def clear(self) -> None:
-        """Forget all of them, because other objects end steps from now on."""
-        self.gone = self.count
-        self._last = (lambda: None, 0)
-        self._by_id.clear()
-        self._by_number.clear()
-        self._classes.clear()
-
-    def _add(self, emitter: object) -> tuple[_Reference, int]:
+    def _add(self, emitter: object) -> int:
         if self.are_all_finished():
             self.clear()
-        number = next((number for number, read in self._by_number.items() if self._succeeds(emitter, number)), None)
-        if number is None:
-            self.count += 1
-            number = self.count
-        entry = _refer(emitter), number
-        self._by_id[id(emitter)] = entry
-        self._by_number[number], self._classes[number] = entry[0], type(emitter)
-        if len(self._by_id) > _MOST_OBJECTS:
-            self._by_id = {key: entry for key, entry in self._by_id.items() if entry[0]() is not None}
-        return entry
-
-    def _succeeds(self, emitter: object, number: int) -> bool:
-        return self._by_number[number]() is None and self._classes[number] is type(emitter)
-
-
-class _Unused:
-    """Optimizers that were built and have not stepped, and whose parameters no other optimizer steps.
-
-    An optimizer that wraps another one, or is a part of it, has the same parameters and never steps by itself.
-    """
-
-    def __init__(self) -> None:
-        self._optimizers: list[weakref.ref[Any]] = []
-
-    def __bool__(self) -> bool:
-        if not self._optimizers:
-            return False
-        self._optimizers = [read for read in self._optimizers if read() is not None]
-        return bool(self._optimizers)
-
-    def add(self, optimizer: object) -> None:
-        """An optimizer was built."""
-        self._optimizers.append(weakref.ref(optimizer))
-
-    def on_step(self, optimizer: object) -> None:
-        """An optimizer stepped for the first time."""
-        stepped = _parameters(optimizer)
-        self._optimizers = [
-            read
-            for read in self._optimizers
-            if (other := read()) is not optimizer and other is not None and not _shares(_parameters(other), stepped)
-        ]
-
-    def clear(self) -> None:
-        """They are not awaited any longer."""
-        self._optimizers.clear()
-
-
-def _shares(parameters: set[int], stepped: set[int]) -> bool:
-    return not parameters or not parameters.isdisjoint(stepped)
+        free = (at for at, (read, kind) in self._entries.items() if read() is None and kind is type(emitter))
+        number = next(free, self.count + 1)
+        self.count = max(self.count, number)
+        self._numbers[id(emitter)] = number
+        self._entries[number] = _refer(emitter), type(emitter)
+        return number
 
 
 def _parameters(optimizer: Any) -> set[int]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.hooks.step_rounds import LARGEST_ROUND, StepRounds
+from perfscope.hooks.step_source import LARGEST_ROUND, StepRounds
 
 _NUMBERS = st.integers(1, 4)
 
@@ -80,19 +80,3 @@ def test_of_folds_each_step_counts(lengths: list[int], keeps: bool) -> None:
     events = [fold for fold, length in enumerate(lengths) for _ in range(length)]
     finished = {} if keeps else {fold: sum(lengths[: fold + 1]) for fold in range(len(lengths))}
     assert steps(events, finished=finished, built=False) == (1,) * len(events)
-
-
-@given(st.integers(1, 8), st.lists(st.integers(2, 12), min_size=1, max_size=5))
-def test_of_a_gan_in_each_fold_each_round_counts(many: int, folds: list[int]) -> None:
-    events, finished = list[int](), dict[int, int]()
-    for fold, rounds in enumerate(folds):
-        events += ([2 * fold] * many + [2 * fold + 1]) * rounds
-        finished |= {2 * fold: len(events), 2 * fold + 1: len(events)}
-    index, count, unused = 0, 0, set[int]()
-    rounds_ = StepRounds(lambda number: index >= finished[number])
-    for index, event in enumerate(events):
-        if index == 0 or index in finished.values():
-            unused = {event, event + 1}
-        unused.discard(event)
-        count += len(rounds_.on_event(event, awaits_others=bool(unused)))
-    assert count + len(rounds_.finish()) == sum(folds)

@@ -82,7 +82,7 @@ def cross_validation(folds: int, steps: int, *, keeps: bool) -> int:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize(("folds", "steps"), [(3, 20), (4, 5), (5, 1), (2, 1), (10, 100)])
+@pytest.mark.parametrize(("folds", "steps"), [(3, 20), (5, 1)])
 def test_no_step_of_a_fold_is_lost(folds: int, steps: int, keeps: bool) -> None:
     assert cross_validation(folds, steps, keeps=keeps) == folds * steps
 
@@ -91,36 +91,19 @@ SCRIPTED: dict[str, tuple[str, str, int]] = {
     "one model": ("a" * 9, "a", 9),
     "two models one after the other": ("a" * 7 + "b" * 9, "ab", 16),
     "two models one after the other, built when they train": ("a" * 7 + "b" * 9, "", 16),
-    "two models, one step each": ("ab", "ab", 2),
-    "two models one after the other, longer than any round": ("a" * 60 + "b" * 60, "ab", 120),
     "two models in turn, an epoch each": (("a" * 10 + "b" * 10) * 4, "ab", 80),
     "three models in turn, an epoch each": (("a" * 4 + "b" * 4 + "c" * 4) * 3, "abc", 36),
     "a warm-up with an optimizer of its own": ("aaa" + "b" * 6, "ab", 9),
     "a GAN": ("dg" * 12, "dg", 12),
     "a GAN, 5 steps of the discriminator to one": ("dddddg" * 8, "dg", 8),
-    "a GAN, 5 to one, 12 rounds": ("dddddg" * 12, "dg", 12),
     "a GAN, 20 to one": (("d" * 20 + "g") * 6, "dg", 6),
     "a GAN, two steps of the generator to one": ("dgg" * 7, "dg", 7),
     "a GAN that ends within a round": ("dddddg" * 4 + "ddd", "dg", 4),
-    "a GAN that ends within its second round": ("dddddgddd", "dg", 1),
     "a GAN that trains its discriminator until it is good enough": ("dddgdgddgdddgdddddgdg", "dg", 6),
-    "a GAN after 100 steps of its generator": ("g" * 100 + "dg" * 10, "dg", 110),
-    "a GAN of two discriminators": ("ddeeg" * 6, "deg", 6),
-    "actor and critic of a delayed update": ("cca" * 9, "ca", 9),
-    "actor, critic and temperature": ("cat" * 9, "cat", 9),
-    "80 epochs of the actor and 80 of the critic after each rollout": (("a" * 80 + "c" * 80) * 3, "ac", 480),
-    "one optimizer, k epochs a rollout": ("a" * 4 * 8, "a", 32),
-    "accumulation of one optimizer for one step of the other": ("aaaab" * 5, "ab", 5),
     "an optimizer a parameter group": ("abcd" * 6, "abcd", 6),
     "an optimizer a parameter group, in any order": ("abccabbcaacbbac", "abc", 5),
-    "two optimizers in any order": ("abbabaababba", "ab", 6),
-    "a hundred optimizers": ("".join(map(chr, range(200, 218))) * 5, "".join(map(chr, range(200, 218))), 5),
-    "something rare beside the loop": (("a" * 30 + "r") * 4 + "a", "ar", 121),
     "one optimizer goes on alone": ("ab" * 50 + "a" * 30, "ab", 80),
-    "one optimizer goes on alone for a while": ("ab" * 50 + "a" * 15, "ab", 65),
     "two GANs one after the other": ("ddg" * 9 + "eeh" * 9, "dgeh", 18),
-    "another model after a GAN": ("ddg" * 9 + "e" * 30, "dge", 39),
-    "two GANs one after the other, all built first": ("dg" * 30 + "eh" * 30, "dgeh", 60),
     "an optimizer that never steps": ("a" * 50, "ab", 50),
 }
 
@@ -131,18 +114,8 @@ def test_the_count_is_the_true_one(name: str) -> None:
     assert train(events, built) == count
 
 
-def test_of_steps_that_follow_each_other_at_once_the_first_round_is_known() -> None:
-    training = Training()
-    training.build("abc")
-    training.step("a")
-    training.step("bc", continues=True)
-    assert (training.count, training.settled_at) == (1, 1)
-    training.step("acbbca")
-    assert training.finish() == 3
-
-
 @pytest.mark.parametrize("built", [True, False])
-@pytest.mark.parametrize("size", [2, 20, 21, 22, 100])
+@pytest.mark.parametrize("size", [2, 100])
 def test_an_optimizer_for_each_of_many_parameters(size: int, built: bool) -> None:
     """They step right after each other, in another order each time."""
     training = Training()
@@ -155,12 +128,12 @@ def test_an_optimizer_for_each_of_many_parameters(size: int, built: bool) -> Non
     assert training.finish() == 9
 
 
-@pytest.mark.parametrize(("round_", "settled_at"), [("dddddg", 2), ("dg", 2), ("dgg", 2)])
-def test_windows_may_begin_after_the_second_round(round_: str, settled_at: int) -> None:
+@pytest.mark.parametrize("round_", ["dddddg", "dg", "dgg"])
+def test_windows_may_begin_after_the_second_round(round_: str) -> None:
     training = Training()
     training.build("dg")
     training.step(round_ * 4)
-    assert training.settled_at == settled_at
+    assert training.settled_at == 2
 
 
 def test_windows_of_one_optimizer_never_wait() -> None:
@@ -209,15 +182,6 @@ def test_no_optimizer_is_kept_alive() -> None:
     assert [read() for read in references] == [None, None]
 
 
-def test_a_gan_in_each_fold() -> None:
-    training = Training()
-    for _ in range(3):
-        training.build("dg")
-        training.step("dddg" * 7)
-        training.delete("dg")
-    assert training.finish() == 21
-
-
 def test_a_fold_that_ends_within_a_round_costs_the_next_one_no_step() -> None:
     training = Training()
     for _ in range(3):
@@ -252,15 +216,6 @@ def test_a_new_inner_optimizer_each_iteration_takes_the_place_of_the_one_before(
 )
 def test_the_user_s_choice_counts(chosen: int | str, events: str, count: int) -> None:
     assert train(events, "", chosen) == count
-
-
-def test_the_choice_counts_in_each_fold() -> None:
-    training = Training(chosen=2)
-    for _ in range(3):
-        training.build("dg")
-        training.step("dddg" * 7)
-        training.delete("dg")
-    assert training.finish() == 21
 
 
 def test_a_choice_is_a_number_or_every() -> None:

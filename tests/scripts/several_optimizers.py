@@ -32,15 +32,6 @@ def folds():
             update(optimizer, model, inputs)
 
 
-def one_after_the_other():
-    """Two models of one step each; both are alive at the end."""
-    models = [torch.nn.Linear(4, 4) for _ in range(2)]
-    optimizers = [torch.optim.AdamW(model.parameters()) for model in models]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        for (inputs,) in batches(1):
-            update(optimizer, model, inputs)
-
-
 def in_turn():
     """Two models that train an epoch of 6 steps in turn, 3 times."""
     models = [torch.nn.Linear(4, 4) for _ in range(2)]
@@ -119,17 +110,6 @@ def resumed():
     optimizer.load_state_dict(state)
     for (inputs,) in batches(5):
         update(optimizer, model, inputs)
-
-
-def rollouts():
-    """Reinforcement learning: 3 rollouts, 4 epochs over each by one optimizer."""
-    policy = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.Adam(policy.parameters())
-    for _ in range(3):
-        with torch.no_grad():
-            states = torch.cat([policy(torch.randn(1, 4)) for _ in range(8)])
-        for _ in range(4):
-            update(optimizer, policy, torch.cat([states, states], 1))
 
 
 def killed():

@@ -39,20 +39,17 @@ def steps_of_ranges(run: Path, name: str) -> Counter[str]:
     ("way", "count"),
     [
         ("folds", 20),
-        ("one_after_the_other", 2),
         ("in_turn", 36),
         ("groups", 9),
         ("closures", 7),
         ("scaled", 6),
         ("resumed", 10),
-        ("rollouts", 12),
     ],
 )
 def test_the_count_is_the_true_one(way: str, count: int, tmp_path: Path) -> None:
     run = train(way, tmp_path)
     assert [line["step"] for line in step_lines(run)] == list(range(1, count + 1))
-    if way != "rollouts":  # which has no loader
-        assert {line["samples"] for line in step_lines(run)} == {8}
+    assert {line["samples"] for line in step_lines(run)} == {8}
 
 
 def test_a_step_of_a_gan_is_the_whole_round(tmp_path: Path) -> None:
@@ -94,12 +91,11 @@ def test_a_chosen_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
     assert "--step-optimizer 3: no step was counted, because only 2 stepped" in ended.stderr
 
 
-@pytest.mark.parametrize(("choice", "count"), [("1", 40), ("2", 8), ("every", 48)])
+@pytest.mark.parametrize(("choice", "count"), [("1", 40), ("every", 48)])
 def test_the_user_chooses_the_optimizer_that_ends_a_step(choice: str, count: int, tmp_path: Path) -> None:
     run = train("gan", tmp_path, "--step-optimizer", choice, "--steps", "2-3")
     assert len(step_lines(run)) == count
-    discriminator = {"1": 1, "2": 5, "every": 1}[choice]
-    assert steps_of_ranges(run, "Optimizer.step#RMSprop") == {f"ProfilerStep#{step}": discriminator for step in (2, 3)}
+    assert steps_of_ranges(run, "Optimizer.step#RMSprop") == {f"ProfilerStep#{step}": 1 for step in (2, 3)}
 
 
 def test_a_window_that_would_begin_too_early_is_moved(tmp_path: Path) -> None:
@@ -108,15 +104,8 @@ def test_a_window_that_would_begin_too_early_is_moved(tmp_path: Path) -> None:
     assert any("the window 2-3 was moved to 3-4" in note for note in notes(run))
 
 
-def test_a_choice_that_is_neither_a_number_nor_every_is_refused(tmp_path: Path) -> None:
-    ended = profile("true", cwd=tmp_path, options=["--step-optimizer", "all"])
-    assert ended.code == 2
-    assert "neither the number of an optimizer" in ended.stderr
-
-
-@pytest.mark.parametrize("steps", ["2-3", "10"])
-def test_optimizers_that_step_inside_the_backward_pass_get_no_window(steps: str, tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "steps_in_backward.py", cwd=tmp_path, options=["--steps", steps])
+def test_optimizers_that_step_inside_the_backward_pass_get_no_window(tmp_path: Path) -> None:
+    ended = profile(sys.executable, SCRIPTS / "steps_in_backward.py", cwd=tmp_path, options=["--steps", "2-3"])
     assert ended.code == 0, ended.stderr
     assert "no window is profiled: the optimizer steps inside the backward pass" in ended.stderr
     assert [line["step"] for line in step_lines(tmp_path / "RUN")] == list(range(1, 21))
