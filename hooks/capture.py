@@ -38,10 +38,9 @@ from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.exchanges import ExchangeTimer
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK, HostCounters
-from perfscope.hooks.timers.passes import PassTimer, TimedPass
+from perfscope.hooks.timers.passes import UNTIMED, PassTimer, TimedPass
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
-from perfscope.hooks.timers.untimed_passes import UNTIMED
 from perfscope.hooks.watch.evidence import last_error
 from perfscope.hooks.watch.watch import Watch
 from perfscope.wire.host import DeviceProbe
@@ -449,7 +448,7 @@ class Capture:
         self._describe_model()
         self._counters.begin()
         PROBES.begin(DeviceProbe)
-        self._exchanges.begin(self._source.thread, self._counters.file, self.set_groups)
+        self._exchanges.begin(self._source.thread, self._counters.file)
         step, recorder, torch = self.step, self.files.claim(), sys.modules["torch"]
         self._append, self._steps_file = recorder.late.append, recorder.steps_file
         step.is_grad_enabled = getattr(torch, "is_grad_enabled", is_grad_enabled)
@@ -522,11 +521,6 @@ class Capture:
             self.step.add_wait(wait_ns if self.step.started_ns else 0)
 
     @hook_entry
-    def set_reducer(self, group: object) -> None:
-        """DistributedDataParallel reduces gradients in a process group."""
-        self._exchanges.groups.add_reducer(group)
-
-    @hook_entry
     def arm_recorder(self) -> None:
         """Let torch remember collectives: a process group is about to be built."""
         call_safely(self.watch.arm)
@@ -587,7 +581,7 @@ class Capture:
     def on_pass_begin(
         self, kind: str, *, microbatch: int, stage: int, stages: int, device: int, devices: int
     ) -> TimedPass | None:
-        """A pass of one micro-batch is about to be launched; the arguments are fields of Pass.
+        """A pass of one micro-batch is about to be launched; the arguments are those of ``PassTimer.begin``.
 
         Returns None in a step whose passes are not timed: the wrappers only count its further passes.
 
@@ -607,7 +601,7 @@ class Capture:
         if (step.steps + 1) & self.passes.untimed and not in_window:
             UNTIMED.rest = True
             return None
-        return self.passes.begin((kind, microbatch, stage, stages, device, devices), in_window=in_window)
+        return self.passes.begin(kind, microbatch, stage, stages, device, devices, in_window=in_window)
 
     @hook_entry
     def on_pass_end(self, timed_pass: TimedPass | None) -> None:
@@ -828,12 +822,6 @@ class Capture:
         if value_or_none(lambda: mesh.ndim == 1 and splits_tensors(mesh, plan)):
             sharding.add_tensor_mesh(mesh)
             self.set_axis_ranks("tp", lambda: mesh.mesh.flatten().tolist())
-
-    @hook_entry
-    def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
-        """The training thread waits for the work of these process groups: their ranks and descriptions."""
-        self._position().set_groups(groups)
-        self._write_layout()
 
     def _position(self) -> Layout:
         position = launched_rank.rank_and_world_size()

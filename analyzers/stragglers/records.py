@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated
 
-import numpy as np
 from msgspec.structs import replace
 
 from perfscope import report
-from perfscope.analyzers.communication.process_groups import role_of
 from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, find_slow_devices
 from perfscope.analyzers.stragglers.lateness import (
@@ -20,15 +18,13 @@ from perfscope.analyzers.stragglers.lateness import (
     find_lateness,
     measure_excesses,
 )
-from perfscope.analyzers.stragglers.parts import Part, StepParts, find_rows, split_steps
+from perfscope.analyzers.stragglers.parts import Part, StepParts, split_steps
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Section
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
-from perfscope.tables.steps import Steps
 from perfscope.units import format_ranges
-from perfscope.wire.axes import FACTORS
 
 _FEWEST_RANKS = 2
 _FEWEST_STEPS = 5
@@ -89,8 +85,7 @@ class HostSteps(Figures, frozen=True):
     exchange_by_axis_ns: Annotated[
         dict[str, int],
         Doc(
-            "The part ``exchange`` by axis of parallelism: collectives by the axes of their process groups, "
-            "``collectives`` where that is not known, and transfers."
+            "The part ``exchange``: collectives, under their axis of parallelism where the run has one, and transfers."
         ),
     ]
     faults: Annotated[int, Doc("Page faults in them.")]
@@ -297,7 +292,7 @@ def analyze(run: Run) -> LateRanks:
     return LateRanks(
         late=tuple(sorted(late, key=lambda late: -late.cost_ns)),
         late_steps=late_steps,
-        ranks=() if parts is None else _host_steps(parts, tables, run, has_stages=has_stages),
+        ranks=() if parts is None else _host_steps(parts, run, has_stages=has_stages),
         devices=devices.paces,
         parts=parts,
         counts_compute=counts_compute,
@@ -306,16 +301,15 @@ def analyze(run: Run) -> LateRanks:
     )
 
 
-def _host_steps(parts: StepParts, tables: Sequence[Steps], run: Run, *, has_stages: bool) -> tuple[HostSteps, ...]:
+def _host_steps(parts: StepParts, run: Run, *, has_stages: bool) -> tuple[HostSteps, ...]:
     """The steps of each rank; waits for other ranks by axis add up to ``Part.EXCHANGE``."""
     axis = _collectives_axis(run)
-    waits = split_waits(parts, tables, axes_of_groups(run)) if axis is None else ({},) * len(tables)
     ranks = []
     for row, rank in enumerate(parts.ranks):
         parts_ns = {part: int(parts.parts_ns[part][row].sum()) for part in Part}
         sent_ns = int(parts.transfers_ns[row].sum())
-        rest_ns = parts_ns[Part.EXCHANGE] - sent_ns - sum(waits[row].values())
-        by_axis = {**waits[row], axis or "collectives": rest_ns, "PP" if has_stages else "transfers": sent_ns}
+        rest_ns = parts_ns[Part.EXCHANGE] - sent_ns
+        by_axis = {axis or "collectives": rest_ns, "PP" if has_stages else "transfers": sent_ns}
         ranks.append(HostSteps(rank, int(parts.total_ns[row].sum()), parts_ns, by_axis, int(parts.faults[row].sum())))
     return tuple(ranks)
 
@@ -330,61 +324,3 @@ def _collectives_axis(run: Run) -> str | None:
 def _has_stages(run: Run) -> bool:
     """Whether ranks are stages of a pipeline."""
     return bool(run.micro_batches) or len({rank.parallel.get("pp") for rank in run.ranks}) > 1
-
-
-def axes_of_groups(run: Run) -> dict[int, tuple[str, ...]]:
-    """By rank, the axis of each of its process groups, as ``TP``; empty for a group that serves none or several."""
-    lines = _find_lines(run)
-    return {
-        rank.rank: tuple(
-            role_of(group.description, "", group.ranks, lines.get(min(group.ranks, default=-1), {}))
-            for group in rank.groups
-        )
-        for rank in run.ranks
-        if rank.groups
-    }
-
-
-def _find_lines(run: Run) -> dict[int, dict[str, Sequence[int]]]:
-    """By rank and axis, the ranks that share all other axes with it; experts stand over those of data parallelism."""
-    coordinates = {rank.rank: rank.parallel for rank in run.ranks}
-    if not all(coordinates.values()):
-        return {}  # a rank that states no coordinates may differ from the others on any axis
-    used = [axis for axis in FACTORS if len({own.get(axis, 0) for own in coordinates.values()}) > 1]
-    lines: dict[int, dict[str, Sequence[int]]] = {rank: {} for rank in coordinates}
-    for axis in used:
-        crossing = [crossed for crossed in used if crossed != axis]
-        shared: dict[tuple[int, ...], list[int]] = {}
-        for rank, own in coordinates.items():
-            shared.setdefault(tuple(own.get(crossed, 0) for crossed in crossing), []).append(rank)
-        for ranks in shared.values():
-            for rank in ranks:
-                lines[rank][axis] = ranks
-    for rank, own in coordinates.items():
-        if "ep" in own and "dp" in used:
-            lines[rank]["ep"] = lines[rank]["dp"]
-    return lines
-
-
-def split_waits(
-    parts: StepParts, tables: Sequence[Steps], axes_by_rank: Mapping[int, tuple[str, ...]]
-) -> tuple[dict[str, int], ...]:
-    """For each rank, its waits in collectives by axis, over the compared steps; what no axis is known of is left out.
-
-    Args:
-        parts: The steps of the ranks.
-        tables: The last process of each of these ranks, in their order.
-        axes_by_rank: The axis of each group of a rank.
-    """
-    waits = []
-    for row, table in enumerate(tables):
-        remaining = parts.parts_ns[Part.EXCHANGE][row] - parts.transfers_ns[row]
-        by_axis: dict[str, int] = {}
-        columns = () if table.host is None else table.host.groups_ns
-        for axis, column in zip(axes_by_rank.get(table.rank, ()), columns, strict=False):
-            if axis:
-                taken = np.clip(np.ma.filled(column, 0)[find_rows(table.step, parts.step)], 0, remaining)
-                remaining = remaining - taken
-                by_axis[axis] = by_axis.get(axis, 0) + int(taken.sum())
-        waits.append(by_axis)
-    return tuple(waits)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import TypeAlias
 
-    #: ``coordinates`` and ``sizes``, each by axis; ``groups`` where the training thread waited for their work.
+    #: ``coordinates`` and ``sizes``, each by axis.
     LayoutDocument: TypeAlias = dict[str, object]
     #: By axis, the ranks that differ from this one on that axis alone, with it, in their order.
     Lines: TypeAlias = dict[str, tuple[int, ...]]
@@ -45,11 +45,6 @@ class Layout:
         self._spanning: Lines = {}
         self._lines: Lines = {}
         self._experts: Lines = {}
-        self._groups: tuple[Mapping[str, object], ...] = ()
-
-    def set_groups(self, groups: Sequence[Mapping[str, object]]) -> None:
-        """Process groups: the ``ranks`` and the ``description`` of each."""
-        self._groups = tuple(groups)
 
     def set_framework_layout(self, coordinates: dict[str, int], sizes: dict[str, int]) -> None:
         """A framework states all of it: nothing else counts from now on."""
@@ -95,10 +90,9 @@ class Layout:
             lines = self._find() | self._experts
             coordinates = {axis: line.index(self._rank) for axis, line in lines.items()}
             sizes = {axis: len(line) for axis, line in lines.items()}
-        if not sizes and not self._groups:
+        if not sizes:
             return None
-        groups = {"groups": [dict(group) for group in self._groups]} if self._groups else {}
-        return {"coordinates": coordinates, "sizes": sizes, **groups}
+        return {"coordinates": coordinates, "sizes": sizes}
 
     def _find(self) -> Lines:
         """The ranks of each axis that multiplies; none where the axes that wrappers report contradict each other."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number, wrap_functions
 from perfscope.hooks.introspection import is_grad_enabled
-from perfscope.hooks.timers.untimed_passes import UNTIMED
+from perfscope.hooks.timers.passes import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER
-from perfscope.hooks.timers.probes import PROBES
-from perfscope.hooks.timers.sharded_units import ShardedUnits
+from perfscope.hooks.timers.probes import PROBES, ShardedUnits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -44,7 +43,6 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
         yield
         capture.set_axis_group("dp", wrapper.process_group)
         capture.set_ddp(wrapper)
-        capture.set_reducer(wrapper.process_group)
 
     _count_outermost(module.DistributedDataParallel, capture)
     wrap_functions(module.DistributedDataParallel, capture, {"__init__": init})

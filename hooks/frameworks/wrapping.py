@@ -15,7 +15,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.timers.untimed_passes import UNTIMED
+from perfscope.hooks.timers.passes import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.introspection import COMPILER
-from perfscope.hooks.timers.exchange_groups import ExchangeGroups
-from perfscope.wire.host import MOST_GROUPS, HostWaits, parse_delay
+from perfscope.hooks.timers.launched_calls import LaunchedCalls
+from perfscope.wire.host import HostWaits, parse_delay
+from perfscope.wire.launched_calls import LAUNCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,11 +27,10 @@ if TYPE_CHECKING:
 
     #: How long a backward pass took, its processor time, and the scheduler's text before and after it.
     Backward: TypeAlias = tuple[int, int, bytes, bytes]
-    #: What a step's row carries of its waits: for collectives, for sends and receives, and its backward passes; then
-    #: those for each group, what of them was in backward passes, and the number of the group of the rest of these.
-    RawWaits: TypeAlias = tuple[int, int, Sequence[Backward], Sequence[int], int, int | None]
+    #: What a step's row carries of its waits: for collectives, for sends and receives, and its backward passes.
+    RawWaits: TypeAlias = tuple[int, int, Sequence[Backward]]
 
-_clock, _get_ident, _cpu = time.monotonic_ns, threading.get_ident, time.thread_time_ns
+_clock, _cpu = time.monotonic_ns, time.thread_time_ns
 #: c10d's numbers of send, recv and recv from any source.
 _TRANSFERS = (12, 13, 14)
 
@@ -40,120 +40,100 @@ class ExchangeTimer:
 
     Attributes:
         is_in_use: Whether waits are timed.
-        groups: The process groups that are waited for.
+        calls: The last collectives that the thread launched.
     """
 
     def __init__(self) -> None:
         self.is_in_use = False
-        self.groups = ExchangeGroups()
-        self._group_ns = [0] * MOST_GROUPS
-        self._in_backwards_ns = 0
-        self._is_waiting = False
-        self._collective_ns = 0
-        self._transfer_ns = 0
+        self.calls = LaunchedCalls()
+        self._thread: int | None = None
+        self._is_waiting = self._is_in_backward = False
+        self._collective_ns = self._transfer_ns = 0
         self._backwards: list[Backward] = []
-        self._is_in_backward = False
 
-    def begin(
-        self,
-        thread: int | None,
-        counters_file: int,
-        write_groups: Callable[[Sequence[dict[str, object]]], None],
-    ) -> None:
+    def begin(self, thread: int | None, counters_file: int) -> None:
         """Time the waits of a thread from now on, where it exchanges data and uses no GPU.
 
         Args:
             thread: The thread that trains.
             counters_file: The scheduler's counters of that thread.
-            write_groups: Gets the groups that are told apart; see ExchangeGroups.
         """
         torch, c10d = sys.modules["torch"], sys.modules.get("torch.distributed.distributed_c10d")
         if self.is_in_use or c10d is None or not c10d.is_initialized() or torch.cuda.is_initialized():
             return
-        if c10d.get_world_size() > 1:
-            self.is_in_use = True
-            self.groups.begin(c10d, thread, write_groups)
-            self._wrap_waits(c10d.Work, thread)
-            functional = sys.modules.get("torch.distributed._functional_collectives")
-            for name in ("trigger_wait", "wait"):
-                result_class = getattr(functional, "AsyncCollectiveTensor", None)
-                if hasattr(result_class, name):
-                    self._wrap_result_waits(result_class, name, thread)
-            if counters_file >= 0:
-                self._wrap_backward(torch.Tensor, thread, counters_file)
+        if c10d.get_world_size() == 1:
+            return
+        self.is_in_use, self._thread = True, thread
+        call_safely(self.calls.begin)
+        for name in LAUNCHES:
+            if hasattr(c10d.ProcessGroup, name):
+                self._wrap_launch(c10d.ProcessGroup, name)
+        kind_of = getattr(c10d.Work, "_get_op_type", None)
+        self._wrap_wait(c10d.Work, "wait", lambda work: kind_of is not None and int(kind_of(work)) in _TRANSFERS)
+        functional: Any = sys.modules.get("torch.distributed._functional_collectives")
+        for name in ("trigger_wait", "wait"):
+            if hasattr(getattr(functional, "AsyncCollectiveTensor", None), name):
+                self._wrap_wait(functional.AsyncCollectiveTensor, name, lambda _: False)
+        if counters_file >= 0:
+            self._wrap_backward(torch.Tensor, counters_file)
 
     def take(self) -> RawWaits | None:
         """The waits since this was last asked; None where they are not timed."""
         if not self.is_in_use:
             return None
-        self.groups.calls.end_step()
-        reducer = self.groups.reducer
-        waits = (
-            self._collective_ns, self._transfer_ns, self._backwards, self._group_ns, self._in_backwards_ns, reducer
-        )  # fmt: skip
-        self._collective_ns = self._transfer_ns = self._in_backwards_ns = 0
-        self._backwards, self._group_ns = [], [0] * MOST_GROUPS
+        self.calls.end_step()
+        waits = self._collective_ns, self._transfer_ns, self._backwards
+        self._collective_ns = self._transfer_ns = 0
+        self._backwards = []
         return waits
 
-    def _wrap_waits(self, work_class: Any, thread: int | None) -> None:
-        original, kind_of = work_class.wait, getattr(work_class, "_get_op_type", None)
+    def _is_timed(self) -> bool:
+        return threading.get_ident() == self._thread and not COMPILER.is_tracing()
+
+    def _wrap_launch(self, group_class: Any, name: str) -> None:
+        original = getattr(group_class, name)
+
+        def launch(group: Any, *args: object, **kwargs: object) -> Any:
+            if self._is_timed():
+                call_safely(lambda: self.calls.add(name, group, args))  # what fails in it may end the process
+            return original(group, *args, **kwargs)
+
+        # A group that is written in Python asks for its own method by this name, and must not find this one in it.
+        launch.__code__ = launch.__code__.replace(co_name=name)
+        setattr(group_class, name, functools.update_wrapper(launch, original))
+
+    def _wrap_wait(self, owner: Any, name: str, is_transfer: Callable[[Any], bool]) -> None:
+        original = getattr(owner, name)
 
         @functools.wraps(original)
         def wait(work: Any, *args: object, **kwargs: object) -> Any:
-            if self._is_waiting or _get_ident() != thread or COMPILER.is_tracing():
+            if self._is_waiting or not self._is_timed():
                 return original(work, *args, **kwargs)
-            began_ns = _clock()
-            try:
-                return original(work, *args, **kwargs)
-            finally:
-                waited_ns = _clock() - began_ns
-                call_safely(lambda: self._add(kind_of, work, waited_ns))
-
-        work_class.wait = wait
-
-    def _wrap_result_waits(self, result_class: Any, name: str, thread: int | None) -> None:
-        """Time where the result of a functional collective is waited for."""
-        original = getattr(result_class, name)
-
-        @functools.wraps(original)
-        def wait(result: Any) -> Any:
-            if self._is_waiting or _get_ident() != thread or COMPILER.is_tracing():
-                return original(result)
             self._is_waiting = True
             began_ns = _clock()
             try:
-                return original(result)
+                return original(work, *args, **kwargs)
             finally:
                 waited_ns = _clock() - began_ns
                 self._is_waiting = False
-                call_safely(lambda: self._add_collective(self.groups.group_of_result(result), waited_ns))
+                call_safely(lambda: self._add(waited_ns, is_transfer=is_transfer(work)))
 
-        setattr(result_class, name, wait)
+        setattr(owner, name, wait)
 
-    def _add(self, kind_of: Callable[[Any], int] | None, work: object, waited_ns: int) -> None:
-        if kind_of is None or int(kind_of(work)) not in _TRANSFERS:
-            self._add_collective(self.groups.group_of(work), waited_ns)
-        elif not self._is_in_backward:
-            self._transfer_ns += waited_ns
+    def _add(self, waited_ns: int, *, is_transfer: bool) -> None:
+        if not self._is_in_backward:  # which counts as a whole
+            self._transfer_ns += waited_ns * is_transfer
+            self._collective_ns += waited_ns * (not is_transfer)
 
-    def _add_collective(self, number: int | None, waited_ns: int) -> None:
-        """A collective was waited for; in a backward pass the pass itself counts, and this says only whose it was."""
-        if self._is_in_backward:
-            self._in_backwards_ns += waited_ns
-        else:
-            self._collective_ns += waited_ns
-        if number is not None:
-            self._group_ns[number] += waited_ns
-
-    def _wrap_backward(self, tensor_class: Any, thread: int | None, counters_file: int) -> None:
+    def _wrap_backward(self, tensor_class: Any, counters_file: int) -> None:
         original = tensor_class.backward
 
         @functools.wraps(original)
         def backward(tensor: Any, *args: object, **kwargs: object) -> Any:
-            if self._is_in_backward or _get_ident() != thread or COMPILER.is_tracing():
+            if self._is_in_backward or not self._is_timed():
                 return original(tensor, *args, **kwargs)
             self._is_in_backward = True
-            call_safely(self.groups.calls.add_backward)
+            call_safely(self.calls.add_backward)
             before = call_safely(lambda: read_counters(counters_file))[0] or b""
             cpu_ns, began_ns = _cpu(), _clock()
             try:
@@ -179,12 +159,9 @@ def to_waits(raw: RawWaits | None) -> HostWaits | None:
     """The waits of a step; a backward pass waited as long as its thread neither ran nor could have run."""
     if raw is None:
         return None
-    collective_ns, transfer_ns, backwards, by_group, in_backwards_ns, reducer = raw
-    before_ns, group_ns = collective_ns, list(by_group)
+    collective_ns, transfer_ns, backwards = raw
     for wall_ns, cpu_ns, before, after in backwards:
         began_ns, ended_ns = parse_delay(before), parse_delay(after)
         delay_ns = ended_ns - began_ns if began_ns is not None and ended_ns is not None else 0
         collective_ns += max(wall_ns - cpu_ns - delay_ns, 0)
-    if reducer is not None:  # the buckets of gradients are waited for without Python
-        group_ns[reducer] += max(collective_ns - before_ns - in_backwards_ns, 0)
-    return HostWaits(collective_ns, transfer_ns, *group_ns)
+    return HostWaits(collective_ns, transfer_ns)

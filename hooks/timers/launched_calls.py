@@ -11,7 +11,16 @@ import os
 import resource
 from typing import Any
 
-from perfscope.wire.launched_calls import BACKWARD, MEMORY_NAME, NUMBERS, RING, SIZE_BYTES, STEP_NUMBER, to_word
+from perfscope.wire.launched_calls import (
+    BACKWARD,
+    MEMORY_NAME,
+    NUMBERS,
+    RING,
+    SIZE_BYTES,
+    STEP_NUMBER,
+    UNKNOWN_GROUP,
+    to_word,
+)
 
 #: One more open file is a small share of so many.
 _FEWEST_FILES = 64
@@ -25,6 +34,7 @@ class LaunchedCalls:
         self._words: memoryview | None = None
         self._count = 0
         self._steps = 0
+        self._groups: dict[str, int] = {}
 
     def begin(self) -> None:
         """Keep calls from now on, where the system has such memory.
@@ -42,12 +52,14 @@ class LaunchedCalls:
             os.close(descriptor)
         os.register_at_fork(after_in_child=self._forget)
 
-    def add(self, name: str, group: int | None, tensors: Any) -> None:
-        """A method of ``ProcessGroup`` was called with these tensors first."""
-        first = tensors
+    def add(self, name: str, group: Any, arguments: Any) -> None:
+        """A method of a ``ProcessGroup`` is about to be called with these arguments, tensors first."""
+        number = self._groups.setdefault(str(group.group_name), len(self._groups))
+        first = arguments
         while isinstance(first, list | tuple) and first:
             first = first[0]
-        self._add(to_word(NUMBERS[name], group, first.numel() if hasattr(first, "numel") else 0))
+        elements = first.numel() if hasattr(first, "numel") else 0
+        self._add(to_word(NUMBERS[name], number if number < UNKNOWN_GROUP else None, elements))
 
     def add_backward(self) -> None:
         """A backward pass is about to begin."""

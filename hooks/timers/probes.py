@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 if TYPE_CHECKING:
     from perfscope.hooks.timers.passes import CudaEvent
-    from perfscope.hooks.timers.sharded_units import ShardedUnits
     from perfscope.wire.host import DeviceProbe
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
@@ -51,6 +50,43 @@ def _never_fails(method: _Method) -> _Method:
             return None
 
     return cast("_Method", call)
+
+
+class ShardedUnits:
+    """The methods of FSDP 2 around the forward pass of a module: its weights are there after the first.
+
+    FSDP looks its methods up in their class at each call: they are replaced for a probed step only.
+    """
+
+    def __init__(self, group_class: Any) -> None:
+        self._class = group_class
+        self._originals: dict[str, Callable[..., Any]] = {}
+
+    def watch(self, on_begin: Callable[[object], None], on_end: Callable[[object], None]) -> None:
+        """Tell of each module's parameters before and after its forward pass; the functions raise nothing."""
+        begin, end = (getattr(self._class, name, None) for name in ("pre_forward", "post_forward"))
+        if self._originals or begin is None or end is None:
+            return
+
+        @functools.wraps(begin)
+        def pre_forward(group: Any, *args: object, **kwargs: object) -> Any:
+            result = begin(group, *args, **kwargs)
+            on_begin(group)
+            return result
+
+        @functools.wraps(end)
+        def post_forward(group: Any, *args: object, **kwargs: object) -> Any:
+            on_end(group)
+            return end(group, *args, **kwargs)
+
+        self._originals = {"pre_forward": begin, "post_forward": end}
+        self._class.pre_forward, self._class.post_forward = pre_forward, post_forward
+
+    def leave(self) -> None:
+        """Put the methods back."""
+        for name, original in self._originals.items():
+            setattr(self._class, name, original)
+        self._originals = {}
 
 
 class _Launch:

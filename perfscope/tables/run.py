@@ -42,24 +42,12 @@ class Window(Struct, frozen=True):
     attempt: int = 0
 
 
-class ProcessGroup(Struct, frozen=True):
-    """A process group that a rank waited for.
-
-    Attributes:
-        ranks: Its ranks.
-        description: What torch calls it: ``mesh_tp``, ``default_pg``, ``undefined``.
-    """
-
-    ranks: tuple[int, ...]
-    description: str
-
-
 class Rank(Struct, frozen=True):
     """The identity of a rank: see ``perfscope.wire.records.RankRecord``.
 
     ``device_uuid`` is NVML's UUID of the device, a GPU or a MIG instance, where NVML was sampled. ``device_uuids`` are
     the UUIDs of all devices that hold tensors of the process. ``visible_uuids`` name all devices that it could have
-    used, None where unknown. ``groups`` are those of ``HostTimes.groups_ns``. ``options`` are those of its command
+    used, None where unknown. ``options`` are those of its command
     line, with their values; None where that was not recorded.
     """
 
@@ -74,7 +62,6 @@ class Rank(Struct, frozen=True):
     device_name: str | None
     notes: tuple[str, ...]
     parallel: Mapping[str, int]
-    groups: tuple[ProcessGroup, ...] = ()
     options: Mapping[str, str] | None = None
 
 

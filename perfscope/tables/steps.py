@@ -47,7 +47,7 @@ class HostTimes:
         cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``. Where they were read for several steps at
             once, each has an estimate, see ``perfscope.sources.runs.host_times``; the sums are what was counted.
         launcher_delay_ns: See ``StepRecord``; an estimate likewise. Masked where none was read in the process.
-        collectives_ns, transfers_ns, group0_ns, group1_ns, group2_ns, group3_ns: See ``HostWaits``.
+        collectives_ns, transfers_ns: See ``HostWaits``.
     """
 
     cpu_ns: MaskedInt64
@@ -58,15 +58,6 @@ class HostTimes:
     launcher_delay_ns: MaskedInt64
     collectives_ns: MaskedInt64
     transfers_ns: MaskedInt64
-    group0_ns: MaskedInt64
-    group1_ns: MaskedInt64
-    group2_ns: MaskedInt64
-    group3_ns: MaskedInt64
-
-    @property
-    def groups_ns(self) -> tuple[MaskedInt64, ...]:
-        """The waits for each process group that is told apart."""
-        return (self.group0_ns, self.group1_ns, self.group2_ns, self.group3_ns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

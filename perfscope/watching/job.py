@@ -161,7 +161,7 @@ class WatchedRank:
 
     def wait_ns(self) -> float | None:
         """The median of its waits for other ranks in a step."""
-        waits = [sum(step.waits) for step in self.steps if step.waits is not None]
+        waits = [sum(step.waits[:2]) for step in self.steps if step.waits is not None]
         return statistics.median(waits) if waits else None
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _FIELDS = 3
-#: Process groups that are told apart: more than there are axes of parallelism on which ranks exchange.
-MOST_GROUPS = 4
 
 
 class HostWork(NamedTuple):
@@ -42,16 +40,10 @@ class HostWaits(NamedTuple):
     Attributes:
         collectives_ns: In collectives, those of DDP's backward pass included.
         transfers_ns: In sends and receives, as between the stages of a pipeline.
-        group0_ns, group1_ns, group2_ns, group3_ns: What of ``collectives_ns`` was in the first groups of
-            ``parallel.json``; the rest is not known by group.
     """
 
     collectives_ns: int
     transfers_ns: int
-    group0_ns: int = 0
-    group1_ns: int = 0
-    group2_ns: int = 0
-    group3_ns: int = 0
 
 
 class DeviceProbe(NamedTuple):

@@ -65,10 +65,6 @@ class MicroBatchRecord:
         totals: Kind of pass (a key of ``PASS_KINDS``), virtual stage, number of passes and their time in nanoseconds.
         order: Each pass as ``F3.1``: kind, micro-batch, virtual stage; absent where it repeats the previous record's.
         times_ns: Beginning and length of each pass of ``order``; absent with it.
-        fastest_ns: The shortest pass of each of ``totals``; absent in records of before it was recorded.
-        launches_ns: How long the host took to launch the passes of each of ``totals``; absent on a CPU, and in records
-            of before it was recorded.
-        waits_ns: For how long of these passes the device may have waited for that, at most; absent with it.
     """
 
     step: int
@@ -79,6 +75,3 @@ class MicroBatchRecord:
     totals: tuple[tuple[str, int, int, int], ...]
     order: tuple[str, ...] | None = None
     times_ns: tuple[tuple[int, int], ...] | None = None
-    fastest_ns: tuple[int, ...] | None = None
-    launches_ns: tuple[int, ...] | None = None
-    waits_ns: tuple[int, ...] | None = None

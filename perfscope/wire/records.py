@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
-from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
+from perfscope.wire.host import DeviceProbe, HostWork
 from perfscope.wire.model import ModelRecord
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.setup import SetupRecord
@@ -70,7 +70,8 @@ class StepRecord:
         host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
         launcher_delay_ns: Time of the thread that launches backward passes on a device in the run queue, over the steps
             of ``host``. Absent where it was not read, and where there is no backward thread.
-        waits: How long it waited for other ranks; absent on GPUs, where the device waits.
+        waits: How long it waited for other ranks, as in ``HostWaits``; earlier versions add those by process group.
+            Absent on GPUs, where the device waits.
     """
 
     step: int
@@ -101,7 +102,7 @@ class StepRecord:
     probe: DeviceProbe | None = None
     host: HostWork | None = None
     launcher_delay_ns: int | None = None
-    waits: HostWaits | None = None
+    waits: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

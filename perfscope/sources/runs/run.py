@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
-import msgspec
-
 from perfscope import wire
 from perfscope.errors import SourceError
 from perfscope.sources.memory.recorded import find_histories, read_histories
@@ -30,7 +28,7 @@ from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.micro_batches import MicroBatches
 from perfscope.tables.model import Model
-from perfscope.tables.run import ProcessGroup, Rank, Run, Window
+from perfscope.tables.run import Rank, Run, Window
 from perfscope.tables.steps import Steps
 from perfscope.tables.timeline import Timeline
 from perfscope.units import format_ranges
@@ -224,7 +222,6 @@ def read_rank(
         device_name=record.device_name,
         notes=notes,
         parallel=_coordinates(folder),
-        groups=_groups(folder),
         options=_options(record.argv) if record.argv else None,
     )
 
@@ -245,15 +242,6 @@ def _options(words: Sequence[str]) -> dict[str, str]:
             name, _, value = word.partition("=")
             options[name] = value if "=" in word or following.startswith("--") else following
     return options
-
-
-def _groups(folder: Path) -> tuple[ProcessGroup, ...]:
-    """The process groups that the rank waited for; none where they are not told apart."""
-    groups = read_object(folder / wire.PARALLEL_FILE, []).get("groups")
-    try:
-        return tuple(msgspec.convert(groups, list[ProcessGroup]))
-    except msgspec.ValidationError:
-        return ()
 
 
 def _to_window(rank: int, attempt: int, record: WindowRecord) -> Window:

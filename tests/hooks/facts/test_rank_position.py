@@ -80,5 +80,5 @@ def test_groups_that_are_made_anew_have_a_layout_of_their_own(monkeypatch: pytes
     position.set_axis("dp", range(2))
     assert position.written.layout["coordinates"]["dp"] == 1
     position.move((0, 1))  # its groups are destroyed
-    position.set_groups([])
+    position.set_axis("dp", range(2))
     assert position.written.sizes["dp"] == 2

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,6 +16,10 @@ from perfscope.wire import launched_calls
 from perfscope.wire.launched_calls import LAUNCHES, MEMORY_NAME, RING, SIZE_BYTES, LaunchedCall, parse_memory
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="the system has no such memory")
+
+
+class Group(NamedTuple):
+    group_name: str
 
 
 class Tensor:
@@ -42,7 +47,7 @@ def test_what_is_remembered_is_the_end_of_all_calls_from_the_beginning_of_a_step
     source = random.Random(count)
     calls, descriptor = begun()
     slow: list[LaunchedCall | int] = []
-    steps = 0
+    steps, numbers = 0, dict[str, int]()
     for _ in range(count):
         kind = source.randrange(5)
         if kind == 0:
@@ -53,10 +58,11 @@ def test_what_is_remembered_is_the_end_of_all_calls_from_the_beginning_of_a_step
             calls.add_backward()
             slow.append(LaunchedCall(steps + 1, "backward", None, 0))
         else:
-            elements, group = source.choice([0, 1, 2**40]), source.choice([None, 0, 3])
+            elements, group = source.choice([0, 1, 2**40]), source.choice(["0", "1", "2"])
             tensor = source.choice([Tensor(elements), [Tensor(elements)], [[Tensor(elements), Tensor(7)]]])
-            calls.add("allreduce", group, tensor)
-            slow.append(LaunchedCall(steps + 1, "all_reduce", group, elements))
+            calls.add("allreduce", Group(group), [tensor])
+            numbers.setdefault(group, len(numbers))
+            slow.append(LaunchedCall(steps + 1, "all_reduce", numbers[group], elements))
     kept = slow[-RING:]
     if count > RING:
         first = next(place for place, call in enumerate(kept) if isinstance(call, int))
@@ -68,7 +74,7 @@ def test_what_is_remembered_is_the_end_of_all_calls_from_the_beginning_of_a_step
 def test_every_method_that_is_wrapped_has_a_number_and_calls_without_tensors_are_kept() -> None:
     calls, descriptor = begun()
     for name in LAUNCHES:
-        calls.add(name, 0, None)
+        calls.add(name, Group("0"), [])
     parsed = parse_memory(os.pread(descriptor, SIZE_BYTES, 0))
     assert [call.elements for call in parsed] == [0] * len(LAUNCHES)
     assert len({call.operation for call in parsed}) > 10
@@ -87,7 +93,7 @@ def test_nothing_is_kept_where_the_script_may_need_every_one_of_its_files(monkey
     before, calls = memories(), LaunchedCalls()
     monkeypatch.setattr(resource, "getrlimit", lambda _: (40, 40))
     calls.begin()
-    calls.add("allreduce", 0, Tensor(1))
+    calls.add("allreduce", Group("0"), [Tensor(1)])
     calls.end_step()
     assert memories() == before
 
@@ -97,7 +103,7 @@ def test_a_forked_child_adds_nothing() -> None:
     calls.add_backward()
     child = os.fork()
     if not child:
-        calls.add("allreduce", 0, Tensor(1))
+        calls.add("allreduce", Group("0"), [Tensor(1)])
         os._exit(0)
     os.waitpid(child, 0)
     assert [call.operation for call in parse_memory(os.pread(descriptor, SIZE_BYTES, 0))] == ["backward"]

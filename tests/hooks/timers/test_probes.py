@@ -7,8 +7,7 @@ from typing import ClassVar
 import pytest
 
 from perfscope.hooks.timers import probes as module
-from perfscope.hooks.timers.probes import DeviceProbes
-from perfscope.hooks.timers.sharded_units import ShardedUnits
+from perfscope.hooks.timers.probes import DeviceProbes, ShardedUnits
 from perfscope.wire.host import DeviceProbe
 
 
