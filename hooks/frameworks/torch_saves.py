@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.frameworks.wrapping import argument, wrap_saves
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.timers.file_sizes import size_of_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
-    from perfscope.hooks.timers.open_saves import Save
-    from perfscope.hooks.timers.saves import SaveTimer
+    from perfscope.hooks.timers.saves import Save, SaveTimer
 
 _MOST_SHARDS = 64  # of one rank; each is asked for by its name, because listing a folder of all ranks takes long
 
@@ -171,7 +169,7 @@ def report_results(timer: SaveTimer, writer: Any, results: Any) -> None:
         else:
             sizes[name] = sizes.get(name, 0) + int(size)
     for name, size in sizes.items():
-        timer.on_file(name, size_of_file(name) or size)
+        timer.on_file(name, value_or_none(functools.partial(os.path.getsize, name)) or size)
 
 
 def _result_path(writer: Any, result: Any) -> str:

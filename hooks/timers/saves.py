@@ -1,4 +1,4 @@
-"""Times checkpoint saves: what stalls training, what goes on beside it, and how many bytes this process wrote.
+"""Times checkpoint saves: what stalls training, what goes on during training, and how many bytes this process wrote.
 
 A save inside a save, such as DeepSpeed's ``torch.save`` of each file, is a part of it and counted once. A save in
 another thread than the training's is asynchronous by itself: it stalls nothing.
@@ -7,16 +7,17 @@ another thread than the training's is asynchronous by itself: it stalls nothing.
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from perfscope.hooks.facts.launched_rank import is_daemon_process
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.guard import hook_entry, value_or_none
-from perfscope.hooks.timers.file_sizes import size_of_file
-from perfscope.hooks.timers.open_saves import OpenSaves, Save
+from perfscope.wire.records import CheckpointRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
@@ -26,13 +27,114 @@ if TYPE_CHECKING:
 
 #: Asking whether a save is complete is no wait.
 _SHORTEST_WAIT_NS = 1_000_000
+#: Files of configurations and tokenizers, which frameworks write without a function that hooks could time.
+_TEXT_ENDINGS = (".json", ".jsonl", ".txt", ".model", ".jinja", ".md", ".yaml", ".yml")
+_MOST_ENTRIES, _MOST_NAMED = 2000, 500
+_CLOCK_TOLERANCE_S = 2.0  # file systems have clocks of their own
 _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")
 
 
-def _path_text(path: object) -> str | None:
-    """A path as records have it: without secrets."""
-    return None if path is None else redact_path(str(path))
+def size_of_file(path: object) -> int | None:
+    """The size of a local file; None where there is none of this path."""
+    return value_or_none(lambda: os.stat(path).st_size)  # type: ignore[arg-type]
+
+
+class WrittenFiles:
+    """What one save of this process is known to have written."""
+
+    def __init__(self) -> None:
+        self._sizes: dict[str, int | None] = {}
+        self._unnamed_bytes: int | None = None
+        self._is_anything_unknown = False
+        self._text_folders: set[str] = set()
+        self._began_s = time.time()
+
+    def add_file(self, path: object, size_bytes: int | None) -> None:
+        """A file was written; None where its size is unknown, and with it that of the save."""
+        self._sizes[str(path) if "://" in str(path) else os.path.normpath(str(path))] = size_bytes
+
+    def add_bytes(self, size_bytes: int | None) -> None:
+        """Bytes were written to files without known names; None where it is unknown how many."""
+        if size_bytes is None:
+            self._is_anything_unknown = True
+        else:
+            self._unnamed_bytes = (self._unnamed_bytes or 0) + size_bytes
+
+    def add_text_folder(self, folder: str) -> None:
+        """The save writes configurations or a tokenizer into a folder, from this process."""
+        self._text_folders.add(folder)
+
+    def add_text_files(self) -> None:
+        """Look for the configurations and tokenizers that were written since the save began."""
+        since_s = self._began_s - _CLOCK_TOLERANCE_S
+        for folder in self._text_folders:
+            with contextlib.suppress(OSError), os.scandir(folder) as entries:
+                for entry in itertools.islice(entries, _MOST_ENTRIES):
+                    if entry.name.endswith(_TEXT_ENDINGS) and entry.stat().st_mtime >= since_s:
+                        self._sizes.setdefault(os.path.normpath(entry.path), entry.stat().st_size)
+        self._text_folders.clear()
+
+    @property
+    def size_bytes(self) -> int | None:
+        """All bytes; None where something unknown was written, or nothing was reported."""
+        is_unreported = not self._sizes and self._unnamed_bytes is None
+        if is_unreported or self._is_anything_unknown or None in self._sizes.values():
+            return None
+        return sum(size or 0 for size in self._sizes.values()) + (self._unnamed_bytes or 0)
+
+    @property
+    def count(self) -> int | None:
+        """The number of files; None where it is unknown."""
+        is_unreported = not self._sizes and self._unnamed_bytes is None
+        return None if is_unreported or self._is_anything_unknown or self._unnamed_bytes else len(self._sizes)
+
+    def named(self) -> tuple[tuple[str, int | None], ...] | None:
+        """Path and size of each file, without secrets; None where unknown, or where there are very many."""
+        if self.count is None or self.count > _MOST_NAMED:
+            return None
+        return tuple((redact_path(path), size) for path, size in sorted(self._sizes.items()))
+
+
+@dataclass(eq=False)
+class Save:
+    """A save that is under way.
+
+    Attributes:
+        source, path, step: As in CheckpointRecord.
+        start_ns: When it began.
+        is_asynchronous: Whether writing goes on during training.
+        is_stalling: Whether it began in the thread that trains, which waits until the call returns.
+        end_ns: When training could go on; None while it is stalled.
+        staged_ns: When the state was copied during training; None where it was not.
+        is_drained: Whether an asynchronous save was seen to end.
+        drained_ns: When it was complete on disk; None where it was not seen, or failed.
+        waits: When training waited for its end, later.
+        waiting_since_ns: Since when training waits for it now; None while it does not.
+        files: What this process is known to have written.
+        is_in_writer: Inside a storage writer, which reports all that is saved in it.
+    """
+
+    source: str
+    path: str | None
+    step: int
+    start_ns: int
+    is_asynchronous: bool
+    is_stalling: bool
+    end_ns: int | None = None
+    staged_ns: int | None = None
+    is_drained: bool = False
+    drained_ns: int | None = None
+    waits: list[tuple[int, int]] = field(default_factory=list)
+    waiting_since_ns: int | None = None
+    files: WrittenFiles = field(default_factory=WrittenFiles)
+    is_in_writer: bool = False
+
+    def end_wait(self, now_ns: int) -> None:
+        """Training waits no longer for it: training goes on, or the save is complete, whichever is first."""
+        began_ns, self.waiting_since_ns = self.waiting_since_ns, None
+        if began_ns is not None and now_ns - began_ns >= _SHORTEST_WAIT_NS:
+            self.waits.append((began_ns, now_ns))
 
 
 class SavingProcess(Protocol):
@@ -50,31 +152,25 @@ class SavingProcess(Protocol):
         """Whether this is the thread that trains."""
 
 
-@dataclass
-class _StepSaves:
-    """What saves did to the step that runs."""
-
-    stalled_ns: int = 0
-    was_draining: bool = False
-
-
 class SaveTimer:
     """Times the saves of one process; its methods are safe to call from training.
 
     Attributes:
         hook_ns: Time that they took since it was last taken, without what they took inside a stall.
         is_in_use: Whether there is anything to say of the step that runs.
+        stalled_ns: How long saves have stalled the running step so far.
     """
 
     def __init__(self, process: SavingProcess) -> None:
-        self.hook_ns = 0
+        self.hook_ns = self.stalled_ns = 0
         self.is_in_use = False
         self._hook_ns_before_stall = 0
         self._process = process
-        self._open = OpenSaves()
-        self._step = _StepSaves()
-        self._write_lock = threading.Lock()
-        self._end_lock = threading.Lock()
+        #: The save that stalls training, and the asynchronous ones that do not lie on disk yet.
+        self._stalling: Save | None = None
+        self._draining: list[Save] = []
+        self._was_draining = False
+        self._lock = threading.RLock()
 
     @property
     def dead(self) -> bool:
@@ -89,11 +185,6 @@ class SaveTimer:
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
         self._process.abandon(reason)
-
-    @property
-    def stalled_ns(self) -> int:
-        """How long saves have stalled the running step so far."""
-        return self._step.stalled_ns
 
     @hook_entry
     def run_guarded(
@@ -111,7 +202,7 @@ class SaveTimer:
         Args:
             source: What is timed.
             path: Where it is saved to, as the framework states it.
-            is_asynchronous: Whether writing goes on beside training after the call.
+            is_asynchronous: Whether writing goes on during training, after the call.
             text_folder: Where this process writes configurations or a tokenizer, too.
         """
         save = self._begin(source, path, is_asynchronous=is_asynchronous)
@@ -131,13 +222,13 @@ class SaveTimer:
         """
         began_ns = time.monotonic_ns()
         yield
-        saves = self._open.find_draining(source)
+        saves = [save for save in self._draining if save.source == source and save.end_ns is not None]
         if saves:
-            now_ns = time.monotonic_ns()
-            if not self._open.is_stalling:
-                self._step.stalled_ns += now_ns - began_ns
-                if now_ns - began_ns >= _SHORTEST_WAIT_NS:
-                    saves[0].waits.append((began_ns, now_ns))
+            if self._stalling is None:
+                now_ns = time.monotonic_ns()
+                self.stalled_ns += now_ns - began_ns
+                saves[0].waiting_since_ns = began_ns
+                saves[0].end_wait(now_ns)
             if value_or_none(is_drained):
                 for save in saves:
                     self.on_drained(save)
@@ -145,38 +236,29 @@ class SaveTimer:
     def waiting_on(self, save: Save) -> Generator[None, None, None]:
         """A hook around a call in which training may wait for one asynchronous save."""
         began_ns = time.monotonic_ns()
-        waits = self._process.is_training_thread() and not self._open.is_stalling
-        waits = waits and save in self._open.all_draining()
+        waits = self._process.is_training_thread() and self._stalling is None and save in self._draining
         save.waiting_since_ns = began_ns if waits else None
         try:
             yield
         finally:
             now_ns = time.monotonic_ns()
             if waits:
-                self._step.stalled_ns += now_ns - began_ns
-                self._end_wait(save, now_ns)
-
-    def _end_wait(self, save: Save, now_ns: int) -> None:
-        """Training waits no longer for a save: it goes on, or the save is complete, whichever is first."""
-        with self._end_lock:
-            began_ns, save.waiting_since_ns = save.waiting_since_ns, None
-            if began_ns is not None and now_ns - began_ns >= _SHORTEST_WAIT_NS:
-                save.waits.append((began_ns, now_ns))
+                self.stalled_ns += now_ns - began_ns
+                with self._lock:
+                    save.end_wait(now_ns)
 
     @hook_entry
     def on_drained(self, save: Save, *, failed: bool = False) -> None:
         """An asynchronous save lies on disk; called in any thread."""
         now_ns = time.monotonic_ns()
-        if not self._open.remove_draining(save):
-            return
-        self._step.was_draining = True
-        if failed:
-            self._note_failure(save, "an asynchronous checkpoint save")
-        self._end_wait(save, now_ns)
-        with self._end_lock:
+        with self._lock:
+            if not self._remove_draining(save):
+                return
+            self._was_draining = True
+            if failed:
+                self._note_failure(save, "an asynchronous checkpoint save")
+            save.end_wait(now_ns)
             save.is_drained, save.drained_ns = True, None if failed else now_ns
-            is_stalling = save.end_ns is None
-        if not is_stalling:  # else its record is written when training can go on
             self._write(save)
 
     @hook_entry
@@ -206,7 +288,7 @@ class SaveTimer:
         """A file of a save was written; where its size is not stated, the file system states it."""
         save = self._current()
         if save is not None and not save.is_in_writer:
-            save.files.add_file(str(path), size_of_file(path) if size_bytes is None else size_bytes)
+            save.files.add_file(path, size_of_file(path) if size_bytes is None else size_bytes)
 
     @hook_entry
     def on_files_of_rank(self, save: Save, paths: list[str]) -> None:
@@ -223,14 +305,11 @@ class SaveTimer:
 
     @hook_entry
     def on_written_beside(self, source: str, path: object, *, failed: bool) -> None:
-        """A thread beside training wrote all of an asynchronous save of a source to this path, or failed to."""
-        if self._process.is_training_thread():
-            return
-        text = _path_text(path)
-        for save in self._open.all_draining():
-            if (save.source, save.path) == (source, text):
+        """Another thread than the training's wrote all of an asynchronous save to this path, or failed to."""
+        if not self._process.is_training_thread():
+            written = source, _path_text(path)
+            for save in [save for save in self._draining if (save.source, save.path) == written][:1]:
                 self.on_drained(save, failed=failed)
-                return
 
     def take_hook_ns(self) -> int:
         """How long the hooks of saves took since this was last asked, but for what they took inside a stall."""
@@ -238,15 +317,16 @@ class SaveTimer:
         return hook_ns
 
     def take_step_times(self) -> tuple[int | None, bool | None]:
-        """How long saves stalled the step that ended, and whether one was writing beside it; None for neither."""
-        self.is_in_use = self._open.is_draining or self._open.is_stalling
-        step, self._step = self._step, _StepSaves()
-        return step.stalled_ns or None, (step.was_draining or self._open.is_draining) or None
+        """How long saves stalled the step that ended, and whether one was writing during it; None for neither."""
+        self.is_in_use = bool(self._draining) or self._stalling is not None
+        taken = self.stalled_ns or None, (self._was_draining or bool(self._draining)) or None
+        self.stalled_ns, self._was_draining = 0, False
+        return taken
 
     def finish(self) -> None:
         """Write the records of the saves that were never seen to be complete on disk."""
-        for save in self._open.all_draining():
-            if self._open.remove_draining(save):
+        for save in list(self._draining):
+            if self._remove_draining(save):
                 self._write(save)
 
     @hook_entry
@@ -266,10 +346,14 @@ class SaveTimer:
             is_stalling=is_stalling,
             end_ns=None if is_stalling else start_ns,
         )
-        if not self._open.add(save):
-            return None
-        if is_stalling:
-            self._hook_ns_before_stall = self.hook_ns
+        with self._lock:
+            if self._stalling is not None or (self._draining and not is_stalling):
+                return None  # a part of a save that is under way
+            if is_stalling:
+                self._stalling = save
+                self._hook_ns_before_stall = self.hook_ns
+            if save.is_asynchronous:
+                self._draining.append(save)
         self._process.files.claim()
         return save
 
@@ -286,15 +370,15 @@ class SaveTimer:
             return
         is_drained = False
         if save.is_stalling:
-            with self._end_lock:
+            with self._lock:
                 end_ns = save.end_ns = time.monotonic_ns()
                 is_drained = save.is_drained
-            self._step.stalled_ns += end_ns - save.start_ns
+                self._stalling = None
+            self.stalled_ns += end_ns - save.start_ns
             self.hook_ns = self._hook_ns_before_stall
-            self._open.end_stall()
         save.files.add_text_files()
         if failed:
-            self._open.remove_draining(save)
+            self._remove_draining(save)
             self._note_failure(save, "a checkpoint save")
         elif is_drained or not save.is_asynchronous:
             self._write(save)
@@ -302,12 +386,45 @@ class SaveTimer:
             self.on_drained(save)
 
     def _current(self) -> Save | None:
-        return self._open.find_current(in_training_thread=self._process.is_training_thread())
+        """The save to which a file belongs that this thread writes now."""
+        if self._stalling is not None and (self._process.is_training_thread() or not self._draining):
+            return self._stalling
+        return self._draining[0] if self._draining else None
+
+    def _remove_draining(self, save: Save) -> bool:
+        """Take an asynchronous save out; False where it is out already."""
+        with self._lock:
+            if save not in self._draining:
+                return False
+            self._draining.remove(save)
+            return True
 
     def _note_failure(self, save: Save, kind: str) -> None:
         self._process.files.note(f"{kind} by {save.source} failed after step {save.step}")
 
     def _write(self, save: Save) -> None:
-        if save.end_ns is not None:
-            with self._write_lock:
-                self._process.files.claim().write_checkpoint(save.record(save.end_ns))
+        """Write its record, once training can go on."""
+        with self._lock:
+            if save.end_ns is None:
+                return
+            self._process.files.claim().write_checkpoint(
+                CheckpointRecord(
+                    start_ns=save.start_ns,
+                    end_ns=save.end_ns,
+                    source=save.source,
+                    step=save.step,
+                    path=save.path,
+                    size_bytes=save.files.size_bytes,
+                    asynchronous=save.is_asynchronous,
+                    drained_ns=save.drained_ns,
+                    files=save.files.named(),
+                    file_count=save.files.count,
+                    staged_ns=save.staged_ns,
+                    waits=tuple(save.waits) or None,
+                )
+            )
+
+
+def _path_text(path: object) -> str | None:
+    """A path as records have it: without secrets."""
+    return None if path is None else redact_path(str(path))
