@@ -8,7 +8,7 @@ embedding table and no recomputation.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Annotated
 
 from perfscope.analyzers.flops.comparison import (
     Convention,
@@ -18,14 +18,13 @@ from perfscope.analyzers.flops.comparison import (
     explain_spread,
     explain_window,
 )
-from perfscope.analyzers.flops.counter_check import CountedOperations, CounterCheck, check_by_counters
+from perfscope.analyzers.flops.counter_check import CounterCheck, check_by_counters
 from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
 from perfscope.analyzers.flops.per_token import recomputed_products, recomputed_scores, scores_and_values
+from perfscope.analyzers.flops.precision import Precision
 from perfscope.analyzers.flops.trained_run import (
-    Device,
     Recomputation,
-    TrainedModel,
     count_step_tokens,
     find_device,
     find_recomputation,
@@ -38,105 +37,101 @@ from perfscope.constants import GIGA, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import active_parameters
-from perfscope.report import Column, Json, Section, in_unit, percent
+from perfscope.report import Section
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
 HEADLINE = "megatron_core"
-_TITLE = "MFU of steady-state steps"
+_NO_GPU = "No MFU: the run had no GPU. TFLOPs by convention are in --format json."
 
 
-@dataclass(frozen=True, slots=True)
-class StepUtilisation:
-    """An undisturbed step: its number, TFLOPs per GPU and MFU by the headline convention."""
+class StepUtilisation(Figures, frozen=True):
+    """An undisturbed step by the headline convention."""
 
-    step: int
-    tflops_per_gpu: float
-    mfu: float | None
+    step: Annotated[int, Doc("Its number.")]
+    tflops_per_gpu: Annotated[float, Doc("TFLOPs per GPU.")]
+    mfu: Annotated[float | None, Doc("MFU.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Utilisation:
-    """The share of the GPUs' peak that the run used.
+class Utilisation(Result, frozen=True):
+    """``results.mfu``: MFU = operations per token x tokens/s / (GPUs x dense peak), by each convention.
 
     Attributes:
-        conventions: The step time by every convention.
-        steps: Each undisturbed step, by the headline convention.
-        trained: The model that was counted.
-        device: The GPUs, and their peak.
-        recomputation: What was counted as recomputed.
-        counted: The operations of the traces beside the formula; absent where the traces state no shapes.
-        notes: What a reader must know.
         has_gpu: Whether a rank trained on a GPU, or the user states a peak.
-        by_counters: The share of the peak that the GPUs' own counters state.
     """
 
-    conventions: tuple[Convention, ...]
-    steps: tuple[StepUtilisation, ...]
-    trained: TrainedModel
-    device: Device
-    recomputation: Recomputation
-    counted: CrossCheck | None
-    notes: tuple[str, ...]
+    conventions: Annotated[tuple[Convention, ...], Doc("The median step by every convention.")]
+    steps: Annotated[tuple[StepUtilisation, ...], Doc("Each undisturbed step by the headline convention.")]
+    parameters: Annotated[int, Doc("Parameters over all pipeline stages.")]
+    trainable_parameters: Annotated[int, Doc("Those that have gradients.")]
+    layers: Annotated[int, Doc("Layers.")]
+    hidden: Annotated[int, Doc("Hidden size.")]
+    vocabulary: Annotated[int, Doc("Vocabulary.")]
+    device: Annotated[str | None, Doc("The name that the driver states.")]
+    gpu: Annotated[str | None, Doc("The GPU whose data sheet is used; None where it is not listed.")]
+    dtype: Annotated[str | None, Doc("The main data type of the products.")]
+    precision: Annotated[Precision, Doc("All of them.")]
+    peak_tflops: Annotated[float | None, Doc("The dense peak of one GPU in that type.")]
+    checkpointing: Annotated[
+        str | None, Doc("What was counted as recomputed; None where that is unknown, and nothing was.")
+    ]
+    recomputed_share: Annotated[
+        float | None,
+        Doc("The share of the products of the forward pass that ran again, as traces show it; None where none does."),
+    ]
+    counted: Annotated[CrossCheck | None, Doc("The operations of the traces; None where they state no shapes.")]
+    by_counters: Annotated[
+        CounterCheck,
+        Doc("The share of the peak that the GPUs' own counters state, and how far it is from what was counted."),
+    ]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
     has_gpu: bool
-    by_counters: CounterCheck
+
+    TABLES = (
+        Table(
+            "MFU of steady-state steps",
+            "conventions",
+            (
+                Column("Convention", "name"),
+                Column("GFLOP/token", "flops_per_token", lambda flops: flops / GIGA, 4),
+                Column("TFLOPs per GPU", "tflops_per_gpu", None, 3),
+                Column("MFU (%)", "mfu", PERCENT, 2),
+                Column("HFU (%)", "hfu", PERCENT, 2),
+            ),
+        ),
+    )
 
     @property
     def headline(self) -> Convention:
         """The step time by the headline convention."""
         return _find_headline(self.conventions)
 
-    def data(self) -> Json:
-        """The value of ``results.mfu``."""
-        kind = self.recomputation.checkpointing
-        return {
-            "convention": HEADLINE,
-            "mfu": self.headline.mfu,
-            "tflops_per_gpu": self.headline.tflops_per_gpu,
-            "conventions": [convention.data() for convention in self.conventions],
-            "steps": [
-                {"step": step.step, "tflops_per_gpu": step.tflops_per_gpu, "mfu": step.mfu} for step in self.steps
-            ],
-            "parameters": self.trained.parameters,
-            "trainable_parameters": self.trained.trainable,
-            "layers": self.trained.model.layers,
-            "hidden": self.trained.model.hidden,
-            "vocabulary": self.trained.model.vocabulary,
-            "device": self.device.name,
-            "gpu": self.device.gpu.name if self.device.gpu else None,
-            "dtype": self.device.precision.main,
-            "precision": self.device.precision.data(),
-            "peak_tflops": self.device.peak_tflops,
-            "doubt": self.headline.reason or None,
-            "checkpointing": None if kind is None else str(kind),
-            "recomputed_share": self.recomputation.share,
-            "counted": self.counted.data() if self.counted else None,
-            "by_counters": self.by_counters.data(),
-            "notes": list(self.notes),
-        }
+    @figure
+    def convention(self) -> str:
+        """The headline convention: ``megatron_core``."""
+        return HEADLINE
+
+    @figure
+    def mfu(self) -> float | None:
+        """MFU of steady-state steps by it."""
+        return self.headline.mfu
+
+    @figure
+    def tflops_per_gpu(self) -> float | None:
+        """TFLOPs per GPU by it."""
+        return self.headline.tflops_per_gpu
+
+    @figure
+    def doubt(self) -> str | None:
+        """What makes the headline doubtful."""
+        return self.headline.reason
 
     def sections(self) -> tuple[Section, ...]:
         """The conventions side by side, under the notes on what was counted."""
-        columns = (
-            Column("Convention"),
-            Column("GFLOP/token", 4),
-            Column("TFLOPs per GPU", 3),
-            Column("MFU (%)", 2),
-            Column("HFU (%)", 2),
-        )
-        rows = tuple(
-            (
-                convention.name,
-                in_unit(convention.flops_per_token, GIGA),
-                convention.tflops_per_gpu,
-                percent(convention.mfu),
-                percent(convention.hfu),
-            )
-            for convention in self.conventions
-        )
         if not self.has_gpu:
-            return (Section(_TITLE, notes=("No MFU: the run had no GPU. TFLOPs by convention are in --format json.",)),)
-        return (Section(_TITLE, columns, rows, self.notes), *self.by_counters.sections())
+            return (Section(self.TABLES[0].title, notes=(_NO_GPU,)),)
+        return (*Result.sections(self), *self.by_counters.sections())
 
 
 def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
@@ -167,16 +162,26 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         measured=recomputation.measured,
     )
     conventions = compare(step)
+    headline = _find_headline(conventions)
     counted = cross_check(step, _representative(run, traced, processes), processes)
+    kind = recomputation.checkpointing
     return Utilisation(
         conventions=conventions,
-        steps=_by_step(run.steps, step, conventions),
-        trained=trained,
-        device=device,
-        recomputation=recomputation,
+        steps=_by_step(run.steps, step, headline),
+        parameters=trained.parameters,
+        trainable_parameters=trained.trainable,
+        layers=trained.model.layers,
+        hidden=trained.model.hidden,
+        vocabulary=trained.model.vocabulary,
+        device=device.name,
+        gpu=device.gpu.name if device.gpu else None,
+        dtype=device.precision.main,
+        precision=device.precision,
+        peak_tflops=device.peak_tflops,
+        checkpointing=None if kind is None else str(kind),
+        recomputed_share=recomputation.share,
         counted=counted,
-        by_counters=check_by_counters(run, device.gpu, _count_operations(step, conventions, counted, recomputation)),
-        has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
+        by_counters=check_by_counters(run, device.gpu, _ran(step, headline, counted, recomputation), step.step_ns),
         notes=(
             *trained.notes,
             *device.notes,
@@ -184,9 +189,10 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
             *describe_doubts(conventions, step),
             *_doubt_ranks(run, traced),
             *explain_spread(step, conventions),
-            *explain_window(step, trained.stated, _find_headline(conventions)),
+            *explain_window(step, trained.stated, headline),
             *((counted.sentence(), *counted.explanation) if counted else ()),
         ),
+        has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
     )
 
 
@@ -194,29 +200,25 @@ def _find_headline(conventions: Sequence[Convention]) -> Convention:
     return next(convention for convention in conventions if convention.name == HEADLINE)
 
 
-def _count_operations(
-    step: Step, conventions: Sequence[Convention], counted: CrossCheck | None, recomputation: Recomputation
-) -> CountedOperations | None:
+def _ran(step: Step, headline: Convention, counted: CrossCheck | None, recomputation: Recomputation) -> float | None:
     """The share of the peak by the operations that ran, with half of the attention matrix, as the headline has it.
 
     What was recomputed is counted from the traces' shapes where they have them: torch's checkpoint leaves out the last
     product of what it runs again, which no formula knows.
     """
-    headline, model = _find_headline(conventions), step.model
-    if headline.mfu is None or headline.flops_per_token is None or model is None:
+    model, needed = step.model, headline.flops_per_token
+    is_covered = counted is not None and counted.is_covered
+    if headline.mfu is None or not needed or model is None or (recomputation.checkpointing is None and not is_covered):
         return None
-    recomputed, is_covered = 0.0, counted is not None and counted.is_covered
-    if recomputation.checkpointing is None and not is_covered:
-        return None
-    if recomputation.checkpointing is not Checkpointing.NONE:
-        weights, attention = step.recomputed
-        scores = attention * recomputed_scores(model, step.seq_len)
-        recomputed = weights * recomputed_products(model) + scores / 2
-        if counted is not None and is_covered:
-            masked = (scores_and_values(model, step.seq_len) + scores) / 2
-            ran = counted.flops_per_token - counted.skipped_flops_per_token - masked
-            recomputed = max(0.0, ran - headline.flops_per_token)
-    return CountedOperations(headline.mfu, headline.mfu * recomputed / headline.flops_per_token, step.step_ns)
+    if recomputation.checkpointing is Checkpointing.NONE:
+        return headline.mfu
+    weights, attention = step.recomputed
+    scores = attention * recomputed_scores(model, step.seq_len)
+    recomputed = weights * recomputed_products(model) + scores / 2
+    if counted is not None and is_covered:
+        masked = (scores_and_values(model, step.seq_len) + scores) / 2
+        recomputed = max(0.0, counted.flops_per_token - counted.skipped_flops_per_token - masked - needed)
+    return headline.mfu * (1 + recomputed / needed)
 
 
 def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:
@@ -225,9 +227,8 @@ def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:
     twins: dict[tuple[int, int], list[Operations]] = {}
     for operations in traced:
         place = coordinates.get(-1 if operations.rank is None else operations.rank, {})
-        if "ep" in place:
-            continue  # experts are sent different numbers of tokens
-        twins.setdefault((place.get("pp", 0), place.get("tp", 0)), []).append(operations)
+        if "ep" not in place:  # experts are sent different numbers of tokens
+            twins.setdefault((place.get("pp", 0), place.get("tp", 0)), []).append(operations)
     return tuple(doubt for ranks in twins.values() for doubt in doubt_twins(ranks))
 
 
@@ -237,17 +238,13 @@ def _representative(run: Run, traced: Sequence[Operations], processes: int) -> S
     return traced if not is_pipeline or len({operations.rank for operations in traced}) == processes else ()
 
 
-def _by_step(tables: Sequence[Steps], step: Step, conventions: Sequence[Convention]) -> tuple[StepUtilisation, ...]:
+def _by_step(tables: Sequence[Steps], step: Step, headline: Convention) -> tuple[StepUtilisation, ...]:
     """The undisturbed steps by the headline convention, each at the job's time of it."""
-    per_token = next(convention.flops_per_token for convention in conventions if convention.name == HEADLINE)
+    per_token = headline.flops_per_token
     assert per_token is not None
-    times_ns = find_undisturbed(tables).times_ns()
-    timed = {number: step._replace(step_ns=wall_ns) for number, wall_ns in sorted(times_ns.items())}
-    return tuple(
-        StepUtilisation(
-            number,
-            timed_step.tflops_per_gpu(per_token),
-            check_share(timed_step.utilisation(per_token), f"the MFU of step {number}", UTILISATION_CAUSES).value,
-        )
-        for number, timed_step in timed.items()
-    )
+    found = []
+    for number, wall_ns in sorted(find_undisturbed(tables).times_ns().items()):
+        timed = step._replace(step_ns=wall_ns)
+        mfu = check_share(timed.utilisation(per_token), f"the MFU of step {number}", UTILISATION_CAUSES).value
+        found.append(StepUtilisation(number, timed.tflops_per_gpu(per_token), mfu))
+    return tuple(found)

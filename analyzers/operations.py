@@ -7,139 +7,162 @@ defined in ``perfscope.analyzers.flops.operation_counts``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Annotated
 
-from msgspec import Struct
-
-from perfscope.analyzers.flops.operation_counts import ENOUGH, NotCounted, Operations, count_operations
+from perfscope.analyzers.flops.operation_counts import ENOUGH, Operations, count_operations
 from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.constants import GIGA, TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
-from perfscope.report import Column, Json, Section, in_unit, percent
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.trace import Trace
 
 _MOST_LISTED = 8
 _NO_SHAPES = "the traces state no shapes of operators: profile with `--shapes`"
 
 
-class CountedOperations(Struct, frozen=True):
-    """The operations of every traced rank."""
+class NotCountedOperator(Figures, frozen=True):
+    """An operator that multiplies and whose operations are not counted."""
 
-    ranks: Sequence[Operations]
+    operator: Annotated[str, Doc("Its name.")]
+    calls_per_step: Annotated[float, Doc("Calls in a step.")]
+    share: Annotated[float | None, Doc("Its share of the time of all kernels that multiply.")]
 
-    def data(self) -> Json:
-        """The value of ``results.operations``."""
-        return {"ranks": [_rank_data(item) for item in self.ranks]}
+    def __str__(self) -> str:
+        return self.operator if self.share is None else f"{self.operator} ({self.share:.1%} of the time)"
 
-    def sections(self) -> tuple[Section, ...]:
-        """A row a rank."""
-        columns = (
-            Column("Rank"),
-            Column("Steps"),
-            Column("TFLOP/step", 3),
-            Column("TFLOP/s while profiled", 1),
-            Column("Attention (%)", 1),
-            Column("Recomputed"),
-            Column("Precision"),
-        )
-        rows = tuple(
+
+class GraphOperations(Figures, frozen=True):
+    """Operations in CUDA graphs."""
+
+    recorded_flops: Annotated[int, Doc("Recorded while the trace was, once each.")]
+    replayed_flops: Annotated[int, Doc("Operations of the launches of these graphs.")]
+    other_replays: Annotated[int, Doc("Launches of graphs whose operations the trace does not contain.")]
+    other_replays_share: Annotated[float | None, Doc("Their share of the time of kernels that multiply.")]
+
+
+class OperatorCount(Figures, frozen=True):
+    """The operations of one operator."""
+
+    operator: Annotated[str, Doc("Its name.")]
+    calls_per_step: Annotated[float, Doc("Calls in a step.")]
+    flops_per_step: Annotated[float, Doc("Operations in a step.")]
+
+
+class RankOperations(Figures, frozen=True):
+    """The operations of one rank, counted from shapes."""
+
+    rank: Annotated[int | None, Doc("The rank.")]
+    steps: Annotated[int, Doc("Training steps in the trace; 0 where it marks none.")]
+    flops_per_step: Annotated[float | None, Doc("Operations of one step; None where no shape is stated.")]
+    tflops: Annotated[
+        float | None,
+        Doc("``flops_per_step`` over the mean profiled step, in 10**12 a second; None where too little is counted."),
+    ]
+    attention_share: Annotated[float | None, Doc("The share of attention in the operations.")]
+    recomputed: Annotated[str | None, Doc("The kind of activation checkpointing; None where unknown.")]
+    recomputed_share: Annotated[
+        float | None, Doc("The share of the products of the forward pass that ran again in the backward pass.")
+    ]
+    recomputed_weights: Annotated[float | None, Doc("The same of products with weights; None where unknown.")]
+    recomputed_attention: Annotated[float | None, Doc("The same of attention; None where unknown.")]
+    recomputed_reason: Annotated[str | None, Doc("Why it is unknown; None where it is known.")]
+    forward_alone: Annotated[bool, Doc("Whether layers also ran forward without a backward pass.")]
+    without_shapes: Annotated[int, Doc("Products that could not be counted.")]
+    covered: Annotated[float | None, Doc("Share of the time of kernels that multiply in what is counted.")]
+    not_counted: Annotated[tuple[NotCountedOperator, ...], Doc("What is not counted.")]
+    graphs: Annotated[GraphOperations, Doc("Operations in CUDA graphs.")]
+    precision: Annotated[Precision, Doc("Data types of the products.")]
+    operators: Annotated[tuple[OperatorCount, ...], Doc("By operator.")]
+    is_covered: bool
+
+
+class CountedOperations(Result, frozen=True):
+    """``results.operations``: how many operations a step did."""
+
+    ranks: Annotated[tuple[RankOperations, ...], Doc("Each rank.")]
+
+    TABLES = (
+        Table(
+            "Operations by shapes",
+            "ranks",
             (
-                None if rank.rank is None else str(rank.rank),
-                rank.steps,
-                in_unit(rank.flops_per_step, TERA),
-                rank.tflops,
-                percent(rank.attention_share) if rank.flops_per_step else None,
-                None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
-                ", ".join(_precision_of(rank).shares) or None,
-            )
-            for rank in self.ranks
-        )
-        notes = [
+                Column("Rank", lambda rank: None if rank.rank is None else str(rank.rank)),
+                Column("Steps", "steps"),
+                Column("TFLOP/step", "flops_per_step", lambda flops: flops / TERA, 3),
+                Column("TFLOP/s while profiled", "tflops"),
+                Column("Attention (%)", "attention_share", PERCENT),
+                Column("Recomputed", "recomputed"),
+                Column("Precision", lambda rank: ", ".join(rank.precision.by_type) or None),
+            ),
+        ),
+    )
+
+    @property
+    def notes(self) -> Iterator[str]:
+        """What is counted, and what is not."""
+        yield (
             "Matrix products, convolutions and attention, by the shapes in the trace; the full attention matrix is "
             "counted."
-        ]
-        missing = sum(rank.without_shapes for rank in self.ranks)
-        if missing:
-            notes.append(f"{missing} products state no shapes and are not counted.")
-        notes += _describe_coverage(self.ranks)
-        notes += [_precision_of(rank).sentence() for rank in self.ranks[:1]]
-        return (Section("Operations by shapes", columns, rows, tuple(notes)),)
+        )
+        if missing := sum(rank.without_shapes for rank in self.ranks):
+            yield f"{missing} products state no shapes and are not counted."
+        yield from _describe_coverage(self.ranks)
+        yield from (rank.precision.sentence() for rank in self.ranks[:1])
 
 
-def _rank_data(rank: Operations) -> Json:
-    """One entry of ``results.operations.ranks``."""
-    return {
-        "rank": rank.rank,
-        "steps": rank.steps,
-        "flops_per_step": rank.flops_per_step,
-        "tflops": rank.tflops,
-        "attention_share": rank.attention_share if rank.flops_per_step else None,
-        "recomputed": None if rank.repeats.checkpointing is None else str(rank.repeats.checkpointing),
-        "recomputed_share": rank.repeats.share,
-        "recomputed_weights": rank.repeats.weights,
-        "recomputed_attention": rank.repeats.attention,
-        "recomputed_reason": rank.repeats.reason or None,
-        "forward_alone": rank.repeats.forward_alone,
-        "without_shapes": rank.without_shapes,
-        "covered": rank.covered,
-        "not_counted": [
-            {"operator": operator, "calls_per_step": calls, "share": share}
-            for operator, calls, share in rank.not_counted
-        ],
-        "graphs": {
-            "recorded_flops": rank.recorded_flops,
-            "replayed_flops": rank.replayed_flops,
-            "other_replays": rank.other_replays,
-            "other_replays_share": rank.other_replays_share,
-        },
-        "precision": _precision_of(rank).data(),
-        "operators": [
-            {"operator": name, "calls_per_step": calls, "flops_per_step": flops}
-            for name, (calls, flops) in rank.by_operator.items()
-        ],
-    }
+def _to_rank(rank: Operations) -> RankOperations:
+    repeats = rank.repeats
+    return RankOperations(
+        rank=rank.rank,
+        steps=rank.steps,
+        flops_per_step=rank.flops_per_step,
+        tflops=rank.tflops,
+        attention_share=rank.attention_share,
+        recomputed=None if repeats.checkpointing is None else str(repeats.checkpointing),
+        recomputed_share=repeats.share,
+        recomputed_weights=repeats.weights,
+        recomputed_attention=repeats.attention,
+        recomputed_reason=repeats.reason or None,
+        forward_alone=repeats.forward_alone,
+        without_shapes=rank.without_shapes,
+        covered=rank.covered,
+        not_counted=tuple(NotCountedOperator(*each) for each in rank.not_counted),
+        graphs=GraphOperations(rank.recorded_flops, rank.replayed_flops, rank.other_replays, rank.other_replays_share),
+        precision=find_precision((), (rank,), lookup_gpu(rank.device_name)),
+        operators=tuple(OperatorCount(name, *counts) for name, counts in rank.by_operator.items()),
+        is_covered=rank.is_covered,
+    )
 
 
-def _has_something(rank: Operations) -> bool:
-    return bool(rank.flops_per_step or rank.recorded_flops or rank.not_counted)
-
-
-def _describe_coverage(ranks: Sequence[Operations]) -> Iterator[str]:
+def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
     """What is not counted, on the rank where the least is."""
     least = min(ranks, key=lambda rank: 1.0 if rank.covered is None else rank.covered)
     of_rank = f"On rank {least.rank}" if len(ranks) > 1 and least.rank is not None else "Of this trace"
     if least.not_counted:
-        listed = [_describe_operator(each) for each in least.not_counted[:_MOST_LISTED]]
-        more = len(least.not_counted) - len(listed)
-        yield f"Not counted: {', '.join(listed)}{f' and {more} more' if more else ''}."
-    if least.recorded_flops:
-        replayed = in_unit(least.replayed_flops, GIGA)
+        more = len(least.not_counted) - _MOST_LISTED
+        listed = ", ".join(map(str, least.not_counted[:_MOST_LISTED]))
+        yield f"Not counted: {listed}{f' and {more} more' if more > 0 else ''}."
+    graphs = least.graphs
+    if graphs.recorded_flops:
         yield (
-            f"Graphs were recorded, which runs nothing: {in_unit(least.recorded_flops, GIGA):.4g} GFLOP were recorded, "
-            f"and {replayed:.4g} GFLOP ran when the graphs were launched."
+            f"Graphs were recorded, which runs nothing: {graphs.recorded_flops / GIGA:.4g} GFLOP were recorded, "
+            f"and {graphs.replayed_flops / GIGA:.4g} GFLOP ran when the graphs were launched."
         )
-    if least.other_replays:
-        share = least.other_replays_share
+    if graphs.other_replays:
+        share = graphs.other_replays_share
         part = f" ({share:.1%} of the time of kernels that multiply)" if share else ""
         yield (
-            f"{least.other_replays} launches of graphs that were not recorded in the trace, or cannot be told apart, "
+            f"{graphs.other_replays} launches of graphs that were not recorded in the trace, or cannot be told apart, "
             f"are not counted{part}."
         )
     if not least.is_covered and least.covered is None:
         yield "No TFLOP/s and no MFU are drawn from what is counted: no times of kernels tell how much is missing."
-    elif not least.is_covered and least.covered is not None:
+    elif not least.is_covered:
         yield (
             f"{of_rank}, what is counted has {least.covered:.1%} of the time of kernels that multiply. Less than "
             f"{ENOUGH:.0%} says too little of the whole: no TFLOP/s and no MFU are drawn from it."
         )
-
-
-def _describe_operator(operator: NotCounted) -> str:
-    return operator.operator if operator.share is None else f"{operator.operator} ({operator.share:.1%} of the time)"
-
-
-def _precision_of(rank: Operations) -> Precision:
-    return find_precision((), (rank,), lookup_gpu(rank.device_name))
 
 
 def measure(trace: Trace) -> Operations | None:
@@ -155,5 +178,5 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
     """
     if not any(operations.flops_per_step or operations.recorded_flops for operations in partials):
         raise MissingInput(_NO_SHAPES)
-    counted = filter(_has_something, partials)
-    return CountedOperations(tuple(sorted(counted, key=lambda operations: (operations.rank is None, operations.rank))))
+    counted = [rank for rank in partials if rank.flops_per_step or rank.recorded_flops or rank.not_counted]
+    return CountedOperations(tuple(map(_to_rank, sorted(counted, key=lambda rank: (rank.rank is None, rank.rank)))))

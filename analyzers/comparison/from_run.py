@@ -89,8 +89,7 @@ def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str
     except MissingInput:
         pass  # what cannot be counted can still be compared by its number of parameters
     devices = {rank.device_name or rank.device_type or "" for rank in run.ranks} - {""}
-    precision = (mfu.device if isinstance(mfu, Utilisation) else find_device(run)).precision
-    dtype = precision.main if precision.shares else None
+    dtype = mfu.dtype if isinstance(mfu, Utilisation) else find_device(run).precision.main
     return Setup(
         model=model.name if model else None,
         parameters=parameters,

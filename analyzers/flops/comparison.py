@@ -2,28 +2,21 @@
 
 MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
 Each convention states one of the two. The variants are the other passes of a formula, other versions of code, and each
-convention with the recomputed operations added.
+convention with the recomputed operations added. Formulas are in the letters of ``Convention.inputs``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple
 
 from perfscope.analyzers.flops import per_token
-from perfscope.analyzers.flops.formulas import (
-    FORMULAS,
-    MEASURED_PAPER_FORMULA,
-    PAPER_FORMULAS,
-    Formula,
-    bigscience_formula,
-)
 from perfscope.analyzers.flops.per_token import scores_and_values
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.constants import GIGA, NS_PER_S, TERA
 from perfscope.models.conventions import Checkpointing, Recomputed, bigscience, bigscience_passes, six_n
 from perfscope.models.transformer import Transformer
-from perfscope.report import Json
+from perfscope.result import Doc, Figures
 from perfscope.tables.model import StatedDimensions
 
 NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
@@ -34,6 +27,73 @@ _STATED = {
     Checkpointing.FULL: Recomputed(1, 1),
 }
 _NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
+
+
+class _Formula(NamedTuple):
+    """Operations per token in letters, where that is published, how it is computed, and the log that prints it."""
+
+    text: str
+    source: str
+    of_model: Callable[[Transformer, int], int] | None = None
+    printed_by: str | None = None
+
+
+_NARAYANAN = "Narayanan et al. 2021, arXiv 2104.04473, equation 3"
+_PRODUCTS = "6 (attention + MLP or top-k experts + h V)"
+_PAPER = {
+    Checkpointing.FULL: _Formula("96 L h^2 (1 + s/6h + V/16Lh)", _NARAYANAN),
+    Checkpointing.SELECTIVE: _Formula(
+        "72 L h^2 (1 + s/6h + V/12Lh) + 4 L s h", "Korthikanti et al. 2022, arXiv 2205.05198, section 5"
+    ),
+    Checkpointing.NONE: _Formula("72 L h^2 (1 + s/6h + V/12Lh)", _NARAYANAN),
+}
+#: With the measured shares of the layers' products (p) and of their attention matrices (q) that run again.
+_MEASURED_PAPER = _Formula(
+    "72 L h^2 (1 + s/6h + V/12Lh) + 24 p L h^2 + 4 q L s h", f"{_NARAYANAN}; shares measured by perfscope"
+)
+_FORMULAS = {
+    "megatron_core": _Formula(
+        f"{_PRODUCTS} + 3 L a (d_qk + d_v) s",
+        "NVIDIA/Megatron-LM d98e8a6, megatron/training/training.py, num_floating_point_operations",
+        per_token.megatron_core,
+        "Megatron-LM since March 2025: throughput per GPU (TFLOP/s/GPU)",
+    ),
+    "torchtitan": _Formula(
+        "6 (N - embedding, tied too) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan v0.2.2, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        per_token.torchtitan,
+        "torchtitan since 2024-04-26, all releases until 0.2.2: tflops and mfu",
+    ),
+    "palm": _Formula(
+        "6 N + 6 L a (d_qk + d_v) s",
+        "Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings",
+        per_token.palm,
+    ),
+    "megatron_before_2025": _Formula(
+        f"{_PRODUCTS} + 6 L a (d_qk + d_v) s",
+        "NVIDIA/Megatron-LM before 8873b55 (2025-03-06), num_floating_point_operations",
+        per_token.megatron_whole_attention,
+        "Megatron-LM from November 2023 to March 2025: throughput per GPU (TFLOP/s/GPU)",
+    ),
+    "torchtitan_before_april_2024": _Formula(
+        "6 N + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan e5d1b89 (2024-03-20) until 0c6ca90 (2024-04-26), get_num_flop_per_token, all parameters",
+        per_token.palm,
+        "torchtitan from 2024-03-20 to 2024-04-26, and its published tables of Llama 2 and 3 on A100: mfu",
+    ),
+    "torchtitan_since_may_2026": _Formula(
+        "6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        per_token.torchtitan_with_tied_table,
+        "torchtitan's main branch since 4ed3c53 (2026-05-08): tflops and mfu",
+    ),
+}
+_SIX_N = _Formula("6 N", "Kaplan et al. 2020, arXiv 2001.08361, section 2.1")
+_BIGSCIENCE_CODE = _Formula(
+    "24 k L h^2 (1 + s/6h + V/16Lh), 32 k with a gate",
+    "bigscience-workshop/Megatron-DeepSpeed, megatron/training.py, training_log",
+    printed_by="Megatron-DeepSpeed: TFLOPs",
+)
 
 
 class Step(NamedTuple):
@@ -83,173 +143,135 @@ class Step(NamedTuple):
         return None if self.peak_tflops is None else self.tflops_per_gpu(flops_per_token) / self.peak_tflops
 
 
-class Convention(NamedTuple):
-    """One way to count the operations of a step, with its result.
+class Convention(Figures, frozen=True):
+    """The median step by one convention of counting operations."""
 
-    Attributes:
-        name: Its name in perfscope.
-        formula: Its formula and source.
-        recomputes: Whether it counts recomputed activations: its figure is then an HFU.
-        flops_per_token: Operations per token; absent where dimensions are missing.
-        tflops_per_gpu: TFLOPs per GPU; absent likewise.
-        mfu, hfu: The share of the peak, in the one of the two that the convention states.
-        inputs: What went into the formula.
-        reason: Why there is no figure, or what makes it doubtful; empty for neither.
-    """
-
-    name: str
-    formula: Formula
-    recomputes: bool
-    flops_per_token: int | None
-    tflops_per_gpu: float | None
-    mfu: float | None
-    hfu: float | None
-    inputs: Mapping[str, float]
-    reason: str
-
-    def data(self) -> dict[str, Json]:
-        """The convention for JSON."""
-        return {
-            "name": self.name,
-            "tflops_per_gpu": self.tflops_per_gpu,
-            "mfu": self.mfu,
-            "hfu": self.hfu,
-            "formula": self.formula.text,
-            "source": self.formula.source,
-            "flops_per_token": self.flops_per_token,
-            "counts_recomputation": self.recomputes,
-            "printed_by": self.formula.printed_by or None,
-            "inputs": dict(self.inputs),
-            "reason": self.reason or None,
-        }
+    name: Annotated[str, Doc("Its name in perfscope.")]
+    formula: Annotated[str, Doc("Its formula.")]
+    source: Annotated[str, Doc("Where the formula is from.")]
+    printed_by: Annotated[str | None, Doc("The framework that prints it.")]
+    counts_recomputation: Annotated[bool, Doc("Whether recomputed activations count: the share is then an HFU.")]
+    flops_per_token: Annotated[int | None, Doc("Operations for a token; None where dimensions are missing.")]
+    tflops_per_gpu: Annotated[
+        float | None, Doc("``flops_per_token * tokens_per_s / gpus / 10**12``; None where dimensions are missing.")
+    ]
+    mfu: Annotated[float | None, Doc("``tflops_per_gpu`` over the dense peak, without recomputation.")]
+    hfu: Annotated[float | None, Doc("The same, where the convention counts recomputation.")]
+    inputs: Annotated[Mapping[str, float], Doc("What went into the formula.")]
+    reason: Annotated[str | None, Doc("Why there is no figure, or what makes it doubtful.")]
 
 
 def compare(step: Step) -> tuple[Convention, ...]:
     """Count a step by each of the six conventions, in the order from the plainest to the most detailed."""
-    by_size = (_bigscience(step, step.checkpointing, "bigscience"), _six_n(step))
-    if step.model is not None:
-        paper = _megatron_paper(step, step.model, step.checkpointing, "megatron_paper")
-        return (*by_size, paper, *_by_dimensions(step, step.model))
-    paper = _without_dimensions("megatron_paper", PAPER_FORMULAS[step.checkpointing])
-    return (*by_size, paper, *(_without_dimensions(name, FORMULAS[name]) for name in _NEED_DIMENSIONS))
+    return (
+        _bigscience(step, step.checkpointing, "bigscience"),
+        _six_n(step),
+        _paper(step, step.checkpointing, "megatron_paper"),
+        *_by_formulas(step, _NEED_DIMENSIONS),
+    )
 
 
 def variants(step: Step) -> tuple[Convention, ...]:
     """The other passes of the formulas that have them, other versions of code, and all with recomputation added."""
-    passes = tuple(
-        _bigscience(step, checkpointing, f"bigscience_{bigscience_passes(checkpointing)}_passes")
-        for checkpointing in (Checkpointing.NONE, Checkpointing.FULL)
-    )
-    if step.model is not None:
-        return (*passes, *_variants_by_dimensions(step, step.model))
-    if step.checkpointing is Checkpointing.NONE:
-        return passes
-    recomputed, term = (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
-    return (*passes, _add_recomputation(step, _six_n(step), recomputed, term))
-
-
-def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str, ...]:
-    """Why MFU and HFU are withheld, in one sentence for all conventions; empty where they are not."""
-    withheld = [
-        convention
-        for convention in conventions
-        if convention.flops_per_token is not None and convention.mfu is None and convention.hfu is None
+    found = [
+        _bigscience(step, kind, f"bigscience_{bigscience_passes(kind)}_passes")
+        for kind in (Checkpointing.NONE, Checkpointing.FULL)
     ]
-    if not withheld or step.peak_tflops is None:
-        return ()
-    shares = [step.utilisation(convention.flops_per_token or 0) or 0.0 for convention in withheld]
-    names = ", ".join(f"`{convention.name}`" for convention in withheld)
-    largest = check_share(max(shares), f"MFU or HFU by {names}", UTILISATION_CAUSES)
-    return (largest.doubt.replace("would be", "would be up to") if len(withheld) > 1 else largest.doubt,)
+    if step.model is not None:
+        stated = step._replace(measured=None)
+        found += [_paper(stated, kind, f"megatron_paper_{kind}") for kind in Checkpointing]
+        code = per_token.bigscience_code(step.model, step.seq_len, step.checkpointing)
+        before_2025, *other_torchtitan = _by_formulas(
+            step, [name for name in _FORMULAS if name not in _NEED_DIMENSIONS]
+        )
+        found += [
+            before_2025,
+            _evaluate(
+                step, "bigscience_code", _BIGSCIENCE_CODE, code, recomputes=step.checkpointing is Checkpointing.FULL
+            ),
+            *other_torchtitan,
+        ]
+    if step.checkpointing is not Checkpointing.NONE:
+        by_dimensions = _by_formulas(step, _NEED_DIMENSIONS) if step.model else ()
+        found += [_add_recomputation(step, convention) for convention in (_six_n(step), *by_dimensions)]
+    return tuple(found)
 
 
 def _six_n(step: Step) -> Convention:
-    return _evaluate(step, "6n", FORMULAS["6n"], six_n(step.parameters), {"N": step.parameters})
+    return _evaluate(step, "6n", _SIX_N, six_n(step.parameters), {"N": step.parameters})
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
     passes = step.between(checkpointing, bigscience_passes)
-    return _evaluate(
-        step,
-        name,
-        bigscience_formula(passes),
-        round(step.between(checkpointing, lambda kind: bigscience(step.parameters, kind))),
-        {"N": step.parameters, "passes": passes},
-        recomputes=passes > bigscience_passes(Checkpointing.NONE),
-    )
+    formula = _Formula(f"{passes:.4g} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
+    flops = round(step.between(checkpointing, lambda kind: bigscience(step.parameters, kind)))
+    recomputes = passes > bigscience_passes(Checkpointing.NONE)
+    return _evaluate(step, name, formula, flops, {"N": step.parameters, "passes": passes}, recomputes=recomputes)
 
 
-def _by_dimensions(step: Step, model: Transformer) -> tuple[Convention, ...]:
-    """``megatron_core``, ``torchtitan`` and ``palm``."""
-    dimensions = _dimensions(step, model)
-    with_parameters = {"N": step.parameters, **dimensions}
-    core = per_token.megatron_core(model, step.seq_len)
-    titan = per_token.torchtitan(model, step.seq_len)
-    return (
-        _evaluate(step, "megatron_core", FORMULAS["megatron_core"], core, dimensions),
-        _evaluate(step, "torchtitan", FORMULAS["torchtitan"], titan, with_parameters),
-        _evaluate(step, "palm", FORMULAS["palm"], per_token.palm(model, step.seq_len), with_parameters),
-    )
-
-
-def _variants_by_dimensions(step: Step, model: Transformer) -> tuple[Convention, ...]:
-    """The paper's three formulas, other code, and the conventions with recomputation added."""
-    dimensions = _dimensions(step, model)
-    before_2025 = per_token.megatron_whole_attention(model, step.seq_len)
-    bigscience_code = per_token.bigscience_code(model, step.seq_len, step.checkpointing)
-    stated = step._replace(measured=None)
-    paper = tuple(
-        _megatron_paper(stated, model, checkpointing, f"megatron_paper_{checkpointing}")
-        for checkpointing in Checkpointing
-    )
-    other_code = (
-        _evaluate(step, "megatron_before_2025", FORMULAS["megatron_before_2025"], before_2025, dimensions),
-        _evaluate(
-            step,
-            "bigscience_code",
-            FORMULAS["bigscience_code"],
-            bigscience_code,
-            dimensions,
-            recomputes=step.checkpointing is Checkpointing.FULL,
-        ),
-        *_other_torchtitan(step, model),
-    )
-    if step.checkpointing is Checkpointing.NONE:
-        return (*paper, *other_code)
-    with_recomputation = tuple(
-        _add_recomputation(step, convention, *_recomputed_per_token(step, model, convention.name))
-        for convention in (_six_n(step), *_by_dimensions(step, model))
-    )
-    return (*paper, *other_code, *with_recomputation)
-
-
-def _other_torchtitan(step: Step, model: Transformer) -> tuple[Convention, ...]:
-    """What torchtitan printed before it left out the embedding table, and what it prints since it counts a tied one."""
-    inputs = {"N": step.parameters, **_dimensions(step, model)}
-    figures = {
-        "torchtitan_before_april_2024": per_token.palm(model, step.seq_len),
-        "torchtitan_since_may_2026": per_token.torchtitan_with_tied_table(model, step.seq_len),
-    }
-    return tuple(_evaluate(step, name, FORMULAS[name], figure, inputs) for name, figure in figures.items())
-
-
-def _megatron_paper(step: Step, model: Transformer, checkpointing: Checkpointing, name: str) -> Convention:
-    formula = PAPER_FORMULAS[checkpointing]
+def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
+    model, formula = step.model, _PAPER[checkpointing]
+    if model is None:
+        return _evaluate(step, name, formula, None)
     if checkpointing is step.checkpointing and step.measured is not None:
-        formula = MEASURED_PAPER_FORMULA
-    return _evaluate(
-        step,
-        name,
-        formula,
-        round(step.between(checkpointing, lambda kind: per_token.megatron_paper(model, step.seq_len, kind))),
-        _dimensions(step, model),
-        recomputes=checkpointing is not Checkpointing.NONE,
-        reason="" if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h",
+        formula = _MEASURED_PAPER
+    flops = round(step.between(checkpointing, lambda kind: per_token.megatron_paper(model, step.seq_len, kind)))
+    reason = None if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h"
+    return _evaluate(step, name, formula, flops, recomputes=checkpointing is not Checkpointing.NONE, reason=reason)
+
+
+def _by_formulas(step: Step, names: Iterable[str]) -> tuple[Convention, ...]:
+    """Conventions of ``_FORMULAS``, which count no recomputation."""
+    found = []
+    for name in names:
+        formula, flops = _FORMULAS[name], None
+        if step.model is not None and formula.of_model is not None:
+            flops = formula.of_model(step.model, step.seq_len)
+        found.append(_evaluate(step, name, formula, flops))
+    return tuple(found)
+
+
+def _evaluate(
+    step: Step,
+    name: str,
+    formula: _Formula,
+    flops_per_token: int | None,
+    inputs: Mapping[str, float] | None = None,
+    *,
+    recomputes: bool = False,
+    reason: str | None = None,
+) -> Convention:
+    """A convention with its figure, as MFU or as HFU; without a figure where the dimensions are missing."""
+    tflops = share = None
+    if flops_per_token is None:
+        reason, recomputes = NEEDS_DIMENSIONS, False
+    else:
+        tflops = step.tflops_per_gpu(flops_per_token)
+        name_of_share = f"the {'HFU' if recomputes else 'MFU'} by `{name}`"
+        share, doubt = check_share(step.utilisation(flops_per_token), name_of_share, UTILISATION_CAUSES)
+        reason = doubt or reason
+    return Convention(
+        name=name,
+        formula=formula.text,
+        source=formula.source,
+        printed_by=formula.printed_by,
+        counts_recomputation=recomputes,
+        flops_per_token=flops_per_token,
+        tflops_per_gpu=tflops,
+        mfu=None if recomputes else share,
+        hfu=share if recomputes else None,
+        inputs=_letters(step, formula) if inputs is None else inputs,
+        reason=reason,
     )
 
 
-def _dimensions(step: Step, model: Transformer) -> dict[str, int]:
+def _letters(step: Step, formula: _Formula) -> dict[str, float]:
+    """The letters of a formula that needs dimensions."""
+    model = step.model
+    if model is None:
+        return {}
     return {
+        **({"N": step.parameters} if "N" in formula.text else {}),
         "L": model.layers,
         "h": model.hidden,
         "a": model.heads,
@@ -260,8 +282,26 @@ def _dimensions(step: Step, model: Transformer) -> dict[str, int]:
     }
 
 
-def _recomputed_per_token(step: Step, model: Transformer, name: str) -> tuple[int, str]:
+def _add_recomputation(step: Step, convention: Convention) -> Convention:
+    """A convention that counts no recomputation, with the recomputed operations added."""
+    recomputed, term = _recomputed_per_token(step, convention.name)
+    source = f"{convention.source}; recomputation added by perfscope"
+    total = (convention.flops_per_token or 0) + recomputed
+    return _evaluate(
+        step,
+        f"{convention.name}+recomputation",
+        _Formula(f"{convention.formula} + {term}", source),
+        total,
+        convention.inputs,
+        recomputes=True,
+    )
+
+
+def _recomputed_per_token(step: Step, name: str) -> tuple[int, str]:
     """Operations that are repeated, counted as the convention counts them the first time, and their formula."""
+    model = step.model
+    if model is None:
+        return (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
     weights, attention = step.recomputed
     products = round(weights * per_token.recomputed_products(model))
     of_layers = f"{_factor(weights)}2 N of the layers" if weights else ""
@@ -277,62 +317,29 @@ def _factor(share: float) -> str:
     return "" if share == 1 else f"{share:.3g} x "
 
 
-def _without_dimensions(name: str, formula: Formula) -> Convention:
-    """A convention that needs dimensions which are not known."""
-    return Convention(
-        name=name,
-        formula=formula,
-        recomputes=False,
-        flops_per_token=None,
-        tflops_per_gpu=None,
-        mfu=None,
-        hfu=None,
-        inputs={},
-        reason=NEEDS_DIMENSIONS,
-    )
-
-
-def _evaluate(
-    step: Step,
-    name: str,
-    formula: Formula,
-    flops_per_token: int,
-    inputs: Mapping[str, float],
-    *,
-    recomputes: bool = False,
-    reason: str = "",
-) -> Convention:
-    """A convention with its figure, as MFU or as HFU."""
-    name_of_share = "HFU" if recomputes else "MFU"
-    utilisation, doubt = check_share(
-        step.utilisation(flops_per_token), f"the {name_of_share} by `{name}`", UTILISATION_CAUSES
-    )
-    return Convention(
-        name=name,
-        formula=formula,
-        recomputes=recomputes,
-        flops_per_token=flops_per_token,
-        tflops_per_gpu=step.tflops_per_gpu(flops_per_token),
-        mfu=None if recomputes else utilisation,
-        hfu=utilisation if recomputes else None,
-        inputs=inputs,
-        reason=doubt or reason,
-    )
-
-
-def _add_recomputation(step: Step, convention: Convention, recomputed_per_token: int, term: str) -> Convention:
-    """A convention that counts no recomputation, with the recomputed operations added."""
-    formula = Formula(
-        f"{convention.formula.text} + {term}", f"{convention.formula.source}; recomputation added by perfscope"
-    )
-    total = (convention.flops_per_token or 0) + recomputed_per_token
-    return _evaluate(step, f"{convention.name}+recomputation", formula, total, convention.inputs, recomputes=True)
+def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str, ...]:
+    """Why MFU and HFU are withheld, in one sentence for all conventions; empty where they are not."""
+    withheld = [each for each in conventions if each.flops_per_token and each.mfu is None and each.hfu is None]
+    if not withheld or step.peak_tflops is None:
+        return ()
+    names = ", ".join(f"`{convention.name}`" for convention in withheld)
+    largest = max(step.utilisation(convention.flops_per_token or 0) or 0.0 for convention in withheld)
+    doubt = check_share(largest, f"MFU or HFU by {names}", UTILISATION_CAUSES).doubt
+    return (doubt.replace("would be", "would be up to") if len(withheld) > 1 else doubt,)
 
 
 def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, ...]:
-    """Say by how much the conventions differ."""
-    figures = {convention.name: convention for convention in conventions if convention.flops_per_token is not None}
-    return tuple(_range(figures, step))
+    """Say by how much the conventions without recomputation differ."""
+    figures = {each.name: each.flops_per_token for each in conventions if not each.counts_recomputation}
+    known = {name: flops for name, flops in figures.items() if flops is not None}
+    low, high = min(known, key=known.__getitem__, default=""), max(known, key=known.__getitem__, default="")
+    if low == high:
+        return ()
+    quantity = "TFLOPs per GPU" if step.peak_tflops is None else "MFU"
+    return (
+        f"Spread: {known[high] / known[low] - 1:.1%} in {quantity} for the same step, from `{low}` to `{high}`, "
+        "recomputation excluded. Compare figures of the same convention only.",
+    )
 
 
 def explain_window(step: Step, stated: StatedDimensions, headline: Convention) -> tuple[str, ...]:
@@ -351,42 +358,13 @@ def explain_window(step: Step, stated: StatedDimensions, headline: Convention) -
     )
 
 
-def _range(figures: Mapping[str, Convention], step: Step) -> list[str]:
-    without_recomputation = [convention for convention in figures.values() if not convention.recomputes]
-    if not without_recomputation:
-        return []
-    low = min(without_recomputation, key=lambda convention: convention.flops_per_token or 0)
-    high = max(without_recomputation, key=lambda convention: convention.flops_per_token or 0)
-    if low is high:
-        return []
-    quantity = "TFLOPs per GPU" if step.peak_tflops is None else "MFU"
-    return [
-        f"Spread: {_excess(high, low):.1%} in {quantity} for the same step, from `{low.name}` to `{high.name}`, "
-        "recomputation excluded. Compare figures of the same convention only."
-    ]
-
-
-def _excess(high: Convention, low: Convention) -> float:
-    assert high.flops_per_token is not None
-    assert low.flops_per_token is not None
-    return high.flops_per_token / low.flops_per_token - 1
-
-
-class AllowedRange(NamedTuple):
-    """The operations per token that one line of a log allows, from the lowest to the highest."""
-
-    step: int
-    low: float
-    high: float
-
-
 class LogMatch(NamedTuple):
     """How a log's own figure compares with the conventions.
 
     Attributes:
         convention: The convention that explains every line; absent for none.
         lines: How many lines state a figure.
-        nearest: The convention that is nearest to the log, in the median line.
+        nearest: The convention that is nearest to the log, in its most precise line.
         nearest_deviation: How far the log is above it, as a share.
     """
 
@@ -396,21 +374,20 @@ class LogMatch(NamedTuple):
     nearest_deviation: float
 
 
-def match_log(allowed: Sequence[AllowedRange], conventions: Sequence[Convention]) -> LogMatch | None:
+def match_log(allowed: Sequence[tuple[float, float]], conventions: Sequence[Convention]) -> LogMatch | None:
     """Find the convention that a log used; absent where no line states a figure or no convention has one.
 
     Of several that explain every line, the first is taken, so the order of ``conventions`` is the preference.
+
+    Args:
+        allowed: The operations per token that each line allows, from the lowest to the highest.
+        conventions: Those that come into question.
     """
-    figures = [
-        (convention.name, convention.flops_per_token)
-        for convention in conventions
-        if convention.flops_per_token is not None
-    ]
+    figures = {each.name: each.flops_per_token for each in conventions if each.flops_per_token is not None}
     if not allowed or not figures:
         return None
-    explaining = [name for name, figure in figures if all(line.low <= figure <= line.high for line in allowed)]
-    # The line with the narrowest range is the most precise.
-    sharpest = min(allowed, key=lambda line: (line.high - line.low) / line.high)
-    logged = (sharpest.low + sharpest.high) / 2
-    nearest, figure = min(figures, key=lambda name_and_figure: abs(logged / name_and_figure[1] - 1))
-    return LogMatch(explaining[0] if explaining else None, len(allowed), nearest, logged / figure - 1)
+    explaining = [name for name, figure in figures.items() if all(low <= figure <= high for low, high in allowed)]
+    low, high = min(allowed, key=lambda edges: 1 - edges[0] / edges[1])
+    logged = (low + high) / 2
+    nearest = min(figures, key=lambda name: abs(logged / figures[name] - 1))
+    return LogMatch(next(iter(explaining), None), len(allowed), nearest, logged / figures[nearest] - 1)

@@ -9,7 +9,6 @@ kernels take less than ``ENOUGH`` of this time.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -18,32 +17,23 @@ from msgspec import Struct, field
 
 from perfscope.analyzers.flops.counted_calls import count_calls
 from perfscope.analyzers.flops.operator_rules import FIRST_IS_ADDED
-from perfscope.analyzers.flops.repeats import Repeats, find_repeats
+from perfscope.analyzers.flops.repeats import IS_ATTENTION, Repeats, find_repeats
 from perfscope.constants import KILO
 from perfscope.tables.kernel_precision import element_precision, product_precision
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import Trace, Work
 
-_IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
 #: PyTorch calls the one inside the other.
 _SHOWN_AS = {"_convolution": "convolution"}
 _BACKWARD = "_backward"
 #: Replicas whose operations differ by more are doubted; sequences of different lengths differ by less.
 _TWINS_DIFFER = 0.25
-
-
 #: The least share of the time of kernels that multiply whose operations must be counted for a rate.
 ENOUGH = 0.95
 
 
 class NotCounted(NamedTuple):
-    """An operator that multiplies and whose operations are not counted.
-
-    Attributes:
-        operator: Its name.
-        calls: Calls in a step.
-        share: Of the time of all kernels that multiply; absent where the trace has none.
-    """
+    """An operator that multiplies and is not counted: its calls in a step, and its share of the time of all of them."""
 
     operator: str
     calls: float
@@ -99,10 +89,14 @@ class Operations(Struct, frozen=True, array_like=True):
         return not self.not_counted if self.covered is None else self.covered >= ENOUGH
 
     @property
-    def attention_share(self) -> float:
-        """The share of attention in the operations."""
-        of_attention = sum(flops for name, (_, flops) in self.by_operator.items() if _IS_ATTENTION.search(name))
-        return of_attention / self.flops_per_step if self.flops_per_step else 0.0
+    def attention_share(self) -> float | None:
+        """The share of attention in the operations; absent without operations."""
+        if not self.flops_per_step:
+            return None
+        return (
+            sum(flops for name, (_, flops) in self.by_operator.items() if IS_ATTENTION.search(name))
+            / self.flops_per_step
+        )
 
     @property
     def tflops(self) -> float | None:
@@ -130,33 +124,32 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         by_operator[operator] = calls + runs / in_a_step, total + flops / in_a_step
         precision = _operand_precision(product)
         by_precision[precision] = by_precision.get(precision, 0.0) + flops / in_a_step
-    largest_first = dict(sorted(by_operator.items(), key=lambda item: -item[1][1]))
+
+    def share(part_ns: int) -> float | None:
+        return part_ns / counted.multiplying_ns if counted.multiplying_ns else None
+
     return Operations(
         rank=trace.rank,
         steps=steps,
         flops_per_step=sum(total for _, total in by_operator.values()) if by_operator else None,
-        step_ns=_step_ns(trace),
-        by_operator=largest_first,
+        step_ns=float(trace.steps.duration_ns.mean()) if len(trace.steps) else None,
+        by_operator=dict(sorted(by_operator.items(), key=lambda item: -item[1][1])),
         repeats=repeats,
         without_shapes=counted.without_shapes,
         by_precision=by_precision,
         kernel_ns=kernel_ns,
         device_name=next(iter(trace.devices), ""),
         not_counted=tuple(
-            NotCounted(operator, calls / in_a_step, _share(kernels_ns, counted.multiplying_ns))
+            NotCounted(operator, calls / in_a_step, share(kernels_ns))
             for operator, (calls, kernels_ns) in counted.not_counted.items()
         ),
-        covered=_share(counted.counted_ns, counted.multiplying_ns),
+        covered=share(counted.counted_ns),
         recorded_flops=counted.recorded_flops,
         replayed_flops=counted.replayed_flops,
         skipped_flops=counted.skipped_flops / in_a_step,
         other_replays=counted.other_replays,
-        other_replays_share=_share(counted.other_replays_ns, counted.multiplying_ns),
+        other_replays_share=share(counted.other_replays_ns),
     )
-
-
-def _share(part_ns: int, whole_ns: int) -> float | None:
-    return part_ns / whole_ns if whole_ns else None
 
 
 def _operand_precision(product: Product) -> str:
@@ -179,20 +172,12 @@ def _time_products(trace: Trace) -> dict[str, int]:
 
 def doubt_twins(ranks: Sequence[Operations]) -> tuple[str, ...]:
     """A sentence where a rank counted clearly fewer operations a step than another that should do the same."""
-    counted = [rank for rank in ranks if rank.flops_per_step]
-    if not counted:
-        return ()
-    most = max(counted, key=lambda rank: rank.flops_per_step or 0.0)
-    least = min(counted, key=lambda rank: rank.flops_per_step or 0.0)
-    share = (least.flops_per_step or 0.0) / (most.flops_per_step or 1.0)
-    if share > 1 - _TWINS_DIFFER:
+    counts = {rank.rank: rank.flops_per_step for rank in ranks if rank.flops_per_step}
+    most, least = max(counts, key=counts.__getitem__, default=None), min(counts, key=counts.__getitem__, default=None)
+    if not counts or counts[least] / counts[most] > 1 - _TWINS_DIFFER:
         return ()
     return (
-        f"Doubtful: rank {least.rank} counted {share:.0%} of the operations per step of rank {most.rank}, which trains "
-        "the same part of the model: their windows hold different parts of steps, or their batches differ.",
+        f"Doubtful: rank {least} counted {counts[least] / counts[most]:.0%} of the operations per step of rank {most}, "
+        "which trains the same part of the model: their windows hold different parts of steps, or their batches "
+        "differ.",
     )
-
-
-def _step_ns(trace: Trace) -> float | None:
-    """Mean host time of the marked steps."""
-    return float(trace.steps.duration_ns.mean()) if len(trace.steps) else None

@@ -12,14 +12,15 @@ of them used the same share of their peaks.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.models.hardware import Gpu
-from perfscope.report import Json
+from perfscope.result import Doc, Figures, figure
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
 
 if TYPE_CHECKING:
@@ -36,35 +37,35 @@ _NEGLIGIBLE = 0.01
 _MOST_UNNAMED = 0.5
 
 
-class Precision(Struct, frozen=True):
-    """The data types of a run's products.
+class Precision(Figures, frozen=True):
+    """The data types of matrix products.
 
     Attributes:
-        shares: Share of the operations by data type, the largest first; empty where nothing shows it.
-        evidence: What shows it, as a phrase; why nothing does, where ``shares`` is empty.
+        by_type: Share of the operations by data type, the largest first; empty where nothing shows it.
         notes: What is doubtful about it: ranks that differ, and what the model's record says otherwise.
     """
 
-    shares: Mapping[str, float]
-    evidence: str
+    by_type: Mapping[str, float]
+    evidence: Annotated[str, Doc("What shows it, as a phrase; why nothing does, where there are no shares.")]
     notes: tuple[str, ...] = ()
+
+    @figure
+    def shares(self) -> Mapping[str, float] | None:
+        """Share of the operations by type."""
+        return self.by_type or None
 
     @property
     def main(self) -> str | None:
         """The data type of the most operations; absent where unknown."""
-        return next(iter(self.shares), None)
-
-    def data(self) -> Json:
-        """The precision for JSON."""
-        return {"shares": dict(self.shares) or None, "evidence": self.evidence}
+        return next(iter(self.by_type), None)
 
     def sentence(self) -> str:
         """The precision in words."""
-        if not self.shares:
+        if not self.by_type:
             return f"The precision of the products is unknown: {self.evidence}."
-        if len(self.shares) == 1:
+        if len(self.by_type) == 1:
             return f"Products in {self.main}, by {self.evidence}."
-        parts = ", ".join(f"{dtype} {share:.1%}" for dtype, share in self.shares.items())
+        parts = ", ".join(f"{dtype} {share:.1%}" for dtype, share in self.by_type.items())
         estimate = ", their operations estimated by time and peak" if self.evidence == _BY_KERNELS else ""
         return f"Products in {parts} of the operations, by {self.evidence}{estimate}."
 
@@ -84,10 +85,12 @@ def find_precision(
         return Precision({stated: 1.0}, "--precision")
     recorded = [read_signs(model) for model in models]
     float32 = next((model.signs.float32 for model in models if model.signs.float32), None)
-    by_rank = _find_by_rank(traced, gpu, float32)
-    if by_rank:
-        return _join_traces(by_rank, recorded)
-    return _join_records(recorded)
+    by_rank: dict[int | None, _Shown] = {}  # of several traces the one whose operators state their types
+    for operations in traced:
+        shown = _shown(operations, gpu, float32)
+        if shown and (operations.rank not in by_rank or shown.evidence != _BY_KERNELS):
+            by_rank[operations.rank] = shown
+    return _join_traces(by_rank, recorded) if by_rank else _join_records(recorded)
 
 
 def peak_of(gpu: Gpu, shares: Mapping[str, float]) -> float | None:
@@ -131,7 +134,7 @@ def _describe_silence(model: Model) -> str:
     return f"the parameters are {model.weights_dtype}, but what they are cast to for a product was not seen"
 
 
-class _Shown(Struct, frozen=True):
+class _Shown(NamedTuple):
     """The operations that one trace shows by data type, in any unit, and what shows them."""
 
     weights: Mapping[str, float]
@@ -150,21 +153,10 @@ def _shown(operations: Operations, gpu: Gpu | None, float32: str | None) -> _Sho
     return _Shown(_weigh(kernels, gpu), _BY_KERNELS)
 
 
-def _find_by_rank(traced: Sequence[Operations], gpu: Gpu | None, float32: str | None) -> dict[int | None, _Shown]:
-    """What each rank's traces show; of several the one whose operators state their types, for a light one has none."""
-    by_rank: dict[int | None, _Shown] = {}
-    for operations in traced:
-        shown = _shown(operations, gpu, float32)
-        if shown and (operations.rank not in by_rank or shown.evidence != _BY_KERNELS):
-            by_rank[operations.rank] = shown
-    return by_rank
-
-
 def _name_all(kernel_ns: Mapping[str, int], gpu: Gpu | None) -> dict[str, int]:
     """Times of the kernels that state a type; those that say 16 bit are of the type that the others have."""
     named = {dtype: time for dtype, time in kernel_ns.items() if dtype not in (SIXTEEN_BIT, UNNAMED)}
-    sixteen = kernel_ns.get(SIXTEEN_BIT, 0)
-    if sixteen:
+    if sixteen := kernel_ns.get(SIXTEEN_BIT, 0):
         possible = [name for name in _SIXTEEN if gpu is None or name in gpu.dense_tflops]
         dtype = max(possible or _SIXTEEN, key=lambda name: named.get(name, 0))
         named[dtype] = named.get(dtype, 0) + sixteen
@@ -173,9 +165,8 @@ def _name_all(kernel_ns: Mapping[str, int], gpu: Gpu | None) -> dict[str, int]:
 
 def _weigh(kernels: Mapping[str, int], gpu: Gpu | None) -> dict[str, float]:
     """Operations of kernels, in any unit: time x peak; the time alone where a peak is unknown."""
-    if gpu is None or not all(dtype in gpu.dense_tflops for dtype in kernels):
-        return {dtype: float(time) for dtype, time in kernels.items()}
-    return {dtype: time * gpu.dense_tflops[dtype] for dtype, time in kernels.items()}
+    peaks = gpu.dense_tflops if gpu is not None and all(dtype in gpu.dense_tflops for dtype in kernels) else {}
+    return {dtype: time * peaks.get(dtype, 1.0) for dtype, time in kernels.items()}
 
 
 def _by_operators(
@@ -201,28 +192,27 @@ def _by_operators(
 
 
 def _join_traces(by_rank: Mapping[int | None, _Shown], recorded: Sequence[tuple[str | None, str]]) -> Precision:
+    each = {rank: _largest_first(shown.weights) for rank, shown in by_rank.items()}
     weights: dict[str, float] = {}
-    for shown in by_rank.values():
-        total = sum(shown.weights.values())
-        for dtype, weight in shown.weights.items():
-            weights[dtype] = weights.get(dtype, 0.0) + weight / total
-    shares = _largest_first(weights)
-    mains = {rank: _largest_first(shown.weights) for rank, shown in by_rank.items()}
-    notes = list(_disagreement({rank: next(iter(each)) for rank, each in mains.items()}))
-    main = next(iter(shares))
+    for one in each.values():
+        for dtype, share in one.items():
+            weights[dtype] = weights.get(dtype, 0.0) + share
+    precision = Precision(_largest_first(weights), next(iter(by_rank.values())).evidence)
+    notes = list(_disagreement({rank: next(iter(one)) for rank, one in each.items()}))
     # A record tells the most frequent type; that of fp32 may be TF32 in the trace.
-    said = {(dtype, evidence) for dtype, evidence in recorded if dtype is not None and dtype not in shares}
-    notes += [f"By {evidence} the products are in {dtype}; the traces show {main}." for dtype, evidence in sorted(said)]
-    return Precision(shares, next(iter(by_rank.values())).evidence, tuple(notes))
+    said = {(dtype, evidence) for dtype, evidence in recorded if dtype is not None and dtype not in weights}
+    notes += [
+        f"By {evidence} the products are in {dtype}; the traces show {precision.main}."
+        for dtype, evidence in sorted(said)
+    ]
+    return replace(precision, notes=tuple(notes))
 
 
 def _join_records(recorded: Sequence[tuple[str | None, str]]) -> Precision:
     known = [(dtype, evidence) for dtype, evidence in recorded if dtype is not None]
     if not known:
         return Precision({}, next((evidence for _, evidence in recorded), "no rank recorded it"))
-    counts: dict[str, float] = {}
-    for dtype, _ in known:
-        counts[dtype] = counts.get(dtype, 0.0) + 1
+    counts = Counter(dtype for dtype, _ in known)
     notes = _disagreement(dict(enumerate(dtype for dtype, _ in known)))
     return Precision(_largest_first(counts), known[0][1], notes)
 
@@ -237,7 +227,5 @@ def _disagreement(main_by_rank: Mapping[int | None, str]) -> tuple[str, ...]:
     ranks: dict[str, list[str]] = {}
     for rank, dtype in main_by_rank.items():
         ranks.setdefault(dtype, []).append("?" if rank is None else str(rank))
-    if len(ranks) < 2:  # noqa: PLR2004 - two types differ
-        return ()
     parts = "; ".join(f"{dtype} on {', '.join(numbers)}" for dtype, numbers in ranks.items())
-    return (f"The ranks differ in the precision of their products: {parts}.",)
+    return (f"The ranks differ in the precision of their products: {parts}.",) if len(ranks) > 1 else ()

@@ -24,7 +24,7 @@ from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Launches, ProductCalls, Products, Scope, Scopes
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
-_IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
+IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
 #: Where no operator computes attention.
 _PRODUCTS_OF_ATTENTION = {"bmm", "baddbmm"}
 #: From this share on all of the layers are recomputed: the products outside of them never are.
@@ -109,7 +109,7 @@ def find_repeats(trace: Trace, products: Products) -> Repeats:
     alone = int((forward & ~places.is_tracked).sum()) - int((repeated & places.is_of_function).sum())
     forward_alone = alone > _EVALUATED * int(forward.sum())
     counted = repeated & (ran | _find_last(places.node, repeated, ran))
-    is_attention = np.array([bool(_IS_ATTENTION.search(name)) for name in names], np.bool_)
+    is_attention = np.array([bool(IS_ATTENTION.search(name)) for name in names], np.bool_)
     attention = is_attention[operator[calls.product]]
     if not (attention & forward).any():
         attention = np.array([name in _PRODUCTS_OF_ATTENTION for name in names], np.bool_)[operator[calls.product]]

@@ -176,7 +176,7 @@ def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:
     gpu = lookup_gpu(name) if name else None
     precision = find_precision(run.models, traced, gpu, run.stated.precision)
     peak, reasons = _find_peak(run, sorted(devices), gpu, precision)
-    notes = (precision.sentence(), *precision.notes) if precision.shares else ()
+    notes = (precision.sentence(), *precision.notes) if precision.by_type else ()
     return Device(name, gpu, precision, peak, (*notes, *reasons, *_describe_limits(run, gpu, peak)))
 
 
@@ -188,15 +188,15 @@ def _find_peak(
         return run.stated.peak_tflops, (f"Peak: {run.stated.peak_tflops:g} TFLOP/s, given as --peak.",)
     if gpu is None:
         return None, (f"No MFU: {_describe_missing_gpu(devices)}.",)
-    if not precision.shares:
+    if not precision.by_type:
         return None, (f"No MFU: {precision.evidence}. {HOW_TO_TELL}.",)
-    peak = peak_of(gpu, precision.shares)
+    peak = peak_of(gpu, precision.by_type)
     if peak is None:
-        missing = ", ".join(dtype for dtype in precision.shares if dtype not in gpu.dense_tflops)
+        missing = ", ".join(dtype for dtype in precision.by_type if dtype not in gpu.dense_tflops)
         return None, (f"No MFU: {gpu.name} has no peak in {missing}.",)
-    if len(precision.shares) == 1:
+    if len(precision.by_type) == 1:
         return peak, (f"Peak of {gpu.name} in {precision.main}: {peak:g} TFLOP/s dense ({gpu.source}).",)
-    peaks = {dtype: gpu.dense_tflops[dtype] for dtype in precision.shares if dtype in gpu.dense_tflops}
+    peaks = {dtype: gpu.dense_tflops[dtype] for dtype in precision.by_type if dtype in gpu.dense_tflops}
     parts = ", ".join(f"{tflops:g} in {dtype}" for dtype, tflops in peaks.items())
     return peak, (
         f"Peak of {gpu.name} in this mixture: {peak:.1f} TFLOP/s, the rate at which it does these operations at its "

@@ -15,7 +15,9 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.modules.result import ModuleTree
+from perfscope.analyzers.operations import CountedOperations
 from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.roofline.result import Roofline
@@ -27,8 +29,7 @@ from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline
 from perfscope.analyzers.wall_clock.result import WallClock
 from perfscope.api.schema.findings import FindingData
-from perfscope.api.schema.gpus import MfuData
-from perfscope.api.schema.host import BudgetData, OperationsData
+from perfscope.api.schema.host import BudgetData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
 from perfscope.api.schema.ranks import StragglersData
@@ -183,7 +184,7 @@ class Results:
     saves: SaveTimes | Absent
     energy: Energy | Absent
     throttling: Throttling | Absent
-    mfu: Result[MfuData] | Absent
+    mfu: Utilisation | Absent
     breakdown: Breakdown | Absent
     host: HostTime | Absent
     overlap: Overlap | Absent
@@ -191,7 +192,7 @@ class Results:
     calls: Calls | Absent
     optimizer: OptimizerTime | Absent
     kernels: Kernels | Absent
-    operations: Result[OperationsData] | Absent
+    operations: CountedOperations | Absent
     collectives: Collectives | Absent
     stragglers: Result[StragglersData] | Absent
     clock: Clock | Absent

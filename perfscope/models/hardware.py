@@ -55,8 +55,6 @@ class Gpu(NamedTuple):
         link: Its fastest link; absent where none is listed.
         memory_tb_s: Peak rate of its memory in TB/s; absent where none is listed.
         tensor_clock_mhz: The clock at which the dense peaks are stated; absent where it is not known.
-        capped_rate: At the power limit, operations as a share of what the activity of tensor cores by NVML's counters
-            and its clock amount to; absent where it was not measured.
     """
 
     name: str
@@ -69,7 +67,6 @@ class Gpu(NamedTuple):
     link: Link | None = None
     memory_tb_s: float | None = None
     tensor_clock_mhz: float | None = None
-    capped_rate: float | None = None
 
     @property
     def dense_16bit_tflops(self) -> float:
@@ -113,7 +110,6 @@ class _Entry(TypedDict):
     memory_tb_s: NotRequired[float]
     power_w: int
     tensor_clock_mhz: NotRequired[float]
-    capped_rate: NotRequired[float]
     link: NotRequired[_LinkEntry]
     link_source: NotRequired[str]
 
@@ -156,7 +152,6 @@ def _parse_entry(text: str) -> Gpu:
         else None,
         memory_tb_s=entry.get("memory_tb_s"),
         tensor_clock_mhz=entry.get("tensor_clock_mhz"),
-        capped_rate=entry.get("capped_rate"),
     )
 
 

@@ -291,7 +291,7 @@ def test_a_measured_share_goes_before_what_the_model_says(tmp_path: Path) -> Non
     paper = 72 * layers * hidden**2 + 12 * layers * seq_len * hidden + 6 * hidden * vocabulary
     again = 0.6 * 24 * layers * hidden**2 + 0.25 * 4 * layers * seq_len * hidden
     assert found["megatron_paper"].flops_per_token == round(paper + again)
-    assert (core.hfu, result.recomputation.share) == (None, 0.5)
+    assert (core.hfu, result.recomputed_share) == (None, 0.5)
     assert any("60% ran again, and of attention 25%" in note for note in result.notes)
     assert any("configured with `full`" in note for note in result.notes)
 
@@ -303,7 +303,7 @@ def test_the_formulas_of_each_kind_are_those_of_its_shares(tmp_path: Path, share
     measured = mfu.analyze(
         read_run(tmp_path / "RUN"), [traced(Repeats(sum(shares) / 2 if kind != "full" else 0.95, *shares))]
     )
-    assert measured.recomputation.checkpointing == stated.recomputation.checkpointing == kind
+    assert measured.checkpointing == stated.checkpointing == kind
     flops = [[each.flops_per_token for each in result.conventions] for result in (stated, measured)]
     assert flops[0] == flops[1]
 
@@ -343,7 +343,7 @@ def test_without_a_peak_there_is_no_mfu_and_a_reason(tmp_path: Path, device: str
 
 def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
-    whole = mfu.analyze(read_run(run)).trained.parameters
+    whole = mfu.analyze(read_run(run)).parameters
     for rank in range(2):
         folder = run / wire.RANKS_FOLDER / wire.rank_folder(rank)
         stage: nn.Module = (
@@ -352,8 +352,8 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
         (folder / wire.MODEL_FILE).write_bytes(to_line(describe_model(stage)))
         (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": {"dp": 0, "pp": rank, "tp": 0}}))
     result = mfu.analyze(read_run(run))
-    assert result.trained.parameters != whole
-    assert result.trained.parameters == sum(
+    assert result.parameters != whole
+    assert result.parameters == sum(
         parameter.numel()
         for module in (Decoder(Shape()), Decoder(Shape()).attentions)
         for parameter in module.parameters()
@@ -363,7 +363,7 @@ def test_pipeline_stages_are_one_model(tmp_path: Path) -> None:
 @pytest.mark.parametrize("axis", ["dp", "cp", "unknown"])
 def test_of_ranks_that_have_the_same_part_of_the_model_one_is_counted(tmp_path: Path, axis: str) -> None:
     run = run_folder(tmp_path, "NVIDIA H200")
-    whole = mfu.analyze(read_run(run)).trained.parameters
+    whole = mfu.analyze(read_run(run)).parameters
     ranks = run / wire.RANKS_FOLDER
     for rank in range(4):
         folder = ranks / wire.rank_folder(rank)
@@ -374,7 +374,7 @@ def test_of_ranks_that_have_the_same_part_of_the_model_one_is_counted(tmp_path: 
         coordinates = {"pp": rank // 2, "tp": 0, axis: rank % 2}
         (folder / wire.PARALLEL_FILE).write_text(json.dumps({"coordinates": coordinates}))
     tables = (512 + 128) * 64  # of the same name on both stages: the second has a copy
-    assert mfu.analyze(read_run(run)).trained.parameters == 2 * whole - tables
+    assert mfu.analyze(read_run(run)).parameters == 2 * whole - tables
 
 
 def describe_again(run: Path, changes: dict[int, dict[str, Any]]) -> None:
@@ -436,15 +436,15 @@ def test_experts_that_megatron_spreads_over_ranks_are_whole_in_its_arguments(tmp
     recorded = {"config": arguments, "weights": weights, "parameters": stored, "trainable": stored}
     describe_again(run, dict.fromkeys(range(2), recorded))
     result = mfu.analyze(read_run(run))
-    assert result.trained.notes == ("Dimensions: the config of Gpt.",)
+    assert result.notes[0] == "Dimensions: the config of Gpt."
     # The other four experts of each layer are on other ranks.
     norms = 3 * 2 * 64 + 64
-    assert result.trained.parameters == stored + 3 * 4 * 2 * 128 * 64 + norms
+    assert result.parameters == stored + 3 * 4 * 2 * 128 * 64 + norms
     products = 3 * (4 * 64 * 64 + 2 * 2 * 128 * 64) + 512 * 64
     assert result.headline.flops_per_token == 6 * products + 6 * 3 * 64 * 128
     # Arguments of another model are not believed.
     describe_again(run, {rank: {"config": arguments | {"hidden_size": 96}} for rank in range(2)})
-    assert "the shapes of Gpt's parameters" in mfu.analyze(read_run(run)).trained.notes[0]
+    assert "the shapes of Gpt's parameters" in mfu.analyze(read_run(run)).notes[0]
 
 
 def test_layers_of_which_only_some_are_recomputed_are_one_kind(tmp_path: Path) -> None:

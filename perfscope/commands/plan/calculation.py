@@ -258,7 +258,7 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> Plan:
         shape_note=shape_note,
         peak=peak,
         duration=duration,
-        recomputes=convention.recomputes,
+        recomputes=convention.counts_recomputation,
         conventions=conventions,
         memory=tuple(estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in typed_layouts(inputs)),
         fitting=_find_fitting(inputs, choice, shape, peak),

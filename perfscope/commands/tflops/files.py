@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.comparison import AllowedRange, Convention, LogMatch, Step, match_log
+from perfscope.analyzers.flops.comparison import Convention, LogMatch, Step, match_log
 from perfscope.analyzers.flops.cross_check import cross_check
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.precision import Precision, find_precision
@@ -27,6 +27,7 @@ from perfscope.models.hardware import lookup_gpu
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import ModelDescription, Transformer
 from perfscope.report import Json
+from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.joblog import JobLog
@@ -77,13 +78,13 @@ class TracedStep(NamedTuple):
         """Compare the operations of the trace with the formula's."""
         check = cross_check(step, [self.operations], step.gpus)
         assert check is not None
-        precision = (self.precision.sentence(),) if len(self.precision.shares) > 1 else ()
+        precision = (self.precision.sentence(),) if len(self.precision.by_type) > 1 else ()
         notes = (*_compare_recomputation(step, self.operations), *precision, *check.explanation)
         data: Json = {
             "path": str(self.path),
             "steps": self.operations.steps,
             "tflops_per_gpu": (self.operations.flops_per_step or 0.0) / (step.step_ns / NS_PER_S) / TERA,
-            **check.data(),
+            **to_object(check),
             "explanation": list(notes),
         }
         return Comparison(data, (check.sentence(), *notes))
@@ -234,11 +235,10 @@ def _supply_from_rate(inputs: StepInputs, tokens_per_s_per_gpu: int) -> StepInpu
     return inputs._replace(samples=samples, gpus=gpus, step_ns=step_ns, read=(*inputs.read, phrase))
 
 
-def _list_allowed(log: JobLog, step: Step) -> list[AllowedRange]:
+def _list_allowed(log: JobLog, step: Step) -> list[tuple[float, float]]:
     """The operations per token that each record of a log allows, by the rounding of what it prints."""
     rows = log.iterations
     columns = (
-        rows.iteration,
         rows.tflops_per_gpu,
         rows.tflops_resolution,
         rows.wall_ns,
@@ -247,7 +247,7 @@ def _list_allowed(log: JobLog, step: Step) -> list[AllowedRange]:
         rows.tokens_per_s_per_gpu,
     )
     allowed = []
-    for iteration, tflops, resolution, wall_ns, wall_resolution_ns, samples, rate in zip(
+    for tflops, resolution, wall_ns, wall_resolution_ns, samples, rate in zip(
         *(column.tolist() for column in columns), strict=True
     ):
         if tflops is None or resolution is None:
@@ -256,11 +256,9 @@ def _list_allowed(log: JobLog, step: Step) -> list[AllowedRange]:
         if wall_ns is not None and wall_resolution_ns is not None:
             gpu_s_per_token = step.gpus / NS_PER_S / (samples * step.seq_len if samples else step.tokens)
             shortest_ns, longest_ns = wall_ns - wall_resolution_ns / 2, wall_ns + wall_resolution_ns / 2
-            allowed.append(
-                AllowedRange(iteration, low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns)
-            )
+            allowed.append((low * gpu_s_per_token * shortest_ns, high * gpu_s_per_token * longest_ns))
         elif rate:
-            allowed.append(AllowedRange(iteration, low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
+            allowed.append((low / (rate + _HALF_A_TOKEN), high / (rate - _HALF_A_TOKEN)))
     return allowed
 
 

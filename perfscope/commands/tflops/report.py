@@ -18,6 +18,7 @@ from perfscope.models.hardware import fastest_gpu
 from perfscope.models.parameter_counts import bigscience_parameters
 from perfscope.models.transformer import GATED_MATRICES
 from perfscope.report import Cell, Column, Json, Report, Section, percent
+from perfscope.result import to_object
 from perfscope.units import format_parameters, format_seconds
 
 if TYPE_CHECKING:  # the readers of logs and traces import NumPy
@@ -149,7 +150,7 @@ def _model_data(choice: ModelChoice, seq_len: int) -> dict[str, Json]:
 
 
 def _convention_data(convention: Convention, log_convention: str | None) -> dict[str, Json]:
-    return {**convention.data(), "used_by_log": convention.name == log_convention}
+    return {**to_object(convention), "used_by_log": convention.name == log_convention}
 
 
 _FIGURES = (
@@ -175,14 +176,14 @@ def _convention_sections(
         notes.append(f"Not computed: {names}. Each {uncounted[0].reason}.")
     columns = (*_FIGURES, Column("Formula per token"), Column("Source"))
     rows = tuple(
-        (*_figures(convention, log_convention), convention.formula.text, convention.formula.source)
+        (*_figures(convention, log_convention), convention.formula, convention.source)
         for convention in conventions
         if convention.flops_per_token is not None
     )
     table = Section("Conventions", columns, rows, tuple(notes))
     if uncounted:
         return (table,)
-    forms = tuple((*_figures(variant, log_convention), variant.formula.printed_by) for variant in other_forms)
+    forms = tuple((*_figures(variant, log_convention), variant.printed_by) for variant in other_forms)
     return (table, Section("Other forms", (*_FIGURES, Column("Printed by")), forms))
 
 

@@ -146,7 +146,7 @@ def test_a_type_without_a_peak_has_none_unless_it_hardly_counts() -> None:
 
 def test_kernels_go_before_what_was_recorded_and_a_contradiction_is_said() -> None:
     precision = find_precision([model(engine="fp16")], [operations({"bf16": 100, SIXTEEN_BIT: 50})], H200)
-    assert precision.shares == {"bf16": 1.0}
+    assert precision.by_type == {"bf16": 1.0}
     assert "kernels" in precision.evidence
     assert any("fp16; the traces show bf16" in note for note in precision.notes)
 
@@ -162,15 +162,15 @@ def test_sixteen_bit_kernels_are_of_the_type_that_the_others_have_or_that_the_gp
 def test_the_time_of_kernels_is_weighed_by_their_peaks() -> None:
     """1 s of fp8 at twice the rate of 2 s in bf16: as many operations."""
     precision = find_precision([], [operations({"fp8": 1_000, "bf16": 2_000})], H200)
-    assert precision.shares["fp8"] == pytest.approx(0.5, abs=1e-3)
-    peak = peak_of(H200, precision.shares)
+    assert precision.by_type["fp8"] == pytest.approx(0.5, abs=1e-3)
+    peak = peak_of(H200, precision.by_type)
     assert peak == pytest.approx((1_000 * 1978.9 + 2_000 * 989.4) / 3_000)
 
 
 def test_types_of_operators_count_operations_exactly() -> None:
     shown = operations({"bf16": 10, "tf32": 900}, {"bf16": 3e12, "fp32": 1e12})
     precision = find_precision([], [shown], H200)
-    assert precision.shares == {"bf16": 0.75, "tf32": 0.25}
+    assert precision.by_type == {"bf16": 0.75, "tf32": 0.25}
     assert "operators" in precision.evidence
 
 
