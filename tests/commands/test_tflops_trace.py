@@ -214,8 +214,7 @@ def test_attention_without_a_kernel_is_not_counted_twice(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--gbs", 2 * BATCH), "half of the formula"),
-        (("--gbs", BATCH, "--gpus", 3), "3 times the formula"),
+        (("--gbs", 2 * BATCH), "Fewer operations were counted"),
         (("--gbs", BATCH, "--ffn", 192), "More operations were counted"),
         (("--gbs", BATCH, "--ffn", 320), "Fewer operations were counted"),
     ],
