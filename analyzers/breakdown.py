@@ -20,8 +20,8 @@ from typing import Annotated
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.shared.device_parts import COLUMNS, Parts, StepParts, split
 from perfscope.analyzers.shared.marked_steps import Outside, common_steps, measure_outside, step_number
+from perfscope.analyzers.shared.parts import COLUMNS, Parts, StepParts, split
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import MANY_RANKS, NS_PER_MS
 from perfscope.errors import NoDevice

@@ -18,7 +18,8 @@ import numpy as np
 from perfscope import report
 from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.host_activity import PAUSE_NS
-from perfscope.analyzers.shared.idle_gaps import CAUSES, LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
+from perfscope.analyzers.shared.idle_gaps import LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
+from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice

@@ -36,9 +36,10 @@ from perfscope.analyzers.budget.terms import (
 )
 from perfscope.analyzers.host import computing_operators, host_intervals
 from perfscope.analyzers.overlap import members_by_group
-from perfscope.analyzers.shared.idle_gaps import CAUSES, gaps_of_device
+from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.analyzers.shared.marked_steps import step_number
+from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, DeviceEvents, Trace, Work, distinct, join

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfscope.analyzers.goodput.lives import Life, Spent, begin_after_each_other, number_steps
+from perfscope.analyzers.goodput.lives import Life, begin_after_each_other, number_steps
 from perfscope.analyzers.goodput.result import Goodput, Start
+from perfscope.analyzers.shared.parts import Spent
 from perfscope.errors import MissingInput
 
 

@@ -8,7 +8,8 @@ from statistics import median
 
 import numpy as np
 
-from perfscope.analyzers.goodput.lives import Life, Spent
+from perfscope.analyzers.goodput.lives import Life
+from perfscope.analyzers.shared.parts import Spent
 from perfscope.tables.logged_moments import LoggedMoment, LoggedMoments
 
 

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from perfscope.analyzers.goodput.lives import Life, Spent
-from perfscope.analyzers.wall_clock.ledger import Ledger, Part, keep_ledger, measure_wall
+from perfscope.analyzers.goodput.lives import Life
+from perfscope.analyzers.shared.parts import Part, Spent
+from perfscope.analyzers.wall_clock import Ledger, keep_ledgers
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
-_PLACES = {
-    Part.IMPORTS: Spent.START,
-    Part.SET_UP: Spent.START,
-    Part.BEFORE_FIRST_STEP: Spent.START,
-    Part.DATA_WAIT: Spent.STALLS,
-    Part.COMPILATION: Spent.COMPILATION,
-    Part.VALIDATION: Spent.VALIDATION,
-    Part.VALIDATION_WAIT: Spent.VALIDATION,
-    Part.GENERATION: Spent.VALIDATION,
-    Part.SAVES: Spent.SAVES,
-    Part.BETWEEN: Spent.STALLS,
-    Part.WINDOW_START: Spent.PROFILING,
-    Part.WINDOW_STOP: Spent.PROFILING,
-    Part.WINDOW_EXPORT: Spent.PROFILING,
-    Part.HOOKS: Spent.PROFILING,
-    Part.END: Spent.END,
-}
 _STEPS = (Part.FIRST_STEP, Part.STEPS, Part.WINDOW_STEPS)
 #: What a step takes beyond so many medians is a stall.
 _STALL = 3
@@ -34,24 +18,17 @@ _STALL = 3
 
 def find_lives(run: Run) -> list[Life]:
     """The starts of a run's job, each as the rank that it lasted longest for recorded it."""
-    timelines = {(timeline.rank, timeline.attempt): timeline for timeline in run.timelines}
-    tables = [table for table in run.steps if len(table) and (table.rank, table.attempt) in timelines]
-    lives = []
-    for attempt in sorted({table.attempt for table in tables}):
-        candidates = []
-        for table in tables:
-            timeline = timelines[table.rank, table.attempt]
-            if table.attempt == attempt and timeline.offset_ns is not None:
-                candidates.append((measure_wall(timeline, table), timeline, table, timeline.offset_ns))
-        if candidates:  # only the longest one is divided: a job may have thousands of ranks
-            _, timeline, table, offset_ns = max(candidates, key=lambda row: (row[0], -row[2].rank))
-            windows = [w for w in run.windows if (w.rank, w.attempt) == (table.rank, table.attempt)]
-            lives.append(_to_life(run, keep_ledger(timeline, table, windows), table, offset_ns))
-    return lives
+    offsets = {(timeline.rank, timeline.attempt): timeline.offset_ns for timeline in run.timelines}
+    longest: dict[int, tuple[Ledger, Steps, int]] = {}
+    for ledger, table in keep_ledgers(run):
+        known, offset_ns = longest.get(table.attempt), offsets[table.rank, table.attempt]
+        if offset_ns is not None and (known is None or ledger.wall_ns > known[0].wall_ns):
+            longest[table.attempt] = ledger, table, offset_ns
+    return [_to_life(run, *longest[attempt]) for attempt in sorted(longest)]
 
 
 def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
-    step_ns = np.asarray(np.sum([ledger.by_step[part] for part in _STEPS], axis=0), np.int64)
+    step_ns = ledger.in_steps(_STEPS)
     step_ns, stalls_ns = _take_stalls(step_ns)
     apart_ns = dict.fromkeys(Spent, 0)
     apart_ns[Spent.STALLS] += stalls_ns
@@ -63,7 +40,7 @@ def _to_life(run: Run, ledger: Ledger, table: Steps, offset_ns: int) -> Life:
             apart_ns[Spent.START] += outside_ns
             apart_ns[Spent.STALLS] += part_ns - outside_ns
         else:
-            apart_ns[_PLACES[part]] += part_ns
+            apart_ns[part.spent] += part_ns
     apart_ns[Spent.START] += ledger.wall_ns - sum(ledger.parts.values())
     attempts = [] if run.saves is None else run.saves.timings
     saved = {save.step for save in attempts if save.attempt == table.attempt and save.step is not None}

@@ -4,28 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
+from perfscope.analyzers.shared.parts import Spent
 from perfscope.tables.columns import Int64
-
-
-class Spent(StrEnum):
-    """What the time of a job went to; the value is its key in JSON."""
-
-    USEFUL = "useful_steps"
-    REDONE = "redone_steps"
-    SKIPPED = "skipped_steps"
-    START = "start_up"
-    COMPILATION = "compilation"
-    SAVES = "saves"
-    VALIDATION = "validation"
-    STALLS = "stalls"
-    PROFILING = "profiling"
-    END = "end"
-    RESTARTS = "restarts"
-    DOWN = "down"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,24 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perfscope.analyzers.goodput.lives import Spent
+from perfscope.analyzers.shared.parts import Spent
 from perfscope.constants import NS_PER_S
 from perfscope.report import Column, Json, Section, percent_of
 
-LABELS = {
-    Spent.USEFUL: "useful steps",
-    Spent.REDONE: "steps that were redone",
-    Spent.SKIPPED: "steps that were skipped",
-    Spent.START: "start-up",
-    Spent.COMPILATION: "compilation",
-    Spent.SAVES: "checkpoint saves",
-    Spent.VALIDATION: "validation, generation",
-    Spent.STALLS: "stalls",
-    Spent.PROFILING: "profiler and hooks",
-    Spent.END: "after the last step",
-    Spent.RESTARTS: "restarts: end, start-up",
-    Spent.DOWN: "down between starts",
-}
 _S_PER_HOUR = 3600
 
 
@@ -121,7 +107,7 @@ class Goodput:
         columns += [] if self.gpus is None else [Column("GPU hours", 3)]
         columns += [] if self.gpus is None or self.price is None else [Column("Money", 2)]
         parts = sorted(self.spent_ns.items(), key=lambda pair: -pair[1])
-        rows = [self._row(LABELS[part], part_ns) for part, part_ns in parts if part_ns]
+        rows = [self._row(part.label, part_ns) for part, part_ns in parts if part_ns]
         rows.append(self._row("all", self.wall_ns))
         return (Section("Goodput", tuple(columns), tuple(rows), self._notes()), self._starts_section())
 

@@ -24,21 +24,13 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.parts import HOST_CAUSES
 from perfscope.constants import NS_PER_MS
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
 #: A pause of a thread that is shorter is Python between two operators.
 PAUSE_NS = NS_PER_MS
-HOST_CAUSES = (
-    "data_loading",
-    "synchronisation",
-    "cuda_call",
-    "operator",
-    "between_operators",
-    "not_shown",
-    "host_launch",
-)
 _WAITS_FOR_DEVICE = re.compile(r"^(?:cuda|cu|hip|ur)\w*(?:Synchronize|Wait)(?:_v\d+)?$|^(?:cuda|hip)Memcpy(?!\w*Async)")
 _NEVER_BLOCKS = re.compile(r"StreamWait")
 _LOADS_DATA = re.compile(r"DataLoader", re.IGNORECASE)

@@ -21,29 +21,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.host_activity import HOST_CAUSES, HostActivity, names_with
+from perfscope.analyzers.shared.host_activity import HostActivity, names_with
 from perfscope.analyzers.shared.intervals import Intervals, union
+from perfscope.analyzers.shared.parts import CAUSES, HOST_CAUSES
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace
 
 LAUNCH_GAP_NS = 5000
-#: In the order of tables; host launch is the host's time in a trace that does not show operators.
-CAUSES = (
-    "data_loading",
-    "synchronisation",
-    "cuda_call",
-    "operator",
-    "between_operators",
-    "not_shown",
-    "host_launch",
-    "launch_latency",
-    "launch_gap",
-    "dependency",
-    "graph",
-    "unknown",
-)
 _LAUNCHES_GRAPH = re.compile(r"GraphLaunch")
-_HOST_ROWS = [CAUSES.index(cause) for cause in HOST_CAUSES]
 
 
 class DeviceGaps(Struct, frozen=True, eq=False):
@@ -142,8 +127,7 @@ def _by_cause(trace: Trace, gaps: Intervals, following: Int64, host: HostActivit
     late = np.flatnonzero(is_late & (until > gaps.start))
     if len(late):
         threads = trace.calls.thread[launch[late]]
-        for row, of_host in zip(_HOST_ROWS, host.split(gaps.start[late], until[late], threads), strict=True):
-            parts[row, late] = of_host
+        parts[: len(HOST_CAUSES), late] = host.split(gaps.start[late], until[late], threads)
     for cause, chosen in _on_time(trace, has_launch & ~is_late, launch, returned, gaps).items():
         part[cause][chosen] = length[chosen]
     return parts

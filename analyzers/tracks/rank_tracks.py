@@ -12,9 +12,10 @@ from perfscope.analyzers.communication.calls import calls_by_group
 from perfscope.analyzers.communication.rank_calls import RankCalls, measure_device
 from perfscope.analyzers.pipelines.extraction import extract_passes
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
-from perfscope.analyzers.shared.idle_gaps import CAUSES, gaps_of_device
+from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.analyzers.shared.intervals import Intervals, covered
 from perfscope.analyzers.shared.marked_steps import step_number, step_numbers
+from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 

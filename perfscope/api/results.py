@@ -27,7 +27,7 @@ from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline
-from perfscope.analyzers.wall_clock.result import WallClock
+from perfscope.analyzers.wall_clock import WallClock
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.host import BudgetData
 from perfscope.api.schema.memory import MemoryData

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers import idle
-from perfscope.analyzers.shared.idle_gaps import CAUSES
+from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.sources.traces.reader import read_trace
 from tests.conftest import ROOT
 from tests.sources.traces.making import AUTOGRAD, Event, call, kernel, span, step, write

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from perfscope.analyzers import breakdown, idle
 from perfscope.analyzers.shared import host_activity
-from perfscope.analyzers.shared.idle_gaps import CAUSES
+from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 from tests.conftest import ROOT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
-from perfscope.analyzers.shared.device_parts import Parts
+from perfscope.analyzers.shared.parts import Parts
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.charts.svg import stack_spans

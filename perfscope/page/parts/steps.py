@@ -11,7 +11,7 @@ import numpy as np
 from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
 from perfscope.analyzers.steps.result import StepTimes
 from perfscope.analyzers.throttling import Throttling
-from perfscope.analyzers.wall_clock.result import WallClock
+from perfscope.analyzers.wall_clock import WallClock
 from perfscope.charts.grammar import Area, Categories, Chart, Dots, Line, Mark, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import MS_PER_S, NS_PER_MS

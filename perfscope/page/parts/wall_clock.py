@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.wall_clock.ledger import Ledger
-from perfscope.analyzers.wall_clock.ledger import Part as Spent
-from perfscope.analyzers.wall_clock.result import WallClock
+from perfscope.analyzers.shared.parts import Part as Spent
+from perfscope.analyzers.wall_clock import Ledger, WallClock
 from perfscope.charts.grammar import Categories, Chart, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import NS_PER_S

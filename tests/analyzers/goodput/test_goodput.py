@@ -7,29 +7,27 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from perfscope.analyzers.goodput import account, from_run
+from perfscope.analyzers.goodput import account
 from perfscope.analyzers.goodput.from_log import find_logged_lives
 from perfscope.analyzers.goodput.from_run import find_lives
-from perfscope.analyzers.goodput.lives import Life, Spent
+from perfscope.analyzers.goodput.lives import Life
 from perfscope.analyzers.goodput.result import Goodput
-from perfscope.analyzers.wall_clock.ledger import Ledger, keep_ledger
+from perfscope.analyzers.shared.parts import Spent
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import read_moments
 from perfscope.sources.runs import nvml
 from perfscope.sources.runs.run import read_run, read_run_without_samples
-from perfscope.tables.timeline import Timeline
 from tests.conftest import ROOT, perfscope
 
 
 def make_life(start_s: int, first: int, steps: int, *, numbered: bool = True, **other: int) -> Life:
     """A life whose steps take a second each, with other parts in seconds."""
-    parts = {Spent(name): seconds * S for name, seconds in other.items() if name != "saved"}
+    parts = {part: other[part] * S for part in Spent if part in other}
     wall_ns = steps * S + sum(parts.values())
     return Life(
         name=f"start at {start_s}",
@@ -113,23 +111,6 @@ def test_a_job_that_was_killed_and_resumed_is_what_its_script_measured() -> None
     assert answer.spent_ns[Spent.SAVES] == pytest.approx(sum(truth[0]["saves_ns"] + truth[1]["saves_ns"]), rel=0.05)
     assert [start.resumed_at for start in answer.starts] == [None, 6]
     assert answer.overlap_ns == 0
-
-
-def test_only_the_rank_that_lasted_longest_is_divided(monkeypatch: pytest.MonkeyPatch) -> None:
-    divided: list[int] = []
-
-    def keep(timeline: Timeline, *others: Any) -> Ledger:
-        divided.append(timeline.rank)
-        return keep_ledger(timeline, *others)
-
-    monkeypatch.setattr(from_run, "keep_ledger", keep)
-    run = read_run_without_samples(ROOT / "fixtures" / "stragglers" / "ddp.garbage")
-    timelines = {timeline.rank: timeline for timeline in run.timelines}
-    walls = {table.rank: keep_ledger(timelines[table.rank], table, []).wall_ns for table in run.steps}
-    (life,) = find_lives(run)
-    assert len(walls) > 1
-    assert divided == [max(walls, key=lambda rank: (walls[rank], -rank))]
-    assert life.end_ns - life.start_ns == max(walls.values())
 
 
 def test_a_ledger_needs_no_samples_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
