@@ -15,7 +15,7 @@ from perfscope.analyzers.mfu import HEADLINE, Utilisation
 from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.readings import PowerCurve, read_column
 from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Float64

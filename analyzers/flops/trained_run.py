@@ -13,7 +13,7 @@ from perfscope.analyzers.flops.model_inference import expert_elements, hides_exp
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
 from perfscope.analyzers.flops.repeats import largest_repeats
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import KILO
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing, Recomputed

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.flops.precision import read_signs
 from perfscope.analyzers.flops.trained_run import count_step_tokens
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.errors import MissingInput
 from perfscope.tables.run import Run
 

@@ -183,26 +183,6 @@ def steps_after_export(steps: Steps) -> Bool:
     return np.asarray(steps.window == "export")
 
 
-def times_without_stall_s(tables: Sequence[Steps]) -> Float64:
-    """The times of the steps that a save stalled, without the stall, in seconds.
-
-    Each on the rank that was stalled longest: the others wait for that one, which is a part of their steps.
-    """
-    longest: dict[int, tuple[int, int]] = {}
-    for table in tables:
-        timed = present(table.save_ns) & present(table.wall_ns)
-        columns = (table.step, table.save_ns.data, table.wall_ns.data)
-        for step, save_ns, wall_ns in zip(*(column[timed].tolist() for column in columns), strict=True):
-            longest[step] = max(longest.get(step, (0, 0)), (save_ns, wall_ns))
-    return np.asarray([wall_ns for _, wall_ns in longest.values()], np.float64) / NS_PER_S
-
-
-def steps_beside_save(steps: Steps) -> Bool:
-    """Steps that ran while an asynchronous save was writing, and that nothing else affected."""
-    is_stalled = present(steps.save_ns) | steps.stalled_elsewhere
-    return np.asarray(steps.draining & ~is_stalled & (steps.window == "") & (steps.step > 1))
-
-
 def job_times_ns(tables: Sequence[Steps], selection: Selection) -> tuple[Int64, Int64]:
     """The selected steps, ascending, and the job's time of each: from its latest begin on a rank to its latest end."""
     timed = [(table, selection(table) & present(table.wall_ns)) for table in tables]

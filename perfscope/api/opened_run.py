@@ -23,7 +23,7 @@ from perfscope.result import Result as TypedResult
 if TYPE_CHECKING:
     import pandas as pd
 
-    from perfscope.analyzers.steps.result import StepTimes
+    from perfscope.analyzers.steps import StepTimes
     from perfscope.api.comparing import ComparedRuns
     from perfscope.api.results import Absent, AnyResult, Findings, Result, Results
     from perfscope.api.shown import Page

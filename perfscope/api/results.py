@@ -21,9 +21,9 @@ from perfscope.analyzers.operations import CountedOperations
 from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.roofline.result import Roofline
-from perfscope.analyzers.saves.result import SaveTimes
+from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.setup import Setup
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline

@@ -15,7 +15,7 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.scaling.sections import chart_study, law_sections, series_sections
 from perfscope.analyzers.scaling.study import Scaling
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis

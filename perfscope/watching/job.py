@@ -16,8 +16,7 @@ import msgspec
 
 from perfscope import wire
 from perfscope.analyzers.mfu import analyze as analyze_mfu
-from perfscope.analyzers.steps import analyze
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import open_regular

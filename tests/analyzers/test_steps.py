@@ -13,8 +13,7 @@ import pytest
 from perfscope import wire
 from perfscope.analyzers.cost import analyze as analyze_cost
 from perfscope.analyzers.shared.step_selection import find_undisturbed
-from perfscope.analyzers.steps import analyze
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.runs.run import read_run
 from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
@@ -72,14 +71,11 @@ def test_the_step_time_leaves_out_what_start_up_and_windows_affected(tmp_path: P
     assert steps.export_s == pytest.approx(0.060)
 
 
-def test_what_a_window_cost_is_said_and_so_is_a_window_that_was_lost(tmp_path: Path) -> None:
+def test_a_window_that_was_lost_is_said(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9] * 7, 1: [9] * 4})
     window = WindowRecord(4, 5, "t", start_ns=1 * MS, stop_ns=20 * MS, export_ns=300 * MS, trace_bytes=1)
     (run / wire.RANKS_FOLDER / "00000" / wire.EVENTS_FILE).write_bytes(to_line(window))
-    notes = steps_of(run).notes
-    stall = "Window 4-5 stalled training for 321 ms (excluded from step times): start 1 ms, stop 20 ms, export 300 ms."
-    assert stall in notes
-    assert any("Ranks [1] ended while a window was open" in note for note in notes)
+    assert any("Ranks [1] ended while a window was open" in note for note in steps_of(run).notes)
 
 
 def jittering(ranks: int, steps: int, mean_ms: float, ahead_ms: float) -> tuple[dict[int, list[float]], list[float]]:

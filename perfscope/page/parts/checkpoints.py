@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.saves.result import Save, SaveTimes
+from perfscope.analyzers.saves import Save, SaveTimes
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import MB

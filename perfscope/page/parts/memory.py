@@ -5,7 +5,7 @@ from __future__ import annotations
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.memory.peak import chart_memory
 from perfscope.analyzers.memory.result import MemoryUse
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB

@@ -9,7 +9,7 @@ from statistics import median
 import numpy as np
 
 from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
-from perfscope.analyzers.steps.result import StepTimes
+from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.charts.grammar import Area, Categories, Chart, Dots, Line, Mark, Span, Spans, Values

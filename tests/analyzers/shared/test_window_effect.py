@@ -34,7 +34,7 @@ def effect(before: Float64, after: Float64, kinds: tuple[int, int] | None = None
 @pytest.mark.parametrize("correlation", [0.0, 0.7])
 @pytest.mark.parametrize(("before", "after"), [(12, 40), (20, 20), (40, 400), (400, 8)])
 def test_steps_that_a_window_slowed_are_seen(before: int, after: int, correlation: float) -> None:
-    for seed in range(20):
+    for seed in range(5):
         steps = 20 * (1 + noise(before + after, seed, correlation))
         found = effect(steps[:before], 1.25 * steps[before:])
         assert found.verdict is Verdict.SLOWER
@@ -45,14 +45,14 @@ def test_steps_that_a_window_slowed_are_seen(before: int, after: int, correlatio
 @pytest.mark.parametrize(("before", "after"), [(5, 50), (20, 20), (50, 300)])
 def test_a_window_without_effect_is_hardly_ever_taken_for_one(before: int, after: int, correlation: float) -> None:
     verdicts = []
-    for seed in range(80):
+    for seed in range(40):
         steps = 20 * (1 + noise(before + after, seed, correlation))
         verdicts.append(effect(steps[:before], steps[before:]).verdict)
     assert verdicts.count(Verdict.SLOWER) <= 2
 
 
 def test_a_drift_is_no_window() -> None:
-    for seed in range(20):
+    for seed in range(5):
         steps = 20 * (1 + noise(200, seed, 0.3)) * np.linspace(1, 1.3, 200)
         assert effect(steps[:80], steps[80:]).verdict in (Verdict.DRIFT, Verdict.NO_DIFFERENCE)
 

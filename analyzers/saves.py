@@ -3,26 +3,113 @@
 A checkpoint stalls training for as long as its slowest rank. Its speed is the bytes of all files over that time, or,
 where training continues while files are written, over the time until all are on disk. Bytes in the page cache count as
 bytes on disk. The share of the run unites the stalls of all ranks and checkpoints, so it is never above 1.
+
+Frameworks save a checkpoint in one call, in which everything is nested. Scripts save its files one after the other. The
+files of one folder that are saved after the same step belong together. So do the folders of its parts and ranks.
 """
 
 from __future__ import annotations
 
+import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, pairwise
+from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.saves.grouping import find_folder, group_by_checkpoint, is_text
-from perfscope.analyzers.saves.result import Save, SaveTimes
 from perfscope.analyzers.shared.intervals import Intervals, union
-from perfscope.constants import NS_PER_S
+from perfscope.constants import GB, KB, MB, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import in_unit
+from perfscope.report import Section, in_unit
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_count, format_ranges
 
-_NO_SAVE = "no checkpoint save was timed"
+#: Folders inside a checkpoint, one for each part or rank.
+_PART_FOLDER = re.compile(
+    r"(?:model|optim|optimizer|lr_scheduler|scheduler|states?|weights|ema|tokenizer|dataloader|trainer|rng"
+    r"|pytorch_model_fsdp|(?:mp_|tp_|pp_|dp_|ep_)?rank|worker|shard)(?:[-_]?\d+)*",
+    re.IGNORECASE,
+)
+_FILE_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".tar", ".pkl")
+_TEXT_ENDINGS = (".json", ".jsonl", ".txt", ".model", ".jinja", ".md", ".yaml", ".yml")
+_FILE_SOURCES = ("torch.save", "safetensors")
+_MODES = {True: "asynchronous", False: "blocking"}
+#: The smallest size that is shown in a unit.
+_UNITS = ((GB // 10, "GB", GB), (MB // 10, "MB", MB), (0, "kB", KB))
+#: Columns that are left out where no row has a value: a log or a typed time states few of them.
+_OPTIONAL = ("Checkpoint", "Ranks", "Files", "Share of the run (%)", "Slowest rank", "In the background (s)")
+
+
+class Save(Figures, frozen=True):
+    """One checkpoint over all ranks, with all of its files."""
+
+    step: Annotated[int | None, Doc("The training step after which it was saved.")]
+    ranks: Annotated[int, Doc("How many ranks timed it; 0 for a log.")]
+    blocked_s: Annotated[float | None, Doc("How long it stalled the slowest rank.")]
+    blocked_share: Annotated[
+        float | None,
+        Doc("Share of the run in which it stalled any rank and no save before it did."),
+    ]
+    slowest_rank: Annotated[int | None, Doc("The rank that it stalled longest.")]
+    background_s: Annotated[float | None, Doc("From when training could go on until all was on disk.")]
+    staged_s: Annotated[float | None, Doc("Time until the state was copied beside training.")]
+    drained_s: Annotated[float | None, Doc("Time until all was on disk.")]
+    files: Annotated[int | None, Doc("Number of files.")]
+    bytes: Annotated[int | None, Doc("Size of all files.")]
+    asynchronous: Annotated[bool | None, Doc("Whether training continued while files were written.")]
+    source: Annotated[str, Doc("What measured the time.")]
+    path: Annotated[str | None, Doc("The destination, as the first rank states it.")]
+    writing_ranks: Annotated[tuple[int, ...], Doc("The ranks that are known to have written files.")]
+    waiting_ranks: Annotated[tuple[int, ...], Doc("The ranks that took part and wrote nothing.")]
+    absent_ranks: Annotated[tuple[int, ...], Doc("The ranks of the run that took no part.")]
+
+    @property
+    def bytes_per_s(self) -> float | None:
+        """Speed over all files."""
+        seconds = self.drained_s or self.blocked_s
+        return self.bytes / seconds if self.bytes and seconds else None
+
+    @figure
+    def gb_per_s(self) -> float | None:
+        """Speed over all files, in 10**9 bytes a second."""
+        return in_unit(self.bytes_per_s, GB)
+
+
+class SaveTimes(Result, frozen=True):
+    """``results.saves``: the checkpoints of a run, and what saving them cost."""
+
+    saves: Annotated[tuple[Save, ...], Doc("Each save, in order.")]
+    blocked_s: Annotated[float | None, Doc("How long saves stalled training, moments of several ranks counted once.")]
+    run_s: Annotated[float | None, Doc("From the beginning of the first step to the end of the last step or save.")]
+    blocked_share: Annotated[float | None, Doc("``blocked_s / run_s``.")]
+    notes: tuple[str, ...]
+
+    def sections(self) -> tuple[Section, ...]:
+        """One row a checkpoint; columns that are empty of all are left out."""
+        largest = max((save.bytes or 0 for save in self.saves), default=0)
+        unit, unit_bytes = next((name, size) for least, name, size in _UNITS if largest >= least)
+        columns = (
+            Column("After step", "step"),
+            Column("Checkpoint", "path", lambda path: path.rstrip("/").rpartition("/")[2]),
+            Column("Ranks", lambda save: save.ranks or None),
+            Column("Files", "files"),
+            Column(unit, "bytes", lambda size: in_unit(size, unit_bytes), 3),
+            Column("Training stalled (s)", "blocked_s", None, 3),
+            Column("Share of the run (%)", "blocked_share", PERCENT),
+            Column("Slowest rank", "slowest_rank", str),
+            Column("In the background (s)", "background_s", None, 3),
+            Column(f"{unit}/s", "bytes_per_s", lambda speed: in_unit(speed, unit_bytes), 2),
+            Column("Mode", "asynchronous", _MODES.get),
+        )
+        shown = [
+            column
+            for column in columns
+            if column.heading not in _OPTIONAL or any(column.cell(save) is not None for save in self.saves)
+        ]
+        return (Table("Saves", "saves", tuple(shown)).section(self.saves, self.notes),)
 
 
 def analyze(run: Run) -> SaveTimes:
@@ -32,7 +119,7 @@ def analyze(run: Run) -> SaveTimes:
         MissingInput: The run saved no checkpoint that a hook timed.
     """
     if run.saves is None:
-        raise MissingInput(_NO_SAVE)
+        raise MissingInput("no checkpoint save was timed")
     return summarize_saves(run.saves)
 
 
@@ -49,7 +136,7 @@ def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTi
     groups = group_by_checkpoint(saves.timings)
     checkpoints = [group for group in groups if not _holds_text_alone(group)]
     if not checkpoints:
-        raise MissingInput(_NO_SAVE)
+        raise MissingInput("no checkpoint save was timed")
     stalls_ns = _added_stalls_ns(checkpoints)
     run_ns = saves.training_ns
     is_possible = run_ns is None or None in stalls_ns or sum(stall or 0 for stall in stalls_ns) <= run_ns
@@ -207,3 +294,60 @@ def _on_ranks(saves: Sequence[Save]) -> Iterable[str]:
 
 def _name(ranks: Sequence[int]) -> str:
     return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_ranges(ranks)}"
+
+
+def is_text(name: str) -> bool:
+    """Whether a file holds a configuration or a tokenizer, and no state of training."""
+    return name.endswith(_TEXT_ENDINGS)
+
+
+def is_file(timing: SaveTiming) -> bool:
+    """Whether the destination of a save is a file, and not a folder."""
+    path = timing.path or ""
+    names = [name for name, _ in timing.files or ()]
+    return path in names or timing.source in _FILE_SOURCES or path.endswith(_FILE_ENDINGS)
+
+
+def find_folder(timing: SaveTiming) -> str | None:
+    """The folder of the checkpoint that a save belongs to; None where the destination is unknown.
+
+    >>> find_folder(SaveTiming(0, 0, 5, 1, None, None, False, "dcp", "runs/step-5/optimizer"))
+    'runs/step-5'
+    """
+    if timing.path is None:
+        return None
+    folder = posixpath.dirname(timing.path) if is_file(timing) else timing.path.rstrip("/")
+    while posixpath.dirname(folder) and _PART_FOLDER.fullmatch(posixpath.basename(folder)):
+        folder = posixpath.dirname(folder)
+    return folder
+
+
+def group_by_checkpoint(timings: Iterable[SaveTiming]) -> list[list[SaveTiming]]:
+    """The timings of each checkpoint, in order.
+
+    A rank that saves to the same file or folder once more has begun another checkpoint.
+    """
+    groups: dict[tuple[object, ...], list[SaveTiming]] = {}
+    repetitions: dict[tuple[object, ...], tuple[int, set[str]]] = {}
+    for timing in timings:
+        checkpoint = (timing.attempt, timing.step, find_folder(timing))
+        targets = _find_targets(timing)
+        number, before = repetitions.get((timing.rank, *checkpoint), (0, set()))
+        if targets & before:
+            number, before = number + 1, set()
+        repetitions[timing.rank, *checkpoint] = number, before | targets
+        groups.setdefault((*checkpoint, number), []).append(timing)
+    return sorted(groups.values(), key=_begin)
+
+
+def _find_targets(timing: SaveTiming) -> set[str]:
+    """What a save writes to; where its files are not known, its destination."""
+    states = {name for name, _ in timing.files or () if not is_text(name)}
+    if states or (timing.files and timing.path is not None):
+        return states
+    return {f"{timing.source} {timing.path}"}
+
+
+def _begin(timings: Sequence[SaveTiming]) -> tuple[int, int]:
+    starts_ns = [start_ns for timing in timings for start_ns, _ in timing.stalls_ns]
+    return min(starts_ns, default=0), min(timing.number for timing in timings)
