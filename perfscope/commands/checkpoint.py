@@ -29,7 +29,7 @@ from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report, Section
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
-from perfscope.sources.joblog.saves import read_log_saves
+from perfscope.sources.joblog import read_log_saves
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.saves import read_run_saves
 from perfscope.tables.checkpoint import Checkpoint

@@ -11,14 +11,11 @@ TOY = '''\
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts
 from perfscope.sources.joblog.text import parse_number
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 
 SOURCE = "toy's step time"
 
@@ -30,18 +27,11 @@ class _State(FormatState):
     steps: int = 0
 
 
-def _on_batch(state: _State, line: LineMatch) -> None:
-    state.log.set_count("gbs", line[1], "log")
-
-
 def _on_step(state: _State, line: LineMatch) -> None:
-    seconds = parse_number(line["seconds"])
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
-        return
-    record = Record(int(line["step"]), round(seconds * NS_PER_S), loss=parse_number(line["loss"]))
-    state.log.series_of(SOURCE).add(record, line.label)
-    state.steps += 1
+    record = state.log.timed(line["seconds"], NS_PER_S, int(line["step"]), loss=parse_number(line["loss"]))
+    if record is not None:
+        state.log.add(SOURCE, record, line)
+        state.steps += 1
 
 
 def _close(state: _State) -> None:
@@ -52,14 +42,14 @@ FORMAT = Format(
     framework="toy",
     state=_State,
     rules=(
-        Rule(b"toy: batch", re.compile(rb"toy: batch (\\d+)"), _on_batch),
+        Rule(b"toy: batch", rb"toy: batch (\\d+)", counts("gbs")),
         Rule(
             b"toy: step",
-            re.compile(rb"toy: step (?P<step>\\d+) took (?P<seconds>\\S+) s, loss (?P<loss>\\S+)"),
+            rb"toy: step (?P<step>\\d+) took (?P<seconds>\\S+) s, loss (?P<loss>\\S+)",
             _on_step,
         ),
     ),
-    sources=(StepTimeSource(SOURCE),),
+    sources=(SOURCE,),
     close=_close,
 )
 '''

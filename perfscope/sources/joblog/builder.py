@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import product
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from perfscope.sources.joblog.moments import MomentsBuilder
-from perfscope.sources.joblog.records import Series
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Fact, Memory, Save, Timer
 
 #: The sources of facts, best first.
@@ -38,8 +38,16 @@ Value: TypeAlias = "int | float | str | bool"
 #: Printed records, copies included, by their source.
 Rows: TypeAlias = Mapping[str, int]
 
-_RECENT = 4
+_RECENT_ENDS = 4
 _MOST_CHANGES = 64
+
+
+class Printed(Protocol):
+    """A line that was printed."""
+
+    @property
+    def label(self) -> bytes | None:
+        """What a launcher wrote in front of it."""
 
 
 class SavesBuilder:
@@ -139,7 +147,7 @@ class JobChanges:
             low, high = sorted((self._ends[-1], iterations))
             self.add(f"the log is of two jobs, one of {low} iterations and one of {high}")
         if iterations not in self._ends[-1:]:
-            self._ends = [*self._ends, iterations][-_RECENT:]
+            self._ends = [*self._ends, iterations][-_RECENT_ENDS:]
 
     def conclude(self, source: str | None, series: Series | None) -> str | None:
         """Why the records of a source cannot be of one job; None where they can.
@@ -191,6 +199,38 @@ class JobLogBuilder:
         if source not in self.series:
             self.series[source] = Series(self._moments)
         return self.series[source]
+
+    def add(self, source: str, record: Record, line: Printed, **settings: bool | int | None) -> None:
+        """Append a record to its source, whose attributes are set to ``settings``."""
+        series = self.series.get(source)
+        if series is None:
+            series = self.series[source] = Series(self._moments)
+        for name, value in settings.items():
+            setattr(series, name, value)
+        series.add(record, line.label)
+
+    def timed(
+        self, text: bytes, unit_ns: int, iteration: int | None = None, *, loss: float | None = None, digits: bool = True
+    ) -> Record | None:
+        """A record with the time that a text states, and what its last digit stands for; None where it is no time."""
+        value = parse_number(text)
+        if value is None or value <= 0:
+            self.unreadable += 1
+            return None
+        resolution_ns = max(round(parse_resolution(text) * unit_ns), 1) if digits else None
+        return Record(iteration, round(value * unit_ns), loss=loss, wall_resolution_ns=resolution_ns)
+
+    def best_source(self, sources: Iterable[str]) -> str | None:
+        """The best source that gives a time, else the best one that has records."""
+        recorded = None
+        for name in sources:
+            series = self.series.get(name)
+            if series is None or not len(series.resolved.rows):
+                continue
+            if name not in self._distrusted and series.median_ns() is not None:
+                return name
+            recorded = recorded or name
+        return recorded
 
     def median_times(self) -> dict[str, int]:
         """The median time of each source that gives one, except those that are distrusted."""
@@ -305,24 +345,12 @@ class JobLogBuilder:
         """The parts, in the order of their first line."""
         return tuple(Timer(name, lines, total // lines) for name, (lines, total) in self._timers.items())
 
-    def add_memory(
-        self,
-        *,
-        allocated: float | None = None,
-        reserved: float | None = None,
-        used: float | None = None,
-        total: float | None = None,
-    ) -> None:
-        """Raise the peaks to what a line states, in bytes."""
-        self.memory = Memory(
-            _larger(self.memory.allocated_bytes, allocated),
-            _larger(self.memory.reserved_bytes, reserved),
-            _larger(self.memory.used_bytes, used),
-            _larger(self.memory.total_bytes, total),
-        )
-
-
-def _larger(peak: int | None, size: float | None) -> int | None:
-    if size is None or size <= 0:
-        return peak
-    return max(int(size), peak or 0)
+    def add_memory(self, unit: int = 1, **sizes: float | None) -> None:
+        """Raise the peaks ``allocated``, ``reserved``, ``used`` and ``total`` to what a line states, in this unit."""
+        larger = {
+            f"{name}_bytes": max(int(size * unit), getattr(self.memory, f"{name}_bytes") or 0)
+            for name, size in sizes.items()
+            if size is not None and size * unit > 0
+        }
+        if larger:
+            self.memory = replace(self.memory, **larger)

@@ -1,18 +1,63 @@
 """The definition of a log format: rules for the lines that a framework prints, and what follows at the end of a log.
 
 A format is a constant. The functions of its rules are called with a state, an instance of a dataclass that extends
-``FormatState`` and is made anew for each log, and with the matched line.
+``FormatState`` and is made anew for each log, and with the matched line. Rules find lines by a literal that they
+contain, and match only these, because most lines of a log are not needed.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Generic, TypeVar
+from functools import cache
+from typing import Generic, TypeAlias, TypeVar
+
+import msgspec
 
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.text import parse_label, parse_timestamp_ns
+from perfscope.tables.joblog import Disturbance
+
+#: Records glued on one line, as those of the ranks of a host may be; with as many failures to match one, half of them.
+#: A line that may have more was not printed by ranks: its first record stands for it.
+MOST_OF_LINE = 8
+_VARIES = re.compile(rb"(?<!\\)[.\[]|\\[dDsSwW]")
+
+
+class LineMatch(msgspec.Struct):
+    """A match of a rule, and its position in the text.
+
+    Attributes:
+        text: The block of text.
+        line: Where the line begins.
+        end: Where it ends.
+        match: The match.
+    """
+
+    text: bytes
+    line: int
+    end: int
+    match: re.Match[bytes]
+
+    def __getitem__(self, group: int | str) -> bytes:
+        return self.match[group] or b""
+
+    @property
+    def full_line(self) -> bytes:
+        """The line from its beginning to its end."""
+        return self.text[self.line : self.end]
+
+    @property
+    def label(self) -> bytes | None:
+        """The label that a launcher wrote in front of the line: ``[default7]:``, ``12: ``, ``[1,3]<stdout>:``."""
+        return parse_label(self.text, self.line)
+
+    @property
+    def timestamp_ns(self) -> int | None:
+        """The line's first date and time, as nanoseconds since 1970 without a time zone."""
+        return parse_timestamp_ns(self.text, self.line, self.end)
 
 
 @dataclass(slots=True)
@@ -21,9 +66,117 @@ class FormatState:
 
     Attributes:
         log: Collects the contents of the log.
+        name: The framework's name, where related frameworks print the same lines; None for the name of the format.
     """
 
     log: JobLogBuilder
+    name: str | None = field(default=None, init=False)
+
+
+State = TypeVar("State", bound=FormatState)
+StateT_contra = TypeVar("StateT_contra", contravariant=True)
+OnMatch: TypeAlias = "Callable[[FormatState, LineMatch], None]"
+
+
+def ignore_line(_state: FormatState, _line: LineMatch) -> None:
+    """Do nothing: the line only identifies the framework."""
+
+
+def on_restart(state: FormatState, _line: LineMatch) -> None:
+    """A process begins to train."""
+    state.log.on_restart()
+
+
+def counts(name: str, source: str = "log") -> OnMatch:
+    """What sets a fact to the number in the first group of a rule's pattern."""
+    return lambda state, line: state.log.set_count(name, line[1], source)
+
+
+def disturbs(kind: Disturbance) -> OnMatch:
+    """What says that training is interrupted."""
+    return lambda state, _line: state.log.on_disturbance(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule(Generic[StateT_contra]):
+    """A kind of line to look for, and the function that reads it.
+
+    Attributes:
+        anchor: Bytes that such a line has; the pattern is tried only there.
+        pattern: What the line must match, from its beginning on or anywhere; ``^`` and ``$`` are ends of a line.
+        on_match: Called with the format's state and the match, to read the line.
+        reach: Bytes beyond the line that the pattern may match, for what is printed over several lines.
+        begin: What such a record begins with; the pattern is tried only at the last one before the anchor, of the first
+            of these that the line has. Tried everywhere, a line of beginnings costs the square of its length.
+        span: How many bytes before and behind the anchor a match may take, where it is looked for only there.
+        identifies: Whether such a line proves that the format's framework wrote the log.
+        regex: The pattern, compiled.
+    """
+
+    anchor: bytes
+    pattern: bytes | re.Pattern[bytes]
+    on_match: Callable[[StateT_contra, LineMatch], None]
+    reach: int = 0
+    identifies: bool = True
+    begin: tuple[bytes, ...] = ()
+    span: tuple[int, int] | None = None
+    regex: re.Pattern[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        pattern = self.pattern
+        object.__setattr__(self, "regex", re.compile(pattern, re.M) if isinstance(pattern, bytes) else pattern)
+
+    def find(self, text: bytes) -> Iterator[LineMatch]:
+        """Yield the matches in a block of text; two records glued on one line are two matches.
+
+        Up to eight are read of a line, and of one that has the anchor more often, the first.
+        """
+        is_anywhere = not self.begin
+        match_from = self.regex.search if is_anywhere else self.regex.match
+        anchored = text.find(self.anchor)
+        says_once = not self.reach and _is_marker(self.regex)
+        line, searched, tries = -1, 0, 0
+        while anchored >= 0:
+            before, line = line, text.rfind(b"\n", 0, anchored) + 1
+            tries = tries + 1 if line == before else 1
+            end = text.find(b"\n", anchored)
+            end = len(text) if end < 0 else end
+            if tries == 1 + 1 and text.count(self.anchor, anchored, end) >= MOST_OF_LINE:  # once a line
+                anchored = text.find(self.anchor, end)
+                continue
+            first = self._beginning(text, max(line, searched), anchored)
+            last = end + self.reach if self.span is None else min(end, anchored + self.span[1])
+            match = match_from(text, first, last) if first >= 0 else None
+            if match is not None:
+                yield LineMatch(text, line, end, match)
+                searched = end if says_once else max(anchored + len(self.anchor), match.end())
+            elif is_anywhere and self.span is None:
+                searched = end  # what does not match from here on does not match at a later anchor either
+            else:
+                searched, tries = anchored + len(self.anchor), tries + 1
+            if tries >= MOST_OF_LINE:
+                searched = max(end, searched)
+            anchored = text.find(self.anchor, searched)
+
+    def _beginning(self, text: bytes, line: int, anchored: int) -> int:
+        """Where the record of an anchor may begin; -1 where nothing begins."""
+        if self.span is not None:
+            return max(line, anchored - self.span[0])
+        if not self.begin:
+            return line
+        if self.anchor in self.begin:
+            return anchored
+        for begin in self.begin:
+            offset = text.rfind(begin, line, anchored)
+            if offset >= 0:
+                return offset
+        return -1
+
+
+@cache
+def _is_marker(pattern: re.Pattern[bytes]) -> bool:
+    """Whether a pattern matches one text alone, which says the same however often a line has it."""
+    return not pattern.groups and not _VARIES.search(pattern.pattern)
 
 
 class Role(IntEnum):
@@ -40,28 +193,8 @@ class Role(IntEnum):
     ENGINE = 2
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimeSource:
-    """A figure in a log from which a step time follows.
-
-    Attributes:
-        name: Its name in the report.
-        is_fallback: It is used only where no other source gives a time.
-    """
-
-    name: str
-    is_fallback: bool = False
-
-
-State = TypeVar("State", bound=FormatState)
-
-
 def conclude_nothing(_state: FormatState) -> None:
     """Close a format that has nothing to conclude."""
-
-
-def ignore_line(_state: FormatState, _line: LineMatch) -> None:
-    """Do nothing: the line only identifies the framework."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +203,12 @@ class Format(Generic[State]):
 
     Attributes:
         framework: The framework that prints it; None for lines that the log of any framework can hold.
-        state: The class of its state.
+        state: The class of its state, which is made at the first line.
         rules: The lines to look for.
-        sources: The sources of its step times, best first.
-        close: Called at the end of the log, for what can be concluded only there.
-        framework_of: Returns the framework's name, where related frameworks print the same lines.
+        sources: The sources of its step times, best first: figures from which a step time follows.
+        fallbacks: Sources that are used only where no other gives a time.
+        close: Called at the end of a log that has lines of the format, for what can be concluded only there.
+        name: The framework's name in reports, where it is another one.
         role: What kind of software the framework is.
         take_plain: Takes plain lines of a block at once, and yields the others in their order; for Megatron's logs of
             gigabytes.
@@ -83,8 +217,9 @@ class Format(Generic[State]):
     framework: str | None
     state: Callable[[JobLogBuilder], State]
     rules: tuple[Rule[State], ...]
-    sources: tuple[StepTimeSource, ...] = ()
+    sources: tuple[str, ...] = ()
+    fallbacks: tuple[str, ...] = ()
     close: Callable[[State], None] = conclude_nothing
-    framework_of: Callable[[State], str] | None = None
+    name: str | None = None
     role: Role = Role.TRAINER
     take_plain: Callable[[State, bytes], Iterator[bytes]] | None = None

@@ -6,26 +6,38 @@ Which records are copies and where the job started again is resolved at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from operator import itemgetter
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from perfscope.errors import SourceError
 from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.file_names import parse_file_name
-from perfscope.sources.joblog.log_format import Format, FormatState, Role, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Role, Rule, ignore_line
 from perfscope.sources.joblog.moments import MomentsBuilder
 from perfscope.sources.joblog.records import MOST_IN_FULL, Series
 from perfscope.sources.joblog.registry import FORMATS
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import read_blocks, to_plain_text
 from perfscope.tables.joblog import JobLog, SourceMedian
 from perfscope.tables.logged_moments import LoggedMoments
+from perfscope.tables.saves import Saves, SaveTiming
 
 _DIGITS = b"0123456789"
-_ANCHORS = sorted({rule.anchor.translate(None, _DIGITS) for log_format in FORMATS for rule in log_format.rules})
+#: The rules of all formats by their anchors without digits: the number of a rule, the rule and its format.
+_RULES: dict[bytes, list[tuple[int, Rule[Any], Format[Any]]]] = {}
+for _format in FORMATS:
+    for _rule in _format.rules:
+        _same = _RULES.setdefault(_rule.anchor.translate(None, _DIGITS), [])
+        _same.append((sum(map(len, _RULES.values())), _rule, _format))
+_CLOSED_IN_ORDER = sorted(FORMATS, key=lambda each: each.role)
+_PLAIN = next(each for each in FORMATS if each.take_plain is not None)
+#: Every source of step times, best first, and its format.
+_SOURCES = {name: each for each in FORMATS for name in each.sources} | {
+    name: each for each in FORMATS for name in each.fallbacks
+}
 
 
 def read_log(path: Path) -> JobLog:
@@ -50,11 +62,11 @@ def read_moments(path: Path) -> LoggedMoments:
     reader = _LogReader(moments)
     for block in read_blocks(path):
         text, done = to_plain_text(block), 0
-        for rule, line in reader.find_lines(text):
+        for rule, state, line in reader.find_lines(text):
             end = text.find(b"\n", max(line.line, done)) % (len(text) + 1)
             moments.read_times(text[done:end])
             done = end
-            rule.apply(line)
+            rule.on_match(state, line)
         moments.read_times(text[done:])
     moments.end()
     log = reader.close(path)
@@ -63,78 +75,83 @@ def read_moments(path: Path) -> LoggedMoments:
     return reader.moments_of(log, moments)
 
 
-@dataclass(frozen=True, slots=True)
-class _OpenFormat:
-    """A format with the state of one log."""
+def read_log_saves(path: Path) -> Saves:
+    """Read the saves of a training log.
 
-    format: Format[Any]
-    state: FormatState
-
-    def close(self) -> None:
-        self.format.close(self.state)
-
-
-@dataclass(frozen=True, slots=True)
-class _OpenRule:
-    """A rule with its number, the state of one log, and the framework that its lines prove, if they do."""
-
-    rule: Rule[Any]
-    number: int
-    state: FormatState
-    proves: str | None
-
-    def apply(self, line: LineMatch) -> None:
-        """Write what a line states into the log's builder."""
-        if self.proves is not None:
-            self.state.log.frameworks.add(self.proves)
-        self.rule.on_match(self.state, line)
+    Raises:
+        SourceError: It cannot be read, or states no save.
+    """
+    log = read_log(path)
+    if not log.saves:
+        raise SourceError(path, "states no checkpoint save")
+    timings = tuple(
+        SaveTiming(
+            number=number,
+            rank=None,
+            step=save.iteration,
+            blocked_ns=save.wall_ns,
+            drained_ns=save.drained_ns,
+            size_bytes=None,
+            asynchronous=save.asynchronous or (None if save.wall_ns is None else False),  # its end came first
+            source=f"the log's {save.source}" if save.source else "nothing in the log",
+        )
+        for number, save in enumerate(log.saves)
+    )
+    rows = log.iterations
+    if not len(rows) or np.ma.getmaskarray(rows.wall_ns).any():
+        return Saves(timings, None)
+    training_ns = int((rows.wall_ns * rows.new).sum())
+    if not (rows.disturbed == "save").any():  # no iteration's time contains them
+        training_ns += sum(save.wall_ns or 0 for save in log.saves)
+    return Saves(timings, training_ns)
 
 
 class _LogReader:
-    """The formats, opened for one log."""
+    """Reads the blocks of one log; a format has a state from its first line on."""
 
     def __init__(self, moments: MomentsBuilder | None = None) -> None:
         self._log = JobLogBuilder(moments)
-        self._formats = [_OpenFormat(log_format, log_format.state(self._log)) for log_format in FORMATS]
-        self._rules: dict[bytes, list[_OpenRule]] = {anchor: [] for anchor in _ANCHORS}
-        rules = [(opened, rule) for opened in self._formats for rule in opened.format.rules]
-        for number, (opened, rule) in enumerate(rules):
-            proves = opened.format.framework if rule.identifies else None
-            self._rules[rule.anchor.translate(None, _DIGITS)].append(_OpenRule(rule, number, opened.state, proves))
+        self._states: dict[int, FormatState] = {}
 
     def read(self, text: bytes) -> None:
         """Read a block of whole lines."""
-        takes = next(each for each in self._formats if each.format.take_plain is not None)
-        assert takes.format.take_plain is not None
-        for piece in takes.format.take_plain(takes.state, text):
-            for rule, line in self.find_lines(piece):
-                rule.apply(line)
+        state = self._states.get(id(_PLAIN))
+        assert _PLAIN.take_plain is not None
+        for piece in _PLAIN.take_plain(state, text) if state is not None else (text,):
+            for rule, of_rule, line in self.find_lines(piece):
+                rule.on_match(of_rule, line)
 
-    def find_lines(self, text: bytes) -> Iterator[tuple[_OpenRule, LineMatch]]:
+    def find_lines(self, text: bytes) -> Iterator[tuple[Rule[Any], FormatState, LineMatch]]:
         """Every match of every rule, in the order of the text; of lines that only prove a framework one is enough."""
         # Most lines are one of a few dozen with other numbers: an anchor that is in none of these is nowhere.
         lines = b"\n".join(set(text.translate(None, _DIGITS).split(b"\n")))
-        found: list[tuple[int, int, _OpenRule, LineMatch]] = []
-        for anchor in _ANCHORS:
-            for rule in self._rules[anchor] if anchor in lines else ():
-                matches = rule.rule.find(text)
-                if rule.rule.on_match is not ignore_line:
-                    found += [(line.match.start(), rule.number, rule, line) for line in matches]
-                elif rule.proves not in self._log.frameworks and next(matches, None) is not None:
-                    self._log.frameworks.add(rule.proves or "")
-        found.sort(key=itemgetter(0, 1))
-        return ((rule, line) for _, _, rule, line in found)
+        frameworks = self._log.frameworks
+        found: list[tuple[int, int, Rule[Any], Format[Any], LineMatch]] = []
+        for anchor, rules in _RULES.items():
+            for number, rule, of_format in rules if anchor in lines else ():
+                matches = rule.find(text)
+                if rule.on_match is not ignore_line:
+                    found += [(line.match.start(), number, rule, of_format, line) for line in matches]
+                elif of_format.framework not in frameworks and next(matches, None) is not None:
+                    frameworks.add(of_format.framework or "")
+        found.sort(key=lambda each: each[:2])
+        for _, _, rule, of_format, line in found:
+            state = self._states.get(id(of_format))
+            if state is None:
+                state = self._states[id(of_format)] = of_format.state(self._log)
+            if rule.identifies and of_format.framework is not None:
+                frameworks.add(of_format.framework)
+            yield rule, state, line
 
     def close(self, path: Path) -> JobLog:
         """Close the formats and make the table."""
         log, name = self._log, parse_file_name(path)
         for fact, value in name.facts.items():
             log.set_fact(fact, value, "name")
-        trainers_first = sorted(self._formats, key=lambda each: each.format.role)
-        for each in trainers_first:
-            each.close()
-        sources = self._sources()
-        source = _step_time_source(log, list(sources))
+        for each in _CLOSED_IN_ORDER:
+            if id(each) in self._states:
+                each.close(self._states[id(each)])
+        source = log.best_source(_SOURCES)
         series = log.series[source] if source is not None else Series()
         last_iteration, last = log.count("train_iterations"), series.resolved.last
         mixture = log.mixture_of(source)
@@ -148,16 +165,18 @@ class _LogReader:
             text = f"of the records after the first {MOST_IN_FULL:,} only number, time and batch are kept"
             log.add_remark("long-log", text)
         iterations = series.iterations()
+        others = [SourceMedian(other, log.series[other].median_ns(), log.median_samples_per_s(other))
+                  for other in _SOURCES if other in log.series and other != source and mixture is None]  # fmt: skip
         return JobLog(
             path=str(path),
-            framework=_framework(log, trainers_first, sources[source] if source is not None else None),
+            framework=self._framework(source),
             iterations=iterations if mixture is None else iterations.without_figures(),
             time_source=source,
             copies=series.resolved.copies,
             redone=series.redone,
             gaps=series.irregular_gaps,
             unreadable=log.unreadable,
-            other_sources=_summarize_sources(log, [name for name in sources if name != source and mixture is None]),
+            other_sources=tuple(each for each in others if (each.wall_ns, each.samples_per_s) != (None, None)),
             facts=log.facts(),
             arguments=log.arguments,
             tflops_label=log.tflops_label,
@@ -172,49 +191,28 @@ class _LogReader:
             mixture=mixture,
         )
 
+    def _framework(self, source: str | None) -> str | None:
+        """The trainer whose step time it is; without one, the first that some line identifies."""
+        writer = _SOURCES[source] if source is not None else None
+        if writer is None or writer.role is Role.ENGINE:
+            identified = (each for each in _CLOSED_IN_ORDER if each.framework in self._log.frameworks)
+            writer = next(identified, writer)
+        if writer is None:
+            return None
+        state = self._states.get(id(writer))
+        return (state.name if state is not None else None) or writer.name or writer.framework
+
     def moments_of(self, log: JobLog, moments: MomentsBuilder) -> LoggedMoments:
         """When the records of a log were printed that has been closed."""
-        series = self._log.series.get(log.time_source or "", Series())
-        source = self._sources().get(log.time_source or "")
-        of_format = source.format.sources if source is not None else ()
-        is_fallback = any(each.name == log.time_source and each.is_fallback for each in of_format)
+        source = log.time_source or ""
+        series = self._log.series.get(source, Series())
+        of_format = _SOURCES.get(source)
+        names = (*of_format.sources, *of_format.fallbacks) if of_format is not None else ()
+        is_fallback = of_format is not None and source in of_format.fallbacks
         are_times_apart = not (series.clock_runs_on or is_fallback)
         if series.covers_gaps:  # a record may stand for several lines, where another source has one for each
-            others = [self._log.series[each.name] for each in of_format if each.name in self._log.series]
+            others = [self._log.series[each] for each in names if each in self._log.series]
             each_line = max([series, *others], key=len)
             are_times_apart = are_times_apart and each_line is series
             series, log = each_line, replace(log, iterations=each_line.iterations())
         return moments.table(log, series.moments(), are_times_apart=are_times_apart)
-
-    def _sources(self) -> dict[str, _OpenFormat]:
-        """Every source of step times, best first, and the format that it belongs to."""
-        ranked = [(source, each) for each in self._formats for source in each.format.sources]
-        return {source.name: each for source, each in sorted(ranked, key=lambda pair: pair[0].is_fallback)}
-
-
-def _step_time_source(log: JobLogBuilder, sources: Sequence[str]) -> str | None:
-    """The best source that gives a time, else the best one that has records."""
-    times = log.median_times()
-    timed = [source for source in sources if source in times]
-    recorded = [source for source in sources if source in log.series and len(log.series[source])]
-    return next(iter((*timed, *recorded)), None)
-
-
-def _summarize_sources(log: JobLogBuilder, sources: Sequence[str]) -> tuple[SourceMedian, ...]:
-    medians = [
-        SourceMedian(source, log.series[source].median_ns(), log.median_samples_per_s(source))
-        for source in sources
-        if source in log.series
-    ]
-    return tuple(median for median in medians if (median.wall_ns, median.samples_per_s) != (None, None))
-
-
-def _framework(log: JobLogBuilder, formats: Sequence[_OpenFormat], timed_by: _OpenFormat | None) -> str | None:
-    """The trainer whose step time it is; without one, the first that some line identifies."""
-    writer = timed_by
-    if timed_by is None or timed_by.format.role is Role.ENGINE:
-        identified = (each for each in formats if each.format.framework in log.frameworks)
-        writer = next(identified, timed_by)
-    if writer is None:
-        return None
-    return writer.format.framework_of(writer.state) if writer.format.framework_of else writer.format.framework

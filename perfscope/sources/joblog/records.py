@@ -6,10 +6,10 @@ decided once, when the log has been read: see ``resolve``.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from perfscope.constants import NS_PER_S
@@ -44,8 +44,7 @@ _figures_of = attrgetter(*_FIGURES)
 _AT_ONCE = 1 << 12
 
 
-@dataclass(slots=True)
-class Record:
+class Record(msgspec.Struct):
     """One iteration record. Absent values are None; see ``perfscope.tables.joblog.Iterations`` for their meaning."""
 
     iteration: int | None = None
@@ -172,41 +171,57 @@ class Series:
 
     def new_since(self, rows: int) -> int:
         """How many records that are no copies came after the first ``rows`` that were printed."""
-        return len(self._found.rows) - int(np.searchsorted(self._found.rows, rows))
+        return len(self.resolved.rows) - int(np.searchsorted(self.resolved.rows, rows))
 
     def __len__(self) -> int:
-        return len(self._found.rows)
+        return len(self.resolved.rows)
 
     @property
     def resolved(self) -> Resolved:
-        """What are copies, and where the job started again."""
-        return self._found
+        """What are copies, and where the job started again: what ``resolve`` makes of all records so far."""
+        if self._resolved is None:
+            self._write()
+            self._resolved = resolve(
+                Printed(
+                    iteration=self._column("iteration"),
+                    wall_ns=self._column("wall_ns"),
+                    label=self._column("label"),
+                    begins=self._column("begins"),
+                    disturbed=self._column("disturbed"),
+                    samples=self._column("samples"),
+                )
+            )
+        return self._resolved
 
     @property
     def redone(self) -> int:
         """Iterations that were done again after a restart."""
-        return self._found.redone if self.redone_by_starts is None else self.redone_by_starts
+        return self.resolved.redone if self.redone_by_starts is None else self.redone_by_starts
 
     @property
     def interval(self) -> int:
         """How many iterations lie between two records: what occurs most often, 1 without two records."""
-        return self._found.interval
+        return self.resolved.interval
 
     @property
     def irregular_gaps(self) -> int:
         """Places where more iterations lie between two records than elsewhere, and no record covers them."""
         if self.covers_gaps or self.expects_gaps:
             return 0
-        return sum(count for gap, count in self._found.gaps.items() if gap > self.interval)
+        return sum(count for gap, count in self.resolved.gaps.items() if gap > self.interval)
 
     def median_ns(self) -> int | None:
         """Median time of the records; None without one."""
+        if not len(self.resolved.rows):
+            return None
         times = self._times()
         times = times[~np.isnan(times)]
         return int(np.median(times)) if len(times) else None
 
     def median_samples_per_s(self) -> float | None:
         """Median throughput of the records, as the log states it; None without one."""
+        if not len(self.resolved.rows):
+            return None
         speeds = self._column("samples_per_s")
         speeds = speeds[np.isfinite(speeds)]
         return float(np.median(speeds)) if len(speeds) else None
@@ -218,71 +233,48 @@ class Series:
 
     def iterations(self) -> Iterations:
         """The records of one rank as a table."""
+        attempt, disturbed = self.resolved.attempt, self.resolved.disturbed
         columns: dict[str, Any] = {name: self._masked(name, np.int64) for name in _INTEGERS}
         columns |= {name: self._masked(name, np.float64) for name in _FLOATS}
         columns |= {name: self._masked(name, np.int64).data for name in _COUNTS}
         kinds, times = np.asarray(_DISTURBANCES, np.str_), self._times()
         return Iterations(
             span=self._spans_since() if self.covers_gaps else self._spans(),
-            attempt=self._found.attempt,
+            attempt=attempt,
             wall_ns=np.ma.MaskedArray(np.nan_to_num(times).astype(np.int64), mask=np.isnan(times)),
-            disturbed=kinds[self._found.disturbed],
+            disturbed=kinds[disturbed],
             **columns,
         )
-
-    @property
-    def _found(self) -> Resolved:
-        """What ``resolve`` makes of all records so far."""
-        if self._resolved is not None:
-            return self._resolved
-        self._write()
-        self._resolved = resolve(
-            Printed(
-                iteration=self._printed("iteration"),
-                wall_ns=self._printed("wall_ns"),
-                label=self._printed("label"),
-                begins=self._printed("begins"),
-                disturbed=self._printed("disturbed"),
-                samples=self._printed("samples"),
-            )
-        )
-        return self._resolved
 
     def _write(self) -> None:
         """Write the last records as a block; many at once cost less."""
         if self._waiting:
-            self._keep(np.asarray(self._waiting, np.float64))
-            self._waiting = []
+            self._waiting, waiting = [], self._waiting
+            self._keep(np.asarray(waiting, np.float64))
 
     def _keep(self, block: Float64) -> None:
         full = max(min(MOST_IN_FULL - self._rows, len(block)), 0)
-        self._blocks += [part for part in (block[:full], block[full:, : len(_ALWAYS)].copy()) if len(part)]
+        for part in (block[:full], block[full:, : len(_ALWAYS)].copy()):
+            if len(part):
+                self._blocks.append(part)
         self._rows += len(block)
 
-    def _printed(self, name: str) -> Float64:
-        """A figure of all records that were printed; NaN where it is absent."""
-        place = _PLACES[name]
-        parts = [block[:, place] if place < block.shape[1] else np.full(len(block), np.nan) for block in self._blocks]
-        return np.concatenate((np.empty(0), *parts))
-
     def _column(self, name: str) -> Float64:
-        """A figure of the records that are no copies; NaN where it is absent."""
-        rows = self._found.rows  # first, as it writes what waits
-        values = self._printed(name)
-        return values if len(rows) == len(values) else values[rows]
-
-    def _masked(self, name: str, kind: type[np.generic]) -> np.ma.MaskedArray[tuple[int], np.dtype[Any]]:
-        """A figure of the records that are no copies, masked where it is absent; long logs lack most."""
-        rows, place, offset = self._found.rows, _PLACES[name], 0
-        values, is_absent = np.zeros(self._rows, kind), np.ones(self._rows, np.bool_)
+        """A figure of the records; NaN where it is absent. Until they are resolved these are all that were printed."""
+        place, column = _PLACES[name], np.full(self._rows, np.nan)
+        first = 0
         for block in self._blocks:
             if place < block.shape[1]:
-                is_known = np.isfinite(block[:, place])
-                values[offset : offset + len(block)] = np.where(is_known, block[:, place], 0)
-                is_absent[offset : offset + len(block)] = ~is_known
-            offset += len(block)
-        column = np.ma.MaskedArray(values, mask=is_absent)
-        return column if len(rows) == len(column) else column[rows]
+                column[first : first + len(block)] = block[:, place]
+            first += len(block)
+        return column if self._resolved is None else column[self._resolved.rows]
+
+    def _masked(self, name: str, kind: type[np.generic]) -> np.ma.MaskedArray[tuple[int], np.dtype[Any]]:
+        """A figure of the records that are no copies, masked where it is absent."""
+        values = self._column(name)
+        is_absent = ~np.isfinite(values)
+        values[is_absent] = 0
+        return np.ma.MaskedArray(values.astype(kind), mask=is_absent)
 
     def _times(self) -> Float64:
         """The times: as they are stated, else from dates, or from the throughput of a known batch."""
@@ -296,7 +288,7 @@ class Series:
             times[~((times >= 1) & (times <= LARGEST_INTEGER))] = np.nan
             wall_ns = np.where(np.isnan(wall_ns), times, wall_ns)
         if self.untimed_after_start:
-            numbers, attempt = self._column("iteration"), self._found.attempt
+            numbers, attempt = self._column("iteration"), self.resolved.attempt
             first = np.flatnonzero(np.diff(attempt, prepend=-1))
             after = numbers - np.repeat(numbers[first], np.diff(first, append=len(numbers)))
             wall_ns[(after > 0) & (after < self.untimed_after_start)] = np.nan
@@ -304,7 +296,7 @@ class Series:
 
     def _times_between_stamps(self) -> Float64:
         """The time since the last record before with a stamp, over the iterations between, in the same start."""
-        stamps, numbers, attempt = self._column("stamp_ns"), self._column("iteration"), self._found.attempt
+        stamps, numbers, attempt = self._column("stamp_ns"), self._column("iteration"), self.resolved.attempt
         times = np.full(len(stamps), np.nan)
         rows = np.flatnonzero(~np.isnan(stamps) & ~np.isnan(numbers))
         moved, steps = (np.diff(column[rows]).astype(np.int64) for column in (stamps, numbers))
@@ -317,12 +309,12 @@ class Series:
     def _iterations_per_record(self) -> int:
         """How many iterations a record is the mean of; a stated number that the records contradict is not believed."""
         if not self.stated_interval:
-            return self.interval
-        return min(self.stated_interval, self.interval) if self._found.gaps else self.stated_interval
+            return self.resolved.interval
+        return min(self.stated_interval, self.resolved.interval) if self.resolved.gaps else self.stated_interval
 
     def _spans_since(self) -> Int64:
         """How many iterations lie between each record and the one before."""
-        numbers, attempts = _integers(self._column("iteration")), self._found.attempt
+        numbers, attempts = _integers(self._column("iteration")), self.resolved.attempt
         span = np.ones(len(numbers), np.int64)
         if not len(numbers):
             return span
@@ -340,7 +332,7 @@ class Series:
         """How many iterations each record is the mean of: as many as usual, or fewer where fewer lie between."""
         numbers, attempts, interval = (
             _integers(self._column("iteration")),
-            self._found.attempt,
+            self.resolved.attempt,
             self._iterations_per_record,
         )
         span = np.full(len(numbers), interval or 1, np.int64)
@@ -362,7 +354,7 @@ class Series:
 
     def _follows(self, numbers: Int64) -> Bool:
         """Which records but the first one follow the one before in the same attempt."""
-        attempts = self._found.attempt
+        attempts = self.resolved.attempt
         follows: Bool = (attempts[1:] == attempts[:-1]) & (numbers[1:] > numbers[:-1]) & (numbers[:-1] != ABSENT)
         return follows
 

@@ -1,4 +1,4 @@
-"""The list of log formats, each a module or package of ``formats``.
+"""The list of log formats, each a module of ``formats``.
 
 The order decides where a log fits several formats. The step time comes from the best source of the first format. The
 framework is the first that a line identifies.
@@ -12,47 +12,14 @@ from typing import Any
 from perfscope.sources.joblog import formats
 from perfscope.sources.joblog.log_format import Format
 
+# fmt: off
 _MODULES = (
-    "job",
-    "megatron",
-    "deepspeed",
-    "nemo",
-    "automodel",
-    "verl",
-    "gluon_nlp",
-    "composer",
-    "oneflow",
-    "torchtitan",
-    "torchtune",
-    "nanogpt",
-    "llm_c",
-    "modded_nanogpt",
-    "litgpt",
-    "maxtext",
-    "olmo_core",
-    "nanotron",
-    "openmmlab",
-    "mmengine_scalars",
-    "mmcv_json",
-    "detectron2",
-    "detectron2_metrics",
-    "fairseq",
-    "open_clip",
-    "colossalai",
-    "paddle",
-    "paddle_detection",
-    "mlperf",
-    "swift",
-    "trainer_files",
-    "lightning",
-    "hf_trainer",
-    "trainer_results",
+    "job", "megatron", "deepspeed",
+    "nemo", "automodel", "verl", "gluon_nlp", "composer", "oneflow", "torchtitan", "torchtune", "nanogpt", "llm_c",
+    "modded_nanogpt", "litgpt", "maxtext", "olmo_core", "nanotron", "openmmlab", "mmengine_scalars", "mmcv_json",
+    "detectron2", "detectron2_metrics", "fairseq", "open_clip", "colossalai", "paddle", "paddle_detection", "mlperf",
+    "swift", "trainer_files", "lightning", "hf_trainer", "trainer_results",
 )
+# fmt: on
 
-
-def _load(module: str) -> Format[Any]:
-    log_format: Format[Any] = import_module(f"{formats.__name__}.{module}").FORMAT
-    return log_format
-
-
-FORMATS = tuple(_load(module) for module in _MODULES)
+FORMATS: tuple[Format[Any], ...] = tuple(import_module(f"{formats.__name__}.{module}").FORMAT for module in _MODULES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from perfscope.tables.columns import Float64, Int64
@@ -37,8 +38,7 @@ _TAKE_TURNS = "records of two jobs take turns: their iteration numbers go to and
 _REPEAT = "records of two jobs take turns: they repeat each iteration with another time or batch"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Printed:
+class Printed(msgspec.Struct, frozen=True, eq=False):
     """All records of one source in the order of the log; NaN stands for an absent figure.
 
     Attributes:
@@ -58,8 +58,7 @@ class Printed:
     samples: Float64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Resolved:
+class Resolved(msgspec.Struct, frozen=True, eq=False):
     """The records of a job.
 
     Attributes:
@@ -88,21 +87,13 @@ class Resolved:
 
 
 def resolve(printed: Printed) -> Resolved:
-    """Tell copies from restarts, in the order of the log."""
-    at_once = _resolve_one_process(printed)
-    if at_once is not None:
-        return at_once
-    resolver = _Resolver(printed)
-    for row in range(len(printed.iteration)):
-        resolver.add(row)
-    return resolver.result()
+    """Tell copies from restarts, in the order of the log.
 
-
-def _resolve_one_process(printed: Printed) -> Resolved | None:
-    """What one process printed, as most logs are: numbers that ascend, or do so evenly between restarts; else None."""
+    What one process printed is read at once, as most logs are: numbers that ascend, or do so evenly between restarts.
+    """
     numbers, label = printed.iteration, printed.label
     if not len(numbers) or np.isnan(numbers).any() or printed.begins[1:].any() or (label != label[0]).any():
-        return None
+        return _resolve_in_turn(printed)
     moved = np.diff(numbers).astype(np.int64)
     gaps, times = np.unique(moved[moved > 0], return_counts=True)
     back = np.flatnonzero(moved <= 0)
@@ -110,20 +101,36 @@ def _resolve_one_process(printed: Printed) -> Resolved | None:
         firsts, lasts = numbers[back + 1], np.append(numbers[back[1:]], numbers[-1])
         are_long = np.diff(np.concatenate(([-1], back, [len(moved)]))).min() > _SUSPECTED_RECORDS + SKEW
         if len(gaps) > 1 or not are_long or (firsts == numbers[back]).any() or (lasts < numbers[back]).any():
-            return None
+            return _resolve_in_turn(printed)
+    interval = int(gaps[np.argmax(times)]) if len(gaps) else 1
     rows = np.arange(len(numbers))
     return Resolved(
         rows=rows,
         attempt=np.searchsorted(back + 1, rows, "right"),
         disturbed=printed.disturbed.astype(np.int64),
         copies=0,
-        redone=int((1 - moved[back]).sum()),
+        redone=sum(count_redone(int(numbers[row]), int(numbers[row + 1]), interval) for row in back.tolist()),
         gaps=Counter(dict(zip(gaps.tolist(), times.tolist(), strict=True))),
-        interval=int(gaps[np.argmax(times)]) if len(gaps) else 1,
+        interval=interval,
         last=int(numbers[-1]),
         unnumbered_ranks=0,
         mixture=None,
     )
+
+
+def _resolve_in_turn(printed: Printed) -> Resolved:
+    resolver = _Resolver(printed)
+    for row in range(len(printed.iteration)):
+        resolver.add(row)
+    return resolver.result()
+
+
+def count_redone(last: int, number: int, interval: int) -> int:
+    """Iterations up to ``last`` that the record of ``number`` and those after it repeat; a record covers an interval.
+
+    A number between two usual ones is printed by itself.
+    """
+    return last - number + max(min(number % interval or interval, number), 1)
 
 
 @dataclass(slots=True)
@@ -384,7 +391,7 @@ class _Resolver:
             self._suspected = None if self._restarting else self._suspect(label)
             self._attempt += 1
             if goes_back and self._last is not None:
-                self._redone += self._last - number + 1
+                self._redone += count_redone(self._last, number, self._gaps.usual)
         elif number != ABSENT and self._last is not None:
             self._gaps.add(number - self._last)
         self._restarting = False

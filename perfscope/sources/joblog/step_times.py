@@ -6,13 +6,15 @@ for its rounding to matter little, so that whole seconds say enough about short 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.builder import JobLogBuilder
+from perfscope.sources.joblog.log_format import LineMatch
 from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.resolve import SKEW
-from perfscope.sources.joblog.rules import LineMatch
 
 _PRECISE = 20
 _USABLE = 5
@@ -127,7 +129,7 @@ class ElapsedClock:
     def restart(self, log: JobLogBuilder) -> None:
         """The clock begins anew, as at the start of an epoch; what it has not yet measured precisely has no time."""
         if self._pending is not None:
-            log.series_of(self.source).add(replace(self._pending, wall_ns=None))
+            log.series_of(self.source).add(msgspec.structs.replace(self._pending, wall_ns=None))
         self._pending = self._begin = None
 
     def close(self, log: JobLogBuilder) -> None:

@@ -13,10 +13,9 @@ import pytest
 from benchmarks.log_excerpts import EXCERPTS as FOLDER
 from benchmarks.log_excerpts import load
 from perfscope.sources.joblog import reading
-from perfscope.sources.joblog.log_format import FormatState
+from perfscope.sources.joblog.log_format import MOST_OF_LINE, FormatState, Rule
 from perfscope.sources.joblog.reading import read_log
 from perfscope.sources.joblog.registry import FORMATS
-from perfscope.sources.joblog.rules import MOST_OF_LINE, Rule
 from tests.ratios import assert_ratio
 
 #: One of each framework.
@@ -73,7 +72,7 @@ def test_of_a_line_of_many_records_each_rule_reads_at_most_eight(
 
     def count_lines(reader: Any, text: bytes) -> Any:
         lines = list(find_lines(reader, text))
-        numbers.update((id(rule), line.line) for rule, line in lines)
+        numbers.update((id(rule), line.line) for rule, _, line in lines)
         return lines
 
     monkeypatch.setattr(reading._LogReader, "find_lines", count_lines)
@@ -118,7 +117,7 @@ def test_a_match_fits_into_the_span_of_its_rule() -> None:
     rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.span]
     assert rules
     for rule in rules:
-        longest = re._parser.parse(rule.pattern.pattern.decode("latin-1")).getwidth()[1]  # type: ignore[attr-defined]
+        longest = re._parser.parse(rule.regex.pattern.decode("latin-1")).getwidth()[1]  # type: ignore[attr-defined]
         assert rule.span is not None
         assert longest - len(rule.anchor) <= sum(rule.span), rule.anchor
 

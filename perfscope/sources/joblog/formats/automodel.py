@@ -9,13 +9,12 @@ seconds, and include evaluations and saves; ``tps`` is tokens a second of the jo
 
 from __future__ import annotations
 
-import re
+from copy import copy
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -32,50 +31,32 @@ class _State(FormatState):
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
-    log, step = state.log, int(line["step"]) + 1
+    log, step, stamp_ns = state.log, int(line["step"]) + 1, line.timestamp_ns
     total, single = parse_number(line["total"]), parse_number(line["single"])
     record = Record(step, tokens_per_s=total, tokens_per_s_per_gpu=single, loss=parse_number(line["loss"]))
-    series = log.series_of(SPEED)
-    series.clock_runs_on = True
-    series.add(record, line.label)
-    memory = parse_number(line["memory"])
-    log.add_memory(allocated=None if memory is None else memory * GIB)
+    log.add(SPEED, record, line, clock_runs_on=True)
+    log.add_memory(GIB, allocated=parse_number(line["memory"]))
     if total and single:
         gpus = round(total / single)
         if gpus and abs(total / single / gpus - 1) < 0.01 / total + 0.01 / single < 0.5 / gpus:
             log.set_fact("gpus", gpus, "records")
-    stamp_ns = line.timestamp_ns
     if stamp_ns is not None:
-        timed = Record(step, loss=record.loss, tokens_per_s=total, tokens_per_s_per_gpu=single)
-        state.clock.add(log, timed, stamp_ns, NS_PER_S, label=line.label)
-
-
-def _on_validation(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
-
-
-def _close(state: _State) -> None:
-    state.clock.close(state.log)
-
-
-_RULE = Rule(
-    b"/gpu)",
-    re.compile(
-        rb"\bstep (?P<step>\d{1,9}) \| epoch \d{1,6} \| loss (?P<loss>[^\s|]{1,20}) \|[^\n]{0,80}? mem "
-        rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)"
-    ),
-    _on_step,
-    begin=(b"step ",),
-)
+        state.clock.add(log, copy(record), stamp_ns, NS_PER_S, label=line.label)
 
 
 FORMAT = Format(
     framework="nemo-automodel",
     state=_State,
     rules=(
-        _RULE,
-        Rule(b"[val] ", re.compile(rb"\[val\] (?:name|step)"), _on_validation, identifies=False),
+        Rule(
+            b"/gpu)",
+            rb"\bstep (?P<step>\d{1,9}) \| epoch \d{1,6} \| loss (?P<loss>[^\s|]{1,20}) \|[^\n]{0,80}? mem "
+            rb"(?P<memory>[\d.]{1,12}) GiB \| tps (?P<total>[\d.]{1,20})\((?P<single>[\d.]{1,20})/gpu\)",
+            _on_step,
+            begin=(b"step ",),
+        ),
+        Rule(b"[val] ", rb"\[val\] (?:name|step)", disturbs(Disturbance.EVALUATION), identifies=False),
     ),
-    sources=(StepTimeSource(DATES), StepTimeSource(SPEED)),
-    close=_close,
+    sources=(DATES, SPEED),
+    close=lambda state: state.clock.close(state.log),
 )

@@ -11,12 +11,9 @@ not printed, so that no step time follows from them.
 
 from __future__ import annotations
 
-import re
-
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "Colossal-AI's step time"
@@ -24,58 +21,44 @@ END = "Colossal-AI's throughput"
 
 
 def _on_step(state: FormatState, line: LineMatch) -> None:
-    seconds = parse_number(line["seconds"])
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
+    log, step = state.log, int(line["step"]) if line["step"] else None
+    record = log.timed(line["seconds"], NS_PER_S, step, loss=parse_number(line["loss"]))
+    if record is None:
         return
-    record = Record(int(line["step"]) if line["step"] else None, round(seconds * NS_PER_S))
-    record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
-    record.loss = parse_number(line["loss"]) if line["loss"] else None
     if line["tflops"]:
         record.tflops_per_gpu, record.tflops_resolution = parse_number(line["tflops"]), parse_resolution(line["tflops"])
-        state.log.tflops_label = "TFLOPS"
-    state.log.series_of(SOURCE).add(record, line.label)
+        log.tflops_label = "TFLOPS"
+    log.add(SOURCE, record, line)
     if line["total"]:
-        state.log.set_count("train_iterations", line["total"], "records")
+        log.set_count("train_iterations", line["total"], "records")
 
 
 def _on_end(state: FormatState, line: LineMatch) -> None:
     record = Record(samples_per_s=parse_number(line[1]), tflops_per_gpu=parse_number(line[2]))
     record.tflops_resolution = parse_resolution(line[2])
     state.log.tflops_label = state.log.tflops_label or "TFLOPS per GPU"
-    state.log.series_of(END).add(record, line.label)
+    state.log.add(END, record, line)
     state.log.set_fact("unnumbered_runs", 1, "records")
-
-
-def _on_world(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("dp", line[1], "log")
-
-
-_RULE = Rule(
-    b"Step time: ",
-    re.compile(
-        rb"(?:\[(?P<step>\d{1,9})/(?P<total>\d{1,9})\] ?(?:, ?)?(?:Loss:(?P<loss>[^\s,]{1,20}), )?"
-        rb"|colossalai - INFO: )Step time: (?P<seconds>\d[\d.]{0,19})s?(?:, TFLOPS: (?P<tflops>[\d.]{1,20}))?"
-    ),
-    _on_step,
-)
 
 
 FORMAT = Format(
     framework="colossalai",
     state=FormatState,
     rules=(
-        _RULE,
+        Rule(
+            b"Step time: ",
+            rb"(?:\[(?P<step>\d{1,9})/(?P<total>\d{1,9})\] ?(?:, ?)?(?:Loss:(?P<loss>[^\s,]{1,20}), )?"
+            rb"|colossalai - INFO: )Step time: (?P<seconds>\d[\d.]{0,19})s?(?:, TFLOPS: (?P<tflops>[\d.]{1,20}))?",
+            _on_step,
+        ),
         Rule(
             b" samples/sec, TFLOPS per GPU",
-            re.compile(
-                rb"Throughput: ([\d.]{1,20}) samples/sec, TFLOPS per GPU"
-                rb"(?: by Megatron: [\d.]{1,20}, TFLOPS per GPU)?: ([\d.]{1,20})"
-            ),
+            rb"Throughput: ([\d.]{1,20}) samples/sec, TFLOPS per GPU"
+            rb"(?: by Megatron: [\d.]{1,20}, TFLOPS per GPU)?: ([\d.]{1,20})",
             _on_end,
         ),
-        Rule(b", dp_world_size: ", re.compile(rb"num_samples: \d{1,12}, dp_world_size: (\d{1,6}), "), _on_world),
-        Rule(b"colossalai - colossalai - INFO", re.compile(rb"colossalai - colossalai - INFO"), ignore_line),
+        Rule(b", dp_world_size: ", rb"num_samples: \d{1,12}, dp_world_size: (\d{1,6}), ", counts("dp")),
+        Rule(b"colossalai - colossalai - INFO", rb"colossalai - colossalai - INFO", ignore_line),
     ),
-    sources=(StepTimeSource(SOURCE), StepTimeSource(END)),
+    sources=(SOURCE, END),
 )

@@ -18,16 +18,11 @@ import numpy as np
 from perfscope.constants import GIB, NS_PER_S
 from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Role, Rule, counts, ignore_line
 from perfscope.sources.joblog.records import Record, Series
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import add_dated
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
-
-#: The source of step times that come from the dates of the step lines.
-STEPS = "dates of DeepSpeed's step lines"
-
 
 #: The source of step times that come from the dates of the step lines.
 STEPS = "dates of DeepSpeed's step lines"
@@ -66,10 +61,6 @@ def _on_setting(state: FormatState, line: LineMatch) -> None:
         state.log.set_fact("precision", _PRECISIONS[line[1]], "deepspeed config")
 
 
-def _on_json_setting(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count(_SETTINGS[line[1]], line[2], "deepspeed config")
-
-
 def _on_stage(state: _State, line: LineMatch) -> None:
     state.log.set_count("parameters", line[3], "log")
     state.largest_rank = max(state.largest_rank, int(line[1]))
@@ -94,37 +85,27 @@ def _on_micro_batches(state: FormatState, line: LineMatch) -> None:
     state.log.set_count("mbs", line[2], "deepspeed config")
 
 
-def _on_world_size(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("gpus", line[1], "log")
-
-
-def _on_nodes(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("nodes", line[1], "log")
-
-
 _SETUP_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"[config.py:", re.compile(rb"\[config\.py:\d+:\w+\]\s+([A-Za-z_]\w*)[ .]+ (.*)"), _on_setting),
+    Rule(b"[config.py:", rb"\[config\.py:\d+:\w+\]\s+([A-Za-z_]\w*)[ .]+ (.*)", _on_setting),
     *(
         Rule(
             b'"' + name + b'":',
-            re.compile(rb'"(' + name + rb')":\s*([-+\d.eE]+)'),
-            _on_json_setting,
+            rb'"' + name + rb'":\s*([-+\d.eE]+)',
+            counts(_SETTINGS[name], "deepspeed config"),
             identifies=False,
         )
         for name in (b"train_batch_size", b"train_micro_batch_size_per_gpu", b"gradient_accumulation_steps")
     ),
     Rule(
         b"UNIQUE_PARAMS=",
-        re.compile(rb"RANK=(\d{1,9}) STAGE=(\d{1,9}) [^\n]{0,300}?UNIQUE_PARAMS=(\d+)"),
+        rb"RANK=(\d{1,9}) STAGE=(\d{1,9}) [^\n]{0,300}?UNIQUE_PARAMS=(\d+)",
         _on_stage,
         begin=(b"RANK=",),
     ),
-    Rule(b"Using topology:", re.compile(rb"Using topology: .*"), _on_topology),
-    Rule(
-        b"CONFIG: micro_batches=", re.compile(rb"CONFIG: micro_batches=(\d+) micro_batch_size=(\d+)"), _on_micro_batches
-    ),
-    Rule(b"dist_world_size=", re.compile(rb"dist_world_size=(\d+)"), _on_world_size),
-    Rule(b"nnodes=", re.compile(rb"launch\.py.*\bnnodes=(\d+)"), _on_nodes, begin=(b"launch.py",)),
+    Rule(b"Using topology:", rb"Using topology: .*", _on_topology),
+    Rule(b"CONFIG: micro_batches=", rb"CONFIG: micro_batches=(\d+) micro_batch_size=(\d+)", _on_micro_batches),
+    Rule(b"dist_world_size=", rb"dist_world_size=(\d+)", counts("gpus")),
+    Rule(b"nnodes=", rb"launch\.py.*\bnnodes=(\d+)", counts("nodes"), begin=(b"launch.py",)),
 )
 
 
@@ -147,15 +128,14 @@ def _on_file_written(state: FormatState, line: LineMatch) -> None:
 
 def _on_memory(state: FormatState, line: LineMatch) -> None:
     """DeepSpeed divides by 2**30 and writes GB."""
-    allocated = parse_number(line[1])
-    state.log.add_memory(allocated=None if allocated is None else allocated * GIB)
+    state.log.add_memory(GIB, allocated=parse_number(line[1]))
 
 
 _SAVES_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"Saving model checkpoint:", re.compile(rb"Saving model checkpoint: (\S+)"), _on_save_begin),
-    Rule(b"[Torch] Saved ", re.compile(rb"\[Torch\] Saved (\S+)"), _on_file_written, identifies=False),
-    Rule(b"Max_MA ", re.compile(rb"Max_MA ([\d.]+) GB"), _on_memory, identifies=False),
-    Rule(b"MaxMemAllocated=", re.compile(rb"MaxMemAllocated=([\d.]+)\s*GB"), _on_memory, identifies=False),
+    Rule(b"Saving model checkpoint:", rb"Saving model checkpoint: (\S+)", _on_save_begin),
+    Rule(b"[Torch] Saved ", rb"\[Torch\] Saved (\S+)", _on_file_written, identifies=False),
+    Rule(b"Max_MA ", rb"Max_MA ([\d.]+) GB", _on_memory, identifies=False),
+    Rule(b"MaxMemAllocated=", rb"MaxMemAllocated=([\d.]+)\s*GB", _on_memory, identifies=False),
 )
 
 
@@ -265,46 +245,35 @@ def _is_confirmed(median_times: dict[str, int]) -> bool:
     return not trusted or any(abs(time - doubtful) <= _ALIKE * doubtful for time in trusted)
 
 
-_THROUGHPUT_RULE = Rule(
-    b"SamplesPerSec=",
-    re.compile(
+_STEP_RULES: tuple[Rule[_State], ...] = (
+    Rule(
+        b"SamplesPerSec=",
         rb"(?:global_step=(?P<new>\d{1,15})|\b(?P<epoch>\d{1,9})/(?P<old>\d{1,15})), "
         rb"(?:RunningAvg)?SamplesPerSec=(?P<mean>[^,\s]{1,60}+)"
-        rb"(?:, {0,9}CurrSamplesPerSec=(?P<now>[^,\s]{1,60}+))?"
+        rb"(?:, {0,9}CurrSamplesPerSec=(?P<now>[^,\s]{1,60}+))?",
+        _on_throughput,
+        span=(50, 160),
     ),
-    _on_throughput,
-    span=(50, 160),
-)
-_STEP_RULE = Rule(b", skipped=", re.compile(rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), "), _on_step)
-
-_STEP_RULES: tuple[Rule[_State], ...] = (
-    _THROUGHPUT_RULE,
     Rule(
         b"iter time (s):",
-        re.compile(
-            rb"steps: (?P<step>\d{1,15}) loss: (?P<loss>\S{1,40}+)[^\n]{0,300}? iter time \(s\): (?P<seconds>[^,\s]+)"
-            rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?"
-        ),
+        rb"steps: (?P<step>\d{1,15}) loss: (?P<loss>\S{1,40}+)[^\n]{0,300}? iter time \(s\): (?P<seconds>[^,\s]+)"
+        rb"(?:,? samples/sec: (?P<speed>[^,\s]+))?",
         _on_pipeline_step,
         begin=(b"steps: ",),
     ),
-    _STEP_RULE,
-    Rule(b"DeepSpeed info: version=", re.compile(rb"DeepSpeed info: version=([^,\s]+)"), _on_start),
-    Rule(b"[launch.py:", re.compile(rb"\[launch\.py:"), ignore_line),
-    Rule(b"DeepSpeedEngine", re.compile(rb"DeepSpeedEngine"), ignore_line),
-    Rule(b"Initializing torch distributed with backend", re.compile(rb"init_distributed\]"), ignore_line),
+    Rule(b", skipped=", rb"\bstep=(\d{1,15}), skipped=(\d{1,15}), ", _on_step),
+    Rule(b"DeepSpeed info: version=", rb"DeepSpeed info: version=([^,\s]+)", _on_start),
+    Rule(b"[launch.py:", rb"\[launch\.py:", ignore_line),
+    Rule(b"DeepSpeedEngine", rb"DeepSpeedEngine", ignore_line),
+    Rule(b"Initializing torch distributed with backend", rb"init_distributed\]", ignore_line),
 )
 
 FORMAT = Format(
     framework="deepspeed",
     state=_State,
     rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.DEEPSPEED_RULES, *_STEP_RULES),
-    sources=(
-        StepTimeSource(PIPELINE),
-        StepTimeSource(THROUGHPUT, is_fallback=True),
-        StepTimeSource(timer_lines.SOURCE, is_fallback=True),
-        StepTimeSource(STEPS, is_fallback=True),
-    ),
+    sources=(PIPELINE,),
+    fallbacks=(THROUGHPUT, timer_lines.SOURCE, STEPS),
     close=_conclude,
     role=Role.ENGINE,
 )

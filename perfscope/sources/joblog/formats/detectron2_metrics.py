@@ -16,15 +16,11 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.text import JSON_CELL, parse_number
 
 SOURCE = "metrics.json's median of the last 20 iterations"
-
-_KEY = re.compile(rb'"([^"\\]{1,200})": (-?[\d.]{1,30}(?:[eE][+-]?\d{1,4})?|NaN|-?Infinity)(?=, "|$)')
-_REQUIRED = {b"data_time", b"iteration", b"total_loss"}
 
 
 @dataclass(slots=True)
@@ -36,33 +32,22 @@ class _State(FormatState):
     is_array: bool = False
 
 
-def _figures(line: LineMatch) -> dict[bytes, bytes] | None:
-    """The figures of a training iteration; None where the object is of something else."""
-    cells = _KEY.findall(line["cells"])
-    figures = dict(cells)
-    names = [name for name, _ in cells]
-    is_one = figures.keys() >= _REQUIRED and names == sorted(names) and figures[b"iteration"].isdigit()
-    return figures if is_one else None
-
-
 def _on_object(state: _State, line: LineMatch) -> None:
     state.is_array |= bool(line["comma"])
-    if state.is_array:
+    cells = JSON_CELL.findall(line["cells"])
+    figures, names, log = dict(cells), [name for name, _ in cells], state.log
+    is_training = figures.keys() >= {b"data_time", b"iteration", b"total_loss"} and names == sorted(names)
+    if state.is_array or not is_training or not figures[b"iteration"].isdigit():
         return
-    figures = _figures(line)
-    if figures is None:
-        return
-    iteration, log = int(figures[b"iteration"]), state.log
+    iteration = int(figures[b"iteration"])
     if iteration <= state.last:
         log.on_restart()
     state.last, state.is_end = iteration, parse_number(figures.get(b"eta_seconds", b"")) == 0
-    seconds = parse_number(figures.get(b"time", b""))
-    record = Record(iteration + 1, loss=parse_number(figures[b"total_loss"]))
-    if seconds is not None and seconds > 0:
-        record.wall_ns = round(seconds * NS_PER_S)
-    elif b"time" in figures:
-        log.unreadable += 1
-    log.series_of(SOURCE).add(record, line.label)
+    record = Record(iteration + 1)
+    if b"time" in figures:
+        record = log.timed(figures[b"time"], NS_PER_S, iteration + 1, digits=False) or record
+    record.loss = parse_number(figures[b"total_loss"])
+    log.add(SOURCE, record, line)
 
 
 def _close(state: _State) -> None:
@@ -70,18 +55,18 @@ def _close(state: _State) -> None:
         state.log.set_fact("train_iterations", state.last + 1, "records")
 
 
-_RULE = Rule(
-    b'"total_loss": ',
-    re.compile(rb"\{(?P<cells>[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z"),
-    _on_object,
-    begin=(b'{"',),
-    identifies=False,
-)
-
 FORMAT = Format(
     framework="detectron2",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b'"total_loss": ',
+            re.compile(rb"\{(?P<cells>[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z"),
+            _on_object,
+            begin=(b'{"',),
+            identifies=False,
+        ),
+    ),
+    sources=(SOURCE,),
     close=_close,
 )

@@ -14,9 +14,8 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import ElapsedClock, EpochCounter
 from perfscope.sources.joblog.text import parse_numbers
 from perfscope.tables.joblog import Disturbance
@@ -53,30 +52,10 @@ def _on_update(state: _State, line: LineMatch) -> None:
     record = Record(step, round(seconds * NS_PER_S), tokens_per_s=speed, loss=cells.get(b"loss"))
     if cells.get(b"bsz"):
         record.samples_per_s = (cells[b"bsz"] or 0.0) / seconds
-    series = log.series_of(WORDS)
-    series.clock_runs_on = series.covers_gaps = True
-    series.measures_from_zero = False
-    series.add(record, line.label)
+    log.add(WORDS, record, line, clock_runs_on=True, covers_gaps=True, measures_from_zero=False)
     wall_s = cells.get(b"wall")
     if wall_s is not None:
-        second = Record(step, samples_per_s=None, loss=record.loss)
-        state.clock.add(log, second, round(wall_s * NS_PER_S), NS_PER_S, label=line.label)
-
-
-def _on_validation(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
-
-
-def _on_save(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.SAVE)
-
-
-def _on_parameters(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("parameters", line[1], "log")
-
-
-def _on_workers(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("gpus", line[1], "log")
+        state.clock.add(log, Record(step, loss=record.loss), round(wall_s * NS_PER_S), NS_PER_S, label=line.label)
 
 
 def _close(state: _State) -> None:
@@ -88,37 +67,34 @@ def _close(state: _State) -> None:
         state.log.distrust(WORDS, with_rates=True)
 
 
-_RULE = Rule(
-    b" wps=",
-    re.compile(
-        rb"epoch (?P<epoch>\d{1,6}):? {1,9}(?P<step>\d{1,9}) / (?P<total>\d{1,9}) loss=[^\n]{1,200}?"
-        rb" wps=[^\n]{1,400}"
-    ),
-    _on_update,
-    begin=(b"epoch ",),
-)
-_JSON_RULE = Rule(
-    b'"wps": ',
-    re.compile(rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}'),
-    _on_update,
-    begin=(b'{"epoch": ',),
-)
-
-
 FORMAT = Format(
     framework="fairseq",
     state=_State,
     rules=(
-        _RULE,
-        _JSON_RULE,
-        Rule(b"valid on '", re.compile(rb"\| valid on '"), _on_validation, identifies=False),
-        Rule(b"| INFO | valid | epoch", re.compile(rb"\| INFO \| valid \| epoch"), _on_validation, identifies=False),
-        Rule(b"aved checkpoint ", re.compile(rb"\| [Ss]aved checkpoint \S"), _on_save, identifies=False),
         Rule(
-            b"num. model params: ", re.compile(rb"num\. model params: ([\d,]{1,20})"), _on_parameters, identifies=False
+            b" wps=",
+            rb"epoch (?P<epoch>\d{1,6}):? {1,9}(?P<step>\d{1,9}) / (?P<total>\d{1,9}) loss=[^\n]{1,200}?"
+            rb" wps=[^\n]{1,400}",
+            _on_update,
+            begin=(b"epoch ",),
         ),
-        Rule(b"training on ", re.compile(rb"\| training on (\d{1,6}) (?:GPUs|devices)"), _on_workers, identifies=False),
+        Rule(
+            b'"wps": ',
+            rb'\{"epoch": \d[^\n{}]{0,300}"(?P<epoch>)(?P<step>)(?P<total>)wps": [^\n{}]{0,400}\}',
+            _on_update,
+            begin=(b'{"epoch": ',),
+        ),
+        Rule(b"valid on '", rb"\| valid on '", disturbs(Disturbance.EVALUATION), identifies=False),
+        Rule(
+            b"| INFO | valid | epoch",
+            rb"\| INFO \| valid \| epoch",
+            disturbs(Disturbance.EVALUATION),
+            identifies=False,
+        ),
+        Rule(b"aved checkpoint ", rb"\| [Ss]aved checkpoint \S", disturbs(Disturbance.SAVE), identifies=False),
+        Rule(b"num. model params: ", rb"num\. model params: ([\d,]{1,20})", counts("parameters"), identifies=False),
+        Rule(b"training on ", rb"\| training on (\d{1,6}) (?:GPUs|devices)", counts("gpus"), identifies=False),
     ),
-    sources=(StepTimeSource(WORDS), StepTimeSource(WALL)),
+    sources=(WORDS, WALL),
     close=_close,
 )

@@ -19,9 +19,8 @@ from statistics import median
 from typing import NamedTuple
 
 from perfscope.constants import KILO, NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
@@ -71,18 +70,12 @@ def _on_interval(state: _State, line: LineMatch) -> None:
     if seconds is None or seconds <= 0:
         state.log.unreadable += 1
         return
-    series = state.log.series_of(INTERVAL)
-    series.clock_runs_on, series.stated_interval = True, state.interval
     record = Record(int(line["step"]) + 1, loss=parse_number(line["loss"]))
     record.tokens_per_s = None if speed is None else speed * KILO
     if state.interval:
         record.wall_ns = round(seconds / state.interval * NS_PER_S)
         record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) / state.interval * NS_PER_S), 1)
-    series.add(record, line.label)
-
-
-def _on_save(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.SAVE)
+    state.log.add(INTERVAL, record, line, clock_runs_on=True, stated_interval=state.interval)
 
 
 def _add_oldest_step(state: _State) -> None:
@@ -105,40 +98,38 @@ def _close(state: _State) -> None:
         _add_oldest_step(state)
 
 
-_INTERVAL_RULE = Rule(
-    b"K tks/s",
-    re.compile(
-        rb"\[step (?P<step>\d{1,12})\]\s+mlm_loss=(?P<loss>[^\s,]{1,20})[^\n]{0,300}?\s"
-        rb"throughput=(?P<speed>[\d.]{1,20})K tks/s\s+lr=\S{1,20} time=(?P<seconds>[\d.]{1,20})(?=\s*$)",
-        re.MULTILINE,
-    ),
-    _on_interval,
-    begin=(b"[step ",),
-)
-
 FORMAT = Format(
     framework="gluon-nlp",
     state=_State,
     rules=(
         Rule(
             b"ms/batch",
-            re.compile(rb"\[step (?P<step>\d{1,15})\][^\n]{0,400}?latency=(?P<latency>[^\s,]+) ms/batch"),
+            rb"\[step (?P<step>\d{1,15})\][^\n]{0,400}?latency=(?P<latency>[^\s,]+) ms/batch",
             _on_step,
             begin=(b"[step ",),
         ),
-        _INTERVAL_RULE,
+        Rule(
+            b"K tks/s",
+            rb"\[step (?P<step>\d{1,12})\]\s+mlm_loss=(?P<loss>[^\s,]{1,20})[^\n]{0,300}?\s"
+            rb"throughput=(?P<speed>[\d.]{1,20})K tks/s\s+lr=\S{1,20} time=(?P<seconds>[\d.]{1,20})(?=\s*$)",
+            _on_interval,
+            begin=(b"[step ",),
+        ),
         Rule(
             b", log_interval=",
-            re.compile(
-                rb"(?>Namespace\(accumulate=[^\n]{0,900}?, log_interval=)(?P<interval>[1-9]\d{0,8}), [^\n]{0,300}?"
-                rb"num_steps=(?P<steps>\d{1,12})"
-            ),
+            rb"(?>Namespace\(accumulate=[^\n]{0,900}?, log_interval=)(?P<interval>[1-9]\d{0,8}), [^\n]{0,300}?"
+            rb"num_steps=(?P<steps>\d{1,12})",
             _on_arguments,
             begin=(b"Namespace(accumulate=",),
             identifies=False,
         ),
-        Rule(b"] Saving checkpoints to", re.compile(rb"\[step \d+\] Saving checkpoints"), _on_save, identifies=False),
+        Rule(
+            b"] Saving checkpoints to",
+            rb"\[step \d+\] Saving checkpoints",
+            disturbs(Disturbance.SAVE),
+            identifies=False,
+        ),
     ),
-    sources=(StepTimeSource(SOURCE), StepTimeSource(INTERVAL)),
+    sources=(SOURCE, INTERVAL),
     close=_close,
 )

@@ -12,11 +12,10 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts
 from perfscope.sources.joblog.progress_bars import BAR as BAR_PATTERN
 from perfscope.sources.joblog.progress_bars import ProgressBars
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.run_end import EVALUATIONS, NO_STEPS, EndFigures
 from perfscope.sources.joblog.text import LARGEST, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
@@ -61,7 +60,6 @@ class _State(FormatState):
         has_scaled_bars: Bars count their steps in thousands.
         imitates: Another framework prints the Trainer's lines.
         has_global_steps: Its dictionaries of losses have their step, as those of PaddleNLP's trainer of early 2022.
-        name: The trainer, which may be built on the Trainer.
     """
 
     end: EndFigures = field(default_factory=EndFigures)
@@ -70,7 +68,6 @@ class _State(FormatState):
     has_scaled_bars: bool = False
     imitates: bool = False
     has_global_steps: bool = False
-    name: str = _FRAMEWORK
 
 
 def _on_start(state: _State, _line: LineMatch) -> None:
@@ -96,10 +93,6 @@ def _on_start_value(state: _State, line: LineMatch) -> None:
     if state.end.runtime_s is not None and name in _OF_ONE_RUN and before is not None and after != before:
         what = line[1].decode().removeprefix("Total ")
         state.log.on_two_jobs(f"the log is of two trainings, with {before} and {after} {what}")
-
-
-def _on_parameters(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("parameters", line[1], "log")
 
 
 def _on_overridden_config(state: _State, line: LineMatch) -> None:
@@ -137,13 +130,8 @@ def _on_axolotl(state: _State, _line: LineMatch) -> None:
 
 def _on_memory(state: FormatState, line: LineMatch) -> None:
     """Figures of one process, in axolotl's dictionaries."""
-    size = parse_number(line[2])
-    if size is not None:
-        state.log.add_memory(**{"allocated" if line[1] == b"max" else "used": size * GIB})
-
-
-def _framework_of(state: _State) -> str:
-    return state.name
+    size, is_peak = parse_number(line[2]), line[1] == b"max"
+    state.log.add_memory(GIB, allocated=size if is_peak else None, used=None if is_peak else size)
 
 
 def _on_bar(state: _State, line: LineMatch) -> None:
@@ -266,11 +254,11 @@ def _set_replicas(state: _State) -> None:
 
 
 _RULES: tuple[Rule[_State], ...] = (
-    Rule(b"***** Running training *****", re.compile(rb"\*{5} Running training \*{5}"), _on_start),
+    Rule(b"***** Running training *****", rb"\*{5} Running training \*{5}", _on_start),
     *(
         Rule(
             anchor,
-            re.compile(rb"(" + re.escape(anchor) + rb")[^=\n]{0,100}+= ([\d,]+)"),
+            rb"(" + re.escape(anchor) + rb")[^=\n]{0,100}+= ([\d,]+)",
             _on_start_value,
             begin=(anchor,),
         )
@@ -278,24 +266,24 @@ _RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(
         b"ing training from ",
-        re.compile(rb"ing training from (?:checkpoint with epoch \d+ and )?global[ _]step (\d{1,12})"),
+        rb"ing training from (?:checkpoint with epoch \d+ and )?global[ _]step (\d{1,12})",
         _on_resume,
     ),
     Rule(
         b"Num update steps per epoch = ",
-        re.compile(rb"Num update steps per epoch = (\d[\d,]{0,15})"),
+        rb"Num update steps per epoch = (\d[\d,]{0,15})",
         _on_epoch_steps,
         identifies=False,
     ),
-    Rule(b"Overriding config: ", re.compile(rb"Overriding config: (\S+)"), _on_overridden_config),
-    Rule(b'"vocab_size": ', re.compile(rb'"vocab_size": (\d{1,15})'), _on_vocabulary, identifies=False),
-    Rule(b"'eval_runtime':", re.compile(rb"'eval_runtime':"), _on_evaluation, identifies=False),
-    Rule(b"***** Running Evaluation", re.compile(rb"\*{5} Running Evaluation \*{5}"), _on_evaluation, identifies=False),
-    Rule(b"Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
-    Rule(b"[axolotl.", re.compile(rb"\[axolotl\."), _on_axolotl, identifies=False),
+    Rule(b"Overriding config: ", rb"Overriding config: (\S+)", _on_overridden_config),
+    Rule(b'"vocab_size": ', rb'"vocab_size": (\d{1,15})', _on_vocabulary, identifies=False),
+    Rule(b"'eval_runtime':", rb"'eval_runtime':", _on_evaluation, identifies=False),
+    Rule(b"***** Running Evaluation", rb"\*{5} Running Evaluation \*{5}", _on_evaluation, identifies=False),
+    Rule(b"Saving model checkpoint to", rb"Saving model checkpoint to", _on_save, identifies=False),
+    Rule(b"[axolotl.", rb"\[axolotl\.", _on_axolotl, identifies=False),
     Rule(
         b"'memory/",
-        re.compile(rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})"),
+        rb"'memory/(max|device)_(?:mem_)?(?:allocated|reserved) ?\([gG]i[bB]\)': ([\d.]{1,12})",
         _on_memory,
         identifies=False,
     ),
@@ -303,19 +291,19 @@ _RULES: tuple[Rule[_State], ...] = (
     *(Rule(unit + b" [", _SCALED_BAR, _on_scaled_bar, identifies=False, span=(24, 4)) for unit in (b"k", b"M", b"G")),
     Rule(
         b"'loss':",
-        re.compile(rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}"),
+        rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}",
         _on_losses,
         reach=_DICTIONARY_REACH,
         identifies=False,
         begin=(b"{",),
     ),
     # PaddleNLP's trainer and diffusers' scripts print the same start-up block.
-    Rule(b"[    INFO] - ", re.compile(rb"\[    INFO\] - "), _on_imitation, identifies=False),
-    Rule(b"interval_runtime: ", re.compile(rb"interval_runtime: "), _on_imitation, identifies=False),
-    Rule(b"Num batches each epoch = ", re.compile(rb"Num batches each epoch = "), _on_imitation, identifies=False),
+    Rule(b"[    INFO] - ", rb"\[    INFO\] - ", _on_imitation, identifies=False),
+    Rule(b"interval_runtime: ", rb"interval_runtime: ", _on_imitation, identifies=False),
+    Rule(b"Num batches each epoch = ", rb"Num batches each epoch = ", _on_imitation, identifies=False),
     Rule(
         b"'train_runtime':",
-        re.compile(rb"'train_runtime':[^{}]*+\}"),
+        rb"'train_runtime':[^{}]*+\}",
         _on_final_dictionary,
         reach=_DICTIONARY_REACH,
         begin=(b"'train_runtime':",),
@@ -323,15 +311,15 @@ _RULES: tuple[Rule[_State], ...] = (
     *(
         Rule(
             name,
-            re.compile(rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)"),
+            rb"(" + name + rb")\s+= +([\d:.]+(?: days?, [\d:.]+)?)",
             _on_final_block,
         )
         for name in (b"train_runtime", b"train_samples_per_second", b"train_steps_per_second")
     ),
     Rule(
         b"trainable parameters",
-        re.compile(rb"Number of trainable parameters = ([\d,]+)"),
-        _on_parameters,
+        rb"Number of trainable parameters = ([\d,]+)",
+        counts("parameters"),
         identifies=False,
     ),
 )
@@ -340,7 +328,6 @@ FORMAT = Format(
     framework=_FRAMEWORK,
     state=_State,
     rules=_RULES,
-    sources=(StepTimeSource(RUN), StepTimeSource(BAR)),
+    sources=(RUN, BAR),
     close=_close,
-    framework_of=_framework_of,
 )

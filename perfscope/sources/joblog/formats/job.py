@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 from perfscope.constants import GIB, KIB, MIB
-from perfscope.sources.joblog.log_format import Format, FormatState
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, OnMatch, Rule, counts
 from perfscope.sources.joblog.text import parse_number
 
 _UNITS = {b"MiB": MIB, b"GiB": GIB, b"KiB": KIB}
@@ -19,7 +17,7 @@ _CAPACITY = re.compile(rb"([\d.]+) ([KMG]iB) total capacity|total capacity of ([
 
 
 def _on_smi_memory(state: FormatState, line: LineMatch) -> None:
-    state.log.add_memory(used=_scaled(line[1], MIB), total=_scaled(line[2], MIB))
+    state.log.add_memory(MIB, used=parse_number(line[1]), total=parse_number(line[2]))
 
 
 def _on_device_out_of_memory(state: FormatState, line: LineMatch) -> None:
@@ -27,7 +25,7 @@ def _on_device_out_of_memory(state: FormatState, line: LineMatch) -> None:
     state.log.on_bad_end("the device ran out of memory")
     capacity = _CAPACITY.search(line.full_line)
     if capacity:
-        state.log.add_memory(total=_scaled(capacity[1] or capacity[3], _UNITS[capacity[2] or capacity[4]]))
+        state.log.add_memory(_UNITS[capacity[2] or capacity[4]], total=parse_number(capacity[1] or capacity[3]))
 
 
 def _on_host_out_of_memory(state: FormatState, _line: LineMatch) -> None:
@@ -35,13 +33,9 @@ def _on_host_out_of_memory(state: FormatState, _line: LineMatch) -> None:
     state.log.on_bad_end("the host ran out of memory")
 
 
-def _bad_end(reason: str) -> Callable[[FormatState, LineMatch], None]:
-    """Make the function of a line that reports a bad end."""
-
-    def on_match(state: FormatState, _line: LineMatch) -> None:
-        state.log.on_bad_end(reason)
-
-    return on_match
+def _ends(reason: str) -> OnMatch:
+    """What reports a bad end."""
+    return lambda state, _line: state.log.on_bad_end(reason)
 
 
 def _on_model_size(state: FormatState, line: LineMatch) -> None:
@@ -51,47 +45,33 @@ def _on_model_size(state: FormatState, line: LineMatch) -> None:
         state.log.set_fact("model_size_line", size, "log")
 
 
-def _on_sequence_length(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("seq_len", line[1], "log")
-
-
-def _on_length_option(state: FormatState, line: LineMatch) -> None:
-    """``--max_seq_len 512`` in a command, ``max_seq_len=512`` or ``'max_seq_len': 512`` in printed arguments."""
-    state.log.set_count("seq_len", line[1], "command line")
-
-
-def _scaled(text: bytes, unit: int) -> float | None:
-    value = parse_number(text)
-    return None if value is None else value * unit
-
-
 FORMAT = Format(
     framework=None,
     state=FormatState,
     rules=(
-        Rule(b"MiB / ", re.compile(rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB"), _on_smi_memory, span=(9, 40)),
-        Rule(b"CUDA out of memory", re.compile(rb"CUDA out of memory"), _on_device_out_of_memory),
-        Rule(b"OutOfMemoryError", re.compile(rb"OutOfMemoryError"), _on_device_out_of_memory),
-        Rule(b"oom-kill", re.compile(rb"oom[-_]kill"), _on_host_out_of_memory),
-        Rule(b"out-of-memory handler", re.compile(rb"out-of-memory handler"), _on_host_out_of_memory),
+        Rule(b"MiB / ", rb"(\d{1,9})MiB / {1,9}(\d{1,9})MiB", _on_smi_memory, span=(9, 40)),
+        Rule(b"CUDA out of memory", rb"CUDA out of memory", _on_device_out_of_memory),
+        Rule(b"OutOfMemoryError", rb"OutOfMemoryError", _on_device_out_of_memory),
+        Rule(b"oom-kill", rb"oom[-_]kill", _on_host_out_of_memory),
+        Rule(b"out-of-memory handler", rb"out-of-memory handler", _on_host_out_of_memory),
         Rule(
             b"DUE TO TIME LIMIT",
-            re.compile(rb"CANCELLED AT .* DUE TO TIME LIMIT"),
-            _bad_end("SLURM cancelled it at its time limit"),
+            rb"CANCELLED AT .* DUE TO TIME LIMIT",
+            _ends("SLURM cancelled it at its time limit"),
             begin=(b"CANCELLED AT",),
         ),
-        Rule(b"CANCELLED AT", re.compile(rb"CANCELLED AT"), _bad_end("it was cancelled")),
+        Rule(b"CANCELLED AT", rb"CANCELLED AT", _ends("it was cancelled")),
         Rule(
             b"Traceback (most recent",
-            re.compile(rb"Traceback \(most recent call last\)"),
-            _bad_end("it raised an exception"),
+            rb"Traceback \(most recent call last\)",
+            _ends("it raised an exception"),
         ),
-        Rule(b"ChildFailedError", re.compile(rb"ChildFailedError"), _bad_end("a process of it failed")),
-        Rule(b"srun: error", re.compile(rb"srun: error"), _bad_end("srun reports an error")),
-        Rule(b"Model size:", re.compile(rb"Model size: (\d+(?:\.\d+)?)B\b"), _on_model_size),
-        Rule(b"equence length", re.compile(rb"[Ss]equence length[ :=]+(\d+)"), _on_sequence_length),
+        Rule(b"ChildFailedError", rb"ChildFailedError", _ends("a process of it failed")),
+        Rule(b"srun: error", rb"srun: error", _ends("srun reports an error")),
+        Rule(b"Model size:", rb"Model size: (\d+(?:\.\d+)?)B\b", _on_model_size),
+        Rule(b"equence length", rb"[Ss]equence length[ :=]+(\d+)", counts("seq_len")),
         *(
-            Rule(anchor, _LENGTH_OPTION, _on_length_option, span=(6, 120))
+            Rule(anchor, _LENGTH_OPTION, counts("seq_len", "command line"), span=(6, 120))
             for anchor in (b"seq_len", b"seq-len", b"sequence_len", b"sequence-len")
         ),
     ),

@@ -14,14 +14,12 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "LitGPT's iter time, summed over a step"
 
-_ENDS = rb" \((?:optimizer\.step|opt\.step|step)\)"
 _LOSS = re.compile(rb"loss(?: train)?(?: \(curr\))?:? ([\d.eE+naif-]{1,20})")
 
 
@@ -36,37 +34,28 @@ class _State(FormatState):
 
 
 def _on_batch(state: _State, line: LineMatch) -> None:
-    number, time_ms = int(line["iter"]), parse_number(line["ms"])
+    number, log = int(line["iter"]), state.log
     if state.last == number:
         return  # another rank's copy
-    is_readable = time_ms is not None and time_ms > 0
-    state.log.unreadable += not is_readable
-    _add_batch(state, number, int(line["step"]), round(time_ms * NS_PER_MS) if time_ms and is_readable else None)
+    timed = log.timed(line["ms"], NS_PER_MS)
+    is_whole = number <= 1 or number - 1 == state.last
+    if state.last is not None and number < state.last:
+        log.on_restart()
+    state.last, state.step = number, int(line["step"])
+    if timed is None or timed.wall_ns is None or not is_whole:
+        state.wall_ns = None
+    elif state.wall_ns is not None or state.batches == 0:
+        state.wall_ns = (state.wall_ns or 0) + timed.wall_ns
+    state.batches += 1
     if not line["ends"]:
         return
     loss = _LOSS.search(line[0])
-    record = Record(int(line["step"]), state.wall_ns, loss=parse_number(loss[1]) if loss else None)
+    record = Record(state.step, state.wall_ns, loss=parse_number(loss[1]) if loss else None)
     if record.wall_ns is not None:
         record.wall_resolution_ns = round(parse_resolution(line["ms"]) * NS_PER_MS)
-        state.log.set_fact("gas", state.batches, "records")
-    series = state.log.series_of(SOURCE)
-    series.stated_interval = 1
-    series.add(record, line.label)
+        log.set_fact("gas", state.batches, "records")
+    log.add(SOURCE, record, line, stated_interval=1)
     state.wall_ns, state.batches = 0, 0
-
-
-def _add_batch(state: _State, number: int, step: int, wall_ns: int | None) -> None:
-    """Add the time of a micro-batch to that of its step."""
-    follows = state.last is not None and number == state.last + 1
-    if state.last is not None and number < state.last:
-        state.log.on_restart()
-    is_whole = follows or number <= 1
-    state.last, state.step = number, step
-    if wall_ns is None or not is_whole:
-        state.wall_ns = None
-    elif state.wall_ns is not None or state.batches == 0:
-        state.wall_ns = (state.wall_ns or 0) + wall_ns
-    state.batches += 1
 
 
 def _close(state: _State) -> None:
@@ -75,22 +64,18 @@ def _close(state: _State) -> None:
         state.log.series_of(SOURCE).add(Record(state.step))
 
 
-_RULE = Rule(
-    b"iter time: ",
-    re.compile(
-        rb"\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
-        rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends>(?:" + _ENDS + rb")?)",
-        re.IGNORECASE,
-    ),
-    _on_batch,
-    begin=(b"iter ",),
-)
-
-
 FORMAT = Format(
     framework="litgpt",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b"iter time: ",
+            rb"(?i)\biter (?P<iter>\d{1,12})(?: \|)? step (?P<step>\d{1,12})(?::| \|)[^\n]{0,120}?"
+            rb"iter time: (?P<ms>[\d.]{1,20}) ?ms(?P<ends>(?: \((?:optimizer\.step|opt\.step|step)\))?)",
+            _on_batch,
+            begin=(b"iter ",),
+        ),
+    ),
+    sources=(SOURCE,),
     close=_close,
 )

@@ -13,34 +13,23 @@ Python program states tokens a second of the step itself, over all GPUs.
 
 from __future__ import annotations
 
-import re
-
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts
+from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "llm.c's time of one step"
 
 
 def _on_step(state: FormatState, line: LineMatch) -> None:
-    time_ms = parse_number(line["ms"])
-    if time_ms is None or time_ms <= 0:
-        state.log.unreadable += 1
+    groups = line.match.groupdict()
+    step = int(line["step"]) + ("last" not in groups)
+    record = state.log.timed(line["ms"], NS_PER_MS, step, loss=parse_number(line["loss"]))
+    if record is None:
         return
-    record = Record(
-        iteration=int(line["step"]) + (line.match.re is _PROCESSOR),
-        wall_ns=round(time_ms * NS_PER_MS),
-        loss=parse_number(line["loss"]),
-        wall_resolution_ns=round(parse_resolution(line["ms"]) * NS_PER_MS),
-    )
-    if line.match.re is _PYTHON:
+    if "speed" in groups:
         record.tokens_per_s = parse_number(line["speed"])
-    series = state.log.series_of(SOURCE)
-    series.stated_interval = 1
-    series.add(record, line.label)
-    if line.match.re is not _PROCESSOR:
+    state.log.add(SOURCE, record, line, stated_interval=1)
+    if "last" in groups:
         state.log.set_count("train_iterations", line["last"], "records")
 
 
@@ -53,54 +42,43 @@ def _on_batch(state: FormatState, line: LineMatch) -> None:
         state.log.set_fact("gbs", tokens // length, "log")
 
 
-def _on_accumulation(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("gas", line[1], "log")
-
-
-def _on_parameters(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("parameters", line[1], "log")
-
-
 _HEAD = rb"step +(?P<step>\d{1,15})/(?P<last>\d{1,15}) \| "
-_CUDA = re.compile(
-    _HEAD + rb"loss +(?P<loss>\S{1,30}) \(\S{1,20}z\)\| norm +\S{1,30} \(\S{1,20}z\)\| lr \S{1,20} \| "
-    rb"(?P<ms>[\d.]{1,30}) ms \| "
-)
-_PYTHON = re.compile(
-    _HEAD + rb"train loss (?P<loss>\S{1,30}) \| (?:norm \S{1,30} \| )?lr \S{1,20} \| \((?P<ms>[\d.]{1,30}) ms \| "
-    rb"(?P<speed>\d{1,15}) tok/s\)"
-)
-_PROCESSOR = re.compile(rb"step (?P<step>\d{1,15}): train loss (?P<loss>\S{1,30}) \(took (?P<ms>[\d.]{1,30}) ms\)")
-
-_CUDA_RULE = Rule(b"z)| norm", _CUDA, _on_step, begin=(b"step ",))
-_PYTHON_RULE = Rule(b" | train loss ", _PYTHON, _on_step, begin=(b"step ",))
-_PROCESSOR_RULE = Rule(b" (took ", _PROCESSOR, _on_step, begin=(b"step ",))
 
 FORMAT = Format(
     framework="llm.c",
     state=FormatState,
     rules=(
-        _CUDA_RULE,
-        _PYTHON_RULE,
-        _PROCESSOR_RULE,
+        Rule(
+            b"z)| norm",
+            _HEAD + rb"loss +(?P<loss>\S{1,30}) \(\S{1,20}z\)\| norm +\S{1,30} \(\S{1,20}z\)\| lr \S{1,20} \| "
+            rb"(?P<ms>[\d.]{1,30}) ms \| ",
+            _on_step,
+            begin=(b"step ",),
+        ),
+        Rule(
+            b" | train loss ",
+            _HEAD + rb"train loss (?P<loss>\S{1,30}) \| (?:norm \S{1,30} \| )?lr \S{1,20} \| "
+            rb"\((?P<ms>[\d.]{1,30}) ms \| (?P<speed>\d{1,15}) tok/s\)",
+            _on_step,
+            begin=(b"step ",),
+        ),
+        Rule(
+            b" (took ",
+            rb"step (?P<step>\d{1,15}): train loss (?P<loss>\S{1,30}) \(took (?P<ms>[\d.]{1,30}) ms\)",
+            _on_step,
+            begin=(b"step ",),
+        ),
         Rule(
             b" and total_batch_size=",
-            re.compile(
-                rb"batch_size B=(\d{1,9}) \* seq_len T=(\d{1,9}) \* num_processes=(\d{1,9}) and "
-                rb"total_batch_size=(\d{1,15})"
-            ),
+            rb"batch_size B=(\d{1,9}) \* seq_len T=(\d{1,9}) \* num_processes=(\d{1,9}) and "
+            rb"total_batch_size=(\d{1,15})",
             _on_batch,
             begin=(b"batch_size B=",),
         ),
         Rule(
-            b"=> setting grad_accum_steps=",
-            re.compile(rb"=> setting grad_accum_steps=(\d{1,9})"),
-            _on_accumulation,
-            identifies=False,
+            b"=> setting grad_accum_steps=", rb"=> setting grad_accum_steps=(\d{1,9})", counts("gas"), identifies=False
         ),
-        Rule(
-            b"num_parameters: ", re.compile(rb"num_parameters: (\d{1,18}) => bytes"), _on_parameters, identifies=False
-        ),
+        Rule(b"num_parameters: ", rb"num_parameters: (\d{1,18}) => bytes", counts("parameters"), identifies=False),
     ),
-    sources=(StepTimeSource(SOURCE),),
+    sources=(SOURCE,),
 )

@@ -13,9 +13,8 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 
 SOURCE = "MaxText's seconds"
@@ -55,7 +54,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
             record.tflops_per_gpu, record.tflops_resolution = numbers[label], parse_resolution(cells[label])
             state.log.tflops_label = label.decode()
         _set_devices(state, seconds, numbers.get(b"Tokens/s/device"), numbers.get(b"total_weights"))
-    state.log.series_of(SOURCE).add(record, line.label)
+    state.log.add(SOURCE, record, line)
 
 
 def _set_devices(state: _State, seconds: float, speed: float | None, tokens: float | None) -> None:
@@ -69,20 +68,17 @@ def _set_devices(state: _State, seconds: float, speed: float | None, tokens: flo
         state.log.set_fact("gpus", devices, "records")
 
 
-_RULE = Rule(
-    b"completed step: ",
-    re.compile(
-        rb"completed step: (?P<step>\d{1,12}), seconds: (?P<seconds>[\d.eE+-]{1,30}), "
-        rb"(?P<cells>TFLOP/s[^\n]{0,600})"
-    ),
-    _on_step,
-    begin=(b"completed step: ",),
-)
-
-
 FORMAT = Format(
     framework="maxtext",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b"completed step: ",
+            rb"completed step: (?P<step>\d{1,12}), seconds: (?P<seconds>[\d.eE+-]{1,30}), "
+            rb"(?P<cells>TFLOP/s[^\n]{0,600})",
+            _on_step,
+            begin=(b"completed step: ",),
+        ),
+    ),
+    sources=(SOURCE,),
 )

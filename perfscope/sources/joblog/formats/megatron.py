@@ -26,9 +26,18 @@ import numpy as np
 from perfscope.constants import GIGA, KILO, MEGA, MIB, NS_PER_MS, NS_PER_S, PETA, TERA
 from perfscope.sources.joblog import timer_lines
 from perfscope.sources.joblog.formats.megatron_lines import PlainLines
-from perfscope.sources.joblog.log_format import Format, FormatState, Role, StepTimeSource
+from perfscope.sources.joblog.log_format import (
+    MOST_OF_LINE,
+    Format,
+    FormatState,
+    LineMatch,
+    Role,
+    Rule,
+    counts,
+    disturbs,
+    on_restart,
+)
 from perfscope.sources.joblog.records import Record, Series
-from perfscope.sources.joblog.rules import MOST_OF_LINE, LineMatch, Rule
 from perfscope.sources.joblog.text import LABEL, LARGEST, parse_label, parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance
 
@@ -149,10 +158,6 @@ def _on_vocabulary(state: FormatState, line: LineMatch) -> None:
     state.log.set_count("vocab", line[2], "log")
 
 
-def _on_accumulation(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("gas", line[1], "log")
-
-
 def _conclude_setup(state: _State) -> None:
     """Set the facts that follow from several arguments, or from the shards of all ranks."""
     log = state.log
@@ -191,53 +196,46 @@ def _matmul_dtype(arguments: dict[str, str]) -> str | None:
 _SETUP_RULES: tuple[Rule[_State], ...] = (
     Rule(
         b" ..",
-        re.compile(
-            rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
-            re.MULTILINE,
-        ),
+        rb"^(?:" + LABEL + rb")?[^\[\n]{0,60}?\s{1,4}(?P<name>[A-Za-z_]\w*) \.{2,}(?: (?P<value>.*))?$",
         _on_argument,
     ),
-    Rule(b"end of arguments --", re.compile(rb"end of arguments --"), _on_last_argument),
-    Rule(b"using world size:", re.compile(rb"using world size: (\d+)"), _on_world_size),
+    Rule(b"end of arguments --", rb"end of arguments --", _on_last_argument),
+    Rule(b"using world size:", rb"using world size: (\d+)", _on_world_size),
     Rule(
         b"number of parameters on",
-        re.compile(rb"number of parameters on \([^)]*\) *model parallel rank \(([\d, ]+)\):? *([\d,]+)(?![.\d])"),
+        rb"number of parameters on \([^)]*\) *model parallel rank \(([\d, ]+)\):? *([\d,]+)(?![.\d])",
         _on_shard,
     ),
     Rule(
         b"Total number of parameters in billions",
-        re.compile(rb"Total number of parameters in billions:\s*([\d.]+)"),
+        rb"Total number of parameters in billions:\s*([\d.]+)",
         _on_billions,
         identifies=False,
     ),
     Rule(
         b" Billion",
-        re.compile(rb"number of parameters[^\n]{0,999}?(?<![\d.])([\d.]{1,20}+) Billion"),
+        rb"number of parameters[^\n]{0,999}?(?<![\d.])([\d.]{1,20}+) Billion",
         _on_billions,
         identifies=False,
         begin=(b"number of parameters",),
     ),
     Rule(
         b"padded vocab (size:",
-        re.compile(rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)"),
+        rb"padded vocab \(size: (\d+)\)[^\n]{0,100}?\(new size: (\d+)\)",
         _on_vocabulary,
         identifies=False,
         begin=(b"padded vocab (size:",),
     ),
     Rule(
         b"number of micro-batches to constant",
-        re.compile(rb"setting number of micro-?batches to constant (\d+)"),
-        _on_accumulation,
+        rb"setting number of micro-?batches to constant (\d+)",
+        counts("gas"),
     ),
 )
 
 
 _SAVE_REACH = 1 << 16
 _RANK_TIME = re.compile(rb" rank +\d+: ([\d.]+)")
-
-
-def _on_start(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_restart()
 
 
 def _on_save_begin(state: FormatState, line: LineMatch) -> None:
@@ -265,37 +263,28 @@ def _on_save_timer(state: FormatState, line: LineMatch) -> None:
         state.log.saves.set_time(round(slowest * NS_PER_MS), "timer")
 
 
-def _on_evaluation(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
-
-
 def _on_memory(state: FormatState, line: LineMatch) -> None:
     """Megatron divides by 2**20 and writes MB."""
-    allocated, reserved = parse_number(line[1]), parse_number(line[2])
-    state.log.add_memory(
-        allocated=None if allocated is None else allocated * MIB, reserved=None if reserved is None else reserved * MIB
-    )
+    state.log.add_memory(MIB, allocated=parse_number(line[1]), reserved=parse_number(line[2]))
 
 
 _SAVES_RULES: tuple[Rule[_State], ...] = (
-    Rule(b"[before the start of training step]", re.compile(rb"\[before the start of training step\]"), _on_start),
+    Rule(b"[before the start of training step]", rb"\[before the start of training step\]", on_restart),
     Rule(
         b"saving checkpoint at iteration",
-        re.compile(rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?"),
+        rb"saving checkpoint at iteration\s+(\d+)(?: to (\S+))?",
         _on_save_begin,
     ),
     Rule(
         b"successfully saved checkpoint",
-        re.compile(rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?"),
+        rb"successfully saved checkpoint(?: (?:from|at) iteration\s+(\d+))?",
         _on_save_end,
         identifies=False,
     ),
     Rule(
         b"save-checkpoint",
-        re.compile(
-            rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
-            rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))"
-        ),
+        rb"save-checkpoint(?: \.*)?: *(?:\([\d.]+, *(?P<slowest>[\d.]+)\)|(?P<only>[\d.]+)"
+        rb"|(?P<ranks>(?:\n[^\n]{0,40}? rank +\d+: [\d.]+)+))",
         _on_save_timer,
         reach=_SAVE_REACH,
         begin=(b"save-checkpoint",),
@@ -303,20 +292,25 @@ _SAVES_RULES: tuple[Rule[_State], ...] = (
     ),
     Rule(
         b"an async checkpoint save",
-        re.compile(rb"scheduled an async checkpoint save"),
+        rb"scheduled an async checkpoint save",
         _on_save_scheduled,
         identifies=False,
     ),
-    Rule(b"validation loss at ", re.compile(rb"validation loss at (?:iteration )?"), _on_evaluation, identifies=False),
+    Rule(
+        b"validation loss at ",
+        rb"validation loss at (?:iteration )?",
+        disturbs(Disturbance.EVALUATION),
+        identifies=False,
+    ),
     Rule(
         b"validation results at ",
-        re.compile(rb"validation results at iteration"),
-        _on_evaluation,
+        rb"validation results at iteration",
+        disturbs(Disturbance.EVALUATION),
         identifies=False,
     ),
     Rule(
         b"memory (MB) |",
-        re.compile(rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)"),
+        rb"memory \(MB\) \|[^\n]{0,60}?max allocated: ([\d.]+) \|[^\n]{0,60}?max reserved: ([\d.]+)",
         _on_memory,
         identifies=False,
         begin=(b"memory (MB) |",),
@@ -532,33 +526,24 @@ def _add_plain(state: _State, series: Series, lines: PlainLines, rows: slice) ->
     state.consumed_samples, state.consumed_at = int(consumed[-1]), int(numbers[-1])
 
 
-def _conclude_records(state: _State) -> None:
-    """Set the run's last iteration, and how many iterations a record is the mean of according to the arguments."""
+def _close(state: _State) -> None:
+    """Conclude the set-up, the run's last iteration, and how many iterations a record is the mean of."""
     log = state.log
+    _conclude_setup(state)
     if state.train_iterations is not None:
         log.set_fact("train_iterations", state.train_iterations, "records")
     if SOURCE in log.series:
         log.series[SOURCE].stated_interval = log.count("log_interval")
-
-
-def _close(state: _State) -> None:
-    _conclude_setup(state)
-    _conclude_records(state)
-
-
-def _framework_of(state: _State) -> str:
-    if state.is_gpt_neox:
-        return "gpt-neox"
-    return "megatron-deepspeed" if "deepspeed" in state.log.frameworks else "megatron-lm"
+    is_deepspeed = "deepspeed" in log.frameworks
+    state.name = "gpt-neox" if state.is_gpt_neox else "megatron-deepspeed" if is_deepspeed else "megatron-lm"
 
 
 FORMAT = Format(
     framework="megatron",
     state=_State,
     rules=(*_SETUP_RULES, *_SAVES_RULES, *timer_lines.MEGATRON_RULES, _RECORD_RULE),
-    sources=(StepTimeSource(SOURCE),),
+    sources=(SOURCE,),
     close=_close,
-    framework_of=_framework_of,
     role=Role.LIBRARY,
     take_plain=_take_plain,
 )

@@ -15,9 +15,8 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_number, parse_numbers
 
 STEP = "MLPerf's tracked step time"
@@ -29,8 +28,6 @@ _SETTINGS = {
     b"max_sequence_length": "seq_len",
     b"d_batch_size": "mbs",
 }
-_STEP_TIMES = (b"train_step_timing", b"train_step_time")
-_SPEEDS = (b"throughput", b"imgs_sec")
 _STAT = re.compile(rb'"(\w{1,40})": ([\d.eE+-]{1,40})(?=[,}])')
 
 
@@ -41,29 +38,25 @@ class _State(FormatState):
     last: dict[bytes | None, float | None] = field(default_factory=dict)
 
 
-def _on_setting(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count(_SETTINGS[line[1]], line[2], "log")
-
-
 def _on_stats(state: _State, line: LineMatch) -> None:
     stats = parse_numbers(_STAT.findall(line[1]))
-    seconds = next((stats[name] for name in _STEP_TIMES if stats.get(name)), None)
+    seconds = stats.get(b"train_step_timing") or stats.get(b"train_step_time")
     if seconds is None and b"data" in stats:
         seconds = stats.get(b"time")
     loss = stats.get(b"reduced_train_loss", stats.get(b"loss"))
     if seconds is not None and seconds > 0:
-        state.log.series_of(STEP).add(Record(wall_ns=round(seconds * NS_PER_S), loss=loss), line.label)
-    name = next((name for name in _SPEEDS if stats.get(name)), None)
-    if name is not None:
-        state.last[line.label] = stats[name]
-        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=stats[name], loss=loss), line.label)
+        state.log.add(STEP, Record(wall_ns=round(seconds * NS_PER_S), loss=loss), line)
+    speed = stats.get(b"throughput") or stats.get(b"imgs_sec")
+    if speed:
+        state.last[line.label] = speed
+        state.log.add(THROUGHPUT, Record(samples_per_s=speed, loss=loss), line)
 
 
 def _on_throughput(state: _State, line: LineMatch) -> None:
     """The same figure once more where it follows the tracked statistics."""
     speed = parse_number(line[1])
     if speed is None or speed != state.last.pop(line.label, None):
-        state.log.series_of(THROUGHPUT).add(Record(samples_per_s=speed), line.label)
+        state.log.add(THROUGHPUT, Record(samples_per_s=speed), line)
 
 
 def _on_stop(state: FormatState, line: LineMatch) -> None:
@@ -73,21 +66,14 @@ def _on_stop(state: FormatState, line: LineMatch) -> None:
 
 def _close(state: _State) -> None:
     log = state.log
-    batch = log.count("gbs")
-    if THROUGHPUT in log.series and batch is not None:
-        log.series[THROUGHPUT].batch = batch
+    if THROUGHPUT in log.series:
+        log.series[THROUGHPUT].batch = log.count("gbs")
     if STEP in log.series or THROUGHPUT in log.series:
         log.set_fact("unnumbered_runs", 1, "records")
 
 
+_EVENT = (b":::MLLOG {",)
 _HEAD = rb':::MLLOG \{[^\n]{0,120}?"key": '
-
-_STATS_RULE = Rule(
-    b'"tracked_stats", "value": {',
-    re.compile(_HEAD + rb'"tracked_stats", "value": (\{[^\n{}]{0,2000}\})'),
-    _on_stats,
-    begin=(b":::MLLOG {",),
-)
 
 FORMAT = Format(
     framework="mlperf",
@@ -96,27 +82,32 @@ FORMAT = Format(
         *(
             Rule(
                 b'"' + name + b'", "value": ',
-                re.compile(_HEAD + rb'"(' + name + rb')", "value": (\d[\d.]{0,15})'),
-                _on_setting,
-                begin=(b":::MLLOG {",),
+                _HEAD + rb'"' + name + rb'", "value": (\d[\d.]{0,15})',
+                counts(fact),
+                begin=_EVENT,
             )
-            for name in _SETTINGS
+            for name, fact in _SETTINGS.items()
         ),
-        _STATS_RULE,
+        Rule(
+            b'"tracked_stats", "value": {',
+            _HEAD + rb'"tracked_stats", "value": (\{[^\n{}]{0,2000}\})',
+            _on_stats,
+            begin=_EVENT,
+        ),
         Rule(
             b'"throughput", "value": ',
-            re.compile(_HEAD + rb'"throughput", "value": ([\d.eE+]{1,40})'),
+            _HEAD + rb'"throughput", "value": ([\d.eE+]{1,40})',
             _on_throughput,
-            begin=(b":::MLLOG {",),
+            begin=_EVENT,
         ),
         Rule(
             b'"run_stop", "value": ',
-            re.compile(_HEAD + rb'"run_stop", "value": [^\n]{0,300}?"status": "(\w{1,20})"'),
+            _HEAD + rb'"run_stop", "value": [^\n]{0,300}?"status": "(\w{1,20})"',
             _on_stop,
-            begin=(b":::MLLOG {",),
+            begin=_EVENT,
         ),
-        Rule(b'"run_start", "value": ', re.compile(_HEAD + rb'"run_start"'), ignore_line, begin=(b":::MLLOG {",)),
+        Rule(b'"run_start", "value": ', _HEAD + rb'"run_start"', ignore_line, begin=_EVENT),
     ),
-    sources=(StepTimeSource(STEP), StepTimeSource(THROUGHPUT)),
+    sources=(STEP, THROUGHPUT),
     close=_close,
 )

@@ -17,16 +17,14 @@ import re
 from dataclasses import dataclass
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.text import JSON_CELL, parse_number
 from perfscope.tables.joblog import Disturbance
 
 BY_ITERATION = "log.json's time of an iteration"
 BY_EPOCH = "log.json's time of an iteration of an epoch"
 
-_KEY = re.compile(rb'"([\w.]{1,60})": (-?[\d.]{1,30}(?:[eE][+-]?\d{1,4})?|NaN|-?Infinity)(?=, "|$)')
 _OF_EVERY_LINE = {b"lr", b"memory", b"momentum"}
 _RESOLUTION_NS = NS_PER_S // 100_000
 
@@ -44,14 +42,11 @@ class _State(FormatState):
 
 def _on_line(state: _State, line: LineMatch) -> None:
     state.is_array |= bool(line["comma"])
+    cells, log = dict(JSON_CELL.findall(line["cells"])), state.log
     if state.is_array:
         return
-    if line["mode"] == b"val":
-        state.has_evaluated = True
-        return
-    cells, log = dict(_KEY.findall(line["cells"])), state.log
-    if not {b"time", b"data_time"} <= cells.keys():
-        state.has_evaluated |= bool(cells.keys() - _OF_EVERY_LINE)  # some versions call it "train"
+    if line["mode"] == b"val" or not {b"time", b"data_time"} <= cells.keys():  # some versions call it "train"
+        state.has_evaluated |= line["mode"] == b"val" or bool(cells.keys() - _OF_EVERY_LINE)
         return
     seconds = parse_number(cells[b"time"])
     if seconds is None or seconds <= 0:
@@ -71,10 +66,9 @@ def _on_line(state: _State, line: LineMatch) -> None:
         numbered.on_disturbance(Disturbance.EVALUATION)
     state.epoch, state.iteration, state.has_evaluated = epoch, iteration, False
     loss, wall_ns = parse_number(cells.get(b"loss", b"")), round(seconds * NS_PER_S)
-    unnumbered.add(Record(None, wall_ns, loss=loss, wall_resolution_ns=_RESOLUTION_NS), line.label)
-    numbered.add(Record(iteration, wall_ns, loss=loss, wall_resolution_ns=_RESOLUTION_NS), line.label)
-    memory = parse_number(cells.get(b"memory", b""))
-    log.add_memory(allocated=None if memory is None else memory * MIB)
+    for series, number in ((unnumbered, None), (numbered, iteration)):
+        series.add(Record(number, wall_ns, loss=loss, wall_resolution_ns=_RESOLUTION_NS), line.label)
+    log.add_memory(MIB, allocated=parse_number(cells.get(b"memory", b"")))
 
 
 def _close(state: _State) -> None:
@@ -86,21 +80,21 @@ def _close(state: _State) -> None:
             state.log.set_fact("unnumbered_runs", 1, "records")
 
 
-_RULE = Rule(
-    b'{"mode": "',
-    re.compile(
-        rb'\{"mode": "(?P<mode>train|val)", "epoch": (?P<epoch>\d{1,9}), "iter": (?P<iter>\d{1,12}), '
-        rb"(?P<cells>(?:[^\n{}]++|\{[^\n{}]*+\})++)\}(?P<comma>,?)[ \t]*\Z"
-    ),
-    _on_line,
-    begin=(b'{"mode": "',),
-    identifies=False,
-)
-
 FORMAT = Format(
     framework="openmmlab",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(BY_ITERATION), StepTimeSource(BY_EPOCH)),
+    rules=(
+        Rule(
+            b'{"mode": "',
+            re.compile(
+                rb'\{"mode": "(?P<mode>train|val)", "epoch": (?P<epoch>\d{1,9}), "iter": (?P<iter>\d{1,12}), '
+                rb"(?P<cells>(?:[^\n{}]++|\{[^\n{}]*+\})++)\}(?P<comma>,?)[ \t]*\Z"
+            ),
+            _on_line,
+            begin=(b'{"mode": "',),
+            identifies=False,
+        ),
+    ),
+    sources=(BY_ITERATION, BY_EPOCH),
     close=_close,
 )

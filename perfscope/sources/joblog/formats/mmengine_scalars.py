@@ -17,18 +17,11 @@ from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.formats.openmmlab import EngineClock
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text import parse_number
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.text import JSON_CELL, parse_number
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "scalars.json's time of an iteration"
-
-_KEY = re.compile(
-    rb'"(?:train/)?([\w.]{1,60})": (-?[\d.]{1,30}(?:[eE][+-]?\d{1,4})?|NaN|-?Infinity|null)(?=, "|$)',
-)
-_TIMES = {b"data_time", b"time", b"step"}
 
 
 @dataclass(slots=True)
@@ -42,42 +35,37 @@ class _State(FormatState):
 
 def _on_object(state: _State, line: LineMatch) -> None:
     state.is_array |= bool(line["comma"])
-    if state.is_array:
+    cells, log = {name.removeprefix(b"train/"): text for name, text in JSON_CELL.findall(line["cells"])}, state.log
+    if state.is_array or not cells.keys() >= {b"data_time", b"time", b"step"}:
         return
-    names = dict(_KEY.findall(line["cells"]))
-    if not names.keys() >= _TIMES:
-        return
-    if not names.keys() & {b"lr", b"base_lr"}:
+    if not cells.keys() & {b"lr", b"base_lr"}:
         if state.last:
             state.clock.pause(Disturbance.EVALUATION)
         return
-    step, stated = names[b"step"], names.get(b"iter", names[b"step"])
-    if not step.isdigit() or stated != step:
+    step = cells[b"step"]
+    if not step.isdigit() or cells.get(b"iter", step) != step:
         return
-    log, seconds = state.log, parse_number(names[b"time"])
-    if seconds is None or seconds <= 0:
-        log.unreadable += 1
+    record = log.timed(cells[b"time"], NS_PER_S, int(step), loss=parse_number(cells.get(b"loss", b"")), digits=False)
+    if record is None:
         return
     if int(step) <= state.last:
         log.on_restart()
     state.last = int(step)
-    record = Record(int(step), round(seconds * NS_PER_S), loss=parse_number(names.get(b"loss", b"")))
-    state.clock.add(log, SOURCE, record, line.label, by_epoch=b"epoch" in names)
-    memory = parse_number(names.get(b"memory", b""))
-    log.add_memory(allocated=None if memory is None else memory * MIB)
+    state.clock.add(log, SOURCE, record, line, by_epoch=b"epoch" in cells)
+    log.add_memory(MIB, allocated=parse_number(cells.get(b"memory", b"")))
 
-
-_RULE = Rule(
-    b'"step": ',
-    re.compile(rb'\{(?P<cells>"[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z'),
-    _on_object,
-    begin=(b'{"',),
-    identifies=False,
-)
 
 FORMAT = Format(
     framework="openmmlab",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b'"step": ',
+            re.compile(rb'\{(?P<cells>"[^\n{}]{1,16000}+)\}(?P<comma>,?)[ \t]*\Z'),
+            _on_object,
+            begin=(b'{"',),
+            identifies=False,
+        ),
+    ),
+    sources=(SOURCE,),
 )

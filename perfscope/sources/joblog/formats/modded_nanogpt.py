@@ -11,13 +11,11 @@ ahead. It is used where there are fewer than two validations.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
 
@@ -28,58 +26,48 @@ _LATEST_RESET = 1000  # later the rounded mean does not tell
 
 
 @dataclass(slots=True)
-class _Clock:
-    """A clock, and how many steps it leaves out."""
-
-    clock: ElapsedClock
-    untimed: int = 0
-
-
-@dataclass(slots=True)
 class _State(FormatState):
-    """The clock at validations, and the clock at steps."""
+    """The clock at validations, and the clock at steps; how many steps each leaves out."""
 
-    validations: _Clock = field(default_factory=lambda: _Clock(ElapsedClock(VALIDATIONS, runs_on=False)))
-    steps: _Clock = field(default_factory=lambda: _Clock(ElapsedClock(STEPS, runs_on=False)))
+    clocks: tuple[ElapsedClock, ElapsedClock] = field(
+        default_factory=lambda: (ElapsedClock(VALIDATIONS, runs_on=False), ElapsedClock(STEPS, runs_on=False))
+    )
+    untimed: list[int] = field(default_factory=lambda: [0, 0])
 
 
 def _on_step(state: _State, line: LineMatch) -> None:
-    log, step = state.log, int(line["step"])
+    log, step, which = state.log, int(line["step"]), b"val_loss:" not in line[0]
     log.set_count("train_iterations", line["total"], "records")
-    clock = state.validations if b"val_loss:" in line[0] else state.steps
     time_ms, mean_ms = float(line["ms"]), parse_number(line["mean"])
     if step <= _LATEST_RESET:
         untimed = step - round(time_ms / mean_ms) if mean_ms else 0
-        if abs(untimed - clock.untimed) > 1:
-            clock.clock.restart(log)
-        clock.untimed = untimed
-    record = Record(step, loss=parse_number(line["loss"]) if line["loss"] else None)
-    clock.clock.add(log, record, round(time_ms * NS_PER_MS), NS_PER_MS, label=line.label)
+        if abs(untimed - state.untimed[which]) > 1:
+            state.clocks[which].restart(log)
+        state.untimed[which] = untimed
+    record = Record(step, loss=parse_number(line["loss"]))
+    state.clocks[which].add(log, record, round(time_ms * NS_PER_MS), NS_PER_MS, label=line.label)
 
 
 def _close(state: _State) -> None:
-    state.validations.clock.close(state.log)
-    state.steps.clock.close(state.log)
+    for clock in state.clocks:
+        clock.close(state.log)
     if STEPS in state.log.series and VALIDATIONS in state.log.median_times():
-        state.log.series.pop(STEPS, None)  # the host's clock contradicts nothing
-
-
-_RULE = Rule(
-    b" step_avg:",
-    re.compile(
-        rb"step:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
-        rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"
-        rb"(?P<ms>\d{1,15}(?:\.\d{1,6})?)ms step_avg:(?P<mean>[\d.a-z]{1,20}?)ms"
-    ),
-    _on_step,
-    begin=(b"step:",),
-)
+        state.log.series.pop(STEPS)  # the host's clock contradicts nothing
 
 
 FORMAT = Format(
     framework="modded-nanogpt",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(VALIDATIONS), StepTimeSource(STEPS)),
+    rules=(
+        Rule(
+            b" step_avg:",
+            rb"step:(?P<step>\d{1,12})/(?P<total>\d{1,12}) (?:train_loss:(?P<loss>[\d.]{1,20}) )?"
+            rb"(?:\w{1,40}:[^\s:]{1,20} ){0,4}?train_time:"
+            rb"(?P<ms>\d{1,15}(?:\.\d{1,6})?)ms step_avg:(?P<mean>[\d.a-z]{1,20}?)ms",
+            _on_step,
+            begin=(b"step:",),
+        ),
+    ),
+    sources=(VALIDATIONS, STEPS),
     close=_close,
 )

@@ -11,9 +11,8 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "nanotron's time of one iteration"
@@ -43,9 +42,7 @@ def _on_iteration(state: FormatState, line: LineMatch) -> None:
     if record.tflops_per_gpu is not None:
         record.tflops_resolution = _resolution(record.tflops_per_gpu)
         state.log.tflops_label = "model_tflops_per_gpu"
-    series = state.log.series_of(SOURCE)
-    series.stated_interval = 1
-    series.add(record, line.label)
+    state.log.add(SOURCE, record, line, stated_interval=1)
     state.log.set_count("train_iterations", line["total"], "records")
     batch = cells.get(b"global_batch_size", b"")
     if b"elapsed_time_per_iteration_ms" in cells and batch.isdigit():
@@ -82,17 +79,16 @@ def _resolution(value: float) -> float:
     return float(10.0 ** (len(str(int(abs(value)))) - _DIGITS)) if abs(value) >= 1 else abs(value) * 10.0**-_DIGITS
 
 
-_RULE = Rule(
-    b"time_per_iteration_ms: ",
-    re.compile(rb"\]: iteration: (?P<step>\d{1,12}) / (?P<total>\d{1,12}) (?P<cells>\| consumed_[^\n]{0,2000})"),
-    _on_iteration,
-    begin=(b"]: iteration: ",),
-)
-
-
 FORMAT = Format(
     framework="nanotron",
     state=FormatState,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b"time_per_iteration_ms: ",
+            rb"\]: iteration: (?P<step>\d{1,12}) / (?P<total>\d{1,12}) (?P<cells>\| consumed_[^\n]{0,2000})",
+            _on_iteration,
+            begin=(b"]: iteration: ",),
+        ),
+    ),
+    sources=(SOURCE,),
 )

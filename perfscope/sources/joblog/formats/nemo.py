@@ -10,11 +10,9 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, ignore_line
 from perfscope.sources.joblog.step_times import EpochCounter
-from perfscope.sources.joblog.text import parse_number, parse_numbers
+from perfscope.sources.joblog.text import parse_numbers
 
 SOURCE = "train_step_timing"
 
@@ -41,51 +39,37 @@ def _on_line(state: _State, line: LineMatch) -> None:
 
 
 def _add_step(state: FormatState, line: LineMatch, step: int, total: int) -> None:
-    seconds = parse_number(line["seconds"])
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
+    log, cells = state.log, parse_numbers(_CELLS.findall(line[0]))
+    record = log.timed(line["seconds"], NS_PER_S, step, loss=cells.get(b"reduced_train_loss"), digits=False)
+    if record is None:
         return
-    cells = parse_numbers(_CELLS.findall(line[0]))
-    batch = cells.get(b"global_batch_size")
-    record = Record(
-        iteration=step,
-        wall_ns=round(seconds * NS_PER_S),
-        samples=None if batch is None else int(batch),
-        loss=cells.get(b"reduced_train_loss"),
-    )
-    state.log.series_of(SOURCE).add(record, line.label)
-    state.log.set_fact("train_iterations", total, "records")
-    consumed = cells.get(b"consumed_samples")
+    batch, consumed = cells.get(b"global_batch_size"), cells.get(b"consumed_samples")
+    record.samples = None if batch is None else int(batch)
+    log.add(SOURCE, record, line)
+    log.set_fact("train_iterations", total, "records")
     if batch is None and consumed is not None and step > 0 and consumed % step == 0 and b"e+" not in line[0]:
-        state.log.set_fact("gbs", int(consumed / step), "records")
+        log.set_fact("gbs", int(consumed / step), "records")
 
-
-_BAR_RULE = Rule(
-    b"train_step_timing in s=",
-    re.compile(
-        rb"(?:Epoch (?P<epoch>\d{1,9}):[^\n|]{0,200}+\|[^\n|]{0,400}+)?\| {0,20}(?P<step>\d{1,15})/(?P<total>\d{1,15}) "
-        rb"\[[^\n]{0,600}?"
-        rb"train_step_timing in s=(?P<seconds>[^,\]\s]+)"
-    ),
-    _on_bar,
-    begin=(b"Epoch ", b"| "),
-)
-_LINE_RULE = Rule(
-    b"train_step_timing in s:",
-    re.compile(
-        rb"iteration \d{1,15}/(?P<total>\d{1,15}) (?>\|[^\n]{0,800}?global_step: )(?P<step>\d{1,15}) [^\n]{0,800}?"
-        rb"train_step_timing in s: (?P<seconds>[^\s|]+)"
-    ),
-    _on_line,
-    begin=(b"iteration ",),
-)
-
-
-_OTHER_RULE: Rule[FormatState] = Rule(b"[NeMo I ", re.compile(rb"\[NeMo I "), ignore_line)
 
 FORMAT = Format(
     framework="nemo",
     state=_State,
-    rules=(_BAR_RULE, _LINE_RULE, _OTHER_RULE),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b"train_step_timing in s=",
+            rb"(?:Epoch (?P<epoch>\d{1,9}):[^\n|]{0,200}+\|[^\n|]{0,400}+)?\| {0,20}(?P<step>\d{1,15})"
+            rb"/(?P<total>\d{1,15}) \[[^\n]{0,600}?train_step_timing in s=(?P<seconds>[^,\]\s]+)",
+            _on_bar,
+            begin=(b"Epoch ", b"| "),
+        ),
+        Rule(
+            b"train_step_timing in s:",
+            rb"iteration \d{1,15}/(?P<total>\d{1,15}) (?>\|[^\n]{0,800}?global_step: )(?P<step>\d{1,15}) [^\n]{0,800}?"
+            rb"train_step_timing in s: (?P<seconds>[^\s|]+)",
+            _on_line,
+            begin=(b"iteration ",),
+        ),
+        Rule(b"[NeMo I ", rb"\[NeMo I ", ignore_line),
+    ),
+    sources=(SOURCE,),
 )

@@ -14,14 +14,12 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.text import parse_numbers
 
 SOURCE = "1 / OLMo-core's BPS"
 
-_REACH = 4000
 #: Before the spaces of a figure stands what a launcher writes before every line.
 _PREFIX = rb"(?:\(\w{1,40} pid=\d+[^)\n]{0,40}\))?[^\n=]{0,40}?[ \t]{2,16}"
 _NO_HEADING = rb"(?![^\n]{0,300}\[step=)"
@@ -49,29 +47,23 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         tokens_per_s_per_gpu=tokens,
         loss=losses[0] if losses else None,
     )
-    series = state.log.series_of(SOURCE)
-    series.stated_interval = 1
-    series.add(record, line.label)
+    state.log.add(SOURCE, record, line, stated_interval=1)
     state.log.set_count("train_iterations", line["total"], "records")
-    reserved = figures.get(b"gpu_memory/GPU reserved mem (GiB)")
-    state.log.add_memory(reserved=None if reserved is None else reserved * GIB)
-
-
-_RULE = Rule(
-    b"[step=",
-    re.compile(
-        rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
-        rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)"
-    ),
-    _on_step,
-    reach=_REACH,
-    begin=(b"[step=",),
-)
+    state.log.add_memory(GIB, reserved=figures.get(b"gpu_memory/GPU reserved mem (GiB)"))
 
 
 FORMAT = Format(
     framework="olmo",
     state=FormatState,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b"[step=",
+            rb"\[step=(?P<step>\d{1,12})/(?P<total>\d{1,12}|\?\?\?)(?:,epoch=\d{1,6}[^\]\n]{0,60})?\][ \t]*"
+            rb"(?P<figures>(?:" + _BETWEEN + rb"\n" + _NO_HEADING + _PREFIX + rb"[^\n=]{1,120}=[^\n]{1,40})+)",
+            _on_step,
+            reach=4000,
+            begin=(b"[step=",),
+        ),
+    ),
+    sources=(SOURCE,),
 )

@@ -7,13 +7,11 @@ prints a latency, whose first value is warm-up.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_MS, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import EpochCounter, add_dated
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -22,7 +20,6 @@ STAMPS = "time stamps of OneFlow's lines"
 LATENCY = "OneFlow's latency"
 
 _SETTINGS = {b"batch_size_per_device": "mbs", b"gpu_num_per_node": "gpus_per_node", b"num_nodes": "nodes"}
-_DIGITS_OF_NS = 9
 
 
 @dataclass(slots=True)
@@ -33,85 +30,63 @@ class _State(FormatState):
 
 
 def _on_stamped_step(state: _State, line: LineMatch) -> None:
-    stamp_ns = _to_ns(line["stamp"]) if line["stamp"] else None
-    step = int(line["step"])
+    stamp_ns, step = None, int(line["step"])
+    if line["stamp"]:
+        seconds, _, fraction = line["stamp"].partition(b".")
+        stamp_ns = int(seconds) * NS_PER_S + int(fraction[:9].ljust(9, b"0"))
     if "epoch" in line.match.re.groupindex:
         step = state.epochs.add(int(line["epoch"]), step)
     record = Record(iteration=step, loss=parse_number(line["loss"]), samples_per_s=parse_number(line["speed"]))
     add_dated(state.log, STAMPS, line, record, stamp_ns)
 
 
-def _to_ns(stamp: bytes) -> int:
-    seconds, _, fraction = stamp.partition(b".")
-    return int(seconds) * NS_PER_S + int(fraction[:_DIGITS_OF_NS].ljust(_DIGITS_OF_NS, b"0"))
-
-
 def _on_latency(state: FormatState, line: LineMatch) -> None:
-    latency = parse_number(line["latency"])
-    if latency is None or latency <= 0:
-        state.log.unreadable += 1
-        return
-    record = Record(int(line["step"]), round(latency * NS_PER_MS), loss=parse_number(line["loss"]))
-    state.log.series_of(LATENCY).add(record, line.label)
+    loss = parse_number(line["loss"])
+    record = state.log.timed(line["latency"], NS_PER_MS, int(line["step"]), loss=loss, digits=False)
+    if record is not None:
+        state.log.add(LATENCY, record, line)
 
-
-def _on_validation(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
-
-
-def _on_setting(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count(_SETTINGS[line[1]], line[2], "log")
-
-
-_STAMPED = Rule(
-    b", total_loss: ",
-    re.compile(
-        rb"step: (?P<step>\d{1,15}), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
-        rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)"
-    ),
-    _on_stamped_step,
-    begin=(b"step: ",),
-)
-
-
-_OF_EPOCHS: Rule[_State] = Rule(
-    b"samples/s: ",
-    re.compile(
-        rb"epoch (?P<epoch>\d{1,15}), iter (?P<step>\d{1,15}), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
-        rb"samples/s: (?P<speed>\S+)(?: (?P<stamp>\d{9,}(?:\.\d+)?))?"
-    ),
-    _on_stamped_step,
-    begin=(b"epoch ",),
-)
-
-
-_RULES: tuple[Rule[_State], ...] = (
-    _STAMPED,
-    _OF_EPOCHS,
-    Rule(
-        b"latency(ms): ",
-        re.compile(
-            rb"iter: (?P<step>\d{1,15})/\d+, loss: (?P<loss>[^,\s]+),[^\n]{0,300}?latency\(ms\): (?P<latency>[^\s|]+)"
-        ),
-        _on_latency,
-        begin=(b"iter: ",),
-    ),
-    Rule(b"validation: epoch ", re.compile(rb"validation: epoch \d+, iter "), _on_validation, identifies=False),
-    *(
-        Rule(
-            anchor,
-            re.compile(rb"(?:^|:)\s{0,99}(" + anchor + rb") = (\d{1,15})", re.M),
-            _on_setting,
-            identifies=False,
-            span=(100, 60),
-        )
-        for anchor in _SETTINGS
-    ),
-)
 
 FORMAT = Format(
     framework="oneflow",
     state=_State,
-    rules=_RULES,
-    sources=(StepTimeSource(LATENCY), StepTimeSource(STAMPS)),
+    rules=(
+        Rule(
+            b", total_loss: ",
+            rb"step: (?P<step>\d{1,15}), total_loss: (?P<loss>[^,\s]+),[^\n]{0,300}? "
+            rb"throughput: (?P<speed>\S+) (?P<stamp>\d{9,}(?:\.\d+)?)",
+            _on_stamped_step,
+            begin=(b"step: ",),
+        ),
+        Rule(
+            b"samples/s: ",
+            rb"epoch (?P<epoch>\d{1,15}), iter (?P<step>\d{1,15}), loss: (?P<loss>[^,\s]+),[^\n]{0,300}?"
+            rb"samples/s: (?P<speed>\S+)(?: (?P<stamp>\d{9,}(?:\.\d+)?))?",
+            _on_stamped_step,
+            begin=(b"epoch ",),
+        ),
+        Rule(
+            b"latency(ms): ",
+            rb"iter: (?P<step>\d{1,15})/\d+, loss: (?P<loss>[^,\s]+),[^\n]{0,300}?latency\(ms\): (?P<latency>[^\s|]+)",
+            _on_latency,
+            begin=(b"iter: ",),
+        ),
+        Rule(
+            b"validation: epoch ",
+            rb"validation: epoch \d+, iter ",
+            disturbs(Disturbance.EVALUATION),
+            identifies=False,
+        ),
+        *(
+            Rule(
+                anchor,
+                rb"(?:^|:)\s{0,99}" + anchor + rb" = (\d{1,15})",
+                counts(fact),
+                identifies=False,
+                span=(100, 60),
+            )
+            for anchor, fact in _SETTINGS.items()
+        ),
+    ),
+    sources=(LATENCY, STAMPS),
 )

@@ -14,11 +14,9 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.step_times import EpochCounter
-from perfscope.sources.joblog.text import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number
 
 SOURCE = "OpenCLIP's mean time of a batch"
 
@@ -35,41 +33,32 @@ class _State(FormatState):
 
 
 def _on_batch(state: _State, line: LineMatch) -> None:
-    seconds = parse_number(line["seconds"])
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
+    loss = _LOSS.search(line["cells"])
+    record = state.log.timed(line["seconds"], NS_PER_S, loss=parse_number(loss[1]) if loss else None)
+    if record is None:
         return
     epoch, samples, total = int(line["epoch"]), int(line["samples"]), int(line["total"])
     if epoch != state.epoch and samples > 0 and line["percent"] == b"0":
         state.batch = samples
     state.epoch = epoch
-    loss = _LOSS.search(line["cells"])
-    record = Record(wall_ns=round(seconds * NS_PER_S), loss=parse_number(loss[1]) if loss else None)
-    record.wall_resolution_ns = round(parse_resolution(line["seconds"]) * NS_PER_S)
     if state.batch and samples % state.batch == 0:
         record.iteration = state.epochs.add(epoch, samples // state.batch, total // state.batch)
         record.samples = state.batch
-    series = state.log.series_of(SOURCE)
-    series.expects_gaps = True  # an epoch's first line is that of its first batch
-    series.add(record, line.label)
-    if record.samples:
-        state.log.set_fact("gbs", record.samples, "records")
-
-
-_RULE = Rule(
-    b"Batch (t): ",
-    re.compile(
-        rb"Train Epoch: (?P<epoch>\d{1,6}) \[ {0,12}(?P<samples>\d{1,15})/(?P<total>\d{1,15}) "
-        rb"\((?P<percent>\d{1,3})%\)\](?P<cells>[^\n]{0,600}?Batch \(t\): (?P<seconds>[\d.]{1,20})[^\n]{0,600})"
-    ),
-    _on_batch,
-    begin=(b"Train Epoch: ",),
-)
+        state.log.set_fact("gbs", state.batch, "records")
+    state.log.add(SOURCE, record, line, expects_gaps=True)  # an epoch's first line is that of its first batch
 
 
 FORMAT = Format(
     framework="open_clip",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b"Batch (t): ",
+            rb"Train Epoch: (?P<epoch>\d{1,6}) \[ {0,12}(?P<samples>\d{1,15})/(?P<total>\d{1,15}) "
+            rb"\((?P<percent>\d{1,3})%\)\](?P<cells>[^\n]{0,600}?Batch \(t\): (?P<seconds>[\d.]{1,20})[^\n]{0,600})",
+            _on_batch,
+            begin=(b"Train Epoch: ",),
+        ),
+    ),
+    sources=(SOURCE,),
 )

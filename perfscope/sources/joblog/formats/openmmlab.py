@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
 from perfscope.sources.joblog.builder import JobLogBuilder
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import EpochCounter
-from perfscope.sources.joblog.text import parse_number, parse_resolution
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
 
 SOURCE = "OpenMMLab's time of an iteration"
@@ -47,16 +46,13 @@ class EngineClock:
         """Training is interrupted after an iteration, the last one without a number."""
         self.paused = (self.last if iteration is None else iteration, kind)
 
-    def add(self, log: JobLogBuilder, source: str, record: Record, label: bytes | None, *, by_epoch: bool) -> None:
+    def add(self, log: JobLogBuilder, source: str, record: Record, line: LineMatch, *, by_epoch: bool) -> None:
         """Add a record; epochs begin with a new clock."""
         assert record.iteration is not None
-        series = log.series_of(source)
-        series.expects_gaps = True  # lines are counted from the beginning of each epoch
-        series.stated_interval = self.window
-        series.untimed_after_start = self.window
-        series.clock_runs_on = not by_epoch
         if record.iteration == 1:
             record.wall_ns = None
+        series = log.series_of(source)
+        series.clock_runs_on = not by_epoch
         if self.paused is not None and not by_epoch:
             iteration, kind = self.paused
             if iteration < record.iteration <= iteration + self.window:
@@ -64,7 +60,8 @@ class EngineClock:
             else:
                 self.paused = None
         self.last = record.iteration
-        series.add(record, label)
+        # Lines are counted from the beginning of each epoch.
+        log.add(source, record, line, expects_gaps=True, stated_interval=self.window, untimed_after_start=self.window)
 
 
 @dataclass(slots=True)
@@ -78,28 +75,20 @@ class _State(FormatState):
 
 
 def _on_iteration(state: _State, line: LineMatch) -> None:
-    cells = dict(_CELL.findall(line["cells"]))
-    seconds = parse_number(cells.get(b"time", b""))
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
+    log, cells = state.log, dict(_CELL.findall(line["cells"]))
+    record = log.timed(cells.get(b"time", b""), NS_PER_S, loss=parse_number(cells.get(b"loss", b"")))
+    if record is None:
         return
     in_epoch, total = int(line["step"]), int(line["total"])
-    step = state.epochs.add(int(line["epoch"]), in_epoch, total) if line["epoch"] else in_epoch
-    log = state.log
-    record = Record(step, round(seconds * NS_PER_S), loss=parse_number(cells.get(b"loss", b"")))
-    record.wall_resolution_ns = round(parse_resolution(cells[b"time"]) * NS_PER_S)
+    record.iteration = state.epochs.add(int(line["epoch"]), in_epoch, total) if line["epoch"] else in_epoch
     if line["engine"]:
         state.is_engine = True
-        state.clock.add(log, SOURCE, record, line.label, by_epoch=bool(line["epoch"]))
+        state.clock.add(log, SOURCE, record, line, by_epoch=bool(line["epoch"]))
     else:
-        series = log.series_of(SOURCE)
-        series.expects_gaps = True  # lines are counted from the beginning of each epoch
-        series.clock_runs_on = not line["epoch"]
-        series.add(record, line.label)
+        log.add(SOURCE, record, line, expects_gaps=True, clock_runs_on=not line["epoch"])
     if not line["epoch"]:
         log.set_fact("train_iterations", total, "records")
-    memory = parse_number(cells.get(b"memory", b""))
-    log.add_memory(allocated=None if memory is None else memory * MIB)
+    log.add_memory(MIB, allocated=parse_number(cells.get(b"memory", b"")))
 
 
 def _on_evaluation(state: _State, _line: LineMatch) -> None:
@@ -113,23 +102,11 @@ def _on_save(state: _State, line: LineMatch) -> None:
 def _pause(state: _State, kind: Disturbance, iteration: int | None = None) -> None:
     if state.is_engine:
         state.clock.pause(kind, iteration)
-        state.log.on_disturbance(kind, is_in_times=False)
-    else:
-        state.log.on_disturbance(kind)
+    state.log.on_disturbance(kind, is_in_times=not state.is_engine)
 
 
 def _on_window(state: _State, line: LineMatch) -> None:
     state.clock.window, state.has_window = max(int(line[1]), 1), True
-
-
-_HEAD = rb"(?P<step>\d{1,9}) ?/ ?(?P<total>\d{1,9})\](?P<cells>[^\n]{0,160}? time: [^\n]{0,1500})"
-
-_RULE = Rule(
-    b"data_time: ",
-    re.compile(rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? {0,9}(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}" + _HEAD),
-    _on_iteration,
-    begin=(b" - INFO - ",),
-)
 
 
 def _close(state: _State) -> None:
@@ -141,23 +118,29 @@ FORMAT = Format(
     framework="openmmlab",
     state=_State,
     rules=(
-        _RULE,
-        Rule(b"(val) [", re.compile(rb" - INFO - (?:Epoch|Iter)\(val\) "), _on_evaluation, identifies=False),
+        Rule(
+            b"data_time: ",
+            rb" - INFO - (?:Epoch|Iter)(?P<engine>\(train\) )? {0,9}(?:\[ ?(?P<epoch>\d{1,6})\])?\[ {0,9}"
+            rb"(?P<step>\d{1,9}) ?/ ?(?P<total>\d{1,9})\](?P<cells>[^\n]{0,160}? time: [^\n]{0,1500})",
+            _on_iteration,
+            begin=(b" - INFO - ",),
+        ),
+        Rule(b"(val) [", rb" - INFO - (?:Epoch|Iter)\(val\) ", _on_evaluation, identifies=False),
         Rule(
             b" - INFO - Saving checkpoint at ",
-            re.compile(rb" Saving checkpoint at (\d{1,9}) (iterations|epochs)"),
+            rb" Saving checkpoint at (\d{1,9}) (iterations|epochs)",
             _on_save,
             identifies=False,
         ),
         Rule(
             b"log_processor = dict(",
-            re.compile(rb"log_processor = dict\([^()]{0,300}?\bwindow_size=(\d{1,6})\b"),
+            rb"log_processor = dict\([^()]{0,300}?\bwindow_size=(\d{1,6})\b",
             _on_window,
             reach=400,
             begin=(b"log_processor = dict(",),
             identifies=False,
         ),
     ),
-    sources=(StepTimeSource(SOURCE),),
+    sources=(SOURCE,),
     close=_close,
 )

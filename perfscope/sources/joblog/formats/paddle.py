@@ -17,10 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text import parse_number, parse_numbers, parse_resolution
+from perfscope.sources.joblog.text import parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
 
 TRAINER = "PaddleNLP's interval_runtime / steps"
@@ -63,16 +62,12 @@ def _on_interval(state: FormatState, line: LineMatch) -> None:
     is_whole = steps > 0 and abs(seconds * speed - steps) <= max(_HALF * steps, _HALF)
     wall_s = seconds / steps if is_whole else 1 / speed
     record = Record(int(step), round(wall_s * NS_PER_S), samples_per_s=samples_per_s, loss=cells.get(b"loss"))
-    per_gpu = cells.get(b"interval_tokens_per_second_per_device")
-    record.tokens_per_s_per_gpu = per_gpu
-    series = state.log.series_of(TRAINER)
-    series.clock_runs_on = True
-    if is_whole:
-        series.stated_interval = steps
+    record.tokens_per_s_per_gpu = cells.get(b"interval_tokens_per_second_per_device")
     is_of_2022 = _is_rounded(texts)
     if is_of_2022 and not state.log.has_fact("gbs"):
         record.samples_per_s = None  # where the batch is known, it is compared
-    series.add(record, line.label)
+    settings = {"stated_interval": steps} if is_whole else {}
+    state.log.add(TRAINER, record, line, clock_runs_on=True, **settings)
     if samples_per_s is not None and is_whole and not is_of_2022:
         batch = round(samples_per_s / speed)
         if batch > 0 and abs(samples_per_s / speed - batch) < _HALF * batch and not state.log.has_fact("gbs"):
@@ -86,69 +81,52 @@ def _is_rounded(texts: Mapping[bytes, bytes]) -> bool:
 
 
 def _on_batch_cost(state: _State, line: LineMatch) -> None:
-    cells = parse_numbers(_CELL.findall(line["cells"]))
-    seconds, step = parse_number(line["seconds"]), line["global"] or line["iter"]
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
+    log, cells, step = state.log, parse_numbers(_CELL.findall(line["cells"])), line["global"] or line["iter"]
+    record = log.timed(line["seconds"], NS_PER_S, int(step) if step else None, loss=cells.get(b"loss"))
+    if record is None:
         return
-    record = Record(int(step) if step else None, round(seconds * NS_PER_S), loss=cells.get(b"loss"))
-    record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
-    epoch = _EPOCH.search(line[0])
-    samples = cells.get(b"avg_samples")
+    epoch, samples = _EPOCH.search(line[0]), cells.get(b"avg_samples")
     has_usual_steps = not step or state.has_usual_steps(int(step), int(epoch[1]) if epoch else None, samples)
     if not has_usual_steps:
         record.wall_ns = None
-    state.log.series_of(SCRIPT).add(record, line.label)
+    log.add(SCRIPT, record, line)
     if has_usual_steps and samples is not None and samples == int(samples) and samples > 0:
-        state.log.set_fact("mbs", int(samples), "records")
-    reserved, allocated = cells.get(b"max_mem_reserved"), cells.get(b"max_mem_allocated")
-    state.log.add_memory(
-        reserved=None if reserved is None else reserved * MIB, allocated=None if allocated is None else allocated * MIB
-    )
-
-
-def _on_evaluation(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
-
-
-def _on_save(state: FormatState, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.SAVE)
+        log.set_fact("mbs", int(samples), "records")
+    log.add_memory(MIB, reserved=cells.get(b"max_mem_reserved"), allocated=cells.get(b"max_mem_allocated"))
 
 
 _EPOCH = re.compile(rb"epoch: \[(\d{1,9})/")
-_SCRIPT = re.compile(
-    rb"(?P<cells>(?:epoch: \[\d{1,9}/\d{1,9}\], )?"
-    rb"(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter(?:=|: )(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
-    rb"batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})"
-)
-
-_TRAINER_RULE = Rule(
-    b"interval_runtime: ",
-    re.compile(rb"(?<![\w'])loss: [^\n]{0,300}?global_step: [^\n]{0,400}?interval_runtime: [^\n]{0,400}"),
-    _on_interval,
-    begin=(b"loss: ",),
-)
-_SCRIPT_RULE = Rule(
-    b"batch_cost",
-    _SCRIPT,
-    _on_batch_cost,
-    begin=(b"epoch: [", b"global_step", b"global step", b"iter=", b"iter: "),
-)
-
 
 FORMAT = Format(
     framework="paddle",
     state=_State,
     rules=(
-        _TRAINER_RULE,
-        _SCRIPT_RULE,
+        Rule(
+            b"interval_runtime: ",
+            rb"(?<![\w'])loss: [^\n]{0,300}?global_step: [^\n]{0,400}?interval_runtime: [^\n]{0,400}",
+            _on_interval,
+            begin=(b"loss: ",),
+        ),
+        Rule(
+            b"batch_cost",
+            rb"(?P<cells>(?:epoch: \[\d{1,9}/\d{1,9}\], )?"
+            rb"(?:global[_ ]step:? ?(?P<global>\d{1,12})|\biter(?:=|: )(?P<iter>\d{1,12})/\d{1,12})[^\n]{0,300}?"
+            rb"batch_cost[:=] ?(?P<seconds>[\d.]{1,20})(?: sec\b| s\b|,)[^\n]{0,300})",
+            _on_batch_cost,
+            begin=(b"epoch: [", b"global_step", b"global step", b"iter=", b"iter: "),
+        ),
         Rule(
             b"***** Running Evaluation",
-            re.compile(rb"\*{5} Running Evaluation \*{5}"),
-            _on_evaluation,
+            rb"\*{5} Running Evaluation \*{5}",
+            disturbs(Disturbance.EVALUATION),
             identifies=False,
         ),
-        Rule(b"] - Saving model checkpoint to", re.compile(rb"Saving model checkpoint to"), _on_save, identifies=False),
+        Rule(
+            b"] - Saving model checkpoint to",
+            rb"Saving model checkpoint to",
+            disturbs(Disturbance.SAVE),
+            identifies=False,
+        ),
     ),
-    sources=(StepTimeSource(TRAINER), StepTimeSource(SCRIPT)),
+    sources=(TRAINER, SCRIPT),
 )

@@ -13,11 +13,9 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.step_times import EpochCounter
-from perfscope.sources.joblog.text import parse_number, parse_numbers, parse_resolution
+from perfscope.sources.joblog.text import parse_numbers
 
 SOURCE = "PaddleDetection's batch cost"
 
@@ -33,40 +31,29 @@ class _State(FormatState):
 
 
 def _on_iteration(state: _State, line: LineMatch) -> None:
-    seconds = parse_number(line["seconds"])
-    if seconds is None or seconds <= 0:
-        state.log.unreadable += 1
+    log, cells = state.log, parse_numbers(_CELL.findall(line["cells"]))
+    record = log.timed(line["seconds"], NS_PER_S, loss=cells.get(b"loss"))
+    if record is None or record.wall_ns is None:
         return
-    cells = parse_numbers(_CELL.findall(line["cells"]))
-    step = state.epochs.add(int(line["epoch"]), int(line["step"]) + 1, int(line["total"]))
-    record = Record(step, round(seconds * NS_PER_S), loss=cells.get(b"loss"))
-    record.wall_resolution_ns = max(round(parse_resolution(line["seconds"]) * NS_PER_S), 1)
-    series = state.log.series_of(SOURCE)
-    series.expects_gaps = True  # lines are counted from the beginning of each epoch
-    series.add(record, line.label)
-    images = (cells.get(b"ips") or 0.0) * seconds
-    if round(images) > 0 and abs(images - round(images)) < _WHOLE * images and not state.log.has_fact("mbs"):
-        state.log.set_fact("mbs", round(images), "records")
-    reserved, allocated = cells.get(b"max_mem_reserved"), cells.get(b"max_mem_allocated")
-    state.log.add_memory(
-        reserved=None if reserved is None else reserved * MIB, allocated=None if allocated is None else allocated * MIB
-    )
-
-
-_RULE = Rule(
-    b" batch_cost: ",
-    re.compile(
-        rb"Epoch: \[(?P<epoch>\d{1,6})\] \[ {0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})\] (?P<cells>(?>[^\n]{0,2000}?"
-        rb" batch_cost: )(?P<seconds>[\d.]{1,20}) data_cost: [^\n]{0,300})"
-    ),
-    _on_iteration,
-    begin=(b"Epoch: [",),
-)
+    record.iteration = state.epochs.add(int(line["epoch"]), int(line["step"]) + 1, int(line["total"]))
+    log.add(SOURCE, record, line, expects_gaps=True)  # lines are counted from the beginning of each epoch
+    images = (cells.get(b"ips") or 0.0) * record.wall_ns / NS_PER_S
+    if round(images) > 0 and abs(images - round(images)) < _WHOLE * images and not log.has_fact("mbs"):
+        log.set_fact("mbs", round(images), "records")
+    log.add_memory(MIB, reserved=cells.get(b"max_mem_reserved"), allocated=cells.get(b"max_mem_allocated"))
 
 
 FORMAT = Format(
     framework="paddledetection",
     state=_State,
-    rules=(_RULE,),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(
+        Rule(
+            b" batch_cost: ",
+            rb"Epoch: \[(?P<epoch>\d{1,6})\] \[ {0,9}(?P<step>\d{1,9})/(?P<total>\d{1,9})\] (?P<cells>(?>[^\n]{0,2000}?"
+            rb" batch_cost: )(?P<seconds>[\d.]{1,20}) data_cost: [^\n]{0,300})",
+            _on_iteration,
+            begin=(b"Epoch: [",),
+        ),
+    ),
+    sources=(SOURCE,),
 )

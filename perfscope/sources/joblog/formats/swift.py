@@ -12,9 +12,8 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -25,6 +24,7 @@ _ELAPSED = re.compile(rb"(?:(\d{1,4})d ?)?(?:(\d{1,3})h ?)?(?:(\d{1,3})m ?)?(?:(
 _CELL = re.compile(
     rb"['\"](loss|elapsed_time|eval_runtime|iteration|global_step/max_steps)['\"]: ['\"]?([^,'\"}\n]{1,40})"
 )
+_DICTIONARY = rb"\{[^\n{}]{0,3000}?['\"]%s['\"]: [^\n{}]{0,3000}\}"
 
 
 @dataclass(slots=True)
@@ -40,47 +40,24 @@ def _on_dictionary(state: _State, line: LineMatch) -> None:
         state.log.on_disturbance(Disturbance.EVALUATION)
         return
     step, _, total = (cells.get(b"global_step/max_steps") or cells.get(b"iteration") or b"").partition(b"/")
-    elapsed_s = _elapsed_s(cells.get(b"elapsed_time", b""))
-    if not step.isdigit() or elapsed_s is None:
+    elapsed = _ELAPSED.fullmatch(cells.get(b"elapsed_time", b"").strip())
+    if not step.isdigit() or elapsed is None or not any(elapsed.groups()):
         return
+    units = (S_PER_DAY, S_PER_HOUR, S_PER_MINUTE, 1)
+    elapsed_s = sum(int(part or 0) * unit for part, unit in zip(elapsed.groups(), units, strict=True))
     state.log.set_count("train_iterations", total, "records")
     record = Record(int(step), loss=parse_number(cells.get(b"loss", b"")))
     state.clock.add(state.log, record, elapsed_s * NS_PER_S, NS_PER_S, label=line.label)
-
-
-def _elapsed_s(text: bytes) -> int | None:
-    elapsed = _ELAPSED.fullmatch(text.strip())
-    if elapsed is None or not any(elapsed.groups()):
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in elapsed.groups())
-    return days * S_PER_DAY + hours * S_PER_HOUR + minutes * S_PER_MINUTE + seconds
-
-
-def _close(state: _State) -> None:
-    state.clock.close(state.log)
-
-
-_RULE = Rule(
-    b"/max_steps",
-    re.compile(rb"\{[^\n{}]{0,3000}?['\"]global_step/max_steps['\"]: [^\n{}]{0,3000}\}"),
-    _on_dictionary,
-    begin=(b"{",),
-)
 
 
 FORMAT = Format(
     framework="ms-swift",
     state=_State,
     rules=(
-        _RULE,
-        Rule(
-            b"train_speed(s/it)",
-            re.compile(rb"\{[^\n{}]{0,3000}?['\"]iteration['\"]: [^\n{}]{0,3000}\}"),
-            _on_dictionary,
-            begin=(b"{",),
-        ),
-        Rule(b"[INFO:swift]", re.compile(rb"\[INFO:swift\]"), ignore_line),
+        Rule(b"/max_steps", _DICTIONARY % b"global_step/max_steps", _on_dictionary, begin=(b"{",)),
+        Rule(b"train_speed(s/it)", _DICTIONARY % b"iteration", _on_dictionary, begin=(b"{",)),
+        Rule(b"[INFO:swift]", rb"\[INFO:swift\]", ignore_line),
     ),
-    sources=(StepTimeSource(SOURCE),),
-    close=_close,
+    sources=(SOURCE,),
+    close=lambda state: state.clock.close(state.log),
 )

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from math import prod
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, counts, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import add_dated
 from perfscope.sources.joblog.text import parse_number, parse_resolution
 from perfscope.tables.joblog import Disturbance, Save
@@ -62,7 +61,7 @@ def _on_step(state: _State, line: LineMatch) -> None:
         log.tflops_label = "tflops"
     reserved, percent = parse_number(line["memory"]), parse_number(line["percent"])
     if reserved is not None:
-        log.add_memory(reserved=reserved * GIB)
+        log.add_memory(GIB, reserved=reserved)
         if percent is not None and percent > 0:
             state.total_memory_gib = round(reserved * _PERCENT / percent, 1)
     add_dated(log, SOURCE, line, record)
@@ -118,13 +117,8 @@ def _on_saved(state: FormatState, line: LineMatch) -> None:
     state.log.on_disturbance(Disturbance.SAVE)
 
 
-def _on_parameters(state: FormatState, line: LineMatch) -> None:
-    state.log.set_count("parameters", line[1], "log")
-
-
 def _close(state: _State) -> None:
-    if state.total_memory_gib is not None:
-        state.log.add_memory(total=state.total_memory_gib * GIB)
+    state.log.add_memory(GIB, total=state.total_memory_gib)
 
 
 _STEP = re.compile(
@@ -139,38 +133,36 @@ _WPS_RULE = Rule(b"  wps:", _STEP, _on_step, begin=(b"step:",))
 _RULES = (
     _TPS_RULE,
     _WPS_RULE,
-    Rule(b"Training starts at step", re.compile(rb"Training starts at step.{0,600}"), _on_start),
-    Rule(b"Trainer is initialized with", re.compile(rb"Trainer is initialized with.{0,600}"), _on_settings),
-    Rule(b"device mesh with", re.compile(rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])"), _on_mesh),
-    Rule(b"device mesh with parallelism", re.compile(rb"device mesh with parallelism: .{0,600}"), _on_parallelism),
+    Rule(b"Training starts at step", rb"Training starts at step.{0,600}", _on_start),
+    Rule(b"Trainer is initialized with", rb"Trainer is initialized with.{0,600}", _on_settings),
+    Rule(b"device mesh with", rb"device mesh with (?P<names>\[[^\]]*\]), (?P<sizes>\[[^\]]*\])", _on_mesh),
+    Rule(b"device mesh with parallelism", rb"device mesh with parallelism: .{0,600}", _on_parallelism),
     Rule(
         b"activation checkpointing to the model",
-        re.compile(rb"Applied (full|selective) activation checkpointing to the model"),
+        rb"Applied (full|selective) activation checkpointing to the model",
         _on_checkpointing,
         identifies=False,
     ),
     Rule(
         b"inish",
-        re.compile(
-            rb"inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
-            rb"[^\n]{0,200}?in (?P<seconds>[\d.]+) seconds"
-        ),
+        rb"inish(?:ed)? (?P<what>saving|staging) the checkpoint(?P<background> in the background process)?"
+        rb"[^\n]{0,200}?in (?P<seconds>[\d.]+) seconds",
         _on_saved,
         identifies=False,
         begin=(b"inish",),
     ),
     Rule(
         b"Last step checkpoint completed in",
-        re.compile(rb"Last step checkpoint completed in (?P<what>)(?P<background>)(?P<seconds>[\d.]+)s"),
+        rb"Last step checkpoint completed in (?P<what>)(?P<background>)(?P<seconds>[\d.]+)s",
         _on_saved,
         identifies=False,
     ),
-    Rule(b"[titan]", re.compile(rb"\[titan\]"), ignore_line),
-    Rule(b"torchtitan", re.compile(rb"torchtitan"), ignore_line),
+    Rule(b"[titan]", rb"\[titan\]", ignore_line),
+    Rule(b"torchtitan", rb"torchtitan", ignore_line),
     Rule(
         b"total parameters",
-        re.compile(rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters"),
-        _on_parameters,
+        rb"size: (?:\x1b\[\d+m)?([\d,]+) total parameters",
+        counts("parameters"),
         identifies=False,
     ),
 )
@@ -180,6 +172,6 @@ FORMAT = Format(
     framework="torchtitan",
     state=_State,
     rules=_RULES,
-    sources=(StepTimeSource(SOURCE),),
+    sources=(SOURCE,),
     close=_close,
 )

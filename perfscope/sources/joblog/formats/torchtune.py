@@ -16,9 +16,8 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, disturbs
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import CLOCK, parse_clock_s, parse_number, parse_numbers
 from perfscope.tables.joblog import Disturbance
@@ -27,10 +26,6 @@ BAR = "the clock of torchtune's bar"
 SOURCE = "tokens_per_second_per_gpu"
 
 _CELL = re.compile(rb"(?<!\w)(\w++):(\S+)")
-_BAR = re.compile(
-    rb"(?<!\d)(?P<epoch>\d{1,6}+)\|(?P<number>\d{1,12}+)\|Loss: (?P<loss>[^:|\n]{1,40}+): {1,4}+\d{1,3}+%"
-    rb"\|[^|\n]{0,400}+\| {0,4}+(?P<step>\d{1,12}+)/(?P<length>\d{1,12}+) \[" + CLOCK + rb"<"
-)
 
 
 @dataclass(slots=True)
@@ -54,45 +49,31 @@ def _on_bar(state: _State, line: LineMatch) -> None:
 
 def _on_step(state: _State, line: LineMatch) -> None:
     cells = parse_numbers(_CELL.findall(line["cells"]))
-    record = Record(
-        iteration=int(line["step"]),
-        loss=cells.get(b"loss"),
-        tokens_per_s_per_gpu=cells.get(b"tokens_per_second_per_gpu"),
-    )
-    state.log.series_of(SOURCE).add(record, line.label)
-    state.log.add_memory(
-        allocated=_bytes(cells.get(b"peak_memory_alloc")), reserved=_bytes(cells.get(b"peak_memory_reserved"))
-    )
-
-
-def _on_validation(state: _State, _line: LineMatch) -> None:
-    state.log.on_disturbance(Disturbance.EVALUATION)
-
-
-def _bytes(gib: float | None) -> float | None:
-    return None if gib is None else gib * GIB
-
-
-def _close(state: _State) -> None:
-    state.clock.close(state.log)
-
-
-_RULE = Rule(
-    b" | loss:",
-    re.compile(rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S{1,40} lr:[^\n]{0,1000})"),
-    _on_step,
-    begin=(b"Step ",),
-)
+    speed = cells.get(b"tokens_per_second_per_gpu")
+    state.log.add(SOURCE, Record(int(line["step"]), loss=cells.get(b"loss"), tokens_per_s_per_gpu=speed), line)
+    allocated, reserved = cells.get(b"peak_memory_alloc"), cells.get(b"peak_memory_reserved")
+    state.log.add_memory(GIB, allocated=allocated, reserved=reserved)
 
 
 FORMAT = Format(
     framework="torchtune",
     state=_State,
     rules=(
-        Rule(b"|Loss: ", _BAR, _on_bar, span=(20, 520)),
-        _RULE,
-        Rule(b" | val_loss:", re.compile(rb"Step \d{1,12} \| val_loss:"), _on_validation, begin=(b"Step ",)),
+        Rule(
+            b"|Loss: ",
+            rb"(?<!\d)(?P<epoch>\d{1,6}+)\|(?P<number>\d{1,12}+)\|Loss: (?P<loss>[^:|\n]{1,40}+): {1,4}+\d{1,3}+%"
+            rb"\|[^|\n]{0,400}+\| {0,4}+(?P<step>\d{1,12}+)/(?P<length>\d{1,12}+) \[" + CLOCK + rb"<",
+            _on_bar,
+            span=(20, 520),
+        ),
+        Rule(
+            b" | loss:",
+            rb"Step (?P<step>\d{1,12}) \| (?P<cells>loss:\S{1,40} lr:[^\n]{0,1000})",
+            _on_step,
+            begin=(b"Step ",),
+        ),
+        Rule(b" | val_loss:", rb"Step \d{1,12} \| val_loss:", disturbs(Disturbance.EVALUATION), begin=(b"Step ",)),
     ),
-    sources=(StepTimeSource(BAR), StepTimeSource(SOURCE)),
-    close=_close,
+    sources=(BAR, SOURCE),
+    close=lambda state: state.clock.close(state.log),
 )

@@ -15,9 +15,8 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import NS_PER_S, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource, ignore_line
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule, ignore_line
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.run_end import EVALUATIONS, RunEnd, is_part_of_losses, steps_of_speed
 from perfscope.sources.joblog.step_times import ElapsedClock
 from perfscope.sources.joblog.text import parse_number
@@ -48,7 +47,7 @@ class _State(FormatState):
 
 
 def _on_line(state: _State, line: LineMatch) -> None:
-    state.is_log = True
+    state.is_log, state.name = True, "llama-factory"
     elapsed = _ELAPSED.match(line["elapsed"])
     if elapsed is None:
         state.log.unreadable += 1
@@ -94,10 +93,6 @@ def _on_evaluation(state: _State, _line: LineMatch) -> None:
     state.has_evaluations = True
 
 
-def _framework_of(state: _State) -> str:
-    return "llama-factory" if state.is_log else "hf-trainer"
-
-
 def _close(state: _State) -> None:
     log = state.log
     state.clock.close(log)
@@ -141,11 +136,9 @@ _FRAMEWORK = "hf-trainer-files"
 
 _RULE = Rule(
     b'{"current_steps": ',
-    re.compile(
-        rb'\{"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12}), '
-        rb'(?:"loss": (?P<loss>[^,]{1,30}), )?(?P<evaluation>"eval_loss": [\d.]{1,30}, )?[^\n{}]{0,400}?'
-        rb'"elapsed_time": "(?P<elapsed>[^"\n]{1,40})"(?:[^\n{}]{0,200}?"total_tokens": (?P<tokens>\d{1,18}))?'
-    ),
+    rb'\{"current_steps": (?P<step>\d{1,12}), "total_steps": (?P<total>\d{1,12}), '
+    rb'(?:"loss": (?P<loss>[^,]{1,30}), )?(?P<evaluation>"eval_loss": [\d.]{1,30}, )?[^\n{}]{0,400}?'
+    rb'"elapsed_time": "(?P<elapsed>[^"\n]{1,40})"(?:[^\n{}]{0,200}?"total_tokens": (?P<tokens>\d{1,18}))?',
     _on_line,
     begin=(b'{"current_steps": ',),
 )
@@ -155,23 +148,23 @@ FORMAT = Format(
     state=_State,
     rules=(
         _RULE,
-        Rule(b'"log_history": [', re.compile(rb'"log_history": \['), ignore_line),
+        Rule(b'"log_history": [', rb'"log_history": \[', ignore_line),
         Rule(
             b'"loss": ',
-            re.compile(rb'^ {4,8}"loss": ([\d.eE+-]{1,30})', re.MULTILINE),
+            rb'^ {4,8}"loss": ([\d.eE+-]{1,30})',
             _on_loss,
             identifies=False,
         ),
         Rule(
             b'"eval_runtime": ',
-            re.compile(rb'^ {2,8}"eval_runtime": ', re.MULTILINE),
+            rb'^ {2,8}"eval_runtime": ',
             _on_evaluation,
             identifies=False,
         ),
         *(
             Rule(
                 b'"' + name + b'": ',
-                re.compile(rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})', re.MULTILINE),
+                rb'^ {2,8}"(' + name + rb')": ([\d.eE+-]{1,30})',
                 _on_figure,
                 identifies=False,
             )
@@ -186,7 +179,7 @@ FORMAT = Format(
             )
         ),
     ),
-    sources=(StepTimeSource(CLOCK), StepTimeSource(RUN)),
+    sources=(CLOCK, RUN),
     close=_close,
-    framework_of=_framework_of,
+    name="hf-trainer",
 )

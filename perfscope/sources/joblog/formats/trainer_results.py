@@ -12,14 +12,12 @@ samples of an epoch, ``train_samples``, and the epochs allow. Other keys are of 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from math import ceil, floor
 
 from perfscope.constants import NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
 from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
 from perfscope.sources.joblog.run_end import NO_END
 from perfscope.sources.joblog.text import parse_number
 
@@ -124,13 +122,13 @@ FORMAT = Format(
     rules=tuple(
         Rule(
             b'"' + key + b'": ',
-            re.compile(rb'^[^\n"{}]{0,200}"(' + key + rb')": ([\d.eE+-]{1,30}),?[ \t]*$', re.MULTILINE),
+            rb'^[^\n"{}]{0,200}"(' + key + rb')": ([\d.eE+-]{1,30}),?[ \t]*$',
             _on_figure,
             identifies=key == b"train_runtime",
         )
         for key in _KEYS
     ),
-    sources=(StepTimeSource(RUN),),
+    sources=(RUN,),
     close=_close,
-    framework_of=lambda _: "hf-trainer",
+    name="hf-trainer",
 )

@@ -12,10 +12,8 @@ from __future__ import annotations
 import re
 
 from perfscope.constants import GIB, NS_PER_S
-from perfscope.sources.joblog.log_format import Format, FormatState, StepTimeSource
-from perfscope.sources.joblog.records import Record
-from perfscope.sources.joblog.rules import LineMatch, Rule
-from perfscope.sources.joblog.text import parse_number, parse_resolution
+from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
+from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance, Save
 
 SOURCE = "verl's time of a step"
@@ -38,28 +36,20 @@ _NEEDED = (
 def _on_step(state: FormatState, line: LineMatch) -> None:
     texts = dict(_CELL.findall(line["cells"]))
     cells = {name: parse_number(texts[name]) for name in _NEEDED if name in texts}
-    name = next((name for name in _TIMES if cells.get(name)), None)
-    if name is None:
+    name, log = next((name for name in _TIMES if cells.get(name)), None), state.log
+    record = (
+        None if name is None else log.timed(texts[name], NS_PER_S, int(line["step"]), loss=cells.get(b"train/loss"))
+    )
+    if record is None:
         return
-    log, seconds = state.log, cells[name] or 0.0
-    if seconds <= 0:
-        log.unreadable += 1
-        return
-    series = log.series_of(SOURCE)
-    series.clock_runs_on = True
+    log.series_of(SOURCE).clock_runs_on = True
     save_s = cells.get(b"timing_s/save_checkpoint")
     if cells.get(b"timing_s/testing"):
         log.on_disturbance(Disturbance.EVALUATION)
     elif save_s:
         log.on_disturbance(Disturbance.SAVE)
-    record = Record(
-        iteration=int(line["step"]),
-        wall_ns=round(seconds * NS_PER_S),
-        tokens_per_s_per_gpu=cells.get(b"perf/throughput"),
-        loss=cells.get(b"train/loss"),
-        wall_resolution_ns=max(round(parse_resolution(texts[name]) * NS_PER_S), 1),
-    )
-    series.add(record, line.label)
+    record.tokens_per_s_per_gpu = cells.get(b"perf/throughput")
+    log.add(SOURCE, record, line)
     if save_s and not log.saves.is_last(record.iteration):
         log.saves.add(Save(record.iteration, round(save_s * NS_PER_S), "timer", None))
     for part in _PARTS:
@@ -67,20 +57,14 @@ def _on_step(state: FormatState, line: LineMatch) -> None:
         if part_s is not None and part_s >= 0:
             log.add_timer(part.decode(), round(part_s * NS_PER_S))
     allocated, reserved = cells.get(b"perf/max_memory_allocated_gb"), cells.get(b"perf/max_memory_reserved_gb")
-    log.add_memory(
-        allocated=None if allocated is None else allocated * GIB, reserved=None if reserved is None else reserved * GIB
-    )
+    log.add_memory(GIB, allocated=allocated, reserved=reserved)
 
 
-_LINE = re.compile(rb"(?<!\S)step:(?P<step>\d{1,9})(?P<cells> - [^\n]{1,16000})")
-
-_RULE = Rule(b" - timing_s/", _LINE, _on_step)
-_RULE_OF_SFT = Rule(b" - train/time(s):", _LINE, _on_step)
-
+_LINE = rb"(?<!\S)step:(?P<step>\d{1,9})(?P<cells> - [^\n]{1,16000})"
 
 FORMAT = Format(
     framework="verl",
     state=FormatState,
-    rules=(_RULE, _RULE_OF_SFT),
-    sources=(StepTimeSource(SOURCE),),
+    rules=(Rule(b" - timing_s/", _LINE, _on_step), Rule(b" - train/time(s):", _LINE, _on_step)),  # that of SFT
+    sources=(SOURCE,),
 )
