@@ -30,15 +30,15 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from tabulate import tabulate
-from torch.utils.data import dataloader
+from torch.utils.data import DataLoader, dataloader
 
-from benchmarks.training_loop import Size, Training
 from perfscope import hooks, wire
 from perfscope.constants import MS_PER_S, NS_PER_US, US_PER_S
 from perfscope.hooks import start
@@ -47,7 +47,7 @@ from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.run import read_run
-from perfscope.workloads.gpt import GptConfig
+from perfscope.workloads.gpt import Gpt, GptConfig
 
 ACTIVE = 3  # steps of a window
 #: Steps before a comparison: in the first 32 the hooks time each pass.
@@ -61,6 +61,59 @@ LARGE = GptConfig(layers=24, hidden=1024, heads=16, vocabulary=8192, seq_len=513
 SMALL = GptConfig(layers=12, hidden=64, heads=2, vocabulary=256, seq_len=33)
 TINY = GptConfig(layers=1, hidden=16, heads=1, vocabulary=16, seq_len=9)
 Split = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and its batch.
+
+    Attributes:
+        config: The model.
+        batch: Sequences in a batch.
+    """
+
+    config: GptConfig
+    batch: int
+
+
+class Tokens:
+    """Endless random tokens."""
+
+    def __init__(self, config: GptConfig) -> None:
+        self.config = config
+
+    def __len__(self) -> int:
+        return 10**9
+
+    def __getitem__(self, _index: int) -> Any:  # noqa: ANN401 - a tensor
+        return torch.randint(self.config.vocabulary, (self.config.seq_len,))
+
+
+class Training:
+    """The loop that is measured: ``loss.item()`` in every step, so that the device hides nothing of the host's work."""
+
+    def __init__(self, size: Size) -> None:
+        torch.manual_seed(0)
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        self.model = Gpt(size.config).to(self.device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.load(size.batch)
+
+    def load(self, batch: int) -> None:
+        """Train on batches of another size from now on."""
+        self.batches = iter(DataLoader(Tokens(self.model.config), batch_size=batch))
+
+    def step(self) -> float:
+        """Train one step; seconds of it."""
+        began = time.perf_counter()
+        tokens = next(self.batches).to(self.device)
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, torch.bfloat16, enabled=self.device == "cuda"):
+            loss = self.model(tokens)
+        loss.backward()
+        self.optimizer.step()
+        loss.item()
+        return time.perf_counter() - began
 
 
 class Hooks:
@@ -307,8 +360,8 @@ def count_hooks_us(run_dir: Path, first: int, last: int) -> tuple[float, float]:
     time.sleep(3)  # records are written every two seconds
     table = read_run(run_dir).steps[0]
     chosen = (table.step >= first) & (table.step <= last) & table.steady
-    counted = table.hook_ns[chosen]
-    return float(np.ma.mean(counted)) / NS_PER_US, float(np.ma.median(counted)) / NS_PER_US
+    counted = table.hook_ns[chosen].compressed()
+    return float(np.mean(counted)) / NS_PER_US, float(np.median(counted)) / NS_PER_US
 
 
 def measure(*, small: bool) -> dict[str, Any]:

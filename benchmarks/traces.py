@@ -1,11 +1,11 @@
 """How fast perfscope reads a large trace, beside the tools that people use, as ratios in one run.
 
-    python -m benchmarks.traces --folder /tmp/bench [--trace BIG.pt.trace.json.gz] [--write FIGURES.json]
+    python -m benchmarks.traces --folder /tmp/bench --trace BIG.pt.trace.json.gz [--write FIGURES.json]
     python -m benchmarks.traces --report FIGURES.json [--write reports/traces.md]
 
 Every tool runs in a fresh process that begins with the compressed file; the best of the rounds counts, and rounds take
 turns so that a busy moment hits all alike. The peers are installed into environments of their own below the folder; one
-that cannot be installed is named. Without ``--trace`` a synthetic one is made.
+that cannot be installed is named.
 
 The limits: HTA's load and four analyses at least 20 times perfscope's time and 10 times its memory, TraceLens' report
 45 times. Of the time of gunzip with simdjson's bare parse, perfscope takes at most 1.0. The limits are for wall times;
@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.processes import Tool, best, environment, machine, take_turns
-from benchmarks.synthetic_trace import make
 from perfscope.constants import MB
 
 HTA = """
@@ -76,7 +75,7 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, help="for environments and made traces")
-    parser.add_argument("--trace", type=Path, help="a large compressed trace")
+    parser.add_argument("--trace", type=Path, help="a large compressed trace, needed to measure")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--slow", type=float, default=10.0, help="processor seconds that make a tool a slow one")
     parser.add_argument("--slow-rounds", type=int, default=2, help="how often a slow one runs")
@@ -95,21 +94,18 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     take_turns(tools, options.rounds, options.slow, options.slow_rounds)
     return {
         "machine": where,
-        "trace": {"name": options.trace.name if options.trace else "", **_facts(trace)},
+        "trace": {"name": options.trace.name, **_facts(trace)},
         "tools": [tool.data() for tool in tools],
     }
 
 
-def _trace(source: Path | None, folder: Path) -> Path:
+def _trace(source: Path, folder: Path) -> Path:
     """The trace in a folder of its own, which HTA wants."""
-    alone = folder / ("given" if source else "made")
+    alone = folder / "given"
     alone.mkdir(exist_ok=True)
-    path = alone / (source.name if source else "made.pt.trace.json.gz")
+    path = alone / source.name
     if not path.exists():
-        if source:
-            shutil.copyfile(source, path)
-        else:
-            make(path)
+        shutil.copyfile(source, path)
     return path
 
 

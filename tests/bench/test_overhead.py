@@ -27,8 +27,8 @@ def verdicts(host_bound: dict[str, float]) -> list[str]:
 
 
 def test_the_lines_of_the_benchmark_say_which_limits_hold() -> None:
-    # outside 0.2 of 0.3 % and hooks of 0.05 %, twice; in a window 2.5 of 2 %; stall 0.3 of 0.5; after 1 of 1 %; NVML 4 standard errors;
-    # 30 of 20 MB; 1 of 5 MB
+    # outside 0.2 of 0.3 % and hooks of 0.05 %, twice; in a window 2.5 of 2 %; stall 0.3 of 0.5; after 1 of 1 %;
+    # NVML 4 standard errors; 30 of 20 MB; 1 of 5 MB
     assert verdicts(OUTSIDE) == ["yes", "yes", "yes", "yes", "no", "yes", "yes", "no", "no", "yes"]
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.week import MOST_FILES_MB, MOST_GROWTH_MB, measure
+from tests.hooks.week import MOST_FILES_MB, MOST_GROWTH_MB, measure
 
 pytestmark = pytest.mark.slow
 STEPS = 20_000

@@ -1,6 +1,6 @@
 """A week of training in two minutes: a million steps of two ranks through the code that records them.
 
-Run: ``python -m benchmarks.week [--steps N] [--json FILE]``. Nothing trains: each rank's process calls what a training
+Run: ``python -m tests.hooks.week [--steps N] [--json FILE]``. Nothing trains: each rank's process calls what a training
 calls in a step, on a clock that moves by 0.6 s a step, and lets the records be written as they are in a training; a
 third process writes what the sampler of two GPUs writes, once a second. Limits: memory of a rank's process does not
 grow by more than 8 MB from a tenth of the steps to the end; 100 MB of files a rank, its share of the samples included;
@@ -68,17 +68,17 @@ def run_rank(run: str, rank: int, steps: int) -> None:
         capture.on_forward((batch[0],), {})
         clock.ahead_ns += round(source.gauss(STEP_NS, STEP_NS / 100))
         if step % 1000 == 0:
-            capture.activities._on_garbage_collected(clock.now_ns() - 5_000_000, clock.now_ns())  # noqa: SLF001
+            capture.activities._on_garbage_collected(clock.now_ns() - 5_000_000, clock.now_ns())
         capture.on_optimizer_step(optimizer)
         if step % _FLUSH == 0:
             recorder = capture.files.claim()
-            recorder.late._is_closed = True  # noqa: SLF001 - its thread ends: the turns are these
+            recorder.late._is_closed = True
             recorder.late.flush()
-            recorder._look()  # noqa: SLF001
+            recorder._look()
         if step in (steps // 10, steps):
             memory.append(resident_mb())
     capture.files.close()
-    print(json.dumps(memory), flush=True)
+    sys.stdout.write(json.dumps(memory) + "\n")
 
 
 def run_sampler(run: str, steps: int) -> None:
@@ -128,7 +128,7 @@ def measure(run: Path, steps: int) -> dict[str, Any]:
     (run / "ranks").mkdir(parents=True)
     (run / wire.NVML_FOLDER).mkdir()
     (run / "run.json").write_text('{"schema": "perfscope/run/1", "command": ["train.py"]}')
-    words = [sys.executable, "-m", "benchmarks.week", "--child", str(run), "--steps", str(steps), "--rank"]
+    words = [sys.executable, "-m", "tests.hooks.week", "--child", str(run), "--steps", str(steps), "--rank"]
     children = [subprocess.Popen([*words, str(rank)], stdout=subprocess.PIPE, text=True) for rank in (0, 1)]
     sampler = subprocess.Popen([*words[:-1], "--sampler"])
     memory = [json.loads(child.communicate()[0].splitlines()[-1]) for child in children]
@@ -173,7 +173,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         measured = measure(Path(folder) / "run", options.steps)
-    print(json.dumps(measured, indent=2))
+    sys.stdout.write(json.dumps(measured, indent=2) + "\n")
     if options.json is not None:
         options.json.write_text(json.dumps(measured, indent=2) + "\n")
     limits = {"growth_mb": MOST_GROWTH_MB, "files_mb": MOST_FILES_MB, "analyze_s": MOST_ANALYZE_S}
