@@ -19,10 +19,10 @@ import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from perfscope.hooks.config import Config, read_config
-from perfscope.hooks.facts import launched_rank, sharding, startup
+from perfscope.hooks.facts import launched_rank, model
 from perfscope.hooks.facts.device_memory import DeviceMemory
 from perfscope.hooks.facts.layout import Layout, splits_tensors
-from perfscope.hooks.facts.model_watch import ModelWatch
+from perfscope.hooks.facts.model_search import ModelWatch
 from perfscope.hooks.facts.setup import SetupWatch
 from perfscope.hooks.guard import call_safely, describe_failure, end_in_children, hook_entry, value_or_none
 from perfscope.hooks.introspection import TRACERS, is_grad_enabled
@@ -73,7 +73,7 @@ class Capture:
     """
 
     def __init__(self, config: Config) -> None:
-        startup.note_hooked()
+        launched_rank.note_hooked()
         self.pid = os.getpid()
         self.step = StepAccumulator()
         self._memory = DeviceMemory()
@@ -820,7 +820,7 @@ class Capture:
     def set_tensor_mesh(self, mesh: Any, plan: Any) -> None:
         """A module is split over a mesh by a plan, which is tensor parallelism if the mesh or the plan says so."""
         if value_or_none(lambda: mesh.ndim == 1 and splits_tensors(mesh, plan)):
-            sharding.add_tensor_mesh(mesh)
+            model.add_tensor_mesh(mesh)
             self.set_axis_ranks("tp", lambda: mesh.mesh.flatten().tolist())
 
     def _position(self) -> Layout:

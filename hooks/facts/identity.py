@@ -9,8 +9,8 @@ import sys
 import time
 from typing import Any
 
+from perfscope.hooks.facts.launched_rank import describe_startup
 from perfscope.hooks.facts.secrets import redact_arguments
-from perfscope.hooks.facts.startup import describe_startup
 from perfscope.wire.records import RankRecord
 
 

@@ -8,13 +8,9 @@ from __future__ import annotations
 import gc
 import sys
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from perfscope.hooks.guard import call_safely
 from perfscope.wire.setup import DdpRecord, LoaderRecord, OptimizerRecord, PaddingRecord, SetupRecord
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _FRAMEWORKS = {
     "deepspeed": "deepspeed.runtime.engine",
@@ -117,31 +113,3 @@ def _describe_optimizer(optimizer: Any) -> OptimizerRecord:
 
 def _flag(value: object) -> bool | None:
     return value if isinstance(value, bool) else None
-
-
-class GarbageWatch:
-    """Times full collections of Python's garbage, which stop every thread.
-
-    Args:
-        report: What each collection's begin and end, on the monotonic clock, are reported to.
-        clock: That clock.
-    """
-
-    def __init__(self, report: Callable[[int, int], None], clock: Callable[[], int]) -> None:
-        self._report = report
-        self._clock = clock
-        self._began_ns = 0
-        oldest = len(gc.get_threshold()) - 1
-
-        def on_collection(phase: str, info: Mapping[str, int]) -> None:
-            if info["generation"] == oldest:  # an error in a callback would be printed at each collection
-                call_safely(lambda: self._on_full_collection(phase))
-
-        gc.callbacks.append(on_collection)
-
-    def _on_full_collection(self, phase: str) -> None:
-        if phase == "start":
-            self._began_ns = self._clock()
-        elif self._began_ns:
-            self._report(self._began_ns, self._clock())
-            self._began_ns = 0

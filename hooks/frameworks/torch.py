@@ -6,7 +6,7 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts.startup import note_torch_loaded
+from perfscope.hooks.facts.launched_rank import note_torch_loaded
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
 from perfscope.hooks.frameworks.wrapping import report_first_call, wrap_functions
 from perfscope.hooks.guard import value_or_none

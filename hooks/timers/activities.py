@@ -8,16 +8,18 @@ that call is the validation. All of it is written with the record of the step in
 
 from __future__ import annotations
 
+import gc
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from perfscope.hooks.facts.setup import GarbageWatch
-from perfscope.hooks.guard import hook_entry
+from perfscope.hooks.guard import call_safely, hook_entry
 from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION
 from perfscope.wire.records import Span
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from perfscope.hooks.step import StepAccumulator
     from perfscope.hooks.timers.saves import SaveTimer
 
@@ -98,7 +100,14 @@ class ActivityTimer:
         self._depth = 0
         self._compilations = 0
         self._compiling_since_ns = 0
-        GarbageWatch(self._on_garbage_collected, time.monotonic_ns)
+        self._collecting_since_ns = 0
+        oldest = len(gc.get_threshold()) - 1
+
+        def on_collection(phase: str, info: Mapping[str, int]) -> None:
+            if info["generation"] == oldest:  # an error in a callback would be printed at each collection
+                call_safely(lambda: self._on_full_collection(phase))
+
+        gc.callbacks.append(on_collection)
 
     @property
     def dead(self) -> bool:
@@ -228,10 +237,12 @@ class ActivityTimer:
         if not self._compilations:
             self._add(Span(COMPILATION, self._compiling_since_ns, time.monotonic_ns()))
 
-    def _on_garbage_collected(self, began_ns: int, ended_ns: int) -> None:
-        """Python looked through all of its objects; shorter collections are left out."""
-        if ended_ns - began_ns >= _SHORTEST_GARBAGE_NS and not self._process.dead:
-            self._add(Span(GARBAGE, began_ns, ended_ns))
+    def _on_full_collection(self, phase: str) -> None:
+        """Python looks through all of its objects, which stops every thread; short collections are left out."""
+        now_ns = time.monotonic_ns()
+        began_ns, self._collecting_since_ns = self._collecting_since_ns, now_ns if phase == "start" else 0
+        if phase != "start" and began_ns and now_ns - began_ns >= _SHORTEST_GARBAGE_NS and not self._process.dead:
+            self._add(Span(GARBAGE, began_ns, now_ns))
 
     def take_hook_ns(self) -> int:
         """How long these hooks took since this was last asked."""

@@ -24,11 +24,8 @@ _Method = TypeVar("_Method", bound=Callable[..., object])
 _NS_PER_MS = 1_000_000
 #: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
 _FEWEST_STEPS = 16
-#: This many probes come as often as ``_FEWEST_STEPS`` and turns allow. Later ones come once in ``_LATER_TURNS`` turns,
-#: because they add to medians of many. Reading a probe's events costs the thread about as much as recording them costs
-#: the step.
-_FIRST_PROBES = 24
-_LATER_TURNS = 4
+#: Later probes add to medians of many, and come less often.
+_FIRST_PROBES, _FEWEST_LATER_STEPS = 24, 64
 #: Probes that the device has not reached yet; beyond that the oldest is given up.
 _MOST_PENDING = 8
 #: Passes of one step that are timed; with more of them the step is left out.
@@ -155,9 +152,6 @@ class DeviceProbes:
         self._make_probe: Callable[..., DeviceProbe] | None = None
         self._moments: _Moments | None = None
         self._count = 0
-        self._last_step = 0
-        #: Steps between two of the first probes.
-        self._distance = _FEWEST_STEPS
         self._pending: deque[_Moments] = deque()
         #: Events that were read, to be recorded again; the thread that reads adds them.
         self._unused: deque[CudaEvent] = deque(maxlen=_MOST_UNUSED)
@@ -177,11 +171,8 @@ class DeviceProbes:
     @_never_fails
     def start(self, step: int) -> None:
         """A step is about to begin that will be probed."""
-        if 0 < self._count < _FIRST_PROBES:
-            self._distance = max(step - self._last_step, _FEWEST_STEPS)
-        self._count, self._last_step = self._count + 1, step
-        is_early = self._count < _FIRST_PROBES
-        self.next_step = step + (_FEWEST_STEPS if is_early else _LATER_TURNS * self._distance)
+        self._count += 1
+        self.next_step = step + (_FEWEST_STEPS if self._count < _FIRST_PROBES else _FEWEST_LATER_STEPS)
         event = self._mark()
         if event is not None:
             self._moments = _Moments(event)

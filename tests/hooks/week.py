@@ -68,7 +68,9 @@ def run_rank(run: str, rank: int, steps: int) -> None:
         capture.on_forward((batch[0],), {})
         clock.ahead_ns += round(source.gauss(STEP_NS, STEP_NS / 100))
         if step % 1000 == 0:
-            capture.activities._on_garbage_collected(clock.now_ns() - 5_000_000, clock.now_ns())
+            capture.activities._on_full_collection("start")
+            clock.ahead_ns += 5_000_000
+            capture.activities._on_full_collection("stop")
         capture.on_optimizer_step(optimizer)
         if step % _FLUSH == 0:
             recorder = capture.files.claim()

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, Mix
 from torch.utils.checkpoint import checkpoint
 
 from perfscope.hooks.facts import model_search
-from perfscope.hooks.facts.model_watch import ModelWatch
+from perfscope.hooks.facts.model_search import ModelWatch
 from perfscope.hooks.facts.precision import PrecisionWatch, find_products, float32_products
 from perfscope.wire.model import PrecisionRecord
 from tests.conftest import ROOT

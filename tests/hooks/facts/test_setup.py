@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from perfscope import wire
-from perfscope.hooks.facts.setup import GarbageWatch, SetupWatch
+from perfscope.hooks.facts.setup import SetupWatch
 from perfscope.sources.runs.run import read_run
 from perfscope.wire.setup import LoaderRecord
 from tests.conftest import environment
@@ -86,21 +85,6 @@ def test_masks_of_both_meanings_are_counted(name: str, value: int, padded: int) 
     assert record is not None
     assert record.padding is not None
     assert (record.padding.positions, record.padding.padded, record.padding.batches) == (16, padded, 1)
-
-
-def test_full_collections_alone_are_reported() -> None:
-    reported: list[tuple[int, int]] = []
-    times = iter(range(1, 100))
-    callbacks = list(gc.callbacks)
-    GarbageWatch(lambda began, ended: reported.append((began, ended)), lambda: next(times))
-    try:
-        gc.collect(0)
-        gc.collect(1)
-        assert reported == []
-        gc.collect()
-        assert reported == [(1, 2)]
-    finally:
-        gc.callbacks[:] = callbacks
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers import activities
 from perfscope.hooks.timers.activities import ActivityTimer, StepActivities
-from perfscope.wire import COMPILATION, GENERATION, VALIDATION
+from perfscope.wire import COMPILATION, GARBAGE, GENERATION, VALIDATION
 
 
 class Clock:
@@ -167,3 +168,12 @@ def test_another_thread_validates_beside_training(timer: ActivityTimer, process:
     process.is_training_thread = lambda: False
     assert timer.begin_call(VALIDATION) is False
     assert timer.take_step().spans == []
+
+
+def test_long_full_collections_of_garbage_alone_are_recorded(timer: ActivityTimer, clock: Clock) -> None:
+    callback = gc.callbacks.pop()
+    for generation, length_ns in ((0, 10**6), (2, 10**5), (2, 10**6)):
+        callback("start", {"generation": generation})
+        clock.now += length_ns
+        callback("stop", {"generation": generation})
+    assert [tuple(span)[:3] for span in timer.take_step().spans] == [(GARBAGE, 1_100_000, 2_100_000)]

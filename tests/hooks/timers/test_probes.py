@@ -156,7 +156,7 @@ def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: 
     ]
 
 
-def test_later_probes_come_once_in_four_turns(probes: DeviceProbes) -> None:
+def test_later_probes_come_less_often(probes: DeviceProbes) -> None:
     turns, probed = range(0, 2400, 20), list[int]()
     for step in turns:  # a turn of the thread each 20 steps
         if step >= probes.next_step:

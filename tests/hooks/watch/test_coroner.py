@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.hooks.facts.startup import read_start_ns
+from perfscope.hooks.facts.launched_rank import read_start_ns
 from perfscope.hooks.watch import coroner
 from perfscope.wire.launched_calls import MEMORY_NAME
 from perfscope.wire.records import RankRecord, to_line
