@@ -170,7 +170,6 @@ class JobLogBuilder:
         saves: The checkpoint saves.
         arguments: The arguments that the framework printed, as text.
         tflops_label: What the log calls its own TFLOPs.
-        memory: The largest memory figures.
         out_of_memory: ``device``, ``host`` or None.
         unreadable: Records whose time is no number.
         remarks: The first remark of each kind, by its code.
@@ -182,7 +181,7 @@ class JobLogBuilder:
         self.saves = SavesBuilder(moments)
         self.arguments: dict[str, str] = {}
         self.tflops_label: str | None = None
-        self.memory = Memory()
+        self._peaks: dict[str, int] = {}
         self.out_of_memory: str | None = None
         self.unreadable = 0
         self.remarks: dict[str, str] = {}
@@ -347,10 +346,10 @@ class JobLogBuilder:
 
     def add_memory(self, unit: int = 1, **sizes: float | None) -> None:
         """Raise the peaks ``allocated``, ``reserved``, ``used`` and ``total`` to what a line states, in this unit."""
-        larger = {
-            f"{name}_bytes": max(int(size * unit), getattr(self.memory, f"{name}_bytes") or 0)
-            for name, size in sizes.items()
-            if size is not None and size * unit > 0
-        }
-        if larger:
-            self.memory = replace(self.memory, **larger)
+        for name, size in sizes.items():
+            if size is not None and size * unit > self._peaks.get(name, 0):
+                self._peaks[name] = int(size * unit)
+
+    def memory(self) -> Memory:
+        """The largest memory figures."""
+        return Memory(**{f"{name}_bytes": size for name, size in self._peaks.items()})

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +135,15 @@ class _LogReader:
                     found += [(line.match.start(), number, rule, of_format, line) for line in matches]
                 elif of_format.framework not in frameworks and next(matches, None) is not None:
                     frameworks.add(of_format.framework or "")
-        found.sort(key=lambda each: each[:2])
-        for _, _, rule, of_format, line in found:
-            state = self._states.get(id(of_format))
+        found.sort(key=itemgetter(0, 1))
+        states: dict[int, FormatState] = {}  # by the number of a rule that has proved its framework
+        for _, number, rule, of_format, line in found:
+            state = states.get(number)
             if state is None:
-                state = self._states[id(of_format)] = of_format.state(self._log)
-            if rule.identifies and of_format.framework is not None:
-                frameworks.add(of_format.framework)
+                state = self._states.get(id(of_format)) or of_format.state(self._log)
+                self._states[id(of_format)] = states[number] = state
+                if rule.identifies and of_format.framework is not None:
+                    frameworks.add(of_format.framework)
             yield rule, state, line
 
     def close(self, path: Path) -> JobLog:
@@ -182,7 +185,7 @@ class _LogReader:
             tflops_label=log.tflops_label,
             saves=log.saves.table(),
             timers=log.timers(),
-            memory=log.memory,
+            memory=log.memory(),
             out_of_memory=log.out_of_memory,
             names_run=name.is_run,
             ended=log.bad_end,
