@@ -13,7 +13,7 @@ from perfscope.analyzers.findings.training import Training
 from perfscope.report import Json
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.replay.regain import Regain
+    from perfscope.analyzers.replay.scenarios import Regain
 
 
 class Account(Enum):

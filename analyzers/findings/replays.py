@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.replay.regain import Regain
+    from perfscope.analyzers.replay.scenarios import Regain
 
 
 class Fixes(Protocol):
@@ -23,7 +23,7 @@ class Replays:
     """The profiled steps of a run, replayed with one change at a time.
 
     Args:
-        graphs: Gives what ``perfscope.analyzers.replay.graphs.measure`` gives for the trace of each rank.
+        graphs: Gives what ``perfscope.analyzers.replay.rank_graph.measure`` gives for the trace of each rank.
         undisturbed_ns: The time of a step that nobody profiled; None where it is not known.
     """
 
@@ -36,7 +36,7 @@ class Replays:
         graphs = self._graphs()
         if not graphs:
             return None
-        module = import_module("perfscope.analyzers.replay.regain")
+        module = import_module("perfscope.analyzers.replay.scenarios")
         fixes: Fixes = module.Fixes(graphs, self._undisturbed_ns)
         return fixes
 

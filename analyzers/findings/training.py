@@ -13,7 +13,7 @@ from perfscope.analyzers.findings.replays import Fixes
 from perfscope.constants import US_PER_S
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.replay.regain import Regain
+    from perfscope.analyzers.replay.scenarios import Regain
 
 _HOST_CAUSES = (
     "data_loading", "synchronisation", "cuda_call", "operator", "between_operators", "not_shown", "host_launch",

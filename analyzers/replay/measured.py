@@ -47,8 +47,8 @@ class Calibrated(Struct, frozen=True):
     """
 
     times: JobTimes
-    overhead_ns: float
-    is_known: bool
+    overhead_ns: float = 0.0
+    is_known: bool = True
 
 
 def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTimes], float]) -> Calibrated:
@@ -59,39 +59,34 @@ def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTime
         undisturbed_ns: The step without the profiler.
         step_of: The step that a replay gives.
     """
-    profiled_ns, fastest_ns = step_of(times), step_of(_take_off(times, _MOST_OVERHEAD_NS))
+
+    def take_off(overhead_ns: float) -> JobTimes:
+        return _with_gaps(times, lambda gap_ns: np.maximum(gap_ns - overhead_ns, _LEAST_KEPT * gap_ns))
+
+    profiled_ns, fastest_ns = step_of(times), step_of(take_off(_MOST_OVERHEAD_NS))
     is_bound = min(profiled_ns, undisturbed_ns) - fastest_ns > _BINDING * profiled_ns
-    usual = _take_share_off(times, _USUAL_SHARE)
+    usual = _with_gaps(times, lambda gap_ns: gap_ns - np.minimum(_USUAL_SHARE * gap_ns, _MOST_OVERHEAD_NS))
     if not is_bound and step_of(usual) <= undisturbed_ns * (1 + _BINDING):
         overhead_ns = max((float(np.median(rank.gap_ns)) for rank in times.ranks if len(rank.gap_ns)), default=0.0)
         return Calibrated(usual, _USUAL_SHARE * overhead_ns, is_known=False)
     if profiled_ns <= undisturbed_ns * (1 + _NEAR):
-        return Calibrated(times, 0.0, is_known=True)
+        return Calibrated(times)
     target_ns = max(undisturbed_ns, fastest_ns * (1 + _NEAR))
     least, most = 0.0, _MOST_OVERHEAD_NS
     for _ in range(_MOST_ROUNDS):
         middle = (least + most) / 2
-        step_ns = step_of(_take_off(times, middle))
+        step_ns = step_of(take_off(middle))
         least, most = (middle, most) if step_ns > target_ns else (least, middle)
         if abs(step_ns / target_ns - 1) <= _NEAR:
             break
-    return Calibrated(_take_off(times, middle), middle, is_known=True)
-
-
-def _take_off(times: JobTimes, overhead_ns: float) -> JobTimes:
-    return _with_gaps(times, lambda gap_ns: np.maximum(gap_ns - overhead_ns, _LEAST_KEPT * gap_ns))
-
-
-def _take_share_off(times: JobTimes, share: float) -> JobTimes:
-    return _with_gaps(times, lambda gap_ns: gap_ns - np.minimum(share * gap_ns, _MOST_OVERHEAD_NS))
+    return Calibrated(take_off(middle), middle)
 
 
 def _with_gaps(times: JobTimes, change: Callable[[Int64], Float64]) -> JobTimes:
-    ranks = []
-    for rank in times.ranks:
-        gap_ns = np.where(rank.gap_ns > 0, np.rint(change(rank.gap_ns)), rank.gap_ns)
-        ranks.append(replace(rank, gap_ns=gap_ns.astype(np.int64)))
-    return times.with_ranks(ranks)
+    gaps = (np.where(rank.gap_ns > 0, np.rint(change(rank.gap_ns)), rank.gap_ns) for rank in times.ranks)
+    return times.with_ranks(
+        [replace(rank, gap_ns=gap_ns.astype(np.int64)) for rank, gap_ns in zip(times.ranks, gaps, strict=True)]
+    )
 
 
 class Measured(Struct, frozen=True):
@@ -99,16 +94,16 @@ class Measured(Struct, frozen=True):
 
     Attributes:
         job: The graph.
-        times: Its durations as measured.
+        times: Its durations as measured, or of the host without the profiler where such steps are known.
         contention: How much communication slows what runs beside it.
         replay: Runs the graph again.
         base: The replay with these durations.
         steps: The marked steps as measured.
         exact: The marked steps of a replay with exactly the measured durations.
-        replayed: The marked steps of ``base``: of the host without the profiler, where such steps are known.
+        replayed: The marked steps of ``base``.
         overhead_ns: What the profiler was found to cost the host between two calls.
-        undisturbed_ns: The time of a step that nobody profiled; absent where not known.
         is_overhead_known: Whether these steps told that cost; a usual one is taken otherwise.
+        undisturbed_ns: The time of a step that nobody profiled; absent where not known.
     """
 
     job: JobGraph
@@ -119,9 +114,9 @@ class Measured(Struct, frozen=True):
     steps: StepSpan
     exact: StepSpan
     replayed: StepSpan
-    overhead_ns: float = 0.0
-    undisturbed_ns: float | None = None
-    is_overhead_known: bool = True
+    overhead_ns: float
+    is_overhead_known: bool
+    undisturbed_ns: float | None
 
     @property
     def error(self) -> float:
@@ -129,19 +124,14 @@ class Measured(Struct, frozen=True):
         return self.exact.step_ns / self.steps.step_ns - 1
 
     @property
-    def usual_ns(self) -> float:
-        """A step as it was measured: one that nobody profiled where its time is known."""
-        return self.steps.step_ns if self.undisturbed_ns is None else self.undisturbed_ns
-
-    @property
-    def relief_ns(self) -> float:
-        """What a profiled step took longer than one that nobody profiled; 0 where none is known, or it took less."""
-        return max(self.steps.step_ns - self.usual_ns, 0.0)
-
-    @property
     def uncertain_ns(self) -> float:
         """How far the replayed step may be off: the error of the replay, and the standard error of a measured step."""
-        return math.hypot(self.replayed.step_ns - self.usual_ns, self.steps.standard_error_ns)
+        usual_ns = self.steps.step_ns if self.undisturbed_ns is None else self.undisturbed_ns
+        return math.hypot(self.replayed.step_ns - usual_ns, self.steps.standard_error_ns)
+
+    def span(self, times: JobTimes) -> StepSpan:
+        """The marked steps of a replay with other durations."""
+        return span_of_steps(self.job, self.replay.run(times).end_ns)
 
 
 def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) -> Measured:
@@ -160,23 +150,22 @@ def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) ->
     replay, times = Replay(job), measured_times(job)
     steps = span_of_steps(job, measured_ends(job))
     exact = span_of_steps(job, replay.run(times).end_ns)
-    overhead_ns, is_known = 0.0, True
+    calibrated = Calibrated(times)
     if undisturbed_ns is not None:
         calibrated = calibrate(
             times, undisturbed_ns, lambda changed: span_of_steps(job, replay.run(changed).end_ns).step_ns
         )
-        times, overhead_ns, is_known = calibrated.times, calibrated.overhead_ns, calibrated.is_known
-    base = replay.run(times)
+    base = replay.run(calibrated.times)
     return Measured(
         job=job,
-        times=times,
+        times=calibrated.times,
         contention=measure_contention(job.ranks),
         replay=replay,
         base=base,
         steps=steps,
         exact=exact,
         replayed=span_of_steps(job, base.end_ns),
-        overhead_ns=overhead_ns,
-        is_overhead_known=is_known,
+        overhead_ns=calibrated.overhead_ns,
+        is_overhead_known=calibrated.is_known,
         undisturbed_ns=undisturbed_ns,
     )

@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from graphlib import CycleError, TopologicalSorter
+from typing import TypeAlias
 
 import numpy as np
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.replay.job_graph import JobGraph
@@ -28,7 +30,7 @@ from perfscope.tables.trace import ABSENT, distinct
 
 #: Time between an event and the last thing that it waited for that is taken as its own: the device needs a few
 #: microseconds to begin. What is longer has a cause that the trace does not show, and is left out.
-LONGEST_LAG_NS = 8 * NS_PER_US
+_LONGEST_LAG_NS = 8 * NS_PER_US
 _DEFAULT_LATENCY_NS = 5 * NS_PER_US
 _LONGEST_LATENCY_NS = 20 * NS_PER_US
 _LATENCY_QUANTILE = 0.05
@@ -155,19 +157,13 @@ def _lags(graph: RankGraph, latency_ns: int) -> Int64:
     launch_ns = graph.call_start_ns[graph.launch[launched]] + latency_ns
     earliest_ns[launched] = np.maximum(earliest_ns[launched], launch_ns)
     np.maximum.at(earliest_ns, graph.wait_target, graph.end_ns[graph.wait_source])
-    longest_ns = _longest_lags(graph)
+    # Those of a CUDA graph may take until the host has handed over all of it.
+    longest_ns = np.full(len(graph.start_ns), _LONGEST_LAG_NS, np.int64)
+    in_graph = np.bincount(graph.launch[launched], minlength=len(graph.call_start_ns))[graph.launch[launched]] > 1
+    handing_ns = (graph.call_end_ns - graph.call_start_ns)[graph.launch[launched]]
+    longest_ns[launched] += np.where(in_graph, handing_ns, 0)
     lag_ns = np.clip(graph.start_ns - np.maximum(earliest_ns, graph.start_ns - longest_ns), 0, longest_ns)
     return np.asarray(np.where(launched, lag_ns, 0))
-
-
-def _longest_lags(graph: RankGraph) -> Int64:
-    """For each event how long it may take to begin: those of a CUDA graph until the host has handed over all of it."""
-    longest_ns = np.full(len(graph.start_ns), LONGEST_LAG_NS, np.int64)
-    launched = graph.launch[graph.launch != ABSENT]
-    in_graph = np.bincount(launched, minlength=len(graph.call_start_ns))[launched] > 1
-    handing_ns = (graph.call_end_ns - graph.call_start_ns)[launched]
-    longest_ns[graph.launch != ABSENT] += np.where(in_graph, handing_ns, 0)
-    return longest_ns
 
 
 class Replay:
@@ -244,37 +240,13 @@ def _cut_into_runs(graph: RankGraph, joined: Int64) -> _Runs:
     return _Runs(first, part[first], before, run_of, sources, parts, part_sources)
 
 
-class _Order(Struct):
-    """A topological order in the making: how many things each node still waits for, and what waits for it."""
-
-    waits: dict[tuple[int, int, int], int] = field(default_factory=dict)
-    followers: dict[tuple[int, int, int], list[tuple[int, int, int]]] = field(default_factory=dict)
-
-    def add(self, node: tuple[int, int, int], *sources: tuple[int, int, int]) -> None:
-        self.waits[node] = self.waits.get(node, 0) + len(sources)
-        for source in sources:
-            self.followers.setdefault(source, []).append(node)
-
-    def sort(self) -> list[tuple[int, int, int]]:
-        ready = [node for node, count in self.waits.items() if count == 0]
-        order: list[tuple[int, int, int]] = []
-        while ready:
-            node = ready.pop()
-            order.append(node)
-            for follower in self.followers.get(node, ()):
-                self.waits[follower] -= 1
-                if self.waits[follower] == 0:
-                    ready.append(follower)
-        if len(order) < len(self.waits):
-            raise MissingInput("no order of its events is possible: what they wait for goes in a circle")
-        return order
+_Node: TypeAlias = tuple[int, int, int]
 
 
-def _order_nodes(runs_of_ranks: Sequence[_Runs], operation_of: Sequence[dict[int, int]]) -> list[tuple[int, int, int]]:
+def _order_nodes(runs_of_ranks: Sequence[_Runs], operation_of: Sequence[dict[int, int]]) -> list[_Node]:
     """Parts, runs and operations in an order in which each comes after what it waits for."""
-    order = _Order()
-    for position, runs in enumerate(runs_of_ranks):
-        joined = operation_of[position]
+    order: TopologicalSorter[_Node] = TopologicalSorter()
+    for position, (runs, joined) in enumerate(zip(runs_of_ranks, operation_of, strict=True)):
         ends = [
             (0, joined[event], _OPERATION) if event in joined else (position, run, _RUN)
             for run, event in enumerate(runs.first.tolist())
@@ -290,7 +262,10 @@ def _order_nodes(runs_of_ranks: Sequence[_Runs], operation_of: Sequence[dict[int
             order.add(node, *waits, *(ends[source] for source in runs.sources.get(run, ())))
             if event in joined:
                 order.add((0, joined[event], _OPERATION), node)
-    return order.sort()
+    try:
+        return list(order.static_order())
+    except CycleError:
+        raise MissingInput("no order of its events is possible: what they wait for goes in a circle") from None
 
 
 class _RankRun:
@@ -360,13 +335,17 @@ class _RankRun:
         return self._end(run) - self._last_event[run]
 
     def _end(self, run: int) -> int:
-        part, before = self._part[run], self._before[run]
+        part = self._part[run]
         end_ns = self._since_host[run] + (self._start_of_part[part] if part != ABSENT else 0)
-        sources = self.runs.sources.get(run, ())
-        freed = [self.end_of_run[source] for source in sources]
-        if before != ABSENT:
-            freed.append(self.end_of_run[before])
+        freed = self._freed(run)
         return max(end_ns, max(freed) + self._sum[run]) if freed else end_ns
+
+    def _freed(self, run: int) -> list[int]:
+        """When the runs ended that a run waits for, on its stream and on others."""
+        freed = [self.end_of_run[source] for source in self.runs.sources.get(run, ())]
+        if self._before[run] != ABSENT:
+            freed.append(self.end_of_run[self._before[run]])
+        return freed
 
     def call_starts(self) -> Int64:
         """When each call began."""
@@ -374,27 +353,17 @@ class _RankRun:
 
     def event_ends(self) -> Int64:
         """When each event ended: counted back from the end of a run of one event, forwards in longer ones."""
-        runs, graph = self.runs, self._graph
-        ends = np.array(self.end_of_run, np.int64)
+        runs, launch = self.runs, self._graph.launch
         starts = np.array(self._start_of_part, np.int64)
-        ready_ns = np.where(
-            graph.launch == ABSENT, self._ready_ns, starts[np.maximum(runs.part[runs.run_of], 0)] + self._ready_ns
-        )
-        result = np.empty(len(ready_ns), np.int64)
-        bounds = [*runs.first.tolist(), len(result)]
-        sizes = np.diff(bounds)
-        single = sizes == 1
-        result[runs.first[single]] = ends[single]
-        for run in np.flatnonzero(~single).tolist():
-            begin, end = bounds[run], bounds[run + 1]
+        of_part = starts[np.maximum(runs.part[runs.run_of], 0)]
+        ready_ns = self._ready_ns + np.where(launch == ABSENT, 0, of_part)
+        result = np.array(self.end_of_run, np.int64)[runs.run_of]
+        bounds = np.append(runs.first, len(result))
+        for run in np.flatnonzero(np.diff(bounds) > 1).tolist():
+            begin, end = int(bounds[run]), int(bounds[run + 1])
             total = np.cumsum(self._work_ns[begin:end])
-            freed = [self.end_of_run[source] for source in runs.sources.get(run, ())]
-            if self._before[run] != ABSENT:
-                freed.append(self.end_of_run[self._before[run]])
             latest = np.maximum.accumulate(ready_ns[begin:end] - (total - self._work_ns[begin:end]))
-            if freed:
-                latest = np.maximum(latest, max(freed))
-            result[begin:end] = latest + total
+            result[begin:end] = np.maximum(latest, max(self._freed(run), default=latest[0])) + total
         return result
 
 

@@ -28,10 +28,11 @@ from perfscope.analyzers.stragglers.records import LateRanks
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline
 from perfscope.analyzers.wall_clock import WallClock
+from perfscope.analyzers.whatif import WhatIf
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.host import BudgetData
 from perfscope.api.schema.memory import MemoryData
-from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData, WhatIfData
+from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData
 from perfscope.api.schema.ranks import StragglersData
 from perfscope.api.schema.steps import CostData
 from perfscope.engine.registry import analyzers
@@ -200,7 +201,7 @@ class Results:
     pipeline_steps: Result[PipelineStepsData] | Absent
     modules: ModuleTree | Absent
     roofline: Roofline | Absent
-    whatif: Result[WhatIfData] | Absent
+    whatif: WhatIf | Absent
     budget: Result[BudgetData] | Absent
     late_ranks: LateRanks | Absent
     memory: Result[MemoryData] | Absent

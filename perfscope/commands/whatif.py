@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.replay.scenarios import needs_operators
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.commands.options.common import FormatOption
@@ -18,6 +17,7 @@ from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
+from perfscope.result import to_object
 from perfscope.tables.run import Run
 
 SCHEMA = "perfscope/whatif/1"
@@ -50,7 +50,7 @@ def whatif(
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
     if not paths:
         raise UsageError("nothing to replay", hint="name a run or the traces of all ranks")
-    plan = Plan(with_sequences=needs_operators(scenario or ()), kernels=read_kernels(kernels))
+    plan = Plan(kernels=read_kernels(kernels))
     measured = measure_with("whatif", tuple, paths, plan)
     windows = (*measured.windows.describe(), *measured.windows.notes)
     undisturbed_ns = undisturbed * NS_PER_MS if undisturbed is not None else _undisturbed_step(measured.run)
@@ -72,13 +72,10 @@ def _undisturbed_step(run: Run | None) -> float | None:
 
 def to_report(result: WhatIf, damage: tuple[str, ...], windows: tuple[str, ...]) -> Report:
     """Write the answer as the neutral document; ``windows`` says which windows its times are of."""
-    data = result.data()
-    assert isinstance(data, dict)
-    best = result.outlooks[0] if result.outlooks and result.outlooks[0].saved_ns > 0 else None
+    best = next((outlook for outlook in result.scenarios if outlook.saved_ns > 0), None)
     title = "Nothing of this makes a step faster"
     if best:
-        share = best.saved_ns / result.replayed.step_ns
-        title = f"{share:.1%} of a step is what `{best.name}` would save: {best.title}"
+        title = f"{-best.change:.1%} of a step is what `{best.name}` would save: {best.title}"
     first, *following = result.sections()
     sections = (replace(first, notes=(*first.notes, *windows)), *following)
-    return Report(title, {"schema": SCHEMA, **data}, sections, damage)
+    return Report(title, {"schema": SCHEMA, **to_object(result)}, sections, damage)

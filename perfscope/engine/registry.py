@@ -105,7 +105,6 @@ class Analyzer(Struct, frozen=True):
             Partial``; then the driver merges the partials in any order, and keeps only the merged one.
         reads: Its inputs.
         needs: The events that it needs of a trace; other tables may be empty.
-        wants: Events that it can do without, but not where it is chosen.
         needs_without_device: The events that it needs besides, of a trace without device events.
         partials_of: The analyzer whose partials it reduces, where its module has no ``measure``.
         is_default: Whether it runs where no analyzer is named; one with large partials, or that reads much more of a
@@ -122,7 +121,6 @@ class Analyzer(Struct, frozen=True):
     module: str
     reads: Reads
     needs: Events = BASIC_EVENTS
-    wants: Events = NO_EVENTS
     needs_without_device: Events = NO_EVENTS
     partials_of: str | None = None
     is_default: bool = True
@@ -261,9 +259,8 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "whatif",
         "perfscope.analyzers.whatif",
         Reads.TRACES,
-        wants=Events.WAITS,
         is_default=False,
-        measure_module="perfscope.analyzers.replay.graphs",
+        measure_module="perfscope.analyzers.replay.rank_graph",
         is_stored=False,
     ),
     Analyzer(

@@ -96,7 +96,6 @@ class Plan(Struct, frozen=True):
         only: Names of the analyzers to run; all of them where it is empty.
         besides: Extra analyzers to run; they do not affect other results.
         with_operators: Whether the operators of the host are read, to break kernels down by operator.
-        with_sequences: Whether what joins operators with their backward passes is read, too.
         depth: Levels that tables of trees show; the default ones where it is None.
         ceiling: What was measured on the machine, for operators to be compared with.
         rank_rule: How the rank of a trace that does not state it is found.
@@ -110,7 +109,6 @@ class Plan(Struct, frozen=True):
     only: frozenset[str] = frozenset()
     besides: frozenset[str] = frozenset()
     with_operators: bool = False
-    with_sequences: bool = False
     depth: int | None = None
     ceiling: Ceiling | None = None
     rank_rule: RankRule = RANK_IN_FILE_NAME
@@ -342,15 +340,12 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Seq
     if inputs.run is not None and stores:
         names |= storable(inputs.run.recorded)
     in_order = tuple(analyzer.name for analyzer in analyzers() if analyzer.name in names)
-    task = replace(_task(plan, in_order, chosen), stores=stores)
+    task = replace(_task(plan, in_order), stores=stores)
     return measure_traces(inputs, plan.execution, task, chosen, is_fresh=plan.is_fresh)
 
 
-def _task(plan: Plan, names: tuple[str, ...], chosen: Sequence[Analyzer]) -> Task:
-    extra_events = Events.OPERATORS if plan.with_operators or plan.with_sequences else NO_EVENTS
-    extra_events |= Events.SEQUENCES if plan.with_sequences else NO_EVENTS
-    for analyzer in chosen:
-        extra_events |= analyzer.wants
+def _task(plan: Plan, names: tuple[str, ...]) -> Task:
+    extra_events = Events.OPERATORS if plan.with_operators else NO_EVENTS
     return Task(names, extra_events, plan.rank_rule, kernels=plan.kernels)
 
 

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from perfscope.analyzers.communication.calls import GroupKey
 from perfscope.analyzers.replay.contention import measure_contention
-from perfscope.analyzers.replay.graphs import measure
-from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.regain import Fixes
-from perfscope.analyzers.whatif import WhatIf, answer
+from perfscope.analyzers.replay.rank_graph import RankGraph, measure
+from perfscope.analyzers.replay.scenarios import Fixes
+from perfscope.analyzers.whatif import Refused, WhatIf, answer
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, Trace
+from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Trace
 from tests.analyzers.replay.jobs import FIXTURES, real_job, truth_ms
 
 NS_PER_MS = 1e6
@@ -25,11 +25,7 @@ BASE_WITHOUT_COMMUNICATION_MS = 48.2
 
 def traces_of(folder: str, *ranks: int) -> list[Trace]:
     paths = sorted((FIXTURES / folder).glob("*.json.gz"))
-    return [
-        read_trace(path, BASIC_EVENTS | Events.GRIDS)
-        for number, path in enumerate(paths)
-        if not ranks or number in ranks
-    ]
+    return [read_trace(path, BASIC_EVENTS) for number, path in enumerate(paths) if not ranks or number in ranks]
 
 
 def ask(folder: str, *scenarios: str, ranks: tuple[int, ...] = ()) -> WhatIf:
@@ -38,49 +34,31 @@ def ask(folder: str, *scenarios: str, ranks: tuple[int, ...] = ()) -> WhatIf:
 
 
 def step_ms(folder: str, scenario: str) -> float:
-    (outlook,) = ask(folder, scenario).outlooks
+    (outlook,) = ask(folder, scenario).scenarios
     return outlook.step_ns / NS_PER_MS
-
-
-@pytest.mark.parametrize(
-    ("folder", "scenario", "truth", "error"),
-    [
-        ("whatif/base", "communication-free", BASE_WITHOUT_COMMUNICATION_MS, 0.03),
-        ("whatif/no_overlap", "communication-free", BASE_WITHOUT_COMMUNICATION_MS, 0.03),
-        ("whatif/no_overlap", "perfect-overlap", truth_ms("whatif/base"), 0.065),
-        ("whatif/slow_gpu", "no-stragglers", truth_ms("whatif/base"), 0.03),
-        ("whatif/slow_gpu", "median-device=1", truth_ms("whatif/base"), 0.05),
-    ],
-)
-def test_a_change_saves_what_it_saved_where_it_was_made(folder: str, scenario: str, truth: float, error: float) -> None:
-    assert step_ms(folder, scenario) == pytest.approx(truth, rel=error)
 
 
 @pytest.mark.parametrize("folder", ["whatif/base", "whatif/fsdp2", "whatif/ds_pp4"])
 def test_every_offered_scenario_saves_time_and_keeps_the_parts_together(folder: str) -> None:
     result = ask(folder)
-    saved = [outlook.saved_ns for outlook in result.outlooks]
+    saved = [outlook.saved_ns for outlook in result.scenarios]
     assert saved == sorted(saved, reverse=True)
     assert all(value > 0 for value in saved)
-    assert abs(result.error) < 0.002
+    assert abs(result.replay_error) < 0.002
     document = json.loads(json.dumps(result.data()))
     path_us = sum(part["us"] for part in document["critical_path"])
     assert path_us == pytest.approx(document["replayed_step_us"], rel=1e-9)
-    simulated = {"no-stragglers", "median-device", "microbatches", "schedule"}
     for scenario in document["scenarios"]:
-        start_us = document["replayed_step_us"]
-        if folder == "whatif/ds_pp4" and scenario["name"].partition("=")[0] in simulated:
-            start_us = document["undisturbed_step_us"] or document["measured_step_us"]
-        assert scenario["step_us"] + scenario["saved_us"] == pytest.approx(start_us, rel=1e-12)
+        assert scenario["step_us"] + scenario["saved_us"] == pytest.approx(document["replayed_step_us"], rel=1e-12)
         assert scenario["interval_us"][0] <= scenario["step_us"] <= scenario["interval_us"][1]
 
 
 def test_a_scenario_changes_nothing_that_it_does_not_name() -> None:
     """Where nothing waits for data, and where a rank is as fast as the other, nothing is saved."""
-    assert ask("whatif/base", "median-host=0").outlooks[0].saved_ns >= 0
+    assert ask("whatif/base", "median-host=0").scenarios[0].saved_ns >= 0
     result = ask("whatif/base", "data-loading-free")
-    assert result.outlooks == ()
-    assert result.refused == (("data-loading-free", "the traces contain no `enumerate(DataLoader)`"),)
+    assert result.scenarios == ()
+    assert result.refused == (Refused("data-loading-free", "the traces contain no `enumerate(DataLoader)`"),)
 
 
 def test_twice_as_fast_kernels_save_at_most_half_of_their_time() -> None:
@@ -91,7 +69,7 @@ def test_twice_as_fast_kernels_save_at_most_half_of_their_time() -> None:
         for row in range(len(graph.name))
         if "nvjet" in graph.names[graph.name[row]] and graph.step[row] >= 0
     )
-    saved_ms = result.outlooks[0].saved_ns / NS_PER_MS
+    saved_ms = result.scenarios[0].saved_ns / NS_PER_MS
     assert 0.8 * products_ms / 4 < saved_ms <= products_ms / 4 * 1.02  # two steps, half of the time each
 
 
@@ -104,9 +82,9 @@ def test_faster_communication_lies_between_measured_and_free() -> None:
 
 def test_free_launches_help_where_the_host_is_the_limit_and_only_there() -> None:
     bound_by_host, bound_by_device = ask("whatif/fsdp2", "launch-free"), ask("whatif/base", "launch-free")
-    assert bound_by_host.outlooks[0].saved_ns > 0.2 * bound_by_host.measured.step_ns
+    assert bound_by_host.scenarios[0].saved_ns > 0.2 * bound_by_host.measured.step_ns
     # Kernels of a graph follow each other faster: half a microsecond for each of 1,100.
-    assert bound_by_device.outlooks[0].saved_ns < 0.02 * bound_by_device.measured.step_ns
+    assert bound_by_device.scenarios[0].saved_ns < 0.02 * bound_by_device.measured.step_ns
 
 
 def test_where_the_host_bounds_the_traces_the_profiler_may_be_why_and_the_answer_says_so() -> None:
@@ -123,7 +101,7 @@ def test_where_the_host_bounds_the_traces_the_profiler_may_be_why_and_the_answer
 def test_a_receiver_still_needs_what_is_sent_where_communication_is_free() -> None:
     """In a pipeline of four stages free transfers leave the bubble: a step keeps most of its time."""
     result = ask("whatif/ds_pp4", "communication-free")
-    assert result.outlooks[0].step_ns > 0.9 * result.measured.step_ns
+    assert result.scenarios[0].step_ns > 0.9 * result.measured.step_ns
 
 
 def test_communication_slows_the_kernels_beside_it_and_nothing_where_there_is_none() -> None:
@@ -135,19 +113,32 @@ def test_communication_slows_the_kernels_beside_it_and_nothing_where_there_is_no
         assert (item.slowdown, item.overlapped_ns, item.compared) == (None, 0, 0)
 
 
-def test_stages_of_a_single_pipeline_are_compared_by_their_passes() -> None:
-    """Its four stages are alike: no stage regains much, and the answer says how it was found."""
-    result = ask("whatif/ds_pp4", "median-device=2")
-    (outlook,) = result.outlooks
-    assert 0 <= outlook.saved_ns < 0.05 * result.replayed.step_ns
-    assert "median of the other stages" in outlook.assumptions[0]
+def test_stages_of_a_single_pipeline_are_not_compared() -> None:
+    result = ask("whatif/ds_pp4", "median-device=2", "no-stragglers", "median-host=2")
+    assert [refused.name for refused in result.refused] == ["median-device=2", "no-stragglers"]
+    assert "no other rank does the same work" in result.refused[0].reason
+
+
+def test_in_a_pipeline_ranks_that_share_a_group_of_another_axis_do_the_same_work() -> None:
+    """Ranks 0 and 2 of four stages get a group for gradients."""
+    graphs = graphs_of("whatif/ds_pp4")
+    shared = replace(graphs[0].groups[-1], key=GroupKey("8", "0,2", role="DP"))
+    graphs = [
+        replace(graph, groups=(*graph.groups, shared), group_events=(*graph.group_events, graph.group_events[-1]))
+        if graph.rank in (0, 2)
+        else graph
+        for graph in graphs
+    ]
+    result = answer([tuple(graphs)], ("median-device=0", "median-device=1"))
+    assert [outlook.name for outlook in result.scenarios] == ["median-device=0"]
+    assert [refused.name for refused in result.refused] == ["median-device=1"]
 
 
 def test_one_rank_of_several_is_answered_with_what_it_waited_as_measured() -> None:
     result = ask("whatif/base", "communication-free", ranks=(0,))
     assert any("Only one rank's trace" in note for note in result.notes)
-    assert abs(result.error) < 0.002
-    assert ask("whatif/base", "no-stragglers", ranks=(0,)).refused[0][1].startswith("the traces of one rank")
+    assert abs(result.replay_error) < 0.002
+    assert ask("whatif/base", "no-stragglers", ranks=(0,)).refused[0].reason.startswith("the traces of one rank")
 
 
 @pytest.mark.parametrize(
@@ -162,11 +153,6 @@ def test_one_rank_of_several_is_answered_with_what_it_waited_as_measured() -> No
         ("launch-free=3", "takes no value"),
         ("median-device=7", "is no rank of the traces"),
         ("communication-free=EP", "no communication of 'EP'"),
-        ("bucket=0", "must be a positive number"),
-        ("accumulation=-2", "must be a positive integer"),
-        ("microbatches=1.5", "must be a positive integer"),
-        ("schedule=fast", "names no schedule"),
-        ("schedule=gpipe:2", "no chunks to choose"),
     ],
 )
 def test_a_scenario_that_names_nothing_is_refused(scenario: str, problem: str) -> None:
@@ -238,38 +224,17 @@ def test_what_fixes_regain_is_the_answer_of_the_replay_with_its_interval_or_a_re
     partials = [partial for trace in traces_of("whatif/slow_gpu") if (partial := measure(trace))]
     fixes = ("no-stragglers", "median-host=9", "data-loading-free")
     straggler, nobody, loading = map(Fixes(partials).regain, fixes)
-    (outlook,) = ask("whatif/slow_gpu", "no-stragglers").outlooks
+    (outlook,) = ask("whatif/slow_gpu", "no-stragglers").scenarios
     assert straggler.saved_ns == outlook.saved_ns
     assert straggler.interval_ns is not None
-    assert straggler.share is not None
+    assert straggler.saved_ns is not None
+    assert straggler.step_ns is not None
     assert straggler.interval_ns[0] < outlook.saved_ns < straggler.interval_ns[1]
-    assert straggler.share > 0.15
-    assert (nobody.saved_ns, nobody.share) == (None, None)
-    assert "is no rank" in nobody.reason
-    assert "enumerate(DataLoader)" in loading.reason
-    assert Fixes([]).regain("launch-free").reason.startswith("no trace joins")
-
-
-def test_blocking_time_of_communication_is_exposed_time_slowed_kernels_and_order() -> None:
-    by_cause = {item.cause: item for item in ask("whatif/base").blocking}
-    communication = by_cause["communication"]
-    assert communication.exposed_ns is not None
-    assert communication.contention_ns is not None
-    assert communication.order_ns is not None
-    total = communication.exposed_ns + communication.contention_ns + communication.order_ns
-    assert total == pytest.approx(communication.blocking_ns)
-    # 1.2 % of a step is exposed, and it takes 5.5 % less without communication: what is hidden slows the kernels.
-    assert communication.exposed_ns < 0.02 * BASE_WITHOUT_COMMUNICATION_MS * NS_PER_MS
-    assert communication.contention_ns > 2 * communication.exposed_ns
-    assert "data loading" not in by_cause
-
-
-def test_blocking_time_is_what_a_step_waits_for() -> None:
-    by_cause = {item.cause: item.blocking_ns for item in ask("whatif/pairs/changes/load").blocking}
-    step_ns = ask("whatif/pairs/changes/load", "launch-free").replayed.step_ns
-    assert by_cause["data loading"] > 0.3 * step_ns
-    host_bound = {item.cause: item.blocking_ns for item in ask("whatif/fsdp2").blocking}
-    assert host_bound["launches"] > 10 * max(host_bound["communication"], 1.0)
+    assert straggler.saved_ns > 0.15 * straggler.step_ns
+    assert (nobody.saved_ns, nobody.interval_ns) == (None, None)
+    assert "is no rank" in nobody.why_not
+    assert "enumerate(DataLoader)" in loading.why_not
+    assert Fixes([]).regain("launch-free").why_not.startswith("no trace joins")
 
 
 def test_a_host_is_as_fast_as_in_steps_that_nobody_profiled_where_they_tell_it() -> None:
@@ -279,7 +244,7 @@ def test_a_host_is_as_fast_as_in_steps_that_nobody_profiled_where_they_tell_it()
     result = answer(graphs, ("communication-free",), undisturbed_ns)
     assert profiled.replayed.step_ns > 1.3 * undisturbed_ns
     assert result.replayed.step_ns == pytest.approx(undisturbed_ns, rel=0.15)
-    assert result.error == profiled.error
+    assert result.replay_error == profiled.replay_error
     assert result.overhead_ns > 0
 
 

@@ -17,7 +17,7 @@ import pytest
 import perfscope.api.schema
 from perfscope.analyzers.memory.peak import find_peak
 from perfscope.analyzers.memory.result import MemoryUse
-from perfscope.analyzers.replay.regain import Regain
+from perfscope.analyzers.replay.scenarios import Regain
 from perfscope.api.comparing import compare_locations
 from perfscope.api.opened_run import OpenedRun
 from perfscope.api.opening import open_run
@@ -159,7 +159,7 @@ def test_memory_is_what_its_type_says(name: str, tmp_path: Path) -> None:
 
 
 def test_a_replay_is_what_its_type_says() -> None:
-    regain = Regain("gil=free", 5e6, 1e6, (1e5, 2e6), 1e4, 0.02, ("the host is as fast",))
+    regain = Regain("gil=free", 5e6, 1e6, 9e5, 1e4, 0.02, ("the host is as fast",))
     assert not list(differences(as_json(regain.data()), RegainData, "replay"))
 
 

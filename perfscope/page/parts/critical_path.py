@@ -31,8 +31,8 @@ def show_critical_path(analysis: Analysis) -> Part:
     if answer is None:
         return Part(_IDENTITY, _TITLE, absent=why_absent(analysis, "whatif"))
     times_ms: defaultdict[tuple[int, str], float] = defaultdict(float)
-    for part in answer.path:
-        times_ms[part.rank, part.cause] += part.time_ns / answer.replayed.steps / NS_PER_MS
+    for part in answer.critical_path:
+        times_ms[part.rank, part.cause] += part.time_ns / part.steps / NS_PER_MS
     ranks = sorted({rank for rank, _ in times_ms})
     causes = [cause for cause in _COLOURS if any((rank, cause) in times_ms for rank in ranks)]
     stacked = stack_spans([[times_ms[rank, cause] for cause in causes] for rank in ranks])

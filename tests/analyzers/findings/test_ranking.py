@@ -11,7 +11,7 @@ from perfscope.analyzers.findings.facts import Evidence, Facts
 from perfscope.analyzers.findings.finding import Account, Cause, Rule
 from perfscope.analyzers.findings.ranking import rank_findings
 from perfscope.analyzers.findings.training import Training
-from perfscope.analyzers.replay.regain import Regain
+from perfscope.analyzers.replay.scenarios import Regain
 from perfscope.engine.run import Plan, analyze
 from tests.conftest import ROOT
 
@@ -121,13 +121,13 @@ class Answers:
             "launch-free",
             step_ns=STEP_US * 1e3,
             saved_ns=saved_us * 1e3,
-            interval_ns=((saved_us - uncertain_us) * 1e3, (saved_us + uncertain_us) * 1e3),
+            uncertain_ns=uncertain_us * 1e3,
             noise_ns=noise_us * 1e3,
             replay_error=replay_error,
         )
 
     def regain(self, fix: str) -> Regain:
-        return self.answer if fix == "launch-free" else Regain(fix, reason="no trace tells")
+        return self.answer if fix == "launch-free" else Regain(fix, why_not="no trace tells")
 
 
 def replayed(answers: Answers) -> Training:
@@ -196,7 +196,7 @@ def test_the_first_finding_costs_what_its_fix_saved(folder: str, scenario: str, 
     (first, *_) = findings.findings
     assert first.cause.basis == "replay"
     assert first.cause.replay is not None
-    assert first.cause.replay.fix == scenario
+    assert first.cause.replay.scenario == scenario
     low_us, high_us = first.cause.interval_us
     assert low_us <= 1000 * truth_ms <= high_us
     assert high_us - low_us <= 0.1 * 1000 * 63.3

@@ -12,11 +12,11 @@ import numpy as np
 
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.analyzers.replay.job_graph import JobGraph, Operation, join_ranks
-from perfscope.analyzers.replay.rank_graph import CallKind, RankGraph, build_rank_graph
+from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.columns import Int64
-from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, Work
+from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Work
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures"
@@ -26,7 +26,7 @@ _COMMUNICATION_STREAM = 9
 @cache
 def real_job(folder: str) -> JobGraph:
     """The graph of the traces of a folder of fixtures."""
-    traces = [read_trace(path, BASIC_EVENTS | Events.GRIDS) for path in sorted((FIXTURES / folder).glob("*.json.gz"))]
+    traces = [read_trace(path, BASIC_EVENTS) for path in sorted((FIXTURES / folder).glob("*.json.gz"))]
     return join_ranks([graph for trace in traces if (graph := build_rank_graph(trace, first_device(trace)))])
 
 
@@ -50,7 +50,7 @@ def random_job(seed: int) -> tuple[JobGraph, JobTimes]:
         members = tuple(
             (rank, int(np.flatnonzero(graph.work == Work.COMMUNICATION)[number])) for rank, graph in enumerate(graphs)
         )
-        joined.append(Operation(GroupKey("0", "0,1"), "DP", Kind("all_reduce", "float", 4), members, 0))
+        joined.append(Operation(GroupKey("0", "0,1"), Kind("all_reduce", "float", 4), members, 0))
     offsets = column(source.randrange(-50, 50) if rank else 0 for rank in range(size))
     job = JobGraph(tuple(graphs), offsets, tuple(joined), ())
     ranks = tuple(_random_times(source, graph) for graph in graphs)
@@ -94,7 +94,6 @@ def _random_graph(source: random.Random, rank: int, operations: int) -> RankGrap
         names=("compute", "communication"),
         call_start_ns=call_starts,
         call_end_ns=call_starts + 1,
-        call_kind=np.full(calls, CallKind.LAUNCH, np.int8),
         call_thread=np.zeros(calls, np.int64),
         data_wait_ns=np.zeros(calls, np.int64),
         name=np.array([int(event[0] == _COMMUNICATION_STREAM) for event in events], np.int32),

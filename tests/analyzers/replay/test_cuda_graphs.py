@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.replay.graphs import measure
+from perfscope.analyzers.replay.rank_graph import measure
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import BASIC_EVENTS, Events
+from perfscope.tables.trace import BASIC_EVENTS
 from tests.analyzers.replay.test_changes import event, write
 
 _STEPS, _STEP_US = (1, 2, 3), 1000
@@ -33,7 +33,7 @@ def graphed(tmp_path: Path) -> Path:
 
 
 def ask(tmp_path: Path, scenario: str) -> WhatIf:
-    partial = measure(read_trace(graphed(tmp_path), BASIC_EVENTS | Events.WAITS | Events.GRIDS))
+    partial = measure(read_trace(graphed(tmp_path), BASIC_EVENTS))
     assert partial is not None
     (graph,) = partial
     assert len(set(graph.launch.tolist())) == 1 + len(_STEPS)
@@ -43,11 +43,11 @@ def ask(tmp_path: Path, scenario: str) -> WhatIf:
 def test_the_events_of_a_graph_are_replayed_from_its_one_launch(tmp_path: Path) -> None:
     result = ask(tmp_path, "launch-free")
     assert result.measured.step_ns == _STEP_US * _NS_PER_US
-    assert result.error == pytest.approx(0, abs=1e-3)
-    assert {part.name for part in result.path} >= {"first", "second", "last"}
+    assert result.replay_error == pytest.approx(0, abs=1e-3)
+    assert {part.name for part in result.critical_path} >= {"first", "second", "last"}
 
 
 @pytest.mark.parametrize(("kernel", "saved_us"), [("first", 150), ("last", 75), ("beside", 0)])
 def test_a_faster_kernel_of_a_graph_saves_what_the_step_waits_for(tmp_path: Path, kernel: str, saved_us: int) -> None:
-    (outlook,) = ask(tmp_path, f"faster-kernel={kernel}:2").outlooks
+    (outlook,) = ask(tmp_path, f"faster-kernel={kernel}:2").scenarios
     assert outlook.saved_ns == pytest.approx(saved_us * _NS_PER_US, abs=2 * _NS_PER_US)

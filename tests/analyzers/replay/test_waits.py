@@ -49,7 +49,7 @@ def test_a_copy_that_nobody_overtook_is_waited_for(tmp_path: Path) -> None:
     assert (graph.host_call.tolist(), graph.host_event.tolist()) == ([1], [1])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_any_order_of_threads_can_be_replayed(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     events, free_us = [step(1, 0, 10_000 * US)], {7: 30, 8: 30}
