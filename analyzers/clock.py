@@ -3,7 +3,6 @@
 Ranks of one host have one clock. Between hosts the ends of collectives give the offset of two clocks and its residual
 (``perfscope.analyzers.shared.clock_offsets``). The traces support no claim about times on two ranks that is finer than
 the residual. Ranks that share no group with the reference are reached through other ranks, and their residuals add up.
-In a window of ten seconds or more a drift is fitted, too.
 """
 
 from __future__ import annotations
@@ -20,25 +19,19 @@ from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Ki
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
-from perfscope.constants import NS_PER_S, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Section
 from perfscope.result import Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
-_DRIFT_MATTERS_AFTER_NS = 10 * NS_PER_S
-_FEWEST_FOR_DRIFT = 8
 _MOST_ROWS = 40
 _FEWEST_RANKS = 2
 
 
 class RankClock(Figures, frozen=True):
-    """One rank's clock against the reference's.
-
-    Attributes:
-        drift: Nanoseconds that its clock gains in a second; absent where the window is too short.
-    """
+    """One rank's clock against the reference's."""
 
     rank: Annotated[int, Doc("The rank.")]
     host: Annotated[str | None, Doc("Its machine; None where not stated.")]
@@ -47,14 +40,10 @@ class RankClock(Figures, frozen=True):
     operations: Annotated[
         int, Doc("The fewest collectives that a connection rests on; 0 where it is that of one host.")
     ]
-    drift: float | None
     offset_us = InUnitIfKnown(
         "offset_ns", NS_PER_US, "Its clock's time minus the reference's; None where no collective connects them."
     )
     residual_us = InUnitIfKnown("residual_ns", NS_PER_US, "The uncertainty of the offset.")
-    drift_us_per_s = InUnitIfKnown(
-        "drift", NS_PER_US, "What its clock gains in a second; None where the window is too short."
-    )
 
 
 class Clock(Result, frozen=True):
@@ -99,22 +88,17 @@ class Clock(Result, frozen=True):
 class _Link(Struct, frozen=True):
     """One rank's clock against another's, by the collectives that they made together or through other ranks."""
 
-    offset: float
-    residual: float
-    operations: int
-    drift: float | None
-
-    def reversed(self) -> _Link:
-        return _Link(-self.offset, self.residual, self.operations, None if self.drift is None else -self.drift)
+    offset: float = 0.0
+    residual: float = 0.0
+    operations: int = 0
 
     def then(self, next_link: _Link) -> _Link:
-        drift = None if self.drift is None or next_link.drift is None else self.drift + next_link.drift
         operations = min(self.operations or next_link.operations, next_link.operations or self.operations)
-        return _Link(self.offset + next_link.offset, self.residual + next_link.residual, operations, drift)
+        return _Link(self.offset + next_link.offset, self.residual + next_link.residual, operations)
 
 
 #: Two ranks of one host.
-_ONE_CLOCK = _Link(0.0, 0.0, 0, 0.0)
+_ONE_CLOCK = _Link()
 
 
 class _Links(defaultdict[int, dict[int, _Link]]):
@@ -127,7 +111,8 @@ class _Links(defaultdict[int, dict[int, _Link]]):
         """Add the clock of a rank against another's; of several the first one with the smallest residual counts."""
         known = self[first].get(partner)
         if known is None or link.residual < known.residual:
-            self[first][partner], self[partner][first] = link, link.reversed()
+            self[first][partner] = link
+            self[partner][first] = _Link(-link.offset, link.residual, link.operations)
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
@@ -150,8 +135,8 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Clock:
 
 def _clock(rank: int, host: str, link: _Link | None) -> RankClock:
     if link is None:
-        return RankClock(rank, host, None, None, 0, None)
-    return RankClock(rank, host or None, link.offset, link.residual, link.operations, link.drift)
+        return RankClock(rank, host, None, None, 0)
+    return RankClock(rank, host or None, link.offset, link.residual, link.operations)
 
 
 def _link_ranks(partials: Sequence[tuple[RankCalls, ...]], hosts: Mapping[int, str]) -> _Links:
@@ -214,18 +199,13 @@ def _link(
     lead = (reference.duration_ns - rank.duration_ns)[chosen]
     found = find_offset(difference, lead, transfer_ns[chosen])
     if not is_apart(*hosts, found):
-        return _Link(0.0, abs(found.offset_ns) + found.residual_ns, len(found.rows), None)
-    differences, moments = found.differences_ns, reference.end_ns[chosen][found.rows]
-    drift = None
-    if len(differences) >= _FEWEST_FOR_DRIFT and int(moments.max() - moments.min()) >= _DRIFT_MATTERS_AFTER_NS:
-        seconds = (moments - moments.min()) / NS_PER_S
-        drift = float(np.polyfit(seconds, differences, 1)[0])
-    return _Link(found.offset_ns, found.residual_ns, len(differences), drift)
+        return _Link(0.0, abs(found.offset_ns) + found.residual_ns, found.operations)
+    return _Link(found.offset_ns, found.residual_ns, found.operations)
 
 
 def _reach(first: int, links: _Links) -> dict[int, _Link]:
     """The best chain of links from the first rank to each: always extend the one with the smallest residual so far."""
-    chains, done = {first: _Link(0.0, 0.0, 0, 0.0)}, set[int]()
+    chains, done = {first: _ONE_CLOCK}, set[int]()
     waiting = [(0.0, first)]
     while waiting:
         _, own = heappop(waiting)

@@ -24,7 +24,6 @@ from perfscope.analyzers.communication.calls import GroupCalls, Kind
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.shared.doubt import Checked
-from perfscope.analyzers.shared.medians import median_of
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.models.hardware import Link, lookup_gpu
@@ -264,7 +263,7 @@ class _Sums:
             calls=self._calls,
             duration=self._duration,
             wait=self._wait if len(transfer) and ranks_seen > 1 else None,
-            transfer=median_of(transfer) if len(transfer) else None,
+            transfer=float(np.median(transfer)) if len(transfer) else None,
             covered=self._covered_ns,
             hidden=self._hidden_ns,
             link=link,

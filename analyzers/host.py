@@ -3,16 +3,21 @@
 A moment is *compute* where any thread is inside an operator that computes. It is *communication* where a collective is
 in flight (``gloo:``, ``c10d::``) or a thread calls another worker (``rpc_sync#``, the distributed backward pass).
 Communication is exposed where no operator computes meanwhile. A moment is *data loading* where a loader fetches and
-neither of the two goes on. The rest is *other*: time outside of operators, which
-``perfscope.analyzers.shared.outside_operators`` splits by what Python did. Compute, exposed communication, exposed data
+neither of the two goes on. The rest is *other*: time outside of operators. Compute, exposed communication, exposed data
 loading and other add up to the window exactly. In a trace with GPU events the device's time is the answer instead.
 
 The engine's wrappers (``autograd::engine::evaluate_function``) are not compute: a thread waits inside them for
 gradients to be reduced.
+
+Time outside of operators is split by the Python frames of the trace, which torch.profiler records with
+``with_stack=True``. The innermost frame at a moment says what the thread does. A built-in function, such as ``sleep``,
+is named together with the Python function that called it. Where no frame was recorded, the innermost
+``nn.Module: PATH`` range names the module.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -20,19 +25,13 @@ import numpy as np
 
 from perfscope import report
 from perfscope.analyzers.shared.intervals import Intervals, covered, union
-from perfscope.analyzers.shared.outside_operators import (
-    OutsideKinds,
-    OutsideTime,
-    attribute_outside,
-    kinds_in_us,
-    outside_section,
-)
+from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Section, long_table, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import HostSpans, Trace, distinct
+from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct
 
 _COMMUNICATION = (
     "gloo:", "nccl:", "nccl2:", "mpi:", "ucc:", "xccl:", "c10d::", "c10d_functional::", "_c10d_functional::",
@@ -44,6 +43,24 @@ _MODULE = "nn.Module: "
 _LOADING = ("enumerate(DataLoader)",)
 _MOST_OPERATORS = 20
 _MOST_STEP_ROWS = 64
+_MOST_FUNCTIONS = 12
+#: Kinds of time outside of operators.
+SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED = "sleep", "waiting", "I/O", "Python", "not attributed"
+KINDS = (SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED)
+#: How the profiler writes a function that is not written in Python: ``<built-in function sleep>``,
+#: ``<built-in method read of _io.FileIO object at 0x7f>``.
+_BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of (?P<owner>.*))?>")
+_ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
+_LONGEST_OWNER = 40
+#: Calls that wait for something, and those that do only as methods of some types: ``dict.get`` and ``str.join`` do not.
+_WAITS = re.compile(r"acquire|wait\w*|synchronize|to_here|select|poll|epoll_wait")
+_WAITS_OF_OWNER = re.compile(r"join|get|put|control|accept|connect|result")
+_WAITED_FOR = re.compile(r"lock|queue|future|thread|process|select|poll|socket|semaphore|event|rpc|rref|store", re.I)
+#: Functions that read and write files, and types whose methods do.
+_FILE_CALLS = re.compile(
+    r"open|[lf]?stat|listdir|scandir|unlink|remove|rename|replace|(?:mk|rm)dir|f(?:data)?sync|p?(?:read|write)|\w+file"
+)
+_FILES = re.compile(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
 
 
 class HostParts(Figures, frozen=True, array_like=True):
@@ -109,6 +126,29 @@ class OperatorTime(Figures, frozen=True, array_like=True):
         )
 
 
+class OutsideTime(Figures, frozen=True, array_like=True):
+    """Time outside of operators of one function."""
+
+    kind: Annotated[str, Doc("``sleep``, ``waiting``, ``I/O``, ``Python`` or ``not attributed``.")]
+    function: Annotated[
+        str | None,
+        Doc("The Python function, ``FILE(LINE): NAME``, or the module; None where nothing was recorded."),
+    ]
+    call: Annotated[str | None, Doc("The built-in function that it called; None where its own code ran.")]
+    duration_ns: int
+    us = InUnit("duration_ns", NS_PER_US, "How long.")
+
+
+class OutsideKinds(Figures, frozen=True):
+    """Time outside of operators by kind; the parts add up to ``other_us`` exactly."""
+
+    sleep_us: Annotated[float, Doc("Sleeping.")]
+    waiting_us: Annotated[float, Doc("Waiting for a lock, a thread or a process.")]
+    io_us: Annotated[float, Doc("Reading and writing.")]
+    python_us: Annotated[float, Doc("Running Python.")]
+    not_attributed_us: Annotated[float, Doc("No frame was recorded.")]
+
+
 class HostRank(Figures, frozen=True, array_like=True):
     """The host of one rank.
 
@@ -133,7 +173,11 @@ class HostRank(Figures, frozen=True, array_like=True):
     @figure
     def outside_operators_by_kind(self) -> OutsideKinds:
         """The same by kind."""
-        return kinds_in_us(self.outside_operators)
+        return OutsideKinds(*(time_ns / NS_PER_US for time_ns in self.by_kind().values()))
+
+    def by_kind(self) -> dict[str, int]:
+        """The time of each kind outside of operators, in nanoseconds."""
+        return {kind: sum(part.duration_ns for part in self.outside_operators if part.kind == kind) for kind in KINDS}
 
 
 class HostTime(Result, frozen=True):
@@ -165,10 +209,33 @@ class HostTime(Result, frozen=True):
             columns = (report.Column("Rank"), report.Column("Step"), *_COLUMNS)
             sections.append(long_table("Host time by step", columns, steps, most=_MOST_STEP_ROWS))
         if any(rank.has_stacks for rank in self.ranks):
-            outside = [(_label(rank), rank.total.window, rank.outside_operators) for rank in self.ranks]
-            sections.append(outside_section(outside))
+            sections.append(self._outside_section())
         note = "Over all ranks and threads, by self time: the time without the operators inside."
         return (*sections, self.TABLES[0].section(self.operators[:_MOST_OPERATORS], [note]))
+
+    def _outside_section(self) -> Section:
+        headings = (("Rank", 1), ("Kind", 1), ("Function", 1), ("Call", 1), ("Time (ms)", 2), ("Of the window (%)", 1))
+        rows = tuple(
+            (
+                _label(rank),
+                part.kind,
+                part.function or "no frame recorded",
+                part.call or "its own code",
+                part.duration_ns / NS_PER_MS,
+                percent_of(part.duration_ns, rank.total.window),
+            )
+            for rank in self.ranks
+            for part in rank.outside_operators[:_MOST_FUNCTIONS]
+        )
+        notes = [
+            "What the thread of the steps did in the part that is other: the innermost Python function, and the "
+            f"built-in function that it called; at most {_MOST_FUNCTIONS} rows a rank, the longest first."
+        ]
+        for rank in self.ranks:
+            kinds = [f"{kind} {time_ns / NS_PER_MS:.2f} ms" for kind, time_ns in rank.by_kind().items() if time_ns]
+            notes += [f"Rank {_label(rank)}: {', '.join(kinds)}."] if kinds else []
+        columns = tuple(report.Column(heading, decimals) for heading, decimals in headings)
+        return Section("Host time outside of operators", columns, rows, tuple(notes))
 
 
 _COLUMNS = (
@@ -267,26 +334,78 @@ def _of_training_thread(trace: Trace) -> tuple[HostSpans, HostSpans]:
     return frames.take(frames.thread == thread), modules.take(modules.thread == thread)
 
 
-def self_times(spans: HostSpans) -> Int64:
-    """Each span's duration without the spans inside it on the same thread, in nanoseconds; never below 0."""
-    order = np.lexsort((-spans.duration_ns, spans.start_ns, spans.thread, spans.process))
-    starts, ends = spans.start_ns[order].tolist(), spans.end_ns[order].tolist()
-    threads = np.stack([spans.process, spans.thread])[:, order]
-    changes = np.concatenate([[True], (threads[:, 1:] != threads[:, :-1]).any(axis=0)]).tolist()
-    own_ns = (spans.duration_ns[order]).tolist()
-    open_spans: list[int] = []
-    for index, start in enumerate(starts):
-        if changes[index]:
-            open_spans.clear()
-        while open_spans and ends[open_spans[-1]] <= start:
-            open_spans.pop()
-        if open_spans:
-            parent = open_spans[-1]
-            own_ns[parent] -= min(ends[index], ends[parent]) - start
-        open_spans.append(index)
-    result = np.empty(len(own_ns), np.int64)
-    result[order] = np.maximum(own_ns, 0)
-    return result
+def attribute_outside(
+    gaps: Intervals, frames: HostSpans, modules: HostSpans, names: Sequence[str]
+) -> tuple[OutsideTime, ...]:
+    """What a thread did in some gaps between operators.
+
+    Args:
+        gaps: When no operator ran.
+        frames: The thread's Python frames; empty where none were recorded.
+        modules: The thread's ranges of modules.
+        names: The names of the trace.
+
+    Returns:
+        The longest first; their durations add up to the gaps exactly.
+    """
+    times_ns: dict[tuple[str, str, str], int] = {}
+    missing_ns = gaps.measure
+    for spans in (frames, modules):
+        nesting = _nest(spans)
+        own_ns = _own_times(spans, nesting, gaps)
+        for row in np.flatnonzero(own_ns).tolist():
+            name = names[spans.name[row]]
+            key = (
+                _describe(name, _caller(row, spans, nesting, names)) if spans is frames else (NOT_ATTRIBUTED, name, "")
+            )
+            times_ns[key] = times_ns.get(key, 0) + int(own_ns[row])
+        missing_ns -= int(own_ns.sum())
+        gaps = gaps - union(spans.start_ns, spans.end_ns)
+    if missing_ns:
+        times_ns[NOT_ATTRIBUTED, "", ""] = missing_ns
+    parts = [OutsideTime(kind, name or None, call or None, time) for (kind, name, call), time in times_ns.items()]
+    return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.kind, part.function or "", part.call or "")))
+
+
+def _nest(spans: HostSpans) -> Nesting:
+    threads = np.unique(np.stack([spans.process, spans.thread]), axis=1, return_inverse=True)[1]
+    return Nesting(spans.start_ns, spans.end_ns, threads.reshape(-1))
+
+
+def _own_times(spans: HostSpans, nesting: Nesting, within: Intervals | None = None) -> Int64:
+    """Each span's time without the spans inside it on the same thread, in some intervals; never below 0."""
+    ends, parent = spans.end_ns.copy(), nesting.parent
+    for row in nesting.order[parent[nesting.order] != ABSENT].tolist():
+        ends[row] = min(ends[row], ends[parent[row]])
+    time_ns = ends - spans.start_ns if within is None else within.measure_within(spans.start_ns, ends)
+    own_ns, inner = time_ns.copy(), np.flatnonzero(parent != ABSENT)
+    np.subtract.at(own_ns, parent[inner], time_ns[inner])
+    return np.asarray(np.maximum(own_ns, 0), np.int64)
+
+
+def _caller(row: int, spans: HostSpans, nesting: Nesting, names: Sequence[str]) -> str:
+    """The innermost Python function around a span, or the span itself."""
+    while row != ABSENT and _BUILT_IN.fullmatch(names[spans.name[row]]):
+        row = int(nesting.parent[row])
+    return "" if row == ABSENT else names[spans.name[row]]
+
+
+def _describe(name: str, caller: str) -> tuple[str, str, str]:
+    """The kind of a frame's time, the Python function that it belongs to, and the built-in function that ran."""
+    match = _BUILT_IN.fullmatch(name)
+    if match is None:
+        return PYTHON, name, ""
+    call, owner = match["call"], _ADDRESS.sub("", match["owner"] or "")
+    is_short = owner and len(owner) <= _LONGEST_OWNER and not owner.startswith("type")
+    return _kind(call, owner), caller, f"{call} of {owner}" if is_short else call
+
+
+def _kind(call: str, owner: str) -> str:
+    if call == "sleep":
+        return SLEEP
+    if _WAITS.fullmatch(call) or (_WAITS_OF_OWNER.fullmatch(call) and _WAITED_FOR.search(owner)):
+        return WAITING
+    return INPUT_OUTPUT if (_FILES.search(owner) if owner else _FILE_CALLS.fullmatch(call)) else PYTHON
 
 
 def _names_starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:
@@ -339,7 +458,7 @@ def _operator_times(trace: Trace, is_communication: Bool) -> tuple[OperatorTime,
     result = []
     of_annotations = trace.annotations.take(is_communication[trace.annotations.name])
     for spans in (trace.operators, of_annotations):
-        own = self_times(spans)
+        own = _own_times(spans, _nest(spans))
         for name in distinct(spans.name):
             rows = spans.name == name
             result.append(

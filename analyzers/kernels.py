@@ -7,7 +7,6 @@ are read on request only.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from functools import reduce
 from typing import Annotated, NamedTuple, TypeVar
@@ -19,31 +18,27 @@ from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.report import Section, percent_of
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, Result, Table
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
+from perfscope.tables.trace import ABSENT, Trace, Work, join
 
 _MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
 #: Rows of times that are not added up, and the column of what never ran.
 _SHORTEST, _LONGEST = 2, 3
-_NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0], [0]], np.int64)
-_NO_TIMES = np.zeros((5, 0), np.int64)
-#: Kernels of PyTorch, its compiler and the libraries below it that prepare what a stream of communication sends.
-_PREPARES = re.compile(r"\bat::|\bc10::|^triton_|\bcutlass::|\bcublas|multi_tensor|softmax|\bthrust::|\bcub::")
-_MOST_NAMED = 5
+_NOTHING = np.array([[0], [0], [np.iinfo(np.int64).max], [0]], np.int64)
+_NO_TIMES = np.zeros((4, 0), np.int64)
 
 _Key = TypeVar("_Key", bound="str | tuple[str, int]")
 
 
 class Times(NamedTuple):
-    """How often something ran and how long, in nanoseconds; ``beside`` is the time on streams of communication."""
+    """How often something ran and how long, in nanoseconds."""
 
     calls: int
     total: int
     shortest: int
     longest: int
-    beside: int
 
 
 class KernelTimes(Struct, frozen=True, eq=False, array_like=True):
@@ -113,10 +108,6 @@ class Kernels(Result, frozen=True):
     doubtful_us: Annotated[
         float, Doc("Time in kernels that count as compute although their names suggest communication.")
     ]
-    unknown: Annotated[
-        tuple[str, ...],
-        Doc("Kernels that ran on streams of communication alone, and count as compute because no pattern knows them."),
-    ] = ()
 
     TABLES = (
         Table("Kernels", "names", (Column("Kernel", "name", short_name), Column("Work", "work"), *_TIMES)),
@@ -137,13 +128,6 @@ class Kernels(Result, frozen=True):
         if self.doubtful_us:
             share = percent_of(self.doubtful_us, self.total_us)
             yield f"{share:.1f} % of the time is in kernels classified as compute whose names suggest communication."
-        if self.unknown:
-            named = ", ".join(map(short_name, self.unknown[:_MOST_NAMED]))
-            more = f" and {len(self.unknown) - _MOST_NAMED} more" if len(self.unknown) > _MOST_NAMED else ""
-            yield (
-                f"On streams of communication alone ran kernels that no pattern knows: {named}{more}. They count as "
-                "compute; `--kernels FILE` makes them communication."
-            )
 
 
 def measure(trace: Trace) -> KernelTimes | None:
@@ -152,7 +136,7 @@ def measure(trace: Trace) -> KernelTimes | None:
     if not len(device):
         return None
     keys = device.name.astype(np.int64) * len(Work) + device.work
-    kinds, times = _times_by_key(keys, device.duration_ns, _beside_communication(trace))
+    kinds, times = _times_by_key(keys, device.duration_ns)
     names, times = _in_order([(trace.names[kind // len(Work)], kind % len(Work)) for kind in kinds], times)
     if not len(trace.operators):
         return KernelTimes(names, times)
@@ -193,11 +177,6 @@ def analyze(partials: Sequence[KernelTimes]) -> Kernels:
         names=tuple(KernelWork(name, *_figures(times, whole), work.name.lower()) for name, work, times in names),
         operators=operators,
         doubtful_us=doubtful / NS_PER_US,
-        unknown=tuple(
-            name
-            for name, work, times in names
-            if work == Work.COMPUTE and times.beside == times.total > 0 and not _PREPARES.search(name)
-        ),
     )
 
 
@@ -253,32 +232,14 @@ def _operators(trace: Trace) -> tuple[tuple[str, ...], Int64]:
     """Times of the device events by the operator that has their external id."""
     row = join(trace.device.external_id, trace.operators.external_id)
     names = np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
-    nowhere = np.zeros(len(names), np.bool_)
-    numbers, times = _times_by_key(names, trace.device.duration_ns, nowhere)
+    numbers, times = _times_by_key(names, trace.device.duration_ns)
     return _in_order([_NO_OPERATOR if number == ABSENT else trace.names[number] for number in numbers], times)
 
 
-def _beside_communication(trace: Trace) -> Bool:
-    """Which device events ran on a stream of communication: it communicates more than it computes, others compute."""
-    device = trace.device
-    beside = np.zeros(len(device), np.bool_)
-    computes, communicates = device.is_work(Work.COMPUTE), device.is_work(Work.COMMUNICATION, Work.FUSED)
-    for index in distinct(device.device):
-        of_device = device.device == index
-        whole_ns = int(device.duration_ns[of_device & computes].sum())
-        for stream in distinct(device.stream[of_device & communicates]):
-            rows = of_device & (device.stream == stream)
-            computed_ns, sent_ns = (int(device.duration_ns[rows & kind].sum()) for kind in (computes, communicates))
-            if sent_ns > computed_ns and 2 * computed_ns < whole_ns:
-                beside |= rows
-    return beside
-
-
-def _times_by_key(keys: Int64, duration_ns: Int64, beside: Bool) -> tuple[list[int], Int64]:
+def _times_by_key(keys: Int64, duration_ns: Int64) -> tuple[list[int], Int64]:
     """The different keys, and their times: one column a key."""
     order = np.argsort(keys, kind="stable")
     distinct, begins, calls = np.unique(keys[order], return_index=True, return_counts=True)
     ordered = duration_ns[order]
     totals, shortest, longest = (aggregate.reduceat(ordered, begins) for aggregate in (np.add, np.minimum, np.maximum))
-    besides = np.add.reduceat((duration_ns * beside)[order], begins)
-    return distinct.tolist(), np.array([calls, totals, shortest, longest, besides], np.int64)
+    return distinct.tolist(), np.array([calls, totals, shortest, longest], np.int64)

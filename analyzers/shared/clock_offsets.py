@@ -12,7 +12,6 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.shared.medians import median_of
 from perfscope.constants import NS_PER_MS
 from perfscope.tables.columns import Float64, Int64
 
@@ -32,14 +31,12 @@ class Offset(Struct, frozen=True):
         offset_ns: Its time minus the other's.
         residual_ns: The median absolute deviation of single operations from what they should be, and how far the offset
             may be wrong because the same rank always came last.
-        rows: The operations that tell it.
-        differences_ns: What each of these says.
+        operations: How many operations tell it.
     """
 
     offset_ns: float
     residual_ns: float
-    rows: Int64
-    differences_ns: Float64
+    operations: int
 
 
 def is_one_host(first: str, second: str) -> bool:
@@ -62,45 +59,20 @@ def find_offset(difference_ns: Int64, lead_ns: Int64, transfer_ns: Int64) -> Off
         lead_ns: How much later the one rank came than the other, by the durations, which need no clock.
         transfer_ns: How long each operation took from the arrival of the last rank on.
     """
-    kinds = _choose(difference_ns, lead_ns, transfer_ns)
-    differences = difference_ns[kinds.rows] - kinds.skew
-    offset_ns = median_of(differences)
-    residual_ns = median_of(np.abs(differences - offset_ns)) + kinds.uncertainty
-    return Offset(offset_ns, residual_ns, kinds.rows, differences)
-
-
-class _Chosen(Struct, frozen=True):
-    """Operations that tell an offset.
-
-    Attributes:
-        rows: Which they are.
-        skew: For each what the difference of its ends owes to the rank that came last, in nanoseconds.
-        uncertainty: How far the offset may be wrong because that is not known, in nanoseconds.
-    """
-
-    rows: Int64
-    skew: Float64
-    uncertainty: float = 0.0
-
-
-def _choose(difference: Int64, lead: Int64, transfer: Int64) -> _Chosen:
-    """The operations that tell the offset of two clocks best.
-
-    Args:
-        difference: The ends on one rank minus those on the reference, in nanoseconds.
-        lead: How much later the one rank came than the reference, by the durations, which need no clock.
-        transfer: How long each operation took from the arrival of the last rank on.
-    """
-    largest = transfer * _LARGEST_SKEW
-    is_last, is_first = lead > largest, lead < -largest
-    last, first = int(np.count_nonzero(is_last)), int(np.count_nonzero(is_first))  # a sum takes several times as long
+    largest = transfer_ns * _LARGEST_SKEW
+    is_last, is_first = lead_ns > largest, lead_ns < -largest
+    together = ~(is_last | is_first)
+    last, first = int(is_last.sum()), int(is_first.sum())
     if min(last, first) >= _FEWEST_OF_A_KIND:
-        rows = np.flatnonzero(is_last | is_first)
-        skew = (median_of(difference[is_last]) - median_of(difference[is_first])) / 2
-        return _Chosen(rows, np.where(is_last[rows], skew, -skew))
-    together = np.flatnonzero(~(is_last | is_first))
-    if len(together) >= max(last, first):
-        return _Chosen(together, np.zeros(len(together)))
-    count = max((len(transfer) + 1) // 2, min(len(transfer), _FEWEST_SHORTEST))
-    shortest = np.argsort(transfer, kind="stable")[:count]
-    return _Chosen(shortest, np.zeros(len(shortest)), median_of(largest[shortest]))
+        skew = (np.median(difference_ns[is_last]) - np.median(difference_ns[is_first])) / 2
+        return _offset_of(np.where(is_last, difference_ns - skew, difference_ns + skew)[~together])
+    if together.sum() >= max(last, first):
+        return _offset_of(difference_ns[together])
+    count = max((len(transfer_ns) + 1) // 2, min(len(transfer_ns), _FEWEST_SHORTEST))
+    shortest = np.argsort(transfer_ns, kind="stable")[:count]
+    return _offset_of(difference_ns[shortest], float(np.median(largest[shortest])))
+
+
+def _offset_of(differences: Float64 | Int64, uncertainty: float = 0.0) -> Offset:
+    offset_ns = float(np.median(differences))
+    return Offset(offset_ns, float(np.median(np.abs(differences - offset_ns))) + uncertainty, len(differences))

@@ -18,7 +18,6 @@ A trace without operators cannot tell the last three apart: that time is *host l
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -113,8 +112,8 @@ class HostActivity:
             rows = self._trace.calls.thread == thread
             synchronises = self._calls(rows & self._waits) - self._loading
             before = self._loading | synchronises
-            calls = _without(self._calls(rows & ~self._waits), before)
-            seen = _joined(self._operators(thread), [calls, before])
+            calls = self._calls(rows & ~self._waits) - before
+            seen = self._operators(thread) | calls | before
             self._states[thread] = _Thread(synchronises, calls, seen, _pauses(seen))
         return self._states[thread]
 
@@ -124,13 +123,12 @@ class HostActivity:
         if not others or not len(pauses):
             return []
         rows = np.isin(self._trace.calls.thread, others)
-        of_others = [self._operators(number) for number in others]
-        operators = of_others[0]
-        for intervals in of_others[1:]:
-            operators = operators | intervals
-        synchronises = _clipped(self._calls(rows & self._waits), pauses)
-        calls = _joined(_clipped(self._calls(rows & ~self._waits), pauses), [synchronises])
-        return [synchronises, calls, _joined(_clipped(operators, pauses), [calls])]
+        synchronises = self._calls(rows & self._waits) & pauses
+        calls = synchronises | self._calls(rows & ~self._waits) & pauses
+        operators = calls
+        for number in others:
+            operators = operators | self._operators(number) & pauses
+        return [synchronises, calls, operators]
 
     def _calls(self, rows: Bool) -> Intervals:
         return union(self._trace.calls.start_ns[rows], self._trace.calls.end_ns[rows])
@@ -159,52 +157,3 @@ def _pauses(seen: Intervals) -> Intervals:
     pauses = seen.gaps(-_LATEST, _LATEST)
     is_long = pauses.end - pauses.start >= PAUSE_NS
     return Intervals(pauses.start[is_long], pauses.end[is_long])
-
-
-def _clipped(intervals: Intervals, others: Intervals) -> Intervals:
-    """The moments of intervals that are in others, too; only those on a border of others must be cut."""
-    touches = _touches(intervals, others)
-    inside = touches & _is_inside(intervals, others)
-    cut = Intervals(intervals.start[touches & ~inside], intervals.end[touches & ~inside]) & others
-    return union(np.concatenate([intervals.start[inside], cut.start]), np.concatenate([intervals.end[inside], cut.end]))
-
-
-def _is_inside(intervals: Intervals, others: Intervals) -> Bool:
-    """Which intervals lie in a single one of others."""
-    if not len(others):
-        return np.zeros(len(intervals), np.bool_)
-    around = np.searchsorted(others.start, intervals.start, side="right") - 1
-    return np.asarray((around >= 0) & (intervals.end <= others.end[np.maximum(around, 0)]))
-
-
-def _touches(intervals: Intervals, others: Intervals) -> Bool:
-    """Which intervals share a moment with others."""
-    if not len(intervals) or not len(others):
-        return np.zeros(len(intervals), np.bool_)
-    last_begun = np.searchsorted(others.start, intervals.end) - 1
-    return np.asarray((last_begun >= 0) & (others.end[np.maximum(last_begun, 0)] > intervals.start))
-
-
-def _without(intervals: Intervals, others: Intervals) -> Intervals:
-    """The moments of intervals that are not in others."""
-    touches = _touches(intervals, others)
-    if not touches.any():
-        return intervals
-    rest = Intervals(intervals.start[touches], intervals.end[touches]) - others
-    return union(
-        np.concatenate([intervals.start[~touches], rest.start]), np.concatenate([intervals.end[~touches], rest.end])
-    )
-
-
-def _joined(intervals: Intervals, others: Sequence[Intervals]) -> Intervals:
-    """The moments of all; of the others only what is not inside the first must be sorted in."""
-    outside = []
-    for other in others:
-        is_outside = ~_is_inside(other, intervals)
-        outside.append(Intervals(other.start[is_outside], other.end[is_outside]))
-    if not any(len(other) for other in outside):
-        return intervals
-    return union(
-        np.concatenate([intervals.start, *(other.start for other in outside)]),
-        np.concatenate([intervals.end, *(other.end for other in outside)]),
-    )

@@ -159,13 +159,6 @@ def _describe_unaligned(
     if alone:
         ranks = ", ".join(map(str, alone))
         yield f"No collective connects these ranks with the others, their host's clock counts: {ranks}."
-    drifts = [rank for rank in (clock.ranks if clock else ()) if rank.drift]
-    if drifts:
-        fastest = max(drifts, key=lambda rank: abs(rank.drift or 0))
-        yield (
-            f"Clocks drift, by up to {fastest.drift:.0f} ns in a second (rank {fastest.rank}); one offset a rank is "
-            "used."
-        )
 
 
 def _join_operations(

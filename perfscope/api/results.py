@@ -10,6 +10,7 @@ from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.calls import Calls
 from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.collectives import Collectives
+from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
@@ -34,7 +35,6 @@ from perfscope.api.schema.host import BudgetData
 from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData
 from perfscope.api.schema.ranks import StragglersData
-from perfscope.api.schema.steps import CostData
 from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
@@ -181,7 +181,7 @@ class Results:
     steps: StepTimes | Absent
     setup: Setup | Absent
     gpus: Gpus | Absent
-    cost: Result[CostData] | Absent
+    cost: Cost | Absent
     saves: SaveTimes | Absent
     energy: Energy | Absent
     throttling: Throttling | Absent

@@ -54,13 +54,13 @@ def test_steps_around_a_window_and_what_it_held(tmp_path: Path) -> None:
     run_dir = write_run(tmp_path, [WINDOW], STEPS, ranks=2)
     (run_dir / "ranks" / "00001" / "events.jsonl").write_bytes(to_line(slow))
     found = cost.analyze(read_run(run_dir))
-    assert (found.before_s, found.after_s, found.steady_s) == pytest.approx((0.1, 0.104, 0.104))
+    assert (found.before_s, found.after_s, found.undisturbed_s) == pytest.approx((0.1, 0.104, 0.104))
     assert found.hooks_s == pytest.approx(50e-6)
     (window,) = found.windows
     assert window.profiled_s == pytest.approx(0.145)
-    assert window.slowdown == pytest.approx(0.145 / 0.104 - 1)
-    assert window.is_representative is False
-    assert window.stall_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was stalled longest
+    assert window.slower == pytest.approx(0.145 / 0.104 - 1)
+    assert window.distorted is True
+    assert window.held_s == pytest.approx(0.02 + 0.2 + 0.25 + 0.03)  # the rank that was stalled longest
     assert (window.trace_bytes, window.memory_bytes) == (18 * 10**6, 600)
     text = " ".join(note for section in found.sections() for note in section.notes)
     assert "100.00 ms before the first window (2 steps), 104.00 ms after it (3 steps): too few to compare." in text
@@ -100,7 +100,7 @@ def test_whether_a_window_left_anything_behind_is_said(
         for state in states
     ]
     result = cost.analyze(read_run(write_run(tmp_path, windows, STEPS)))
-    assert result.data()["cupti_detached"] is detached  # type: ignore[index,call-overload]
+    assert result.cupti_detached is detached
     notes = [note for section in result.sections() for note in section.notes if "CUPTI" in note]
     assert [note for note in notes if words is not None and words in note] == notes
     assert len(notes) == (0 if words is None else 1)
@@ -114,7 +114,7 @@ def test_what_is_not_known_is_absent(tmp_path: Path) -> None:
     old = replace(WINDOW, release_ns=None, rss_before_bytes=None)
     only = {step: facts for step, facts in STEPS.items() if step < 9 and step > 4}
     (window,) = cost.analyze(read_run(write_run(tmp_path / "b", [old], only))).windows
-    assert (window.slowdown, window.is_representative, window.release_s, window.memory_bytes) == (
+    assert (window.slower, window.distorted, window.release_s, window.memory_bytes) == (
         None,
         None,
         None,
@@ -135,15 +135,15 @@ WINDOWS = [
 def test_a_light_window_is_judged_by_itself(tmp_path: Path) -> None:
     found = cost.analyze(read_run(write_run(tmp_path, WINDOWS, LIGHT_STEPS)))
     assert [window.name for window in found.windows] == ["6-7 (operators)", "13 (light)"]
-    assert found.largest_slowdown("operators") == pytest.approx(0.145 / 0.104 - 1)
-    assert found.largest_slowdown("light") == pytest.approx(0.112 / 0.104 - 1)
+    assert found.largest_distortion("operators") == pytest.approx(0.145 / 0.104 - 1)
+    assert found.largest_distortion("light") is None  # 8 % are representative
 
 
 def test_a_single_step_has_no_percent(tmp_path: Path) -> None:
     steps = {number: values for number, values in STEPS.items() if number not in (2, 3, 4, 8, 9, 10)}
     found = cost.analyze(read_run(write_run(tmp_path, [WINDOW], steps)))
-    assert found.windows[0].slowdown is None
-    assert found.windows[0].is_representative is None
+    assert found.windows[0].slower is None
+    assert found.windows[0].distorted is None
     effect = WindowEffect(Verdict.UNTESTED, 1, 30, 0.1, 0.104, reason="1 step before the window")
     assert effect.change is None
     (section,) = Cost(0.1, 0.104, 0.1, None, (), effect=effect).sections()

@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers import host
+from perfscope.analyzers.host import KINDS, attribute_outside
 from perfscope.analyzers.shared.intervals import union
-from perfscope.analyzers.shared.outside_operators import KINDS, attribute_outside
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ALL_EVENTS, Events, HostSpans
 from tests.conftest import ROOT
