@@ -1,12 +1,22 @@
-"""Events of Chrome's trace format, as they are written: times in microseconds with three decimals, from one origin."""
+"""Events of Chrome's trace format as they are written, and where each rank stands in a merged timeline.
+
+Times are microseconds with three decimals, from one origin. Traces of ranks on one host share ids of processes, of
+threads and of arrows. In the merged file every rank has numbers of its own, in the order of the ranks, so that viewers
+sort and name it, and join nothing by accident.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from decimal import ROUND_HALF_EVEN, Decimal
 
 import msgspec
 
+from perfscope.analyzers.tracks.rank_tracks import RankTracks
 from perfscope.constants import NS_PER_US
+from perfscope.tables.run import Run
+from perfscope.tables.trace import ABSENT
 
 _DECIMALS = 3
 NOTHING = msgspec.Raw(b"")
@@ -83,3 +93,73 @@ def to_text(events: list[TraceEvent]) -> bytes:
     """Events as they stand in a list, one a line, without the list's brackets."""
     encode = msgspec.json.encode
     return b",\n".join([encode(event) for event in events])
+
+
+#: The process that holds the tracks of all ranks.
+OVERVIEW = 1
+_NUMBERS_PER_RANK = 10_000
+_FIRST_DEVICE = 100
+_FIRST_OTHER = 1_000
+_ARROWS_PER_TRACE = 1 << 32
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A rank's slot, or that of a trace whose rank is not known.
+
+    Attributes:
+        position: Its position among the ranks, from 1.
+        label: Its name and its position in the layout: ``rank 3 (dp 1, pp 0)``.
+        host: Its machine; ``""`` where not stated.
+        process: The id of the process that was profiled, or ABSENT.
+    """
+
+    position: int
+    label: str
+    host: str
+    process: int
+
+    @property
+    def host_process(self) -> int:
+        """The number of its process on the host."""
+        return self.position * _NUMBERS_PER_RANK
+
+    def device_process(self, device: int) -> int:
+        """The number that stands for one of its devices."""
+        return self.host_process + _FIRST_DEVICE + device
+
+    def other_process(self, index: int) -> int:
+        """The number of whatever else its trace lists as a process."""
+        return self.host_process + _FIRST_OTHER + index
+
+    def name_process(self, owner: int | str, process: int) -> str:
+        """What viewers call a process: its rank's own on the host, or another one that its trace lists."""
+        if process != self.host_process:
+            return f"{self.label}: {f'process {owner}' if isinstance(owner, int) else owner or 'profiler'}"
+        where = f" {self.host}" if self.host else ""
+        return f"{self.label}: host{where}" + ("" if self.process == ABSENT else f", process {self.process}")
+
+
+def arrow_id(trace: int, arrow: int) -> int:
+    """The id of an arrow of a trace; exact in a double for two million traces."""
+    return (trace + 1) * _ARROWS_PER_TRACE + arrow % _ARROWS_PER_TRACE
+
+
+def assign_slots(tracks: Sequence[RankTracks], run: Run | None) -> dict[str, Slot]:
+    """The slot of each trace; ``tracks`` are in the order of the ranks."""
+    coordinates = {rank.rank: rank.parallel for rank in run.ranks} if run else {}
+    positions: dict[int | str, int] = {}
+    slots = {}
+    for rank in tracks:
+        owner = rank.trace if rank.rank is None else rank.rank
+        position = positions.setdefault(owner, len(positions) + 1)
+        label = _label(rank.rank, coordinates.get(rank.rank, {}) if rank.rank is not None else {})
+        slots[rank.trace] = Slot(position, label, rank.host, rank.process)
+    return slots
+
+
+def _label(rank: int | None, coordinates: Mapping[str, int]) -> str:
+    if rank is None:
+        return "unknown rank"
+    axes = ", ".join(f"{axis} {index}" for axis, index in coordinates.items())
+    return f"rank {rank} ({axes})" if axes else f"rank {rank}"

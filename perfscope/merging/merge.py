@@ -1,38 +1,40 @@
 """Writes one trace of all ranks: each rank's events on the common clock, and above them the tracks of all ranks.
 
-Each trace is moved by a worker into a piece of its own, a member of a gzip file; the pieces one behind the other are
-the merged file. It appears when it is whole.
+Each trace is moved by a worker into a piece of its own, a member of a gzip file; the pieces one after the other are
+the merged file. It appears when it is whole. A moved event has another clock and other numbers, and is else unchanged.
 """
 
 from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar, cast
 
+import msgspec
 from isal import igzip
 
-from perfscope.analyzers.findings import Findings
-from perfscope.analyzers.findings.finding import Finding
 from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
 from perfscope.analyzers.tracks.rank_tracks import RankTracks, measure_tracks
 from perfscope.constants import MIB
-from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs
-from perfscope.engine.registry import FINDINGS
-from perfscope.engine.run import Plan, analyze
 from perfscope.errors import MissingInput, NotATrace, SourceError
-from perfscope.merging.counters import draw_counters
-from perfscope.merging.events import to_text
-from perfscope.merging.moving import Move, MovedTrace
-from perfscope.merging.overview import draw_overview
-from perfscope.merging.slots import assign_slots
-from perfscope.sources.traces.reader import read_trace
+from perfscope.merging.events import (
+    Slot,
+    TraceEvent,
+    arrow_id,
+    assign_slots,
+    name_track,
+    to_json,
+    to_ns,
+    to_text,
+    to_us,
+)
+from perfscope.merging.overview import draw_counters, draw_overview
+from perfscope.sources.traces.reader import read_events, read_trace
 from perfscope.sources.traces.reading_choices import RankRule
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from perfscope.wire import TRACE_METADATA
@@ -47,6 +49,11 @@ _HEAD = b'{"schemaVersion":1,"displayTimeUnit":"ms","%b":{%b},"traceEvents":[\n'
     MERGED_MARK,
 )
 _NEEDS = BASIC_EVENTS | Events.OPERATOR_TIMES
+_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "Kernel", "Memcpy", "Memset"))
+_ARROWS = frozenset("stf")
+_KEPT_METADATA = frozenset(("thread_name", "thread_sort_index"))
+#: Threads that a trace names instead of numbering them.
+_FIRST_NAMED_THREAD = 2_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +107,6 @@ class Merged:
     damage: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """A moved trace."""
-
-    path: Path
-    events: int
-    damage: tuple[str, ...]
-
-
 def merge(inputs: Inputs, target: Path, choice: Choice) -> Merged:
     """Write the merged file.
 
@@ -128,10 +126,27 @@ def merge(inputs: Inputs, target: Path, choice: Choice) -> Merged:
     within = tracks.window_of(choice.steps) if choice.steps else None
     if not tracks.ranks or (choice.steps and within is None):
         raise MissingInput(_explain_emptiness(job))
-    with _staging(target) as folder:
-        pieces = _move(tracks, inputs, within, folder, choice.workers)
-        _assemble(target, folder, [piece for piece in pieces if piece.events])
-    return _describe(target, tracks, pieces, [*damage, *inputs.missing_traces()])
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
+            moved = _move(tracks, inputs, within, Path(folder), choice.workers)
+            _assemble(target, Path(folder), moved)
+    except OSError as error:
+        raise SourceError(target, f"cannot be written: {error.strerror or error}") from None
+    traces = {
+        rank.trace: MergedTrace(rank.trace, rank.rank, clock.offset_ns, clock.residual_ns, moved[rank.trace].events)
+        for rank in tracks.ranks
+        for clock in [tracks.clock_of(rank.rank)]
+    }
+    sentences = [*damage, *inputs.missing_traces(), *(sentence for one in moved.values() for sentence in one.damage)]
+    return Merged(
+        path=target,
+        bytes=target.stat().st_size,
+        traces=tuple(traces.values()),
+        reference=tracks.reference,
+        operations=len(tracks.operations),
+        notes=tracks.notes,
+        damage=tuple(dict.fromkeys(sentences)),
+    )
 
 
 def _measure(trace: str, typed: frozenset[str], rank_rule: RankRule) -> tuple[tuple[RankTracks, ...], tuple[str, ...]]:
@@ -166,50 +181,70 @@ def _explain_emptiness(job: JobTracks) -> str:
     )
 
 
-def _find_causes(inputs: Inputs, workers: int) -> tuple[Finding, ...]:
-    """What costs the most in all of the job, as `perfscope analyze` says it."""
-    results = analyze(inputs.locations, Plan(Execution(workers))).results
-    findings = results.get(FINDINGS)
-    return findings.findings if isinstance(findings, Findings) else ()
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """How one trace is moved.
+
+    Attributes:
+        trace: The file.
+        index: Its position among all traces.
+        slot: The slot of its rank.
+        shift_ns: Added to its times.
+        last_ns: What lies before 0 or after this is left out; None where all of it is wanted. After the shift.
+        devices: Its devices that ran something.
+        path: Where it is written.
+    """
+
+    trace: str
+    index: int
+    slot: Slot
+    shift_ns: int
+    last_ns: int | None
+    devices: tuple[int, ...]
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A moved trace."""
+
+    path: Path
+    events: int
+    damage: tuple[str, ...] = ()
 
 
 def _move(
     tracks: JobTracks, inputs: Inputs, within: tuple[int, int] | None, folder: Path, workers: int
-) -> list[_Piece]:
-    """Write each trace as a piece, and the tracks of all ranks as the first one."""
-    findings = _find_causes(inputs, workers)
+) -> dict[str, _Piece]:
+    """Write each trace as a piece, by its name; that of ``""`` has the tracks of all ranks, and is the first one."""
     slots = assign_slots(tracks.ranks, inputs.run)
-    base_ns = {rank.trace: rank.base_ns - tracks.clock_of(rank.rank).offset_ns for rank in tracks.ranks}
     whole = within or tracks.window()
-    origin_ns = whole[0]
-    overview = list(draw_overview(tracks, findings, slots, origin_ns, within))
+    overview = list(draw_overview(tracks, slots, whole[0], within))
     if inputs.run is not None:
-        overview += draw_counters(inputs.run, tracks, slots, origin_ns, whole)
-    first = folder / "0"
+        overview += draw_counters(inputs.run, tracks, slots, whole)
+    first = folder / "all"
     with _open(first) as file:
         file.write(to_text(overview))
+    base_ns = {rank.trace: rank.base_ns - tracks.clock_of(rank.rank).offset_ns for rank in tracks.ranks}
     moves = [
-        Move(
+        _Move(
             trace=trace,
             index=index,
             slot=slots[trace],
-            shift_ns=base_ns[trace] - origin_ns,
-            first_ns=None if within is None else 0,
-            last_ns=None if within is None else within[1] - origin_ns,
+            shift_ns=base_ns[trace] - whole[0],
+            last_ns=None if within is None else within[1] - whole[0],
             devices=tuple(rank.device for rank in tracks.ranks if rank.trace == trace and rank.device is not None),
+            path=folder / str(index),
         )
         for index, trace in enumerate(base_ns)
     ]
-    moved = _map(_write_piece, [(move, folder) for move in moves], workers)
-    return [_Piece(first, len(overview), ()), *moved]
+    pieces = _map(_write_piece, moves, workers)
+    return {"": _Piece(first, len(overview)), **dict(zip(base_ns, pieces, strict=True))}
 
 
-def _write_piece(job: tuple[Move, Path]) -> _Piece:
-    move, folder = job
-    path = folder / str(move.index + 1)
-    moved, damage = MovedTrace(move), []
-    with _open(path) as file:
-        separator = b""
+def _write_piece(move: _Move) -> _Piece:
+    moved, damage, separator = _MovedTrace(move), [], b""
+    with _open(move.path) as file:
         try:
             for events in moved.read():
                 if events:
@@ -219,47 +254,125 @@ def _write_piece(job: tuple[Move, Path]) -> _Piece:
             damage.append(error.problem)
     if moved.without_time:
         damage.append(f"{move.trace}: {moved.without_time} events state no time and are left out")
-    return _Piece(path, moved.events, tuple(damage))
+    return _Piece(move.path, moved.events, tuple(damage))
 
 
-def _assemble(target: Path, folder: Path, pieces: Sequence[_Piece]) -> None:
-    """Put the pieces behind each other, below the metadata of the merged file."""
-    texts = {"begin": _HEAD, "between": b",\n", "end": b"\n]}\n"}
-    for name, text in texts.items():
+class _MovedTrace:
+    """The events of one trace in the merged timeline.
+
+    Attributes:
+        events: How many were written.
+        without_time: How many state no time that can be read, and are left out.
+    """
+
+    def __init__(self, move: _Move) -> None:
+        self.events = self.without_time = 0
+        self._move = move
+        self._processes: dict[int | str, int] = {}
+        self._named_threads: dict[tuple[int, str], int] = {}
+        self._thread_names: list[TraceEvent] = []
+        self._arrows: dict[tuple[str, bytes], list[TraceEvent]] = {}
+
+    def read(self) -> Iterator[list[TraceEvent]]:
+        """Yield the events, some at a time.
+
+        Raises:
+            SourceError: The file cannot be read.
+        """
+        for events in read_events(self._move.trace, TraceEvent):
+            moved = [event for event in events if self._moves(event)]
+            self.events += len(moved)
+            yield moved
+        has_ends = (arrow for arrow in self._arrows.values() if {"s", "f"} <= {event.ph for event in arrow})
+        whole = [event for arrow in has_ends for event in arrow]
+        for event in whole:
+            self._number(event)
+        self.events += len(whole)
+        yield whole
+        yield list(self._name_tracks())
+
+    def _moves(self, event: TraceEvent) -> bool:
+        """Whether an event is to be written now; its times and numbers are the new ones then."""
+        last_ns = self._move.last_ns
+        if event.ph == "M":
+            if event.name in _KEPT_METADATA:
+                self._thread_names.append(event)
+            return False
+        try:
+            start_ns = to_ns(bytes(event.ts)) + self._move.shift_ns
+            end_ns = start_ns + (to_ns(bytes(event.dur)) if event.dur else 0)
+        except ValueError:
+            self.without_time += 1
+            return False
+        event.ts = to_us(start_ns)
+        if last_ns is not None:
+            if end_ns < 0 or start_ns > last_ns:
+                return False
+            if event.ph in _ARROWS:  # an arrow with one end points nowhere
+                self._arrows.setdefault((event.cat, bytes(event.id)), []).append(event)
+                return False
+        self._number(event)
+        return True
+
+    def _number(self, event: TraceEvent) -> None:
+        arrow = bytes(event.id)
+        if arrow.isdigit():
+            event.id = msgspec.Raw(b"%d" % arrow_id(self._move.index, int(arrow)))
+        elif arrow:
+            event.id = to_json(f"{self._move.index} {arrow.decode('utf-8', 'replace')}")
+        event.pid = self._number_process(event)
+        event.tid = self._number_thread(event.pid, event.tid)
+
+    def _number_process(self, event: TraceEvent) -> int:
+        """A device's process is one of the device; a process of the host may have the number of a device."""
+        slot, pid = self._move.slot, event.pid
+        if isinstance(pid, int) and (event.cat in _ON_DEVICE or (pid != slot.process and pid in self._move.devices)):
+            owner: int | str = f"GPU {pid}"
+            number = slot.device_process(pid)
+        else:
+            owner = pid or ""
+            known = self._processes.get(owner) or slot.other_process(len(self._processes))
+            number = slot.host_process if pid == slot.process else known
+        self._processes[owner] = number
+        return number
+
+    def _number_thread(self, process: int, thread: int | str | None) -> int:
+        if isinstance(thread, int):
+            return thread
+        return self._named_threads.setdefault((process, thread or ""), _FIRST_NAMED_THREAD + len(self._named_threads))
+
+    def _name_tracks(self) -> Iterator[TraceEvent]:
+        """Names of the processes that have an event, and of their threads."""
+        used = set(self._processes.values())
+        for owner, process in self._processes.items():
+            yield from name_track(process, self._move.slot.name_process(owner, process), process)
+        for event in self._thread_names:
+            event.pid = self._number_process(event)
+            event.tid = self._number_thread(event.pid, event.tid)
+            event.ts = to_us(0)
+            if event.pid in used:
+                yield event
+        for (process, name), thread in self._named_threads.items():
+            yield from name_track(process, name or "profiler", thread, thread)
+
+
+def _assemble(target: Path, folder: Path, pieces: dict[str, _Piece]) -> None:
+    """Put the pieces one after the other, after the metadata of the merged file."""
+    for name, text in (("begin", _HEAD), ("between", b",\n"), ("end", b"\n]}\n")):
         with _open(folder / name) as file:
             file.write(text)
+    members = [path for piece in pieces.values() if piece.events for path in (folder / "between", piece.path)][1:]
     whole = folder / "whole"
-    is_compressed = target.suffix == ".gz"
     with whole.open("wb") as file:
-        for path in _order(folder, pieces):
+        for path in (folder / "begin", *members, folder / "end"):
+            is_compressed = target.suffix == ".gz"
             with path.open("rb") if is_compressed else cast("BinaryIO", igzip.open(path, "rb")) as part:
                 shutil.copyfileobj(part, file, MIB)
     whole.replace(target)
 
 
-def _order(folder: Path, pieces: Sequence[_Piece]) -> Iterator[Path]:
-    for index, piece in enumerate(pieces):
-        yield folder / ("between" if index else "begin")
-        yield piece.path
-    yield folder / "end"
-
-
 def _open(path: Path) -> BinaryIO:
     return cast("BinaryIO", igzip.open(path, "wb", compresslevel=_LEVEL))
-
-
-@contextmanager
-def _staging(target: Path) -> Iterator[Path]:
-    """A folder beside the file, for its pieces.
-
-    Raises:
-        SourceError: It cannot be written.
-    """
-    try:
-        with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as folder:
-            yield Path(folder)
-    except OSError as error:
-        raise SourceError(target, f"cannot be written: {error.strerror or error}") from None
 
 
 def _map(function: Callable[[_A], _B], items: Iterable[_A], workers: int) -> list[_B]:
@@ -269,22 +382,3 @@ def _map(function: Callable[[_A], _B], items: Iterable[_A], workers: int) -> lis
         return [function(job) for job in jobs]
     with start_workers(min(workers, len(jobs))) as pool:
         return list(pool.map(function, jobs))
-
-
-def _describe(target: Path, tracks: JobTracks, pieces: Sequence[_Piece], damage: Sequence[str]) -> Merged:
-    events = {piece.path.name: piece.events for piece in pieces}
-    traces: dict[str, MergedTrace] = {}
-    for rank in tracks.ranks:
-        clock = tracks.clock_of(rank.rank)
-        count = events[str(len(traces) + 1)] if rank.trace not in traces else traces[rank.trace].events
-        traces[rank.trace] = MergedTrace(rank.trace, rank.rank, clock.offset_ns, clock.residual_ns, count)
-    sentences = [*damage, *(sentence for piece in pieces for sentence in piece.damage)]
-    return Merged(
-        path=target,
-        bytes=target.stat().st_size,
-        traces=tuple(traces.values()),
-        reference=tracks.reference,
-        operations=len(tracks.operations),
-        notes=tracks.notes,
-        damage=tuple(dict.fromkeys(sentences)),
-    )

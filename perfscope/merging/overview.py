@@ -1,21 +1,22 @@
-"""The tracks of all ranks, one below the other: steps, what devices did, collectives with arrows, passes, bubbles."""
+"""The tracks of all ranks: steps, what devices did, collectives with arrows, passes, bubbles; and NVML's counters."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.findings.finding import Finding
+import numpy as np
+
 from perfscope.analyzers.tracks.job_tracks import JobTracks, JoinedOperation
 from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks
-from perfscope.constants import GB, NS_PER_US
-from perfscope.merging.events import TraceEvent, name_track, to_json, to_us
-from perfscope.merging.slots import OVERVIEW, Slot, arrow_id
-from perfscope.report import percent
+from perfscope.constants import MIB, MS_PER_S, NS_PER_S, NS_PER_US
+from perfscope.merging.events import OVERVIEW, Slot, TraceEvent, arrow_id, name_track, to_json, to_us
+from perfscope.sources.traces.metadata import read_metadata
+from perfscope.tables.columns import MaskedInt64
+from perfscope.tables.run import Run
 from perfscope.tables.trace import ABSENT
 
 _TRACKS_PER_RANK = 1_000
-_FINDINGS = 1
 _STEPS, _DEVICE, _PASSES, _BUBBLES, _COLLECTIVES = 0, 100, 200, 300, 400
 _MOST_DEVICES = 100
 _OPERATION_ARROW = "operation of several ranks"
@@ -35,28 +36,20 @@ class _Slice:
 
 def draw_overview(
     tracks: JobTracks,
-    findings: Sequence[Finding],
     slots: Mapping[str, Slot],
     origin_ns: int,
     within: tuple[int, int] | None,
 ) -> Iterator[TraceEvent]:
-    """The tracks of all ranks, below those of the findings.
+    """The tracks of all ranks.
 
     Args:
         tracks: What they show.
-        findings: What costs the most; each is as long as all that is shown.
         slots: The slot of each trace.
         origin_ns: The moment on the common clock that is written as 0.
         within: What does not overlap these moments of the common clock is left out; all of it where absent.
     """
     yield from name_track(OVERVIEW, "all ranks (perfscope)", 0)
     lanes = _Lanes(origin_ns, within)
-    begin_ns, end_ns = within or tracks.window()
-    yield from lanes.draw(
-        _FINDINGS,
-        "findings",
-        [_Slice(_describe_finding(finding), begin_ns, end_ns, finding.data()) for finding in findings],
-    )
     for rank in tracks.ranks:
         slot, offset_ns = slots[rank.trace], tracks.clock_of(rank.rank).offset_ns
         first = slot.position * _TRACKS_PER_RANK
@@ -160,12 +153,6 @@ def _draw_operations(
             yield lanes.point(phase, number, track, start_ns)
 
 
-def _describe_finding(finding: Finding) -> str:
-    if finding.cause.saved_bytes is not None:
-        return f"{finding.title}: {finding.cause.saved_bytes / GB:.2f} GB"
-    return f"{finding.title}: {percent(finding.share):.1f} % of a step"
-
-
 def _name(operation: JoinedOperation) -> str:
     size = "" if operation.kind.bytes == ABSENT else f" {operation.kind.bytes:,} B"
     return f"{operation.kind.operation or 'communication'}{size}"
@@ -181,3 +168,43 @@ def _describe(operation: JoinedOperation, duration_ns: int) -> dict[str, object]
         "transfer_us": operation.transfer_ns / NS_PER_US,
         "waiting_us": (duration_ns - operation.transfer_ns) / NS_PER_US,
     }
+
+
+def draw_counters(
+    run: Run, tracks: JobTracks, slots: Mapping[str, Slot], within: tuple[int, int]
+) -> Iterator[TraceEvent]:
+    """NVML's samples under the GPU of each rank, from a second before these moments of the common clock to one after.
+
+    Args:
+        run: The run.
+        tracks: The tracks of its ranks.
+        slots: The slot of each trace.
+        within: The first moment, which is written as 0, and the last one.
+    """
+    uuids = {rank.rank: rank.device_uuid for rank in run.ranks}
+    waiting = {gpu.uuid: gpu for gpu in run.gpus}
+    for rank in tracks.ranks:
+        metadata = read_metadata(rank.trace)
+        uuid = uuids.get(rank.rank) if rank.rank is not None else None
+        if uuid not in waiting or rank.device is None or metadata is None:
+            continue
+        if metadata.wall_ns is None or metadata.monotonic_ns is None:
+            continue
+        gpu, slot = waiting.pop(uuid), slots[rank.trace]
+        process = slot.device_process(rank.device)
+        yield from name_track(process, f"{slot.label}: GPU {rank.device}", process)
+        times_ns = gpu.t_ns + metadata.wall_ns - metadata.monotonic_ns - tracks.clock_of(rank.rank).offset_ns
+        is_shown = (times_ns >= within[0] - NS_PER_S) & (times_ns <= within[1] + NS_PER_S)
+        columns: Sequence[tuple[str, MaskedInt64, float]] = (
+            ("power (W)", gpu.power_mw, MS_PER_S),
+            ("SM clock (MHz)", gpu.sm_clock_mhz, 1),
+            ("utilization (%)", gpu.util_percent, 1),
+            ("memory in use (MiB)", gpu.memory_used_bytes, MIB),
+            ("temperature (C)", gpu.temperature_c, 1),
+        )
+        for name, column, unit in columns:
+            for row in np.flatnonzero(is_shown & ~np.ma.getmaskarray(column)).tolist():
+                time = to_us(int(times_ns[row]) - within[0])
+                yield TraceEvent(
+                    "C", "nvml", f"NVML {name}", process, 0, time, args=to_json({"value": int(column[row]) / unit})
+                )

@@ -6,17 +6,85 @@ import gzip
 import json
 import shutil
 from collections import Counter, defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
 from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import pytest
 
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
-from tests.merging.conftest import Event, MergedFile, MergeInto, parse
 from tests.viewers.test_perfetto import breaches
+
+Event = dict[str, Any]
+MergeInto = Callable[..., "MergedFile"]
+
+
+@dataclass(frozen=True)
+class MergedFile:
+    """The merged file, and what the command said of it in JSON."""
+
+    path: Path
+    said: Event
+    document: Event
+
+    @property
+    def events(self) -> list[Event]:
+        return list(self.document["traceEvents"])
+
+    def process(self, beginning: str) -> int:
+        """The number of the process whose name begins so."""
+        names = {
+            event["pid"]: event["args"]["name"]
+            for event in self.events
+            if event["ph"] == "M" and event["name"] == "process_name"
+        }
+        (number,) = (number for number, name in names.items() if name.startswith(beginning))
+        return int(number)
+
+    def track(self, name: str) -> list[Event]:
+        """The slices of a track of all ranks, in order."""
+        threads = {
+            event["tid"]
+            for event in self.events
+            if event["ph"] == "M" and event["name"] == "thread_name" and event["args"]["name"] == name
+        }
+        slices = [event for event in self.events if event["ph"] == "X" and event["pid"] == 1]
+        return [event for event in slices if event["tid"] in threads]
+
+
+def parse(path: Path) -> Event:
+    """A trace with its times as exact numbers."""
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    document: Event = json.loads(text, parse_float=Decimal)
+    return document
+
+
+@pytest.fixture(scope="module")
+def merged_files() -> dict[tuple[str, ...], MergedFile]:
+    """Those of a module's tests by what was typed, so that none is made twice."""
+    return {}
+
+
+@pytest.fixture
+def merge_into(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], merged_files: dict[tuple[str, ...], MergedFile]
+) -> MergeInto:
+    def merge(*words: object, name: str = "all.json.gz", code: int = 0) -> MergedFile:
+        typed = *map(str, words), name
+        if typed not in merged_files:
+            target = tmp_path / name
+            answer = run(capsys, "merge", *words, "-o", target, "--format", "json")
+            assert answer.code == code, answer.err
+            merged_files[typed] = MergedFile(target, answer.data, parse(target))
+        return merged_files[typed]
+
+    return merge
+
 
 FIXTURES = ROOT / "fixtures"
 BASE = FIXTURES / "whatif" / "base"
@@ -278,13 +346,3 @@ def test_a_damaged_trace_gives_what_is_left_of_it(
     assert merged.said["traces"][0]["events"] == whole.said["traces"][0]["events"]
     assert 0 < merged.said["traces"][1]["events"] < whole.said["traces"][1]["events"]
     assert any("cut off" in warning for warning in merged.said["warnings"])
-
-
-def test_findings_stand_first(merge_into: MergeInto, capsys: pytest.CaptureFixture[str]) -> None:
-    slow = FIXTURES / "whatif" / "slow_gpu"
-    merged = merge_into(slow)
-    findings = run(capsys, "analyze", slow, "--format", "json").data["results"]["findings"]
-    tracks = [event for event in merged.events if event["ph"] == "X" and event["pid"] == 1 and event["tid"] < 100]
-    assert findings
-    assert [track["args"]["id"] for track in tracks] == [finding["id"] for finding in findings]
-    assert len({(track["ts"], track["dur"]) for track in tracks}) == 1
