@@ -24,13 +24,16 @@ from perfscope.errors import PerfscopeError, SourceError, UsageError
 from perfscope.sources.partials import Refused, read_partials
 from perfscope.sources.runs.records import decode_event, read_records
 from perfscope.sources.stores.location import is_url, join, locate
-from perfscope.sources.stores.reading import find_sizes, kind_of, list_below, open_stored
+from perfscope.sources.stores.reading import kind_of, list_below, open_stored
 from perfscope.wire.incidents import CONTROL_FOLDER
 from perfscope.wire.records import WindowRecord
-from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
+from perfscope.wire.traces import PARTIALS_SUFFIX
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
 _LIST_TIMEOUT_S = 120
+#: Most files are small, and wait for the store longer than they take.
+_AT_ONCE = 16
+_AGAIN = "run the same command again"
 _UNFINISHED_SUFFIXES = (".tmp", ".partial")
 
 
@@ -48,11 +51,8 @@ class Part(Protocol):
     def list_files(self) -> dict[str, int]:
         """Find the size of each file in bytes, by its path below the part."""
 
-    def find(self, names: Sequence[str], /) -> dict[str, int]:
-        """Find files that are there and not listed, by asking for their names."""
-
-    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
-        """Copy files into a folder; for each that is lost, why, as a sentence."""
+    def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
+        """Copy files, of which it has the sizes, into a folder; for each that is lost, why, as a sentence."""
 
 
 @dataclass(slots=True)
@@ -96,10 +96,8 @@ def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: 
     records = {name: size for name, size in listed.items() if not is_trace(name)}
     _copy_missing(part, folder, records, fetched)
     if len(fetched.lost) == len(records):
-        raise Unreachable(fetched.lost[0], hint="run the same command again")
-    unlisted = part.find(find_unlisted(folder, listed.keys() | skipped, choice))
-    _copy_missing(part, folder, {name: size for name, size in unlisted.items() if not is_trace(name)}, fetched)
-    traces = {name: size for name, size in (listed | unlisted).items() if is_trace(name)}
+        raise Unreachable(fetched.lost[0], hint=_AGAIN)
+    traces = {name: size for name, size in listed.items() if is_trace(name)}
     chosen = sorted(traces) if choice is None else choice.choose(traces, [folder, run])
     _copy_missing(part, folder, {name: traces[name] for name in chosen}, fetched)
     fetched.left_traces = len(traces) - len(chosen)
@@ -113,11 +111,11 @@ def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int], fetched: 
         Unreachable: A file did not arrive completely, and the part does not say why.
         SourceError: The folder cannot be written.
     """
-    missing = [
-        name
+    missing = {
+        name: size
         for name, size in sorted(listed.items())
         if not ((folder / name).is_file() and (folder / name).stat().st_size == size)
-    ]
+    }
     try:
         lost = part.copy(missing, folder) if missing else {}
     except OSError as error:
@@ -125,7 +123,7 @@ def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int], fetched: 
     arrived = [name for name in missing if name not in lost]
     for name in arrived:
         if not (folder / name).is_file() or (folder / name).stat().st_size < listed[name]:
-            raise Unreachable(f"{part.name}: {name} did not arrive completely", hint="run the same command again")
+            raise Unreachable(f"{part.name}: {name} did not arrive completely", hint=_AGAIN)
     fetched.files += len(arrived)
     fetched.size_bytes += sum(listed[name] for name in arrived)
     fetched.lost += lost.values()
@@ -150,11 +148,7 @@ class LocalPart:
         files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
         return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
 
-    def find(self, _: Sequence[str], /) -> dict[str, int]:
-        """See ``Part``: a folder lists what it has."""
-        return {}
-
-    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
+    def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
         """See ``Part``."""
         for name in files:
             with (Path(self.name) / name).open("rb") as source:
@@ -188,11 +182,7 @@ class RemotePart:
         entries = [entry.split(" ", 1) for entry in answer.stdout.decode(errors="surrogateescape").split("\0") if entry]
         return {name: int(size) for size, name in entries}
 
-    def find(self, _: Sequence[str], /) -> dict[str, int]:
-        """See ``Part``: a host lists what it has."""
-        return {}
-
-    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
+    def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
         """See ``Part``."""
         command = f"cd {self.quoted_path()} && tar --no-recursion --null -T - -cf -"
         with subprocess.Popen(
@@ -206,9 +196,7 @@ class RemotePart:
                 self._unpack(process.stdout, frozenset(files), folder)
             except (tarfile.TarError, EOFError) as error:
                 process.kill()
-                raise Unreachable(
-                    f"{self.name}: the copy was interrupted: {error}", hint="run the same command again"
-                ) from None
+                raise Unreachable(f"{self.name}: the copy was interrupted: {error}", hint=_AGAIN) from None
         return {}
 
     def _unpack(self, stream: IO[bytes], files: frozenset[str], folder: Path) -> None:
@@ -283,28 +271,6 @@ def is_trace(name: str) -> bool:
     return of_traces and name.endswith((wire.TRACE_SUFFIX, f"{wire.TRACE_SUFFIX}.gz"))
 
 
-def find_unlisted(folder: Path, names: Collection[str], choice: TraceChoice | None) -> list[str]:
-    """What the windows of a part left and nobody lists, by the paths that it would have below the part.
-
-    Where partials are listed, a trace that is not stays on its host, unless it is one of those that are wanted.
-
-    Args:
-        folder: Where the records of the part are.
-        names: The files that are listed.
-        choice: Which traces are copied; all of them where it is None.
-    """
-    listed = set(map(_stem, names))
-    measured = set(_find_measured(folder))
-    wanted = set(_find_recorded(folder, frozenset() if choice is None else choice.ranks))
-    traces = [trace for trace in _find_recorded(folder, None) if trace not in listed]
-    return [
-        name
-        for trace in traces
-        if (trace in wanted or trace not in measured) and ".." not in PurePosixPath(trace).parts
-        for name in (f"{trace}.gz", trace, partials_path(trace))
-    ]
-
-
 def _stem(name: str) -> str:
     return name.removesuffix(".gz")
 
@@ -325,19 +291,14 @@ def _find_measured(folder: Path) -> Iterator[str]:
         yield from (f"{wire.TRACES_FOLDER}/{_stem(trace.name)}" for trace in explaining)
 
 
-def _find_recorded(folder: Path, ranks: frozenset[int] | None) -> Iterator[str]:
-    """The traces of the windows that some ranks recorded; those of all ranks where it is None."""
+def _find_recorded(folder: Path, ranks: frozenset[int]) -> Iterator[str]:
+    """The traces of the windows that some ranks recorded."""
     for path in (folder / wire.RANKS_FOLDER).glob("*"):
         number = wire.parse_rank_folder(path.name)
-        if number is not None and (ranks is None or number[0] in ranks):
+        if number is not None and number[0] in ranks:
             for event in read_records(path / wire.EVENTS_FILE, decode_event, []):
                 if isinstance(event, WindowRecord):
                     yield f"{wire.TRACES_FOLDER}/{event.trace}"
-
-
-#: Most files are small, and wait for the store longer than they take.
-_AT_ONCE = 16
-_AGAIN = "run the same command again"
 
 
 class _Lost(Exception):
@@ -346,64 +307,49 @@ class _Lost(Exception):
 
 @dataclass(frozen=True)
 class StoredPart:
-    """A part in a store.
-
-    Attributes:
-        name: Its URL.
-        sizes: The bytes of the files that it has, by their paths below the part.
-    """
+    """A part in a store."""
 
     name: str
-    sizes: dict[str, int] = field(default_factory=dict)
 
     def list_files(self) -> dict[str, int]:
         """See ``Part``."""
         try:
-            is_there = kind_of(self.name) is not None
-            self.sizes.update(list_below(self.name) if is_there else {})
+            if kind_of(self.name) is not None:
+                return list_below(self.name)
         except SourceError as error:
             raise Unreachable(error.problem, hint=_AGAIN) from None
-        if not is_there:
-            raise Unreachable(f"{self.name} does not exist")
-        return dict(self.sizes)
+        raise Unreachable(f"{self.name} does not exist")
 
-    def find(self, names: Sequence[str], /) -> dict[str, int]:
-        """See ``Part``: what is new may be listed late."""
-        sizes = find_sizes(self.name, names)
-        self.sizes.update(sizes)
-        return sizes
-
-    def copy(self, files: Sequence[str], folder: Path) -> dict[str, str]:
+    def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
         """See ``Part``: several are read at once, each block by block."""
+
+        def copy(name: str) -> str | None:
+            try:
+                write_atomically(_blocks_of_stored(join(self.name, name), files[name]), folder / name)
+            except _Lost as loss:
+                return str(loss)
+            return None
+
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            losses = list(pool.map(lambda name: self._copy(name, folder / name), files))
-        return {name: loss for name, loss in zip(files, losses, strict=True) if loss is not None}
+            losses = dict(zip(files, pool.map(copy, files), strict=True))
+        return {name: loss for name, loss in losses.items() if loss is not None}
 
-    def _copy(self, name: str, path: Path) -> str | None:
-        """Copy a file; why it is lost, where it is."""
-        try:
-            write_atomically(self._blocks_of(name), path)
-        except _Lost as loss:
-            return str(loss)
-        return None
 
-    def _blocks_of(self, name: str) -> Iterator[bytes]:
-        """A file, block by block.
+def _blocks_of_stored(location: str, size: int) -> Iterator[bytes]:
+    """A file of a store, block by block.
 
-        Raises:
-            _Lost: The store does not give it.
-        """
-        location = join(self.name, name)
-        try:
-            with open_stored(location) as source:
-                while block := source.read(MIB):
-                    yield block
-                if source.tell() < self.sizes[name]:
-                    raise _Lost(f"{location} cannot be read: the store sent less of it than there is")
-        except SourceError as error:
-            raise _Lost(error.problem) from None
-        except OSError as error:
-            raise _Lost(f"{location} cannot be read: {error.strerror or error}") from None
+    Raises:
+        _Lost: The store does not give it, or less than it should have.
+    """
+    try:
+        with open_stored(location) as source:
+            yield from _blocks_of(source)
+            if source.tell() < size:
+                raise _Lost(f"{location} cannot be read: the store sent less of it than there is")
+    except SourceError as error:
+        raise _Lost(error.problem) from None
+    except OSError as error:
+        raise _Lost(f"{location} cannot be read: {error.strerror or error}") from None
 
 
 _REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)

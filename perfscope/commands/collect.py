@@ -15,11 +15,8 @@ import typer
 
 from perfscope import wire
 from perfscope.collect.merge import (
-    Clock,
     PartFacts,
     apply_merge,
-    compare_clocks,
-    describe_clock_errors,
     find_missing_ranks,
     merge_descriptions,
     plan_merge,
@@ -29,7 +26,7 @@ from perfscope.collect.merge import (
 )
 from perfscope.collect.parts import EVERY_RANK, Part, TraceChoice, Unreachable, fetch, parse_part
 from perfscope.commands.options.common import FormatOption
-from perfscope.constants import MB, MS_PER_S
+from perfscope.constants import MB
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
@@ -184,11 +181,10 @@ def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Pat
 
 
 def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[str], run_dir: Path) -> Report:
-    clocks = compare_clocks(run.processes)
     missing_ranks = find_missing_ranks(run.processes)
     problems = [part.problem for part in collected if part.problem]
     lost = [line for part in collected for line in part.lost]
-    warnings = [*problems, *lost, *notes, *describe_clock_errors(clocks, run.processes)]
+    warnings = [*problems, *lost, *notes]
     if missing_ranks:
         world_size = max(process.record.world_size for process in run.processes)
         warnings.append(f"{len(missing_ranks)} of {world_size} ranks are missing: {format_ranges(missing_ranks)}")
@@ -210,13 +206,12 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
             }
             for part in collected
         ],
-        "clocks": [{"host": clock.host, "ahead_s": clock.ahead_s, "steps": clock.steps} for clock in clocks],
     }
     replace_file(run_dir.absolute() / wire.COLLECTED_FILE, to_file(data))
-    return Report(f"Run {run_dir}", data, tuple(_sections(collected, clocks, run_dir)), tuple(warnings))
+    return Report(f"Run {run_dir}", data, (_parts_section(collected, run_dir),), tuple(warnings))
 
 
-def _sections(collected: Sequence[CollectedPart], clocks: Sequence[Clock], run_dir: Path) -> list[Section]:
+def _parts_section(collected: Sequence[CollectedPart], run_dir: Path) -> Section:
     rows: list[tuple[Cell, ...]] = [
         (
             part.name,
@@ -236,16 +231,4 @@ def _sections(collected: Sequence[CollectedPart], clocks: Sequence[Clock], run_d
         notes.append(
             f"{format_count(left, 'trace')} {stays}; the same command with `--traces RANKS` brings those of ranks."
         )
-    sections = [Section("Parts", columns, tuple(rows), notes=tuple(notes))]
-    if clocks:
-        sections.append(
-            Section(
-                "Clocks",
-                (Column("Host"), Column("Ahead (ms)", 3), Column("Common steps")),
-                tuple((clock.host, clock.ahead_s * MS_PER_S, clock.steps) for clock in clocks),
-                notes=(
-                    "Compared with the lowest rank's host, by the ends of steps, which ranks reach nearly together.",
-                ),
-            )
-        )
-    return sections
+    return Section("Parts", columns, tuple(rows), notes=tuple(notes))

@@ -209,17 +209,6 @@ def test_two_processes_that_were_one_rank_at_once_are_a_contradiction(tmp_path: 
     assert not (tmp_path / "whole").exists()
 
 
-def test_clocks_are_compared_by_the_ends_of_common_steps(tmp_path: Path) -> None:
-    one = part(tmp_path / "a", "node1", [0, 1])
-    other = part(tmp_path / "b", "node2", [2, 3], ahead_s=-7.5)
-    code, answer, said = bring(one, other, into=tmp_path / "whole")
-    assert answer["clocks"] == [{"host": "node2", "ahead_s": -7.5, "steps": 10}]
-    assert "the clock of node2 is 7.5 s behind" in said
-    assert code == 4
-    shutil.rmtree(tmp_path / "whole")
-    other = part(tmp_path / "c", "node2", [2, 3], ahead_s=0.02)
-    code, answer, said = bring(one, other, into=tmp_path / "whole")
-    assert (code, said) == (0, "")
 
 
 def test_a_copy_that_was_interrupted_goes_on(

@@ -57,9 +57,6 @@ def test_deepspeed_over_pdsh_reaches_ranks_of_both_hosts(two: list[Host]) -> Non
     collected, analysis = collected_and_analyzed(one, f"node2:{other.work}/RUN", "-o", "RUN")
     assert (collected["ranks"], collected["missing_ranks"]) == ([0, 1], [])
     assert [part["hosts"] for part in collected["parts"]] == [["node2"]]
-    (clock,) = collected["clocks"]
-    assert (clock["host"], clock["steps"]) == ("node2", 8)
-    assert abs(clock["ahead_s"]) < 60  # one clock for both: a wrong sign or unit is far away
     steps = analysis["results"]["steps"]
     assert [(rank["rank"], rank["count"]) for rank in steps["ranks"]] == [(0, 8), (1, 8)]
     assert {rank["rank"] for rank in analysis["results"]["host"]["ranks"]} == {0, 1}

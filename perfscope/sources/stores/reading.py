@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import glob
 import io
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import BinaryIO
 
@@ -160,25 +160,6 @@ def list_below(location: str) -> dict[str, int]:
     return {
         name: size for name, size in sizes.items() if not {"", ".", ".."} & set(name.split("/")) and "\\" not in name
     }
-
-
-def find_sizes(location: str, names: Iterable[str]) -> dict[str, int]:
-    """The files below a folder, of some that need not be listed, with their bytes.
-
-    Where the store does not say whether a file is there, it is among them with 0 bytes: reading it gives the reason.
-    """
-    filesystem, path = locate(location)
-    sizes = {}
-    for name in names:
-        try:
-            entry = filesystem.info(f"{path.rstrip('/')}/{name}")
-        except FileNotFoundError:
-            continue
-        except failures():
-            entry = {}
-        if entry.get("type") != FOLDER:
-            sizes[name] = entry.get("size") or 0
-    return sizes
 
 
 def read_all(location: str, sizes: Mapping[str, int]) -> dict[str, bytes | str]:

@@ -121,12 +121,10 @@ def test_parts_in_a_store_and_in_a_folder_are_one_run(server: str, bring: Bring,
         {"throttled": {RECORD: 2, PARTIALS: 2, TRACES[0]: 2}},
         {"throttled": {RECORD: 2, PARTIALS: 2, TRACES[0]: 2}, "status": 429},
         {"cut": {RECORD: 1, PARTIALS: 1, TRACES[0]: 1}},
-        {"unlisted": PARTIALS},
-        {"unlisted": TRACES[0]},
     ],
     ids=str,
 )
-def test_a_store_that_fails_for_a_while_or_lists_late_gives_all_of_it(
+def test_a_store_that_fails_for_a_while_gives_all_of_it(
     server: str, bring: Bring, run: Path, tmp_path: Path, faults: Any
 ) -> None:
     with faulty(server, Faults(**faults)) as address:
