@@ -6,13 +6,15 @@ after a million steps.
 
 from __future__ import annotations
 
-import json
 import shlex
 import statistics
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TypeVar
+
+import msgspec
 
 from perfscope import wire
 from perfscope.collect.parts import LocalPart, Part, RemotePart, Unreachable
@@ -90,6 +92,35 @@ class RunningPart:
     exit_status: str | None
 
 
+class _Line(msgspec.Struct):
+    """What is read of any record, with what it is where the record does not say."""
+
+    kind: str = ""
+    rank: int = -1
+    attempt: int = -1
+    step: int = -1
+    end_ns: int = -1
+    wall_ns: int = -1
+    monotonic_ns: int = -1
+    world_size: int = 1
+    host: str = ""
+    exit_status: str | None = None
+
+
+_R = TypeVar("_R")
+
+
+def _read(kind: type[_R], text: str) -> list[_R]:
+    """The lines of a text that are records of a kind; the others are damaged, or of another version."""
+    records = []
+    for line in text.splitlines():
+        try:
+            records.append(msgspec.json.decode(line, type=kind))
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+    return records
+
+
 def look_at(part: Part) -> RunningPart:
     """Look at the ranks of one folder.
 
@@ -98,26 +129,35 @@ def look_at(part: Part) -> RunningPart:
         SourceError: The folder is not a run.
     """
     output = _execute(part, _LOOK, b"").decode(errors="replace")
-    sections = [section.split("\n", 1) for section in output.split(_MARK)[1:]]
-    contents = [(*heading.split(" ", 1), body) for heading, body in sections]
-    now_ns = next((int(words[1]) for words in contents if words[0] == "now"), 0)
-    deaths = {_key(fields) for words in contents if words[0] == "deaths" for fields in _lines(words[-1])}
-    run = next((_object(words[-1]) for words in contents if words[0] == "run"), {})
+    sections = [section.partition("\n") for section in output.split(_MARK)[1:]]
+    of_ranks: dict[str, dict[str, str]] = {}
+    contents = files = dict[str, str]()
+    for heading, _, body in sections:
+        name, _, value = heading.partition(" ")
+        if name == "rank":
+            files = of_ranks.setdefault(value.rstrip("/").rpartition("/")[2], {})
+        elif name == "deaths":
+            files = contents
+        files[name] = value if name == "now" else body
+    now_ns = int(contents.get("now", 0))
+    deaths = {(death.rank, death.attempt) for death in _read(_Line, contents.get("deaths", ""))}
+    run = next(iter(_read(_Line, contents.get("run", "").replace("\n", " "))), None)
     latest: dict[int, tuple[int, RunningRank]] = {}
-    for index, words in enumerate(contents):
-        if words[0] != "rank":
-            continue
-        parsed = wire.parse_rank_folder(words[1].rstrip("/").rsplit("/", 1)[-1])
+    for name, of_rank in of_ranks.items():
+        parsed = wire.parse_rank_folder(name)
         if parsed is not None and parsed[1] >= latest.get(parsed[0], (0, None))[0]:
-            files = {words[0]: words[-1] for words in contents[index + 1 : index + 5]}
-            record = _object(words[-1])
-            latest[parsed[0]] = parsed[1], _to_rank(parsed[0], record, files, now_ns, is_dead=parsed in deaths)
-    if not latest and not run:
+            latest[parsed[0]] = parsed[1], _to_rank(parsed[0], of_rank, now_ns, is_dead=parsed in deaths)
+    if not latest and run is None:
         raise SourceError(part.name, "is not a run", hint="it has neither run.json nor ranks/")
-    asked = next((words[-1] for words in contents if words[0] == "requests"), "")
-    status = run.get("exit_status")
     ranks = tuple(rank for _, (_, rank) in sorted(latest.items()))
-    return RunningPart(part, ranks, _read_requests(asked), status if isinstance(status, str) else None)
+    asked = {}
+    for line in contents.get("requests", "").splitlines():
+        name, _, content = line.partition(" ")
+        try:
+            asked[name] = requests.WindowRequest.from_json(content.encode())
+        except ValueError:
+            continue  # ranks say so
+    return RunningPart(part, ranks, asked, None if run is None else run.exit_status)
 
 
 def publish(part: Part, name: str, request: requests.WindowRequest) -> bool:
@@ -153,75 +193,30 @@ def _execute(part: Part, command: str, content: bytes) -> bytes:
     return answer.stdout
 
 
-def _to_rank(
-    rank: int, record: Mapping[str, object], files: Mapping[str, str], now_ns: int, *, is_dead: bool
-) -> RunningRank:
-    ends = [(fields["step"], fields["end_ns"]) for fields in _lines(files.get("steps", "")) if "end_ns" in fields]
-    steps = [(step, end_ns) for step, end_ns in ends if isinstance(step, int) and isinstance(end_ns, int)]
+def _to_rank(rank: int, files: Mapping[str, str], now_ns: int, *, is_dead: bool) -> RunningRank:
+    record = next(iter(_read(_Line, files.get("rank", ""))), _Line())
+    steps = [
+        (line.step, line.end_ns) for line in _read(_Line, files.get("steps", "")) if min(line.step, line.end_ns) >= 0
+    ]
     times_ns = [
         (end_ns - begin_ns) / (step - first) for (first, begin_ns), (step, end_ns) in pairwise(steps) if step > first
     ]
-    wall_ns, monotonic_ns = record.get("wall_ns"), record.get("monotonic_ns")
     age_ns = 0
-    if steps and isinstance(wall_ns, int) and isinstance(monotonic_ns, int):
-        age_ns = max(0, now_ns - (steps[-1][1] - monotonic_ns + wall_ns))
+    if steps and min(record.wall_ns, record.monotonic_ns) >= 0:
+        age_ns = max(0, now_ns - (steps[-1][1] - record.monotonic_ns + record.wall_ns))
         written = files.get("written", "").strip()
         if written.isdigit():  # a clock that was set forward since the process began makes no step old
             age_ns = min(age_ns, max(0, now_ns - int(written) * NS_PER_S) + incidents.LATEST_WRITE_NS)
-    has_ended = is_dead or any(fields.get("kind") == "end" for fields in _lines(files.get("events", "")))
-    world_size = record.get("world_size")
     return RunningRank(
         rank=rank,
-        host=str(record.get("host", "")),
-        world_size=world_size if isinstance(world_size, int) else 1,
+        host=record.host,
+        world_size=record.world_size,
         steps=steps[-1][0] if steps else 0,
         step_ns=statistics.median(times_ns) if times_ns else None,
         age_ns=age_ns,
-        has_ended=has_ended,
-        answers={answer.request: answer for answer in _answers(files.get("answers", ""))},
+        has_ended=is_dead or any(line.kind == "end" for line in _read(_Line, files.get("events", ""))),
+        answers={answer.request: answer for answer in _read(requests.Answer, files.get("answers", ""))},
     )
-
-
-def _answers(text: str) -> Sequence[requests.Answer]:
-    answers = []
-    for fields in _lines(text):
-        reason, step = fields.get("reason"), fields.get("step")
-        answers.append(
-            requests.Answer(
-                str(fields.get("request")),
-                str(fields.get("status")),
-                step if isinstance(step, int) else 0,
-                reason if isinstance(reason, str) else None,
-            )
-        )
-    return answers
-
-
-def _read_requests(text: str) -> dict[str, requests.WindowRequest]:
-    asked = {}
-    for line in text.splitlines():
-        name, _, content = line.partition(" ")
-        try:
-            asked[name] = requests.WindowRequest.from_json(content.encode())
-        except ValueError:
-            continue  # ranks say so
-    return asked
-
-
-def _key(fields: Mapping[str, object]) -> tuple[object, object]:
-    return fields.get("rank"), fields.get("attempt")
-
-
-def _object(text: str) -> Mapping[str, object]:
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return fields if isinstance(fields, dict) else {}
-
-
-def _lines(text: str) -> Sequence[Mapping[str, object]]:
-    return [fields for line in text.splitlines() if (fields := _object(line))]
 
 
 def is_stalled(rank: RunningRank) -> bool:

@@ -209,8 +209,6 @@ def test_two_processes_that_were_one_rank_at_once_are_a_contradiction(tmp_path: 
     assert not (tmp_path / "whole").exists()
 
 
-
-
 def test_a_copy_that_was_interrupted_goes_on(
     two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
