@@ -32,7 +32,7 @@ from tests.engine.storing import copy_with_partials, store_partials, without_tra
 FIXTURES = ROOT / "fixtures"
 #: Paired windows, one rank, several, pipelines, no device, operators, saves.
 RUNS = (
-    "runs/h200_zero2", "light/host_bound", "light_ddp/ddp_gpu_bound", "findings/cpu/clean",
+    "runs/h200_zero2", "light/host_bound", "light/ddp_gpu_bound", "findings/cpu/clean",
     "findings/cpu/pipeline_uneven", "findings/h200/saves", "findings/h200/clean_operators", "findings/h200/ddp_clean",
     "findings/h200/fsdp1_clean", "findings/h200/item", "findings/h200/straggler_data",
 )  # fmt: skip
@@ -308,7 +308,7 @@ def test_the_windows_that_are_at_hand_are_read_where_the_others_are_gone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Partials of other code stood for the light windows: all traces "stayed on their hosts", the page was empty."""
-    copy = copy_with_partials(FIXTURES / "light_ddp" / "ddp_gpu_bound", tmp_path)
+    copy = copy_with_partials(FIXTURES / "light" / "ddp_gpu_bound", tmp_path)
     plan = Plan(only=frozenset({"breakdown", "kernels"}))
     for light in (copy / "traces" / "light").glob("*.gz"):
         light.unlink()

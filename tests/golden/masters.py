@@ -23,7 +23,7 @@ from perfscope.cli import main
 ROOT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).parent / "digests.json"
 FIXTURES = ROOT / "fixtures"
-_RUNS = ("runs", "real_runs", "light", "light_ddp", "light_moe", "findings", "memory", "saves", "modules", "whatif")
+_RUNS = ("runs", "real_runs", "light", "findings", "memory", "saves", "modules", "whatif")
 _COMMANDS = (
     ("goodput", "goodput/megatron-1.log", "goodput/megatron-2.log"),
     ("goodput", "goodput/killed"),
