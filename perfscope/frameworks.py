@@ -50,13 +50,18 @@ FRAMEWORK_HOOKS = (
             "torch._dynamo.callback",
             "torch.amp.grad_scaler",
             "torch.autograd.profiler",
+            "torch.distributed.device_mesh",
             "torch.distributed.distributed_c10d",
+            "torch.distributed.optim.optimizer",
+            "torch.distributed.rpc",
+            "torch.distributed.tensor.parallel.api",
             "torch.optim.optimizer",
             "torch.utils.checkpoint",
             "torch.utils.data.dataloader",
         ),
         boundaries=(
             StepBoundary("optimizer", 10, "optimizer `step`"),
+            StepBoundary("rpc_optimizer", 12, "`DistributedOptimizer.step`"),
             StepBoundary("grad_scaler", 15, "`GradScaler.update`"),
         ),
     ),
@@ -71,17 +76,8 @@ FRAMEWORK_HOOKS = (
         ),
     ),
     FrameworkHooks(
-        "torch_meshes",
-        watches=("torch.distributed.device_mesh", "torch.distributed.tensor.parallel.api"),
-    ),
-    FrameworkHooks(
         "torch_pipelining",
         watches=("torch.distributed.pipelining.schedules", "torch.distributed.pipelining.stage"),
-    ),
-    FrameworkHooks(
-        "torch_rpc",
-        watches=("torch.distributed.optim.optimizer", "torch.distributed.rpc"),
-        boundaries=(StepBoundary("rpc_optimizer", 12, "`DistributedOptimizer.step`"),),
     ),
     FrameworkHooks(
         "torch_saves",
@@ -91,30 +87,23 @@ FRAMEWORK_HOOKS = (
             "torch.serialization",
         ),
     ),
-    FrameworkHooks("safetensors", watches=("safetensors.numpy", "safetensors.torch")),
     FrameworkHooks(
-        "transformers",
-        watches=("transformers.modeling_utils", "transformers.tokenization_utils_base", "transformers.trainer"),
-    ),
-    FrameworkHooks("accelerate", watches=("accelerate.accelerator",)),
-    FrameworkHooks(
-        "lightning",
+        "library_saves",
         watches=(
+            "accelerate.accelerator",
             "lightning.fabric.fabric",
             "lightning.fabric.plugins.io.torch_io",
+            "lightning.pytorch.loops.evaluation_loop",
             "lightning.pytorch.trainer.trainer",
             "lightning_fabric.fabric",
             "lightning_fabric.plugins.io.torch_io",
-            "pytorch_lightning.trainer.trainer",
-        ),
-    ),
-    FrameworkHooks(
-        "evaluations",
-        watches=(
-            "lightning.pytorch.loops.evaluation_loop",
             "pytorch_lightning.loops.evaluation_loop",
-            "torchtitan.components.validate",
+            "pytorch_lightning.trainer.trainer",
+            "safetensors.numpy",
+            "safetensors.torch",
             "transformers.generation.utils",
+            "transformers.modeling_utils",
+            "transformers.tokenization_utils_base",
             "transformers.trainer",
         ),
     ),
@@ -129,10 +118,12 @@ FRAMEWORK_HOOKS = (
     FrameworkHooks(
         "megatron",
         watches=(
+            "megatron.core.dist_checkpointing.strategies.filesystem_async",
             "megatron.core.distributed.data_parallel_base",
             "megatron.core.optimizer.optimizer",
             "megatron.core.parallel_state",
-            "megatron.core.timers",
+            "megatron.training.async_utils",
+            "megatron.training.checkpointing",
             "megatron.training.training",
         ),
         boundaries=(
@@ -142,15 +133,9 @@ FRAMEWORK_HOOKS = (
     ),
     FrameworkHooks("megatron_schedules", watches=("megatron.core.pipeline_parallel.schedules",)),
     FrameworkHooks(
-        "megatron_saves",
-        watches=(
-            "megatron.core.dist_checkpointing.strategies.filesystem_async",
-            "megatron.training.async_utils",
-            "megatron.training.checkpointing",
-        ),
-    ),
-    FrameworkHooks(
-        "torchtitan", ("torchtitan.trainer",), (StepBoundary("torchtitan", 45, "torchtitan `Trainer.train_step`"),)
+        "torchtitan",
+        watches=("torchtitan.components.validate", "torchtitan.trainer"),
+        boundaries=(StepBoundary("torchtitan", 45, "torchtitan `Trainer.train_step`"),),
     ),
 )
 

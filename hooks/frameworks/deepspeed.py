@@ -13,9 +13,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.precision import dtype_name
-from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.wrapping import (
     report_first_outputs,
+    time_calls,
     time_passes,
     whole_number,
     wrap_functions,
@@ -26,7 +26,7 @@ from perfscope.hooks.introspection import is_grad_enabled, subclasses
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -83,9 +83,11 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
     engine_class.forward, engine_class.step = counting_forward, counting_step
 
 
-def _read_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
-    """What an engine states of the step that it completed, as fields of StatedStep."""
+def _read_step(engine: Any, skipped_steps: object, *, is_pipeline: bool = False) -> dict[str, Any]:
+    """What an engine states of the step that it completed; see ``Capture.on_step_end``."""
     facts: dict[str, Any] = {"skipped": getattr(engine, "skipped_steps", None) != skipped_steps}
+    if is_pipeline:
+        facts["micro_batches"] = whole_number(getattr(engine, "micro_batches", None))
     try:
         samples = engine.train_batch_size()
         scale = getattr(engine.optimizer, "cur_scale", None)
@@ -153,16 +155,14 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
         capture.on_step_begin()
         skipped_steps = getattr(engine, "skipped_steps", None)
         result = train(engine, *args, **kwargs)
-        capture.on_step_end("deepspeed_pipeline", engine, functools.partial(_read_pipeline_step, engine, skipped_steps))
+        capture.on_step_end(
+            "deepspeed_pipeline", engine, functools.partial(_read_step, engine, skipped_steps, is_pipeline=True)
+        )
         return result
 
-    wrap_functions(engine_class, capture, {"__init__": init, "eval_batch": time_call(capture, VALIDATION)})
+    wrap_functions(engine_class, capture, {"__init__": init})
+    time_calls(engine_class, capture, VALIDATION, "eval_batch")
     engine_class.train_batch = train_batch
-
-
-def _read_pipeline_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
-    """What an engine states of the step that it completed, as fields of StatedStep."""
-    return _read_step(engine, skipped_steps) | {"micro_batches": whole_number(getattr(engine, "micro_batches", None))}
 
 
 def patch_instructions(module: ModuleType, capture: Capture) -> None:
@@ -172,7 +172,6 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
     buffer is used again for later micro-batches; their number is counted from the beginning of ``train_batch``.
     """
     engine_class, schedule = module.PipelineEngine, module.schedule
-    kinds = {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}
     train = engine_class.train_batch
     counts: Counter[tuple[int, str]] = Counter()
 
@@ -181,7 +180,7 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
         counts.clear()
         return train(engine, *args, **kwargs)
 
-    def begin(kind: str, engine: Any) -> TimedPass | None:
+    def begin(kind: str, engine: Any, *_args: object, **_kwargs: object) -> TimedPass | None:
         if not is_grad_enabled():
             return None
         microbatch = counts[id(engine), kind]
@@ -193,7 +192,7 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
 
     for owner in (engine_class, *subclasses(engine_class)):
         if owner.__name__ != _DUALPIPEV:
-            _time_instructions(owner, capture, kinds, lambda kind, engine, *_args, **_kwargs: begin(kind, engine))
+            _time_instructions(owner, schedule, capture, begin)
     engine_class.train_batch = train_batch
 
 
@@ -204,31 +203,20 @@ def patch_dualpipev(module: ModuleType, capture: Capture) -> None:
         if not is_grad_enabled():
             return None
         device, devices = engine.stage_id, engine.num_stages
+        microbatch, stage = buffer_id - phase * engine.micro_batches, 2 * devices - 1 - device if phase else device
         return capture.on_pass_begin(
-            kind,
-            microbatch=buffer_id - phase * engine.micro_batches,
-            stage=2 * devices - 1 - device if phase else device,
-            stages=2 * devices,
-            device=device,
-            devices=devices,
+            kind, microbatch=microbatch, stage=stage, stages=2 * devices, device=device, devices=devices
         )
 
-    kinds = {module.schedule.ForwardPass: "F", module.schedule.BackwardPass: "B"}
-    _time_instructions(getattr(module, _DUALPIPEV), capture, kinds, begin)
+    _time_instructions(getattr(module, _DUALPIPEV), module.schedule, capture, begin)
 
 
-def _time_instructions(
-    owner: Any, capture: Capture, kinds: Mapping[Any, str], begin: Callable[..., TimedPass | None]
-) -> None:
+def _time_instructions(owner: Any, schedule: Any, capture: Capture, begin: Callable[..., TimedPass | None]) -> None:
     """Time the passes that a class has in a map of its own; ``begin`` takes a pass's kind and its arguments."""
     functions = vars(owner).get("_INSTRUCTION_MAP")
-    if functions is not None:
-        functions.update(
-            {
-                key: time_passes(functions[key], capture, functools.partial(begin, kind), is_forward=kind == "F")
-                for key, kind in kinds.items()
-            }
-        )
+    for key, kind in {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}.items() if functions is not None else ():
+        begin_kind = functools.partial(begin, kind)
+        functions[key] = time_passes(functions[key], capture, begin_kind, is_forward=kind == "F")
 
 
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
@@ -247,7 +235,7 @@ def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
         return timer.waiting_for("deepspeed", lambda: True)
 
     wrap_saves(module.DeepSpeedEngine, capture, {"save_checkpoint": save_checkpoint})
-    if hasattr(module.DeepSpeedEngine, "_commit_decoupled_checkpoint"):
+    if hasattr(module.DeepSpeedEngine, "_commit_decoupled_checkpoint"):  # absent in old versions
         wrap_saves(module.DeepSpeedEngine, capture, {"_commit_decoupled_checkpoint": commit})
 
 

@@ -1,4 +1,4 @@
-"""Hooks around Megatron-LM's training loop and around the parts of Megatron-core that any loop uses.
+"""Hooks around Megatron-LM's training loop and saves, and around the parts of Megatron-core that any loop uses.
 
 ``train()`` looks ``train_step`` up among its module's globals at each call. So replacing the global is enough, for
 ``pretrain_gpt.py`` and every other script. A script with its own loop around Megatron-core steps one of Megatron's
@@ -9,62 +9,40 @@ optimizers. An optimizer that chains others, or keeps weights in two types, is a
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.evaluations import time_call
 from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
-from perfscope.hooks.frameworks.wrapping import argument, report_first_outputs, whole_number, wrap_functions
+from perfscope.hooks.frameworks.torch_saves import report_results
+from perfscope.hooks.frameworks.wrapping import (
+    argument,
+    report_first_outputs,
+    time_calls,
+    whole_number,
+    wrap_functions,
+    wrap_saves,
+)
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.timers.saves import SaveTimer
 
 #: The arguments that the model's dimensions and its batches follow from, by Megatron's own names.
 _MODEL_ARGUMENTS = (
-    "add_bias_linear",
-    "bf16",
-    "ffn_hidden_size",
-    "fp16",
-    "fp8",
-    "global_batch_size",
-    "glu_activation",
-    "group_query_attention",
-    "hidden_size",
-    "kv_channels",
-    "kv_lora_rank",
-    "max_position_embeddings",
-    "micro_batch_size",
-    "moe_ffn_hidden_size",
-    "moe_layer_freq",
-    "moe_router_topk",
-    "moe_shared_expert_intermediate_size",
-    "mtp_num_layers",
-    "multi_latent_attention",
-    "normalization",
-    "num_attention_heads",
-    "num_experts",
-    "num_layers",
-    "num_query_groups",
-    "padded_vocab_size",
-    "position_embedding_type",
-    "q_lora_rank",
-    "qk_head_dim",
-    "qk_pos_emb_head_dim",
-    "recompute_granularity",
-    "seq_length",
-    "sequence_parallel",
-    "swiglu",
-    "untie_embeddings_and_output_weights",
-    "use_distributed_optimizer",
-    "v_head_dim",
-    "vocab_size",
-)
+    "add_bias_linear", "bf16", "ffn_hidden_size", "fp16", "fp8", "global_batch_size", "glu_activation",
+    "group_query_attention", "hidden_size", "kv_channels", "kv_lora_rank", "max_position_embeddings",
+    "micro_batch_size", "moe_ffn_hidden_size", "moe_layer_freq", "moe_router_topk",
+    "moe_shared_expert_intermediate_size", "mtp_num_layers", "multi_latent_attention", "normalization",
+    "num_attention_heads", "num_experts", "num_layers", "num_query_groups", "padded_vocab_size",
+    "position_embedding_type", "q_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "recompute_granularity",
+    "seq_length", "sequence_parallel", "swiglu", "untie_embeddings_and_output_weights", "use_distributed_optimizer",
+    "v_head_dim", "vocab_size",
+)  # fmt: skip
 #: Where ``train_step`` returns at least so many values, this one says that training exits before the update.
 _VALUES_WITH_EXIT, _SHOULD_EXIT = 7, 3
 
@@ -92,7 +70,7 @@ def patch_training(module: Any, capture: Capture) -> None:
 
     module.train_step = train_step
     if hasattr(module, "evaluate_and_print_results"):
-        wrap_functions(module, capture, {"evaluate_and_print_results": time_call(capture, VALIDATION)})
+        time_calls(module, capture, VALIDATION, "evaluate_and_print_results")
 
 
 def _exits_before_update(result: object) -> bool:
@@ -217,42 +195,52 @@ def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     parallel_class.forward = forward
 
 
-def patch_timers(module: ModuleType, capture: Capture) -> None:
-    """Show the timers that a run enables as ranges in the traces of open windows."""
-    timer_class = module.Timer
-    start, stop = timer_class.start, timer_class.stop
-    ranges: dict[int, AbstractContextManager[object]] = {}
+def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
+    """Time Megatron-LM's ``save_checkpoint``; the other modules of Megatron take it from this one by name."""
+    original = module.save_checkpoint
 
-    def begin_range(timer: Any) -> None:
-        if timer.name not in _ACROSS_STEPS:
-            profiler_range = capture.begin_range(f"megatron: {timer.name}")
-            if profiler_range is not None:
-                ranges[id(timer)] = profiler_range
+    def save_checkpoint(timer: SaveTimer, *args: object, **kwargs: object) -> RunningHook:
+        arguments = value_or_none(getattr(module, "get_args", lambda: None))
+        is_asynchronous = bool(getattr(arguments, "async_save", None))
+        path = getattr(arguments, "save", None)
+        iteration = whole_number(argument(original, "iteration", args, kwargs))
+        if path is not None and iteration is not None:
+            path = os.path.join(path, f"iter_{iteration:07d}")
+        with timer.saving("megatron", path, is_asynchronous=is_asynchronous):
+            if getattr(arguments, "ckpt_format", None) == "torch":
+                timer.on_write(0)  # with torch.save alone, and some ranks write nothing
+            yield
 
-    @functools.wraps(start)
-    def ranged_start(timer: Any, *args: object, **kwargs: object) -> Any:
-        result = start(timer, *args, **kwargs)
-        if OPEN_WINDOW.records_ranges:
-            capture.run_guarded(begin_range, timer)
-        return result
-
-    @functools.wraps(stop)
-    def ranged_stop(timer: Any, *args: object, **kwargs: object) -> Any:
-        if ranges and (profiler_range := ranges.pop(id(timer), None)) is not None:
-            capture.end_range(profiler_range)
-        return stop(timer, *args, **kwargs)
-
-    timer_class.start, timer_class.stop = ranged_start, ranged_stop
+    wrap_saves(module, capture, {"save_checkpoint": save_checkpoint})
 
 
-#: Timers that run over the end of a step, which no range in a trace may.
-_ACROSS_STEPS = frozenset({"interval-time", "evaluate", "eval-time", "save-checkpoint"})
+def patch_queue(module: ModuleType, capture: Capture) -> None:
+    """Learn when Megatron-LM's asynchronous saves are complete on disk, which it checks itself once a step."""
+
+    def finalize(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:
+        return timer.waiting_for("megatron", lambda: bool(module.is_empty_async_queue()))
+
+    wrap_saves(module, capture, {"maybe_finalize_async_save": finalize})
+
+
+def patch_writer(module: ModuleType, capture: Capture) -> None:
+    """Learn the files that this rank writes with Megatron-core's own writer, which writes in other processes."""
+
+    def retrieve_write_results(timer: SaveTimer, writer: object) -> RunningHook:
+        results = yield
+        report_results(timer, writer, results)
+
+    wrap_saves(module.FileSystemWriterAsync, capture, {"retrieve_write_results": retrieve_write_results})
 
 
 PATCHES: Patches = {
+    "megatron.core.dist_checkpointing.strategies.filesystem_async": {
+        "counting bytes of Megatron's saves": patch_writer
+    },
     "megatron.core.distributed.data_parallel_base": {"counting Megatron's micro-batches": patch_data_parallel},
     "megatron.core.optimizer.optimizer": {"counting steps of Megatron's optimizers": patch_optimizer},
     "megatron.core.parallel_state": {"detecting Megatron's process groups": patch_parallel_state},
-    "megatron.core.timers": {"tracing Megatron's timers": patch_timers},
+    "megatron.training.async_utils": {"timing Megatron's asynchronous saves": patch_queue},
+    "megatron.training.checkpointing": {"timing Megatron's checkpoint saves": patch_save_checkpoint},
     "megatron.training.training": {"counting Megatron's steps": patch_training},
 }

@@ -10,17 +10,16 @@ import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number
 from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.hooks.timers.passes import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from types import ModuleType
     from typing import TypeAlias
 
     from perfscope.hooks.capture import Capture
-    from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.frameworks.wrapping import Patches
     from perfscope.hooks.timers.passes import TimedPass
 
     #: A timed pass that runs, and its position.
@@ -140,25 +139,6 @@ def _tensor_id(output: Any) -> int:
     return id(output)
 
 
-def patch_combined_schedules(module: ModuleType, capture: Capture) -> None:
-    """Note that passes are not timed one by one where forward and backward are interleaved layer by layer."""
-    is_noted = False
-
-    def note_once(*_args: object, **_kwargs: object) -> RunningHook:
-        nonlocal is_noted
-        if not is_noted:
-            is_noted = True
-            capture.note("micro-batches are not timed: Megatron runs forward and backward passes interleaved by layers")
-        yield
-
-    for name in ("combined_1f1b_schedule_for_no_pipelining", "combined_1f1b_schedule_for_interleaved_pipelining"):
-        if hasattr(module, name):  # older versions interleave nothing
-            wrap_functions(module, capture, {name: note_once})
-
-
 PATCHES: Patches = {
-    "megatron.core.pipeline_parallel.schedules": {
-        "timing micro-batches of Megatron's pipelines": patch_schedules,
-        "detecting Megatron's interleaved passes": patch_combined_schedules,
-    },
+    "megatron.core.pipeline_parallel.schedules": {"timing micro-batches of Megatron's pipelines": patch_schedules},
 }

@@ -1,4 +1,4 @@
-"""Hooks around torch itself: optimizers, GradScaler, data loaders, process groups, recomputation and profilers."""
+"""Hooks around torch itself: optimizers, GradScaler, data loaders, process groups, RPC, meshes and profilers."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.launched_rank import note_torch_loaded
 from perfscope.hooks.frameworks.optimizer_steps import report_compiled_steps, wrap_outermost_step
-from perfscope.hooks.frameworks.wrapping import report_first_call, wrap_functions
+from perfscope.hooks.frameworks.wrapping import argument, report_first_call, wrap_functions
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER, TRACERS, subclasses
 
 if TYPE_CHECKING:
+    from collections.abc import Sized
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -85,13 +86,13 @@ def patch_dynamo(module: ModuleType, _capture: Capture) -> None:
 
 
 def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
-    """Report GradScaler.update, which comes once an iteration even where the optimizer step was skipped."""
-    scaler_class = module.GradScaler
-    step, update, _ = scaler_class.step, scaler_class.update, scaler_class.scale
-    stepped: set[int] = set()
+    """Report GradScaler.update, which comes once an iteration even where the optimizer step was skipped.
 
-    def arm() -> None:
-        capture.arm("grad_scaler")
+    A scaler that only scales the loss ends no step: its first ``step`` says that its updates do.
+    """
+    scaler_class = module.GradScaler
+    step, update = scaler_class.step, scaler_class.update
+    stepped: set[int] = set()
 
     @functools.wraps(step)
     def noting_step(self: Any, *args: object, **kwargs: object) -> Any:
@@ -106,8 +107,7 @@ def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
         return result
 
     scaler_class.step, scaler_class.update = noting_step, reporting_update
-    for name in ("scale", "step"):
-        report_first_call(scaler_class, name, arm)
+    report_first_call(scaler_class, "step", lambda: capture.arm("grad_scaler"))
 
 
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:
@@ -159,11 +159,73 @@ def patch_process_groups(module: ModuleType, capture: Capture) -> None:
     wrap_functions(module, capture, hooks)
 
 
+def patch_device_mesh(module: ModuleType, capture: Capture) -> None:
+    """Learn the layout from a mesh whose dimensions have names."""
+
+    def make_mesh(*_args: object, **_kwargs: object) -> RunningHook:
+        mesh = yield
+        capture.set_mesh(mesh)
+
+    wrap_functions(module, capture, {"init_device_mesh": make_mesh})
+    if hasattr(module, "DeviceMesh") and hasattr(module.DeviceMesh, "_unflatten"):  # absent until torch 2.9
+        wrap_functions(module.DeviceMesh, capture, {"_unflatten": make_mesh})
+
+
+def patch_tensor_parallel(module: ModuleType, capture: Capture) -> None:
+    """Learn which ranks a module's tensors are split over, and which ranks share its experts."""
+    original = module.parallelize_module
+
+    def parallelize_module(*args: object, **kwargs: object) -> RunningHook:
+        mesh = argument(original, "device_mesh", args, kwargs)
+        if mesh is not None:
+            capture.set_mesh(mesh)
+            capture.set_tensor_mesh(mesh, argument(original, "parallelize_plan", args, kwargs))
+        yield
+
+    wrap_functions(module, capture, {"parallelize_module": parallelize_module})
+
+
+def patch_rpc(module: ModuleType, capture: Capture) -> None:
+    """Learn the rank of an RPC worker, and mark its calls that wait for another one: torch.profiler records none."""
+
+    def init_rpc(*_args: object, **_kwargs: object) -> RunningHook:
+        yield
+        capture.on_process_group()
+
+    def rpc_sync(to: object, func: object, *_args: object, **_kwargs: object) -> RunningHook:
+        return _mark_wait(capture, f"rpc_sync#{getattr(func, '__name__', 'call')}(-> {getattr(to, 'name', to)})")
+
+    wrap_functions(module, capture, {"init_rpc": init_rpc, "rpc_sync": rpc_sync})
+
+
+def _mark_wait(capture: Capture, name: str) -> RunningHook:
+    """Put a range around a call that waits for another worker, inside windows that record ranges."""
+    profiler_range = capture.begin_range(name)
+    try:
+        yield
+    finally:
+        if profiler_range is not None:
+            capture.end_range(profiler_range)
+
+
+def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
+    """Count the steps of DistributedOptimizer in the worker that calls them."""
+
+    def report(optimizer: Any, _result: object, _now_ns: int) -> None:
+        capture.on_step_end("rpc_optimizer", optimizer)
+
+    def wait_for_all(futures: Sized) -> RunningHook:
+        return _mark_wait(capture, f"rpc_async#optimizers of {len(futures)} workers")
+
+    wrap_outermost_step(module.DistributedOptimizer, capture, report, before=lambda: capture.arm("rpc_optimizer"))
+    wrap_functions(module, capture, {"_wait_for_all": wait_for_all})
+
+
 def patch_checkpointing(module: ModuleType, capture: Capture) -> None:
     """Notice that layers are recomputed, in either of PyTorch's two ways."""
 
     def report() -> None:
-        capture.on_recompute()
+        capture.on_recompute()  # to look it up any earlier would begin the capture
 
     report_first_call(module.CheckpointFunction, "forward", report)
     frame = getattr(module, "_CheckpointFrame", None)  # absent in old versions
@@ -201,7 +263,11 @@ PATCHES: Patches = {
     "torch._dynamo.callback": {"timing torch.compile": patch_compilation},
     "torch.amp.grad_scaler": {"counting GradScaler iterations": patch_grad_scaler},
     "torch.autograd.profiler": {"detecting other profilers": patch_profiler},
+    "torch.distributed.device_mesh": {"detecting the layout of meshes": patch_device_mesh},
     "torch.distributed.distributed_c10d": {"detecting the rank": patch_process_groups},
+    "torch.distributed.optim.optimizer": {"counting steps of DistributedOptimizer": patch_distributed_optimizer},
+    "torch.distributed.rpc": {"detecting the rank of RPC workers": patch_rpc},
+    "torch.distributed.tensor.parallel.api": {"detecting tensor parallelism": patch_tensor_parallel},
     "torch.optim.optimizer": {"counting optimizer steps": patch_optimizer},
     "torch.utils.checkpoint": {"detecting recomputation": patch_checkpointing},
     "torch.utils.data.dataloader": {"timing data loaders": patch_data_loader},

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import wrap_functions
+from perfscope.hooks.frameworks.wrapping import time_calls, wrap_functions
+from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -45,6 +46,12 @@ def _micro_batches(trainer: Any) -> int | None:
     return accumulated * pipelined if isinstance(accumulated, int) and isinstance(pipelined, int) else None
 
 
+def patch_validator(module: ModuleType, capture: Capture) -> None:
+    """Time torchtitan's validation."""
+    time_calls(module.Validator, capture, VALIDATION, "validate")
+
+
 PATCHES: Patches = {
+    "torchtitan.components.validate": {"timing torchtitan's validation": patch_validator},
     "torchtitan.trainer": {"counting torchtitan's steps": patch_trainer},
 }

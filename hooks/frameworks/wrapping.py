@@ -56,7 +56,11 @@ def wrap_saves(owner: Any, capture: Capture, hooks: Mapping[str, SaveHook]) -> N
     """
     originals = {name: getattr(owner, name) for name in hooks}
     for name, hook in hooks.items():
-        _replace(owner, name, _hooked(originals[name], _with_timer(hook, capture), lambda: capture.save_timer))
+
+        def timed(*args: object, hook: SaveHook = hook, **kwargs: object) -> RunningHook:
+            return hook(capture.save_timer, *args, **kwargs)
+
+        _replace(owner, name, _hooked(originals[name], timed, lambda: capture.save_timer))
         _replace_in_packages(owner, name, originals[name])
 
 
@@ -104,8 +108,22 @@ def report_first_outputs(capture: Capture) -> Callable[[object], None]:
     return report
 
 
-def _with_timer(hook: SaveHook, capture: Capture) -> Hook:
-    return lambda *args, **kwargs: hook(capture.save_timer, *args, **kwargs)
+def time_calls(owner: Any, capture: Capture, kind: str, *names: str) -> None:
+    """Time functions that validate or generate in one call; ``kind`` is that of the span.
+
+    Raises:
+        AttributeError: This version of the framework lacks one of the functions.
+    """
+
+    def call(*_args: object, **_kwargs: object) -> RunningHook:
+        is_timed = capture.activities.begin_call(kind)
+        try:
+            yield
+        finally:
+            if is_timed:
+                capture.activities.end_call()
+
+    wrap_functions(owner, capture, dict.fromkeys(names, call))
 
 
 def _hooked(
@@ -175,12 +193,9 @@ def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin], *
     Raises:
         AttributeError: This version of the framework lacks one of them.
     """
-    timed = {
-        name: time_passes(getattr(owner, name), capture, begin, is_forward=name == forward)
-        for name, begin in begins.items()
-    }
-    for name, call in timed.items():
-        setattr(owner, name, call)
+    originals = {name: getattr(owner, name) for name in begins}
+    for name, original in originals.items():
+        setattr(owner, name, time_passes(original, capture, begins[name], is_forward=name == forward))
 
 
 def parameter_names(function: Any) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from perfscope.hooks.frameworks.megatron import patch_training
-from tests.conftest import analysis, event_names, step_lines
+from tests.conftest import analysis, step_lines
 from tests.hooks.frameworks.running import field, layout, parameters, torchrun
 
 pytestmark = pytest.mark.slow
@@ -42,9 +42,6 @@ def test_interleaved_stages_of_a_pipeline(tmp_path: Path) -> None:
     assert results["mfu"]["layers"] == 4
     for name in ("pipeline_steps", "pipeline_bubble"):
         assert (results[name]["schedule"], results[name]["microbatches"], results[name]["p"]) == ("interleaved", 4, 2)
-    (trace, *_) = sorted((run / "traces").glob("*.pt.trace.json*"))
-    # The run enables all of Megatron's timers.
-    assert {"megatron: optimizer", "megatron: forward-compute", "megatron: backward-compute"} <= set(event_names(trace))
 
 
 @pytest.mark.usefixtures("long_enough")

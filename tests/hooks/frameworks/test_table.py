@@ -31,7 +31,7 @@ def test_every_file_that_watches_a_module_patches_it_and_no_boundary_has_the_pri
     assert Counter((module, file) for module, files in WATCHED.items() for file in files) == Counter(
         (module, hooks.file) for hooks in FRAMEWORK_HOOKS for module in hooks.watches
     )
-    assert WATCHED["transformers.trainer"] == ("transformers", "evaluations")
+    assert WATCHED["transformers.trainer"] == ("library_saves",)
     assert all(len(files) == len(set(files)) for files in WATCHED.values())
     assert len(STEP_BOUNDARIES) == sum(len(hooks.boundaries) for hooks in FRAMEWORK_HOOKS)
     assert len({boundary.priority for boundary in STEP_BOUNDARIES.values()}) == len(STEP_BOUNDARIES)

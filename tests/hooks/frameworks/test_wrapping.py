@@ -206,7 +206,7 @@ def test_a_step_of_a_pipeline_engine_runs_no_generator_and_few_calls(tmp_path: P
     in_passes = sum(
         count for (name, _), count in calls.items() if name.startswith(("time_passes", "patch_instructions"))
     )
-    assert in_passes == 8 * 3 + 1  # the wrapper, what begins the pass, and the lambda between; and one train_batch
+    assert in_passes == 8 * 2 + 1  # the wrapper, what begins the pass; and one train_batch
     # what ends a step closes the passes of all its micro-batches, in a comprehension of torch's events
     assert [name for name, is_generator in calls if is_generator and "<genexpr>" not in name] == []
 
