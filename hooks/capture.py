@@ -92,7 +92,7 @@ class Capture:
         self._recording = MemoryRecording(config, self.files, self._model.trained)
         self._windows = WindowSchedule(config, self.files, self._recording)
         self.passes = PassTimer()
-        self._is_rpc_server = False
+        self._noted: set[str] = set()
         self._main_thread = threading.main_thread().ident
         #: Reads the optimizer that stepped last, and whether it runs the model forward several times on the same batch.
         self._stepped: Callable[[], object] = lambda: None
@@ -244,16 +244,10 @@ class Capture:
             self.abandon(describe_failure(error))
         step.hook_ns += _clock() - began_ns
 
+    @hook_entry
     def on_step_begin(self) -> None:
         """A framework that runs a whole step in one call is about to."""
-        began_ns = _clock()
-        if self.step.dead:
-            return
-        try:
-            self._begin_training(began_ns)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
-        self.step.hook_ns += _clock() - began_ns
+        self._begin_training(_clock())
 
     def on_optimizer_step(self, optimizer: object, _result: object = None, now_ns: int | None = None) -> None:
         """An outermost optimizer step returned, now."""
@@ -263,7 +257,7 @@ class Capture:
             return
         try:
             if _get_ident() != self._main_thread and launched_rank.is_rpc_worker_thread():
-                self._note_rpc_server()
+                self._note_once("this process runs optimizer steps for other workers by RPC: the workers count them")
                 return
             step.optimizer_steps += 1
             if self._reevaluates or self._stepped() is not optimizer:
@@ -278,11 +272,17 @@ class Capture:
 
     def on_scaler_update(self, scaler: object, *, has_stepped: bool | None) -> None:
         """A GradScaler finished an iteration, in which it tried an optimizer step or not; None where unknown."""
-        if has_stepped and not self.step.optimizer_steps:
-            self.on_step_end("grad_scaler", scaler, skipped=True)
-        else:
-            self.on_step_end("grad_scaler", scaler)
+        began_ns = _clock()
+        if self.step.dead:
+            return
+        try:
+            is_skipped = has_stepped and not self.step.optimizer_steps
+            self._end_step("grad_scaler", scaler, {"skipped": True} if is_skipped else None, began_ns)
+        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
+            self.abandon(describe_failure(error))
+        self.step.hook_ns += _clock() - began_ns
 
+    @hook_entry
     def on_step_end(
         self, boundary: str, emitter: object, read: Callable[[], dict[str, Any]] | None = None, **stated: Any
     ) -> None:
@@ -292,16 +292,7 @@ class Capture:
         ``micro_batches``, ``samples`` and ``tokens`` are of this rank. ``iteration`` is the framework's own number of
         the step, which a resumed run does not begin at 1. ``loss_scale`` may be stated, too.
         """
-        began_ns = _clock()
-        if self.step.dead:
-            return
-        try:
-            if read is not None:
-                stated = read()
-            self._end_step(boundary, emitter, stated, _clock() if read is not None else began_ns)
-        except Exception as error:  # noqa: BLE001 - the hooks' outer edge, as in the guard
-            self.abandon(describe_failure(error))
-        self.step.hook_ns += _clock() - began_ns
+        self._end_step(boundary, emitter, stated if read is None else read(), _clock())
 
     def _end_step(self, boundary: str, emitter: object, stated: Mapping[str, Any] | None, ended_ns: int) -> None:
         step = self.step
@@ -319,7 +310,7 @@ class Capture:
         if ended_ns - step.started_ns > step.long_ns or waits is not None or not number & EACH_READ_MASK:
             used = self._counters.read()
         if had_news or PROBES.is_on:
-            self._advance_probes(number, had_news=had_news)
+            self._advance_probe(number, has_news=had_news, is_wanted=not UNTIMED.rest)
         row = Boundary(
             ended_ns, boundary, step.started_ns, step.sign_ns or step.batch_ns, step.hook_ns + spent_ns,
             step.micro_batches, (step.forward_samples, step.forward_tokens),
@@ -332,14 +323,14 @@ class Capture:
         step.learn_length(ended_ns - step.started_ns)
         step.started_ns, step.hook_ns = _clock(), 0
 
-    def _advance_probes(self, number: int, *, had_news: bool) -> None:
-        """A step ended: end its probe, or begin one."""
-        if UNTIMED.rest:  # a stage of a pipeline, whose passes are timed in other steps
+    def _advance_probe(self, step: int, *, has_news: bool, is_wanted: bool = True) -> None:
+        """A step ended: end its probe, or begin one; a pipeline's stage is probed in steps whose passes are timed."""
+        if not is_wanted:
             PROBES.discard()
         elif PROBES.is_on:
-            PROBES.finish(number)
-        elif had_news and number >= PROBES.next_step:
-            PROBES.start(number)
+            PROBES.finish(step)
+        elif has_news and step >= PROBES.next_step:
+            PROBES.start(step)
 
     # The ends of few steps.
     def _end_special_step(
@@ -354,12 +345,13 @@ class Capture:
             may_wait = not self._windows.is_recording
             sizes = self._source.on_boundary(boundary, emitter, continues=not step.has_begun, may_wait=may_wait)
         if sizes is None:
+            if not (step.steps or self.is_training_thread()):
+                self._note_once("optimizers step in another thread than the one that loads data: they count no steps")
             return
         is_plain = is_alone and not step.reevaluates and not self._recording.watches_for_errors
         self._add_boundary(now_ns, boundary, stated)
         has_news = bool(self._peaks)
         if not is_alone and self._source.waits:
-            self._rows.write_pending(self.files.claim(), step.steps + len(self._rows))
             self.passes.discard_current()
         self._complete_steps(sizes, may_note=not is_alone)
         window_began_ns = _clock()
@@ -371,7 +363,7 @@ class Capture:
         if self._recording.watches_for_errors:
             self._recording.on_any_step(step.steps + 1)
         if is_pipeline:
-            self._probe_pipeline(has_news=has_news)
+            self._advance_probe(step.steps, has_news=has_news, is_wanted=not self._windows.is_recording)
         step.started_ns = now_ns = _clock()
         step.hook_ns = window_began_ns - now_ns  # what is added next, without the window
 
@@ -386,15 +378,6 @@ class Capture:
         step.next_event = self.passes.rest(step.steps, last) + 1
         if self.activities.has_spans or self.files.claim().late.error is not None:  # also if it came meanwhile
             step.next_event = 0
-
-    def _probe_pipeline(self, *, has_news: bool) -> None:
-        """Begin or end the probe of a pipeline's step."""
-        if self._windows.is_recording:
-            PROBES.discard()
-        elif PROBES.is_on:
-            PROBES.finish(self.steps)
-        elif has_news and self.steps >= PROBES.next_step:
-            PROBES.start(self.steps)
 
     def _add_boundary(self, now_ns: int, boundary: str, stated: Mapping[str, Any] | None) -> None:
         """Keep what was seen up to a boundary, until it is clear which training step it belongs to."""
@@ -439,8 +422,9 @@ class Capture:
         if self.passes.is_in_use:
             self.passes.end_step(self.steps)
             self._write_passes()
-        for text in self._rows.pop_notes(self._source.pop_note()) if may_note else ():
-            self.note(text)
+        for text in (self._rows.pop_note(), self._source.pop_note()) if may_note else ():
+            if text:
+                self._note_once(text)
 
     def _begin_records(self) -> None:
         """The first step is complete."""
@@ -547,10 +531,10 @@ class Capture:
         if self._windows.has_requests:
             self.step.next_event = 0
 
-    def _note_rpc_server(self) -> None:
-        if not self._is_rpc_server:
-            self._is_rpc_server = True
-            self.note("this process runs optimizer steps for other workers by RPC: the workers count them")
+    def _note_once(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            self.note(text)
 
     def _begin_training(self, now_ns: int) -> None:
         """The running step shows that it trains; the first step begins here, unless an earlier hook saw it begin."""
@@ -612,7 +596,7 @@ class Capture:
     @hook_entry
     def begin_range(self, name: str) -> AbstractContextManager[object] | None:
         """Name a part of the timeline from here on, until ``end_range``; None outside windows with operators."""
-        if not self._windows.records_ranges or TRACERS.are_active():
+        if not OPEN_WINDOW.records_ranges or TRACERS.are_active():
             return None
         profiler_range: AbstractContextManager[object] = sys.modules["torch"].profiler.record_function(name)
         profiler_range.__enter__()
@@ -716,24 +700,9 @@ class Capture:
         self._model.on_recompute()
 
     @hook_entry
-    def on_loader(self, loader: object) -> None:
-        """An iteration over a data loader begins."""
-        self.setup.add_loader(loader)
-
-    @hook_entry
     def on_batch(self, batch: object) -> None:
         """A data loader returned one of its first batches."""
         call_safely(lambda: self.setup.add_batch(batch))  # a mapping of the script's own may do anything
-
-    @hook_entry
-    def set_ddp(self, wrapper: object) -> None:
-        """DistributedDataParallel replicates the model."""
-        self.setup.set_ddp(wrapper)
-
-    @hook_entry
-    def set_engine(self, options: Mapping[str, object]) -> None:
-        """DeepSpeed's engine trains, with these options."""
-        self.setup.set_engine(options)
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""

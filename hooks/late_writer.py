@@ -1,13 +1,11 @@
 """Writes the records of steps during training: up to two seconds after each, in another thread.
 
-Making, encoding and writing a record takes longer than all other hooks of a step together. Its code is not in the
-processor's caches after a step. The thread does it for several records at once, while training waits for the device,
-and reads what else changes slowly.
+Making, encoding and writing a record takes longer than all other hooks of a step together. The thread does it for many
+records at once, while training waits for the device, and reads what else changes slowly.
 
-A turn finds none of its code and objects in a cache. So few turns with many records cost less than many turns with few.
-The first turns are half a second apart, to show soon that a training has begun; later ones are two seconds apart. A
-turn waits for another half second while a profiler window is open, to stay out of the steps of a short one. A process
-that is killed loses the records of its last two seconds, or of two and a half in a window, and leaves whole lines.
+The first turns are half a second apart, to show soon that a training has begun. A turn waits for another half second
+while a profiler window is open, to stay out of the steps of a short one. A process that is killed loses the records of
+its last two seconds, or of two and a half in a window, and leaves whole lines.
 """
 
 from __future__ import annotations
@@ -35,8 +33,6 @@ PERIOD_S = 2.0
 #: How long the records of the first so many turns wait, and those of an open window besides.
 FIRST_PERIOD_S = 0.5
 FIRST_TURNS = 10
-#: So many of the shorter periods longer where a profiler window is open.
-_MOST_RESTS = 1
 #: Records that are written without a pause, in which training may need the interpreter: half a millisecond.
 _MOST_AT_ONCE = 128
 _PAUSE_S = 0.002
@@ -48,8 +44,7 @@ class LateWriter:
     Attributes:
         append: Takes what ``add`` takes, in one, and asks nothing: the thread must run, and an error is not raised.
         error: Why a record could not be written; None where all could.
-        has_news: Whether the thread has done something since ``take_news`` was last called.
-        on_turn: Called by the thread when it has.
+        on_turn: Called by the thread when it has done something.
     """
 
     def __init__(
@@ -60,7 +55,6 @@ class LateWriter:
         self._rows: deque[QueuedRow] = deque()
         self.append: Callable[[QueuedRow], None] = self._rows.append
         self.error: Exception | None = None
-        self.has_news = False
         self.on_turn: Callable[[], None] | None = None
         self._read_beside = read_beside
         self._look_beside = look_beside
@@ -68,8 +62,7 @@ class LateWriter:
         self._lock = threading.Lock()
         self._is_running = False
         self._is_closed = False
-        self._spent_ns = 0
-        self._reported_ns = 0
+        self._spent_ns = self._reported_ns = 0
 
     def add(self, file: RecordFile, make_line: Callable[..., bytes], *arguments: object) -> None:
         """Append a line to a file soon; it is made as late as it is written.
@@ -97,17 +90,12 @@ class LateWriter:
         Raises:
             OSError: The disk is full or gone.
         """
-        rows, take = self._rows, self._rows.popleft
         with self._lock:
             lines: dict[RecordFile, list[bytes]] = {}
-            last: RecordFile | None = None
-            content: list[bytes] = []
             try:
-                for _ in range(len(rows) if most is None else min(most, len(rows))):
-                    file, make_line, arguments = take()
-                    if file is not last:
-                        last, content = file, lines.setdefault(file, [])
-                    content.append(make_line(*arguments))
+                for _ in range(len(self._rows) if most is None else min(most, len(self._rows))):
+                    file, make_line, arguments = self._rows.popleft()
+                    lines.setdefault(file, []).append(make_line(*arguments))
             finally:  # of a row that makes no line the others are kept
                 for file, content in lines.items():
                     file.append(b"".join(content))
@@ -123,21 +111,16 @@ class LateWriter:
 
     def take_news(self) -> tuple[int, Mapping[str, object] | None]:
         """How long the processor worked in the thread since this was last asked, and what was read there meanwhile."""
-        self.has_news = False
-        spent_ns = self._spent_ns
+        spent_ns, values, self._values = self._spent_ns, self._values, None
         new_ns, self._reported_ns = spent_ns - self._reported_ns, spent_ns
-        values, self._values = self._values, None
         return new_ns, values
 
-    def _flush_some(self) -> None:
-        self.flush(_MOST_AT_ONCE)
-
     def _run(self) -> None:
-        turns = rests = 0
+        turns, has_rested = 0, False
         while self.error is None and not self._is_closed:
-            time.sleep(FIRST_PERIOD_S if rests or turns < FIRST_TURNS else PERIOD_S)
-            rests = rests + 1 if OPEN_WINDOW.is_open and rests < _MOST_RESTS else 0
-            if rests:
+            time.sleep(FIRST_PERIOD_S if has_rested or turns < FIRST_TURNS else PERIOD_S)
+            has_rested = OPEN_WINDOW.is_open and not has_rested
+            if has_rested:
                 continue
             turns += 1
             if self._look_beside is not None:
@@ -149,10 +132,9 @@ class LateWriter:
                 if values:
                     self._values = {**(self._values or {}), **values}
             while self._rows and self.error is None:
-                self.error = call_safely(self._flush_some)[1]
+                self.error = call_safely(lambda: self.flush(_MOST_AT_ONCE))[1]
                 if self._rows:
                     time.sleep(_PAUSE_S)
             self._spent_ns = time.thread_time_ns()
-            self.has_news = True
             if self.on_turn is not None:
                 self.on_turn()

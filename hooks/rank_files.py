@@ -56,26 +56,24 @@ class RankFiles:
         Raises:
             OSError: The run's folder cannot be written to.
         """
-        if self._claimed is None:
-            rank, world_size = rank_and_world_size()
-            look = None if self._watch is None else self._watch.look
-            recorder = Recorder(self._config.run_dir, rank, self._read_beside, look)
-            self._claimed = recorder, describe_rank(rank, world_size, self._config.run_id)
-            recorder.write_rank(self._claimed[1])
-            for text in self._notes:
-                recorder.write_event(NoteRecord(text))
-            if self._config.nvml_hz > 0 and self._config.nvml_path is not None:
-                start_sampler(self._config)
-            if self._watch is not None:
-                self._begin_watch(self._watch, *self._claimed)
+        if self._claimed is not None:
+            return self._claimed
+        config, watch = self._config, self._watch
+        rank, world_size = rank_and_world_size()
+        recorder = Recorder(config.run_dir, rank, self._read_beside, None if watch is None else watch.look)
+        record = describe_rank(rank, world_size, config.run_id)
+        self._claimed = recorder, record
+        recorder.write_rank(record)
+        for text in self._notes:
+            recorder.write_event(NoteRecord(text))
+        if config.nvml_hz > 0 and config.nvml_path is not None:
+            start_sampler(config)
+        if watch is not None:
+            _, error = call_safely(lambda: watch.begin(recorder.folder, record))
+            if error is not None:
+                self.note(f"stalls and failures are not watched: {error!r}")
+            recorder.late.start()
         return self._claimed
-
-    def _begin_watch(self, watch: Watch, recorder: Recorder, rank: RankRecord) -> None:
-        """Watch the training; without that it goes on being recorded."""
-        _, error = call_safely(lambda: watch.begin(recorder.folder, rank))
-        if error is not None:
-            self.note(f"stalls and failures are not watched: {error!r}")
-        recorder.late.start()
 
     def claimed_rank(self) -> int | None:
         """The rank, where its files are claimed."""

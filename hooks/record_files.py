@@ -22,26 +22,19 @@ _LAST_STANDARD_STREAM = 2
 
 
 class RecordFile:
-    """A file that lines are appended to."""
+    """A file that lines are appended to; every method raises OSError where the disk is full or gone."""
 
     def __init__(self, path: str, full: GzipFiles | None = None) -> None:
-        """Open or create it; a full one is put aside and given to ``full``, where that is given.
-
-        Raises:
-            OSError: It cannot be created.
-        """
+        """Open or create it; a full one is put aside and given to ``full``, where that is given."""
         self._path = path
         self._full = full
         self._lines = 0
         self._number = 0
+        self._is_cut = False
         self._use(open_to_append(path))
 
     def append(self, lines: bytes) -> None:
-        """Write whole lines at once.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Write whole lines at once."""
         if not is_same_file(self._descriptor, self._identity):
             self._use(open_to_append(self._path))
         if self._full is not None:
@@ -50,25 +43,17 @@ class RecordFile:
                 self._lines = 0
                 call_safely(self._put_aside)  # a file that cannot be put aside goes on growing
             self._lines += lines.count(b"\n")
-        if os.write(self._descriptor, lines) != len(lines):
+        if self._is_cut:  # what follows a cut line is a line of its own
+            lines = b"\n" + lines
+        self._is_cut = os.write(self._descriptor, lines) != len(lines)
+        if self._is_cut:
             raise OSError("the disk is full: a record was cut")
-
-    def clear(self) -> None:
-        """Remove all lines."""
-        if is_same_file(self._descriptor, self._identity):
-            os.ftruncate(self._descriptor, 0)
-        else:
-            os.truncate(self._path, 0)
 
     def _use(self, descriptor: int) -> None:
         self._descriptor, self._identity = descriptor, identify(descriptor)
 
     def _put_aside(self) -> None:
-        """Give the file a number, and begin another one.
-
-        Raises:
-            OSError: A file cannot be renamed or made; lines are still appended to the old one.
-        """
+        """Give the file a number, and begin another one; where that fails, lines are appended to the old one."""
         stem, suffix = os.path.splitext(self._path)
         self._number += 1
         aside, full = f"{stem}.{self._number:06d}{suffix}", self._descriptor

@@ -11,33 +11,28 @@ from perfscope.hooks.gzip_files import GzipFiles
 from perfscope.hooks.late_writer import LateWriter
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.record_files import RecordFile
-from perfscope.wire import requests
-from perfscope.wire.model import ModelRecord
-from perfscope.wire.passes import MicroBatchRecord
-from perfscope.wire.records import (
-    CheckpointRecord,
-    EndRecord,
-    NoteRecord,
-    RankRecord,
-    WindowRecord,
-    to_file,
-    to_line,
-)
-from perfscope.wire.requests import Answer
-from perfscope.wire.setup import SetupRecord
+from perfscope.wire.records import to_file, to_line
+from perfscope.wire.requests import ANSWERS_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from perfscope.wire.model import ModelRecord
+    from perfscope.wire.passes import MicroBatchRecord
+    from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, WindowRecord
+    from perfscope.wire.requests import Answer
+    from perfscope.wire.setup import SetupRecord
 
 #: Pieces of a full file that are compressed in a turn of the thread that writes records.
 _PIECES = 4
 
 
 class Recorder:
-    """The files of one rank's process.
+    """The files of one rank's process; one that few processes need is created by its first record.
+
+    A method that appends raises OSError where the disk is full or gone; one that writes late raises any earlier error.
 
     Attributes:
-        rank: The rank.
         attempt: How many processes had this rank earlier in this run.
         late: Writes the records of steps.
         steps_file: Where it writes them.
@@ -51,63 +46,18 @@ class Recorder:
         read_beside: Callable[[], Mapping[str, object]] | None = None,
         look_beside: Callable[[], None] | None = None,
     ) -> None:
-        self.rank = rank
         self.attempt, self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self._full = GzipFiles()
         self._look_beside = look_beside
-        self.steps_file = self._open(wire.STEPS_FILE, self._full)
-        self._events = self._open(wire.EVENTS_FILE)
+        self._files: dict[str, RecordFile] = {}
+        self.steps_file = self._file(wire.STEPS_FILE, self._full)
+        self._file(wire.EVENTS_FILE)
         self.late = LateWriter(read_beside, self._look)
-        self._pending_steps: RecordFile | None = None
-        self._micro_batches: RecordFile | None = None
-        self._checkpoints: RecordFile | None = None
-        self._answers: RecordFile | None = None
 
-    def write_answer(self, answer: Answer) -> None:
-        """Write what the rank does about a request, as late as a step; the first call creates the file.
-
-        Raises:
-            Exception: An earlier record could not be written, because the disk is full or gone.
-        """
-        if self._answers is None:
-            self._answers = self._open(requests.ANSWERS_FILE)
-        self.late.add(self._answers, answer.to_line)
-
-    def close(self) -> None:
-        """Write the records that wait.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
-        self.late.close()
-
-    def write_pending_step(self, line: bytes) -> None:
-        """Write a step that may be a part of another one, so that it is not lost where the process is killed.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
-        if self._pending_steps is None:
-            self._pending_steps = self._open(wire.PENDING_STEPS_FILE)
-        self._pending_steps.append(line)
-
-    def clear_pending_steps(self) -> None:
-        """The pending steps are known, and written or dropped."""
-        if self._pending_steps is not None:
-            self._pending_steps.clear()
-
-    def write_micro_batches(self, record: MicroBatchRecord) -> None:
-        """Write the passes of one training step as late as the step; the first call creates the file.
-
-        Raises:
-            Exception: An earlier record could not be written, because the disk is full or gone.
-        """
-        if self._micro_batches is None:
-            self._micro_batches = self._open(wire.MICRO_BATCHES_FILE, self._full)
-        self.late.add(self._micro_batches, to_line, record)
-
-    def _open(self, name: str, full: GzipFiles | None = None) -> RecordFile:
-        return RecordFile(os.path.join(self.folder, name), full)
+    def _file(self, name: str, full: GzipFiles | None = None) -> RecordFile:
+        if name not in self._files:
+            self._files[name] = RecordFile(os.path.join(self.folder, name), full)
+        return self._files[name]
 
     def _look(self) -> None:
         """What the thread that writes records does besides."""
@@ -116,40 +66,45 @@ class Recorder:
         if not OPEN_WINDOW.is_open:
             self._full.advance(_PIECES)
 
-    def write_checkpoint(self, record: CheckpointRecord) -> None:
-        """Write a checkpoint save; the first call creates the file.
+    def close(self) -> None:
+        """Write the records that wait."""
+        self.late.close()
 
-        Raises:
-            OSError: The disk is full or gone.
-        """
-        if self._checkpoints is None:
-            self._checkpoints = self._open(wire.CHECKPOINTS_FILE)
-        self._checkpoints.append(to_line(record))
+    def write_answer(self, answer: Answer) -> None:
+        """Write what the rank does about a request, as late as a step."""
+        self.late.add(self._file(ANSWERS_FILE), answer.to_line)
+
+    def write_micro_batches(self, record: MicroBatchRecord) -> None:
+        """Write the passes of one training step, as late as the step."""
+        self.late.add(self._file(wire.MICRO_BATCHES_FILE, self._full), to_line, record)
+
+    def write_checkpoint(self, record: CheckpointRecord) -> None:
+        """Write a checkpoint save."""
+        self._file(wire.CHECKPOINTS_FILE).append(to_line(record))
 
     def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
-        """Write a finished window, a note or the end of the process, behind the steps that came before it.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Write a finished window, a note or the end of the process, after the steps that came before it."""
         self.late.flush()
-        self._events.append(to_line(record))
+        self._file(wire.EVENTS_FILE).append(to_line(record))
 
     def write_rank(self, record: RankRecord) -> None:
         """Write who the rank is, in place of what was written before."""
-        replace_file(os.path.join(self.folder, wire.RANK_FILE), to_line(record))
+        self._replace(wire.RANK_FILE, to_line(record))
 
     def write_model(self, record: ModelRecord) -> None:
         """Write what the rank trains."""
-        replace_file(os.path.join(self.folder, wire.MODEL_FILE), to_line(record))
+        self._replace(wire.MODEL_FILE, to_line(record))
 
     def write_setup(self, record: SetupRecord) -> None:
         """Write how the rank trains, in place of what was written before."""
-        replace_file(os.path.join(self.folder, wire.SETUP_FILE), to_line(record))
+        self._replace(wire.SETUP_FILE, to_line(record))
 
     def write_layout(self, layout: Mapping[str, object]) -> None:
         """Write the rank's coordinates in the process groups."""
-        replace_file(os.path.join(self.folder, wire.PARALLEL_FILE), to_file(layout))
+        self._replace(wire.PARALLEL_FILE, to_file(layout))
+
+    def _replace(self, name: str, content: bytes) -> None:
+        replace_file(os.path.join(self.folder, name), content)
 
 
 def replace_file(path: str, content: bytes) -> None:

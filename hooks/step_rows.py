@@ -1,8 +1,4 @@
-"""The records of training steps: one boundary a step, or several where optimizers take turns.
-
-A boundary that may be a part of a longer step waits, and lies in a file of its own meanwhile: a process that is killed
-does not lose it.
-"""
+"""The records of training steps: one boundary a step, or several where optimizers take turns."""
 
 from __future__ import annotations
 
@@ -106,21 +102,11 @@ class StepRows:
     def __init__(self, counters: HostCounters) -> None:
         self._counters = counters
         self._waiting: list[Boundary] = []
-        self._is_pending = False
-        self._new_notes: list[str] = []
-        self._notes: set[str] = set()
-
-    def __len__(self) -> int:
-        return len(self._waiting)
+        self._note = ""
 
     def add(self, boundary: Boundary) -> None:
         """A boundary was reached."""
         self._waiting.append(boundary)
-
-    def write_pending(self, recorder: Recorder, step: int) -> None:
-        """Write the last boundary where it is not lost; ``step`` is its number if none is a part of another one."""
-        recorder.write_pending_step(make_line(step, self._waiting[-1:]))
-        self._is_pending = True
 
     def write(self, recorder: Recorder, sizes: Sequence[int], last_step: int, peaks: Mapping[str, Any]) -> None:
         """Write training steps of so many boundaries each, the oldest first; the number of the last one is given."""
@@ -129,19 +115,12 @@ class StepRows:
             del self._waiting[:size]
             recorder.late.add(recorder.steps_file, make_line, step, boundaries, peaks, self._counters)
             if size > 1 and _lacks_samples(boundaries):
-                self._new_notes.append(_NO_SAMPLES)
-        if self._is_pending:
-            self._is_pending = False
-            recorder.clear_pending_steps()
+                self._note = _NO_SAMPLES
 
-    def pop_notes(self, *further: str) -> list[str]:
-        """What a reader must know of the steps, and further texts; each text once, empty ones left out."""
-        if not self._new_notes and not any(further):
-            return []
-        notes = [text for text in dict.fromkeys([*self._new_notes, *further]) if text and text not in self._notes]
-        self._new_notes.clear()
-        self._notes.update(notes)
-        return notes
+    def pop_note(self) -> str:
+        """What a reader must know of the steps; empty for nothing."""
+        note, self._note = self._note, ""
+        return note
 
 
 def make_line(

@@ -54,7 +54,7 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
             engine.module, zero_stage=whole_number(engine.zero_optimization_stage()), dtype=_compute_dtype(engine)
         )
         _report_groups(capture, engine)
-        capture.set_engine(_options(engine))
+        capture.setup.set_engine(_options(engine))
 
     engine_class = module.DeepSpeedEngine
     forward, step = engine_class.forward, engine_class.step

@@ -135,7 +135,7 @@ def patch_data_loader(module: ModuleType, capture: Capture) -> None:
     def start_workers(loader: object) -> RunningHook:
         began_ns = time.monotonic_ns()
         yield
-        capture.on_loader(loader)
+        capture.setup.add_loader(loader)
         capture.on_loader_started(time.monotonic_ns() - began_ns)
 
     wrap_functions(module.DataLoader, capture, {"__iter__": start_workers})

@@ -42,7 +42,7 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
     def init(wrapper: Any, *_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.set_axis_group("dp", wrapper.process_group)
-        capture.set_ddp(wrapper)
+        capture.setup.set_ddp(wrapper)
 
     _count_outermost(module.DistributedDataParallel, capture)
     wrap_functions(module.DistributedDataParallel, capture, {"__init__": init})

@@ -12,7 +12,6 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,11 +35,17 @@ from perfscope.wire.memory import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
     from perfscope.hooks.module_names import Module
-    from perfscope.hooks.profiler.module_ranges import HookHandle
+
+    #: The model's parts and the optimizers of a process, when they are asked for.
+    Trained = Callable[[], tuple[Sequence[object], Sequence[object]]]
 
 #: A run of very many small modules is marked up to here only.
 _MOST_MARKS = 2_000_000
+#: The modules of so many steps before an out-of-memory error are named.
+_KEPT_STEPS = 2
 
 
 class ModuleMarks:
@@ -56,7 +61,7 @@ class ModuleMarks:
         self.times_ns: list[int] = []
         self.signs: list[str] = []
         self.names: list[str] = []
-        self._handles: list[HookHandle] = []
+        self._handles: list[Any] = []
         self._paths = ModuleNames()
         self._open: list[str] = []
 
@@ -82,6 +87,13 @@ class ModuleMarks:
         """A training step begins."""
         self._add(STEP, str(step))
 
+    def forget_steps(self) -> None:
+        """Drop the marks of all steps but the last ones."""
+        steps = [index for index, sign in enumerate(self.signs) if sign == STEP]
+        if len(steps) > _KEPT_STEPS:
+            for column in (self.times_ns, self.signs, self.names):
+                del column[: steps[-_KEPT_STEPS]]
+
     def _add(self, sign: str, name: str) -> None:
         if len(self.times_ns) < _MOST_MARKS:
             self.times_ns.append(time.time_ns())
@@ -103,13 +115,10 @@ class ModuleMarks:
             self._add(END, path)
 
 
-#: Where optimizers that wrap another one keep it.
-_INNER = ("optimizer", "optim", "base_optimizer", "_optimizer")
-_CHAINED = ("chained_optimizers", "optimizers")
-_DEEPEST_WRAPPING = 4
-#: Attributes in which frameworks keep gradients beside ``grad``, and parts of a sharded parameter.
-_GRADIENT_ATTRIBUTES = ("grad", "main_grad")
-_SHARD_ATTRIBUTES = ("ds_tensor",)
+#: Where optimizers that wrap others keep them.
+_INNER = ("optimizer", "optim", "base_optimizer", "_optimizer", "chained_optimizers", "optimizers")
+#: Attributes in which frameworks keep gradients, and parts of a sharded parameter.
+_PARTS = (("ds_tensor", WEIGHTS), ("grad", GRADIENTS), ("main_grad", GRADIENTS))
 #: What the names of an optimizer's own tensors tell; other tensors are states.
 _ROLES_BY_NAME = (
     ("bucket", COMMUNICATION), ("ipg", COMMUNICATION), ("grad", GRADIENTS), ("bit16", WEIGHTS), ("fp16", WEIGHTS)
@@ -120,14 +129,7 @@ _LONGEST_LIST = 10_000
 
 
 class Role(NamedTuple):
-    """A stretch of memory whose purpose is known.
-
-    Attributes:
-        address: Where the tensor's storage begins.
-        size: Its bytes.
-        role: ``weights``, ``gradients``, ``optimizer`` or ``communication``.
-        name: The parameter's name, or the name of the state.
-    """
+    """A tensor's storage whose purpose is known: its address and bytes, one of ``wire.memory``'s roles, and a name."""
 
     address: int
     size: int
@@ -152,10 +154,8 @@ def find_roles(parts: Iterable[Any], optimizers: Iterable[Any]) -> list[Role]:
 
 def _add_parameter(roles: dict[int, Role], name: str, parameter: Any) -> None:
     _add(roles, parameter, WEIGHTS, name)
-    for attribute in _SHARD_ATTRIBUTES:
-        _add(roles, getattr(parameter, attribute, None), WEIGHTS, name)
-    for attribute in _GRADIENT_ATTRIBUTES:
-        _add(roles, getattr(parameter, attribute, None), GRADIENTS, name)
+    for attribute, role in _PARTS:
+        _add(roles, getattr(parameter, attribute, None), role, name)
 
 
 def _add_optimizer(roles: dict[int, Role], optimizer: Any, parameters: set[int], *, has_model: bool) -> None:
@@ -187,15 +187,15 @@ def _find_tensors(value: Any, depth: int) -> Iterator[Any]:
 
 def _unwrapped(optimizers: Iterable[Any]) -> Iterator[Any]:
     """The optimizers and those inside them, each once."""
-    seen: set[int] = set()
-    level = list(optimizers)
-    for _ in range(_DEEPEST_WRAPPING):
-        level = [optimizer for optimizer in level if optimizer is not None and id(optimizer) not in seen]
-        seen.update(map(id, level))
-        yield from level
-        inner = [getattr(optimizer, name, None) for optimizer in level for name in _INNER]
-        chained = [getattr(optimizer, name, None) for optimizer in level for name in _CHAINED]
-        level = [*inner, *(each for several in chained if isinstance(several, (list, tuple)) for each in several)]
+    waiting, seen = list(optimizers), set[int]()
+    while waiting:
+        optimizer = waiting.pop(0)
+        if optimizer is None or id(optimizer) in seen:
+            continue
+        seen.add(id(optimizer))
+        yield optimizer
+        for inner in [vars(optimizer).get(name) for name in _INNER] if hasattr(optimizer, "__dict__") else ():
+            waiting += inner if isinstance(inner, (list, tuple)) else [inner]
 
 
 def _add(roles: dict[int, Role], tensor: Any, role: str, name: str) -> None:
@@ -332,14 +332,8 @@ def _line(kind: str, **columns: object) -> bytes:
     return json.dumps({"kind": kind, **columns}, separators=(",", ":")).encode() + b"\n"
 
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    #: The model's parts and the optimizers of a process, when they are asked for.
-    Trained = Callable[[], tuple[Sequence[object], Sequence[object]]]
-
 #: Events that torch keeps: a step of a large model has some ten thousand, and each takes some hundred bytes.
-MOST_EVENTS = 1_000_000
+_MOST_EVENTS = 1_000_000
 _SMALLEST_FREE_BYTES = 64 * MIB
 
 
@@ -354,7 +348,7 @@ class AllocatorHistory:
         marks: When modules ran forward and steps began.
     """
 
-    def __init__(self, run_dir: str, trained: Trained, *, most_events: int = MOST_EVENTS) -> None:
+    def __init__(self, run_dir: str, trained: Trained, *, most_events: int = _MOST_EVENTS) -> None:
         self.marks = ModuleMarks()
         self._run_dir = run_dir
         self._trained = trained
@@ -376,9 +370,9 @@ class AllocatorHistory:
         record = getattr(torch.cuda.memory, "_record_memory_history", None)
         if record is None:
             raise NoHistory(f"torch {torch.__version__} does not record it")
-        self._starts = self._find_roles()
+        self._starts = find_roles(*self._trained())
         self._first_step, self._started_ns = step, time.time_ns()
-        if not is_recorded(torch):
+        if not getattr(torch._C, "_cuda_isHistoryEnabled", bool)():  # the script records it itself
             try:
                 record("all", context="alloc", stacks="python", max_entries=self._most_events)
             except (TypeError, RuntimeError) as error:
@@ -405,30 +399,27 @@ class AllocatorHistory:
         if shutil.disk_usage(folder).free < _SMALLEST_FREE_BYTES:
             raise NoHistory(f"less than {_SMALLEST_FREE_BYTES // MIB} MiB are free in {folder}")
         torch = sys.modules["torch"]
-        tensors = {"start": self._starts, "end": self._find_roles()}
+        tensors = {"start": self._starts, "end": find_roles(*self._trained())}
         snapshot = torch.cuda.memory._snapshot()
         traces = snapshot["device_traces"]
         names = []
         for device in [device for device, trace in enumerate(traces) if trace] or [torch.cuda.current_device()]:
-            header = self._describe(torch, rank, device, (last_step, cause, request_bytes))
+            header = self._describe(torch, rank, device, last_step=last_step, cause=cause, request_bytes=request_bytes)
             name = f"{header.host}_{header.pid}.{time.time_ns()}{MEMORY_SUFFIX}"
             lines = SnapshotColumns().lines(snapshot, device, tensors, self.marks)
             _write_lines(os.path.join(folder, name), header, lines, len(traces[device]) if traces else 0)
             names.append(name)
         return names
 
-    def _describe(self, torch: Any, rank: int, device: int, ending: tuple[int, str, int | None]) -> MemoryHeader:
+    def _describe(self, torch: Any, rank: int, device: int, **ending: Any) -> MemoryHeader:
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-        last_step, cause, request_bytes = ending
         return MemoryHeader(
             rank=rank,
             host=socket.gethostname(),
             pid=os.getpid(),
             device=device,
-            cause=cause,
             first_step=self._first_step,
-            last_step=last_step,
             started_ns=self._started_ns,
             stopped_ns=time.time_ns(),
             allocated_bytes=int(stats["allocated_bytes"]["all"]["current"]),
@@ -439,24 +430,14 @@ class AllocatorHistory:
             device_total_bytes=int(total_bytes),
             limit=self._most_events,
             torch=str(torch.__version__),
-            request_bytes=request_bytes,
+            **ending,
             bucket_bytes=value_or_none(lambda: _bucket_bytes(self._trained()[0])),
         )
-
-    def _find_roles(self) -> list[Role]:
-        parts, optimizers = self._trained()
-        return find_roles(parts, optimizers)
 
 
 def is_in_use(torch: Any) -> bool:
     """Whether the process uses a GPU: asking the allocator earlier would initialise CUDA."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
-
-
-def is_recorded(torch: Any) -> bool:
-    """Whether the allocator's history is being recorded already."""
-    is_enabled = getattr(torch._C, "_cuda_isHistoryEnabled", None)
-    return bool(is_enabled()) if is_enabled is not None else False
 
 
 def _has_compiled(parts: Iterable[Any]) -> bool:

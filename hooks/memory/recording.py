@@ -6,64 +6,49 @@ A failure here costs the history alone: it becomes a note, and the window and th
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely
-from perfscope.hooks.memory.history import AllocatorHistory, ModuleMarks, NoHistory
+from perfscope.hooks.memory.history import AllocatorHistory, NoHistory
 from perfscope.hooks.messages import write_message
-from perfscope.wire.memory import OUT_OF_MEMORY, STEP
+from perfscope.wire.memory import OUT_OF_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from perfscope.hooks.config import Config
     from perfscope.hooks.memory.history import Trained
-    from perfscope.hooks.recorder import Recorder
-    from perfscope.wire.records import RankRecord
+    from perfscope.hooks.rank_files import RankFiles
 
 #: Events that are kept for an out-of-memory error: some steps of a large model.
 _EVENTS_BEFORE_ERROR = 200_000
 #: A script that catches its out-of-memory errors may have thousands.
 _MOST_ERRORS = 2
-#: The modules of so many steps before the error are named.
-_MARKED_STEPS = 2
-
-
-class MemoryOwner(Protocol):
-    """The part of a rank's files that is used here."""
-
-    def note(self, text: str) -> None:
-        """Record something that a reader of the report must know."""
-
-    def claim_files(self) -> tuple[Recorder, RankRecord]:
-        """Return the rank's files and its record; claim them first where they are not claimed."""
 
 
 class MemoryRecording:
-    """The histories of one process.
+    """The histories of one process."""
 
-    Attributes:
-        is_wanted: Whether windows record the history.
-    """
-
-    def __init__(self, config: Config, owner: MemoryOwner, trained: Trained) -> None:
-        self.is_wanted = config.memory
+    def __init__(self, config: Config, files: RankFiles, trained: Trained) -> None:
         self._config = config
-        self._owner = owner
+        self._files = files
         self._trained = trained
         self._window: AllocatorHistory | None = None
         self._until_error: AllocatorHistory | None = None
         self._errors = 0
         self._step = 1
 
+    @property
+    def watches_for_errors(self) -> bool:
+        """Whether the history is written when memory runs out."""
+        return self._until_error is not None
+
     def start_window(self, step: int) -> None:
         """A window with operators opens before a step."""
-        if not self.is_wanted or self._window is not None:
-            return
-        history = AllocatorHistory(self._config.run_dir, self._trained)
-        self._window = history
-        if not self._safely(lambda: history.start(step), "is not recorded"):
-            self.discard_window()
+        if self._config.memory and self._window is None:
+            self._window = history = AllocatorHistory(self._config.run_dir, self._trained)
+            if not self._safely(lambda: history.start(step), "is not recorded"):
+                self.discard_window()
 
     def on_step(self, step: int) -> None:
         """A step of a window begins."""
@@ -71,12 +56,11 @@ class MemoryRecording:
             self._window.marks.add_step(step)
 
     def finish_window(self, last_step: int) -> None:
-        """The window ends behind a step."""
+        """The window ends after a step."""
         history = self._window
-        if history is None:
-            return
-        self._safely(lambda: history.write(self._owner.claim_files()[1].rank, last_step), "is lost")
-        self.discard_window()
+        if history is not None:
+            self._safely(lambda: history.write(self._files.claim_files()[1].rank, last_step), "is lost")
+            self.discard_window()
 
     def discard_window(self) -> None:
         """Leave nothing recording that a window began."""
@@ -99,17 +83,12 @@ class MemoryRecording:
         """A step of the training begins, in a window or not."""
         self._step = step
         if self._until_error is not None:
-            _forget_steps(self._until_error.marks)
+            self._until_error.marks.forget_steps()
             self._until_error.marks.add_step(step)
 
     def forget(self) -> None:
         """Write nothing in a forked child."""
         self._window = self._until_error = None
-
-    @property
-    def watches_for_errors(self) -> bool:
-        """Whether the history is written when memory runs out."""
-        return self._until_error is not None
 
     def _attach_observer(self) -> None:
         attach: Callable[[Callable[..., None]], None] | None
@@ -126,7 +105,7 @@ class MemoryRecording:
             return
 
         def write() -> None:
-            rank = self._owner.claim_files()[1].rank
+            rank = self._files.claim_files()[1].rank
             names = history.write(rank, self._step, OUT_OF_MEMORY, request_bytes=int(request_bytes))
             write_message(f"memory ran out in step {self._step}: the allocator's history is in {', '.join(names)}")
 
@@ -137,13 +116,5 @@ class MemoryRecording:
         _, error = call_safely(action)
         if error is not None:
             reason = str(error) if isinstance(error, (NoHistory, OSError)) else repr(error)
-            self._owner.note(f"the allocator's history {loss}: {reason}")
+            self._files.note(f"the allocator's history {loss}: {reason}")
         return error is None
-
-
-def _forget_steps(marks: ModuleMarks) -> None:
-    """Drop the marks of all steps but the last ones."""
-    steps = [index for index, sign in enumerate(marks.signs) if sign == STEP]
-    if len(steps) > _MARKED_STEPS:
-        for column in (marks.times_ns, marks.signs, marks.names):
-            del column[: steps[-_MARKED_STEPS]]

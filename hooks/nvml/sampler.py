@@ -64,6 +64,14 @@ _COUNTERS = {
     "hw_thermal_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 0),
     "hw_power_brake_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 0),
 }
+#: Names of GPM's metrics here and in NVML, whose values are percent.
+_GPM_METRICS = {
+    "tensor_activity_ppm": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
+    "sm_activity_ppm": "NVML_GPM_METRIC_SM_UTIL",
+    "sm_occupancy_ppm": "NVML_GPM_METRIC_SM_OCCUPANCY",
+    "dram_activity_ppm": "NVML_GPM_METRIC_DRAM_BW_UTIL",
+}
+_PPM_PER_PERCENT = 10_000
 _OUTPUT = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "output.py"))["Output"](sys.argv)
 _write: Callable[[Values], None] = _OUTPUT.write
 _SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_SIGNED_INT
@@ -80,6 +88,7 @@ class Device:
         unsupported: Names of the metrics that it does not report.
         failures: How often in a row a metric failed, by its name.
         counters: The counters that it reports.
+        gpm: Two samples of GPM that take turns, and when the older one was taken.
     """
 
     def __init__(self, handle: object, uuid: str, mig_handles: list[object]) -> None:
@@ -90,6 +99,7 @@ class Device:
         self.unsupported: set[str] = set()
         self.failures: dict[str, int] = {}
         self.counters: frozenset[str] = frozenset()
+        self.gpm: tuple[Any, Any, int] | None = None
 
 
 class Metric:
@@ -106,8 +116,7 @@ class Metric:
     def __init__(self, name: str, read: Callable[[Device], Values], period_ns: int) -> None:
         self.name = name
         self.read = read
-        self.nominal_period_ns = period_ns
-        self.period_ns = period_ns
+        self.nominal_period_ns = self.period_ns = period_ns
         self.due_ns = 0
         self._durations_ns: list[int] = []
 
@@ -172,18 +181,21 @@ class Nvml:
 
     def make_metrics(self, fast_period_ns: int, *, with_gpm: bool) -> list[Metric]:
         """Make every metric; power, which is integrated over time, is read first, nearest to the time of the line."""
+        pynvml = self._pynvml
         slow_period_ns = max(fast_period_ns, _SLOW_PERIOD_NS)
-        fast = {
-            "power": self._read_power,
+        fast: dict[str, Callable[[Device], Values]] = {
+            "power": lambda device: {"power_mw": pynvml.nvmlDeviceGetPowerUsage(device.handle)},
             "throttle": self._read_throttle_reasons,
-            "clock": self._read_clock,
-            "utilisation": self._read_utilisation,
+            "clock": lambda device: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(device.handle, _SM_CLOCK)},
+            "utilisation": lambda device: {"gpu_util_percent": pynvml.nvmlDeviceGetUtilizationRates(device.handle).gpu},
             "memory": self._read_memory,
-            "temperature": self._read_temperature,
+            "temperature": lambda device: {
+                "temperature_c": pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)
+            },
         }
         slow = {"energy": self._read_energy, "counters": self._read_counters, "pcie": self._read_pcie_rates}
         if with_gpm:
-            slow["gpm"] = runpy.run_path(os.path.join(os.path.dirname(__file__), "gpm.py"))["Gpm"](self._pynvml).read
+            slow["gpm"] = self._read_gpm
         return [
             *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
             *(Metric(name, read, slow_period_ns) for name, read in slow.items()),
@@ -241,9 +253,6 @@ class Nvml:
             values[name] = value.decode() if isinstance(value, bytes) else value
         return values
 
-    def _read_power(self, device: Device) -> Values:
-        return {"power_mw": self._pynvml.nvmlDeviceGetPowerUsage(device.handle)}
-
     def _read_throttle_reasons(self, device: Device) -> Values:
         read_reasons = getattr(self._pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         try:
@@ -254,12 +263,6 @@ class Nvml:
                 raise
         # Older versions of pynvml and of the driver have the call's older name only.
         return {"throttle": self._pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device.handle)}
-
-    def _read_clock(self, device: Device) -> Values:
-        return {"sm_clock_mhz": self._pynvml.nvmlDeviceGetClockInfo(device.handle, _SM_CLOCK)}
-
-    def _read_utilisation(self, device: Device) -> Values:
-        return {"gpu_util_percent": self._pynvml.nvmlDeviceGetUtilizationRates(device.handle).gpu}
 
     def _read_memory(self, device: Device) -> Values:
         values: Values = {"memory_used_bytes": self._used_memory_bytes(device.handle)}
@@ -272,9 +275,6 @@ class Nvml:
 
     def _used_memory_bytes(self, handle: object) -> object:
         return self._pynvml.nvmlDeviceGetMemoryInfo(handle).used
-
-    def _read_temperature(self, device: Device) -> Values:
-        return {"temperature_c": self._pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)}
 
     def _read_energy(self, device: Device) -> Values:
         """The counter with the time at which it was read, because the calls before it may have taken a while."""
@@ -303,6 +303,30 @@ class Nvml:
             "pcie_tx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_TX_BYTES),
             "pcie_rx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_RX_BYTES),
         }
+
+    def _read_gpm(self, device: Device) -> Values:
+        """Means of GPM (Hopper and newer) since the last call, so that one sample a second misses nothing."""
+        pynvml = self._pynvml
+        if device.gpm is None:
+            if device.mig_handles or not pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice:
+                device.unsupported.add("gpm")
+                return {"gpm": "not supported"}
+            old, new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
+            pynvml.nvmlGpmSampleGet(device.handle, old)
+            device.gpm = old, new, time.monotonic_ns()
+            return {}
+        old, new, from_ns = device.gpm
+        pynvml.nvmlGpmSampleGet(device.handle, new)
+        device.gpm = new, old, time.monotonic_ns()
+        request = pynvml.c_nvmlGpmMetricsGet_t()
+        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        request.numMetrics, request.sample1, request.sample2 = len(_GPM_METRICS), old, new
+        for index, metric in enumerate(_GPM_METRICS.values()):
+            request.metrics[index].metricId = getattr(pynvml, metric)
+        pynvml.nvmlGpmMetricsGet(request)
+        results = zip(_GPM_METRICS, request.metrics, strict=False)
+        values = {name: round(_PPM_PER_PERCENT * each.value) for name, each in results if each.nvmlReturn == 0}
+        return {**values, "gpm_from_ns": from_ns, "gpm_to_ns": device.gpm[2]} if values else {}
 
 
 def watch_process(pid: int) -> Callable[[], bool]:
@@ -355,13 +379,12 @@ def _sample_while(goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device]
             if metric.due_ns <= began_ns + fastest.nominal_period_ns // 4:
                 notes += _read_metric(nvml, metric, devices, values, began_ns)
         _write({"t_ns": began_ns, "gpus": values})
-        for note in notes:
-            _write({"t_ns": began_ns, **note})
         rounds += 1
         if began_ns >= cost_due_ns:
-            cost = {"cpu_ns": time.process_time_ns(), "rounds": rounds, "late": late_rounds}
-            _write({"t_ns": began_ns, "sampler": cost})
+            notes.append({"sampler": {"cpu_ns": time.process_time_ns(), "rounds": rounds, "late": late_rounds}})
             cost_due_ns += _COST_PERIOD_NS
+        for note in notes:
+            _write({"t_ns": began_ns, **note})
         if began_ns >= full_rate_until_ns:
             for metric in metrics:
                 metric.limit_rate(_SLOW_PERIOD_NS)
@@ -373,7 +396,7 @@ def _sample_while(goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device]
 def _read_metric(
     nvml: Nvml, metric: Metric, devices: list[Device], values: list[Values], round_ns: int
 ) -> list[Values]:
-    """Read one metric of every GPU into ``values``; returns what is to be noted beside them."""
+    """Read one metric of every GPU into ``values``; returns what is to be noted of it."""
     notes: list[Values] = []
     began_ns = time.monotonic_ns()
     calls = 0
@@ -387,24 +410,16 @@ def _read_metric(
         except AttributeError:  # this pynvml has no such call
             device.unsupported.add(metric.name)
         except nvml.error as error:
-            _count_failure(nvml, metric.name, device, error)
-            if device.is_lost:
+            failures = device.failures[metric.name] = device.failures.get(metric.name, 0) + 1
+            if nvml.is_error(error, _LOST_ERRORS):
+                device.is_lost = True
                 notes.append({"lost": device.uuid})
+            elif nvml.is_error(error, _UNSUPPORTED_ERRORS) or failures >= _ALLOWED_FAILURES:
+                device.unsupported.add(metric.name)
     usual_ns = metric.schedule_next(time.monotonic_ns() - began_ns, round_ns)
     if usual_ns is not None:
         notes.append({"slower": metric.name, "call_ns": usual_ns // max(1, calls), "period_ns": metric.period_ns})
     return notes
-
-
-def _count_failure(nvml: Nvml, metric_name: str, device: Device, error: Exception) -> None:
-    if nvml.is_error(error, _LOST_ERRORS):
-        device.is_lost = True
-    elif nvml.is_error(error, _UNSUPPORTED_ERRORS):
-        device.unsupported.add(metric_name)
-    else:
-        device.failures[metric_name] = device.failures.get(metric_name, 0) + 1
-        if device.failures[metric_name] >= _ALLOWED_FAILURES:
-            device.unsupported.add(metric_name)
 
 
 if __name__ == "__main__":

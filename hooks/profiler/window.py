@@ -16,16 +16,14 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from perfscope import wire
 from perfscope.constants import MIB
 from perfscope.hooks.config import Config
-from perfscope.hooks.messages import write_message
 from perfscope.hooks.profiler.cupti import CuptiDetachment
-from perfscope.hooks.profiler.trace_marks import Mark, add_marks
 from perfscope.hooks.selection import StepWindow
 from perfscope.wire.records import RankRecord, WindowRecord
 from perfscope.wire.traces import TraceMetadata
@@ -48,7 +46,6 @@ class ProfilerWindow:
         profiler: The torch.profiler of this window.
         records_stack: Whether torch sets a profile function of Python's.
         start_ns: How long starting it stalled the training process.
-        marks: What is marked in its trace when it is written.
     """
 
     def __init__(self, steps: StepWindow, config: Config, next_step: int) -> None:
@@ -57,7 +54,6 @@ class ProfilerWindow:
         self.steps = steps
         self.records_stack = config.stack and not steps.is_light
         self.start_ns = 0
-        self.marks: Sequence[Mark] = ()
         self._rss_before_bytes = read_resident_bytes()
         self._traces = os.path.join(config.run_dir, wire.TRACES_FOLDER)
         self._edges_ns: list[int] = []
@@ -66,7 +62,15 @@ class ProfilerWindow:
         def schedule(step: int) -> object:
             return actions.WARMUP if step < self.steps.first else actions.RECORD
 
-        options = {"activities": find_light_activities(torch)} if steps.is_light else _options_of_operators(config)
+        options: dict[str, Any] = {"activities": find_light_activities(torch)}
+        if not steps.is_light:
+            options = {
+                "record_shapes": config.shapes or config.flops,
+                "profile_memory": config.memory,
+                "with_stack": config.stack,
+                "with_flops": config.flops,
+                "with_modules": config.modules,
+            }
         self.profiler = torch.profiler.profile(
             schedule=schedule, experimental_config=_make_config(torch, config), **options
         )
@@ -85,11 +89,6 @@ class ProfilerWindow:
         self.profiler.start()
         self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
-
-    def move(self, steps: StepWindow, next_step: int) -> None:
-        """Record other steps, before the warm-up ends; ``next_step`` is the one that ``step()`` is about to begin."""
-        self.steps = steps
-        self._current_step = self.profiler.step_num = next_step - 1
 
     def step(self) -> None:
         """Go from one training step to the next."""
@@ -193,8 +192,6 @@ class ProfilerWindow:
         unfinished = os.path.join(folder, f".tmp-{name}")
         try:
             export(unfinished)
-            _check_complete(unfinished)
-            self._add_marks(unfinished)
             size_bytes = _check_complete(unfinished)
             os.replace(unfinished, os.path.join(folder, name))
         finally:
@@ -202,16 +199,6 @@ class ProfilerWindow:
                 if os.path.exists(leftover):
                     os.unlink(leftover)
         return os.path.relpath(os.path.join(folder, name), self._traces), size_bytes
-
-    def _add_marks(self, path: str) -> None:
-        """Mark the calls of modules in the finished trace."""
-        try:
-            if not add_marks(path, self.marks):
-                write_message(
-                    f"the modules of the window {self.steps} are lost: torch wrote a trace of an unknown form"
-                )
-        except OSError as error:
-            raise ExportError(f"the marks of modules could not be written: {error}") from error
 
     def _mark_edge(self) -> None:
         """Remember when a recorded step of a light window began, or the last one ended."""
@@ -246,16 +233,6 @@ def find_light_activities(torch: Any) -> list[object]:
     """The activities of a light window; empty where no GPU is in use, so that there is nothing to record."""
     in_use = torch.cuda.is_available() and torch.cuda.is_initialized()
     return [torch.profiler.ProfilerActivity.CUDA] if in_use else []
-
-
-def _options_of_operators(config: Config) -> dict[str, object]:
-    return {
-        "record_shapes": config.shapes or config.flops,
-        "profile_memory": config.memory,
-        "with_stack": config.stack,
-        "with_flops": config.flops,
-        "with_modules": config.modules,
-    }
 
 
 def read_resident_bytes() -> int | None:

@@ -6,12 +6,10 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from perfscope import wire
-from perfscope.hooks.config import Config
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.introspection import is_in_backward
 from perfscope.hooks.messages import write_message
@@ -19,10 +17,15 @@ from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
-from perfscope.hooks.recorder import Recorder
 from perfscope.hooks.selection import StepWindow, WindowChoice
-from perfscope.wire.records import RankRecord
 from perfscope.wire.requests import LATE, PLANNED, REFUSED, Answer, WindowRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from perfscope.hooks.config import Config
+    from perfscope.hooks.memory.recording import MemoryRecording
+    from perfscope.hooks.rank_files import RankFiles
 
 _WATCHDOG_S = 20.0
 #: There is one profiler a process at a time.
@@ -30,42 +33,6 @@ _IN_BACKWARD = "the optimizer steps inside the backward pass"
 _OF_SCRIPT = "the script runs a profiler of its own"
 #: Set where a profiler outside the process, such as Nsight Systems, holds CUPTI.
 _EXTERNAL_PROFILER_VARIABLES = ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID")
-
-
-class WindowOwner(Protocol):
-    """The part of the capture that its windows use."""
-
-    @property
-    def lines(self) -> Mapping[str, tuple[int, ...]]:
-        """The ranks of each axis of parallelism."""
-
-    def note(self, text: str) -> None:
-        """Record something that a reader of the report must know."""
-
-    def claim_files(self) -> tuple[Recorder, RankRecord]:
-        """Return the rank's files and its record; claim them first where they are not claimed."""
-
-    def claimed_rank(self) -> int | None:
-        """Return the rank, where its files are claimed."""
-
-
-class MemoryRecorder(Protocol):
-    """What records the allocator's history of a window."""
-
-    def start_window(self, step: int) -> None:
-        """A window opens before a step."""
-
-    def on_step(self, step: int) -> None:
-        """A step of a window begins."""
-
-    def finish_window(self, last_step: int) -> None:
-        """The window ends behind a step."""
-
-    def discard_window(self) -> None:
-        """Leave nothing recording that a window began."""
-
-    def forget(self) -> None:
-        """Write nothing in a forked child."""
 
 
 class WindowSchedule:
@@ -76,11 +43,13 @@ class WindowSchedule:
         blocked_by: Why no window of this process is profiled; absent where nothing prevents it.
     """
 
-    def __init__(self, config: Config, owner: WindowOwner, memory: MemoryRecorder | None = None) -> None:
+    def __init__(self, config: Config, files: RankFiles, memory: MemoryRecording) -> None:
         self.label: str | None = None
-        self.blocked_by: str | None = _find_external_profiler()
+        variable = find_profiler_variable(os.environ)
+        self.blocked_by = None if variable is None else f"another profiler is attached ({variable} is set)"
         self._config = config
-        self._owner = owner
+        self._files = files
+        self._memory = memory
         self._pending = [replace(window, activities=_first_activities(config)) for window in config.windows]
         self._window: ProfilerWindow | None = None
         self._is_changing = False
@@ -89,20 +58,9 @@ class WindowSchedule:
         #: The profilers of the script that run, by their ids.
         self._others: set[int] = set()
         self._ranges = ModuleRanges()
-        self._memory = memory
         #: Windows that were asked for while training runs, and are looked at when a step ends.
         self._requests: deque[tuple[str, WindowRequest]] = deque()
         self._configs: dict[StepWindow, Config] = {}
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a window is open, its warm-up step included."""
-        return self._window is not None
-
-    @property
-    def records_ranges(self) -> bool:
-        """Whether a window is open that records ranges of the host."""
-        return self._window is not None and not self._window.steps.is_light
 
     @property
     def is_recording(self) -> bool:
@@ -166,16 +124,18 @@ class WindowSchedule:
         if window is None:
             return
         try:
-            window.marks = self._ranges.stop()
+            self._ranges.stop()
             # Of a step that failed, what was recorded may tell why.
             is_empty = not window.has_recorded or (completed_steps < window.steps.first and not after_failure)
-            self._finish_memory(completed_steps, is_lost=after_failure or is_empty)
+            if not (after_failure or is_empty):
+                self._memory.finish_window(completed_steps)
+            self._memory.discard_window()
             if is_empty:
-                self._owner.note(f"the window {window.steps} is empty: training ended before its first step did")
+                self._files.note(f"the window {window.steps} is empty: training ended before its first step did")
                 return
-            recorder, rank = self._owner.claim_files()
+            recorder, rank = self._files.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.write_event(finish(rank, completed_steps, self._owner.lines))
+            recorder.write_event(finish(rank, completed_steps, self._files.lines))
         except ExportError as error:
             self._say(f"the window {window.steps} is lost: {error}")
         finally:
@@ -185,7 +145,7 @@ class WindowSchedule:
         """Close an open window as the interpreter ends, within some seconds where the training failed."""
         if not failed:
             self.close(completed_steps)
-        elif self.is_open:
+        elif self._window is not None:
             watchdog = threading.Timer(_WATCHDOG_S, os._exit, (1,))
             watchdog.daemon = True
             watchdog.start()
@@ -200,27 +160,21 @@ class WindowSchedule:
         window = self._window
         self._set_window(None)
         try:
-            self._finish_memory(0, is_lost=True)
+            self._memory.discard_window()
             self._ranges.stop()
         finally:
             if window is not None:
                 window.discard()
 
-    def _finish_memory(self, completed_steps: int, *, is_lost: bool) -> None:
-        """Write the allocator's history of the window that ends, or drop it."""
-        if self._memory is not None:
-            if not is_lost:
-                self._memory.finish_window(completed_steps)
-            self._memory.discard_window()
-
     def _say(self, text: str) -> None:
         """Record something, and tell who watches the training."""
-        self._owner.note(text)
+        self._files.note(text)
         write_message(text)
 
     def _set_window(self, window: ProfilerWindow | None) -> None:
         self._window = window
-        OPEN_WINDOW.is_open, OPEN_WINDOW.records_ranges = self.is_open, self.records_ranges
+        OPEN_WINDOW.is_open = window is not None
+        OPEN_WINDOW.records_ranges = window is not None and not window.steps.is_light
 
     def _advance(self, completed_steps: int) -> None:
         self.label = None
@@ -239,11 +193,10 @@ class WindowSchedule:
             else:
                 self._window.step()
                 self.label = wire.PROFILED
-                if self._memory is not None:
-                    self._memory.on_step(next_step)
+                self._memory.on_step(next_step)
         while self._pending and self._pending[0].first < next_step:
             window = self._pending.pop(0)
-            self._owner.note(f"the window {window} is not profiled: training was past its warm-up step")
+            self._files.note(f"the window {window} is not profiled: training was past its warm-up step")
         if self._pending and self._pending[0].first <= next_step + 1 and self._window is None:
             self._open(self._pending.pop(0), next_step)
 
@@ -265,86 +218,73 @@ class WindowSchedule:
             self._configs[window] = replace(
                 self._config, ranks=ranks, shapes=request.shapes, stack=request.stack, memory=request.memory
             )
-        self._owner.claim_files()[0].write_answer(Answer(name, status, completed_steps, reason))
+        self._files.claim().write_answer(Answer(name, status, completed_steps, reason))
         origin = f" ({request.reason})" if request.reason else ""
-        self._owner.note(f"the window {window} was asked for{origin}: {status}{f', {reason}' if reason else ''}")
-
-    def _config_of(self, window: StepWindow) -> Config:
-        return self._configs.get(window, self._config)
+        self._files.note(f"the window {window} was asked for{origin}: {status}{f', {reason}' if reason else ''}")
 
     def _catch_up(self, next_step: int) -> None:
         """Move the windows that could not begin in time, because nothing told what a training step was."""
-        warming_up = self._window
-        planned = warming_up.steps if warming_up is not None else self._pending[0] if self._pending else None
-        if planned is None:
+        if self._window is not None or not self._pending or self._pending[0].first > next_step:
             return
-        delay = max(0, next_step + (warming_up is None) - planned.first)
-        if warming_up is not None:
-            warming_up.move(planned.delayed(delay), next_step)
+        planned, delay = self._pending[0], next_step + 1 - self._pending[0].first
         self._configs = {window.delayed(delay): config for window, config in self._configs.items()}
         self._pending = [window.delayed(delay) for window in self._pending]
-        if delay:
-            self._owner.note(
-                f"the window {planned} was moved to {planned.delayed(delay)}: until then it was not clear which of "
-                "several optimizers ends a step; `--step-optimizer` chooses one"
-            )
+        self._files.note(
+            f"the window {planned} was moved to {planned.delayed(delay)}: until then it was not clear which of "
+            "several optimizers ends a step; `--step-optimizer` chooses one"
+        )
 
     def _open(self, steps: StepWindow, next_step: int) -> None:
         reason = self.blocked_by or (_OF_SCRIPT if self._others else None)
         if reason is not None:
             self._say(f"the window {steps} is not profiled: {reason}")
             return
-        config = self._config_of(steps)
+        config = self._configs.get(steps, self._config)
         if not self._profiles_this_rank(config):
             return
         if steps.is_light and not find_light_activities(sys.modules["torch"]):
-            self._owner.note(f"the window {steps} records operators: no GPU is in use, so there is no light window")
+            self._files.note(f"the window {steps} records operators: no GPU is in use, so there is no light window")
             steps = replace(steps, activities=wire.OPERATORS)
-        window = ProfilerWindow(steps, self._without_stack_in_use(config), next_step)
+        if config.stack and sys.getprofile() is not None:  # torch would remove it
+            self._files.note("Python stacks are not recorded: the script has a profile function of its own")
+            config = replace(config, stack=False)
+        window = ProfilerWindow(steps, config, next_step)
         self._set_window(window)  # before it starts, so that a failure in there discards it
         protect_children(self._on_fork)
         window.start()
         if next_step == steps.first:
-            self._owner.note(f"the window {steps} began without a warm-up step: its first step is slower")
+            self._files.note(f"the window {steps} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
         if config.modules and not steps.is_light:
             self._ranges.start()
-        if self._memory is not None and steps.activities == _first_activities(self._config):
+        if steps.activities == _first_activities(self._config):
             self._memory.start_window(next_step)
 
     def _add_light_window(self, steps: StepWindow) -> None:
         """Plan a light window after one that recorded operators, if a GPU is in use and the next one leaves room."""
         if self._config.window is not WindowChoice.BOTH or steps.is_light:
             return
-        config = self._config_of(steps)
+        config = self._configs.get(steps, self._config)
         if not self._profiles_this_rank(config) or not find_light_activities(sys.modules["torch"]):
             return
         light = steps.light_after()
         if self._pending and not light.leaves_room_for(self._pending[0]):
-            self._owner.note(f"no light window follows the window {steps}: the next one begins too early for it")
+            self._files.note(f"no light window follows the window {steps}: the next one begins too early for it")
             return
         self._pending.insert(0, light)
         self._configs[light] = config
 
-    def _without_stack_in_use(self, config: Config) -> Config:
-        """The configuration, but no stacks of Python where the script has a profile function: torch would remove it."""
-        if not config.stack or sys.getprofile() is None:
-            return config
-        self._owner.note("Python stacks are not recorded: the script has a profile function of its own")
-        return replace(config, stack=False)
-
     def _on_fork(self) -> None:
         """In a forked child: nothing is recorded there, and nothing of the parent's is stopped."""
-        self._ranges.forget()
-        if self._memory is not None:
-            self._memory.forget()
+        self._ranges.stop()
+        self._memory.forget()
         if self._window is not None:
             stop_recording(with_stack=self._window.records_stack)
 
     def _profiles_this_rank(self, config: Config) -> bool:
         if config.ranks is None:
             return True
-        rank = self._owner.claimed_rank()
+        rank = self._files.claimed_rank()
         return (launched_rank.rank_and_world_size()[0] if rank is None else rank) in config.ranks
 
 
@@ -355,8 +295,3 @@ def _first_activities(config: Config) -> str:
 def find_profiler_variable(environment: Mapping[str, str]) -> str | None:
     """Find the environment variable by which another profiler is attached; None where none is."""
     return next((name for name in _EXTERNAL_PROFILER_VARIABLES if environment.get(name)), None)
-
-
-def _find_external_profiler() -> str | None:
-    variable = find_profiler_variable(os.environ)
-    return None if variable is None else f"another profiler is attached ({variable} is set)"

@@ -11,10 +11,11 @@ import os
 import sys
 import time
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
+from perfscope.hooks.recorder import replace_file
 from perfscope.hooks.watch.arming import dump_recorder
 from perfscope.wire.incidents import (
     FAILURE,
@@ -25,9 +26,6 @@ from perfscope.wire.incidents import (
     stacks_file,
     to_incident_line,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: So many incidents of a process are kept: a training that stalls every minute must not fill the disk.
 MOST_INCIDENTS = 6
@@ -86,15 +84,7 @@ class Evidence:
     def _write(self, name: str, content: bytes) -> None:
         if len(content) > _LARGEST_DUMP_BYTES:
             raise OSError(f"{name} would have {len(content):,} bytes")
-        path = os.path.join(self._folder, name)
-        unfinished = f"{path}.tmp"
-        try:
-            with open(unfinished, "wb") as file:
-                file.write(content)
-            os.replace(unfinished, path)
-        finally:
-            if os.path.exists(unfinished):
-                os.unlink(unfinished)
+        replace_file(os.path.join(self._folder, name), content)
 
 
 def read_source(thread: int) -> str | None:
@@ -115,6 +105,11 @@ def last_error() -> BaseException | None:
 
 def describe_error(error: BaseException, number: int, step: int) -> IncidentRecord:
     """The record of a failure."""
+    causes: list[str] = []
+    cause = error.__cause__ or error.__context__
+    while cause is not None and len(causes) < _MOST_CAUSES:
+        causes.append(_class_of(cause))
+        cause = cause.__cause__ or cause.__context__
     frames, trace = [], error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -129,18 +124,9 @@ def describe_error(error: BaseException, number: int, step: int) -> IncidentReco
         error=_class_of(error),
         message=redact_text(str(error)[:_LONGEST_MESSAGE]),
         frames=tuple(frames[-_MOST_FRAMES:]),
-        caused_by=tuple(_class_of(cause) for cause in _causes(error)) or None,
+        caused_by=tuple(causes) or None,
     )
 
 
 def _class_of(error: BaseException) -> str:
     return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    cause: BaseException | None = error
-    for _ in range(_MOST_CAUSES):
-        cause = cause.__cause__ or cause.__context__ if cause is not None else None
-        if cause is None:
-            return
-        yield cause

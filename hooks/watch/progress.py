@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 #: Measurements that the median is of: two minutes of short steps.
 _MOST_MEASUREMENTS = 60
@@ -20,8 +20,7 @@ _START_FACTOR = 10
 _ANOMALY = re.compile(r"\s*step\s*>\s*(\d+(?:\.\d*)?)\s*x\s*")
 
 
-@dataclass(frozen=True)
-class Stall:
+class Stall(NamedTuple):
     """No step was completed for longer than a limit."""
 
     idle_ns: int
@@ -33,33 +32,27 @@ class Progress:
 
     Attributes:
         is_stalled: Whether they do not go on.
+        step_ns: The median step; None before the second one.
     """
 
     def __init__(self, factor: float, shortest_ns: int, now_ns: int) -> None:
         self.is_stalled = False
+        self.step_ns: float | None = None
         self._factor = factor
         self._shortest_ns = shortest_ns
         self._steps = 0
         self._moved_ns = now_ns
         self._measured_ns: deque[float] = deque(maxlen=_MOST_MEASUREMENTS)
-        #: The measurements by size, and their median: a look asks for it several times.
-        self._ordered_ns: list[float] = []
-        self._median_ns: float | None = None
+        #: How many times the median the last measurement is; None where it was looked at.
+        self._ratio: float | None = None
         self._slow = 0
-        self._last_ratio = 1.0
-        self._is_new = False
 
     @property
     def limit_ns(self) -> int:
         """After how long without a completed step training is stalled."""
-        if self._median_ns is None:
+        if self.step_ns is None:
             return _START_FACTOR * self._shortest_ns
-        return max(self._shortest_ns, int(self._factor * self._median_ns))
-
-    @property
-    def step_ns(self) -> float | None:
-        """The median step; None before the second one."""
-        return self._median_ns
+        return max(self._shortest_ns, int(self._factor * self.step_ns))
 
     def idle_ns(self, now_ns: int) -> int:
         """Since when no step was completed."""
@@ -67,7 +60,7 @@ class Progress:
 
     def find_stall(self, steps: int, now_ns: int) -> Stall | None:
         """Look at the steps; a stall is returned once, when it is noticed."""
-        idle_ns = now_ns - self._moved_ns
+        idle_ns = self.idle_ns(now_ns)
         if self.is_stalled or idle_ns < self.limit_ns or steps != self._steps:
             return None
         self.is_stalled = True
@@ -88,32 +81,24 @@ class Progress:
         was_stalled, self.is_stalled = self.is_stalled, False
         ended_ns = now_ns if ended_ns is None else min(ended_ns, now_ns)
         if self._steps and not (is_disturbed or was_stalled):
-            self._add((ended_ns - self._moved_ns) / new)
+            measured_ns = (ended_ns - self._moved_ns) / new
+            self._ratio = measured_ns / self.step_ns if self.step_ns else 1.0
+            self._measured_ns.append(measured_ns)
+            ordered = sorted(self._measured_ns)
+            self.step_ns = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
         self._steps, self._moved_ns = steps, ended_ns
         return was_stalled
 
-    def _add(self, step_ns: float) -> None:
-        usual_ns, ordered = self._median_ns, self._ordered_ns
-        self._last_ratio = step_ns / usual_ns if usual_ns else 1.0
-        if len(ordered) == _MOST_MEASUREMENTS:
-            ordered.remove(self._measured_ns[0])
-        self._measured_ns.append(step_ns)
-        ordered.append(step_ns)
-        ordered.sort()  # all but the last are in order, which the sort notices
-        self._median_ns = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-        self._is_new = True
-
     def find_slowdown(self, ratio: float) -> float | None:
         """By how much steps have become slower than the median, where several measurements in a row say so."""
-        if not self._is_new:
+        last, self._ratio = self._ratio, None
+        if last is None:
             return None
-        self._is_new = False
-        is_slow = self._last_ratio > ratio and len(self._measured_ns) >= _FEWEST_TO_COMPARE
-        self._slow = self._slow + 1 if is_slow else 0
+        self._slow = self._slow + 1 if last > ratio and len(self._measured_ns) >= _FEWEST_TO_COMPARE else 0
         if self._slow < _SLOW_IN_A_ROW:
             return None
         self._slow = 0
-        return self._last_ratio
+        return last
 
 
 def parse_anomaly(text: str) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from perfscope.constants import NS_PER_S
 from perfscope.hooks.guard import call_safely
@@ -17,10 +17,9 @@ from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.side_process import start_once_a_node
 from perfscope.hooks.watch import SCRIPT_HAS_FAULTHANDLER
 from perfscope.hooks.watch.arming import FaultHandler, arm_recorder
-from perfscope.hooks.watch.control import ControlFolder, publish
+from perfscope.hooks.watch.control import ControlFolder, ask_for_window, publish
 from perfscope.hooks.watch.evidence import MOST_INCIDENTS, Evidence, describe_error, last_error, read_source
 from perfscope.hooks.watch.progress import Progress, Stall
-from perfscope.hooks.watch.slowdowns import ask_for_window
 from perfscope.wire import RANKS_FOLDER, requests
 from perfscope.wire.incidents import (
     CONTROL_FOLDER,
@@ -33,6 +32,7 @@ from perfscope.wire.incidents import (
 )
 
 if TYPE_CHECKING:
+    from perfscope.hooks.capture import Capture
     from perfscope.hooks.config import Config
     from perfscope.wire.records import RankRecord
 
@@ -43,39 +43,10 @@ _TIMER_MARGIN_S = 5.0
 _POINTER_DIGITS = 16
 
 
-class WatchedTraining(Protocol):
-    """The training that is watched.
-
-    Attributes:
-        dead: Whether the capture has ended.
-    """
-
-    dead: bool
-
-    @property
-    def steps(self) -> int:
-        """Completed training steps."""
-
-    def last_boundary_ns(self) -> int | None:
-        """When the last step ended, on the monotonic clock."""
-
-    def training_thread(self) -> int | None:
-        """The thread that trains."""
-
-    def request_window(self, name: str, request: requests.WindowRequest) -> None:
-        """A window is asked for; called from another thread than training's."""
-
-    def wake_for_requests(self) -> None:
-        """Let the next step look at requests that wait."""
-
-    def note(self, text: str) -> None:
-        """Keep something that a reader of the report must know."""
-
-
 class Watch:
     """The watch over one process; ``begin`` when its rank is known."""
 
-    def __init__(self, config: Config, training: WatchedTraining) -> None:
+    def __init__(self, config: Config, training: Capture) -> None:
         self._config = config
         self._training = training
         self._control = ControlFolder(os.path.join(config.run_dir, CONTROL_FOLDER))

@@ -10,7 +10,6 @@ that is unknown is left out; readers must not expect an end record. The layout::
     RUN/ranks/00000/setup.json       SetupRecord: options of data loaders, DDP, optimizer and engine.
     RUN/ranks/00000/steps.jsonl      one StepRecord per training step, the last ones.
     RUN/ranks/00000/steps.000001.jsonl[.gz]  earlier ones, 8192 a file; see hooks/record_files.py.
-    RUN/ranks/00000/pending_steps.jsonl   steps of optimizers that may be parts of one training step; empty once known.
     RUN/ranks/00000/events.jsonl     one WindowRecord, NoteRecord or EndRecord per event.
     RUN/ranks/00000/micro_batches.jsonl   one MicroBatchRecord per training step of a pipeline.
     RUN/ranks/00000/checkpoints.jsonl     one CheckpointRecord per call that saved.
@@ -42,7 +41,6 @@ PARALLEL_FILE = "parallel.json"
 MODEL_FILE = "model.json"
 SETUP_FILE = "setup.json"
 STEPS_FILE = "steps.jsonl"
-PENDING_STEPS_FILE = "pending_steps.jsonl"
 EVENTS_FILE = "events.jsonl"
 MICRO_BATCHES_FILE = "micro_batches.jsonl"
 CHECKPOINTS_FILE = "checkpoints.jsonl"

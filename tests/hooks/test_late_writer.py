@@ -29,6 +29,13 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "steps.jsonl"
 
 
+def wait_for_turn(writer: LateWriter) -> None:
+    until_s = time.monotonic() + LONGEST_S
+    while not writer._spent_ns and time.monotonic() < until_s:
+        time.sleep(0.01)
+    assert writer._spent_ns
+
+
 def opened(file: Path) -> RecordFile:
     return RecordFile(str(file))
 
@@ -45,11 +52,8 @@ def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) 
     assert [json.loads(line) for line in file.read_text().splitlines()] == [
         {"step": step, "end_ns": 10 * step, "source": "optimizer", "skipped": True} for step in (1, 2)
     ]
-    while not writer.has_news:
-        time.sleep(0.01)
+    wait_for_turn(writer)
     assert writer.take_news()[0] > 0
-    assert writer.take_news() == (0, None)
-    assert not writer.has_news
     writer.close()
 
 
@@ -89,7 +93,7 @@ def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) 
         "writer, file = LateWriter(), RecordFile(sys.argv[1])\n"
         "for step in range(1, 101):\n"
         "    writer.add(file, to_line, StepRecord(step, step, 'optimizer'))\n"
-        "while not writer.has_news:\n"
+        "while not writer._spent_ns:\n"
         "    time.sleep(0.01)\n"
         "writer.add(file, to_line, StepRecord(101, 101, 'optimizer'))\n"
         "os.kill(os.getpid(), 9)\n"
@@ -128,36 +132,11 @@ def test_turns_are_rarer_when_training_has_gone_on_for_some_seconds(
     assert slept == expected
 
 
-def test_it_rests_in_an_open_window_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(OPEN_WINDOW, "is_open", True)
-    written = list[tuple[float, bool]]()  # each sleep of the thread, and whether the file has anything then
-    sleep = time.sleep
-
-    def sleep_at_once(duration_s: float) -> None:
-        written.append((duration_s, bool(file.read_bytes())))
-        sleep(0.01)
-
-    clock = SimpleNamespace(sleep=sleep_at_once, thread_time_ns=time.thread_time_ns)
-    monkeypatch.setattr(late_writer, "time", clock)
-    reads = list[int]()
-    writer = LateWriter(lambda: {"memory_peak_bytes": len(reads)})
-    writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
-    until_s = time.monotonic() + LONGEST_S
-    while not writer.has_news and time.monotonic() < until_s:
-        time.sleep(0.01)
-    writer.close()
-    assert written[:2] == [(FIRST_PERIOD_S, False), (FIRST_PERIOD_S, False)]
-    assert written[2][1]
-    assert writer.take_news()[1] == {"memory_peak_bytes": 0}
-
-
 def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 0.05)
     writer = LateWriter(lambda: {"memory_peak_bytes": 1 // 0})
     writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
-    until_s = time.monotonic() + LONGEST_S
-    while not writer.has_news and time.monotonic() < until_s:
-        time.sleep(0.01)
+    wait_for_turn(writer)
     assert file.read_bytes()
     assert writer.error is None
     assert writer.take_news()[1] is None
@@ -168,10 +147,7 @@ def test_a_script_that_joins_all_threads_does_not_wait_for_it(file: Path) -> Non
     writer = LateWriter()
     before = threading.enumerate()
     writer.add(opened(file), to_line, StepRecord(1, 1, "optimizer"))
-    until_s = time.monotonic() + LONGEST_S
-    while not writer.has_news and time.monotonic() < until_s:
-        time.sleep(0.01)
-    assert writer.has_news
+    wait_for_turn(writer)
     assert threading.enumerate() == before
     writer.close()
 
@@ -188,12 +164,23 @@ def test_a_number_that_the_script_gave_to_its_own_file_is_not_written_to(file: P
     writer.add(steps, to_line, StepRecord(2, 2, "optimizer"))
     writer.flush()
     os.write(taken, b"C" * 10)
-    steps.clear()
     assert own.read_bytes() == b"C" * 10
     writer.add(steps, to_line, StepRecord(3, 3, "optimizer"))
     os.close(steps._descriptor)
     writer.close()
-    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [3]
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3]
+
+
+def test_what_follows_a_line_that_a_full_disk_cut_is_a_line_of_its_own(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, write = opened(file), os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, content: write(descriptor, content[:5]))
+    with pytest.raises(OSError, match="a record was cut"):
+        steps.append(b'{"step": 1}\n')
+    monkeypatch.undo()
+    steps.append(b'{"step": 2}\n')
+    assert file.read_bytes() == b'{"ste\n{"step": 2}\n'
 
 
 def test_a_row_that_makes_no_line_costs_itself_alone(file: Path) -> None:

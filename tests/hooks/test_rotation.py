@@ -103,10 +103,8 @@ def test_a_line_of_another_kind_costs_no_other_step(line: bytes, tmp_path: Path)
     assert len(damage) == 1
 
 
-def test_the_last_step_is_also_that_of_a_killed_process(tmp_path: Path) -> None:
+def test_the_last_step_is_that_of_the_last_line(tmp_path: Path) -> None:
     assert read_last_step(tmp_path) == 0
-    (tmp_path / wire.PENDING_STEPS_FILE).write_bytes(to_line(StepRecord(4, 40, "optimizer")))
-    assert read_last_step(tmp_path) == 4
     (tmp_path / wire.STEPS_FILE).write_bytes(to_line(StepRecord(5, 50, "optimizer")))
     assert read_last_step(tmp_path) == 5
 

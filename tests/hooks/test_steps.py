@@ -142,7 +142,7 @@ def test_counters_are_read_in_long_steps_and_one_in_sixteen_and_in_all_where_wai
     if counters.file < 0:
         pytest.skip("the kernel has no schedstat")
     monkeypatch.setattr(exchanges, "is_in_use", has_waits)
-    monkeypatch.setattr(exchanges, "take", lambda: (1, 2, [], [0, 0, 0, 0], 0, None))
+    monkeypatch.setattr(exchanges, "take", lambda: (1, 2, []))
     step = training.capture.step
     reads: list[int] = []
     read = counters.read

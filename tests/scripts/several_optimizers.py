@@ -3,7 +3,6 @@
 Usage: several_optimizers.py WAY
 """
 
-import os
 import sys
 
 import torch
@@ -110,15 +109,6 @@ def resumed():
     optimizer.load_state_dict(state)
     for (inputs,) in batches(5):
         update(optimizer, model, inputs)
-
-
-def killed():
-    """7 steps of one of two models; then the process ends at once."""
-    models = [torch.nn.Linear(4, 4) for _ in range(2)]
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.01) for model in models]
-    for (inputs,) in batches(7):
-        update(optimizers[0], models[0], inputs)
-    os._exit(3)
 
 
 if __name__ == "__main__":

@@ -57,28 +57,23 @@ class StepColumns:
 
 
 def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
-    """All steps of a process, those that waited as it was killed included.
+    """All steps of a process.
 
     Args:
         folder: The folder of a rank.
         damage: Gets a text for each file and line that cannot be read.
     """
     parts = [from_records(_read_steps(path, damage)) for path in list_segments(folder, wire.STEPS_FILE)]
-    pending = _read_steps(folder / wire.PENDING_STEPS_FILE, damage)
-    if pending:
-        last_ns = max((int(part.whole("end_ns")[-1]) for part in parts if part.rows), default=0)
-        parts.append(from_records([step for step in pending if step.end_ns > last_ns]))
     return _join(parts)
 
 
 def read_last_step(folder: Path) -> int:
     """The number of the last step that a process wrote, from the last file that has one; 0 of none."""
-    pending = [step.step for step in _read_steps(folder / wire.PENDING_STEPS_FILE, [])]
     for path in reversed(list_segments(folder, wire.STEPS_FILE)):
         steps = _read_steps(path, [])
         if steps:
-            return max([steps[-1].step, *pending[-1:]])
-    return max(pending[-1:], default=0)
+            return steps[-1].step
+    return 0
 
 
 def _read_steps(path: Path, damage: list[str]) -> list[StepRecord]:

@@ -76,14 +76,6 @@ def test_the_ranks_of_a_distributed_gan_agree(tmp_path: Path) -> None:
         ]
 
 
-def test_what_waits_is_counted_where_the_process_is_killed(tmp_path: Path) -> None:
-    """Two models, of which the second one has not trained when the process ends without a word."""
-    ended = profile(sys.executable, SCRIPTS / "several_optimizers.py", "killed", cwd=tmp_path, options=["--exec"])
-    assert ended.code == 3
-    assert not step_lines(tmp_path / "RUN")
-    assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 7
-
-
 def test_a_chosen_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, SCRIPTS / "several_optimizers.py", "gan"]
     ended = profile(*command, cwd=tmp_path, options=["--exec", "--step-optimizer", "3"])

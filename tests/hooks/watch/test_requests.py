@@ -12,8 +12,7 @@ import pytest
 
 from perfscope.hooks.config import Config
 from perfscope.hooks.selection import parse_windows
-from perfscope.hooks.watch.control import ControlFolder, publish
-from perfscope.hooks.watch.slowdowns import ask_for_window
+from perfscope.hooks.watch.control import ControlFolder, ask_for_window, publish
 from perfscope.wire.requests import WindowRequest, first_step
 
 REQUEST = WindowRequest(100, 102, 1, ranks=(0, 3), stack=True)
