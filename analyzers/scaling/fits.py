@@ -7,8 +7,11 @@ With N GPUs and throughput X(N), lambda the throughput of one GPU:
 - Universal scalability law (Gunther 1993): ``lambda N / (1 + sigma (N - 1) + kappa N (N - 1))``. Sigma is contention,
   kappa the cost of coherency. The peak is at ``sqrt((1 - sigma) / kappa)``.
 
-Fitted by least squares on relative errors to the medians of the configurations. Intervals are those of
-`perfscope.analyzers.scaling.intervals`: a configuration counts once, because its repeats share its error.
+Fitted by least squares on relative errors to the medians of the configurations. Repeats on one configuration share its
+error: the nodes that a job got, the network between them. So a configuration is one observation. Intervals are
+Student's, of the law in its linear form: Amdahl's and the universal law in N / X, Gustafson's in X. Of few
+configurations that happen to agree, the error would be underestimated; it is taken to be at least 2 %. A prediction
+includes the error of the predicted configuration.
 """
 
 from __future__ import annotations
@@ -17,108 +20,71 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import OptimizeWarning, curve_fit
+from scipy.stats import t as student
 
-from perfscope.analyzers.scaling.intervals import WIDEST, Interval, LawIntervals, estimate_intervals
-from perfscope.report import Json
+from perfscope.result import Doc, Figures
 
-_Floats = npt.NDArray[np.float64]
-_Function = Callable[..., _Floats]
+#: What configurations are taken to differ by at least, as a share of the throughput.
+_LEAST_ERROR = 0.02
+#: With fewer configurations, the few studies whose configurations happen to agree would get too narrow an interval.
+_LEAST_CONFIGURATIONS = {"amdahl": 4, "gustafson": 4, "usl": 7}
+_CONFIDENCE = 0.95
+_WEIGHTINGS = 10
 #: A kappa that is not distinguished from 0.
 _NO_COHERENCY = 1e-9
 _ROUNDING = 1e-6
 
+Interval: TypeAlias = tuple[float, float]
+_Floats = npt.NDArray[np.float64]
+_Function = Callable[..., _Floats]
 
-@dataclass(frozen=True, slots=True)
-class Configuration:
-    """The runs on one cluster.
 
-    Attributes:
-        gpus: Number of GPUs.
-        speeds: Throughput of each run, in samples/s.
-        nodes: Number of nodes.
-    """
+class Configuration(NamedTuple):
+    """The runs on one cluster: its GPUs, the throughput of each run in samples/s, its nodes."""
 
     gpus: int
     speeds: tuple[float, ...]
     nodes: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
-    """Predicted throughput on a number of GPUs.
+class Prediction(Figures, frozen=True):
+    """Predicted throughput on a number of GPUs."""
 
-    Attributes:
-        gpus: Number of GPUs.
-        samples_per_s: Throughput by the law.
-        interval: 95 % interval of what runs on so many GPUs measure; absent where the runs cannot tell.
-        efficiency: Throughput per GPU by the law over that of one GPU.
-        reason: Why the runs cannot tell; absent where there is an interval.
-    """
-
-    gpus: int
-    samples_per_s: float
-    interval: Interval | None
-    efficiency: float
-    reason: str | None
+    gpus: Annotated[int, Doc("Number of GPUs.")]
+    samples_per_s: Annotated[float, Doc("Throughput by the law.")]
+    interval: Annotated[
+        Interval | None, Doc("95 % interval of what runs on these GPUs measure; null where the runs cannot tell.")
+    ]
+    efficiency: Annotated[float, Doc("Throughput per GPU by the law over the law's throughput of one GPU.")]
+    reason: Annotated[str | None, Doc("Why the runs cannot tell.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """One fitted scaling law.
-
-    Attributes:
-        law: ``amdahl``, ``gustafson`` or ``usl``.
-        parameters: By name.
-        intervals: 95 % interval of each; absent where configurations are as few as parameters, or contradict the law.
-        error: Root mean square of the relative errors of the configurations.
-        observations: Number of runs.
-        configurations: Number of configurations.
-        peak_gpus: GPUs with the highest throughput; absent where the fit does not determine them.
-        predictions: For the requested numbers of GPUs.
-        reason: Why there is no fit; absent where there is one.
-    """
+class Fit(Figures, frozen=True, kw_only=True):
+    """One fitted scaling law: ``amdahl``, ``gustafson`` or ``usl``."""
 
     law: str
-    parameters: Mapping[str, float]
-    intervals: Mapping[str, tuple[float, float] | None]
-    error: float | None
-    observations: int
-    configurations: int
-    peak_gpus: float | None
-    predictions: tuple[Prediction, ...]
-    reason: str | None = None
-
-    def data(self) -> dict[str, Json]:
-        """The fit for JSON."""
-        return {
-            "parameters": dict(self.parameters) or None,
-            "intervals": {name: list(interval) if interval else None for name, interval in self.intervals.items()}
-            or None,
-            "relative_error": self.error,
-            "observations": self.observations,
-            "configurations": self.configurations,
-            "peak_gpus": self.peak_gpus,
-            "predictions": [
-                {
-                    "gpus": prediction.gpus,
-                    "samples_per_s": prediction.samples_per_s,
-                    "interval": list(prediction.interval) if prediction.interval else None,
-                    "efficiency": prediction.efficiency,
-                    "reason": prediction.reason,
-                }
-                for prediction in self.predictions
-            ],
-            "reason": self.reason,
-        }
+    parameters: Annotated[Mapping[str, float] | None, Doc("By name; null without a fit.")] = None
+    intervals: Annotated[
+        Mapping[str, Interval | None] | None,
+        Doc("95 % interval of each; null of as few configurations as parameters, or if these contradict the law."),
+    ] = None
+    relative_error: Annotated[float | None, Doc("Root mean square of the relative errors of the configurations.")] = (
+        None
+    )
+    observations: Annotated[int, Doc("Number of runs.")]
+    configurations: Annotated[int, Doc("Number of configurations.")]
+    peak_gpus: Annotated[float | None, Doc("GPUs with the highest throughput; null if the fit has no peak.")] = None
+    predictions: Annotated[tuple[Prediction, ...], Doc("For the requested numbers of GPUs.")] = ()
+    reason: Annotated[str | None, Doc("Why there is no fit.")] = None
 
     def throughput(self, gpus: _Floats) -> _Floats:
         """Throughput by the law on numbers of GPUs."""
-        return LAWS[self.law].function(gpus, *self.parameters.values())
+        return LAWS[self.law].function(gpus, *(self.parameters or {}).values())
 
 
 def amdahl(gpus: _Floats, speed: float, serial: float) -> _Floats:
@@ -167,100 +133,157 @@ def fit_law(law: str, configurations: Sequence[Configuration], predicted_gpus: S
     distinct = len(np.unique(gpus))
     if distinct < len(names):
         reason = f"{len(names)} parameters need {len(names)} different numbers of GPUs, not {distinct}"
-        return Fit(law, {}, {}, None, runs, len(gpus), None, (), reason)
+        return Fit(law=law, observations=runs, configurations=len(gpus), reason=reason)
     start = (float((speeds / gpus).max()), *(0.01 / 100**index for index in range(len(names) - 1)))
     try:
-        values = _least_squares(function, gpus, speeds, start, upper_bounds)
+        with warnings.catch_warnings():
+            # As many observations as parameters leave no covariance, which is not used.
+            warnings.simplefilter("ignore", OptimizeWarning)
+            bounds = (np.zeros(len(start)), np.asarray(upper_bounds))
+            values, _ = curve_fit(function, gpus, speeds, p0=start, sigma=speeds, bounds=bounds, x_scale=start)
     except RuntimeError as error:
-        return Fit(law, {}, {}, None, runs, len(gpus), None, (), f"the fit does not converge: {error}")
+        reason = f"the fit does not converge: {error}"
+        return Fit(law=law, observations=runs, configurations=len(gpus), reason=reason)
     parameters = dict(zip(names, values.tolist(), strict=True))
-    estimate = estimate_intervals(law, gpus, speeds)
-    saturating = fit_law("amdahl", configurations, predicted_gpus) if law == "gustafson" else None
-    intervals = _clip(parameters, estimate, upper_bounds)
+    linear = _fit_linear(law, gpus, speeds)
+    intervals = _clip(parameters, linear, upper_bounds)
+    saturating = fit_law("amdahl", configurations, predicted_gpus).predictions if law == "gustafson" else ()
+    predictions = []
+    for number, count in enumerate(predicted_gpus):
+        speed = float(function(np.asarray([float(count)]), *values)[0])
+        if all(one.nodes == 1 for one in configurations) and count > gpus.max():
+            answer: Interval | str = "all runs are on one node: what a network between nodes costs was not measured"
+        else:
+            answer = linear if isinstance(linear, str) else linear.predict(count, speed)
+        if not isinstance(answer, str) and saturating:
+            answer = _or_saturates(answer, saturating[number].interval, speed)
+        efficiency = speed / count / float(function(np.ones(1), *values)[0])
+        why = answer if isinstance(answer, str) else None
+        predictions.append(Prediction(count, speed, None if isinstance(answer, str) else answer, efficiency, why))
     return Fit(
         law=law,
         parameters=parameters,
         intervals=intervals,
-        error=float(np.sqrt(np.mean((function(gpus, *values) / speeds - 1) ** 2))),
+        relative_error=float(np.sqrt(np.mean((function(gpus, *values) / speeds - 1) ** 2))),
         observations=runs,
         configurations=len(gpus),
         peak_gpus=_peak(parameters, intervals),
-        predictions=tuple(
-            _predict(function, values, estimate, configurations, predicted, saturating) for predicted in predicted_gpus
-        ),
+        predictions=tuple(predictions),
     )
 
 
-def _least_squares(
-    function: _Function, gpus: _Floats, speeds: _Floats, start: Sequence[float], upper_bounds: Sequence[float]
-) -> _Floats:
-    with warnings.catch_warnings():
-        # As many observations as parameters leave no covariance, which is not used.
-        warnings.simplefilter("ignore", OptimizeWarning)
-        bounds = (np.zeros(len(start)), np.asarray(upper_bounds))
-        values, _ = curve_fit(function, gpus, speeds, p0=start, sigma=speeds, bounds=bounds, x_scale=start)
-    return np.asarray(values, np.float64)
+@dataclass(frozen=True, slots=True)
+class LinearFit:
+    """A law in its linear form: its coefficients, their covariance, the relative error of a configuration.
+
+    Attributes:
+        factor: Student's factor of the intervals.
+    """
+
+    law: str
+    configurations: int
+    coefficients: _Floats
+    covariance: _Floats
+    error: float
+    factor: float
+
+    def predict(self, gpus: int, speed: float) -> Interval | str:
+        """The interval of the throughput that runs on a number of GPUs measure, or why they cannot tell.
+
+        ``speed`` is the law's own prediction, with parameters inside of their bounds.
+        """
+        least = _LEAST_CONFIGURATIONS[self.law]
+        if self.configurations < least:
+            return f"{self.configurations} configurations are too few, {least} are needed"
+        terms = _list_terms(self.law, np.asarray([float(gpus)]))[0]
+        value = float(terms @ self.coefficients)
+        half = self.factor * (float(terms @ self.covariance @ terms) + (self.error * value) ** 2) ** 0.5
+        low, high = value - half, value + half
+        if self.law != "gustafson":
+            low, high = (gpus / high if high > 0 else 0.0), (gpus / low if low > 0 else float("inf"))
+        low = max(low, 0.0)
+        if not low <= speed <= high:
+            return f"the law allows no such throughput: it says {speed:.4g}, the runs {low:.4g} to {high:.4g}"
+        if high - low > speed:
+            bounds = f"at least {low:.4g}" if np.isinf(high) else f"{low:.4g} to {high:.4g}"
+            return f"the interval is wider than the prediction itself ({bounds})"
+        return low, high
+
+    def parameters(self) -> list[Interval]:
+        """Lambda, and the ratios of the further coefficients to the first one by the delta method."""
+        first = float(self.coefficients[0])
+        half = self.factor * float(self.covariance[0, 0]) ** 0.5
+        low, high = first - half, first + half
+        if self.law != "gustafson":
+            low, high = 1 / high, 1 / low if low > 0 else float("inf")
+        intervals = [(low, high)]
+        for index in range(1, len(self.coefficients)):
+            ratio = float(self.coefficients[index]) / first
+            gradient = np.zeros(len(self.coefficients))
+            gradient[0], gradient[index] = -ratio / first, 1 / first
+            half = self.factor * max(float(gradient @ self.covariance @ gradient), 0.0) ** 0.5
+            intervals.append((ratio - half, ratio + half))
+        return intervals
+
+
+def _fit_linear(law: str, gpus: _Floats, speeds: _Floats) -> LinearFit | str:
+    """A law in its linear form; why its configurations are too few."""
+    terms = _list_terms(law, gpus)
+    degrees_of_freedom = len(gpus) - terms.shape[1]
+    if degrees_of_freedom <= 0:
+        return f"{len(gpus)} configurations leave no error to judge {terms.shape[1]} parameters by"
+    values = speeds if law == "gustafson" else gpus / speeds
+    expected = values
+    for _ in range(_WEIGHTINGS):  # errors are relative to the law's values, which the fit gives
+        weighted = terms / expected[:, None]
+        coefficients = np.asarray(np.linalg.lstsq(weighted, values / expected, rcond=None)[0], np.float64)
+        expected = np.maximum(terms @ coefficients, values / 2)
+    residuals = values / expected - weighted @ coefficients
+    error = max((float(residuals @ residuals) / degrees_of_freedom) ** 0.5, _LEAST_ERROR)
+    covariance = np.linalg.inv(weighted.T @ weighted) * error**2
+    factor = float(student.ppf((1 + _CONFIDENCE) / 2, degrees_of_freedom))
+    return LinearFit(law, len(values), coefficients, covariance, error, factor)
+
+
+def _list_terms(law: str, gpus: _Floats) -> _Floats:
+    """The terms of a law's linear form, a row a configuration."""
+    if law == "gustafson":  # X = lambda N - lambda alpha (N - 1)
+        return np.column_stack([gpus, 1 - gpus])
+    columns = [np.ones_like(gpus), gpus - 1]  # N / X = 1 / lambda + sigma / lambda (N - 1)
+    if law == "usl":
+        columns.append(gpus * (gpus - 1))
+    return np.column_stack(columns)
 
 
 def _clip(
-    parameters: Mapping[str, float], estimate: LawIntervals | str, upper_bounds: Sequence[float]
+    parameters: Mapping[str, float], linear: LinearFit | str, upper_bounds: Sequence[float]
 ) -> dict[str, Interval | None]:
-    """The part of each interval in which the law has a meaning; all are absent where one has none.
-
-    What a law allows moves every parameter of the fit, so that one of them at its bound leaves the others outside of
-    the intervals that configurations alone would give.
-    """
+    """The part of each interval in which the law has a meaning; all are absent where one has none."""
+    if isinstance(linear, str):
+        return dict.fromkeys(parameters)
     clipped: dict[str, Interval | None] = {}
-    for index, (name, upper) in enumerate(zip(parameters, upper_bounds, strict=True)):
-        interval = None if isinstance(estimate, str) else estimate.parameters[index]
-        low, high = (1.0, 0.0) if interval is None else (max(interval[0], 0.0), min(interval[1], upper))
-        has_meaning = np.isfinite(high) and low * (1 - _ROUNDING) <= parameters[name] <= high * (1 + _ROUNDING)
-        clipped[name] = (low, high) if has_meaning else None
+    for (name, value), (low, high), upper in zip(parameters.items(), linear.parameters(), upper_bounds, strict=True):
+        interval = max(low, 0.0), min(high, upper)
+        holds = interval[0] * (1 - _ROUNDING) <= value <= interval[1] * (1 + _ROUNDING)
+        clipped[name] = interval if holds and np.isfinite(interval[1]) else None
     return clipped if None not in clipped.values() else dict.fromkeys(clipped)
 
 
-def _predict(
-    function: _Function,
-    values: _Floats,
-    estimate: LawIntervals | str,
-    configurations: Sequence[Configuration],
-    gpus: int,
-    saturating: Fit | None,
-) -> Prediction:
-    """The law's value, with the interval of what would be measured, or why there is none.
-
-    ``saturating`` is Amdahl's law fitted to the same configurations, where the law itself is a straight line.
-    """
-    speed = float(function(np.asarray([float(gpus)]), *values)[0])
-    efficiency = speed / gpus / float(function(np.ones(1), *values)[0])
-    is_one_node = all(configuration.nodes == 1 for configuration in configurations)
-    if is_one_node and gpus > max(configuration.gpus for configuration in configurations):
-        reason = "all runs are on one node: what a network between nodes costs was not measured"
-        return Prediction(gpus, speed, None, efficiency, reason)
-    answer = estimate if isinstance(estimate, str) else estimate.predict(gpus, speed)
-    if not isinstance(answer, str) and saturating is not None:
-        answer = _or_saturates(answer, saturating, gpus, speed)
-    if isinstance(answer, str):
-        return Prediction(gpus, speed, None, efficiency, answer)
-    return Prediction(gpus, speed, answer, efficiency, None)
-
-
-def _or_saturates(interval: Interval, saturating: Fit, gpus: int, speed: float) -> Interval | str:
-    """The interval of a straight line, widened by that of Amdahl's law where the runs fit both.
+def _or_saturates(interval: Interval, other: Interval | None, speed: float) -> Interval | str:
+    """The interval of a straight line, widened by the one of Amdahl's law where the runs fit both.
 
     A straight line cannot bend, and few runs do not show that throughput will. In published series of 1 to 512 GPUs
     throughput grew as a line. It fell short of the line by 5 to 40 % at the next doubling.
     """
-    other = next((prediction.interval for prediction in saturating.predictions if prediction.gpus == gpus), None)
     if other is None:
         return interval
     low, high = min(interval[0], other[0]), max(interval[1], other[1])
-    if high - low > WIDEST * speed:
+    if high - low > speed:
         return f"the runs do not tell a line from a curve that saturates ({low:.4g} to {high:.4g})"
     return low, high
 
 
-def _peak(parameters: Mapping[str, float], intervals: Mapping[str, tuple[float, float] | None]) -> float | None:
+def _peak(parameters: Mapping[str, float], intervals: Mapping[str, Interval | None]) -> float | None:
     """Where the derivative of the universal law is zero; none where kappa is not distinguished from zero."""
     kappa, interval = parameters.get("kappa", 0.0), intervals.get("kappa")
     if kappa <= _NO_COHERENCY or (interval is not None and interval[0] <= 0):

@@ -8,21 +8,33 @@ series, is reported, because the figures depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from statistics import mean, median
+from typing import Annotated, NamedTuple
 
+import msgspec
+import numpy as np
+
+from perfscope.analyzers.scaling.dlperf import ProtocolResult, Speed
 from perfscope.analyzers.scaling.fits import Configuration, Fit, fit_laws
 from perfscope.analyzers.shared.statistics import count_values
+from perfscope.charts.grammar import Chart, Dots, Line, Scale, Values
+from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import MIB
-from perfscope.report import Json, percent
+from perfscope.report import Cell, Section, in_unit, percent, percent_of
+from perfscope.result import PERCENT, Column, Doc, Figures, InUnitIfKnown, Result, Table
 from perfscope.tables.scaling import ClusterSize, ScalingRun
 
-#: Different numbers of GPUs that make a series.
-_LEAST_SIZES = 2
 #: Efficiency so far above 1 is more than the runs' own spread.
 _SUPERLINEAR = 0.02
+_CURVE_POINTS = 60
+_FOUR_DIGITS = 10_000
+_LAW_NAMES = {
+    "amdahl": "Amdahl (fixed work)",
+    "gustafson": "Gustafson (growing work)",
+    "usl": "Universal scalability law",
+}
 
 
 class ScalingKind(StrEnum):
@@ -32,8 +44,7 @@ class ScalingKind(StrEnum):
     STRONG = "strong"
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(NamedTuple):
     """What runs of a series have in common; None is unknown."""
 
     model: str
@@ -47,141 +58,288 @@ class Setup:
         return cls(run.model, run.precision, run.seq_len, run.zero_stage)
 
     def __str__(self) -> str:
-        parts = (
-            self.model,
-            self.precision,
-            f"sequence {self.seq_len}" if self.seq_len else None,
-            f"ZeRO {self.zero_stage}" if self.zero_stage is not None else None,
-        )
+        stage = f"ZeRO {self.zero_stage}" if self.zero_stage is not None else None
+        parts = (self.model, self.precision, f"sequence {self.seq_len}" if self.seq_len else None, stage)
         return ", ".join(part for part in parts if part)
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The runs on one cluster size.
-
-    Attributes:
-        cluster: Nodes and GPUs.
-        batch: Global batch size.
-        speeds: Throughput of each run, in samples/s.
-        speedup: Median over the baseline's median.
-        efficiency: Median per GPU over the baseline's median per GPU.
-    """
+class Point(Figures, frozen=True):
+    """The runs on one cluster size."""
 
     cluster: ClusterSize
-    batch: int | None
     speeds: tuple[float, ...]
-    speedup: float
-    efficiency: float
-
-    @property
-    def median(self) -> float:
-        """Median throughput of the runs."""
-        return count_values(self.speeds).median() or 0.0
-
-    def data(self) -> dict[str, Json]:
-        """The point for JSON."""
-        interval = count_values(self.speeds).median_interval()
-        return {
-            "case": str(self.cluster),
-            "nodes": self.cluster.nodes,
-            "gpus_per_node": self.cluster.gpus_per_node,
-            "gpus": self.cluster.gpus,
-            "global_batch_size": self.batch,
-            "runs": len(self.speeds),
-            "average_speed": sum(self.speeds) / len(self.speeds),
-            "median_speed": self.median,
-            "median_interval": list(interval) if interval else None,
-            "speedup": self.speedup,
-            "efficiency": self.efficiency,
-        }
+    case: Annotated[str, Doc("Nodes and GPUs, as `4n8g`.")]
+    nodes: Annotated[int, Doc("Nodes.")]
+    gpus_per_node: Annotated[int, Doc("GPUs of a node.")]
+    gpus: Annotated[int, Doc("GPUs.")]
+    global_batch_size: Annotated[int | None, Doc("Global batch.")]
+    runs: Annotated[int, Doc("Runs.")]
+    average_speed: Annotated[float, Doc("Mean throughput of the runs, in samples/s.")]
+    median_speed: Annotated[float, Doc("Median throughput of the runs, in samples/s.")]
+    median_interval: Annotated[tuple[float, float] | None, Doc("95 % interval of the median.")]
+    speedup: Annotated[float, Doc("Median over the baseline's median.")]
+    efficiency: Annotated[float, Doc("Median per GPU over the baseline's median per GPU.")]
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
-    """One set-up over several numbers of GPUs.
+class ConfiguredPoint(Point, frozen=True):
+    """The runs on one cluster size, with the batch of a GPU."""
 
-    Attributes:
-        kind: Weak or strong scaling.
-        setup: The set-up of all runs.
-        constant: The batch per GPU (weak) or the global batch (strong); None where the batch is unknown.
-        points: By number of GPUs; the first is the baseline.
-        fits: Scaling laws.
-    """
+    batch_size_per_device: Annotated[float | None, Doc("Batch per GPU.")]
 
-    kind: ScalingKind
+
+class Series(Figures, frozen=True):
+    """One set-up over several numbers of GPUs."""
+
     setup: Setup
-    constant: float | None
-    points: tuple[Point, ...]
-    fits: tuple[Fit, ...]
+    kind: Annotated[ScalingKind, Doc("`weak` or `strong`.")]
+    model: Annotated[str, Doc("The trained model.")]
+    precision: Annotated[str | None, Doc("Precision.")]
+    seq_len: Annotated[int | None, Doc("Tokens in a sequence.")]
+    zero_stage: Annotated[int | None, Doc("ZeRO stage.")]
+    constant_batch: Annotated[float | None, Doc("The batch per GPU (weak) or the global batch (strong).")]
+    baseline: Annotated[str, Doc("Nodes and GPUs of the baseline.")]
+    points: Annotated[tuple[Point, ...], Doc("By number of GPUs; the first is the baseline.")]
+    fits: Annotated[Mapping[str, Fit], Doc("Scaling laws by name.")]
 
     @property
     def title(self) -> str:
         """The heading of the series."""
         batch = "batch per GPU" if self.kind is ScalingKind.WEAK else "global batch"
-        size = "unknown" if self.constant is None else f"{self.constant:g}"
+        size = "unknown" if self.constant_batch is None else f"{self.constant_batch:g}"
         return f"{self.setup}: {self.kind} scaling, {batch} {size}"
 
-    def includes(self, run: ScalingRun) -> bool:
-        """Whether a run belongs to the series."""
-        return self.setup == Setup.of(run) and self.constant == _constant_batch(run, self.kind)
 
-    def data(self) -> dict[str, Json]:
-        """The series for JSON."""
-        return {
-            "kind": str(self.kind),
-            "model": self.setup.model,
-            "precision": self.setup.precision,
-            "seq_len": self.setup.seq_len,
-            "zero_stage": self.setup.zero_stage,
-            "constant_batch": self.constant,
-            "baseline": str(self.points[0].cluster),
-            "points": [point.data() for point in self.points],
-            "fits": {fit.law: fit.data() for fit in self.fits},
-        }
+class RunOfStudy(Figures, frozen=True):
+    """One run."""
 
-
-@dataclass(frozen=True, slots=True)
-class Scaling:
-    """The result of a scaling study.
-
-    Attributes:
-        runs: All runs.
-        series: Weak scaling first.
-        notes: What a reader must know.
-    """
-
-    runs: tuple[ScalingRun, ...]
-    series: tuple[Series, ...]
-    notes: tuple[str, ...]
-
-    def results(self) -> dict[str, Json]:
-        """Every configuration under its model, with the keys of DLPerf's scripts and more."""
-        results: dict[str, dict[str, Json]] = {}
-        for series in self.series:
-            configurations = results.setdefault(self._key(series), {})
-            for point in series.points:
-                per_gpu = None if point.batch is None else point.batch / point.cluster.gpus
-                size = int(per_gpu) if per_gpu is not None and per_gpu == int(per_gpu) else per_gpu
-                configurations[str(point.cluster)] = {"batch_size_per_device": size, **point.data()}
-        return dict(results)
-
-    def _key(self, series: Series) -> str:
-        if sum(candidate.setup.model == series.setup.model for candidate in self.series) == 1:
-            return series.setup.model
-        size = "" if series.constant is None else f", batch {series.constant:g}"
-        return f"{series.setup}{size}, {series.kind}"
+    path: Annotated[str, Doc("Its log or folder.")]
+    case: Annotated[str, Doc("Nodes and GPUs.")]
+    xn_xg_xdp_xmp_xbs: Annotated[str, Doc("The set-up as DLPerf writes it.")]
+    model: Annotated[str, Doc("The trained model.")]
+    global_batch_size: Annotated[int | None, Doc("Global batch.")]
+    batch_size_per_device: Annotated[float | None, Doc("Batch per GPU.")]
+    zero_stage: Annotated[int | None, Doc("ZeRO stage.")]
+    samples_per_s: Annotated[float | None, Doc("Throughput.")]
+    memory_used_bytes: Annotated[int | None, Doc("Most memory in use on any GPU.")]
+    memory_total_bytes: Annotated[int | None, Doc("Memory of that GPU.")]
+    gpu_util_percent: Annotated[float | None, Doc("Mean utilisation.")]
+    oom: Annotated[bool, Doc("It ran out of memory.")]
 
 
-def study_scaling(runs: Sequence[ScalingRun], predict: Sequence[int] = ()) -> Scaling:
+class ZeroStage(Figures, frozen=True):
+    """One ZeRO stage of one set-up; changes are against stage 0."""
+
+    memory_bytes: int | None
+    memory_saved_bytes: int | None
+    xn_xg_xdp_xmp_xbs: Annotated[str, Doc("The set-up as DLPerf writes it.")]
+    model: Annotated[str, Doc("The trained model.")]
+    zero_stage: Annotated[int, Doc("The stage.")]
+    gpu_mem_change: Annotated[float | None, Doc("Change of the memory, as a share.")]
+    gpu_util_percent: Annotated[float | None, Doc("Mean utilisation.")]
+    samples_per_s: Annotated[float | None, Doc("Median throughput.")]
+    samples_per_s_change: Annotated[float | None, Doc("Change of the throughput, as a share.")]
+
+    gpu_mem_mib = InUnitIfKnown("memory_bytes", MIB, "Peak of memory in use on a GPU.")
+    gpu_mem_saved_mib = InUnitIfKnown("memory_saved_bytes", MIB, "Memory less than stage 0.")
+
+
+_POINTS = (
+    Column("Nodes", "nodes"),
+    Column("GPUs", "gpus"),
+    Column("Global batch", "global_batch_size"),
+    Column("Runs", "runs"),
+    Column("Samples/s", "median_speed", decimals=2),
+    Column("95 % interval", lambda point: _interval(point.median_interval, 5)),
+    Column("Speed-up", "speedup", decimals=2),
+    Column("Efficiency (%)", "efficiency", PERCENT),
+)
+_LAWS = Table(
+    "Scaling laws",
+    "series",
+    (
+        Column("Series", lambda item: item[0]),
+        Column("Law", lambda item: _LAW_NAMES[item[1].law]),
+        Column("Parameters", lambda item: _parameters(item[1])),
+        Column("Error (%)", lambda item: percent(item[1].relative_error), decimals=2),
+        Column("Peak (GPUs)", lambda item: item[1].peak_gpus, decimals=0),
+        Column("Prediction", lambda item: _predictions(item[1])),
+    ),
+)
+_SPEEDS = Table(
+    "Speed",
+    "results",
+    (
+        Column("Model", lambda item: item[0]),
+        Column("node_num", lambda item: item[1].cluster.nodes),
+        Column("gpu_num", lambda item: item[1].cluster.gpus),
+        Column("batch_size_per_device", lambda item: item[1].batch_size_per_device),
+        Column("runs", lambda item: len(item[1].runs)),
+        Column("average_speed", lambda item: item[1].average_speed, decimals=2),
+        Column("samples/s", lambda item: item[1].median_speed, decimals=2),
+        Column("speedup", lambda item: item[1].speedup, decimals=2),
+        Column(
+            "efficiency (%)",
+            lambda item: None if item[1].speedup is None else percent(item[1].speedup / item[1].cluster.gpus),
+        ),
+    ),
+)
+_STAGES = Table(
+    "ZeRO stages",
+    "zero",
+    (
+        Column("test_desc", lambda row: f"zero-stage-{row.zero_stage}"),
+        Column("xn_xg_xdp_xmp_xbs", "xn_xg_xdp_xmp_xbs"),
+        Column("gpu_mem (MiB)", lambda row: _with_change(row.gpu_mem_mib, row.gpu_mem_change, row.gpu_mem_saved_mib)),
+        Column("gpu_util (%)", "gpu_util_percent", decimals=0),
+        Column("throughput (samples/s)", lambda row: _with_change(row.samples_per_s, row.samples_per_s_change)),
+    ),
+)
+_MEMORY = Table(
+    "Memory",
+    "runs",
+    (
+        Column("Set-up", "xn_xg_xdp_xmp_xbs"),
+        Column("Model", "model"),
+        Column("Batch per GPU", "batch_size_per_device", decimals=0),
+        Column("Used (MiB)", lambda run: in_unit(run.memory_used_bytes, MIB), decimals=0),
+        Column("Total (MiB)", lambda run: in_unit(run.memory_total_bytes, MIB), decimals=0),
+        Column(
+            "Used (%)",
+            lambda run: percent_of(run.memory_used_bytes, run.memory_total_bytes) if run.memory_total_bytes else None,
+        ),
+        Column("Out of memory", lambda run: "OOM" if run.oom else "no"),
+    ),
+)
+
+
+class Scaling(Result, frozen=True, kw_only=True):
+    """The result of a scaling study; by the rules of a published benchmark where it has a protocol."""
+
+    schema: Annotated[str, Doc("The version of these keys.")] = "perfscope/scaling/1"
+    protocol: Annotated[str | None, Doc("The benchmark whose rules are applied.")] = None
+    results: Annotated[
+        Mapping[str, Mapping[str, ConfiguredPoint | Speed]],
+        Doc("Every configuration under its model, with the keys of DLPerf's scripts."),
+    ]
+    series: Annotated[tuple[Series, ...], Doc("Series, weak scaling first.")]
+    weak: Annotated[tuple[Series, ...], Doc("Those of weak scaling.")]
+    strong: Annotated[tuple[Series, ...], Doc("Those of strong scaling.")]
+    runs: Annotated[tuple[RunOfStudy, ...], Doc("All runs.")]
+    zero: Annotated[tuple[ZeroStage, ...], Doc("ZeRO stages of set-ups that were run with more than one.")]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table for each series, or the benchmark's own; then laws, ZeRO stages and memory."""
+        if self.protocol is not None:
+            note = "samples/s is the median of the runs; each run is the mean over iterations 101 to 200."
+            speeds = [(model, speed) for model, cases in self.results.items() for speed in cases.values()]
+            return (_SPEEDS.section(speeds, (note,)), *self._laws())
+        parts = [
+            Table(each.title, "points", _POINTS).section(
+                each.points, (f"Baseline {each.baseline}; samples/s is the median of the runs.",)
+            )
+            for each in self.series
+        ]
+        parts += self._laws()
+        if self.zero:
+            note = "Changes are against stage 0; memory is the peak in use on any GPU, utilisation a mean."
+            parts.append(_STAGES.section(self.zero, (note,)))
+        runs = sorted(self.runs, key=lambda run: (run.model, run.case, run.batch_size_per_device or 0))
+        measured = [run for run in runs if run.memory_used_bytes is not None or run.oom]
+        if measured:
+            parts.append(_MEMORY.section({_MEMORY.row(run): run for run in measured}.values()))
+        return tuple(parts)
+
+    def _laws(self) -> list[Section]:
+        fits = [(each.title, fit) for each in self.series for fit in each.fits.values()]
+        reasons: dict[str, dict[str, None]] = {}
+        for _, fit in fits:
+            for prediction in fit.predictions:
+                if prediction.reason is not None:
+                    reasons.setdefault(f"{prediction.gpus} GPUs: {prediction.reason}", {})[_LAW_NAMES[fit.law]] = None
+        notes = (
+            "Least squares on relative errors of the medians; 95 % intervals by Student's t over configurations, whose "
+            "repeats share their error; a prediction's interval is the one of what runs would measure.",
+            *(f"Cannot tell ({', '.join(laws)}), {reason}." for reason, laws in reasons.items()),
+        )
+        return [_LAWS.section(fits, notes)] if fits else []
+
+    def chart(self) -> Chart:
+        """Throughput over GPUs, on logarithmic axes."""
+        ticks = sorted({float(point.gpus) for series in self.series for point in series.points})
+        return Chart(
+            "Throughput over GPUs",
+            f"Samples per second of {len(self.series)} series on {len(ticks)} numbers of GPUs.",
+            Values("GPUs", Scale.LOGARITHMIC, ticks=tuple(ticks)),
+            Values("samples/s", Scale.LOGARITHMIC),
+            tuple(_list_marks(self.series)),
+            height=340,
+        )
+
+
+def study_scaling(
+    runs: Sequence[ScalingRun],
+    predict: Sequence[int] = (),
+    *,
+    problems: Sequence[str] = (),
+    protocol: str | None = None,
+    published: ProtocolResult | None = None,
+) -> Scaling:
     """Group runs into series and fit scaling laws to them.
 
     Args:
         runs: All runs; those without a throughput make no point.
         predict: Numbers of GPUs to predict; by default twice the largest.
+        problems: Further notes, which come first.
+        protocol: The benchmark whose rules are applied.
+        published: The results by its rules.
     """
-    series = [*_group_runs(runs, ScalingKind.WEAK, predict), *_group_runs(runs, ScalingKind.STRONG, predict)]
-    return Scaling(tuple(runs), tuple(series), tuple(_notes(runs, series)))
+    weak, strong = (tuple(_group_runs(runs, kind, predict)) for kind in ScalingKind)
+    series = (*weak, *strong)
+    return Scaling(
+        protocol=protocol,
+        results=_results(series) if published is None else published.results,
+        series=series,
+        weak=weak,
+        strong=strong,
+        runs=tuple(_describe_run(run) for run in runs),
+        zero=compare_zero_stages(runs),
+        notes=(*problems, *(_notes(runs, series) if published is None else published.notes)),
+    )
+
+
+def _describe_run(run: ScalingRun) -> RunOfStudy:
+    device = run.device
+    return RunOfStudy(
+        path=run.path,
+        case=str(run.cluster),
+        xn_xg_xdp_xmp_xbs=run.name,
+        model=run.model,
+        global_batch_size=run.batch,
+        batch_size_per_device=run.batch_per_gpu,
+        zero_stage=run.zero_stage,
+        samples_per_s=run.samples_per_s,
+        memory_used_bytes=device.memory_used_bytes if device else None,
+        memory_total_bytes=device.memory_total_bytes if device else None,
+        gpu_util_percent=device.util_percent if device else None,
+        oom=run.out_of_memory,
+    )
+
+
+def _results(all_series: Sequence[Series]) -> dict[str, dict[str, ConfiguredPoint]]:
+    """Every configuration, under its model or, where this has several series, under its set-up."""
+    results: dict[str, dict[str, ConfiguredPoint]] = {}
+    for series in all_series:
+        name = series.model
+        if sum(other.model == series.model for other in all_series) > 1:
+            size = "" if series.constant_batch is None else f", batch {series.constant_batch:g}"
+            name = f"{series.setup}{size}, {series.kind}"
+        for point in series.points:
+            batch = None if point.global_batch_size is None else point.global_batch_size / point.gpus
+            size_of_one = int(batch) if batch is not None and batch == int(batch) else batch
+            fields = msgspec.structs.asdict(point)
+            results.setdefault(name, {})[point.case] = ConfiguredPoint(**fields, batch_size_per_device=size_of_one)
+    return results
 
 
 def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence[int]) -> Iterator[Series]:
@@ -190,10 +348,10 @@ def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence
         if run.samples_per_s is not None and (run.batch is not None or kind is ScalingKind.WEAK):
             groups.setdefault((Setup.of(run), _constant_batch(run, kind)), []).append(run)
     for (setup, constant), members in groups.items():
-        if len({run.cluster.gpus for run in members}) >= _LEAST_SIZES:
+        if len({run.cluster.gpus for run in members}) > 1:
             points = tuple(_average_runs(members))
-            configurations = [Configuration(point.cluster.gpus, point.speeds, point.cluster.nodes) for point in points]
-            yield Series(kind, setup, constant, points, fit_laws(configurations, predict))
+            fits = fit_laws([Configuration(point.gpus, point.speeds, point.nodes) for point in points], predict)
+            yield Series(setup, kind, *setup, constant, points[0].case, points, {fit.law: fit for fit in fits})
 
 
 def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
@@ -202,32 +360,42 @@ def _constant_batch(run: ScalingRun, kind: ScalingKind) -> float | None:
 
 def _average_runs(runs: Sequence[ScalingRun]) -> Iterator[Point]:
     clusters = sorted({run.cluster for run in runs}, key=lambda cluster: (cluster.gpus, cluster.nodes))
-    speeds = {
-        cluster: tuple(run.samples_per_s or 0.0 for run in runs if run.cluster == cluster) for cluster in clusters
-    }
-    baseline = clusters[0]
-    baseline_median = count_values(speeds[baseline]).median() or 0.0
+    baseline_median: float | None = None
     for cluster in clusters:
-        median = count_values(speeds[cluster]).median() or 0.0
-        speedup = median / baseline_median
-        batch = next((run.batch for run in runs if run.cluster == cluster), None)
-        yield Point(cluster, batch, speeds[cluster], speedup, speedup * baseline.gpus / cluster.gpus)
+        members = [run for run in runs if run.cluster == cluster]
+        speeds = tuple(run.samples_per_s or 0.0 for run in members)
+        values = count_values(speeds)
+        middle = values.median() or 0.0
+        baseline_median = middle if baseline_median is None else baseline_median
+        yield Point(
+            cluster=cluster,
+            speeds=speeds,
+            case=str(cluster),
+            nodes=cluster.nodes,
+            gpus_per_node=cluster.gpus_per_node,
+            gpus=cluster.gpus,
+            global_batch_size=members[0].batch,
+            runs=len(speeds),
+            average_speed=sum(speeds) / len(speeds),
+            median_speed=middle,
+            median_interval=values.median_interval(),
+            speedup=middle / baseline_median,
+            efficiency=middle / baseline_median * clusters[0].gpus / cluster.gpus,
+        )
 
 
 def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator[str]:
     for series in all_series:
-        baseline = series.points[0].cluster
-        if baseline.gpus > 1:
-            yield f"{series.title}: the baseline of speed-up and efficiency is {baseline}, not one GPU"
+        if series.points[0].gpus > 1:
+            yield f"{series.title}: the baseline of speed-up and efficiency is {series.baseline}, not one GPU"
         for point in series.points:
             if point.efficiency > 1 + _SUPERLINEAR:
-                share = percent(point.efficiency)
                 yield (
-                    f"{series.title}: {point.cluster} is superlinear, with {share:.1f} % of the throughput per GPU of "
-                    f"{baseline}. This can be true (less memory per GPU, a better batch), but check that both runs did "
-                    "the same work, and that the baseline was not disturbed"
+                    f"{series.title}: {point.case} is superlinear, with {percent(point.efficiency):.1f} % of the "
+                    f"throughput per GPU of {series.baseline}. This can be true (less memory per GPU, a better batch), "
+                    "but check that both runs did the same work, and that the baseline was not disturbed"
                 )
-        if any(len(point.speeds) == 1 for point in series.points):
+        if any(point.runs == 1 for point in series.points):
             yield f"{series.title}: some points are single runs, without a spread"
     for run in runs:
         yield from (f"{run.path}: {note}" for note in run.notes)
@@ -236,54 +404,18 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator
     setups = {Setup.of(run) for run in runs}
     if len(setups) > 1:
         yield f"{len(setups)} set-ups differ in model, precision, sequence length or ZeRO stage and are not mixed"
+    in_series = {(each.setup, each.kind, each.constant_batch) for each in all_series}
     unmatched = [
-        run for run in runs if run.samples_per_s is not None and not any(series.includes(run) for series in all_series)
+        run.path
+        for run in runs
+        if run.samples_per_s is not None
+        and not any((Setup.of(run), kind, _constant_batch(run, kind)) in in_series for kind in ScalingKind)
     ]
     if unmatched:
         yield (
             f"{len(unmatched)} runs share neither their batch per GPU nor their global batch with a run on a different "
-            f"number of GPUs, so they are in no series: {', '.join(run.path for run in unmatched[:3])}"
+            f"number of GPUs, so they are in no series: {', '.join(unmatched[:3])}"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ZeroStage:
-    """One ZeRO stage of one set-up.
-
-    Attributes:
-        name: The set-up as DLPerf writes it.
-        model: The trained model.
-        stage: The ZeRO stage.
-        memory_bytes: Peak of memory in use on a GPU; absent without samples.
-        util_percent: Mean utilisation; absent without samples.
-        samples_per_s: Median throughput; absent without a successful run.
-        memory_change, samples_change: Change against stage 0, as a fraction; absent where either value is.
-        memory_saved_bytes: Memory less than stage 0; absent where either value is.
-    """
-
-    name: str
-    model: str
-    stage: int
-    memory_bytes: int | None
-    util_percent: float | None
-    samples_per_s: float | None
-    memory_change: float | None
-    memory_saved_bytes: int | None
-    samples_change: float | None
-
-    def data(self) -> dict[str, Json]:
-        """The row for JSON."""
-        return {
-            "xn_xg_xdp_xmp_xbs": self.name,
-            "model": self.model,
-            "zero_stage": self.stage,
-            "gpu_mem_mib": None if self.memory_bytes is None else self.memory_bytes / MIB,
-            "gpu_mem_change": self.memory_change,
-            "gpu_mem_saved_mib": None if self.memory_saved_bytes is None else self.memory_saved_bytes / MIB,
-            "gpu_util_percent": self.util_percent,
-            "samples_per_s": self.samples_per_s,
-            "samples_per_s_change": self.samples_change,
-        }
 
 
 def compare_zero_stages(runs: Sequence[ScalingRun]) -> tuple[ZeroStage, ...]:
@@ -296,37 +428,83 @@ def compare_zero_stages(runs: Sequence[ScalingRun]) -> tuple[ZeroStage, ...]:
     return tuple(row for stages in groups.values() if len(stages) > 1 for row in _compare_stages(stages))
 
 
-def _compare_stages(stages: dict[int, list[ScalingRun]]) -> Iterator[ZeroStage]:
-    base_memory, _, base_speed = _summarize_stage(stages[0]) if 0 in stages else (None, None, None)
-    for stage in sorted(stages):
-        memory, util, speed = _summarize_stage(stages[stage])
+def _compare_stages(stages: Mapping[int, Sequence[ScalingRun]]) -> Iterator[ZeroStage]:
+    base_memory: int | None = None
+    base_speed: float | None = None
+    for stage, runs in sorted(stages.items()):
+        devices = [run.device for run in runs if run.device is not None]
+        memory = max((device.memory_used_bytes for device in devices), default=None)
+        utilisation = [device.util_percent for device in devices if device.util_percent is not None]
+        speeds = [run.samples_per_s for run in runs if run.samples_per_s is not None]
+        speed = median(speeds) if speeds else None
         yield ZeroStage(
-            name=stages[stage][0].name,
-            model=stages[stage][0].model,
-            stage=stage,
             memory_bytes=memory,
-            util_percent=util,
+            memory_saved_bytes=None if memory is None or base_memory is None else base_memory - memory,
+            xn_xg_xdp_xmp_xbs=runs[0].name,
+            model=runs[0].model,
+            zero_stage=stage,
+            gpu_mem_change=_relative_change(memory, base_memory),
+            gpu_util_percent=mean(utilisation) if utilisation else None,
             samples_per_s=speed,
-            memory_change=_relative_change(memory, base_memory) if stage else None,
-            memory_saved_bytes=_saving(memory, base_memory) if stage else None,
-            samples_change=_relative_change(speed, base_speed) if stage else None,
+            samples_per_s_change=_relative_change(speed, base_speed),
         )
-
-
-def _summarize_stage(runs: Sequence[ScalingRun]) -> tuple[int | None, float | None, float | None]:
-    devices = [run.device for run in runs if run.device is not None]
-    utilisation = [device.util_percent for device in devices if device.util_percent is not None]
-    speeds = [run.samples_per_s for run in runs if run.samples_per_s is not None]
-    return (
-        max((device.memory_used_bytes for device in devices), default=None),
-        mean(utilisation) if utilisation else None,
-        median(speeds) if speeds else None,
-    )
+        if stage == 0:
+            base_memory, base_speed = memory, speed
 
 
 def _relative_change(value: float | None, base: float | None) -> float | None:
     return value / base - 1 if value is not None and base else None
 
 
-def _saving(memory: int | None, base_memory: int | None) -> int | None:
-    return base_memory - memory if base_memory is not None and memory is not None else None
+def _list_marks(all_series: Sequence[Series]) -> Iterator[Line | Dots]:
+    """Measured medians, the ideal line from the baseline, and every law up to the largest prediction."""
+    for index, series in enumerate(all_series):
+        baseline = series.points[0]
+        measured = tuple((float(point.gpus), point.median_speed) for point in series.points)
+        tips = tuple(f"{point.gpus} GPUs: {point.median_speed:,.2f} samples/s" for point in series.points)
+        shares_setup = sum(other.setup == series.setup for other in all_series) > 1
+        name = series.model if len(all_series) == 1 else series.title if shares_setup else str(series.setup)
+        yield Dots(name, SERIES[index % len(SERIES)], measured, tips)
+        predicted = [prediction.gpus for fit in series.fits.values() for prediction in fit.predictions]
+        largest = float(max([series.points[-1].gpus, *predicted]))
+        ideal = (measured[0], (largest, baseline.median_speed * largest / baseline.gpus))
+        yield Line("ideal", Colour.QUIET, ideal, is_dashed=True)
+        gpus = np.geomspace(baseline.gpus, largest, _CURVE_POINTS)
+        for offset, fit in enumerate(series.fits.values(), 1):
+            if fit.reason is None:
+                points = tuple(zip(gpus.tolist(), fit.throughput(gpus).tolist(), strict=True))
+                yield Line(fit.law, SERIES[(index + offset) % len(SERIES)], points, is_dashed=True)
+
+
+def _interval(interval: tuple[float, float] | None, digits: int = 4) -> str | None:
+    return None if interval is None else f"{interval[0]:.{digits}g} to {interval[1]:.{digits}g}"
+
+
+def _parameters(fit: Fit) -> str:
+    if fit.parameters is None:
+        return fit.reason or ""
+    bounds = {name: _interval(interval) for name, interval in (fit.intervals or {}).items()}
+    return ", ".join(
+        f"{name} {value:.4g}" + (f" ({bounds[name]})" if bounds[name] else "") for name, value in fit.parameters.items()
+    )
+
+
+def _predictions(fit: Fit) -> Cell:
+    texts = []
+    for prediction in fit.predictions:
+        if prediction.interval is None:
+            texts.append(f"{prediction.gpus} GPUs: cannot tell")
+        else:
+            low, high, speed = (
+                f"{value:.4g}" if value < _FOUR_DIGITS else f"{value:.0f}"
+                for value in (*prediction.interval, prediction.samples_per_s)
+            )
+            texts.append(f"{prediction.gpus} GPUs: {speed} ({low} to {high})")
+    return "; ".join(texts) or None
+
+
+def _with_change(value: float | None, change: float | None, saving: float | None = None) -> Cell:
+    if value is None or change is None:
+        return None if value is None else f"{value:.5g}"
+    difference = f"{saving:.0f}, " if saving is not None and saving > 0 else ""
+    return f"{value:.5g} ({difference}{'↓' if change < 0 else '↑'}{percent(abs(change)):.1f}%)"

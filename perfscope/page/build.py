@@ -13,7 +13,6 @@ from perfscope.analyzers.comparison.report import describe_verdict
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
-from perfscope.analyzers.scaling.sections import chart_study, law_sections, series_sections
 from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import GB, MANY_RANKS
@@ -195,13 +194,13 @@ def show_scaling(study: Scaling | None) -> Part:
             "different numbers of GPUs."
         )
         return Part("scaling", "Scaling", absent=reason)
-    sections = (*series_sections(study), *law_sections(study))
+    sections = study.sections()
     if not study.series:
         reason = "Nothing to draw: no set-up was run on two different numbers of GPUs."
         return Part("scaling", "Scaling", reason, sections=sections)
     columns = (Column("Model"), Column("GPUs"), Column("Samples/s", 3))
     rows: list[tuple[Cell, ...]] = [
-        (series.setup.model, point.cluster.gpus, point.median) for series in study.series for point in series.points
+        (series.model, point.gpus, point.median_speed) for series in study.series for point in series.points
     ]
-    figure = Figure((chart_study(study),), Section("Throughput over GPUs", columns, tuple(rows)))
+    figure = Figure((study.chart(),), Section("Throughput over GPUs", columns, tuple(rows)))
     return Part("scaling", "Scaling", "Measured medians, the ideal line, and the fitted laws.", (figure,), sections)

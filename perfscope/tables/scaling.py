@@ -46,8 +46,6 @@ class ProtocolRun:
         precision: From the file's name.
         run: Number of the run, from the file's name.
         speeds: The speed of every line, in the order of the file.
-        script_failure: Why the original script fails at this log; absent where it does not.
-        folder_position: Position in the folder's own order, in which the original script sums runs.
     """
 
     path: str
@@ -57,8 +55,6 @@ class ProtocolRun:
     precision: str
     run: int
     speeds: tuple[LoggedSpeed, ...]
-    script_failure: str | None = None
-    folder_position: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def test_the_drawings_series_are_told_apart_by_what_differs(tmp_path: Path) -> N
             (folder / f"gpt2-small_b8_fp16_{stage}_zero_stage{stage}.log").write_text("".join(lines))
     assert scaling(tmp_path, ".", "--plot", "drawing.svg").code == 0
     labels = re.findall(r">(gpt2[^<]*)</text>", (tmp_path / "drawing.svg").read_text())
-    assert labels == ["gpt2-small, ZeRO 0", "gpt2-small, ZeRO 1"]
+    assert labels == ["gpt2-small, fp16, ZeRO 0", "gpt2-small, fp16, ZeRO 1"]
 
 
 def test_a_drawing_that_cannot_be_written_leaves_nothing(bert: Path) -> None:

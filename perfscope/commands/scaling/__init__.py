@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from perfscope.analyzers.scaling import dlperf
-from perfscope.analyzers.scaling.sections import (
-    chart_study,
-    law_sections,
-    memory_sections,
-    protocol_section,
-    run_data,
-    series_sections,
-    zero_sections,
-)
-from perfscope.analyzers.scaling.study import Scaling, ScalingKind, compare_zero_stages, study_scaling
+from perfscope.analyzers.scaling.study import Scaling, study_scaling
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.commands.scaling.runs import list_protocol_runs, read_runs
@@ -26,7 +17,8 @@ from perfscope.errors import ExitCode, MissingInput, PerfscopeError, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Json, Report
+from perfscope.report import Report
+from perfscope.result import to_object
 from perfscope.sources.scaling.dlperf import Protocol, read_protocol
 from perfscope.tables.scaling import ProtocolRun
 
@@ -37,11 +29,10 @@ def write_plot(study: Scaling, path: Path | None) -> tuple[str, ...]:
         return ()
     if not study.series:
         return (f"note: {path} is not written, because no set-up was run on two different numbers of GPUs",)
-    replace_file(path, draw_file([chart_study(study)]).encode())
+    replace_file(path, draw_file([study.chart()]).encode())
     return (f"wrote {path}",)
 
 
-_SCHEMA = "perfscope/scaling/1"
 _RULES: dict[Protocol, Callable[[Sequence[ProtocolRun]], dlperf.ProtocolResult]] = {
     Protocol.MXNET_BERT: dlperf.mxnet_bert,
     Protocol.DEEPSPEED: dlperf.deepspeed,
@@ -96,32 +87,11 @@ def _report_protocol(
         result = _RULES[protocol](runs)
     except MissingInput as error:
         raise PerfscopeError(str(error)) from None
-    study = study_scaling(list(list_protocol_runs(result)), predicted_gpus)
-    warnings = (*notes, *result.notes)
-    report = Report(
-        f"Scaling by {protocol}",
-        _to_data(study, protocol, result.data(), warnings),
-        (protocol_section(result), *law_sections(study)),
-        warnings,
+    study = study_scaling(
+        list(list_protocol_runs(result)), predicted_gpus, problems=notes, protocol=str(protocol), published=result
     )
-    return Outcome(report, output_format, notes=(*(f"note: {line}" for line in warnings), *write_plot(study, plot)))
-
-
-def _to_data(
-    study: Scaling, protocol: Protocol | None, results: Mapping[str, Json], warnings: Sequence[str]
-) -> dict[str, Json]:
-    """The JSON of any study: the same keys with values of the same kind, with and without a protocol."""
-    return {
-        "schema": _SCHEMA,
-        "protocol": None if protocol is None else str(protocol),
-        "results": results,
-        "series": [series.data() for series in study.series],
-        "weak": [series.data() for series in study.series if series.kind is ScalingKind.WEAK],
-        "strong": [series.data() for series in study.series if series.kind is ScalingKind.STRONG],
-        "runs": [run_data(run) for run in study.runs],
-        "zero": [stage.data() for stage in compare_zero_stages(study.runs)],
-        "notes": list(warnings),
-    }
+    report = Report(f"Scaling by {protocol}", to_object(study), study.sections(), study.notes)
+    return Outcome(report, output_format, notes=(*(f"note: {line}" for line in study.notes), *write_plot(study, plot)))
 
 
 def _report_study(
@@ -133,15 +103,8 @@ def _report_study(
             "; ".join(problems[:_MOST_PROBLEMS]) or "there is no run in " + ", ".join(map(str, paths)),
             hint="name folders of logs; nodes and GPUs come from names such as 2n8g/, or from the logs",
         )
-    study = study_scaling(runs, predicted_gpus)
-    stages = compare_zero_stages(runs)
-    warnings = (*problems, *study.notes)
-    report = Report(
-        "Scaling",
-        _to_data(study, None, study.results(), warnings),
-        (*series_sections(study), *law_sections(study), *zero_sections(stages), *memory_sections(runs)),
-        warnings,
-    )
-    notes = (*(f"note: {line}" for line in warnings), *write_plot(study, plot))
+    study = study_scaling(runs, predicted_gpus, problems=problems)
+    notes = (*(f"note: {line}" for line in study.notes), *write_plot(study, plot))
     exit_code = ExitCode.DAMAGED_INPUT if problems else ExitCode.OK
+    report = Report("Scaling", to_object(study), study.sections(), study.notes)
     return Outcome(report, output_format, notes=notes, exit_code=exit_code)

@@ -58,7 +58,7 @@ def list_protocol_runs(result: ProtocolResult) -> Iterator[ScalingRun]:
                     path=f"{speed.cluster}, run {run}",
                     cluster=speed.cluster,
                     model=model,
-                    batch=speed.batch_per_gpu * speed.cluster.gpus,
+                    batch=speed.batch_size_per_device * speed.cluster.gpus,
                     precision=None,
                     seq_len=None,
                     zero_stage=None,

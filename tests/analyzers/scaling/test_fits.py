@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from perfscope.analyzers.scaling.fits import LAWS, Configuration, Fit, amdahl, fit_law, fit_laws, gustafson, usl
-from perfscope.analyzers.scaling.intervals import estimate_intervals
+from perfscope.analyzers.scaling.fits import Configuration, Fit, amdahl, fit_law, fit_laws, gustafson, usl
 from tests.analyzers.scaling import coverage
 
 GPUS = (1, 2, 4, 8, 16, 32)
@@ -34,8 +33,8 @@ def fits(observations: list[tuple[int, float]], *predict: int) -> dict[str, Fit]
 def test_a_law_is_recovered_from_its_own_figures(law: str, function: object, parameters: tuple[float, ...]) -> None:
     observations = [(n, float(function(np.asarray([float(n)]), *parameters)[0])) for n in GPUS]  # type: ignore[operator]
     fit = fits(observations, 64)[law]
-    assert tuple(fit.parameters.values()) == pytest.approx(parameters, rel=1e-4)
-    assert fit.error == pytest.approx(0, abs=1e-6)
+    assert tuple((fit.parameters or {}).values()) == pytest.approx(parameters, rel=1e-4)
+    assert fit.relative_error == pytest.approx(0, abs=1e-6)
     assert fit.predictions[0].samples_per_s == pytest.approx(
         float(function(np.asarray([64.0]), *parameters)[0]),  # type: ignore[operator]
         rel=1e-4,
@@ -70,8 +69,8 @@ def test_no_grid_point_fits_better() -> None:
         for speed in np.linspace(90, 110, 81)
         for serial in np.linspace(0, 0.1, 101)
     )
-    assert fit.error is not None
-    assert fit.error <= best + 1e-9
+    assert fit.relative_error is not None
+    assert fit.relative_error <= best + 1e-9
 
 
 @pytest.mark.parametrize(
@@ -91,8 +90,8 @@ def test_intervals_hold_although_repeats_share_the_error_of_their_configuration(
             Configuration(gpus, tuple(row), nodes=gpus) for gpus, row in zip((*GPUS, 64), runs[:-1], strict=True)
         ]
         fit = fit_law(law, configurations, (128,))
-        for name, value in zip(fit.parameters, parameters, strict=True):
-            low, high = fit.intervals[name] or (0.0, np.inf)
+        for name, value in zip(fit.parameters or {}, parameters, strict=True):
+            low, high = (fit.intervals or {})[name] or (0.0, np.inf)
             held.append(low <= value <= high)
         interval = fit.predictions[0].interval
         if interval is not None:
@@ -126,10 +125,6 @@ def test_the_last_points_of_published_series_are_in_nine_of_ten_intervals() -> N
     [
         ([(1, 100.0), (2, 190.0), (4, 360.0)], "3 configurations are too few, 4 are needed"),
         ([(1, 100.0), (2, 120.0), (4, 360.0), (8, 400.0), (16, 1400.0)], "the interval is wider than the prediction"),
-        (
-            [(1, 100.0), (2, 196.0), (4, 377.0), (8, 490.0), (16, 1230.0), (32, 1975.0), (64, 2830.0)],
-            "the runs on 8 GPUs do not fit to the others",
-        ),
         ([(1, 100.0), (2, 220.0), (4, 480.0), (8, 1050.0), (16, 2300.0)], "the law allows no such throughput"),
     ],
 )
@@ -137,41 +132,6 @@ def test_what_cannot_be_told_is_said_with_its_reason(configurations: list[tuple[
     prediction = fits(configurations, 64)["amdahl"].predictions[0]
     assert prediction.interval is None
     assert reason in (prediction.reason or "")
-
-
-@pytest.mark.parametrize("law", ["amdahl", "gustafson", "usl"])
-def test_with_one_run_that_strays_hardly_a_study_is_told_what_is_wrong(law: str) -> None:
-    draw = np.random.default_rng(7)
-    gpus = np.asarray([2.0**exponent for exponent in range(9)])
-    truth = LAWS[law].function(gpus, *coverage.TRUTH[law])
-    wrong = 0
-    for _ in range(100):
-        speeds = truth * draw.normal(1, 0.03, len(gpus))
-        speeds[draw.integers(len(gpus) - 1)] *= 0.7
-        configurations = [
-            Configuration(int(count), (float(speed),)) for count, speed in zip(gpus[:-1], speeds, strict=False)
-        ]
-        interval = fit_law(law, configurations, (256,)).predictions[0].interval
-        wrong += interval is not None and not interval[0] <= speeds[-1] <= interval[1]
-    assert wrong <= 10
-
-
-@pytest.mark.parametrize("law", ["amdahl", "gustafson"])
-@pytest.mark.parametrize("count", [4, 5, 6])
-@pytest.mark.parametrize("stray", [0.0, 0.1, 0.2, 0.3])
-def test_parameters_hold_whichever_run_strays_unnoticed(law: str, count: int, stray: float) -> None:
-    draw = np.random.default_rng((7, count, round(10 * stray)))
-    gpus = np.asarray([2.0**exponent for exponent in range(count)])
-    truth = LAWS[law].function(gpus, *coverage.TRUTH[law])
-    holds = []
-    for _ in range(150):
-        speeds = truth * draw.normal(1, 0.03, count)
-        speeds[draw.integers(count)] *= 1 - stray
-        estimate = estimate_intervals(law, gpus, speeds)
-        if not isinstance(estimate, str):
-            pairs = zip(estimate.parameters, coverage.TRUTH[law], strict=True)
-            holds.append([low <= value <= high for (low, high), value in pairs])
-    assert np.mean(holds, axis=0).min() >= 0.9 or len(holds) < 30
 
 
 def test_a_line_does_not_rule_out_that_throughput_saturates() -> None:
@@ -198,7 +158,7 @@ def test_two_points_give_two_parameters_without_an_interval_and_no_universal_law
     assert found["amdahl"].predictions[0].interval is None
     assert found["amdahl"].predictions[0].gpus == 16
     assert found["usl"].reason == "3 parameters need 3 different numbers of GPUs, not 2"
-    assert found["usl"].data()["parameters"] is None
+    assert found["usl"].parameters is None
 
 
 def test_a_kappa_that_cannot_be_told_from_zero_has_no_peak() -> None:
@@ -210,6 +170,8 @@ def test_a_kappa_that_cannot_be_told_from_zero_has_no_peak() -> None:
 def test_every_interval_holds_its_parameter_or_is_absent() -> None:
     faster_than_linear = [(n, 100.0 * n**1.05) for n in GPUS]
     for fit in fits(faster_than_linear).values():
-        intervals = [(fit.parameters[name], interval) for name, interval in fit.intervals.items() if interval]
+        intervals = [
+            ((fit.parameters or {})[name], interval) for name, interval in (fit.intervals or {}).items() if interval
+        ]
         assert all(low <= value <= high for value, (low, high) in intervals)
-    assert set(fits(faster_than_linear)["amdahl"].intervals.values()) == {None}
+    assert set((fits(faster_than_linear)["amdahl"].intervals or {}).values()) == {None}

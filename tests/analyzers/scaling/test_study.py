@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.scaling.sections import memory_sections, zero_sections
 from perfscope.analyzers.scaling.study import Scaling, ScalingKind, compare_zero_stages, study_scaling
+from perfscope.result import to_json
 from perfscope.tables.scaling import ClusterSize, DeviceUse, ScalingRun
 
 ONE = ScalingRun(
@@ -34,7 +34,7 @@ def run(nodes: int, gpus: int, batch: int | None, speed: float | None, **facts: 
 
 def points(found: Scaling, kind: ScalingKind) -> list[tuple[int, float, float]]:
     [series] = [series for series in found.series if series.kind is kind]
-    return [(point.cluster.gpus, point.speedup, point.efficiency) for point in series.points]
+    return [(point.gpus, point.speedup, point.efficiency) for point in series.points]
 
 
 def test_weak_and_strong_runs_are_kept_apart() -> None:
@@ -43,7 +43,7 @@ def test_weak_and_strong_runs_are_kept_apart() -> None:
     found = study_scaling([*weak, *strong])
     assert points(found, ScalingKind.WEAK) == [(1, 1.0, 1.0), (8, 7.2, 0.9), (16, 12.0, 0.75)]
     [series] = [series for series in found.series if series.kind is ScalingKind.STRONG]
-    assert [(point.cluster.gpus, point.median) for point in series.points] == [(4, 400.0), (8, 720.0), (16, 1000.0)]
+    assert [(point.gpus, point.median_speed) for point in series.points] == [(4, 400.0), (8, 720.0), (16, 1000.0)]
     assert series.points[-1].efficiency == pytest.approx(1000 / 16 / 100)
 
 
@@ -83,7 +83,7 @@ def test_a_failed_run_is_no_point() -> None:
 
 def test_results_have_dlperfs_keys() -> None:
     found = study_scaling([run(1, 1, 32, 100.0), run(4, 8, 1024, 2400.0)])
-    assert found.results()["bert"]["4n8g"] == {  # type: ignore[index, call-overload]
+    assert to_json(found.results["bert"]["4n8g"]) == {
         "batch_size_per_device": 32,
         "case": "4n8g",
         "nodes": 4,
@@ -101,7 +101,7 @@ def test_results_have_dlperfs_keys() -> None:
 
 def test_two_batch_sizes_are_two_results() -> None:
     runs = [run(1, gpus, batch * gpus, 100.0 * gpus) for batch in (32, 48) for gpus in (1, 2)]
-    assert list(study_scaling(runs).results()) == [
+    assert list(study_scaling(runs).results) == [
         "bert, fp32, sequence 128, batch 32, weak",
         "bert, fp32, sequence 128, batch 48, weak",
     ]
@@ -120,12 +120,13 @@ def stage(number: int, memory_mib: int, util: float, speed: float) -> ScalingRun
 
 def test_zero_stages_of_the_published_comparison() -> None:
     # DLPerf prints 15387 and 14199 (down 7.7 %) MB, 92 and 87 %, 198.6 and 195.8 (down 1.4 %) samples a second.
-    base, first = compare_zero_stages([stage(1, 14199, 87, 195.8), stage(0, 15387, 92, 198.6)])
-    assert (base.stage, base.memory_change, base.samples_change) == (0, None, None)
-    assert first.memory_change == pytest.approx(-0.077, abs=5e-4)
-    assert first.samples_change == pytest.approx(-0.014, abs=5e-4)
+    found = study_scaling([stage(1, 14199, 87, 195.8), stage(0, 15387, 92, 198.6)])
+    base, first = found.zero
+    assert (base.zero_stage, base.gpu_mem_change, base.samples_per_s_change) == (0, None, None)
+    assert first.gpu_mem_change == pytest.approx(-0.077, abs=5e-4)
+    assert first.samples_per_s_change == pytest.approx(-0.014, abs=5e-4)
     assert first.memory_saved_bytes == (15387 - 14199) * 2**20
-    [section] = zero_sections([base, first])
+    section = found.sections()[0]
     assert section.rows[0] == ("zero-stage-0", "1n_8g_dp_4bs", "15387", 92, "198.6")
     assert section.rows[1] == ("zero-stage-1", "1n_8g_dp_4bs", "14199 (1188, ↓7.7%)", 87, "195.8 (↓1.4%)")
 
@@ -136,7 +137,7 @@ def test_one_stage_alone_is_no_comparison() -> None:
 
 def test_without_stage_0_there_is_no_change() -> None:
     rows = compare_zero_stages([stage(1, 14199, 87, 195.8), stage(2, 13000, 80, 190.0)])
-    assert [row.memory_change for row in rows] == [None, None]
+    assert [row.gpu_mem_change for row in rows] == [None, None]
 
 
 def test_memory_used_of_total_and_where_it_did_not_fit() -> None:
@@ -144,7 +145,7 @@ def test_memory_used_of_total_and_where_it_did_not_fit() -> None:
         run(1, 1, 48, 1.0, device=DeviceUse(14021 * 2**20, 16160 * 2**20, None)),
         run(1, 1, 96, None, out_of_memory=True),
     ]
-    [section] = memory_sections(runs)
+    section = study_scaling(runs).sections()[-1]
     assert section.rows[0][2:5] == (48.0, 14021.0, 16160.0)
     assert section.rows[0][5] == pytest.approx(86.76, abs=0.01)
     assert section.rows[0][6] == "no"
