@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from base64 import b64encode
-from collections.abc import Callable
 from html import escape
 from pathlib import Path
 
@@ -14,25 +13,7 @@ from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan
 from perfscope.files import replace_file
 from perfscope.page import analyze_for_page, build_comparison_page, build_page
-from perfscope.page.part import Figure, Part
-from perfscope.page.parts.breakdown import show_breakdown
-from perfscope.page.parts.communication import show_collectives, show_overlap, show_stragglers
-from perfscope.page.parts.gpus import show_gpus
-from perfscope.page.parts.kernels import show_kernels
-from perfscope.page.parts.pipeline import show_pipeline
-from perfscope.page.parts.steps import show_steps
-
-#: The part of the page that has the charts of a result.
-_PARTS: dict[str, Callable[[Analysis], Part]] = {
-    "steps": show_steps,
-    "breakdown": show_breakdown,
-    "overlap": show_overlap,
-    "collectives": show_collectives,
-    "stragglers": show_stragglers,
-    "gpus": show_gpus,
-    "kernels": show_kernels,
-    "pipeline_bubble": show_pipeline,
-}
+from perfscope.page.build import draw_result
 
 
 class Page:
@@ -75,14 +56,10 @@ def build_page_of_two(comparison: Comparison) -> Page:
 
 def draw_charts(name: str, analysis: Analysis) -> str:
     """The charts of a result as images in HTML; ``""`` where it has none."""
-    if name not in _PARTS:
-        return ""
-    part = _PARTS[name](analysis)
-    return "".join(_image(draw_file(figure.charts), part.title) for figure in part.figures if _is_drawn(figure))
-
-
-def _is_drawn(figure: Figure) -> bool:
-    return any(chart.marks for chart in figure.charts)
+    title, figures = draw_result(name, analysis)
+    return "".join(
+        _image(draw_file(figure.charts), title) for figure in figures if any(chart.marks for chart in figure.charts)
+    )
 
 
 def _image(svg: str, title: str) -> str:

@@ -424,18 +424,3 @@ def _write(text: str) -> str:
 def _close(name: str, tip: str) -> str:
     """The end of an element, with the text that it shows when pointed at."""
     return f"><title>{_write(tip)}</title></{name}>" if tip else "/>"
-
-
-def stack_spans(rows: Sequence[Sequence[float]]) -> list[list[tuple[float, float]]]:
-    """Where the parts of each row begin and end when they stand behind each other.
-
-    >>> stack_spans([[1, 2], [3, 0]])
-    [[(0, 1), (1, 3)], [(0, 3), (3, 3)]]
-    """
-    stacked = []
-    for parts in rows:
-        edges: list[float] = [0]
-        for part in parts:
-            edges.append(edges[-1] + part)
-        stacked.append(list(pairwise(edges)))
-    return stacked

@@ -16,8 +16,8 @@ from perfscope.commands.options.groups import expand_groups
 from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.commands.options.peaks import Dtype
 from perfscope.commands.options.sections import (
-    AnalysisSections,
     ScreenFormat,
+    Sections,
     choose_sections,
     require_readable,
 )  # fmt: skip
@@ -159,7 +159,7 @@ def analyze(
     tables: TableOptions,
     where: ExecutionOptions,
     format: ScreenFormat = None,
-    section: AnalysisSections = None,
+    section: Sections = None,
     only: Only = None,
     rank: Rank = None,
     kernels: Kernels = None,

@@ -15,8 +15,8 @@ from perfscope.analyzers.comparison.saved import to_baseline
 from perfscope.api.comparing import ComparedRuns, compare_sides, to_report
 from perfscope.commands.options.kernels import Kernels, read_kernels
 from perfscope.commands.options.sections import (
-    ComparisonSections,
     ScreenFormat,
+    Sections,
     choose_sections,
     require_readable,
 )  # fmt: skip
@@ -79,7 +79,7 @@ def compare(
     save: Save = None,
     kernels: Kernels = None,
     format: ScreenFormat = None,
-    section: ComparisonSections = None,
+    section: Sections = None,
 ) -> Outcome:
     """Say whether B is slower or faster than A, by how much, and what the change is made of."""
     require_readable(section, format)

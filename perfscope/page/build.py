@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
-from perfscope.aggregation.tables import Grouping, aggregate
+from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.comparison.comparison import Comparison
 from perfscope.analyzers.comparison.report import describe_verdict
@@ -19,28 +19,78 @@ from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis
 from perfscope.page.html import render
-from perfscope.page.part import Document, Figure, Part, Tile, result_of
-from perfscope.page.parts.breakdown import show_breakdown
-from perfscope.page.parts.checkpoints import show_checkpoints
-from perfscope.page.parts.communication import show_collectives, show_overlap, show_stragglers
-from perfscope.page.parts.critical_path import show_critical_path
+from perfscope.page.part import Document, Drawn, Figure, Part, Tile, result_of
+from perfscope.page.parts import bars, curves
 from perfscope.page.parts.difference import show_difference
-from perfscope.page.parts.findings import show_findings
-from perfscope.page.parts.gpus import show_gpus
-from perfscope.page.parts.kernels import show_kernels
-from perfscope.page.parts.memory import show_memory
-from perfscope.page.parts.modules import show_modules
-from perfscope.page.parts.pipeline import show_pipeline
-from perfscope.page.parts.steps import show_steps
-from perfscope.page.parts.timeline import show_timeline
-from perfscope.page.parts.wall_clock import show_wall_clock
+from perfscope.page.parts.findings import draw_findings
+from perfscope.page.parts.timeline import draw_timeline
 from perfscope.report import Cell, Column, Section, percent
 from perfscope.units import format_count, format_seconds
 
-_PARTS = (
-    show_findings, show_steps, show_wall_clock, show_breakdown, show_timeline, show_overlap, show_collectives,
-    show_stragglers, show_gpus, show_pipeline, show_critical_path, show_kernels, show_modules, show_memory,
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """A part of the page of an analysis.
+
+    Attributes:
+        identity: Its name in links.
+        title: Its heading.
+        results: The results whose tables it has, below what is drawn of them.
+        draw: Draws them.
+        needs: Results of which one must exist; where it is empty those of ``results``.
+        otherwise: Why there is nothing to show where no analyzer says it.
+    """
+
+    identity: str
+    title: str
+    results: tuple[str, ...]
+    draw: Callable[[Analysis], Drawn]
+    needs: tuple[str, ...] = ()
+    otherwise: str = "this was not analyzed"
+
+    def show(self, analysis: Analysis) -> Part:
+        """What is drawn, and the tables; or why there is none."""
+        needs = self.needs or self.results
+        if not any(name in analysis.results for name in needs):
+            reasons = [each.reason for each in (*analysis.skipped, *analysis.inapplicable) if each.analyzer == needs[0]]
+            reason = "; ".join(dict.fromkeys(reasons)) or self.otherwise
+            return Part(self.identity, self.title, absent=f"Nothing to show: {reason}.")
+        drawn = self.draw(analysis)
+        results = [analysis.results[name] for name in self.results if name in analysis.results]
+        sections = tuple(section for result in results for section in result.sections())
+        if drawn.absent and not sections:
+            return Part(self.identity, self.title, absent=drawn.absent)
+        lead = drawn.lead.strip() or drawn.absent
+        return Part(self.identity, self.title, lead, drawn.figures, sections, html=drawn.html)
+
+
+#: The parts in their order; what is in none of them stands at the end as tables.
+_KINDS = (
+    _Kind("findings", "Findings", (), draw_findings, ("findings",), "no step was measured"),
+    _Kind("steps", "Step times", ("steps",), curves.draw_steps),
+    _Kind("goodput", "Goodput", ("wall_clock",), bars.draw_wall_clock),
+    _Kind("breakdown", "Device time", ("breakdown", "idle", "host"), bars.draw_breakdown, ("breakdown", "host")),
+    _Kind("timeline", "Timeline", ("timeline",), draw_timeline),
+    _Kind("overlap", "Overlap by axis", ("overlap",), bars.draw_overlap),
+    _Kind("collectives", "Collectives", ("collectives",), curves.draw_collectives),
+    _Kind("stragglers", "Stragglers", ("stragglers",), curves.draw_stragglers),
+    _Kind("gpus", "GPUs under the steps", ("gpus", "energy", "throttling"), curves.draw_gpus, ("gpus",)),
+    _Kind("pipeline", "Pipeline", ("pipeline_bubble", "pipeline_steps"), bars.draw_pipeline),
+    _Kind("critical-path", "Critical path", ("whatif",), bars.draw_critical_path),
+    _Kind("kernels", "Kernels", ("kernels",), bars.draw_kernels),
+    _Kind(
+        "modules", "Modules", ("modules",), bars.draw_modules,
+        otherwise="this is no run of `perfscope profile --modules`",
+    ),
+    _Kind("memory", "Memory", ("memory",), bars.draw_memory, ("steps", "gpus", "memory")),
+    _Kind("checkpoints", "Checkpoint files", ("saves",), bars.draw_checkpoints),
 )  # fmt: skip
+
+
+def draw_result(name: str, analysis: Analysis) -> tuple[str, tuple[Figure, ...]]:
+    """The title and the charts of a result; none where the page draws none of it."""
+    kind = next((kind for kind in _KINDS if name in kind.results[:1] and name in analysis.results), None)
+    return (kind.title, kind.draw(analysis).figures) if kind else ("", ())
 
 
 def build_page(analysis: Analysis) -> str:
@@ -70,23 +120,13 @@ def describe_analysis(analysis: Analysis) -> Document:
     """What the page of an analysis shows, in its order."""
     run = analysis.run
     title = shlex.join(run.command) if run is not None and run.command else _name_inputs(analysis)
-    parts = [show(analysis) for show in _PARTS]
-    parts += [show_scaling(None), show_checkpoints(analysis), _difference_of_one(), show_others(analysis)]
+    parts = (*(kind.show(analysis) for kind in _KINDS), _show_others(analysis))
     groupings = find_groupings(analysis)
-    parts = [_aggregate_tables(part, groupings) for part in parts]
+    parts = tuple(
+        replace(part, sections=tuple(aggregate(section, groupings) for section in part.sections)) for part in parts
+    )
     remarks = (*analysis.windows.describe(), *analysis.windows.notes)
-    return Document(
-        title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), tuple(parts)
-    )
-
-
-def _aggregate_tables(part: Part, groupings: Sequence[Grouping]) -> Part:
-    """A part whose tables of very many ranks are quantiles, groups and outliers."""
-    figures = tuple(
-        figure if figure.values is None else replace(figure, values=aggregate(figure.values, groupings))
-        for figure in part.figures
-    )
-    return replace(part, figures=figures, sections=tuple(aggregate(section, groupings) for section in part.sections))
+    return Document(title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), parts)
 
 
 def _name_inputs(analysis: Analysis) -> str:
@@ -95,11 +135,6 @@ def _name_inputs(analysis: Analysis) -> str:
     folder = first.rpartition("/")[0]
     is_shared = all(path.rpartition("/")[0] == folder for path in analysis.inputs)
     return folder if analysis.run is None and len(analysis.inputs) > MANY_RANKS and folder and is_shared else first
-
-
-def _difference_of_one() -> Part:
-    reason = "Nothing to show: this is one run. `perfscope page A B` shows what the difference of two is made of."
-    return Part("difference", "Budget of the difference", absent=reason)
 
 
 def _list_facts(analysis: Analysis) -> Iterator[str]:
@@ -131,11 +166,9 @@ def _list_tiles(analysis: Analysis) -> Iterator[Tile]:
     elif steps is not None and steps.samples_per_s is not None:
         yield Tile("samples/s", f"{steps.samples_per_s:,.1f}", steps.samples_per_s, "/results/steps/samples_per_s")
     utilisation = result_of(analysis, "mfu", Utilisation)
-    if utilisation is not None:
-        headline = utilisation.headline
-        if headline.mfu is not None:
-            text = f"{percent(headline.mfu):.1f} %"
-            yield Tile(f"MFU by {headline.name}", text, headline.mfu, "/results/mfu/mfu")
+    if utilisation is not None and utilisation.mfu is not None:
+        text = f"{percent(utilisation.mfu):.1f} %"
+        yield Tile(f"MFU by {utilisation.convention}", text, utilisation.mfu, "/results/mfu/mfu")
     breakdown = result_of(analysis, "breakdown", Breakdown)
     if breakdown is not None and breakdown.row.window:
         yield from _shares_of_window(breakdown)
@@ -162,21 +195,11 @@ def _shares_of_window(breakdown: Breakdown) -> Iterator[Tile]:
         yield Tile(label, f"{percent(time_us / parts.window_us):.1f} %", time_us, pointer)
 
 
-#: Results whose tables stand below a chart.
-_DRAWN = frozenset(
-    (
-        "findings", "wall_clock", "steps", "gpus", "energy", "throttling", "breakdown", "host", "idle", "overlap",
-        "collectives", "stragglers", "pipeline_bubble", "pipeline_steps", "whatif", "kernels", "memory", "saves",
-        "timeline", "modules",
-    )
-)  # fmt: skip
-
-
-def show_others(analysis: Analysis) -> Part:
+def _show_others(analysis: Analysis) -> Part:
     """The tables of all other results, and the reasons of those that are absent."""
-    sections = [
-        section for name, result in analysis.results.items() if name not in _DRAWN for section in result.sections()
-    ]
+    drawn = {name for kind in _KINDS for name in (*kind.results, *kind.needs)}
+    others = [result for name, result in analysis.results.items() if name not in drawn]
+    sections = [section for result in others for section in result.sections()]
     if analysis.skipped:
         rows = tuple((skip.analyzer, skip.reason) for skip in analysis.skipped)
         sections.append(Section("Not computed", (Column("Result"), Column("Reason")), rows))
@@ -186,14 +209,8 @@ def show_others(analysis: Analysis) -> Part:
     return Part("others", "Other results", lead, sections=tuple(sections))
 
 
-def show_scaling(study: Scaling | None) -> Part:
+def show_scaling(study: Scaling) -> Part:
     """Measured medians, the ideal line, and every law."""
-    if study is None:
-        reason = (
-            "Nothing to show: one run has one number of GPUs. `perfscope page` draws the curve of several runs on "
-            "different numbers of GPUs."
-        )
-        return Part("scaling", "Scaling", absent=reason)
     sections = study.sections()
     if not study.series:
         reason = "Nothing to draw: no set-up was run on two different numbers of GPUs."

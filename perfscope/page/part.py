@@ -47,6 +47,23 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """What is drawn of results, above their tables.
+
+    Attributes:
+        lead: What it says, in a sentence or two.
+        figures: The charts.
+        html: What stands before the charts, written by us and escaped.
+        absent: Why there is nothing to show; ``""`` where there is.
+    """
+
+    lead: str = ""
+    figures: tuple[Figure, ...] = ()
+    html: str = ""
+    absent: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tile:
     """One figure at the top of a page.
 
@@ -91,15 +108,6 @@ def result_of(analysis: Analysis, name: str, kind: type[_R]) -> _R | None:
     """A result, where there is one."""
     result = analysis.results.get(name)
     return result if isinstance(result, kind) else None
-
-
-def why_absent(analysis: Analysis, *names: str) -> str:
-    """Why analyzers gave no result, in a sentence."""
-    reasons = [
-        skip.reason for name in names for skip in (*analysis.skipped, *analysis.inapplicable) if skip.analyzer == name
-    ]
-    reason = "; ".join(dict.fromkeys(reasons)) or "this was not analyzed"
-    return f"Nothing to show: {reason}."
 
 
 def rank_name(rank: int | None) -> str:

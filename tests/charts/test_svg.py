@@ -18,12 +18,11 @@ from perfscope.charts.grammar import (
     Line,
     Scale,
     Shades,
-    Span,
-    Spans,
     Values,
 )  # fmt: skip
 from perfscope.charts.palette import Colour, style_variables
-from perfscope.charts.svg import draw, draw_file, fit_extent, label_levels, stack_spans
+from perfscope.charts.svg import draw, draw_file, fit_extent, label_levels
+from perfscope.page.figures import draw_bars
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title><script>alert(1)</script>\"'&"
@@ -59,15 +58,16 @@ def test_what_a_logarithmic_axis_cannot_show_is_left_out() -> None:
 
 
 def test_a_stack_leaves_nothing_out() -> None:
-    for row in stack_spans([[1.5, 2, 3], [0, 4, 0]]):
-        assert row[0][0] == 0
-        assert all(end == start for (_, end), (start, _) in pairwise(row))
-    spans = tuple(Span(0, start, end) for start, end in stack_spans([[1, 2, 3]])[0])
-    chart = Chart("t", "d", Values("ms", low=0), Categories("", ("row",)), (Spans("s", Colour.COPY, spans),))
-    bars = marks_of(draw_file([chart]), "rect")
+    kinds = (("a", Colour.COPY), ("b", Colour.DATA), ("c", Colour.IDLE))
+    figure = draw_bars("t", "ms", ("row", "other"), ((1, 2, 3), (0, None, 4)), kinds)
+    assert figure.values is not None
+    assert figure.values.rows == (("row", 1, 2, 3, 6), ("other", 0, None, 4, 4))
+    bars = marks_of(draw_file(figure.charts), "rect")
     edges = [(float(bar.get("x", "")), float(bar.get("width", ""))) for bar in bars]
-    assert all(x + width == pytest.approx(after, abs=0.02) for (x, width), (after, _) in pairwise(edges))
-    assert edges[2][1] == pytest.approx(3 * edges[0][1], rel=0.01)
+    row = [edges[0], edges[1], edges[2]]
+    assert all(x + width == pytest.approx(after, abs=0.02) for (x, width), (after, _) in pairwise(row))
+    assert row[2][1] == pytest.approx(3 * row[0][1], rel=0.01)
+    assert edges[3][1] == pytest.approx(4 * row[0][1], rel=0.01)
 
 
 def test_charts_below_each_other_share_their_axis() -> None:

@@ -6,16 +6,12 @@ import gzip
 import json
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
 
-from perfscope.api.opening import open_run
-from perfscope.commands.options.sections import ANALYSIS_SECTIONS, COMPARISON_SECTIONS
-from tests.api.inputs import all_inputs
 from tests.commands.terminals import on_terminal
-from tests.conftest import ROOT, perfscope, run
+from tests.conftest import ROOT, perfscope
 
 FIXTURES = ROOT / "fixtures"
 UNPINNED = FIXTURES / "findings" / "h200" / "unpinned"
@@ -122,22 +118,6 @@ class TestSections:
         ended = perfscope("analyze", UNPINNED, "--section", "steps", "--format", "json", cwd=ROOT)
         assert ended.code == 2
         assert "--only" in ended.stderr
-
-    @pytest.mark.parametrize(
-        ("typed", "title"), [("analyze --section wall", "wall clock"), ("compare --section fig", "figures")]
-    )
-    def test_the_shell_completes_names(self, typed: str, title: str, tmp_path: Path) -> None:
-        completed = run(
-            [Path(sys.executable).with_name("perfscope")], tmp_path,
-            _PERFSCOPE_COMPLETE="complete_zsh", _TYPER_COMPLETE_ARGS=f"perfscope {typed}",
-        )  # fmt: skip
-        assert title in completed.stdout
-
-    def test_the_names_that_are_completed_are_those_of_reports(self) -> None:
-        titles = {section.title for path in all_inputs()[::4] for section in open_run(path).report().sections}
-        assert titles <= set(ANALYSIS_SECTIONS)
-        compared = open_run(PINNED).compare(open_run(UNPINNED), limits=["step_time>+3%"], anyway=True).report()
-        assert {section.title for section in compared.sections} <= set(COMPARISON_SECTIONS)
 
 
 class TestBadInput:

@@ -13,48 +13,10 @@ from perfscope.renderers import Format
 from perfscope.report import Report, Section
 
 WARNINGS = "Warnings"
-#: The headings of all reports of ``perfscope analyze``, for the completion of shells; a test compares them.
-ANALYSIS_SECTIONS = (
-    "Findings", "Wall clock", "Slowest steps", "Steps", "Set-up", "GPUs", "Links", "Throttling", "Energy",
-    "Profiling overhead", "Saves", "MFU of steady-state steps", "Device time", "Device time of the whole window",
-    "Device time by step", "Host time", "Host time by step",
-    "Host time outside of operators", "Operators on the host", "Overlap by axis of parallelism",
-    "Overlap by process group", "Idle time by cause", "Longest idle gaps", "Calls that hold the host up", "Optimizer",
-    "Kernels", "Kernels by operator", "Operations by shapes", "Collectives", "Stragglers", "Pace of the devices",
-    "Clocks", "Pipeline bubble", "Measured schedule", "Pipeline bubble of every step", "Late ranks",
-    "Steps with the latest ranks",
-    "Steps on the host, by rank", "Roofline of operators", "Operators by category", "Time by module",
-    "Tensor cores by NVML's counters", "Peak memory", "Largest allocations at the peak", "Activations at the peak",
-    "What would lower the peak", "Goodput", "Not computed", WARNINGS,
-)  # fmt: skip
-COMPARISON_SECTIONS = (
-    "Figures", "Limits", "Different set-up", "What the change is made of", "What appeared, vanished or changed",
-    "What did not change", "Verdicts", WARNINGS,
-)  # fmt: skip
-
-
-def _complete(titles: Sequence[str], typed: str) -> list[str]:
-    return [title.lower() for title in titles if title.lower().startswith(typed.lower())]
-
-
-def _complete_analysis(incomplete: str) -> list[str]:
-    return _complete(ANALYSIS_SECTIONS, incomplete)
-
-
-def _complete_comparison(incomplete: str) -> list[str]:
-    return _complete(COMPARISON_SECTIONS, incomplete)
-
 
 _HELP = "Print only the sections whose heading begins so. May be repeated."
 
-AnalysisSections = Annotated[
-    list[str] | None,
-    typer.Option("--section", metavar="NAME", help=_HELP, autocompletion=_complete_analysis, show_default="all"),
-]
-ComparisonSections = Annotated[
-    list[str] | None,
-    typer.Option("--section", metavar="NAME", help=_HELP, autocompletion=_complete_comparison, show_default="all"),
-]
+Sections = Annotated[list[str] | None, typer.Option("--section", metavar="NAME", help=_HELP, show_default="all")]
 ScreenFormat = Annotated[
     Format | None,
     typer.Option("--format", "-f", help="How to print the result.", show_default="one screen on a terminal, else md"),

@@ -7,25 +7,21 @@ from perfscope.analyzers.findings.finding import Finding
 from perfscope.constants import GB, US_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.page.html import clean, with_code
-from perfscope.page.part import Part, result_of, why_absent
+from perfscope.page.part import Drawn, result_of
 from perfscope.report import percent
 from perfscope.units import format_ranges, format_seconds
 
-_IDENTITY, _TITLE = "findings", "Findings"
 
-
-def show_findings(analysis: Analysis) -> Part:
+def draw_findings(analysis: Analysis) -> Drawn:
     """One card a finding, the one that regains most first."""
     findings = result_of(analysis, "findings", Findings)
-    if findings is None:
-        reason = why_absent(analysis, "findings").replace("this was not analyzed", "no step was measured")
-        return Part(_IDENTITY, _TITLE, absent=reason)
+    assert findings is not None
     if not findings.findings:
-        return Part(_IDENTITY, _TITLE, lead="Nothing stands out: no cause that perfscope knows costs much of a step.")
+        return Drawn("Nothing stands out: no cause that perfscope knows costs much of a step.")
     cards = "".join(_card(finding, index) for index, finding in enumerate(findings.findings))
     step = format_seconds(findings.step_us / US_PER_S)
     lead = f"What costs the most of a step of {step}, and what to try. Times are what a fix would regain of each step."
-    return Part(_IDENTITY, _TITLE, lead, html=f'<ol class="findings">{cards}</ol>')
+    return Drawn(lead, html=f'<ol class="findings">{cards}</ol>')
 
 
 def _card(finding: Finding, index: int) -> str:

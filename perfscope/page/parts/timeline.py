@@ -14,13 +14,12 @@ from perfscope.analyzers.tracks.rank_tracks import STATES
 from perfscope.charts.palette import Colour
 from perfscope.constants import NS_PER_US
 from perfscope.engine.run import Analysis
-from perfscope.page.part import Part, rank_name, result_of, why_absent
+from perfscope.page.part import Drawn, rank_name, result_of
 from perfscope.report import Json, escape_control_characters
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes
 
-_IDENTITY, _TITLE = "timeline", "Timeline"
 #: The colour of each state, in their order.
 _COLOURS = (
     Colour.COMPUTE, Colour.BESIDE, Colour.COMMUNICATION, Colour.COPY, Colour.DATA, Colour.SYNCHRONISATION, Colour.CALL,
@@ -34,13 +33,11 @@ _LONGEST_NAME = 160
 _FINEST_UNITS = 2**31
 
 
-def show_timeline(analysis: Analysis) -> Part:
+def draw_timeline(analysis: Analysis) -> Drawn:
     """All ranks on one clock: what each device did at every moment."""
     timeline = result_of(analysis, "timeline", JobTimeline)
-    if timeline is None:
-        return Part(_IDENTITY, _TITLE, absent=why_absent(analysis, "timeline"))
-    lead = " ".join(_describe(timeline))
-    return Part(_IDENTITY, _TITLE, lead, sections=timeline.sections(), html=_write(timeline))
+    assert timeline is not None
+    return Drawn(" ".join(_describe(timeline)), html=_write(timeline))
 
 
 def _describe(timeline: JobTimeline) -> Iterator[str]:

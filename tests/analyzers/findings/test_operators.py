@@ -18,7 +18,7 @@ from perfscope.analyzers.findings.finding import Finding
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.run import Analysis, Plan, analyze
-from perfscope.page.parts.findings import show_findings
+from perfscope.page.parts.findings import draw_findings
 from tests.analyzers.comparison.injection import slow_down
 from tests.conftest import ROOT
 
@@ -153,7 +153,7 @@ def test_a_memory_with_room_gets_no_finding(tmp_path: Path) -> None:
 
 def test_a_page_shows_bytes_in_place_of_a_time(tmp_path: Path) -> None:
     small = {"device_total_bytes": 11_900_000_000, "device_free_bytes": 100_000_000}
-    part = show_findings(analysis_with_history(tmp_path / "run", small))
+    part = draw_findings(analysis_with_history(tmp_path / "run", small))
     assert 'data-pointer="/results/findings/0/saved_bytes"' in part.html
     assert "<strong" in part.html
     assert "GB</strong> <span>less at the peak</span>" in part.html

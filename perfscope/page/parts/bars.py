@@ -1,0 +1,316 @@
+"""The parts of a page that are bars: a function a result gives the lead and the figures above its tables."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from perfscope.analyzers.breakdown import Breakdown
+from perfscope.analyzers.gpus import Gpus
+from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.memory.peak import chart_memory
+from perfscope.analyzers.memory.result import MemoryUse
+from perfscope.analyzers.modules.attribution import Phase
+from perfscope.analyzers.modules.measurement import RankModules
+from perfscope.analyzers.modules.result import ModuleTree
+from perfscope.analyzers.modules.tree import ModuleNode, build_tree, fold
+from perfscope.analyzers.overlap import Overlap
+from perfscope.analyzers.pipelines.bubble_report import BubbleReport
+from perfscope.analyzers.replay.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH
+from perfscope.analyzers.saves import SaveTimes
+from perfscope.analyzers.shared.parts import Part as Spent
+from perfscope.analyzers.steps import StepTimes
+from perfscope.analyzers.wall_clock import WallClock
+from perfscope.analyzers.whatif import WhatIf
+from perfscope.charts.palette import Colour
+from perfscope.constants import GB, MB, NS_PER_MS, NS_PER_S
+from perfscope.engine.run import Analysis
+from perfscope.page.figures import draw_bars, select_rows
+from perfscope.page.part import Drawn, Figure, rank_name, result_of
+from perfscope.report import Cell, Column, Section, percent_of
+from perfscope.schedules.drawing import to_charts
+from perfscope.tables.kernel_classes import short_name
+from perfscope.tables.trace import Work
+
+_MOST_ROWS = 48
+_MOST_KERNELS, _MOST_MODULES, _MOST_SAVES, _MOST_FILES = 16, 24, 24, 24
+_INDENT = "· "
+
+_DEVICE = (
+    ("compute", Colour.COMPUTE),
+    ("exposed communication", Colour.COMMUNICATION),
+    ("exposed copies", Colour.COPY),
+    ("idle", Colour.IDLE),
+)
+
+
+def draw_breakdown(analysis: Analysis) -> Drawn:
+    """A stacked bar for each rank and step."""
+    breakdown = result_of(analysis, "breakdown", Breakdown)
+    if breakdown is None:
+        return Drawn("No GPU was used: the time of the hosts, from the operators in the traces.")
+    bars = []
+    for rank in breakdown.ranks:
+        if len(breakdown.ranks) <= _MOST_ROWS and rank.steps:
+            name = rank_name(rank.rank)
+            bars += [(f"{name} · step {step.name.rpartition('#')[2]}", step.parts) for step in rank.steps]
+        else:
+            bars.append((rank_name(rank.rank), rank.row))
+    selection = select_rows([parts.idle for _, parts in bars], _MOST_ROWS, "idle time")
+    shown = [bars[index] for index in selection.rows]
+    rows = [
+        [time / NS_PER_MS for time in (parts.compute, parts.exposed_communication, parts.exposed_copy, parts.idle)]
+        for _, parts in shown
+    ]
+    lead = (
+        "What each device did, exactly: compute hides communication, and both hide copies; the parts add up to the "
+        f"window. {selection.note}"
+    )
+    return Drawn(lead, (draw_bars("Device time by rank and step", "ms", [name for name, _ in shown], rows, _DEVICE),))
+
+
+_OVERLAP = (("hidden behind computation", Colour.BESIDE), ("exposed", Colour.COMMUNICATION))
+
+
+def draw_overlap(analysis: Analysis) -> Drawn:
+    """How much communication of each axis hides behind computation."""
+    overlap = result_of(analysis, "overlap", Overlap)
+    if overlap is None or not overlap.axes:
+        return Drawn()
+    rows = [[axis.row.hidden / NS_PER_MS, axis.row.exposed / NS_PER_MS] for axis in overlap.axes]
+    names = [axis.axis or "not stated" for axis in overlap.axes]
+    title = "Communication by axis of parallelism"
+    return Drawn("", (draw_bars(title, "ms", names, rows, _OVERLAP, axis="ms over all ranks"),))
+
+
+_LIFE: tuple[tuple[str, Colour, tuple[Spent, ...]], ...] = (
+    ("training steps", Colour.COMPUTE, (Spent.STEPS,)),
+    ("waiting for data", Colour.DATA, (Spent.DATA_WAIT,)),
+    (
+        "start-up and first step",
+        Colour.OPERATOR,
+        (Spent.IMPORTS, Spent.SET_UP, Spent.BEFORE_FIRST_STEP, Spent.FIRST_STEP),
+    ),
+    ("compilation", Colour.BESIDE, (Spent.COMPILATION,)),
+    ("checkpoint saves", Colour.SYNCHRONISATION, (Spent.SAVES,)),
+    ("validation and generation", Colour.BACKWARD, (Spent.VALIDATION, Spent.VALIDATION_WAIT, Spent.GENERATION)),
+    (
+        "profiler windows and hooks",
+        Colour.COPY,
+        (Spent.WINDOW_STEPS, Spent.WINDOW_START, Spent.WINDOW_STOP, Spent.WINDOW_EXPORT, Spent.HOOKS),
+    ),
+    ("between steps and after the last one", Colour.IDLE, (Spent.BETWEEN, Spent.END)),
+)
+
+
+def draw_wall_clock(analysis: Analysis) -> Drawn:
+    """A bar for each process, from its start to its end."""
+    clock = result_of(analysis, "wall_clock", WallClock)
+    assert clock is not None
+    ledgers = clock.ledgers
+    selection = select_rows([float(ledger.wall_ns) for ledger in ledgers], _MOST_ROWS, "wall time")
+    shown = [ledgers[row] for row in selection.rows]
+    names = [rank_name(each.rank) + (f", start {each.attempt + 1}" if each.attempt else "") for each in shown]
+    rows = [[sum(each.parts.get(part, 0) for part in parts) / NS_PER_S for _, _, parts in _LIFE] for each in shown]
+    whole_ns = sum(ledger.wall_ns for ledger in ledgers)
+    steps_ns = sum(ledger.parts.get(Spent.STEPS, 0) for ledger in ledgers)
+    lead = (
+        f"{percent_of(steps_ns, whole_ns) or 0:.1f} % of the wall time of all processes went to training steps that "
+        "nothing else was in; the parts of each add up to its life. `perfscope goodput` adds up the starts of a job. "
+        f"{selection.note}"
+    )
+    kinds = [(label, colour) for label, colour, _ in _LIFE]
+    return Drawn(lead, (draw_bars("Wall time by process", "s", names, rows, kinds),))
+
+
+_PATH = {
+    COMPUTE: Colour.COMPUTE,
+    COMMUNICATION: Colour.COMMUNICATION,
+    COPY: Colour.COPY,
+    HOST: Colour.OPERATOR,
+    DATA: Colour.DATA,
+    LAUNCH: Colour.LAUNCH,
+}
+
+
+def draw_critical_path(analysis: Analysis) -> Drawn:
+    """The path's time by rank and cause."""
+    answer = result_of(analysis, "whatif", WhatIf)
+    assert answer is not None
+    times_ms: defaultdict[tuple[int, str], float] = defaultdict(float)
+    for part in answer.critical_path:
+        times_ms[part.rank, part.cause] += part.time_ns / part.steps / NS_PER_MS
+    ranks = sorted({rank for rank, _ in times_ms})
+    rows = [[times_ms.get((rank, cause), 0.0) for cause in _PATH] for rank in ranks]
+    lead = (
+        f"From the end of a step back to its begin, always to what was waited for last: {sum(times_ms.values()):,.2f} "
+        f"ms, on {len(ranks)} rank{'s' * (len(ranks) > 1)}. Only what is on it makes a step faster. It is that of the "
+        "profiled steps; `perfscope whatif` says what is left of it without the profiler."
+    )
+    names = [rank_name(rank) for rank in ranks]
+    return Drawn(
+        lead, (draw_bars("Critical path by rank", "ms", names, rows, list(_PATH.items()), axis="ms of a step"),)
+    )
+
+
+_WORK = {
+    Work.COMPUTE: ("compute", Colour.COMPUTE),
+    Work.COMMUNICATION: ("communication", Colour.COMMUNICATION),
+    Work.COPY: ("copy", Colour.COPY),
+    Work.FUSED: ("compute with communication", Colour.BESIDE),
+}
+
+
+def draw_kernels(analysis: Analysis) -> Drawn:
+    """A bar for each of the most expensive kernels."""
+    kernels = result_of(analysis, "kernels", Kernels)
+    assert kernels is not None
+    shown = kernels.names[:_MOST_KERNELS]
+    rows = [
+        [kernel.total_ns / NS_PER_MS if kernel.work == work.name.lower() else 0.0 for work in _WORK] for kernel in shown
+    ]
+    names = [f"{short_name(kernel.name)} ({kernel.calls:,} calls)" for kernel in shown]
+    lead = f"{len(shown)} of {len(kernels.names)} names, by their time on all devices."
+    title = "The most expensive kernels"
+    return Drawn(lead, (draw_bars(title, "ms", names, rows, list(_WORK.values()), axis="ms over all ranks"),))
+
+
+_PHASES = {
+    Phase.FORWARD: ("forward", Colour.FORWARD),
+    Phase.BACKWARD: ("backward", Colour.BACKWARD),
+    Phase.RECOMPUTATION: ("recomputed", Colour.WEIGHT),
+    Phase.OPTIMIZER: ("optimizer", Colour.BESIDE),
+    Phase.COMMUNICATION: ("communication", Colour.COMMUNICATION),
+}
+
+
+def draw_modules(analysis: Analysis) -> Drawn:
+    """A bar for each module of the rank that computes longest; those inside it stand below it."""
+    tree = result_of(analysis, "modules", ModuleTree)
+    assert tree is not None
+    rank = max(tree.traced, key=lambda each: each.computing_ns / max(1, each.steps))
+    nodes = list(_walk(rank, tree.depth))
+    if not nodes:
+        return Drawn("No module has device time.")
+    shown, steps = nodes[:_MOST_MODULES], max(1, rank.steps)
+    of_step = f"a mean of {rank.steps} steps" if rank.steps else "the whole trace, which marks no step"
+    lead = f"Device time of each module with those inside it, of {of_step} of {rank_name(rank.rank)}."
+    if len(shown) < len(nodes):
+        lead += f" {len(shown)} of {len(nodes)} are drawn, from the outermost in."
+    rows = [[node.totals_ns()[phase] / steps / NS_PER_MS for phase in _PHASES] for _, node in shown]
+    names = [name for name, _ in shown]
+    return Drawn(lead, (draw_bars("Device time by module", "ms", names, rows, list(_PHASES.values())),))
+
+
+def _walk(rank: RankModules, most_levels: int) -> Iterator[tuple[str, ModuleNode]]:
+    """The name of each module, indented by its level, and the module; repeated layers are one."""
+    for root in sorted(fold(build_tree(rank.modules)), key=lambda node: -node.total_ns):
+        for level, node in root.walk():
+            if level < most_levels and node.total_ns:
+                repeated = f" x{len(node.instances_ns)}" if len(node.instances_ns) > 1 else ""
+                yield f"{_INDENT * level}{node.path}{repeated}", node
+
+
+_MEMORY = (
+    ("tensors", Colour.COMPUTE),
+    ("other use: caches, contexts, NCCL, other processes", Colour.COPY),
+    ("never used", Colour.IDLE),
+)
+
+
+def draw_memory(analysis: Analysis) -> Drawn:
+    """A bar for each rank: tensors, everything else in use, and what is free, at their maximum; and a history."""
+    steps, gpus = result_of(analysis, "steps", StepTimes), result_of(analysis, "gpus", Gpus)
+    use = result_of(analysis, "memory", MemoryUse)
+    over_time = () if use is None else (_draw_history(use),)
+    peaks = {rank.rank: rank.memory_peak_bytes for rank in steps.ranks} if steps else {}
+    of_gpu = {gpu.ranks[0]: gpu for gpu in gpus.gpus if len(gpu.ranks) == 1} if gpus else {}
+    bars: list[tuple[int, tuple[float | None, ...]]] = []
+    for rank in sorted({rank for rank, peak in peaks.items() if peak} | set(of_gpu)):
+        gpu, peak = of_gpu.get(rank), (peaks.get(rank) or 0) / GB
+        used = (gpu.memory_used_bytes or 0) / GB if gpu else 0.0
+        whole = (gpu.memory_total_bytes or 0) / GB if gpu else 0.0
+        if peak or used:
+            rest, free = max(used - peak, 0.0), max(whole - max(used, peak), 0.0)
+            bars.append((rank, (peak or None, rest if used else None, free if whole else None)))
+    if not bars and over_time:
+        return Drawn("What tensors held over the window, by what they are for.", over_time)
+    if not bars:
+        reason = "Nothing to show: no rank recorded the memory of its device, and NVML was not sampled on it."
+        return Drawn(absent=reason)
+    selection = select_rows([sum(part or 0.0 for part in parts[:2]) for _, parts in bars], _MOST_ROWS, "memory in use")
+    shown = [bars[index] for index in selection.rows]
+    lead = "The most that each rank's device held: tensors by torch's allocator, all use by NVML. GB is 10^9 bytes. "
+    names = [rank_name(rank) for rank, _ in shown]
+    figure = draw_bars("Peak memory by rank", "GB", names, [parts for _, parts in shown], _MEMORY)
+    return Drawn(lead + selection.note, (figure, *over_time))
+
+
+def _draw_history(use: MemoryUse) -> Figure:
+    """What the fullest device held over its window, by category, and its peak in figures."""
+    peak = use.fullest
+    cells: list[tuple[Cell, ...]] = [
+        (part.name, part.bytes / GB, percent_of(part.bytes, peak.peak_bytes)) for part in peak.categories if part.bytes
+    ]
+    columns = (Column("Category"), Column("At the peak (GB)", 3), Column("Share (%)"))
+    return Figure((chart_memory(peak),), Section("Peak by category", columns, tuple(cells)))
+
+
+_SAVES = (("training stalled", Colour.WORSE), ("writing beside training", Colour.BESIDE))
+
+
+def draw_checkpoints(analysis: Analysis) -> Drawn:
+    """A bar for each save, and one for each of the largest files of the last save that states them."""
+    saves, run = result_of(analysis, "saves", SaveTimes), analysis.run
+    timed = [save for save in saves.saves if save.blocked_s is not None] if saves else []
+    shown, lead, figures = timed[-_MOST_SAVES:], "", []
+    if shown:
+        lead = f"The last {_MOST_SAVES} of {len(timed)} saves are drawn. " if len(shown) < len(timed) else ""
+        names = ["step unknown" if save.step is None else f"step {save.step}" for save in shown]
+        rows = [
+            [save.blocked_s, None if save.drained_s is None else max(save.drained_s - (save.blocked_s or 0.0), 0.0)]
+            for save in shown
+        ]
+        figures.append(draw_bars("Time of each save", "s", names, rows, _SAVES))
+    stated = [timing for timing in run.saves.timings if timing.files] if run is not None and run.saves else []
+    sizes = {
+        path: (path, size, rank_name(timing.rank))
+        for timing in stated
+        if timing.step == stated[-1].step
+        for path, size in timing.files or ()
+        if size
+    }
+    if sizes:
+        largest = sorted(sizes.values(), key=lambda file: (-file[1], file[0]))[:_MOST_FILES]
+        if len(largest) < len(sizes):
+            left_out = len(sizes) - len(largest)
+            lead += f"Of the last save the {_MOST_FILES} largest files are drawn; {left_out} smaller ones are not."
+        names = [f"{path.rpartition('/')[2]}, by {rank}" for path, _, rank in largest]
+        kinds = (("size", Colour.FOURTH),)
+        figures.append(draw_bars("Files of the last save", "MB", names, [[size / MB] for _, size, _ in largest], kinds))
+    return Drawn(lead, tuple(figures))
+
+
+def draw_pipeline(analysis: Analysis) -> Drawn:
+    """A typical step of each pipeline, measured and ideal, on one scale."""
+    bubbles = result_of(analysis, "pipeline_bubble", BubbleReport)
+    if bubbles is None:
+        return Drawn("Nothing to draw: traces of all stages are needed. The times below are those of the hosts.")
+    charts = bubbles.bubble.charts
+    lead = "Passes of micro-batches by stage, in a typical step: what is empty is bubble."
+    if len(charts) == 1:
+        lead += " There is no ideal beside it, because the schedule was not recognised."
+    columns = (Column("Schedule"), Column("Stage"), Column("Passes"), Column("Busy (ms)", 3), Column("Step (ms)", 3))
+    rows: list[tuple[Cell, ...]] = [
+        (
+            chart.title,
+            lane.label,
+            len(lane.bars),
+            sum(bar.end - bar.start for bar in lane.bars) / NS_PER_MS,
+            chart.end / NS_PER_MS,
+        )
+        for chart in charts
+        for lane in chart.lanes
+    ]
+    figure = Figure(to_charts(charts, NS_PER_MS, "ms"), Section("Passes by stage", columns, tuple(rows)))
+    return Drawn(lead, (figure,))

@@ -1,0 +1,418 @@
+"""The parts of a page over time or size: steps, NVML's samples, bandwidths, and waits by rank and step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+from typing import NamedTuple
+
+import numpy as np
+
+from perfscope.analyzers.collectives import Collectives, Operation
+from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.step_selection import find_undisturbed, job_times_ns
+from perfscope.analyzers.steps import StepTimes
+from perfscope.analyzers.stragglers.traces import Stragglers
+from perfscope.analyzers.throttling import Throttling
+from perfscope.charts.grammar import (
+    Area,
+    Categories,
+    Chart,
+    Dots,
+    Heat,
+    HeatCell,
+    Line,
+    Mark,
+    Scale,
+    Shades,
+    Span,
+    Spans,
+    Values,
+)
+from perfscope.charts.palette import SERIES, Colour
+from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_S
+from perfscope.engine.run import Analysis
+from perfscope.errors import MissingInput
+from perfscope.page.figures import bucket_edges, fit_row_height, select_rows
+from perfscope.page.part import Drawn, Figure, rank_name, result_of
+from perfscope.report import Column, Section
+from perfscope.tables.columns import Bool, present
+from perfscope.tables.run import Run
+from perfscope.tables.steps import Steps
+from perfscope.tables.trace import ABSENT
+from perfscope.units import format_bytes, format_ranges
+
+_MOST_POINTS = 600
+#: Steps that take this many times the median are drawn at the upper edge.
+_HIGHEST = 2.5
+_MOST_NAMED = 6
+_HAPPENINGS: tuple[tuple[str, Colour, Callable[[Steps], Bool]], ...] = (
+    ("profiler window", Colour.COPY, lambda steps: np.asarray(steps.window != "", np.bool_)),
+    ("checkpoint save", Colour.SYNCHRONISATION, lambda steps: present(steps.save_ns) | steps.draining),
+    ("garbage collection", Colour.DATA, lambda steps: present(steps.garbage_ns)),
+    ("compilation", Colour.BESIDE, lambda steps: present(steps.compile_ns)),
+    ("validation", Colour.FORWARD, lambda steps: present(steps.no_grad_ns)),
+)
+
+
+class StepRange(NamedTuple):
+    """One step over all ranks, in milliseconds."""
+
+    step: int
+    fastest: float
+    slowest: float
+    job: float
+
+
+def draw_steps(analysis: Analysis) -> Drawn:
+    """The times of all steps, with windows, saves, collections of garbage, compilations and throttling below them."""
+    run, times = analysis.run, result_of(analysis, "steps", StepTimes)
+    if run is None or times is None:
+        return Drawn()
+    ranges = _list_ranges(run)
+    if not ranges:
+        return Drawn("Nothing to draw: no step's time is known, because the beginning of none was recorded.")
+    chart, beyond = _chart_times(ranges, times)
+    happenings = _chart_happenings(run, analysis)
+    if happenings is not None:
+        chart = replace(chart, x=replace(chart.x, label=""))
+    columns = (Column("Step"), *(Column(f"{name} (ms)", 3) for name in ("The job", "Slowest rank", "Fastest rank")))
+    rows = tuple((step.step, step.job, step.slowest, step.fastest) for step in ranges)
+    figure = Figure((chart, *([happenings] if happenings else [])), Section(chart.title, columns, rows))
+    ranks = f"{len(times.ranks)} rank{'s' * (len(times.ranks) > 1)}"
+    if times.step_time_s is None or times.median_s is None:
+        lead = f"{times.count} steps on {ranks}; too few of them are in steady state for a step time. {beyond}"
+    else:
+        lead = (
+            f"{times.count} steps on {ranks}; in steady state the step time is {times.step_time_s * MS_PER_S:,.1f} ms, "
+            f"the median {times.median_s * MS_PER_S:,.1f} ms. {beyond}"
+        )
+    return Drawn(lead, (figure,))
+
+
+def _list_ranges(run: Run) -> list[StepRange]:
+    """Each step of the last process of each rank: its fastest and its slowest rank, and the job."""
+    spans: dict[int, tuple[int, int]] = {}
+    tables = find_undisturbed(run.steps).tables
+    for table in tables:
+        timed = present(table.wall_ns)
+        for step, wall_ns in zip(table.step[timed].tolist(), table.wall_ns.data[timed].tolist(), strict=True):
+            low, high = spans.get(step, (wall_ns, wall_ns))
+            spans[step] = min(low, wall_ns), max(high, wall_ns)
+    times = zip(
+        *(column.tolist() for column in job_times_ns(tables, lambda table: present(table.wall_ns))), strict=True
+    )
+    return [StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
+
+
+def _chart_times(ranges: Sequence[StepRange], times: StepTimes) -> tuple[Chart, str]:
+    """The steps as a curve, and which of them are beyond its axis."""
+    ranks = len(times.ranks)
+    middle = times.median_s * MS_PER_S if times.median_s else median(step.job for step in ranges)
+    top = 1.08 * max((step.slowest for step in ranges if step.slowest <= _HIGHEST * middle), default=middle)
+    above = [step for step in ranges if step.job > _HIGHEST * middle]
+    buckets = [ranges[first:end] for first, end in bucket_edges(len(ranges), _MOST_POINTS)]
+    is_whole = len(buckets) == len(ranges)
+    marks: list[Mark] = []
+    if ranks > 1 or not is_whole:
+        area = tuple(
+            (
+                float(bucket[0].step),
+                min(*(step.fastest for step in bucket), top),
+                min(max(step.slowest for step in bucket), top),
+            )
+            for bucket in buckets
+        )
+        label = f"fastest to slowest {'rank' if is_whole else 'of neighbouring steps'}"
+        marks.append(Area(label, Colour.FIRST, area))
+    middles = tuple((float(bucket[0].step), min(median(step.job for step in bucket), top)) for bucket in buckets)
+    marks.append(Line("the job" if ranks > 1 else "step", Colour.FIRST, middles))
+    if is_whole:
+        marks.append(Dots("", Colour.FIRST, middles, tuple(f"step {each.step}: {each.job:,.2f} ms" for each in ranges)))
+    if above:
+        drawn = above[:_MOST_POINTS]
+        tips = tuple(f"step {step.step}: {step.job:,.1f} ms" for step in drawn)
+        marks.append(Dots("beyond the axis", Colour.WORSE, tuple((float(step.step), top) for step in drawn), tips))
+    ends = (float(ranges[0].step), float(ranges[-1].step))
+    marks.append(Line("median in steady state", Colour.QUIET, tuple((x, middle) for x in ends), is_dashed=True))
+    chart = Chart(
+        "Time of each step",
+        f"Times of {len(ranges)} steps in milliseconds, around a median of {middle:.1f} ms.",
+        Values("step", low=ends[0] - 0.5, high=ends[1] + 0.5),
+        Values("ms", low=0, high=top),
+        tuple(marks),
+    )
+    named = ", ".join(f"{step.step} ({step.job:,.0f} ms)" for step in above[:_MOST_NAMED])
+    rest = f" and {len(above) - _MOST_NAMED} more" if len(above) > _MOST_NAMED else ""
+    return chart, f"Beyond the axis: step {named}{rest}." if above else ""
+
+
+def _chart_happenings(run: Run, analysis: Analysis) -> Chart | None:
+    """A row for each thing that happens beside training, where one did."""
+    tables = find_undisturbed(run.steps).tables
+    found = [
+        (name, colour, sorted({step for table in tables for step in table.step[select(table)].tolist()}))
+        for name, colour, select in _HAPPENINGS
+    ]
+    throttling = result_of(analysis, "throttling", Throttling)
+    throttled = sorted({step for gpu in throttling.gpus for step in gpu.steps}) if throttling else []
+    rows = [row for row in (*found, ("throttled GPU", Colour.WORSE, throttled)) if row[2]]
+    if not rows:
+        return None
+    marks = tuple(
+        Spans("", colour, tuple(_spans(index, name, steps))) for index, (name, colour, steps) in enumerate(rows)
+    )
+    description = "; ".join(f"{name} in steps {format_ranges(steps, 12)}" for name, _, steps in rows)
+    names = tuple(name for name, _, _ in rows)
+    return Chart("What else happened", f"{description}.", Values("step"), Categories("", names), marks, row_height=16)
+
+
+def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[Span]:
+    """Neighbouring steps as one span."""
+    first = previous = steps[0]
+    for step in (*steps[1:], None):
+        if step is None or step != previous + 1:
+            tip = f"{name}: step{'s' * (previous > first)} {format_ranges(range(first, previous + 1))}"
+            yield Span(row, first - 0.5, previous + 0.5, tip)
+            first = step or 0
+        previous = step or 0
+
+
+_MOST_LINES, _MOST_SAMPLES, _MOST_STEPS = 6, 400, 1_500
+_PANEL = 84
+_COUNTERS: dict[str, tuple[str, float]] = {
+    "power_mw": ("power (W)", MS_PER_S),
+    "sm_clock_mhz": ("SM clock (MHz)", 1),
+    "util_percent": ("utilisation (%)", 1),
+    "temperature_c": ("temperature (°C)", 1),
+    "memory_used_bytes": ("memory (GB)", GB),
+}
+
+
+class _Counter(NamedTuple):
+    """One of NVML's values on all GPUs: for each its name, its seconds and its values."""
+
+    label: str
+    lines: list[tuple[str, list[float], list[float]]]
+
+
+def draw_gpus(analysis: Analysis) -> Drawn:
+    """NVML's samples below the steps, on one axis of seconds."""
+    run = analysis.run
+    if run is None:
+        return Drawn()
+    try:
+        used = used_gpus(run)
+    except MissingInput as missing:
+        return Drawn(f"Nothing to draw: {missing.problem}.")
+    counters = [_read_counter(field, used) for field in _COUNTERS]
+    counters = [counter for counter in counters if counter.lines]
+    if not counters:
+        return Drawn("Nothing to draw: the samples hold no values.")
+    windows = _windows(run, used[0])
+    panels = [_panel(counter, windows, is_first=index == 0) for index, counter in enumerate(counters)]
+    panels[-1] = replace(panels[-1], x=Values("seconds since the first step"))
+    columns = (*map(Column, ("GPU of", "Counter", "Samples")), *(Column(name, 1) for name in ("Least", "Mean", "Most")))
+    rows = tuple(
+        (name, counter.label, len(values), min(values), sum(values) / len(values), max(values))
+        for counter in counters
+        for name, _, values in counter.lines
+    )
+    lead = "Seconds since the first step of each host. The marked stretches are profiler windows."
+    if len(used) > _MOST_LINES:
+        lead += f" Of {len(used)} GPUs the middle half is a band around their median, within the band of all."
+    figure = Figure((_steps_chart(used[0], windows), *panels), Section("NVML's samples", columns, rows))
+    return Drawn(lead, (figure,))
+
+
+def _origin_ns(gpu: UsedGpu) -> int:
+    starts, _, _ = step_intervals_ns(gpu.steps)
+    return int(starts[0]) if len(starts) else int(gpu.steps.end_ns[0])
+
+
+def _read_counter(field: str, used: Sequence[UsedGpu]) -> _Counter:
+    """A counter of all GPUs, from shortly before the first step to shortly after the last one."""
+    label, unit = _COUNTERS[field]
+    lines = []
+    for gpu in used:
+        column, t_ns = getattr(gpu.samples, field), gpu.samples.t_ns
+        first_ns, last_ns = _origin_ns(gpu), int(gpu.steps.end_ns[-1])
+        beside_ns = max((last_ns - first_ns) // 20, NS_PER_S // 2)
+        rows = np.flatnonzero(present(column) & (t_ns >= first_ns - beside_ns) & (t_ns <= last_ns + beside_ns))
+        if len(rows):
+            name = rank_name(gpu.ranks[0]) if len(gpu.ranks) == 1 else f"ranks {gpu.ranks[0]}-{gpu.ranks[-1]}"
+            seconds = (t_ns[rows] - first_ns) / NS_PER_S
+            lines.append((name, seconds.tolist(), (np.asarray(column.data)[rows] / unit).tolist()))
+    return _Counter(label, lines)
+
+
+def _windows(run: Run, gpu: UsedGpu) -> list[tuple[float, float, str]]:
+    origin_ns, steps = _origin_ns(gpu), gpu.steps
+    ranges = []
+    for window in run.windows:
+        rows = np.flatnonzero((steps.step >= window.first_step) & (steps.step <= window.last_step))
+        if window.rank == gpu.ranks[0] and len(rows):
+            first, last = int(steps.end_ns[rows[0]]), int(steps.end_ns[rows[-1]])
+            wall_ns = steps.wall_ns[rows[0]]
+            first -= 0 if wall_ns is np.ma.masked else int(wall_ns)
+            tip = f"profiler window: steps {window.first_step}-{window.last_step}"
+            ranges.append(((first - origin_ns) / NS_PER_S, (last - origin_ns) / NS_PER_S, tip))
+    return ranges
+
+
+def _steps_chart(gpu: UsedGpu, windows: list[tuple[float, float, str]]) -> Chart:
+    """The steps of one rank as spans of time, of which neighbours differ."""
+    starts, ends, rows = step_intervals_ns(gpu.steps)
+    origin_ns = _origin_ns(gpu)
+    numbers = gpu.steps.step[rows].tolist()
+    spans: tuple[list[Span], list[Span]] = ([], [])
+    for first, last in bucket_edges(len(numbers), _MOST_STEPS):
+        start, end = (int(starts[first]) - origin_ns) / NS_PER_S, (int(ends[last - 1]) - origin_ns) / NS_PER_S
+        tip = f"{_step_name(numbers[first:last])}: {(end - start) * MS_PER_S:,.1f} ms"
+        spans[first % 2].append(Span(0, start, end, tip, str(numbers[first]) if last - first == 1 else ""))
+    marks: tuple[Mark, ...] = (
+        *([Shades("profiler window", Colour.COPY, tuple(windows))] if windows else []),
+        Spans("", Colour.FIRST, tuple(spans[0])),
+        Spans("", Colour.BESIDE, tuple(spans[1])),
+    )
+    description = f"When each of {len(numbers)} steps ran, in seconds."
+    names = Categories("", (f"steps of {rank_name(gpu.ranks[0])}",))
+    return Chart("GPUs under the steps", description, Values(""), names, marks)
+
+
+def _panel(counter: _Counter, windows: list[tuple[float, float, str]], *, is_first: bool) -> Chart:
+    """One counter; the legend of the first one counts for all."""
+    marks: list[Mark] = [Shades("", Colour.COPY, tuple(windows))] if windows else []
+    if len(counter.lines) <= _MOST_LINES:
+        marks += [
+            Line(name if is_first else "", SERIES[index % len(SERIES)], _thin(seconds, values))
+            for index, (name, seconds, values) in enumerate(counter.lines)
+        ]
+    else:
+        marks += _bands(counter, ("all GPUs", "middle half", "median") if is_first else ("", "", ""))
+    least = min(min(values) for _, _, values in counter.lines)
+    low = None if "clock" in counter.label or "temperature" in counter.label else min(0.0, least)
+    description = f"{counter.label} of {len(counter.lines)} GPUs over the seconds of training."
+    return Chart(counter.label, description, Values(""), Values("", low=low), tuple(marks), height=_PANEL)
+
+
+def _thin(seconds: Sequence[float], values: Sequence[float]) -> tuple[tuple[float, float], ...]:
+    """Means of neighbouring samples, where there are more than can be told apart."""
+    return tuple(
+        (sum(seconds[first:last]) / (last - first), sum(values[first:last]) / (last - first))
+        for first, last in bucket_edges(len(seconds), _MOST_SAMPLES)
+    )
+
+
+def _bands(counter: _Counter, labels: tuple[str, str, str]) -> list[Mark]:
+    first = min(seconds[0] for _, seconds, _ in counter.lines)
+    last = max(seconds[-1] for _, seconds, _ in counter.lines)
+    grid = np.linspace(first, last, _MOST_SAMPLES // 2)
+    table = np.array([np.interp(grid, seconds, values) for _, seconds, values in counter.lines])
+    low, quarter, middle, three, high = np.quantile(table, (0, 0.25, 0.5, 0.75, 1), axis=0).tolist()
+    x = grid.tolist()
+    return [
+        Area(labels[0], Colour.FIRST, tuple(zip(x, low, high, strict=True))),
+        Area(labels[1], Colour.FIRST, tuple(zip(x, quarter, three, strict=True))),
+        Line(labels[2], Colour.FIRST, tuple(zip(x, middle, strict=True))),
+    ]
+
+
+def draw_collectives(analysis: Analysis) -> Drawn:
+    """The bandwidth of each kind of collective, by its size."""
+    collectives = result_of(analysis, "collectives", Collectives)
+    assert collectives is not None
+    measured = [operation for operation in collectives.operations if operation.busbw_gb_s and operation.kind.bytes > 0]
+    if not measured:
+        return Drawn("No bandwidth can be drawn: no collective states its size and was seen on all of its ranks.")
+    marks = []
+    for index, name in enumerate(sorted({operation.kind.operation for operation in measured})):
+        members = [operation for operation in measured if operation.kind.operation == name]
+        points = tuple((float(operation.kind.bytes), operation.busbw_gb_s or 0.0) for operation in members)
+        marks.append(Dots(name, SERIES[index % len(SERIES)], points, tuple(map(_describe, members))))
+    chart = Chart(
+        "Bus bandwidth by size",
+        f"Bandwidth of {len(measured)} kinds of collectives against their size.",
+        Values("size (bytes)", Scale.LOGARITHMIC),
+        Values("busbw (GB/s)", low=0),
+        tuple(marks),
+        height=260,
+    )
+    columns = (
+        Column("Operation"),
+        Column("Axis"),
+        Column("Size (bytes)", 0),
+        Column("busbw (GB/s)", 2),
+        Column("Calls"),
+    )
+    rows = tuple((each.kind.operation, each.axis, each.kind.bytes, each.busbw_gb_s, each.calls) for each in measured)
+    lead = (
+        "Bandwidth as nccl-tests define it, from the time after the last rank has arrived. Large ones should be fast."
+    )
+    return Drawn(lead, (Figure((chart,), Section(chart.title, columns, rows)),))
+
+
+def _describe(operation: Operation) -> str:
+    share = operation.wait_fraction
+    waiting = "" if share is None else f", {share:.0%} of the time waiting"
+    return (
+        f"{operation.kind.operation} of {format_bytes(operation.kind.bytes)} ({operation.axis or 'axis not stated'}), "
+        f"{operation.calls} calls: {operation.busbw_gb_s or 0:,.1f} GB/s{waiting}"
+    )
+
+
+_MOST_RANKS, _MOST_BUCKETS = 64, 60
+_WIDE_ENOUGH_FOR_TEXT = 14
+
+
+def draw_stragglers(analysis: Analysis) -> Drawn:
+    """A heat map of the waits that each rank caused in each step."""
+    stragglers = result_of(analysis, "stragglers", Stragglers)
+    assert stragglers is not None
+    steps = sorted({step for rank in stragglers.ranks for step in rank.caused_in})
+    if not steps:
+        return Drawn(
+            "No rank is blamed: all waits are between the stages of a pipeline, which wait for each other by design."
+        )
+    selection = select_rows([rank.caused for rank in stragglers.ranks], _MOST_RANKS, "caused wait")
+    ranks = [stragglers.ranks[index] for index in selection.rows]
+    buckets = [steps[first:end] for first, end in bucket_edges(len(steps), _MOST_BUCKETS)]
+    waits_ms = [
+        [sum(rank.caused_in.get(step, 0.0) for step in bucket) / NS_PER_MS for bucket in buckets] for rank in ranks
+    ]
+    names, columns = [rank_name(rank.rank) for rank in ranks], [_step_name(bucket) for bucket in buckets]
+    hottest = max((wait for row in waits_ms for wait in row), default=0.0) or 1.0
+    middle = median(wait for row in waits_ms for wait in row)
+    cells = tuple(
+        HeatCell(
+            column,
+            row,
+            wait / hottest,
+            f"{wait:,.2f}" if len(buckets) <= _WIDE_ENOUGH_FOR_TEXT else "",
+            f"{names[row]}, {columns[column]}: the others waited {wait:,.2f} ms for it",
+        )
+        for row, waits in enumerate(waits_ms)
+        for column, wait in enumerate(waits)
+    )
+    chart = Chart(
+        "Wait caused by rank and step",
+        f"A cell for each of {len(names)} ranks and {len(buckets)} steps: up to {hottest:.2f}, median {middle:.2f} ms.",
+        Categories("", tuple(columns)),
+        Categories("", tuple(names)),
+        (Heat("", cells),),
+        row_height=fit_row_height(len(names)),
+    )
+    table = Section(
+        chart.title,
+        (Column("Rank"), *(Column(f"{column} (ms)", 3) for column in columns)),
+        tuple((name, *waits) for name, waits in zip(names, waits_ms, strict=True)),
+    )
+    lead = "How long the other ranks waited for each rank in their collectives: a dark cell is a rank that came late. "
+    return Drawn(lead + selection.note, (Figure((chart,), table),))
+
+
+def _step_name(steps: Sequence[int]) -> str:
+    if steps[0] == ABSENT:
+        return "outside steps"
+    return f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
