@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -122,12 +122,9 @@ def _owners(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 
 def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
     owner, flops = _owners(trace, rows)
-    index = (
-        np.full(len(trace.operators) + 1, ABSENT, np.int64)
-        if trace.details is None
-        else np.append(trace.details.inputs, ABSENT)
-    )
     distinct_inputs = () if trace.details is None else trace.details.distinct_inputs
+    nothing = np.full(len(trace.operators), ABSENT, np.int64)
+    index = np.append(nothing if trace.details is None else trace.details.inputs, ABSENT)
     name = np.append(trace.operators.name.astype(np.int64), ABSENT)
     precisions = [product_precision(text) for text in trace.names]
     is_tensor = np.array([precision in _ON_TENSOR_CORES for precision in precisions], np.bool_)
@@ -135,48 +132,31 @@ def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.diff(key[order], prepend=-1))
     groups: dict[tuple[str, str], list[OperatorWork]] = {}
-    for members in np.split(order, begins[1:]) if len(order) else ():
-        work = _add_up(trace, rows, members, owner, flops, is_tensor, precisions, distinct_inputs, index)
+    for members in np.split(order, begins[1:]) if len(order) else ():  # calls with the same name and inputs
+        row, events = int(owner[members[0]]), rows[members]
+        durations, kernels = trace.device.duration_ns[events], trace.device.name[events]
+        calls = len(np.unique(owner[members])) if row != ABSENT else len(events)
+        longest = int(kernels[int(durations.argmax())])
+        inputs = distinct_inputs[int(index[row])] if index[row] != ABSENT else None
+        operator = NO_OPERATOR if row == ABSENT else trace.names[trace.operators.name[row]]
+        size = None if inputs is None else count_bytes(operator, inputs, trace.names[longest])
+        counted = None if size is None else 0
+        if row != ABSENT and flops[row] != ABSENT:
+            counted = int(flops[row]) * calls
+        work = OperatorWork(
+            operator=operator.removeprefix(_ATEN),
+            shapes="" if inputs is None else describe(inputs),
+            dtype=_dtype(inputs, precisions[longest]),
+            calls=calls,
+            kernels=len(events),
+            device_ns=int(durations.sum()),
+            tensor_ns=int(durations[is_tensor[kernels]].sum()),
+            flops=counted,
+            bytes=None if size is None else size * calls,
+        )
         groups.setdefault((work.operator, work.shapes), []).append(work)
     for alike in groups.values():
         yield _merge(alike)
-
-
-def _add_up(
-    trace: Trace,
-    rows: Int64,
-    members: Int64,
-    owner: Int64,
-    flops: Int64,
-    is_tensor: Bool,
-    precisions: list[str | None],
-    distinct_inputs: tuple[Inputs, ...] | object,
-    index: Int64,
-) -> OperatorWork:
-    """The device events of calls with the same name and inputs."""
-    row = int(owner[members[0]])
-    events = rows[members]
-    durations = trace.device.duration_ns[events]
-    kernels = trace.device.name[events]
-    calls = np.unique(owner[members])
-    longest = int(kernels[int(durations.argmax())])
-    number = int(index[row])
-    inputs = distinct_inputs[number] if number != ABSENT and isinstance(distinct_inputs, tuple) else None
-    operator = NO_OPERATOR if row == ABSENT else trace.names[trace.operators.name[row]]
-    counted = None if row == ABSENT or flops[row] == ABSENT else int(flops[row]) * len(calls)
-    size = None if inputs is None else count_bytes(operator, inputs, trace.names[longest])
-    shown = NO_OPERATOR if row == ABSENT else operator.removeprefix(_ATEN)
-    return OperatorWork(
-        operator=shown,
-        shapes="" if inputs is None else describe(inputs),
-        dtype=_dtype(inputs, precisions[longest]),
-        calls=len(calls) if row != ABSENT else len(events),
-        kernels=len(events),
-        device_ns=int(durations.sum()),
-        tensor_ns=int(durations[is_tensor[kernels]].sum()),
-        flops=counted if counted is not None else (0 if size is not None else None),
-        bytes=None if size is None else size * len(calls),
-    )
 
 
 def _merge(alike: list[OperatorWork]) -> OperatorWork:
@@ -197,6 +177,7 @@ def _merge(alike: list[OperatorWork]) -> OperatorWork:
         tensor_ns=sum(work.tensor_ns for work in alike),
         flops=total([work.flops for work in alike]),
         bytes=total([work.bytes for work in alike]),
+        moved_over_link=first.moved_over_link,
     )
 
 
@@ -234,21 +215,19 @@ def _work_by_collective(trace: Trace, chosen: Bool) -> Iterator[OperatorWork]:
     totals: dict[tuple[str, str], list[OperatorWork]] = {}
     for number in distinct(numbers):
         events = rows[numbers == number]
+        operation, shapes, moved = "(communication)", "", None
+        if number != ABSENT:
+            collective = trace.collectives[number]
+            operation = operation_named(collective.operation)
+            factor = bus_factor(operation, collective.group_size)
+            size = size_of(operation, collective) if dtype_bytes(collective.dtype) else 0
+            if size:
+                moved = None if factor is None else int(factor * size * len(events))
+                shapes = f"{collective.dtype} {size / 1e6:.1f} MB, {collective.group_size} ranks"
         durations = int(trace.device.duration_ns[events].sum())
-        if number == ABSENT:
-            work = OperatorWork(
-                "(communication)", "", "", len(events), len(events), durations, 0, 0, None, moved_over_link=True
-            )
-        else:
-            call = trace.collectives[number]
-            operation = operation_named(call.operation)
-            factor, width = bus_factor(operation, call.group_size), dtype_bytes(call.dtype)
-            size = size_of(operation, call) if width else 0
-            moved = None if factor is None or not size else int(factor * size * len(events))
-            shapes = f"{call.dtype} {size / 1e6:.1f} MB, {call.group_size} ranks" if size else ""
-            work = OperatorWork(
-                operation, shapes, "", len(events), len(events), durations, 0, 0, moved, moved_over_link=True
-            )
-        totals.setdefault((work.operator, work.shapes), []).append(work)
+        work = OperatorWork(
+            operation, shapes, "", len(events), len(events), durations, 0, 0, moved, moved_over_link=True
+        )
+        totals.setdefault((operation, shapes), []).append(work)
     for alike in totals.values():
-        yield replace(_merge(alike), moved_over_link=True)
+        yield _merge(alike)

@@ -2,36 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import defaultdict
+from collections.abc import Iterator
 from typing import Annotated
 
-from perfscope.analyzers.roofline.bounds import Bound, Ceilings, find_bound
-from perfscope.analyzers.roofline.categories import categorize
-from perfscope.analyzers.roofline.measurement import OperatorWork, RankWork
-from perfscope.constants import GIGA, MB, NS_PER_MS, NS_PER_US
+from perfscope.analyzers.roofline.bounds import Ceilings, find_bound
+from perfscope.analyzers.roofline.measurement import NO_OPERATOR, OperatorWork, RankWork
+from perfscope.constants import GIGA, MB, NS_PER_US, US_PER_MS
 from perfscope.models.hardware import lookup_gpu
-from perfscope.report import Column, Row, Section, in_unit, percent, percent_of
-from perfscope.result import Doc, Figures, Result, figure
+from perfscope.report import Section, percent_of
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.ceiling import Ceiling
 
 _MOST_ROWS = 30
 _LONGEST_SHAPES = 60
 _MOST_DOUBTED = 3
-_COLUMNS = (
-    Column("Operator"),
-    Column("Inputs"),
-    Column("Calls", 0),
-    Column("Total (ms)", 3),
-    Column("Share (%)", 1),
-    Column("GFLOP/call", 2),
-    Column("MB/call", 2),
-    Column("TFLOP/s", 1),
-    Column("TB/s", 3),
-    Column("Bound"),
-    Column("Of the attainable (%)", 1),
-    Column("Tensor cores (%)", 0),
-    Column("Regain (ms)", 3),
-)
+OTHER = "other"
+#: The first pattern that a name has decides.
+_CATEGORIES = (
+    ("no operator", re.compile(rf"^{re.escape(NO_OPERATOR)}$")),
+    ("fused (Triton)", re.compile(r"^triton")),
+    ("optimizer", re.compile(r"^_fused_(?:adam|adamw|sgd|adagrad)|^_foreach_(?!copy|zero)|(?i:lamb|muon)")),
+    ("convolution", re.compile(r"conv")),
+    ("attention", re.compile(r"attention|attn|fmha|mha_")),
+    ("matrix product", re.compile(r"mm\w*$|gemm|linear|matmul|experts")),
+    ("norm", re.compile(r"norm")),
+    ("softmax and loss", re.compile(r"softmax|nll_loss|cross_entropy|logsumexp|mse_loss|loss")),
+    ("embedding and indexing", re.compile(r"embedding|index|gather|scatter|topk|sort|masked|one_hot|unique")),
+    ("copy and layout", re.compile(r"copy|clone|^cat$|^stack|contiguous|transpose|permute|^fill|^zero|empty|pad")),
+    ("random", re.compile(r"dropout|bernoulli|normal_|uniform_|rand")),
+    ("reduction", re.compile(r"^(?:sum|mean|max|min|amax|amin|prod|var|std|any|all|argmax|argmin|cumsum|count)")),
+    ("pooling", re.compile(r"pool|upsample|interpolate")),
+    (
+        "elementwise",
+        re.compile(
+            r"^(?:add|sub|rsub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|sigmoid|tanh|silu|gelu|relu|threshold|clamp|where|"
+            r"maximum|minimum|sin|cos|reciprocal|lerp|addc|eq|ne|lt|le|gt|ge|isnan|isinf|logical|bitwise|triu|tril|arange)"
+        ),
+    ),
+)  # fmt: skip
+
+
+def categorize(work: OperatorWork) -> str:
+    """The kind of an operator.
+
+    >>> work = OperatorWork("native_layer_norm", "", "", 1, 1, 1, 0, None, None)
+    >>> categorize(work)
+    'norm'
+    """
+    if work.moved_over_link:
+        return "communication"
+    return next((name for name, pattern in _CATEGORIES if pattern.search(work.operator)), OTHER)
 
 
 class OperatorShare(Figures, frozen=True):
@@ -62,6 +84,7 @@ class OperatorShare(Figures, frozen=True):
         Doc("Share of its time in kernels that multiply on tensor cores; absent without operations."),
     ]
     doubt: Annotated[str | None, Doc("Why the share is doubted; absent where it is not.")]
+    of_time: float | None
 
 
 class CategoryTime(Figures, frozen=True):
@@ -71,6 +94,7 @@ class CategoryTime(Figures, frozen=True):
     calls: Annotated[float, Doc("How often they are called.")]
     kernels: Annotated[float, Doc("Device events that they launch.")]
     device_us: Annotated[float, Doc("Their time.")]
+    of_time: float | None
 
 
 class RankShares(Figures, frozen=True):
@@ -87,6 +111,14 @@ class RankShares(Figures, frozen=True):
     operators: Annotated[tuple[OperatorShare, ...], Doc("Every operator, the one first that would regain the most.")]
 
 
+def _ms(us: float) -> float:
+    return us / US_PER_MS
+
+
+def _shorten(inputs: str) -> str:
+    return inputs if len(inputs) <= _LONGEST_SHAPES else inputs[: _LONGEST_SHAPES - 3] + "..."
+
+
 class Roofline(Result, frozen=True):
     """``results.roofline``: how far operators are from what the GPU can do.
 
@@ -97,6 +129,39 @@ class Roofline(Result, frozen=True):
 
     traced: tuple[RankWork, ...]
     ceiling: Ceiling | None = None
+
+    TABLES = (
+        Table(
+            "Roofline of operators",
+            "operators",
+            (
+                Column("Operator", "operator"),
+                Column("Inputs", "inputs", _shorten),
+                Column("Calls", "calls", None, 0),
+                Column("Total (ms)", "device_us", _ms, 3),
+                Column("Share (%)", "of_time"),
+                Column("GFLOP/call", lambda row: row.flops_per_call / GIGA if row.flops_per_call else None, None, 2),
+                Column("MB/call", "bytes_per_call", lambda size: size / MB, 2),
+                Column("TFLOP/s", "tflops"),
+                Column("TB/s", "tb_s", None, 3),
+                Column("Bound", "bound"),
+                Column("Of the attainable (%)", "share", PERCENT),
+                Column("Tensor cores (%)", "tensor_share", PERCENT, 0),
+                Column("Regain (ms)", "regain_us", _ms, 3),
+            ),
+        ),
+        Table(
+            "Operators by category",
+            "categories",
+            (
+                Column("Category", "category"),
+                Column("Calls", "calls", None, 0),
+                Column("Kernels", "kernels", None, 0),
+                Column("Total (ms)", "device_us", _ms, 3),
+                Column("Share (%)", "of_time"),
+            ),
+        ),
+    )
 
     def with_ceiling(self, ceiling: Ceiling) -> Roofline:
         """The same against what was measured."""
@@ -114,6 +179,7 @@ class Roofline(Result, frozen=True):
 
     def _shares(self, rank: RankWork) -> RankShares:
         steps, ceilings = max(1, rank.steps), self._ceilings(rank)
+        operators = [_share(work, ceilings, steps, rank.device_ns) for work in rank.operators]
         return RankShares(
             rank=rank.rank,
             steps=rank.steps,
@@ -122,11 +188,8 @@ class Roofline(Result, frozen=True):
             total_us=rank.device_ns / steps / NS_PER_US,
             has_shapes=rank.has_shapes,
             graphs_us=rank.graph_ns / steps / NS_PER_US,
-            categories=tuple(
-                CategoryTime(name, calls / steps, kernels / steps, time / steps / NS_PER_US)
-                for name, calls, kernels, time in _by_category(rank)
-            ),
-            operators=tuple(_share(work, find_bound(work, ceilings), steps) for work in self._sorted(rank)),
+            categories=_by_category(rank, steps),
+            operators=tuple(sorted(operators, key=lambda each: (-(each.regain_us or 0), -each.device_us))),
         )
 
     def _ceilings(self, rank: RankWork) -> Ceilings:
@@ -134,70 +197,53 @@ class Roofline(Result, frozen=True):
         fits = self.ceiling is not None and self.ceiling.device == rank.device_name
         return Ceilings(gpu, self.ceiling if fits else None)
 
-    def _sorted(self, rank: RankWork) -> list[OperatorWork]:
-        """The operators that would regain the most first, then those with the most time."""
-        ceilings = self._ceilings(rank)
-        return sorted(rank.operators, key=lambda work: (-(find_bound(work, ceilings).regain_ns or 0), -work.device_ns))
-
     def sections(self) -> tuple[Section, ...]:
-        """A table of the rank with the most time."""
+        """A table of the rank with the most time, and its kinds of operators."""
         rank = max(self.traced, key=lambda rank: _computing(rank) / max(1, rank.steps))
-        ceilings, steps = self._ceilings(rank), max(1, rank.steps)
-        bounds = [(work, find_bound(work, ceilings)) for work in self._sorted(rank)]
-        rows = tuple(_row(work, bound, steps, rank.device_ns) for work, bound in bounds[:_MOST_ROWS])
-        operators = Section("Roofline of operators", _COLUMNS, rows, tuple(self._notes(rank, bounds)))
-        return operators, _categories_section(rank)
+        shares = self._shares(rank)
+        operators, categories = self.TABLES
+        note = "Kernels by the kind of their operator; copies by the host and CUDA graphs are not among them."
+        return (
+            operators.section(shares.operators[:_MOST_ROWS], self._notes(rank, shares)),
+            categories.section(shares.categories, (note,)),
+        )
 
-    def _notes(self, rank: RankWork, bounds: Sequence[tuple[OperatorWork, Bound]]) -> Iterator[str]:
-        ceilings, steps = self._ceilings(rank), max(1, rank.steps)
+    def _notes(self, rank: RankWork, shares: RankShares) -> Iterator[str]:
         of = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step" if rank.steps else "the whole trace"
         which = f" of rank {rank.rank}" if len(self.traced) > 1 and rank.rank is not None else ""
         yield (
             f"Of {of}{which}. Bytes are the inputs and outputs, once each: a lower bound of what moves. Regain is the "
             "time above the attainable one: no change regains more without less work."
         )
-        yield _describe_ceilings(ceilings, rank)
+        yield _describe_ceilings(self._ceilings(rank), rank)
         if not rank.has_shapes:
             yield "The trace states no inputs of operators: profile with `--shapes`."
-        known = sum(work.device_ns for work, bound in bounds if bound.share is not None)
-        doubted = [(work, bound) for work, bound in bounds if bound.doubt]
-        total = sum(bound.regain_ns or 0 for _, bound in bounds) / steps / NS_PER_MS
-        share = percent_of(known, rank.device_ns) or 0.0
+        known = sum(each.device_us for each in shares.operators if each.share is not None)
+        total = sum(each.regain_us or 0 for each in shares.operators) / US_PER_MS
+        share = percent_of(known, shares.total_us) or 0.0
         yield f"{share:.1f} % of the time has a known share of the attainable; all of it would regain {total:.3f} ms."
-        for work, bound in doubted[:_MOST_DOUBTED]:
-            yield f"Doubted: {work.operator} of {work.shapes}: {bound.doubt}."
+        doubted = [each for each in shares.operators if each.doubt]
+        for each in doubted[:_MOST_DOUBTED]:
+            yield f"Doubted: {each.operator} of {each.inputs or ''}: {each.doubt}."
         if len(doubted) > _MOST_DOUBTED:
             yield f"{len(doubted) - _MOST_DOUBTED} more are doubted, in --format json."
         if rank.graph_ns:
             yield f"{percent_of(rank.graph_ns, rank.device_ns):.1f} % of the time is in CUDA graphs, without operators."
-        if len(bounds) > _MOST_ROWS:
-            yield f"{len(bounds) - _MOST_ROWS} more rows are in --format json."
+        if len(shares.operators) > _MOST_ROWS:
+            yield f"{len(shares.operators) - _MOST_ROWS} more rows are in --format json."
 
 
-def _by_category(rank: RankWork) -> list[tuple[str, int, int, int]]:
+def _by_category(rank: RankWork, steps: int) -> tuple[CategoryTime, ...]:
     """Each kind of operators with its calls, kernels and time, the most time first; they add up to all kernels."""
-    totals: dict[str, tuple[int, int, int]] = {}
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for work in rank.operators:
-        calls, kernels, time = totals.get(categorize(work), (0, 0, 0))
-        totals[categorize(work)] = calls + work.calls, kernels + work.kernels, time + work.device_ns
-    return sorted(((name, *sums) for name, sums in totals.items()), key=lambda entry: (-entry[3], entry[0]))
-
-
-def _categories_section(rank: RankWork) -> Section:
-    steps = max(1, rank.steps)
-    columns = (
-        Column("Category"),
-        Column("Calls", 0),
-        Column("Kernels", 0),
-        Column("Total (ms)", 3),
-        Column("Share (%)"),
+        for place, value in enumerate((work.calls, work.kernels, work.device_ns)):
+            totals[categorize(work)][place] += value
+    ordered = sorted(totals.items(), key=lambda entry: (-entry[1][2], entry[0]))
+    return tuple(
+        CategoryTime(name, calls / steps, kernels / steps, time / steps / NS_PER_US, percent_of(time, rank.device_ns))
+        for name, (calls, kernels, time) in ordered
     )
-    rows = tuple(
-        (name, calls / steps, kernels / steps, time / steps / NS_PER_MS, percent_of(time, rank.device_ns))
-        for name, calls, kernels, time in _by_category(rank)
-    )
-    note = "Kernels by the kind of their operator; copies by the host and CUDA graphs are not among them."
-    return Section("Operators by category", columns, rows, (note,))
 
 
 def _computing(rank: RankWork) -> int:
@@ -217,26 +263,8 @@ def _describe_ceilings(ceilings: Ceilings, rank: RankWork) -> str:
     return f"Attainable on {rank.device_name}, {source}: {', '.join(rates)}."
 
 
-def _row(work: OperatorWork, bound: Bound, steps: int, whole: int) -> Row:
-    shapes = work.shapes if len(work.shapes) <= _LONGEST_SHAPES else work.shapes[: _LONGEST_SHAPES - 3] + "..."
-    return (
-        work.operator,
-        shapes or None,
-        work.calls / steps,
-        work.device_ns / steps / NS_PER_MS,
-        percent_of(work.device_ns, whole),
-        in_unit(work.flops / work.calls, GIGA) if work.flops else None,
-        None if work.bytes is None else work.bytes / work.calls / MB,
-        bound.tflops,
-        bound.tb_s,
-        bound.bound,
-        percent(bound.share),
-        percent_of(work.tensor_ns, work.device_ns) if work.flops else None,
-        None if bound.regain_ns is None else bound.regain_ns / steps / NS_PER_MS,
-    )
-
-
-def _share(work: OperatorWork, bound: Bound, steps: int) -> OperatorShare:
+def _share(work: OperatorWork, ceilings: Ceilings, steps: int, whole_ns: int) -> OperatorShare:
+    bound = find_bound(work, ceilings)
     return OperatorShare(
         operator=work.operator,
         category=categorize(work),
@@ -253,5 +281,6 @@ def _share(work: OperatorWork, bound: Bound, steps: int) -> OperatorShare:
         share=bound.share,
         regain_us=None if bound.regain_ns is None else bound.regain_ns / steps / NS_PER_US,
         tensor_share=work.tensor_ns / work.device_ns if work.device_ns and work.flops else None,
-        doubt=bound.doubt or None,
+        doubt=bound.doubt,
+        of_time=percent_of(work.device_ns, whole_ns),
     )
