@@ -2,20 +2,157 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.memory.peak import DevicePeak
-from perfscope.analyzers.memory.result import MemoryUse, describe_memory
+from perfscope.analyzers.memory.categories import CATEGORY_NAMES, Category
+from perfscope.analyzers.memory.peak import DevicePeak, find_peak
 from perfscope.constants import GB
+from perfscope.errors import NotApplicable
+from perfscope.report import Cell, Section, in_unit, percent_of
+from perfscope.result import GIGABYTES, PERCENT, Column, Doc, Result, Table, figure
+from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.run import Run
 
+_MOST_ROWS = 16
+_MOST_MODULES = 12
 #: So much more outside of the window is worth a note, as a share of the window's peak. Torch's counter has up to 0.5 %
 #: more than the history: blocks whose rest is too small to be split off.
 _NOTEWORTHY = 0.01
 #: Behind the first step DistributedDataParallel makes its buckets anew, in the order in which gradients came.
 _REBUILDING_STEPS = (1, 2)
+
+
+def _size_of(category: Category) -> Callable[[DevicePeak], Cell]:
+    return lambda peak: in_unit(peak.category_bytes(category), GB)
+
+
+class MemoryUse(Result, frozen=True):
+    """``results.memory``: what filled the memory of each device at its peak. See docs/memory.md."""
+
+    devices: Annotated[tuple[DevicePeak, ...], Doc("Each device, by rank, device and file.")]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")] = ()
+
+    TABLES = (
+        Table(
+            "Activations at the peak",
+            "",
+            (
+                Column("Module", lambda row: row[1].name),
+                Column("Bytes (GB)", lambda row: row[1].bytes / GB, None, 3),
+                Column("Of the peak (%)", lambda row: percent_of(row[1].bytes, row[0].peak_bytes)),
+                Column("Allocations", lambda row: row[1].allocations, None, 0),
+            ),
+        ),
+        Table(
+            "Largest allocations at the peak",
+            "",
+            (
+                Column("Category", "category"),
+                Column("Bytes (GB)", "bytes", GIGABYTES, 3),
+                Column("Allocations", "allocations", None, 0),
+                Column("Module or parameter", "owner"),
+                Column("Line of the script", lambda row: row.place or None),
+                Column("Innermost frame", lambda row: row.operation or None),
+            ),
+        ),
+        Table(
+            "What would lower the peak",
+            "",
+            (
+                Column("Change", lambda row: row[1].change),
+                Column("Lower by (GB)", lambda row: row[1].saved_bytes / GB, None, 3),
+                Column("Of the peak (%)", lambda row: percent_of(row[1].saved_bytes, row[0].peak_bytes)),
+                Column("Price", lambda row: row[1].price),
+            ),
+        ),
+    )
+
+    @property
+    def fullest_device(self) -> DevicePeak:
+        """The device that held most; one that ran out of memory comes first."""
+        return max(self.devices, key=lambda peak: (peak.request_bytes is not None, peak.peak_bytes))
+
+    @figure
+    def fullest(self) -> int:
+        """Position of the fullest one in ``devices``."""
+        return self.devices.index(self.fullest_device)
+
+    def sections(self) -> tuple[Section, ...]:
+        """The peaks, and of the fullest device activations by module, allocations and what would save most."""
+        modules, allocations, savings = self.TABLES
+        peak = self.fullest_device
+        sections = [self._peaks()]
+        if peak.category_bytes(Category.ACTIVATIONS):
+            left_out = len(peak.modules) - _MOST_MODULES
+            notes = [f"Of {peak.who}. Repeated layers are one row; a module's row is without the modules inside it."]
+            notes += [f"{left_out} more modules are in --format json."] if left_out > 0 else []
+            sections.append(modules.section([(peak, part) for part in peak.modules[:_MOST_MODULES]], notes))
+        note = f"Of {peak.who}; allocations of one category, module and line are one row."
+        sections.append(allocations.section(peak.allocations[:_MOST_MODULES], [note]))
+        if peak.savings:
+            note = f"Of {peak.who}. Each change by itself: the window is replayed with it, because the peak moves."
+            sections.append(savings.section([(peak, saving) for saving in peak.savings], [note]))
+        return tuple(sections)
+
+    def _peaks(self) -> Section:
+        used = [category for category in Category if any(peak.category_bytes(category) for peak in self.devices)]
+        columns = (
+            Column("Rank", "rank", None, 0),
+            Column("Device", "device", None, 0),
+            Column("Step", "step", None, 0),
+            Column("Peak (GB)", "peak_bytes", GIGABYTES, 3),
+            *(Column(f"{CATEGORY_NAMES[one].capitalize()} (GB)", _size_of(one), None, 3) for one in used),
+            Column("Reserved (GB)", "reserved_bytes", GIGABYTES, 3),
+            Column("Unused (%)", "unused", PERCENT),
+            Column("Attributed (%)", "attributed", PERCENT, 2),
+        )
+        return Table("Peak memory", "devices", columns).section(self.devices[:_MOST_ROWS], self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        yield "Peak: the most bytes that tensors held; the columns up to Reserved add up to it."
+        yield (
+            "Workspace: temporary tensors, which one pass allocates and frees. "
+            "Unused: reserved by the allocator, but held by no tensor then (fragmentation and cache)."
+        )
+        if len(self.devices) > _MOST_ROWS:
+            yield f"{len(self.devices) - _MOST_ROWS} more devices are in --format json."
+        sizes = [peak.peak_bytes for peak in self.devices]
+        if len(sizes) > 1:
+            yield f"The peaks of the devices differ by {percent_of(max(sizes) - min(sizes), max(sizes)) or 0:.1f} %."
+        for peak in self.devices:
+            where = "" if peak.rank is None else f"Rank {peak.rank}: "
+            if peak.request_bytes is not None:
+                outside = ""
+                if peak.outside_bytes is not None and peak.device_bytes is not None:
+                    outside = (
+                        f" Of the device's {peak.device_bytes / GB:.1f} GB, {peak.outside_bytes / GB:.2f} GB are not "
+                        "the allocator's: CUDA context, NCCL, other processes."
+                    )
+                yield f"{where}memory ran out: {peak.request_bytes / GB:.3f} GB more were asked for.{outside}"
+            yield from (f"{where}{note}" for note in peak.notes)
+        yield from self.notes
+
+
+def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1, run: Run | None = None) -> MemoryUse:
+    """Find the peak of each history.
+
+    Args:
+        histories: The histories.
+        replicas: Data-parallel ranks that hold the same states, as far as they are known.
+        run: Their run, which says what its processes held outside of the windows.
+
+    Raises:
+        NotApplicable: There is none.
+    """
+    if not histories:
+        raise NotApplicable("no allocator's history was recorded: `perfscope profile --memory` records it on GPUs")
+    peaks = (find_peak(history, replicas=replicas) for history in histories)
+    devices = tuple(sorted(peaks, key=lambda peak: (peak.rank or 0, peak.device, peak.path)))
+    notes = [note for peak in devices if run is not None for note in _describe_higher_peak(peak, run)]
+    return MemoryUse(devices, tuple(notes))
 
 
 def analyze(run: Run) -> MemoryUse:
@@ -24,8 +161,7 @@ def analyze(run: Run) -> MemoryUse:
     Raises:
         NotApplicable: The run has no allocator's history.
     """
-    use = describe_memory(run.read_memory(), replicas=_count_replicas(run))
-    return replace(use, notes=(*use.notes, *(note for peak in use.peaks for note in _describe_higher_peak(peak, run))))
+    return describe_memory(run.read_memory(), replicas=_count_replicas(run), run=run)
 
 
 def _describe_higher_peak(peak: DevicePeak, run: Run) -> tuple[str, ...]:

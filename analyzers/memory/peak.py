@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Annotated
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from perfscope.analyzers.memory.savings import Saving, find_savings
 from perfscope.charts.grammar import Area, Chart, Line, Mark, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, US_PER_S
-from perfscope.report import Json
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import AllocatorHistory
 from perfscope.wire.memory import ACTIONS, OUT_OF_MEMORY
@@ -24,56 +23,41 @@ from perfscope.wire.memory import ACTIONS, OUT_OF_MEMORY
 POINTS = 240
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
-    """Bytes at some moments, in the order of time.
+class MemoryTimeline(Figures, frozen=True):
+    """Bytes at some moments of a window, in the order of time."""
 
-    Attributes:
-        times_us: When, from the first event on; the number of the event where times were not recorded.
-        is_timed: Whether these are times.
-        categories: The bytes of each category at each moment, in the order of ``Category``.
-        reserved: What the allocator held.
-        steps: Where each training step begins, as an index of a moment, and its number.
-    """
-
-    times_us: tuple[int, ...]
-    is_timed: bool
-    categories: tuple[tuple[int, ...], ...]
-    reserved: tuple[int, ...]
-    steps: tuple[tuple[int, int], ...]
-
-    def data(self) -> dict[str, Json]:
-        """Its value in JSON."""
-        return {
-            "times_us": list(self.times_us),
-            "is_timed": self.is_timed,
-            "categories": {CATEGORY_NAMES[category]: list(self.categories[category]) for category in Category},
-            "reserved_bytes": list(self.reserved),
-            "steps": [list(step) for step in self.steps],
-        }
+    times_us: Annotated[
+        tuple[int, ...], Doc("When, from the first event on; the number of the event where times were not recorded.")
+    ]
+    is_timed: Annotated[bool, Doc("Whether these are times.")]
+    categories: Annotated[Mapping[str, tuple[int, ...]], Doc("The bytes of each category at each moment.")]
+    reserved_bytes: Annotated[tuple[int, ...], Doc("What the allocator held.")]
+    steps: Annotated[
+        tuple[tuple[int, int], ...], Doc("Where each training step begins, as an index of a moment, and its number.")
+    ]
 
 
-def draw_timeline(history: AllocatorHistory, lifetimes: Lifetimes, purposes: Purposes) -> Timeline:
+def draw_timeline(history: AllocatorHistory, lifetimes: Lifetimes, purposes: Purposes) -> MemoryTimeline:
     """Sum the categories at the highest moment of each of some stretches of the window."""
     count = len(history.events)
     edges = np.unique(np.linspace(0, count, min(POINTS, count) + 1).astype(np.int64))
     highest = [first + int(np.argmax(lifetimes.allocated[first:last])) for first, last in pairwise(edges.tolist())]
     moments = np.array(highest, np.int64)
-    sums = []
+    sums = {}
     for category in Category:
         rows = purposes.categories == category
         deltas = np.zeros(count + 1, np.int64)
         begins, ends, sizes = lifetimes.begins[rows], lifetimes.ends[rows], lifetimes.rounded[rows]
         np.add.at(deltas, np.maximum(begins, 0), sizes)
         np.subtract.at(deltas, ends, sizes)
-        sums.append(tuple(np.cumsum(deltas)[moments].tolist()))
+        sums[CATEGORY_NAMES[category]] = tuple(np.cumsum(deltas)[moments].tolist())
     times = history.events.times_us
     is_timed = bool(len(times)) and bool((times > 0).all())
-    return Timeline(
+    return MemoryTimeline(
         times_us=tuple((times[moments] - times[0]).tolist() if is_timed else moments.tolist()),
         is_timed=is_timed,
-        categories=tuple(sums),
-        reserved=tuple(lifetimes.reserved[moments].tolist()),
+        categories=sums,
+        reserved_bytes=tuple(lifetimes.reserved[moments].tolist()),
         steps=tuple((int(np.searchsorted(moments, event)), step) for event, step in purposes.steps),
     )
 
@@ -83,123 +67,79 @@ OUTSIDE = "outside of modules"
 _MOST_ALLOCATIONS = 20
 
 
-class Part(NamedTuple):
-    """A part of the peak.
+class PeakPart(Figures, frozen=True):
+    """A part of a peak."""
 
-    Attributes:
-        name: A category, or a module.
-        bytes: Its bytes.
-        allocations: How many allocations it consists of.
-    """
-
-    name: str
-    bytes: int
-    allocations: int
+    name: Annotated[str, Doc("A category, or a module.")]
+    bytes: Annotated[int, Doc("Its bytes.")]
+    allocations: Annotated[int, Doc("How many allocations it consists of.")]
 
 
-class Allocation(NamedTuple):
-    """One of the largest allocations of the peak.
+class Allocation(Figures, frozen=True):
+    """One of the largest allocations of a peak; equal ones are one."""
 
-    Attributes:
-        category: What it is for.
-        bytes: Its bytes.
-        allocations: How many such allocations there are: of one category and place.
-        module: The module, with repeated layers folded; empty outside of modules.
-        name: The parameter; empty for others.
-        place: The line of the script that allocated it; empty where no stack was recorded.
-        operation: The innermost frame.
-    """
+    category: Annotated[str, Doc("What it is for.")]
+    bytes: Annotated[int, Doc("Its bytes.")]
+    allocations: Annotated[int, Doc("How many such allocations there are: of one category and place.")]
+    module: Annotated[str, Doc("The module, with repeated layers folded; empty outside of modules.")]
+    name: Annotated[str, Doc("The parameter; empty for others.")]
+    place: Annotated[str, Doc("The line of the script that allocated it; empty where no stack was recorded.")]
+    operation: Annotated[str, Doc("The innermost frame.")]
 
-    category: str
-    bytes: int
-    allocations: int
-    module: str
-    name: str
-    place: str
-    operation: str
+    @property
+    def owner(self) -> str | None:
+        """The module or the parameter."""
+        return self.module or self.name or None
 
 
-@dataclass(frozen=True, slots=True)
-class DevicePeak:
+class DevicePeak(Figures, frozen=True):
     """The peak of one device.
 
     Attributes:
-        path: The file.
-        rank, device: The rank, None where unknown, and its device.
-        cause: ``window``, ``out of memory`` or ``snapshot``.
-        step: The training step of the peak; None where unknown.
-        events: Events of the history.
-        peak_bytes: The most that was allocated, with the rounding of each request.
-        reserved_bytes: What the allocator held of the device then.
-        process_peak_bytes: The most that was allocated since the process started, by torch's counter.
-        request_bytes: What could not be allocated; None where memory did not run out.
-        device_bytes: The memory of the device; None where unknown.
-        outside_bytes: Memory of the device that is not this allocator's, at the end: CUDA context, NCCL, other
-            processes; None where unknown.
-        categories: The parts of ``peak_bytes``, in a fixed order.
-        requested_bytes: What tensors asked for.
-        unused_bytes: Reserved beyond what was allocated: fragmentation and cache.
-        modules: Activations by module, largest first; repeated layers are one row.
-        allocations: The largest allocations, equal ones folded.
-        savings: What would lower the peak, best first.
-        timeline: Bytes by category over the window.
-        attributed: Share of the peak in a category other than ``not attributed``.
-        notes: What a reader must know.
         damage: What could not be read.
     """
 
-    path: str
-    rank: int | None
-    device: int
-    cause: str
-    step: int | None
-    events: int
-    peak_bytes: int
-    reserved_bytes: int
-    process_peak_bytes: int | None
-    request_bytes: int | None
-    device_bytes: int | None
-    outside_bytes: int | None
-    categories: tuple[Part, ...]
-    requested_bytes: int
-    unused_bytes: int
-    modules: tuple[Part, ...]
-    allocations: tuple[Allocation, ...]
-    savings: tuple[Saving, ...]
-    timeline: Timeline
-    attributed: float
-    notes: tuple[str, ...]
+    path: Annotated[str, Doc("The file.")]
+    rank: Annotated[int | None, Doc("None where unknown.")]
+    device: Annotated[int, Doc("Index of the device.")]
+    cause: Annotated[str, Doc("``window``, ``out of memory`` or ``snapshot``.")]
+    step: Annotated[int | None, Doc("The training step of the peak; None where unknown.")]
+    events: Annotated[int, Doc("Events of the history.")]
+    peak_bytes: Annotated[int, Doc("The most that was allocated, with the rounding of each request.")]
+    reserved_bytes: Annotated[int, Doc("What the allocator held of the device then.")]
+    process_peak_bytes: Annotated[
+        int | None, Doc("The most since the process started, by torch's counter; None where unknown.")
+    ]
+    request_bytes: Annotated[int | None, Doc("What could not be allocated; None where memory did not run out.")]
+    device_bytes: Annotated[int | None, Doc("The memory of the device; None where unknown.")]
+    outside_bytes: Annotated[
+        int | None,
+        Doc("What is not this allocator's at the end: CUDA context, NCCL, other processes; None where unknown."),
+    ]
+    requested_bytes: Annotated[int, Doc("What tensors asked for.")]
+    unused_bytes: Annotated[int, Doc("Reserved beyond what was allocated: fragmentation and cache.")]
+    attributed: Annotated[float, Doc("Share of the peak whose category is known.")]
+    categories: Annotated[tuple[PeakPart, ...], Doc("The parts of ``peak_bytes``, in a fixed order.")]
+    modules: Annotated[tuple[PeakPart, ...], Doc("Activations by module, largest first; repeated layers are one.")]
+    allocations: Annotated[tuple[Allocation, ...], Doc("The largest allocations.")]
+    savings: Annotated[tuple[Saving, ...], Doc("What would lower the peak, best first.")]
+    timeline: Annotated[MemoryTimeline, Doc("Bytes by category over the window.")]
+    notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
     damage: tuple[str, ...]
+
+    @property
+    def unused(self) -> float | None:
+        """Share of what is reserved that no tensor holds."""
+        return self.unused_bytes / self.reserved_bytes if self.reserved_bytes else None
+
+    @property
+    def who(self) -> str:
+        """What people call it."""
+        return "the device" if self.rank is None else f"rank {self.rank}"
 
     def category_bytes(self, category: Category) -> int:
         """The bytes of a category."""
         return self.categories[category].bytes
-
-    def data(self) -> Mapping[str, Json]:
-        """Its value in JSON."""
-        return {
-            "path": self.path,
-            "rank": self.rank,
-            "device": self.device,
-            "cause": self.cause,
-            "step": self.step,
-            "events": self.events,
-            "peak_bytes": self.peak_bytes,
-            "reserved_bytes": self.reserved_bytes,
-            "process_peak_bytes": self.process_peak_bytes,
-            "request_bytes": self.request_bytes,
-            "device_bytes": self.device_bytes,
-            "outside_bytes": self.outside_bytes,
-            "requested_bytes": self.requested_bytes,
-            "unused_bytes": self.unused_bytes,
-            "attributed": self.attributed,
-            "categories": [part._asdict() for part in self.categories],
-            "modules": [part._asdict() for part in self.modules],
-            "allocations": [allocation._asdict() for allocation in self.allocations],
-            "savings": [saving.data() for saving in self.savings],
-            "timeline": self.timeline.data(),
-            "notes": list(self.notes),
-        }
 
 
 def find_peak(history: AllocatorHistory, *, replicas: int = 1) -> DevicePeak:
@@ -264,22 +204,22 @@ def _outside(history: AllocatorHistory) -> int | None:
     return header.device_total_bytes - header.device_free_bytes - history.reserved_bytes
 
 
-def _sum_categories(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[Part, ...]:
+def _sum_categories(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[PeakPart, ...]:
     kinds, sizes = purposes.categories[rows], lifetimes.rounded[rows]
     return tuple(
-        Part(CATEGORY_NAMES[category], int(sizes[kinds == category].sum()), int((kinds == category).sum()))
+        PeakPart(CATEGORY_NAMES[category], int(sizes[kinds == category].sum()), int((kinds == category).sum()))
         for category in Category
     )
 
 
-def _sum_modules(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[Part, ...]:
+def _sum_modules(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[PeakPart, ...]:
     """Activations by module, repeated layers as one."""
     sums: dict[str, list[int]] = {}
     for row in rows[purposes.categories[rows] == Category.ACTIVATIONS]:
         total = sums.setdefault(_module(purposes, int(row)) or _find_line(lifetimes, purposes, int(row)), [0, 0])
         total[0] += int(lifetimes.rounded[row])
         total[1] += 1
-    parts = (Part(name, size, count) for name, (size, count) in sums.items())
+    parts = (PeakPart(name, size, count) for name, (size, count) in sums.items())
     return tuple(sorted(parts, key=lambda part: (-part.bytes, part.name)))
 
 
@@ -350,18 +290,17 @@ def chart_memory(peak: DevicePeak) -> Chart:
     lower = [0] * len(times)
     marks: list[Mark] = []
     for category in _ORDER:
-        sizes = timeline.categories[category]
+        sizes = timeline.categories[CATEGORY_NAMES[category]]
         if any(sizes):
             upper = [low + size for low, size in zip(lower, sizes, strict=True)]
             points = tuple((x, low / GB, high / GB) for x, low, high in zip(times, lower, upper, strict=True))
             marks.append(Area(CATEGORY_NAMES[category], _COLOURS[category], points))
             lower = upper
-    reserved = tuple((x, size / GB) for x, size in zip(times, timeline.reserved, strict=True))
+    reserved = tuple((x, size / GB) for x, size in zip(times, timeline.reserved_bytes, strict=True))
     marks.append(Line("reserved by the allocator", Colour.QUIET, reserved, is_dashed=True))
-    who = "the device" if peak.rank is None else f"rank {peak.rank}"
     return Chart(
-        f"Memory of {who}: at most {peak.peak_bytes / GB:.2f} GB",
-        f"What tensors of {who} held over the window, by what they are for.",
+        f"Memory of {peak.who}: at most {peak.peak_bytes / GB:.2f} GB",
+        f"What tensors of {peak.who} held over the window, by what they are for.",
         Values("time (ms)" if timeline.is_timed else "event"),
         Values("GB", low=0),
         tuple(marks),

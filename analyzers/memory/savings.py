@@ -1,57 +1,35 @@
 """What would lower the peak: the window replayed with some tensors freed, smaller, or recomputed.
 
-Each change is replayed over the whole window, because the peak moves: bytes saved at one moment need not lower it. The
-price in time is a share of the step's operations, with 2 for a backward pass to 1 for a forward pass. Its cost in
-seconds depends on what the step waits for.
+Each change is replayed over the whole window, because the peak moves: bytes saved at one moment need not lower it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from perfscope.analyzers.memory.categories import Category, Purposes
 from perfscope.analyzers.memory.lifetimes import BEFORE, Lifetimes
-from perfscope.report import Json
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool, Int64
 
 _CHUNKS = 8
 _LAYER = re.compile(r"^(?P<stack>(?:[^.]+\.)*?)(?P<number>\d+)(?:\.|$)")
 _LOSS = ("cross_entropy", "log_softmax", "nll_loss")
-#: The forward pass is this share of a step's operations.
-_FORWARD_SHARE = 1 / 3
 #: A smaller saving is not worth a change.
 _SMALLEST_SHARE = 0.01
 _FEWEST_LAYERS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Saving:
-    """A change that lowers the peak.
+class Saving(Figures, frozen=True):
+    """A change that lowers the peak."""
 
-    Attributes:
-        change: What to change, and how.
-        saved_bytes: How much lower the peak of the window is.
-        price: What it costs, in words.
-        time_share: Additional operations of a step as a share of its present ones; 0 where there are none.
-    """
-
-    change: str
-    saved_bytes: int
-    price: str
-    time_share: float
-
-    def data(self) -> dict[str, Json]:
-        """Its value in JSON."""
-        return {
-            "change": self.change,
-            "saved_bytes": self.saved_bytes,
-            "price": self.price,
-            "time_share": self.time_share,
-        }
+    change: Annotated[str, Doc("What to change, and how.")]
+    saved_bytes: Annotated[int, Doc("How much lower the peak of the window is.")]
+    price: Annotated[str, Doc("What it costs, in words.")]
 
 
 def find_savings(lifetimes: Lifetimes, purposes: Purposes, peak: int, *, replicas: int = 1) -> tuple[Saving, ...]:
@@ -71,8 +49,8 @@ def _peak_with(lifetimes: Lifetimes, deltas: Int64) -> int:
     return int(changed.max()) if len(changed) else lifetimes.initial
 
 
-def _without(lifetimes: Lifetimes, rows: Bool, share: float = 1.0) -> Int64:
-    """Deltas where allocations are is_freed, or a share of them is."""
+def _without(lifetimes: Lifetimes, rows: Bool, share: float) -> Int64:
+    """Deltas without a share of allocations."""
     deltas = np.zeros(len(lifetimes.allocated) + 1, np.int64)
     sizes = (lifetimes.rounded[rows] * share).astype(np.int64)
     np.subtract.at(deltas, np.maximum(lifetimes.begins[rows], 0), sizes)
@@ -92,7 +70,6 @@ def _recompute_layers(lifetimes: Lifetimes, purposes: Purposes, present: int) ->
             "in the backward pass (activation checkpointing)",
             saved,
             "their forward pass runs once more: up to a third more operations",
-            _FORWARD_SHARE * _share_of_forward(lifetimes, purposes, layers),
         )
 
 
@@ -141,14 +118,6 @@ def _recompute_layer(lifetimes: Lifetimes, rows: Int64) -> Int64:
     return deltas
 
 
-def _share_of_forward(lifetimes: Lifetimes, purposes: Purposes, layers: list[Int64]) -> float:
-    """The layers' share of all that forward passes allocate and keep, in place of their share of its operations."""
-    is_kept = purposes.is_forward & (purposes.categories == Category.ACTIVATIONS)
-    total = int(lifetimes.rounded[is_kept].sum())
-    inside = sum(int(lifetimes.rounded[rows].sum()) for rows in layers)
-    return inside / total if total else 0.0
-
-
 def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Iterator[Saving]:
     """The logits, what the cross entropy makes of them, and their gradients: tensors of one number of elements."""
     is_loss = [any(name in fact.operation for name in _LOSS) for fact in purposes.stack_facts]
@@ -164,22 +133,19 @@ def _chunk_loss(lifetimes: Lifetimes, purposes: Purposes, present: int) -> Itera
         f"compute the output layer and the loss in {_CHUNKS} chunks of the tokens, or by a fused cross entropy",
         present - _peak_with(lifetimes, deltas),
         "the output layer runs once more in the backward pass; a fused kernel needs no more operations",
-        0.0,
     )
 
 
-def _shard_states(lifetimes: Lifetimes, purposes: Purposes, present: int, replicas: int) -> list[Saving]:
+def _shard_states(lifetimes: Lifetimes, purposes: Purposes, present: int, replicas: int) -> Iterator[Saving]:
     """Split what every data-parallel rank holds a copy of."""
-    savings = []
-    for stage, (word, shared, price) in enumerate(
-        (
-            ("optimizer states", {Category.OPTIMIZER}, "none: as many bytes are sent"),
-            ("gradients, too", {Category.OPTIMIZER, Category.GRADIENTS}, "none: as many bytes are sent"),
-        ),
-        start=1,
+    shared = [Category.OPTIMIZER]
+    for stage, (word, category) in enumerate(
+        (("optimizer states", Category.OPTIMIZER), ("gradients, too", Category.GRADIENTS)), start=1
     ):
-        rows = np.isin(purposes.categories, list(shared))
-        deltas = _without(lifetimes, rows, 1 - 1 / replicas)
-        saved = present - _peak_with(lifetimes, deltas)
-        savings.append(Saving(f"split the {word} over {replicas} ranks (ZeRO stage {stage})", saved, price, 0.0))
-    return savings
+        shared.append(category)
+        deltas = _without(lifetimes, np.isin(purposes.categories, shared), 1 - 1 / replicas)
+        yield Saving(
+            f"split the {word} over {replicas} ranks (ZeRO stage {stage})",
+            present - _peak_with(lifetimes, deltas),
+            "none: as many bytes are sent",
+        )

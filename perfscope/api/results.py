@@ -16,6 +16,7 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.modules.result import ModuleTree
 from perfscope.analyzers.operations import CountedOperations
@@ -32,7 +33,6 @@ from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
 from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.host import BudgetData
-from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData
 from perfscope.api.schema.ranks import StragglersData
 from perfscope.engine.registry import analyzers
@@ -204,7 +204,7 @@ class Results:
     whatif: WhatIf | Absent
     budget: Result[BudgetData] | Absent
     late_ranks: LateRanks | Absent
-    memory: Result[MemoryData] | Absent
+    memory: MemoryUse | Absent
     timeline: JobTimeline | Absent
 
     def __init__(self, names: Sequence[str], look_up: Callable[[str], AnyResult]) -> None:

@@ -8,9 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.memory import analyze
+from perfscope.analyzers.memory import MemoryUse, analyze, describe_memory
 from perfscope.analyzers.memory.peak import chart_memory
-from perfscope.analyzers.memory.result import MemoryUse, describe_memory
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options.common import FormatOption, require_svg
 from perfscope.constants import GB
@@ -50,11 +49,11 @@ def memory(
     with at_hand([] if runs else paths) as places:
         use = _read(runs, places.paths)
     if svg is not None:
-        replace_file(svg, draw_file([chart_memory(use.fullest)]).encode())
-    damage = tuple(note for peak in use.peaks for note in peak.damage)
+        replace_file(svg, draw_file([chart_memory(use.fullest_device)]).encode())
+    damage = tuple(note for peak in use.devices for note in peak.damage)
     data = use.data()
     assert isinstance(data, dict)
-    title = f"The fullest device held {use.fullest.peak_bytes / GB:.2f} GB"
+    title = f"The fullest device held {use.fullest_device.peak_bytes / GB:.2f} GB"
     report = places.report(Report(title, {"schema": SCHEMA, **data}, use.sections(), damage))
     return Outcome(
         report,

@@ -15,8 +15,8 @@ from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
 import pytest
 
 import perfscope.api.schema
+from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.memory.peak import find_peak
-from perfscope.analyzers.memory.result import MemoryUse
 from perfscope.analyzers.replay.scenarios import Regain
 from perfscope.api.comparing import compare_locations
 from perfscope.api.opened_run import OpenedRun
@@ -24,7 +24,6 @@ from perfscope.api.opening import open_run
 from perfscope.api.results import Results, type_of
 from perfscope.api.schema.comparison import ComparisonData
 from perfscope.api.schema.findings import FindingData, RegainData
-from perfscope.api.schema.memory import MemoryData
 from perfscope.api.schema.windowed import SkippedData, WindowsData
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
 from perfscope.result import describe, is_object
@@ -155,7 +154,7 @@ def test_no_key_may_hold_any_object() -> None:
 def test_memory_is_what_its_type_says(name: str, tmp_path: Path) -> None:
     """No run of the fixtures has a history of its allocator."""
     peak = find_peak(read_histories(ROOT / "fixtures" / "memory" / name)[0])
-    assert not list(differences(as_json(MemoryUse((peak,)).data()), MemoryData, "memory"))
+    assert not list(differences(as_json(MemoryUse((peak,)).data()), MemoryUse, "memory"))
 
 
 def test_a_replay_is_what_its_type_says() -> None:

@@ -47,7 +47,7 @@ _PARTS = {
 def measure_parts(run: Run) -> Mapping[str, int]:
     """Bytes of each part on the fullest rank; empty without a history of its allocator."""
     try:
-        fullest = analyze(run).fullest
+        fullest = analyze(run).fullest_device
     except PerfscopeError:
         return {}
     return {

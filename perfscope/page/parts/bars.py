@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.kernels import Kernels
+from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.memory.peak import chart_memory
-from perfscope.analyzers.memory.result import MemoryUse
 from perfscope.analyzers.modules.attribution import Phase
 from perfscope.analyzers.modules.measurement import RankModules
 from perfscope.analyzers.modules.result import ModuleTree
@@ -248,7 +248,7 @@ def draw_memory(analysis: Analysis) -> Drawn:
 
 def _draw_history(use: MemoryUse) -> Figure:
     """What the fullest device held over its window, by category, and its peak in figures."""
-    peak = use.fullest
+    peak = use.fullest_device
     cells: list[tuple[Cell, ...]] = [
         (part.name, part.bytes / GB, percent_of(part.bytes, peak.peak_bytes)) for part in peak.categories if part.bytes
     ]

@@ -58,7 +58,7 @@ def slow_peak(script: Script, initial: dict[int, int]) -> tuple[int, int]:
     return best, at
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_peak_is_that_of_a_slow_replay_and_its_parts_add_up(tmp_path: Path, seed: int) -> None:
     chooser, script = random.Random(seed), Script()
     live = [script.before(chooser.randrange(1, 9_000)) for _ in range(20)]
@@ -76,7 +76,7 @@ def test_the_peak_is_that_of_a_slow_replay_and_its_parts_add_up(tmp_path: Path, 
     assert sum(part.bytes for part in peak.modules) == sizes(peak).get("activations", 0)
     assert lifetimes.lost == 0
     assert peak.reserved_bytes == peak.peak_bytes + peak.unused_bytes
-    at_each_moment = [sum(values) for values in zip(*peak.timeline.categories, strict=True)]
+    at_each_moment = [sum(values) for values in zip(*peak.timeline.categories.values(), strict=True)]
     assert max(at_each_moment) == best
 
 

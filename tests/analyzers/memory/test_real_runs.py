@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.analyzers.memory import analyze
+from perfscope.analyzers.memory import MemoryUse, analyze
 from perfscope.analyzers.memory.peak import DevicePeak
-from perfscope.analyzers.memory.result import MemoryUse
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT
 
@@ -26,7 +25,7 @@ def use(name: str) -> MemoryUse:
 
 
 def peak(name: str) -> DevicePeak:
-    (device,) = use(name).peaks
+    (device,) = use(name).devices
     return device
 
 
