@@ -1,33 +1,479 @@
-"""``perfscope doctor``: what works on this machine, and how to fix what does not."""
+"""``perfscope doctor``: what works on this machine, and how to fix what does not.
+
+Each check looks at one part, or tries it in a separate process, and names a fix.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import platform
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from perfscope import hooks
 from perfscope.commands.options.common import FormatOption
-from perfscope.doctor import (
-    Check,
-    Verdict,
-    check_collect_programs,
-    check_disk,
-    check_hook,
-    check_launchers,
-    check_nvml,
-    check_other_profilers,
-    check_packages,
-    check_permissions,
-    check_python,
-    check_torch,
-)
+from perfscope.constants import GB, MB
 from perfscope.errors import ExitCode
+from perfscope.frameworks import WATCHED
+from perfscope.hooks.config import Config
+from perfscope.hooks.profiler.window import SMALLEST_FREE_BYTES
+from perfscope.hooks.profiler.window_schedule import find_profiler_variable
+from perfscope.hooks.reach import attach, launch
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Column, Report, Section
+
+
+class Verdict(StrEnum):
+    """Whether a part works."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One part of perfscope on this machine.
+
+    Attributes:
+        part: What was checked.
+        verdict: ``warn`` where something is missing that not everybody needs, ``fail`` where a part cannot work.
+        finding: What the check found.
+        fix: What the user can do; empty where nothing has to be done.
+    """
+
+    part: str
+    verdict: Verdict
+    finding: str
+    fix: str = ""
+
+
+def ok(part: str, finding: str) -> Check:
+    """A part that works."""
+    return Check(part, Verdict.OK, finding)
+
+
+def warn(part: str, finding: str, fix: str = "") -> Check:
+    """A part that works in part, or that not everybody needs."""
+    return Check(part, Verdict.WARN, finding, fix)
+
+
+def fail(part: str, finding: str, fix: str) -> Check:
+    """A part that cannot work."""
+    return Check(part, Verdict.FAIL, finding, fix)
+
+
+_TIMEOUT_S = 180
+_RESULT_MARK = "RESULT "
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """How a probe ended.
+
+    Attributes:
+        values: The values that it set, by name; absent where it failed.
+        stderr: Its standard error.
+        problem: Why it failed, in words; empty where it did not.
+    """
+
+    values: Mapping[str, Any] | None
+    stderr: str
+    problem: str
+
+
+def probe(lines: str, environment: Mapping[str, str] | None = None, timeout_s: float = _TIMEOUT_S) -> ProbeResult:
+    """Run lines that put plain values into ``result``, a dictionary."""
+    program = (
+        f"import json, sys\nresult = {{}}\n{lines}\nsys.stdout.write({_RESULT_MARK!r} + json.dumps(result) + '\\n')\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        env=None if environment is None else dict(environment),
+        start_new_session=True,
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return ProbeResult(None, "", f"no answer in {timeout_s:g} s")
+    results = [line.removeprefix(_RESULT_MARK) for line in stdout.splitlines() if line.startswith(_RESULT_MARK)]
+    if results and process.returncode == 0:
+        return ProbeResult(json.loads(results[-1]), stderr, "")
+    if process.returncode < 0:
+        return ProbeResult(None, stderr, f"it was killed by {signal.Signals(-process.returncode).name}")
+    errors = [line for line in stderr.splitlines() if line.strip()]
+    return ProbeResult(None, stderr, errors[-1] if errors else f"it exited with status {process.returncode}")
+
+
+_OLDEST_TORCH = (2, 4)
+
+_PROFILE = """
+import os, tempfile
+import torch
+result["torch"] = torch.__version__
+result["cuda"] = torch.version.cuda or torch.version.hip
+result["devices"] = torch.cuda.device_count() if torch.cuda.is_available() else 0
+activities = [torch.profiler.ProfilerActivity.CPU]
+device = "cpu"
+if result["devices"]:
+    activities.append(torch.profiler.ProfilerActivity.CUDA)
+    device = "cuda"
+    result["device"] = torch.cuda.get_device_name(0)
+    torch.ones(8, device=device).sum().item()
+with torch.profiler.profile(activities=activities) as profiler:
+    product = torch.ones(64, 64, device=device) @ torch.ones(64, 64, device=device)
+    if result["devices"]:
+        torch.cuda.synchronize()
+with tempfile.TemporaryDirectory() as folder:
+    path = os.path.join(folder, "trace.json")
+    profiler.export_chrome_trace(path)
+    with open(path) as file:
+        events = json.load(file)["traceEvents"]
+result["operators"] = sum(event.get("cat") == "cpu_op" for event in events)
+result["kernels"] = sum(event.get("cat") == "kernel" for event in events)
+"""
+
+
+def check_python() -> Check:
+    """Name this interpreter."""
+    return ok("Python", f"{platform.python_version()} at {sys.executable}")
+
+
+def check_torch(environment: Mapping[str, str] | None = None, *, gpus: int = 0) -> list[Check]:
+    """Check torch, its devices and its profiler.
+
+    Args:
+        environment: The environment to check; this process's own where absent.
+        gpus: Number of GPUs that NVML reports.
+    """
+    if find_spec("torch") is None:
+        fix = "install perfscope into the environment that trains; reading traces and logs needs no torch"
+        return [warn("torch", "not installed here: nothing can be captured", fix)]
+    result = probe(_PROFILE, environment)
+    if result.values is None:
+        return [fail("torch", f"a tiny profile failed: {result.problem}", 'try: python -c "import torch"')]
+    checks = [_check_version(result.values), _check_devices(result.values, gpus), _check_operators(result.values)]
+    if result.values["devices"]:
+        checks.append(_check_kernels(result, environment or os.environ))
+    return checks
+
+
+def _check_version(values: Mapping[str, Any]) -> Check:
+    numbers = tuple(int(number) for number in str(values["torch"]).split("+")[0].split(".")[:2])
+    if numbers < _OLDEST_TORCH:
+        oldest = ".".join(str(number) for number in _OLDEST_TORCH)
+        finding = f"{values['torch']}; the hooks are tested from {oldest} on"
+        return warn("torch", finding, f"use torch {oldest} or newer")
+    return ok("torch", str(values["torch"]))
+
+
+def _check_devices(values: Mapping[str, Any], gpus: int) -> Check:
+    if values["devices"]:
+        return ok("CUDA", f"{values['devices']} x {values['device']}, CUDA {values['cuda']}")
+    if gpus and values["cuda"]:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        cause = f"CUDA_VISIBLE_DEVICES is {visible!r}" if visible is not None else "the driver may be too old for it"
+        return fail("CUDA", f"torch sees none of {gpus} GPUs", f"{cause}; compare nvidia-smi with torch.version.cuda")
+    if gpus:
+        finding = f"this torch is built without CUDA, and there are {gpus} GPUs"
+        return fail("CUDA", finding, "install a CUDA build of torch")
+    return warn("CUDA", "no GPU here: CPU runs can be captured, and traces of GPUs can be read")
+
+
+def _check_operators(values: Mapping[str, Any]) -> Check:
+    if values["operators"]:
+        return ok("torch.profiler", f"a tiny profile contains {values['operators']} operators")
+    return fail("torch.profiler", "a tiny profile contains no operator", "install a torch that is built with Kineto")
+
+
+def _check_kernels(result: ProbeResult, environment: Mapping[str, str]) -> Check:
+    kernels = (result.values or {}).get("kernels")
+    if kernels:
+        return ok("CUPTI", f"a tiny profile contains {kernels} kernels")
+    messages = [line.strip() for line in result.stderr.splitlines() if "CUPTI" in line.upper()]
+    variable = find_profiler_variable(environment)
+    if variable is not None:
+        fix = f"{variable} is set: run without that profiler, which holds CUPTI"
+    else:
+        fix = "another profiler may hold CUPTI: see DCGM and Nsight below; else update the driver"
+    return fail("CUPTI", "a tiny profile contains no kernel" + (f": {messages[-1]}" if messages else ""), fix)
+
+
+_DISTRIBUTIONS = {"megatron": "megatron-core", "lightning": "lightning", "pytorch_lightning": "pytorch-lightning"}
+
+_IS_ACTIVE = """
+result["active"] = "_perfscope_imports" in sys.modules
+result["site"] = getattr(sys.modules.get("sitecustomize"), "__file__", None)
+"""
+_FIND_SITECUSTOMIZE = """
+import importlib.util
+spec = importlib.util.find_spec("sitecustomize")
+result["site"] = spec.origin if spec else None
+"""
+_IMPORT = """
+import importlib
+result["missing"] = []
+for name in {names}:
+    try:
+        importlib.import_module(name)
+    except Exception as error:
+        result["missing"].append(name)
+"""
+
+
+def check_hook() -> list[Check]:
+    """Start Python as a launcher would, and see whether the hook is active in it."""
+    with tempfile.TemporaryDirectory(prefix="perfscope-doctor-") as folder:
+        environment = _make_environment(Path(folder) / "run")
+        checks = [_check_activity(probe(_IS_ACTIVE, environment))]
+        checks += _check_packages(_find_packages(), environment)
+    obstacles = launch.find_obstacles(["deepspeed"])
+    return checks + [warn("Hook under deepspeed", obstacle, "see the finding") for obstacle in obstacles]
+
+
+def _make_environment(run_dir: Path) -> dict[str, str]:
+    config = Config(run_dir=str(run_dir), windows=(), nvml_hz=0)
+    return launch.build_environment(config, launch.prepare(config), os.environ)
+
+
+def _check_activity(result: ProbeResult) -> Check:
+    if result.values is None:
+        return fail("Hook", f"Python does not start with it: {result.problem}", "report the error in the finding")
+    if not result.values["active"]:
+        site = result.values["site"]
+        fix = "rename it, or take its folder off PYTHONPATH" if site else "start Python without -I, -E and -S"
+        return fail("Hook", f"not active: {site or 'no sitecustomize'} runs instead", fix)
+    shadowed = (probe(_FIND_SITECUSTOMIZE).values or {}).get("site")
+    if shadowed:
+        return ok("Hook", f"active in a Python that a launcher starts; {shadowed} runs after it")
+    return ok("Hook", "active in a Python that a launcher starts")
+
+
+def _find_packages() -> list[str]:
+    """The installed packages that the hooks wrap."""
+    return [name for name in sorted({_package_of(name) for name in WATCHED}) if find_spec(name) is not None]
+
+
+def _check_packages(packages: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
+    """Import the wrapped modules of all packages in one process: nearly all of them load torch, which takes seconds.
+
+    Where that process fails, each package is imported in a process of its own, which shows the one that fails.
+    """
+    together = _import_modules(packages, environment)
+    if together.values is not None:
+        return [_check_package(package, together) for package in packages]
+    return [_check_package(package, _import_modules([package], environment)) for package in packages]
+
+
+def _import_modules(packages: Sequence[str], environment: Mapping[str, str]) -> ProbeResult:
+    return probe(_IMPORT.format(names=[name for package in packages for name in _modules_of(package)]), environment)
+
+
+def _modules_of(package: str) -> list[str]:
+    return sorted(name for name in WATCHED if _package_of(name) == package)
+
+
+def _package_of(module: str) -> str:
+    return module.split(".", 1)[0]
+
+
+def _check_package(package: str, result: ProbeResult) -> Check:
+    """Judge how a package was imported with the hook active, which itself reports what it cannot wrap."""
+    part = f"Hooks of {package}"
+    installed = _installed_version(package)
+    if result.values is None:
+        return fail(part, f"{installed} cannot be imported: {result.problem}", f"try: python -c 'import {package}'")
+    names = _modules_of(package)
+    off = re.findall(r"perfscope: (.+? is off): this version of (\S+) differs", result.stderr)
+    unhooked = re.findall(r"perfscope: (\S+) is not hooked", result.stderr)
+    problems = [f"{text} in {module}" for text, module in off if _package_of(module) == package]
+    problems += [f"{module} is not hooked" for module in unhooked if _package_of(module) == package]
+    if problems:
+        finding = "; ".join(problems)
+        return warn(part, f"{installed}: {finding}", "none: those records will be missing, all others are captured")
+    missing = [name for name in result.values["missing"] if name in names]
+    note = f"; not in this version: {', '.join(missing)}" if missing else ""
+    count = len(names) - len(missing)
+    return ok(part, f"{installed}: {count} {'module' if count == 1 else 'modules'} wrapped{note}")
+
+
+def _installed_version(package: str) -> str:
+    try:
+        return version(_DISTRIBUTIONS.get(package, package))
+    except PackageNotFoundError:
+        return "of unknown version"
+
+
+_LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
+_LONGEST_SHEBANG = 512
+
+
+def check_launchers() -> Check:
+    """Find the launchers on PATH; a launcher of another environment starts ranks that the hook may not fit."""
+    paths = {name: path for name in _LAUNCHERS if (path := shutil.which(name))}
+    if not paths:
+        fix = "activate the environment that trains"
+        return warn("Launchers", "none on PATH; python itself can always be profiled", fix)
+    foreign = [f"{name} at {path}" for name, path in paths.items() if _uses_another_python(Path(path))]
+    if foreign:
+        fix = f"put {Path(sys.executable).parent} first on PATH, or install perfscope there"
+        return warn("Launchers", f"they start another Python: {', '.join(foreign)}", fix)
+    missing = [name for name in _LAUNCHERS if name not in paths]
+    return ok("Launchers", ", ".join(paths) + (f"; not on PATH: {', '.join(missing)}" if missing else ""))
+
+
+def _uses_another_python(program: Path) -> bool:
+    """Whether a script's first line names another Python."""
+    with program.open("rb") as file:
+        first_line = file.readline(_LONGEST_SHEBANG)
+    match = re.match(rb"#!\s*(\S*/python[\d.]*)\s*$", first_line)
+    return match is not None and Path(os.fsdecode(match[1])).parent != Path(sys.executable).parent
+
+
+_SAMPLER_TIMEOUT_S = 20
+_POLL_S = 0.05
+_SAMPLES_PER_S = 10
+#: The description of the GPUs, and a sample.
+_EXPECTED_LINES = 2
+_EXPECTED_VALUES = {
+    "power_mw": "power",
+    "sm_clock_mhz": "clock",
+    "gpu_util_percent": "utilisation",
+    "throttle": "throttle reasons",
+    "energy_mj": "energy counter",
+}
+
+
+def check_nvml() -> tuple[Check, int]:
+    """Run the sampler until its first sample; returns the check, and the number of GPUs."""
+    pynvml_folder = attach.find_pynvml()
+    if pynvml_folder is None:
+        return fail("NVML", "nvidia-ml-py is not installed", "pip install nvidia-ml-py"), 0
+    lines = _read_first_lines(pynvml_folder)
+    note = next((line["note"] for line in lines if "note" in line), None)
+    if note is not None or len(lines) < _EXPECTED_LINES:
+        return warn("NVML", note or "it did not answer in time", "none needed on a machine without GPUs"), 0
+    gpus, samples = lines[0]["gpus"], lines[1]["gpus"]
+    missing = [text for name, text in _EXPECTED_VALUES.items() if any(name not in sample for sample in samples)]
+    mig_gpus = sum("mig_devices" in gpu for gpu in gpus)
+    finding = f"{len(gpus)} x {gpus[0].get('name', 'GPU')}, driver {lines[0].get('driver', 'unknown')}"
+    if mig_gpus:
+        finding += f", {mig_gpus} in MIG mode, where power is that of the entire GPU"
+    if missing:
+        fix = "the columns of these values will be n/a"
+        return warn("NVML", f"{finding}; not reported: {', '.join(missing)}", fix), len(gpus)
+    return ok("NVML", finding), len(gpus)
+
+
+def _read_first_lines(pynvml_folder: str) -> list[dict[str, Any]]:
+    """The first records of the sampler, started as a run starts it."""
+    script = Path(hooks.__file__).resolve().parent / "nvml" / "sampler.py"
+    command = [sys.executable, "-I", "-S", str(script), pynvml_folder, str(_SAMPLES_PER_S), str(os.getpid())]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + _SAMPLER_TIMEOUT_S
+        content = b""
+        while time.monotonic() < deadline and content.count(b"\n") < _EXPECTED_LINES:
+            has_ended = process.poll() is not None
+            output.seek(0)
+            content = output.read()
+            if has_ended:
+                break
+            time.sleep(_POLL_S)
+        process.kill()
+        process.wait()
+    return [json.loads(line) for line in content.split(b"\n")[:-1]]
+
+
+_PROFILER_PROCESSES = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys")
+
+
+def check_other_profilers() -> Check:
+    """Look for profilers that may hold CUPTI, which one process at a time can use."""
+    variable = find_profiler_variable(os.environ)
+    if variable is not None:
+        return warn("Other profilers", f"{variable} is set, so no window is profiled", "run without that profiler")
+    running = sorted({name for name in _process_names() if name in _PROFILER_PROCESSES})
+    if running:
+        return warn(
+            "Other profilers",
+            f"{', '.join(running)} runs here",
+            "where kernels are missing from traces: dcgmi profile --pause, and --resume afterwards",
+        )
+    return ok("Other profilers", "none: no DCGM, no Nsight")
+
+
+def _process_names() -> Iterable[str]:
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            yield (folder / "comm").read_text().strip()
+        except OSError:
+            continue  # the process has ended
+
+
+_LITTLE_FREE_BYTES = 5 * GB
+
+
+def check_disk(folder: Path) -> Check:
+    """Check free space and the limit of file sizes."""
+    free_bytes = shutil.disk_usage(folder).free
+    finding = f"{free_bytes / GB:,.1f} GB free in {folder}"
+    if free_bytes < SMALLEST_FREE_BYTES or not os.access(folder, os.W_OK):
+        problem = "too little for the trace of a window" if os.access(folder, os.W_OK) else "it cannot be written"
+        return fail("Disk", f"{finding}: {problem}", "free some space, or choose another folder with -o")
+    largest_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if largest_bytes != resource.RLIM_INFINITY:
+        limited = f"{finding}, files are limited to {largest_bytes / MB:,.0f} MB"
+        return warn("Disk", limited, "ulimit -f unlimited")
+    if free_bytes < _LITTLE_FREE_BYTES:
+        return warn("Disk", finding, "free some space: a window of a large model can take gigabytes")
+    return ok("Disk", finding)
+
+
+#: Part, distribution, and what to do where it is missing.
+_OPTIONAL = (
+    ("Reading traces", "isal", "pip install isal: traces are decompressed twice as fast"),
+    ("TensorBoard", "torch-tb-profiler", "pip install 'perfscope-toolkit[tensorboard]', to open RUN/traces there"),
+    ("Dask", "distributed", "pip install 'perfscope-toolkit[dask]', to read traces on several machines"),
+    ("Rows of many ranks", "pyarrow", "pip install 'perfscope-toolkit[parquet]', to write them as parquet"),
+)
+
+
+def check_packages() -> list[Check]:
+    """Check the packages that make reading fast or open traces elsewhere."""
+    checks = []
+    for part, distribution, fix in _OPTIONAL:
+        try:
+            checks.append(ok(part, f"{distribution} {version(distribution)}"))
+        except PackageNotFoundError:
+            checks.append(warn(part, f"{distribution} is not installed", fix))
+    return checks
+
 
 _SCHEMA = "perfscope/doctor/1"
 
@@ -65,10 +511,8 @@ def _run_checks(folder: Path) -> list[Check]:
         check_launchers(),
         nvml_check,
         check_other_profilers(),
-        check_permissions(gpus),
         check_disk(folder),
         *check_packages(),
-        check_collect_programs(),
     ]
 
 

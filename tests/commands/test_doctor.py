@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import os
 import re
-import resource
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from perfscope import doctor
-from perfscope.commands import doctor as command
-from perfscope.doctor import ProbeResult, Verdict, fail, ok, probe
+from perfscope.commands import doctor
+from perfscope.commands.doctor import ProbeResult, Verdict, fail, ok, probe
 from perfscope.renderers import Format
 from tests.conftest import ROOT, perfscope
 from tests.hooks.nvml.conftest import build
@@ -49,8 +47,8 @@ def test_every_part_is_checked_and_nothing_is_left_behind(tmp_path: Path) -> Non
 
 def test_json_has_every_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checks = [ok("Disk", "much"), fail("torch", "broken", "fix it")]
-    monkeypatch.setattr(command, "_run_checks", lambda folder: checks)
-    outcome = command.doctor(tmp_path / "runs" / "next", Format.JSON)
+    monkeypatch.setattr(doctor, "_run_checks", lambda folder: checks)
+    outcome = doctor.doctor(tmp_path / "runs" / "next", Format.JSON)
     assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: fix it",))
     document = json.loads(outcome.output())
     assert (document["ok"], document["warn"], document["fail"]) == (1, 0, 1)
@@ -205,27 +203,10 @@ def test_another_profiler_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "NSYS_PROFILING_SESSION_ID is set" in doctor.check_other_profilers().finding
 
 
-@pytest.mark.parametrize(("admin", "user", "verdict"), [(1, 1000, "warn"), (1, 0, "ok"), (0, 1000, "ok")])
-def test_restricted_counters_are_a_warning_for_other_users(
-    admin: int, user: int, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "params").write_text(f"ResmanDebugLevel: 4294967295\nRmProfilingAdminOnly: {admin}\n")
-    monkeypatch.setattr(os, "geteuid", lambda: user)
-    assert doctor.check_permissions(1, tmp_path / "params").verdict == verdict
-
-
-def test_a_disk_that_is_full_slow_or_limited_is_named(tmp_path: Path) -> None:
+def test_a_disk_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     assert doctor.check_disk(Path("/proc")).verdict is Verdict.FAIL
-    assert doctor.check_disk(tmp_path / "nowhere").verdict is Verdict.FAIL
     assert doctor.check_disk(tmp_path).verdict is not Verdict.FAIL
     assert list(tmp_path.iterdir()) == []
-    fixes = doctor._suggest_fixes(10**9, 10**6, 10**6)
-    assert [fix.split(":")[0] for fix in fixes] == [
-        "free some space",
-        "put runs on a faster disk",
-        "ulimit -f unlimited",
-    ]
-    assert doctor._suggest_fixes(10**11, 10**9, resource.RLIM_INFINITY) == []
 
 
 def test_a_part_that_cannot_work_ends_with_status_4_and_its_cause(tmp_path: Path) -> None:
