@@ -10,10 +10,10 @@ from tests.conftest import ROOT
 
 CHANGE = {"median_ms": 100.2, "bare_median_ms": 100.0, "change_percent": 0.2, "error_percent": 0.05}
 SPLIT = {"stall": 0.3, "stop": 0.2, "export": 0.1, "release": 0.02, "start": 0.01, "trace_mb": 15.0}
-OUTSIDE = {**CHANGE, "hooks_us": [50.0, 40.0]}
+OUTSIDE: dict[str, Any] = {**CHANGE, "hooks_us": [50.0, 40.0]}
 
 
-def verdicts(host_bound: dict[str, float]) -> list[str]:
+def verdicts(host_bound: dict[str, Any]) -> list[str]:
     measured: dict[str, Any] = {
         "machine": {"device": "d"},
         "outside": {"host-bound": host_bound, "device-bound": OUTSIDE},
