@@ -63,52 +63,6 @@ def _packed(product: Product) -> int:
     return 2 if any(element.startswith(_FP4) for element in product.elements[:2]) else 1
 
 
-def _count_linear(product: Product) -> int | None:
-    """A product with a weight of (outputs, inputs), as layers have it."""
-    if len(product.shapes) < _MATRIX:
-        return None
-    inputs, weight = product.shapes[:2]
-    if len(weight) != _MATRIX or not inputs or inputs[-1] != weight[-1]:
-        return None
-    return 2 * prod(inputs) * weight[0] * (2 if "a4w4" in product.operator else _packed(product))
-
-
-def _count_with_output(product: Product) -> int | None:
-    """A product whose first input is what it writes to."""
-    output, first = (*product.shapes, (), ())[:2]
-    return 2 * prod(output) * first[-1] * _packed(product) if len(output) == len(first) == _MATRIX else None
-
-
-def _count_experts(product: Product) -> int | None:
-    """Both products of each expert that a token is sent to: (tokens, h), (E, 2 f or f, h), (E, h, f), (tokens, k)."""
-    if len(product.shapes) < _BATCH_OF_HEADS:
-        return None
-    tokens, inward, outward, chosen = product.shapes[:4]
-    if not (len(tokens) == len(chosen) == _MATRIX and len(inward) == len(outward) == _STACK):
-        return None
-    hidden = tokens[1]
-    packed = hidden // inward[2] if inward[2] else 0
-    if inward[2] * packed != hidden or outward[1] != hidden or tokens[0] != chosen[0]:
-        return None
-    return 2 * tokens[0] * chosen[1] * hidden * (inward[1] + outward[2] * packed)
-
-
-def _count_stage_of_experts(product: Product) -> int | None:
-    """One of aiter's two products of experts.
-
-    (tokens, h) or (tokens, k, f), (E, 2 f or f, h), (E, h, f), three lists, (tokens, k, f) or (tokens, h).
-    """
-    written = 6
-    if len(product.shapes) <= written:
-        return None
-    tokens, inward, outward = product.shapes[:3]
-    is_first = product.operator.endswith("1")
-    routed, weight = (product.shapes[written], inward) if is_first else (tokens, outward)
-    if not len(routed) == len(weight) == _STACK or tokens[-1:] != weight[-1:]:
-        return None
-    return 2 * routed[0] * routed[1] * weight[1] * weight[2]
-
-
 def _count_function(product: Product) -> int | None:
     """A layer of Transformer Engine forward: its input and its weight of (outputs, inputs), in either order."""
     first, second = (*_matrices(product), (), ())[:2]
@@ -142,37 +96,24 @@ def _matrices(product: Product) -> list[_Shape]:
     return [shape for shape in product.shapes if len(shape) >= _MATRIX]
 
 
-class _Convolution(NamedTuple):
-    """Where the inputs of a convolution stand among those of an operator."""
-
-    stride: int
-    padding: int
-    dilation: int
-    transposed: int | None
-
-
 def convolution_output(product: Product) -> int | None:
     """Elements of the output of a convolution; None where they do not follow from what the trace states."""
     flops = _count_convolution(product)
-    if flops is None or len(product.shapes) < _MATRIX:
+    if flops is None or product.values[_TRANSPOSED] == "True":
         return None
-    weight = product.shapes[1]
-    reached = prod(weight[1:])
-    is_transposed = len(product.values) > _TRANSPOSED and product.values[_TRANSPOSED] == "True"
-    return None if is_transposed or not reached else flops // (2 * reached)
+    return flops // (2 * prod(product.shapes[1][1:])) if prod(product.shapes[1][1:]) else None
 
 
 def _count_convolution(product: Product) -> int | None:
-    places = next((places for name, places in _CONVOLUTIONS.items() if product.operator == name), None)
-    if places is None or len(product.shapes) < _MATRIX or len(product.values) <= max(places[:3]):
+    """(image, weight, bias, stride, padding, dilation, transposed, ...)."""
+    if len(product.shapes) < _MATRIX or len(product.values) <= _TRANSPOSED:
         return None
     image, weight = product.shapes[:2]
     if len(image) != len(weight) or len(image) < _STACK:
         return None
-    is_transposed = places.transposed is not None and product.values[places.transposed] == "True"
-    stride, padding, dilation = (_sizes(product.values[index], len(image) - 2) for index in places[:3])
-    if is_transposed:
+    if product.values[_TRANSPOSED] == "True":
         return 2 * image[0] * prod(image[2:]) * prod(weight)
+    stride, padding, dilation = (_sizes(value, len(image) - 2) for value in product.values[3:_TRANSPOSED])
     if stride is None or padding is None or dilation is None:
         return None
     outputs = [
@@ -213,14 +154,12 @@ class _Layout(NamedTuple):
             stand before tokens.
         bounds: The places of the bounds of packed sequences, of queries and of keys.
         longest: The places of the lengths of the longest ones.
-        pages: The place of a table of pages, with which key and value are those of a whole cache.
     """
 
     query: int
     heads_last: bool = True
     bounds: tuple[int, int] | None = None
     longest: tuple[int, int] | None = None
-    pages: int | None = None
 
 
 def _count_attention(product: Product) -> int | None:
@@ -228,8 +167,6 @@ def _count_attention(product: Product) -> int | None:
     layout = next((layout for pattern, layout in _LAYOUTS if pattern.search(product.operator)), _Layout(0))
     operands = product.shapes[layout.query : layout.query + 3]
     if len(operands) < _STACK or any(len(operand) < _STACK for operand in operands):
-        return None
-    if layout.pages is not None and any(product.shapes[layout.pages : layout.pages + 1]):
         return None
     passes = 2 if BACKWARD.search(product.operator) else 1
     query, key, value = operands
@@ -259,15 +196,6 @@ def _pairs_of_equal_sequences(product: Product, layout: _Layout, query: _Shape, 
 
 #: How many products a backward pass has.
 _GRADIENTS = ((re.compile(r"^_(?:LayerNorm)?LinearBackward$"), 2), (re.compile(r"^_LayerNormMLPBackward$"), 4))
-_CONVOLUTIONS = {
-    "convolution": _Convolution(3, 4, 5, 6),
-    "convolution_overrideable": _Convolution(3, 4, 5, 6),
-    "_convolution": _Convolution(3, 4, 5, 6),
-    "cudnn_convolution_relu": _Convolution(3, 4, 5, None),
-    "cudnn_convolution_add_relu": _Convolution(5, 6, 7, None),
-    "miopen_convolution_relu": _Convolution(3, 4, 5, None),
-    "miopen_convolution_add_relu": _Convolution(5, 6, 7, None),
-}
 _LAYOUTS = (
     (re.compile(r"^_scaled_dot_product.*_backward|^_cudnn_attention_backward"), _Layout(1, heads_last=False)),
     (re.compile(r"^_scaled_dot_product|^sage_fwd|^_cudnn_attention_forward"), _Layout(0, heads_last=False)),
@@ -277,22 +205,20 @@ _LAYOUTS = (
     (re.compile(r"^_efficient_attention_backward"), _Layout(1, bounds=(5, 6), longest=(7, 8))),
     (re.compile(r"varlen_forward$"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
     (re.compile(r"varlen_backward$"), _Layout(1, bounds=(9, 10), longest=(11, 12))),
-    (re.compile(r"^flash_attn_3::fwd$"), _Layout(0, bounds=(7, 8), longest=(12, 13), pages=14)),
+    (re.compile(r"^flash_attn_3::fwd$"), _Layout(0, bounds=(7, 8), longest=(12, 13))),
     (re.compile(r"^flash_attn_3::bwd$"), _Layout(1, bounds=(9, 10), longest=(13, 14))),
-    (re.compile(r"mha_batch_prefill|varlen|paged|_C::"), _Layout(0, pages=0)),
     (BACKWARD, _Layout(1)),
 )
+#: Operators of inference engines, whose keys and values are in pages, are not counted.
 _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
     (re.compile(r"^convolution_backward"), _count_convolution_backward),
-    (re.compile(r"convolution"), _count_convolution),
+    (re.compile(r"^_?convolution(?:_overrideable)?$"), _count_convolution),
     (re.compile(r"^\w*mm\w*$"), _count_product),
     (re.compile(r"(?:Func|Linear|MLP)Backward$"), _count_backward),
-    (re.compile(r"attention|attn|Attn|fmha|mha_(?:fwd|bwd)$|sage_fwd|^flash_attn_3::"), _count_attention),
-    (re.compile(r"fused_experts|fused_moe"), _count_experts),
-    (re.compile(r"ck_moe_stage[12]$"), _count_stage_of_experts),
+    (
+        re.compile(r"^(?!vllm|_C::|.*paged)(?:.*(?:attention|attn|Attn|fmha)|.*mha_(?:fwd|bwd)$)"),
+        _count_attention,
+    ),
     (re.compile(r"^_(?:LayerNorm|Grouped)?Linear$"), _count_function),
     (re.compile(r"^_LayerNormMLP$"), _count_mlp),
-    (re.compile(r"_C::cutlass_scaled_mm"), _count_with_output),
-    (re.compile(r"cublas_scaled_mm|rowwise_mm"), _count_product),
-    (re.compile(r"unquantized_gemm|aiter::\w*gemm_a\d|int8_linear_matmul|f8f8bf16_rowwise"), _count_linear),
 )
