@@ -9,6 +9,10 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
 
 def attach(
     run_dir: str,
@@ -49,20 +53,8 @@ def attach(
         ValueError: ``steps``, ``ranks``, ``window`` or ``step_optimizer`` cannot be read.
         OSError: The folder cannot be created.
     """
+    options: dict[str, Any] = dict(locals())
     # Imported here, because every process below `perfscope profile` imports this package, and most of them never train.
     from perfscope.hooks.reach.attach import attach_process
 
-    attach_process(
-        run_dir,
-        steps=steps,
-        ranks=ranks,
-        window=window,
-        shapes=shapes,
-        stack=stack,
-        memory=memory,
-        on_oom=on_oom,
-        flops=flops,
-        modules=modules,
-        nvml_hz=nvml_hz,
-        step_optimizer=step_optimizer,
-    )
+    attach_process(**options)

@@ -3,9 +3,8 @@
 Training is never harmed: every method that a hook calls is guarded. A failure ends the capture with one line and never
 reaches the script. Nothing here waits for a device.
 
-The methods that run in every step guard themselves, because a call of another function takes as long as their work. All
-of them write into one object. The end of a step reads one number of it: the next step that may end with a window, a
-save or several optimizers' step.
+Methods of every step guard themselves, because a call of another function takes as long as their work. All write into
+one object, whose ``next_event`` is the next step that may end with a window, a save or several optimizers' step.
 """
 
 from __future__ import annotations
@@ -513,10 +512,12 @@ class Capture:
         """Whether this is the thread that trains."""
         return self._source.is_training_thread()
 
+    @property
     def last_boundary_ns(self) -> int | None:
         """When the last step ended, on the monotonic clock."""
         return self.step.started_ns or None if self.step.steps else None
 
+    @property
     def training_thread(self) -> int | None:
         """The thread that trains; None before the first step."""
         return self._source.thread
@@ -625,8 +626,10 @@ class Capture:
     @hook_entry
     def finish(self) -> None:
         """The interpreter ends; an active profiler would crash it, so an open window is closed first."""
-        if last_error() is not None:  # first of all: a launcher ends this process when it sees that another one failed
-            self._keep_failure()
+        has_failed = last_error() is not None
+        if has_failed:  # first of all: a launcher ends this process when it sees that another one failed
+            call_safely(self.files.claim)  # it may have failed before its rank was known
+            call_safely(self.watch.finish)
         self._complete_steps(self._source.finish())
         unused_choice = self._source.describe_unused_choice()
         if unused_choice:
@@ -635,19 +638,13 @@ class Capture:
         self._write_passes()
         self._describe_setup()
         self.save_timer.finish()
-        if last_error() is None:
+        if not has_failed:
             call_safely(self.watch.finish)
         self.files.close()
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
         if self.files.claimed_rank() is not None:
             spans = tuple(self.activities.take_step().spans)
             self.files.claim().write_event(EndRecord(time.monotonic_ns(), spans or None))
-
-    def _keep_failure(self) -> None:
-        """Keep why the interpreter ends."""
-        if self.files.claimed_rank() is None:
-            call_safely(self.files.claim)  # it failed before its rank was known, as where others never came
-        call_safely(self.watch.finish)
 
     # The model.
     @hook_entry
@@ -768,8 +765,8 @@ class Capture:
         Groups that torch does not know, as those of fault-tolerant trainings, have no ranks.
         """
         distributed = sys.modules["torch.distributed"]
-        group = distributed.group.WORLD if group is None else group
-        self.set_axis_ranks(axis, lambda: distributed.get_process_group_ranks(group))
+        own = distributed.group.WORLD if group is None else group
+        self.set_axis_ranks(axis, lambda: distributed.get_process_group_ranks(own))
 
     @hook_entry
     def set_mesh(self, mesh: Any) -> None:

@@ -8,53 +8,26 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar, cast
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
 _Value = TypeVar("_Value")
+_HOOKS_FOLDER = os.path.join(os.path.dirname(__file__), "")
 
 
 class _Thread(threading.local):
-    """What a thread is doing.
-
-    Attributes:
-        is_in_hook: It runs a hook, whose time is counted.
-    """
+    """Whether a thread runs a hook, whose time is counted."""
 
     is_in_hook = False
 
 
-_thread = _Thread()
-_HOOKS_FOLDER = os.path.join(os.path.dirname(__file__), "")
-
-
-class HookOwner(Protocol):
-    """An object whose methods are hook entries.
-
-    Attributes:
-        hook_ns: Time that hook entries took; the owner reads it and sets it back to 0.
-    """
-
-    hook_ns: int
-
-    @property
-    def dead(self) -> bool:
-        """True after a failure, and in a forked child: nothing more is recorded."""
-
-    def abandon(self, reason: str) -> None:
-        """End the capture after a failure."""
-
-
 class ForkableOwner(Protocol):
-    """What ends in a forked child.
-
-    Attributes:
-        dead: Set there.
-    """
+    """What ends in a forked child: ``dead`` is set there."""
 
     dead: bool
 
 
+_thread = _Thread()
 _owners: weakref.WeakSet[ForkableOwner] = weakref.WeakSet()
 
 
@@ -87,11 +60,12 @@ def value_or_none(read: Callable[[], _Value]) -> _Value | None:
 def hook_entry(method: _Method) -> _Method:
     """Make a method safe to call from training: no exception leaves it, and its time counts as the hooks' time.
 
-    In a forked child, and after a failure, the method is not called and the result is None.
+    Its object has ``hook_ns``, the time that its entries took; ``dead``, after a failure and in a forked child, where
+    the method is not called and the result is None; and ``abandon(reason)``, which ends it after a failure.
     """
 
     @functools.wraps(method)
-    def enter(self: HookOwner, *args: object, **kwargs: object) -> object:
+    def enter(self: Any, *args: object, **kwargs: object) -> object:
         is_outermost = not _thread.is_in_hook  # the time of an entry that is called inside another one is that one's
         began_ns = time.monotonic_ns() if is_outermost else 0
         _thread.is_in_hook = True

@@ -39,21 +39,6 @@ class Tracers:
         return getattr(self._compiler, "_is_compiling_flag", False)
 
 
-TRACERS = Tracers()
-
-
-def is_in_backward() -> bool:
-    """Whether this call is made inside of a backward pass, as by an optimizer that steps in a hook of a gradient."""
-    library = getattr(sys.modules.get("torch"), "_C", None)
-    find_task = getattr(library, "_current_graph_task_id", None)
-    return find_task is not None and find_task() != -1
-
-
-def _is_compiling() -> bool:
-    is_traced = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
-    return is_traced is not None and bool(is_traced())
-
-
 class Compiler:
     """What wrappers ask of torch.compile, before and after each call of a step.
 
@@ -70,7 +55,20 @@ class Compiler:
         self.is_tracing = getattr(compiler, "is_dynamo_compiling", self.is_tracing)
 
 
+def _is_compiling() -> bool:
+    is_traced = getattr(getattr(sys.modules["torch"], "compiler", None), "is_compiling", None)
+    return is_traced is not None and bool(is_traced())
+
+
+TRACERS = Tracers()
 COMPILER = Compiler()
+
+
+def is_in_backward() -> bool:
+    """Whether this call is made inside of a backward pass, as by an optimizer that steps in a hook of a gradient."""
+    library = getattr(sys.modules.get("torch"), "_C", None)
+    find_task = getattr(library, "_current_graph_task_id", None)
+    return find_task is not None and find_task() != -1
 
 
 def is_grad_enabled() -> bool:

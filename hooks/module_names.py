@@ -11,15 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Iterable
-from typing import Protocol
-
-
-class Module(Protocol):
-    """The part of ``torch.nn.Module`` that is used here."""
-
-    def named_modules(self) -> Iterable[tuple[str, object]]:
-        """Every module below it, itself included, with its path."""
+from typing import Any
 
 
 class ModuleNames:
@@ -42,29 +34,24 @@ class ModuleNames:
         self.by_number.clear()
         self._taken.clear()
 
-    def add(self, root: Module, around: str | None) -> str:
+    def add(self, root: Any, around: str | None) -> str:
         """Name a module without a name, and every module inside it; the name of the module in whose call it is."""
         kind = type(root).__name__
         inside = [(path, inner) for path, inner in root.named_modules() if id(inner) not in self.by_number]
         if around:
             own, before = f"{around}.{kind}", f"{around}.{kind}."
+        elif hasattr(root, "_is_replica"):  # DataParallel's replicas are one module
+            own, before = self._prefix + kind, self._prefix
         else:
-            own, before = self._choose(kind, [path for path, _ in inside], is_copy=hasattr(root, "_is_replica"))
+            own, number = self._prefix + kind, 1
+            while self._taken[own]:
+                number += 1
+                own = f"{self._prefix}{kind}#{number}"
+            collides = number > 1 or any(path and self._taken[self._prefix + path] for path, _ in inside)
+            before = f"{own}." if collides else self._prefix
         for path, inner in inside:
             self._remember(inner, before + path if path else own)
         return self.by_number.get(id(root), own)
-
-    def _choose(self, kind: str, paths: list[str], *, is_copy: bool) -> tuple[str, str]:
-        """The name of a module that nothing is around, and what stands ahead of the paths inside it."""
-        plain = self._prefix + kind
-        if is_copy:  # DataParallel's replicas are one module
-            return plain, self._prefix
-        own, number = plain, 1
-        while self._taken[own]:
-            number += 1
-            own = f"{plain}#{number}"
-        collides = number > 1 or any(path and self._taken[self._prefix + path] for path in paths)
-        return own, f"{own}." if collides else self._prefix
 
     def _remember(self, module: object, name: str) -> None:
         number, names, living, taken = id(module), self.by_number, self._living, self._taken

@@ -146,17 +146,13 @@ class StepAccumulator:
 def find_input(args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """The tensor by which what enters a model is counted: its token ids, else the first tensor; None for none."""
     ids = kwargs.get("input_ids") if kwargs else None
-    first = args[0] if ids is None and args else ids
-    return first if _is_tensor(first) else find_tensor((ids, args, kwargs))
+    return find_tensor((ids, args, kwargs))
 
 
 def find_loaded(batch: Any) -> Any:
     """The tensor by which a batch of a data loader is counted: its token ids, else the first tensor; None for none."""
-    first = batch[0] if type(batch) in _SEQUENCES and batch else batch
-    if _is_tensor(first):
-        return first
     ids = batch.get("input_ids") if isinstance(batch, Mapping) else None
-    return ids if _is_tensor(ids) else find_tensor((ids, batch))
+    return find_tensor((ids, batch))
 
 
 def _is_tensor(value: object) -> bool:

@@ -7,19 +7,15 @@ import io
 import os
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.frameworks.wrapping import argument, wrap_saves
 from perfscope.hooks.guard import value_or_none
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
     from perfscope.hooks.timers.saves import Save, SaveTimer
-
-_MOST_SHARDS = 64  # of one rank; each is asked for by its name, because listing a folder of all ranks takes long
 
 
 def patch_torch_save(module: ModuleType, capture: Capture) -> None:
@@ -84,32 +80,14 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
         for future in (upload, staging):
             if future is not None:
                 value_or_none(functools.partial(_time_waits, future, capture, timed_save))
-        in_process = getattr(kwargs.get("async_checkpointer_type"), "name", None) == "PROCESS"
-        folder = _checkpoint_path(kwargs) if in_process else None
-        _watch_future(upload, lambda future: _end_save(timer, timed_save, future, folder))
-        _watch_future(staging, lambda _: timer.on_staged(timed_save))
+        for future, on_done in (
+            (upload, lambda future: timer.on_drained(timed_save, failed=_has_failed(future))),
+            (staging, lambda _: timer.on_staged(timed_save)),
+        ):
+            if future is not None and hasattr(future, "add_done_callback"):
+                future.add_done_callback(on_done)
 
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
-
-
-def _watch_future(future: Any, on_done: Callable[[Any], None]) -> None:
-    if hasattr(future, "add_done_callback"):
-        future.add_done_callback(on_done)
-
-
-def _end_save(timer: SaveTimer, save: Save, future: Any, folder: object) -> None:
-    """An asynchronous save ended; ``folder`` is where another process wrote it, which reports no files."""
-    failed = _has_failed(future)
-    if folder is not None and not failed:
-        timer.on_files_of_rank(save, [os.path.join(str(folder), name) for name in _names_of_rank()])
-    timer.on_drained(save, failed=failed)
-
-
-def _names_of_rank() -> list[str]:
-    """The names that torch's own writer gives to the files of this rank, and the first rank's metadata."""
-    rank, _ = rank_and_world_size()
-    shards = [f"__{rank}_{number}.distcp" for number in range(_MOST_SHARDS)]
-    return [*shards, ".metadata"] if rank == 0 else shards
 
 
 def _time_waits(future: Any, capture: Capture, save: Save) -> None:

@@ -70,14 +70,12 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
     @functools.wraps(original)
     def root_pre_forward(self: Any, root: Any, args: Any, kwargs: Any) -> Any:
         context = getattr(self, "_state_ctx", None)
-        if (
-            getattr(context, "iter_forward_root", self) is not None or COMPILER.is_tracing()
-        ):  # as in every layer but the root
-            result = original(self, root, args, kwargs)
+        is_layer = getattr(context, "iter_forward_root", self) is not None
+        result = original(self, root, args, kwargs)
+        if is_layer or COMPILER.is_tracing():
             if getattr(self, "_is_root", None) is False and not COMPILER.is_tracing():
                 _unwrap(self, "_root_pre_forward", original)  # it never will be one
             return result
-        result = original(self, root, args, kwargs)
         nonlocal has_begun
         has_begun = has_begun or capture.steps > 0  # to ask for the steps takes a call
         if has_begun and getattr(root, "training", False):

@@ -37,8 +37,6 @@ from perfscope.wire.memory import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from perfscope.hooks.module_names import Module
-
     #: The model's parts and the optimizers of a process, when they are asked for.
     Trained = Callable[[], tuple[Sequence[object], Sequence[object]]]
 
@@ -100,14 +98,14 @@ class ModuleMarks:
             self.signs.append(sign)
             self.names.append(name)
 
-    def _on_forward(self, module: Module, _inputs: object) -> None:
+    def _on_forward(self, module: object, _inputs: object) -> None:
         if sys.modules["torch"].compiler.is_compiling():
             return
         path = self._paths.by_number.get(id(module)) or self._paths.add(module, self._open[-1] if self._open else None)
         self._open.append(path)
         self._add(BEGIN, path)
 
-    def _on_forward_end(self, module: Module, _inputs: object, _output: object) -> None:
+    def _on_forward_end(self, module: object, _inputs: object, _output: object) -> None:
         path = self._paths.by_number.get(id(module))
         if path is not None and not sys.modules["torch"].compiler.is_compiling():
             if self._open:

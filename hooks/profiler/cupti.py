@@ -66,7 +66,7 @@ class CuptiDetachment:
     def stop(self, stop_profiler: Callable[[], object]) -> None:
         """Stop the profiler; CUPTI is detached when this returns."""
         if self.is_detached and os.environ.get(VARIABLE) != _DETACH:  # torch decides so where it knows of CUDA graphs
-            self.attached_because = _describe_variable(os.environ)
+            self.attached_because = f"the environment has {VARIABLE}={os.environ.get(VARIABLE)}"
         earlier = _threads()
         try:
             stop_profiler()
@@ -96,7 +96,7 @@ def find_obstacle(cuda_version: tuple[int, ...] | None, environment: Mapping[str
     if cuda_version is None or environment.get(VARIABLE) == _DETACH:
         return None
     if environment.get(VARIABLE, _BETWEEN_WINDOWS) != _BETWEEN_WINDOWS:
-        return _describe_variable(environment)
+        return f"the environment has {VARIABLE}={environment[VARIABLE]}"
     if cuda_version < _FIRST_SAFE_CUDA:
         return f"CUDA {'.'.join(map(str, cuda_version))} crashes where CUPTI is attached again beside CUDA graphs"
     return None
@@ -106,10 +106,6 @@ def read_cuda_version(torch: Any) -> tuple[int, ...] | None:
     """Read the version of CUDA that torch was built for; None for a torch without CUDA."""
     version = getattr(getattr(torch, "version", None), "cuda", None)
     return None if version is None else tuple(int(part) for part in str(version).split(".")[:2])
-
-
-def _describe_variable(environment: Mapping[str, str]) -> str:
-    return f"the environment has {VARIABLE}={environment.get(VARIABLE)}"
 
 
 def _threads() -> set[str]:

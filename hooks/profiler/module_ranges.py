@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import TRACERS
-from perfscope.hooks.module_names import Module, ModuleNames
+from perfscope.hooks.module_names import ModuleNames
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +51,7 @@ class ModuleRanges:
         is_recording, record_function = torch.autograd._profiler_enabled, torch.autograd.profiler.record_function
 
         # torch's recorder of stacks takes what is named ``self`` in the call of a module for that module.
-        def call_in_range(self: Module, *inputs: object, **options: object) -> object:
+        def call_in_range(self: object, *inputs: object, **options: object) -> object:
             # In this order, so that a graph does not depend on the window.
             if is_compiling() or ranges._wrapper is None or not is_recording() or TRACERS.are_active():
                 return call(self, *inputs, **options)
@@ -60,7 +60,7 @@ class ModuleRanges:
 
         return call_in_range
 
-    def _add_names(self, root: Module, caller: FrameType | None) -> str:
+    def _add_names(self, root: object, caller: FrameType | None) -> str:
         """Name a module that is not inside a named one, and every module inside it."""
         return value_or_none(lambda: self._names.add(root, self._find_around(caller))) or _PREFIX + type(root).__name__
 

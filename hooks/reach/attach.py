@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from types import ModuleType
-from typing import TypedDict, Unpack
+from typing import Any
 
 from perfscope import wire
 from perfscope.frameworks import WATCHED
@@ -27,26 +27,8 @@ from perfscope.hooks.selection import (
 from perfscope.wire.records import to_file
 
 
-class RecordOptions(TypedDict):
-    """What torch.profiler records besides the default; see ``Config``."""
-
-    shapes: bool
-    stack: bool
-    memory: bool
-    on_oom: bool
-    flops: bool
-    modules: bool
-
-
 def attach_process(
-    run_dir: str,
-    *,
-    steps: str | None,
-    ranks: str | None,
-    window: str,
-    nvml_hz: float,
-    step_optimizer: int | str | None,
-    **record: Unpack[RecordOptions],
+    run_dir: str, steps: str | None, ranks: str | None, window: str, step_optimizer: int | str | None, **options: Any
 ) -> None:
     """Capture this process, unless it is captured already; see ``perfscope.hooks.attach``.
 
@@ -60,17 +42,17 @@ def attach_process(
     boundary = None if step_optimizer is None else parse_step_optimizer(str(step_optimizer))
     if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return
+    recorded = tuple(name for name, is_on in options.items() if is_on is True)
     start_capture(
         Config(
-            run_dir=make_run_dir(run_dir, windows, tuple(name for name, is_on in record.items() if is_on)),
+            run_dir=make_run_dir(run_dir, windows, recorded),
             windows=windows,
             ranks=profiled_ranks,
             window=choice,
-            nvml_hz=nvml_hz,
             nvml_path=find_pynvml(),
             step_optimizer=boundary,
             watchdog=True,
-            **record,
+            **options,
         )
     )
 

@@ -291,14 +291,6 @@ class SaveTimer:
             save.files.add_file(path, size_of_file(path) if size_bytes is None else size_bytes)
 
     @hook_entry
-    def on_files_of_rank(self, save: Save, paths: list[str]) -> None:
-        """Another process wrote these files of a save, as far as they exist; called in any thread."""
-        for path in paths:
-            size_bytes = size_of_file(path)
-            if size_bytes is not None:
-                save.files.add_file(path, size_bytes)
-
-    @hook_entry
     def on_staged(self, save: Save) -> None:
         """The state of an asynchronous save was copied; called in any thread."""
         save.staged_ns = time.monotonic_ns()

@@ -48,10 +48,8 @@ class Ranks:
         self._folder = folder
         self._host = socket.gethostname()
         self._seen: set[str] = set()
-        self._incomplete: dict[str, int] = {}
         self.poll = select.poll()
-        self.processes: dict[int, tuple[int, int, int]] = {}
-        self._memories: dict[int, _Memory] = {}
+        self.processes: dict[int, tuple[int, int, int, _Memory]] = {}
 
     def scan(self) -> None:
         """Find the ranks that have appeared."""
@@ -70,19 +68,17 @@ class Ranks:
                 record = json.load(file)
             self._seen.add(name)
             pid = int(record["pid"])
-            if record["host"] != self._host or not _is_same_process(pid, record.get("started_ns")):
-                return
-            descriptor = os.pidfd_open(pid)
-            self.poll.register(descriptor, select.POLLIN)
-            self.processes[descriptor] = int(rank), int(attempt or 0), pid
-            self._memories[descriptor] = _Memory(pid)
+            if record["host"] == self._host and _is_same_process(pid, record.get("started_ns")):
+                descriptor = os.pidfd_open(pid)
+                self.poll.register(descriptor, select.POLLIN)
+                self.processes[descriptor] = int(rank), int(attempt or 0), pid, _Memory(pid)
 
     def wait(self) -> None:
         """Wait for the end of ranks, and write it down."""
-        for memory in self._memories.values():
+        for *_, memory in self.processes.values():
             memory.look()
         for descriptor, _ in self.poll.poll(_LOOK_MS):
-            rank, attempt, pid = self.processes.pop(descriptor)
+            rank, attempt, pid, memory = self.processes.pop(descriptor)
             ended = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
             status = _read_exit_status(pid)
             if status is None:
@@ -95,7 +91,7 @@ class Ranks:
             kills = count_memory_kills()
             if kills is not None and _KILLS_AT_START is not None:
                 how["memory_kills"] = kills - _KILLS_AT_START
-            launched = self._memories.pop(descriptor).take()
+            launched = memory.take()
             if launched and how.get("exit_code") != 0:
                 how["launched"] = base64.b64encode(launched).decode()
             _write({"kind": "death", "rank": rank, "attempt": attempt, "pid": pid, **ended, **how})

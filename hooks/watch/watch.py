@@ -88,7 +88,7 @@ class Watch:
         if self._rank is None or self._training.dead:
             return
         now_ns, steps = time.monotonic_ns(), self._training.steps
-        ended_ns = self._training.last_boundary_ns()
+        ended_ns = self._training.last_boundary_ns
         if self._progress.advance(steps, ended_ns, now_ns, is_disturbed=OPEN_WINDOW.is_open):
             self._on_resumed()
         if self._evidence is not None:
@@ -112,7 +112,7 @@ class Watch:
             return
         if self._faults is not None:
             self._faults.cancel_timer()
-        if self._progress.advance(self._training.steps, self._training.last_boundary_ns(), time.monotonic_ns()):
+        if self._progress.advance(self._training.steps, self._training.last_boundary_ns, time.monotonic_ns()):
             self._on_resumed()
         error = last_error()
         if error is not None and not self._training.dead:
@@ -124,7 +124,7 @@ class Watch:
         assert self._rank is not None
         if self._faults is not None:
             self._faults.cancel_timer()
-        thread = self._training.training_thread() or threading.main_thread().ident or 0
+        thread = self._training.training_thread or threading.main_thread().ident or 0
         record = IncidentRecord(
             kind=STALL,
             number=self._evidence.count + 1,

@@ -14,7 +14,7 @@ from perfscope import wire
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler import window, window_schedule
-from perfscope.hooks.selection import DEFAULT_WINDOWS, StepWindow, WindowChoice, parse_choice, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_choice, parse_windows
 
 
 @pytest.fixture
@@ -91,13 +91,6 @@ def test_a_light_trace_says_what_it_is_and_when_its_steps_began(tmp_path: Path) 
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_light_window_that_training_ends_in_states_the_steps_that_were_completed(tmp_path: Path) -> None:
-    trained = Trained(tmp_path, "4-6", WindowChoice.BOTH, 10)
-    assert trained.windows == [(4, 6, "operators"), (9, 10, "light")]
-    assert len(trained.metadata()[1][1]["edges_ns"]) == 3
-
-
-@pytest.mark.usefixtures("gpu")
 def test_a_window_that_comes_too_early_for_a_light_one_before_it_is_profiled_as_it_was_asked_for(
     tmp_path: Path,
 ) -> None:
@@ -122,12 +115,6 @@ def test_without_a_gpu_there_is_one_window_with_operators(tmp_path: Path) -> Non
     assert light.notes == ["the window 4-6 records operators: no GPU is in use, so there is no light window"]
 
 
-def test_the_light_window_has_as_many_steps_and_three_at_least() -> None:
-    assert StepWindow(5, 5).light_after() == StepWindow(8, 10, wire.LIGHT)
-    assert StepWindow(4, 6).light_after() == StepWindow(9, 11, wire.LIGHT)
-    assert StepWindow(4, 7).light_after() == StepWindow(10, 13, wire.LIGHT)
-
-
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     ("steps", "windows", "notes"),
@@ -149,26 +136,6 @@ def test_the_default_windows_leave_five_steady_steps_before_them_and_are_over_in
     unlabelled = [step for step, label in trained.labels.items() if label is None]
     assert [step for step in unlabelled if step < 10] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [step for step in unlabelled if step > 10] == list(range(17, steps + 1))
-
-
-@pytest.mark.parametrize(
-    ("choice", "is_on_gpu", "windows"),
-    [
-        (WindowChoice.OPERATORS, True, [(10, 10, "operators")]),
-        (WindowChoice.LIGHT, True, [(10, 10, "light")]),
-        (WindowChoice.BOTH, False, [(10, 10, "operators")]),
-    ],
-)
-def test_the_default_window_of_one_kind(
-    choice: WindowChoice,
-    is_on_gpu: bool,
-    windows: list[tuple[int, int, str]],
-    tmp_path: Path,
-    request: pytest.FixtureRequest,
-) -> None:
-    if is_on_gpu:
-        request.getfixturevalue("gpu")
-    assert Trained(tmp_path, DEFAULT_WINDOWS, choice, 20).windows == windows
 
 
 def test_what_windows_record_is_one_of_three() -> None:

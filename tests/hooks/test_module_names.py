@@ -35,13 +35,6 @@ def test_two_networks_with_the_same_paths_have_names_of_their_own() -> None:
     assert names_of(names, again) == ["Generator#2", *(f"Generator#2.{path}" for path in inside)]
 
 
-def test_a_part_that_is_called_ahead_of_its_model_keeps_its_name() -> None:
-    names, model = ModuleNames(), Generator()
-    assert names.add(model.main, None) == "Sequential"
-    assert names.add(model, None) == "Generator"
-    assert names_of(names, model) == ["Generator", "Sequential", "0", "1"]
-
-
 def test_a_module_that_is_gone_gives_its_name_and_its_number_free() -> None:
     names, kept = ModuleNames("nn.Module: "), Generator()
     names.add(kept, None)

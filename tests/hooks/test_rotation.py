@@ -15,11 +15,9 @@ from perfscope.hooks import gzip_files, late_writer, record_files
 from perfscope.hooks.gzip_files import GzipFiles
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.recorder import Recorder
-from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.records import decode_step
 from perfscope.sources.runs.step_columns import StepColumns, from_records, read_last_step, read_step_columns
 from perfscope.wire.host import DeviceProbe, HostWaits, HostWork
-from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import Span, StepRecord, to_line
 
 
@@ -178,20 +176,3 @@ def test_a_folder_that_is_gone_does_not_end_the_records(tmp_path: Path, monkeypa
     recorder.close()
     lines = (tmp_path / "ranks/00000/steps.jsonl").read_bytes().splitlines()
     assert [decode_step(line).step for line in lines] == list(range(1, 21))
-
-
-def test_passes_of_micro_batches_are_put_aside_and_compressed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_files, "LINES", 10)
-    recorder = Recorder(str(tmp_path), 0)
-    for step in range(1, 26):
-        order = ("F0.0",) if step == 1 else None
-        record = MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),), order, None)
-        recorder.write_micro_batches(record)
-        recorder.late.flush()
-    recorder._look()
-    recorder.close()
-    assert len(list(Path(recorder.folder).glob("micro_batches.*.gz"))) == 2
-    passes = read_micro_batches(Path(recorder.folder), 0, 0, [])
-    assert [record.step for record in passes] == list(range(1, 26))
-    assert passes[-1].order == ("F0.0",)
-    assert {record.busy_ns for record in passes} == {5}

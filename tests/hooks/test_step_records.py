@@ -5,21 +5,17 @@ from __future__ import annotations
 import json
 import os
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from perfscope import wire
-from perfscope.hooks import capture as capture_module
 from perfscope.hooks import guard
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.start import LateCapture
-from perfscope.hooks.timers.activities import ActivityTimer
 
 
 @pytest.fixture
@@ -151,53 +147,3 @@ def test_a_thread_that_loads_ahead_does_not_train_and_training_does_not_wait_for
     assert [step["step"] for step in steps] == [1, 2, 3]
     assert [step["samples"] for step in steps] == [2, 2, 2]
     assert all("data_wait_ns" not in step for step in steps)
-
-
-def reported_pipeline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Records of pipeline steps that load batches and validate between their passes, by a clock of the test."""
-    now_ns = 1_000_000
-    for module, name in ((time, "monotonic_ns"), (capture_module, "_clock")):
-        monkeypatch.setattr(module, name, lambda: now_ns)
-    capture = Capture(Config(str(folder), parse_windows("1000"), nvml_hz=0))
-    batch = [torch.zeros(2, 4, dtype=torch.long)]
-
-    def wait(ms: int) -> None:
-        nonlocal now_ns
-        now_ns += ms * 1_000_000
-
-    def run_pass(kind: str, microbatch: int) -> None:
-        wait(1)
-        position = {"microbatch": microbatch, "stage": 0, "stages": 2, "device": 0, "devices": 2}
-        timed = capture.run_guarded(capture.on_pass_begin, kind, **position)
-        wait(10)
-        capture.on_pass_end(timed)
-
-    for step in range(3):
-        for microbatch in range(3):
-            if microbatch != 1:
-                wait(5)
-                capture.on_batch_loaded(batch, 4_000_000)
-            run_pass("F", microbatch)
-        if step == 1:  # a validation in the middle of a step
-            with torch.no_grad():
-                wait(7)
-                capture.on_batch_loaded(batch, 2_000_000)
-                capture.on_forward((batch[0],), {}, in_training_mode=False)
-            wait(30)
-        for microbatch in range(3):
-            run_pass("B", microbatch)
-        wait(3)
-        capture.on_step_end("optimizer", capture)
-    return [{name: value for name, value in record.items() if name != "host"} for record in records(capture, folder)]
-
-
-def test_passes_behind_the_first_of_a_step_say_nothing_that_it_did_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """So that they need not be looked at as the first one is, which takes most of the time of a hook."""
-    short = reported_pipeline(tmp_path / "short", monkeypatch)
-    monkeypatch.setattr(ActivityTimer, "awaits_training", True)
-    assert short == reported_pipeline(tmp_path / "long", monkeypatch)
-    assert [record["micro_batches"] for record in short] == [3, 3, 3]
-    assert [record["data_wait_ns"] for record in short] == [4_000_000, 8_000_000, 8_000_000]
-    assert any(kind == wire.VALIDATION for kind, *_ in short[1]["spans"])

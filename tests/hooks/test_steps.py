@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import itertools
 import json
 import subprocess
@@ -15,18 +14,14 @@ from typing import Any
 import pytest
 import torch
 
-from perfscope.hooks import capture as capture_module
 from perfscope.hooks import late_writer, step_rows
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.selection import parse_windows
 from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.step_rows import Boundary, make_line
-from perfscope.hooks.timers.probes import DeviceProbes
-from perfscope.wire.host import DeviceProbe
 from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import SCRIPTS, environment
-from tests.hooks.timers.test_probes import Device, Event
 
 #: Functions of the hooks that one step calls, at most.
 MOST_CALLS = {"plain": 20, "scaler": 28, "ddp": 21, "fsdp2": 20}
@@ -41,26 +36,6 @@ def test_a_step_calls_few_functions_of_the_hooks(training: str, tmp_path: Path) 
     calls: dict[str, int] = json.loads(ended.stdout.splitlines()[-1])
     assert 0 < sum(calls.values()) <= MOST_CALLS[training], calls
     assert "Capture._end_special_step" not in calls
-
-
-#: Of the thread beside training, in a turn: functions of the hooks, and of them for each line that is made.
-MOST_CALLS_A_TURN, MOST_CALLS_A_LINE = 34, 8
-
-
-@pytest.mark.slow
-def test_a_turn_beside_training_makes_few_calls_and_writes_once(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "counting_turns.py")]
-    ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    turns: list[dict[str, int]] = json.loads(ended.stdout.splitlines()[-1])
-    assert len(turns) == 4
-    for turn in turns:
-        assert turn["hooks: make_line"] == 24
-        calls = {name: count for name, count in turn.items() if name.startswith("hooks: ")}
-        assert sum(calls.values()) <= MOST_CALLS_A_TURN + MOST_CALLS_A_LINE * 24, calls
-        assert (turn["C: write"], turn["C: stat"]) == (1, 1)
-        assert not turn.keys() & {"C: open", "C: rename", "C: replace", "C: fsync", "C: dumps", "C: encode"}
-    assert sum(turn.get("hooks: DeviceMemory._read_peaks", 0) for turn in turns) == 1
 
 
 class Training:
@@ -160,28 +135,6 @@ def test_counters_are_read_in_long_steps_and_one_in_sixteen_and_in_all_where_wai
     assert counted == {3: 1, 4: 1} | (dict.fromkeys(reads, 1) if has_waits else {16: 12, 20: 4, 32: 12})
 
 
-def test_a_special_step_counts_those_before_it_that_were_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
-    training = Training(tmp_path)
-    for _ in range(4):
-        training.capture.step.long_ns = 0
-        training.step()
-    counters = training.capture._counters
-    if counters.file < 0:
-        pytest.skip("the kernel has no schedstat")
-    for number in range(5, 11):
-        training.capture.step.long_ns = 10**12
-        if number == 9:  # a validation
-            with torch.no_grad():
-                training.capture.on_batch_loaded([torch.zeros(9, 4)], 5)
-        training.step()
-    counted = {record["step"]: record["host"][-1] for record in training.records() if "host" in record}
-    assert counted[3] == counted[4] == 1
-    assert max(counted) == 4 + counted[max(counted)]
-
-
 def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_step_changes_little() -> None:
     step = StepAccumulator()
     step.learn_length(1 << 20)
@@ -273,27 +226,6 @@ def test_steps_before_a_window_are_special(tmp_path: Path) -> None:
     training.capture._windows.discard()
 
 
-def test_many_steps_keep_nothing_but_their_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_writer, "FIRST_PERIOD_S", 600)
-    training = Training(tmp_path)
-
-    def train() -> list[int]:
-        for number in range(300):
-            training.step()
-            if number % 50 == 10:  # a part of a step
-                training.capture.on_gradients_cleared(training.optimizer)
-                training.capture.on_loader_started(5)
-        training.capture.files.claim().late.flush()
-        gc.collect()
-        capture = training.capture
-        shared = [None, True, False, training.optimizer, capture.step.dtype, capture._counters]
-        return [sys.getrefcount(each) for each in shared] + [len(gc.get_objects())]
-
-    train()
-    before, after = train(), train()
-    assert max(abs(first - second) for first, second in zip(before, after, strict=True)) < 100
-
-
 def boundary(source: str, sign_ns: int = 0, **fields: Any) -> Boundary:
     nothing: dict[str, Any] = {"micro_batches": 0, "forward": (0, 0), "loaded": (0, 0), "data_wait_ns": None}
     unknown = {"stated": None, "counters": None, "waits": None}
@@ -307,11 +239,6 @@ def test_the_fields_of_a_line_are_those_of_a_record_in_their_order(monkeypatch: 
     make_line(3, (boundary("optimizer"), boundary("optimizer")))
     names = [field.name for field in dataclasses.fields(StepRecord)]
     assert [list(line) for line in lines] == [names] * 2
-
-
-def test_a_row_without_facts_makes_a_record_without_fields() -> None:
-    line = make_line(3, (boundary("optimizer", sign_ns=40),))
-    assert line == to_line(StepRecord(3, 100, "optimizer", wall_ns=60, hook_ns=7))
 
 
 def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
@@ -331,14 +258,6 @@ def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
     assert line == to_line(expected)
 
 
-def test_what_a_framework_states_in_a_type_of_its_own_is_valid_json() -> None:
-    stated = {"iteration": True, "loss_scale": 1e300}
-    line = make_line(3, (boundary("deepspeed", stated=stated),))
-    assert json.loads(line)["iteration"] is True
-    with pytest.raises(ValueError, match="Out of range"):
-        make_line(3, (boundary("deepspeed", stated={"loss_scale": float("inf")}),))
-
-
 def test_what_the_writing_thread_did_is_in_the_next_step(tmp_path: Path) -> None:
     training = Training(tmp_path)
     for _ in range(4):
@@ -353,35 +272,6 @@ def test_what_the_writing_thread_did_is_in_the_next_step(tmp_path: Path) -> None
     *_, record, last = training.records()
     assert record["hook_ns"] > 10**12 > last["hook_ns"]
     assert (record["memory_peak_bytes"], last.get("memory_peak_bytes")) == (5, None)
-
-
-def test_steps_of_a_pipeline_are_probed_though_they_are_special(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    device, probes = Device(), DeviceProbes()
-    monkeypatch.setattr(capture_module, "PROBES", probes)
-    training = Training(tmp_path)
-    monkeypatch.setattr(probes, "_make_event", lambda: Event(device))
-    monkeypatch.setattr(probes, "_make_probe", DeviceProbe)
-    probes.next_step = 0
-    writer = training.capture.files.claim().late
-
-    def step(update_ms: float) -> None:
-        training.capture.on_pipeline_batch((torch.zeros(2, 4),), {})
-        if probes.is_on:
-            probes.on_update()
-        device.now_ms += update_ms
-        if probes.is_on:
-            probes.on_update_end()
-        training.capture.on_optimizer_step(training.optimizer)
-
-    for number in range(1, 9):
-        if number == 5:
-            writer._values = {"memory_peak_bytes": 5}
-        step(number)
-    device.passed_ms = device.now_ms
-    probe = probes.read()["probe"]
-    assert (training.special_ends, probe.step, probe.update_ns) == (8, 6, 6_000_000)
 
 
 def test_a_record_that_cannot_be_written_ends_the_capture_in_any_step(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.conftest import SCRIPTS, perfscope, profile, step_lines
+from tests.conftest import SCRIPTS, profile, step_lines
 
 pytestmark = pytest.mark.slow
 
@@ -51,36 +51,6 @@ def test_safetensors_of_torch_and_of_numpy(tmp_path: Path) -> None:
     stalls_ns = {step: sum(s["end_ns"] - s["start_ns"] for s in saves if s["step"] == step - 1) for step in (3, 5, 7)}
     assert {step: line["save_ns"] for step, line in steps.items() if "save_ns" in line} == stalls_ns
     assert steps[7]["wall_ns"] < steps[7]["save_ns"]  # 512 MiB are written in it
-
-
-def test_weights_that_torchao_quantized_are_timed_and_read_without_unpickling(tmp_path: Path) -> None:
-    saves = saves_of("saving_torchao.py", tmp_path)
-    assert [(save["source"], save["step"], save["path"]) for save in saves] == [
-        ("torch.save", 2, "out/int8.pt"),
-        ("torch.save", 4, "out/float8.pt"),
-        ("transformers", 6, "out/pretrained"),
-    ]
-    sizes = files_in(tmp_path, "out")
-    for save in saves:
-        written = {name: size for name, size in sizes.items() if name.startswith(save["path"])}
-        assert dict(save["files"]) == written
-        assert save["size_bytes"] == sum(written.values())
-    linear, bias = 64 * 128 + 128 * 32, 32
-    blocks, rest = 4 * 64 * 64 + 3 * 64 * 128, 2 * 96 * 64 + 3 * 64  # embeddings and norms are not quantized
-    for path, dtype, narrow, wide in (
-        ("int8.pt", "int8", linear, bias),
-        ("float8.pt", "float8_e4m3fn", linear, bias),
-        ("pretrained", "int8", blocks, rest),
-    ):
-        answer = perfscope("checkpoint", "--format", "json", f"out/{path}", cwd=tmp_path)
-        assert answer.code == 0, answer.stderr
-        checkpoint = json.loads(answer.stdout)["results"]["checkpoint"]
-        assert checkpoint["parameters"] == narrow + wide  # without scales and zero points
-        groups = [group for file in checkpoint["files"] for group in file["holds"] or ()]
-        weights = {group["dtype"]: group["elements"] for group in groups if group["role"] == "weights"}
-        assert weights == {dtype: narrow, "bfloat16": wide}
-        assert [finding["kind"] for finding in checkpoint["findings"]] == ["weights_only"]
-        assert not [file for file in checkpoint["files"] if file["dangerous_calls"]]
 
 
 def test_a_checkpoint_of_the_trainer_is_one_save_with_every_file_of_its_folder(tmp_path: Path) -> None:
@@ -131,15 +101,3 @@ def test_a_rank_of_lightning_that_only_waits_wrote_nothing(tmp_path: Path) -> No
     waits = records(tmp_path, "00001")
     assert [save["step"] for save in waits] == [save["step"] for save in saves] == [3, 6, 9]
     assert [(save["files"], save["size_bytes"]) for save in waits] == [([], 0)] * 3
-
-
-def test_a_checkpoint_that_another_process_writes_is_one_save_with_its_files(tmp_path: Path) -> None:
-    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1")
-    (save,) = saves_of("saving_in_process.py", tmp_path, launcher=torchrun)
-    assert (save["source"], save["step"], save["asynchronous"]) == ("dcp", 3, True)
-    assert dict(save["files"]) == files_in(tmp_path, "out/step-3")
-    ((began_ns, ended_ns),) = save["waits"]
-    assert save["end_ns"] < began_ns < ended_ns <= save["drained_ns"]
-    steps = {line["step"]: line for line in step_lines(tmp_path / "RUN")}
-    assert steps[7]["save_ns"] >= ended_ns - began_ns
-    assert steps[7]["wall_ns"] < steps[7]["save_ns"]

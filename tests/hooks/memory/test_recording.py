@@ -97,27 +97,6 @@ def test_a_compiled_model_gets_no_hooks_because_it_would_be_compiled_again(
     training.capture.finish()
 
 
-def test_stacks_are_written_once_each(tmp_path: Path, allocator: FakeAllocator) -> None:
-    training = Training(tmp_path)
-    for _ in range(4):
-        training.step(allocator)
-    training.capture.finish()
-    (lines,) = training.histories()
-    texts, frames = columns(lines, "texts")["values"], columns(lines, "frames")
-    stacks = [stack for line in lines if line["kind"] == "stacks" for stack in line["stacks"]]
-    named = [[texts[frames["functions"][frame]] for frame in stack] for stack in stacks]
-    assert named.count(["forward", "main"]) >= 1
-    assert {columns(lines, "events")["stacks"][index] for index in (1, 2)} == {-1}
-
-
-def test_without_the_option_nothing_is_recorded(tmp_path: Path, allocator: FakeAllocator) -> None:
-    training = Training(tmp_path, memory=False)
-    for _ in range(6):
-        training.step(allocator)
-    training.capture.finish()
-    assert (allocator.starts, training.histories()) == (0, [])
-
-
 def test_a_history_that_the_script_records_itself_goes_on(tmp_path: Path, allocator: FakeAllocator) -> None:
     training = Training(tmp_path)
     allocator.is_recording = True
@@ -156,18 +135,6 @@ def test_what_fails_costs_the_history_alone(
     assert not torch.nn.modules.module._global_forward_pre_hooks
     leftovers = (tmp_path / "memory").glob("*") if (tmp_path / "memory").exists() else ()
     assert not list(leftovers)
-
-
-def test_a_full_disk_costs_the_history_alone(
-    tmp_path: Path, allocator: FakeAllocator, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(history, "_SMALLEST_FREE_BYTES", 1 << 62)
-    training = Training(tmp_path)
-    for _ in range(6):
-        training.step(allocator)
-    training.capture.finish()
-    assert training.histories() == []
-    assert any("are free in" in note for note in training.notes())
 
 
 def test_an_out_of_memory_error_is_written_with_its_step_and_the_first_two_only(

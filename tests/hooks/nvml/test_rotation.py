@@ -18,7 +18,6 @@ import pytest
 from perfscope import wire
 from perfscope.sources.runs.nvml import read_gpus
 from perfscope.tables.gpus import GpuSamples
-from perfscope.watching.job import WatchedJob
 from tests.hooks.nvml.conftest import SAMPLER
 
 HEAD = {"host": "node", "hz": 20.0, "gpus": [{"uuid": "GPU-0", "name": "A"}, {"uuid": "GPU-1", "name": "B"}]}
@@ -85,17 +84,6 @@ def test_a_packed_file_takes_the_place_of_its_lines(tmp_path: Path) -> None:
     assert [len(gpu.t_ns) for gpu in gpus] == [40, 40]
 
 
-def test_a_damaged_packed_file_is_named_and_the_others_are_read(tmp_path: Path) -> None:
-    path = write(tmp_path, "node.jsonl", lines(1, 41), packed=True).with_suffix(".jsonl.gz")
-    path.write_bytes(path.read_bytes()[:-30])
-    write(tmp_path, "node.1.jsonl", lines(41, 51, continues=True))
-    (tmp_path / "nvml" / "node.2.jsonl.gz").write_bytes(b"no gzip")
-    damage: list[str] = []
-    gpus, _ = read_gpus(tmp_path, damage)
-    assert [gpu.t_ns.tolist()[-10:] for gpu in gpus] == [[10**9 * number for number in range(41, 51)]] * 2
-    assert sorted(damage) == ["nvml/node.2.jsonl.gz cannot be read", "nvml/node.jsonl.gz cannot be read"]
-
-
 def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
     """As on a full disk; the lines that are there stay."""
     code = (
@@ -110,19 +98,6 @@ def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["node.jsonl"]
     written = [json.loads(line)["t_ns"] for line in (tmp_path / "node.jsonl").read_text().splitlines()]
     assert written == list(range(50))
-
-
-def test_watch_shows_the_samples_of_the_latest_file_of_a_host_once(tmp_path: Path) -> None:
-    (tmp_path / "run.json").write_text("{}")
-    write(tmp_path, "node.jsonl", lines(1, 11))
-    watched = WatchedJob(tmp_path)
-    watched.look()
-    assert [gpu.values.power_mw for gpu in watched.gpus] == [500_010, 90_000]
-    write(tmp_path, "node.1.jsonl", lines(11, 21, continues=True))
-    compress(tmp_path / "nvml" / "node.jsonl")
-    for _ in range(9):
-        watched.look()
-    assert [(gpu.host, gpu.values.power_mw) for gpu in watched.gpus] == [("node", 500_020), ("node", 90_000)]
 
 
 @pytest.mark.slow

@@ -93,17 +93,6 @@ def test_a_stall_that_ends_is_kept_and_changes_nothing(tmp_path: Path) -> None:
     assert (report["reason"], report["ranks"], report["line"]["line"]) == ("host stall", [0], 8)
 
 
-def test_without_a_watchdog_nothing_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(STALLS.replace("CODE", "7"))
-    options = ["--no-watchdog", "--stall-seconds", "2", "--steps", "1000"]
-    ended = profile(sys.executable, "train.py", cwd=tmp_path, run_dir="RUN", options=options)
-    assert ended.code == 7
-    assert "finished no step" not in ended.stderr
-    files = {path.name for path in (tmp_path / "RUN" / "ranks" / "00000").iterdir()}
-    assert not files & {"incidents.jsonl", "fatal.txt", "stacks.1.txt"}
-    assert not (tmp_path / "RUN" / "deaths").exists()
-
-
 def test_steps_that_become_slower_open_a_window_by_themselves_at_most_so_often_a_day(tmp_path: Path) -> None:
     code = STALLS.replace("range(60)", "range(1400)").replace("CODE", "0")
     (tmp_path / "train.py").write_text(code.replace("4 if step == 40 else 0.05", "0.02 if step < 600 else 0.04"))

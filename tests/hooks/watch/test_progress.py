@@ -32,12 +32,6 @@ def test_no_stall_is_shorter_than_the_shortest() -> None:
     assert progress.find_stall(30, now_ns + 60 * S) is not None
 
 
-def test_before_the_second_step_training_has_ten_times_as_long() -> None:
-    progress = Progress(factor=20, shortest_ns=60 * S, now_ns=0)
-    assert progress.find_stall(0, 599 * S) is None
-    assert progress.find_stall(0, 600 * S) is not None
-
-
 def test_a_step_ends_a_stall_and_does_not_count_as_a_usual_one() -> None:
     progress = Progress(factor=20, shortest_ns=S, now_ns=0)
     now_ns = train(progress, 30, S // 2)
@@ -45,13 +39,6 @@ def test_a_step_ends_a_stall_and_does_not_count_as_a_usual_one() -> None:
     assert progress.advance(31, now_ns + 100 * S, now_ns + 100 * S)
     assert progress.limit_ns == 10 * S
     assert not progress.advance(32, now_ns + 101 * S, now_ns + 101 * S)
-
-
-def test_several_steps_between_two_looks_are_one_mean() -> None:
-    progress = Progress(factor=20, shortest_ns=1, now_ns=0)
-    for look in range(1, 31):
-        progress.advance(5 * look, look * S, look * S + 1)
-    assert progress.step_ns == S / 5
 
 
 @pytest.mark.parametrize(("slow_looks", "is_slow"), [(2, False), (3, True)])
