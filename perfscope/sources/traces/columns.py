@@ -30,6 +30,7 @@ from perfscope.sources.traces.records import (
     Args,
     DeviceArgs,
     HostArgs,
+    TimedEvent,
 )
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Float64, Int64
@@ -67,6 +68,7 @@ _DETAILS = Events.SEQUENCES | Events.SHAPES
 _NAME, _TS, _DURATION = map(attrgetter, ("name", "ts", "dur"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 _ARGS = attrgetter("args")
+_E = TypeVar("_E", bound=AnyEvent | TimedEvent)
 _Arguments = TypeVar("_Arguments", DeviceArgs, HostArgs)
 
 #: The columns of some events, with as many rows each.
@@ -130,6 +132,22 @@ class Columns:
                 self._add_device(members, DEVICE_CATEGORIES[category])
             else:
                 self._add_host(members, kind)
+
+    def add_timed(self, events: Sequence[TimedEvent], kind: Events) -> None:
+        """Add operators or Python functions of which only their times, or only the callers among them, are requested.
+
+        Raises:
+            TimesDoNotFit: A time is too large for a double.
+        """
+        events, start_ns, duration_ns = self._times(events)
+        thread = self._identities(events, _THREAD)
+        if kind is Events.OPERATORS and self._needs_operator_times:
+            self._operator_times.append(join_spans([ThreadSpans(start_ns, start_ns + duration_ns, thread)]))
+        if Events.CALLERS in self.requested:
+            callers = {name for name in set(map(_NAME, events)) if is_caller(name, kind)}
+            rows = [row for row, event in enumerate(events) if event.name in callers] if callers else []
+            names, unknown = self._numbered([events[row] for row in rows]), np.full(len(rows), ABSENT, np.int64)
+            self._host[kind].append((names, start_ns[rows], duration_ns[rows], unknown, thread[rows], unknown, unknown))
 
     @cached_property
     def sorted_names(self) -> list[str]:
@@ -217,10 +235,6 @@ class Columns:
         chosen = [spans.take(are_callers(self.sorted_names, kind)[spans.name]) for kind, spans in tables]
         return without_ids(joined(*chosen))
 
-    def add_operator_times(self, spans: ThreadSpans) -> None:
-        """Add when threads were inside operators."""
-        self._operator_times.append(spans)
-
     def in_operators(self) -> ThreadSpans | None:
         """When threads were inside operators; None where neither these times nor the operators are requested."""
         if not self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES):
@@ -270,7 +284,7 @@ class Columns:
             )
         )
 
-    def _times(self, events: Sequence[AnyEvent]) -> tuple[Sequence[AnyEvent], Int64, Int64]:
+    def _times(self, events: Sequence[_E]) -> tuple[Sequence[_E], Int64, Int64]:
         """The events with a possible time and duration, and these in nanoseconds."""
         timed = [event for event in events if event.ts is not None and event.dur is not None]
         if timed and isinstance(timed[0].ts, msgspec.Raw):
@@ -291,13 +305,13 @@ class Columns:
         possible = [timed[index] for index in np.flatnonzero(is_possible)]
         return possible, start_ns[is_possible], to_ns(duration_us[is_possible])
 
-    def _numbered(self, events: Sequence[AnyEvent]) -> Int32:
+    def _numbered(self, events: Sequence[AnyEvent | TimedEvent]) -> Int32:
         names, texts = self.names, list(map(_NAME, events))
         for name in dict.fromkeys(texts):
             names.setdefault(name, len(names))
         return np.fromiter(map(names.__getitem__, texts), np.int32, len(texts))
 
-    def _identities(self, events: Sequence[AnyEvent], of: Callable[[AnyEvent], int | str | None]) -> Int64:
+    def _identities(self, events: Sequence[_E], of: Callable[[_E], int | str | None]) -> Int64:
         """Process or thread ids; a text that is no number gets a negative number."""
         try:
             return np.fromiter(map(of, events), np.int64, len(events))

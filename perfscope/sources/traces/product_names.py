@@ -8,9 +8,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-import numpy as np
-
-from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.products import Scope
 
 _OF_PYTORCH = (
@@ -40,24 +37,6 @@ _NAME = re.compile(
 _BACKWARD = re.compile(r"Backward\d*\Z")
 _COMPILED = "CompiledFunction"
 _NEEDS_VALUES = re.compile(r"convolution|(?:flash|efficient|cudnn)_attention_|varlen|\bfwd|\bbwd")
-_BEFORE = len("aten::")
-#: Letters 7 to 10 of the names, behind ``aten::``, of which two are looked up.
-_LETTERS = (
-    b'mm",', b"addm", b"_add", b'bmm"', b"badd", b"_sca", b"_gro", b"_int", b"_fla", b"_eff", b"_cud", b"conv", b"_con",
-    b"cudn", b"miop", b"mkld", b"_sof", b"gelu", b"silu", b"relu", b"nati", b"_fus",
-)  # fmt: skip
-_KEY_LETTERS = 1, 3
-_IS_PYTORCHS = np.zeros((256, 256), np.bool_)
-_IS_PYTORCHS[tuple(np.array([[name[letter] for name in _LETTERS] for letter in _KEY_LETTERS]))] = True
-#: The first two letters of names without that many in common with the names above.
-_OTHERS = (
-    "at", "re", "c1", "tr", "nc", "pr", "en", "## ", "st", "de", "to", "op", "gl",
-)  # fmt: skip
-_IS_LIBRARYS = np.zeros((256, 256), np.bool_)
-_IS_LIBRARYS[[ord(letter) for letter in "abcdefghijklmnopqrstuvwxyz_"]] = True
-_IS_LIBRARYS[tuple(np.array([[ord(name[letter]) for name in _OTHERS] for letter in (0, 1)]))] = False
-#: Functions of Python.
-_IS_LIBRARYS[ord("A") : ord("Z") + 1] = True
 
 
 class Meaning(NamedTuple):
@@ -113,22 +92,3 @@ def needs_values(operator: str) -> bool:
     (True, False)
     """
     return bool(_NEEDS_VALUES.search(operator))
-
-
-def may_mean(letters: np.ndarray[tuple[int], np.dtype[np.uint8]], names: Int64) -> Bool:
-    """Which names may have a meaning, by a few letters: almost all others cost no more than this.
-
-    Args:
-        letters: A text.
-        names: Where names begin in it.
-    """
-
-    def letter(offset: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-        return letters.take(names + offset, mode="clip")
-
-    first, second = letter(0), letter(1)
-    is_pytorchs = (first == ord("a")) & (second == ord("t"))
-    return np.asarray(
-        is_pytorchs & _IS_PYTORCHS[tuple(letter(_BEFORE + offset) for offset in _KEY_LETTERS)]
-        | _IS_LIBRARYS[first, second]
-    )

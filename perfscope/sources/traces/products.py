@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from perfscope.sources.traces.columns import to_ns
 from perfscope.sources.traces.layout import DoesNotFit
-from perfscope.sources.traces.product_names import Meaning, find_meaning, may_mean, needs_values
+from perfscope.sources.traces.product_names import Meaning, find_meaning, needs_values
 from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.products import Product, ProductCalls, Products, Scope, Scopes
@@ -29,7 +29,6 @@ from perfscope.tables.trace import ABSENT
 _SUFFIX = "Backward"
 _FUNCTION = re.compile(rf"^\w*(?:Linear|MLP|Func\w*){_SUFFIX}$")
 _TEXT = re.compile(rb'"([^"]*)"')
-_UNTIL_NAME = re.compile(rb'cpu_op",\s*"name":\s*"')
 #: Times of older exporters are rounded to a quarter of a microsecond.
 _ROUNDING_US = 0.5
 
@@ -127,43 +126,28 @@ class ProductFinder:
     """Collects the products of a trace, text by text."""
 
     def __init__(self) -> None:
-        self._until_name: int | None = None
         self._calls = _Calls()
         self._scopes = ScopeColumns()
         self._operators: dict[str, _Operator | None] = {}
 
-    def scan(self, text: bytes, starts: Int64, categories: Int64, stops: Int64) -> None:
-        """Scan operators: the positions of their opening braces, of their categories and of their ends.
+    def needs(self, name: str) -> bool:
+        """Whether an operator of a name is to be added."""
+        return self._operator(name) is not None
+
+    def add(self, texts: Sequence[bytes]) -> None:
+        """Decode events, mended where they must be.
 
         Raises:
-            DoesNotFit: An event cannot be read.
-        """
-        if not len(categories):
-            return
-        if self._until_name is None:
-            match = _UNTIL_NAME.match(text, int(categories[0]))
-            # An exporter writes every event alike.
-            self._until_name = len(match[0]) if match else 0
-        if self._until_name:
-            chosen = may_mean(np.frombuffer(text, np.uint8), categories + self._until_name)
-            starts, stops = starts[chosen], stops[chosen]
-        events = [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-        try:
-            self.decode(b"[%b]" % b",".join(events))
-        except FAILURES:
-            for event in events:
-                self.decode_event(event)
-
-    def decode_event(self, text: bytes) -> None:
-        """Decode one event, mended where it must be.
-
-        Raises:
-            DoesNotFit: It cannot be read.
+            DoesNotFit: One cannot be read.
         """
         try:
-            self.decode(b"[%b]" % repair(text))
+            self.decode(b"[%b]" % b",".join(texts))
         except FAILURES:
-            raise DoesNotFit from None
+            for text in texts:
+                try:
+                    self.decode(b"[%b]" % repair(text))
+                except FAILURES:
+                    raise DoesNotFit from None
 
     def decode(self, events: bytes) -> None:
         """Decode a list of events in JSON, of whatever layout.

@@ -18,7 +18,6 @@ from msgspec import Struct
 from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
-from perfscope.sources.traces.collecting import Collector, Request, kind_of_event
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
 from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events, times_fit_doubles
@@ -34,8 +33,9 @@ from perfscope.sources.traces.records import (
     ShapedEvent,
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
+from perfscope.sources.traces.scan import Scanner, kind_of_event
 from perfscope.sources.traces.step_marks import mark_steps
-from perfscope.sources.traces.stream import Categorized, EventStream
+from perfscope.sources.traces.stream import Categorized, EventStream, chunks
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
@@ -111,41 +111,21 @@ def _scan(path: str, events: Events) -> _Content:
     """
     damage: list[str] = []
     with read_ahead(path, damage) as blocks:
-        head, start, request = _begin(path, blocks, events)
-        collector = Collector(request)
-        collector.collect(chain((head[head.index(b"{", start) :],), blocks))
-    return _finish(path, head[:start], collector, damage)
-
-
-def _begin(path: str, blocks: Iterator[bytes], events: Events) -> tuple[bytes, int, Request]:
-    """The first text of a trace, where its events begin, and how they are read.
-
-    Raises:
-        DoesNotFit: The layout is unknown.
-        NotATrace: It is what `perfscope merge` wrote.
-    """
-    head = read_head(blocks)
-    start = start_of_events(head)
-    layout = None if start is None else find_layout(head, start)
-    if start is None or layout is None:
-        raise DoesNotFit
-    _refuse_merged(path, head[:start])
-    return head, start, Request(events, layout, times_fit_doubles(head, start))
-
-
-def _finish(path: str, head: bytes, collector: Collector, damage: list[str]) -> _Content:
-    """The content of a file whose events are collected but for the last one.
-
-    Raises:
-        DoesNotFit: The layout is not kept.
-    """
-    tail, is_closed = collector.finish()
+        head = read_head(blocks)
+        start = start_of_events(head)
+        layout = None if start is None else find_layout(head, start)
+        if start is None or layout is None:
+            raise DoesNotFit
+        _refuse_merged(path, head[:start])
+        scanner = Scanner(events, layout, fits=times_fit_doubles(head, start))
+        scanner.collect(chain((head[head.index(b"{", start) :],), chunks(blocks)))
+    tail, is_closed = scanner.finish()
     if not is_closed:
-        damage.append(f"{path}: is cut off after {collector.events} events; what was not written is lost")
-    if collector.lost:
-        damage.append(f"{path}: {collector.lost} of its events cannot be read and are left out")
-    products = collector.finder.products() if collector.finder else None
-    return _Content(collector.columns, _document_around(head, tail), tuple(damage), products)
+        damage.append(f"{path}: is cut off after {scanner.events} events; what was not written is lost")
+    if scanner.lost:
+        damage.append(f"{path}: {scanner.lost} of its events cannot be read and are left out")
+    products = scanner.finder.products() if scanner.finder else None
+    return _Content(scanner.columns, _document_around(head[:start], tail), tuple(damage), products)
 
 
 def _refuse_merged(path: str, head: bytes) -> None:

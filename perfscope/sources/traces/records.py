@@ -172,6 +172,15 @@ class EventInDigits(msgspec.Struct, gc=False):
     args: Args | None = Args()
 
 
+class TimedEvent(msgspec.Struct, gc=False):
+    """When a thread was inside an operator or a Python function."""
+
+    name: str = ""
+    tid: int | str | None = ABSENT
+    ts: float | None = None
+    dur: float | None = None
+
+
 AnyEvent: TypeAlias = Event | DeviceEvent | HostEvent | ShapedEvent | EventInDigits
 
 

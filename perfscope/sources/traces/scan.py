@@ -1,356 +1,241 @@
-"""Finds the events of some categories in a trace's text without parsing the rest.
+"""Finds the requested events in the text of a trace whose layout is known, without parsing the rest.
 
-Most events of a trace are of no interest to an analysis: operators, Python functions, arrows. In a text of a known
-layout an event begins with a brace after the text that separates events. Its category is at a fixed distance from that
-brace. One comparison finds the braces of a block. The few bytes around each brace decide whether it begins an event of
-a requested category. Only these events are cut out.
+Most events are of no interest to an analysis: arrows, Python functions, operators. The text that separates events cuts
+a block into them. The first letters of each, up to the eighth of its category, tell what it is. Only the requested ones
+are decoded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-from msgspec import Struct
+import msgspec
 
-from perfscope.sources.traces.callers import CallerFilter
+from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.layout import DoesNotFit, Layout
-from perfscope.sources.traces.operator_times import OperatorTimes
-from perfscope.sources.traces.plausibility import PHASES
+from perfscope.sources.traces.plausibility import PHASES, is_damaged
 from perfscope.sources.traces.products import ProductFinder
-from perfscope.sources.traces.records import KIND
-from perfscope.tables.columns import Bool, Int64
+from perfscope.sources.traces.records import (
+    KIND,
+    AnyEvent,
+    DeviceEvent,
+    Event,
+    EventInDigits,
+    HostEvent,
+    ShapedEvent,
+    TimedEvent,
+)
+from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event, list_decoder
 from perfscope.tables.trace import Events
 
-#: Two letters of a category, its closing quote included, which no two categories of different kinds share.
-_KEY_LETTERS = 0, 5
-_HOST_KINDS = Events.CALLS, Events.ANNOTATIONS, Events.FRAMES, Events.WAITS
-_IS_HOST, _IS_DECODED = np.zeros(256, np.bool_), np.zeros(256, np.bool_)
-_IS_HOST[[kind.value for kind in _HOST_KINDS]] = True
-_IS_DECODED[[kind.value for kind in (Events.DEVICE, *_HOST_KINDS)]] = True
 #: Categories that exporters write and that are not read.
-_OTHER_CATEGORIES = (
-    "gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "cpu_instant_event", "Trace",
-)  # fmt: skip
-_WORD = 8
-_COLON = ord(":")
-_IS_PHASE = np.zeros(256, np.bool_)
-_IS_PHASE[[ord(phase) for phase in PHASES]] = True
-_Words: TypeAlias = npt.NDArray[np.uint64]
-#: A text at its place: the words that hold some of it, with a mask of its letters and what they are.
-Pattern: TypeAlias = tuple[tuple[int, np.uint64, np.uint64], ...]
-_BRACE = ord("{")
-_SPACE = ord(" ")
-_SLICE_BYTES = 1 << 18  # what is compared at once stays in the processor's cache
-_EVENTS_PER_BATCH = 1 << 12
-_LONGEST_INDENT = 64
+_OTHER_CATEGORIES = "gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "cpu_instant_event", "Trace"
+#: Letters of a category, with its closing quote, by which it is told: those that share them are of one kind.
+_LETTERS = 8
+_STARTS = {name: f'{name}"'.encode()[:_LETTERS] for name in (*KIND, *_OTHER_CATEGORIES)}
+_PHASE_KEY = b'"ph"'
+#: What is told of operators besides the operators themselves.
+_OF_OPERATORS = Events.PRODUCTS | Events.OPERATOR_TIMES | Events.CALLERS
 _LARGEST_EVENT_BYTES = 64 << 20
+_E = TypeVar("_E", bound=AnyEvent | TimedEvent)
+_Plain = TypeVar("_Plain", Event, HostEvent)
 
 
-class Heads(Struct, frozen=True):
-    """One row an event.
-
-    Attributes:
-        words: Its first bytes, eight a word.
-        letters: The same bytes.
-    """
-
-    words: npt.NDArray[np.uint64]
-    letters: npt.NDArray[np.uint8]
-
-    def have(self, pattern: Pattern) -> Bool:
-        """Which events have a text at its place."""
-        matches = np.ones(len(self.words), np.bool_)
-        for column, mask, expected in pattern:
-            matches &= (self.words[:, column] & mask) == expected
-        return matches
-
-    def take(self, rows: Int64) -> Heads:
-        """Some of them."""
-        return Heads(self.words[rows], self.letters[rows])
-
-
-class HeadCutter:
-    """Cuts the heads of events of one layout: from the separator before an event to the first letters of its category.
-
-    Attributes:
-        between: What stands before the brace, from the closing brace before it.
-        opening: The brace and the first quote.
-        until_phase: From the brace to the letter of the phase.
-        behind_phase: From there to the category, for the phase ``X``.
-        phase: The column of the phase.
-        category: The column of the category's first letter, which begins a word.
-    """
-
-    def __init__(self, layout: Layout) -> None:
-        between, opening = layout.separator[: layout.until_brace], layout.separator[layout.until_brace :]
-        phase, category = layout.prefix.index(b'"X"') + 1, len(layout.prefix) + len(layout.key)
-        self._lead = len(between) + -(len(between) + category) % _WORD
-        self._width = self._lead + category + _WORD
-        self.phase, self.category = self._lead + phase, self._lead + category
-        self.between = _pattern(between, self._lead - len(between))
-        self.opening = _pattern(opening, self._lead)
-        self.until_phase = _pattern(layout.prefix[:phase], self._lead)
-        self.behind_phase = _pattern((layout.prefix + layout.key)[phase:], self.phase)
-
-    def cut(self, text: bytes, braces: Int64) -> Heads:
-        """The heads of events whose braces stand at these positions, in order; zeros beyond the text's borders."""
-        begins, last = braces - self._lead, len(text) - self._width
-        if last < 0:
-            rows = np.zeros(len(begins), f"V{self._width}")
-        else:
-            windows = np.ndarray((last + 1,), f"V{self._width}", text, strides=(1,))
-            rows = windows[np.clip(begins, 0, last)]
-        if len(begins) and (begins[0] < 0 or begins[-1] > last):
-            for row in np.flatnonzero((begins < 0) | (begins > last)).tolist():
-                begin = int(begins[row])
-                piece = b"\0" * -min(begin, 0) + text[max(begin, 0) : begin + self._width]
-                rows[row] = np.void(piece.ljust(self._width, b"\0"))
-        return Heads(
-            rows.view("<u8").reshape(len(rows), self._width // _WORD),
-            rows.view(np.uint8).reshape(len(rows), self._width),
-        )
-
-
-def _pattern(text: bytes, column: int) -> Pattern:
-    """A text that begins at a column.
-
-    Its spaces are not compared: between its other letters JSON allows only white space.
-    """
-    expected = b"\0" * column + text
-    expected += b"\0" * (-len(expected) % _WORD)
-    begin, end = column, column + len(text)
-    words = []
-    for start in range(0, len(expected), _WORD):
-        part = expected[start : start + _WORD]
-        mask = bytes(
-            255 if begin <= start + index < end and letter != _SPACE else 0 for index, letter in enumerate(part)
-        )
-        if any(mask):
-            value = int.from_bytes(bytes(letter & kept for letter, kept in zip(part, mask, strict=True)), "little")
-            words.append((start // _WORD, np.uint64(int.from_bytes(mask, "little")), np.uint64(value)))
-    return tuple(words)
-
-
-class EventTexts(Struct, frozen=True):
-    """The requested events of some blocks, as they are written.
-
-    Attributes:
-        device: Texts of events on devices.
-        host: Texts of events on the host.
-        odd: Texts that are not written as the layout says: other events, damaged ones, several together.
-    """
-
-    device: list[bytes]
-    host: list[bytes]
-    odd: list[bytes]
-
-    def extend(self, following: EventTexts) -> None:
-        """Add the events of another block."""
-        self.device.extend(following.device)
-        self.host.extend(following.host)
-        self.odd.extend(following.odd)
-
-
-class _CategoryWords:
-    """The first eight bytes of the categories that exporters write, by the two letters that tell them apart."""
-
-    def __init__(self) -> None:
-        self._index = np.zeros(1 << 16, np.uint8)
-        by_code: dict[int, list[bytes]] = {}
-        for name in (*KIND, *_OTHER_CATEGORIES):
-            text = f'{name}"'.encode()
-            first, second = (text[letter] if letter < len(text) else 0 for letter in _KEY_LETTERS)
-            by_code.setdefault(first << 8 | second, []).append(text[:_WORD])
-        words, masks = [0], [0]
-        for code, texts in by_code.items():
-            length = min(len(text) for text in texts)
-            while len({text[:length] for text in texts}) > 1:
-                length -= 1
-            self._index[code] = len(words)
-            words.append(int.from_bytes(texts[0][:length], "little"))
-            masks.append((1 << 8 * length) - 1)
-        words[0] = 1  # no word is this one where nothing is compared
-        self._expected, self._masks = np.array(words, np.uint64), np.array(masks, np.uint64)
-
-    def are_expected(self, words: _Words, codes: npt.NDArray[np.intp]) -> Bool:
-        """Which words are those of the categories that have these letters."""
-        index = self._index[codes]
-        return np.asarray((words & self._masks[index]) == self._expected[index])
-
-
-class _Block:
-    """Some whole events in a text.
-
-    Attributes:
-        text: What holds them.
-        begin, end: Where the first one begins and the last one ends.
-    """
-
-    def __init__(self, text: bytes, begin: int, end: int) -> None:
-        self.text = text
-        self.begin = begin
-        self.end = end
-        self._bytes = np.frombuffer(text, np.uint8)
-
-    @cached_property
-    def braces(self) -> Int64:
-        """The positions of opening braces."""
-        positions = []
-        for start in range(self.begin, self.end, _SLICE_BYTES):
-            part = self._bytes[start : min(start + _SLICE_BYTES, self.end)]
-            positions.append(np.flatnonzero(part == _BRACE) + start)
-        return np.concatenate(positions)
-
-    def letters(self, positions: Int64, offset: int) -> npt.NDArray[np.uint8]:
-        """The byte at an offset from each position; that at the text's border where the offset leads beyond it."""
-        shifted = positions if offset == 0 else positions + offset
-        return self._bytes.take(shifted, mode="clip")
-
-    def cut(self, starts: Int64, stops: Int64) -> list[bytes]:
-        """The texts between positions."""
-        text = self.text
-        return [text[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
-
-
-@dataclass(slots=True)
 class Scanner:
-    """Cuts the requested events out of blocks of text that follow each other.
+    """Collects the requested events of blocks of text that follow each other.
 
     Attributes:
-        layout: How the exporter writes.
-        requested: The kinds of events to find.
-        products: Finds matrix products among the operators; absent where they are not requested.
-        operator_times: Finds when threads were inside operators; absent where the operators themselves are requested,
-            or their times are not.
-        callers: Finds the operators that may wait, and the script's own functions.
-        rest: The text behind the last separator so far; in the end the last event and what follows the list.
+        columns: The events.
+        finder: The products among them; None where they are not requested.
         events: How many events were passed.
+        lost: How many of them have lost their phase or their category.
     """
 
-    layout: Layout
-    requested: Events
-    products: ProductFinder | None = None
-    operator_times: OperatorTimes | None = None
-    rest: bytes = b""
-    events: int = 0
-    callers: CallerFilter = field(default_factory=CallerFilter)
-    _kinds: npt.NDArray[np.uint8] = field(init=False)
-    _words: _CategoryWords = field(init=False)
-    _cutter: HeadCutter = field(init=False)
+    def __init__(self, requested: Events, layout: Layout, *, fits: bool) -> None:
+        """``fits`` says whether doubles hold the times."""
+        self.columns = Columns(requested)
+        self.finder = ProductFinder() if Events.PRODUCTS in requested else None
+        self.events = self.lost = 0
+        self._layout = layout
+        self._opening = layout.separator[layout.until_brace :]
+        self._until_category = (layout.prefix + layout.key)[len(self._opening) :]
+        self._until_phase = layout.prefix[len(self._opening) : layout.prefix.index(b'"X"') + 1]
+        #: The texts of a block that are skipped, and those that are not written as the layout says.
+        self._skipped: list[bytes] = []
+        self._odd: list[bytes] = []
+        #: By first letters, what adds the text of a complete event, and of another one.
+        self._add_span: dict[bytes, Callable[[bytes], None]] = {}
+        phases = (self._until_phase + f'{phase}"'.encode() for phase in PHASES)
+        self._add_other = dict.fromkeys(phases, self._skipped.append)
+        self._rest = b""
 
-    def __post_init__(self) -> None:
-        self._kinds = np.zeros(1 << 16, np.uint8)
-        self._words = _CategoryWords()
-        self._cutter = HeadCutter(self.layout)
-        for name, kind in KIND.items():
-            is_looked_at = kind is Events.OPERATORS and self._looks_at_operators()
-            if kind in self.requested or is_looked_at or (kind is Events.FRAMES and Events.CALLERS in self.requested):
-                first, second = (ord(f'{name}"'[letter]) for letter in _KEY_LETTERS)
-                self._kinds[first << 8 | second] = kind.value
+        def decoder(kind: type[AnyEvent]) -> _Decoder[AnyEvent]:
+            return _Decoder(kind, layout)
 
-    def _looks_at_operators(self) -> bool:
-        """Whether something of the operators is requested besides them."""
-        return self.products is not None or bool(self.requested & (Events.OPERATOR_TIMES | Events.CALLERS))
+        self._of_any = decoder(kind_of_event(requested, Event) if fits else EventInDigits)
+        of_host = decoder(kind_of_event(requested, HostEvent)) if fits else self._of_any
+        of_device = decoder(Event if Events.GRIDS in requested else DeviceEvent) if fits else self._of_any
+        self._timed = _Decoder(TimedEvent, layout)
+        #: By kind, its texts in a block and what decodes them whole; None where times and names suffice.
+        self._groups: dict[Events, tuple[list[bytes], _Decoder[AnyEvent] | None]] = {}
+        needed_as = {Events.OPERATORS: _OF_OPERATORS, Events.FRAMES: Events.CALLERS}
+        for kind in dict.fromkeys(KIND.values()):
+            if requested & (kind | needed_as.get(kind, kind)):
+                is_timed = fits and not requested & (kind | Events.SEQUENCES | Events.SHAPES)
+                of_kind = of_device if kind is Events.DEVICE else of_host
+                self._groups[kind] = [], None if is_timed else of_kind
 
-    @property
-    def _cuts_operators(self) -> bool:
-        """Whether all operators are cut out, and not only looked at."""
-        return self.operator_times is None and bool(self.requested & (Events.OPERATORS | Events.OPERATOR_TIMES))
-
-    def scan(self, blocks: Iterable[bytes]) -> Iterator[EventTexts]:
-        """Yield the requested events, those of many blocks together.
+    def collect(self, blocks: Iterable[bytes]) -> None:
+        """Collect the events of a text that begins with one.
 
         Raises:
-            DoesNotFit: An event is written otherwise than the layout says, or none ends for 64 MB.
+            DoesNotFit: The layout is not kept, or no event ends for 64 MB.
+            TimesDoNotFit: A time is too large for a double.
         """
-        layout = self.layout
-        texts = EventTexts([], [], [])
+        opening, separator = self._opening, self._layout.separator
+        is_first = True
         for block in blocks:
-            if block.find(layout.separator) < 0:
-                self.rest += block
-                if len(self.rest) > _LARGEST_EVENT_BYTES:
+            text = self._rest + block
+            if is_first:
+                if not text.startswith(opening):
                     raise DoesNotFit
+                text, is_first = text[len(opening) :], False
+            *texts, self._rest = text.split(separator)
+            if texts:
+                self.events += len(texts)
+                self._sort(texts)
+                self._add()
+            elif len(text) > _LARGEST_EVENT_BYTES:
+                raise DoesNotFit
+
+    def _sort(self, texts: Sequence[bytes]) -> None:
+        """Put the texts of a block where they belong."""
+        until_phase, length = len(self._until_phase) + 2, len(self._until_category) + _LETTERS
+        of_span, of_other = self._add_span.get, self._add_other.get
+        for text in texts:
+            add = of_span(text[:length]) or of_other(text[:until_phase])
+            (self._find(text[:length]) if add is None else add)(text)
+
+    def _find(self, head: bytes) -> Callable[[bytes], None]:
+        """What adds a text that begins like this one, whose beginning is new."""
+        if not head.startswith(self._until_category):
+            return self._odd.append
+        letters = head[len(self._until_category) :]
+        name = next((name for name, start in _STARTS.items() if letters.startswith(start)), None)
+        kind = None if name is None else KIND.get(name)
+        group = self._odd if name is None else self._groups[kind][0] if kind in self._groups else self._skipped
+        return self._add_span.setdefault(head, group.append)
+
+    def _add(self) -> None:
+        """Add the events of a block."""
+        if b"".join(self._skipped).count(_PHASE_KEY):  # another event, whose beginning is damaged
+            self._odd += [text for text in self._skipped if _PHASE_KEY in text]
+        self._skipped.clear()
+        for kind, (texts, decoder) in self._groups.items():
+            if not texts:
                 continue
-            # Copied, so that events stand in the order of the file whatever the borders of its blocks.
-            text = self.rest + block
-            last = text.rfind(layout.separator)
-            texts.extend(self._find(_Block(text, 0, last + len(layout.close))))
-            self.rest = text[last + layout.until_brace :]
-            if len(texts.device) + len(texts.host) + len(texts.odd) > _EVENTS_PER_BATCH:
-                yield texts
-                texts = EventTexts([], [], [])
-        yield texts
+            events: Sequence[AnyEvent] | Sequence[TimedEvent]
+            if decoder is None:
+                events = timed = self._timed.decode(texts)
+                self.columns.add_timed(timed, kind)
+            else:
+                events = whole = decoder.decode(texts)
+                self.columns.add(whole)
+            if kind is Events.OPERATORS and self.finder:
+                self._add_products(texts, [event.name for event in events])
+            texts.clear()
+        for text in self._odd:
+            self._add_odd(self._opening + text + self._layout.close)
+        self._odd.clear()
 
-    def _find(self, block: _Block) -> EventTexts:
-        layout, cutter = self.layout, self._cutter
-        rows, heads = self._events(block)
-        starts = block.braces[rows]
-        self.events += len(starts)
-        stops = np.append(starts[1:] - layout.until_brace + len(layout.close), block.end)
-        category = len(layout.prefix) + len(layout.key)
-        begins_as_expected = heads.have(cutter.until_phase)
-        phases = heads.letters[:, cutter.phase]
-        fits = begins_as_expected & heads.have(cutter.behind_phase)
-        first, second = (heads.letters[:, cutter.category + letter].astype(np.intp) for letter in _KEY_LETTERS)
-        codes = first << 8 | second
-        kinds = self._kinds[codes]
-        is_alone = self._are_alone(block, rows)
-        is_category = fits & self._words.are_expected(heads.words[:, cutter.category // _WORD], codes)
-        # What is decoded is seen to be one event then.
-        is_decoded = is_category & _IS_DECODED[kinds]
-        is_as_expected = is_alone & (is_category | (begins_as_expected & _IS_PHASE[phases])) | is_decoded
-        kinds[~is_category | ~is_as_expected] = 0
-        odd = np.flatnonzero(~is_as_expected)
-        device = np.flatnonzero(kinds == Events.DEVICE.value)
-        host = np.flatnonzero(_IS_HOST[kinds])
-        if Events.CALLERS in self.requested and Events.FRAMES not in self.requested:
-            frames = np.flatnonzero(kinds == Events.FRAMES.value)
-            callers = frames[self.callers.choose(block.text, starts[frames] + category, Events.FRAMES)]
-            host = np.sort(np.concatenate([host[kinds[host] != Events.FRAMES.value], callers]))
-        operators = np.flatnonzero(kinds == Events.OPERATORS.value)
-        if self.products is not None:
-            self.products.scan(block.text, starts[operators], starts[operators] + category, stops[operators])
-        host_texts = block.cut(starts[host], stops[host])
-        if Events.CALLERS in self.requested and not self._cuts_operators:
-            callers = operators[self.callers.choose(block.text, starts[operators] + category, Events.OPERATORS)]
-            host_texts += block.cut(starts[callers], stops[callers])
-        if self.operator_times is not None:
-            inner = block.braces[np.minimum(rows[operators] + 1, len(block.braces) - 1)]
-            self.operator_times.scan(block.text, starts[operators], inner, stops[operators])
-        elif len(operators) and self._cuts_operators:
-            host_texts += block.cut(starts[operators], stops[operators])
-        return EventTexts(block.cut(starts[device], stops[device]), host_texts, block.cut(starts[odd], stops[odd]))
+    def _add_products(self, texts: Sequence[bytes], names: Sequence[str]) -> None:
+        assert self.finder is not None
+        if len(names) != len(texts):
+            raise DoesNotFit
+        needed = set(filter(self.finder.needs, set(names)))
+        chosen = [text for text, name in zip(texts, names, strict=True) if name in needed]
+        self.finder.add([self._opening + text + self._layout.close for text in chosen])
 
-    def _are_alone(self, block: _Block, rows: Int64) -> Bool:
-        """Which events are sure to be one event each: they have no brace inside but that of their arguments.
+    def finish(self) -> tuple[bytes, bool]:
+        """Collect the last event; returns the text after it, and whether that closes the list of events.
 
-        Another event behind one in the same text has a brace that follows no colon, and so has an object in a list.
+        Raises:
+            DoesNotFit: The layout is not kept.
         """
-        braces = block.braces
-        count = np.diff(rows, append=len(braces))
-        inner = braces[np.minimum(rows + 1, len(braces) - 1)]
-        behind_colon = (block.letters(inner, -1) == _COLON) | (block.letters(inner, -2) == _COLON)
-        return np.asarray((count == 1) | ((count == 2) & behind_colon))  # noqa: PLR2004
+        rest = self._opening + self._rest
+        end = end_of_event(rest, 0, len(rest))
+        last = None if end is None else self._of_any.decode_event(rest[:end])
+        if end is None or last is None:
+            return b"", False
+        tail = rest[end:].lstrip()
+        is_closed = tail.startswith(b"]")
+        if (tail and not is_closed) or (not self._layout.is_unambiguous and _has_no_time(last)):
+            raise DoesNotFit
+        self.columns.add([last])
+        if self.finder:
+            self.finder.add([rest[:end]])
+        self.events += 1
+        return tail, is_closed
 
-    def _events(self, block: _Block) -> tuple[Int64, Heads]:
-        """The braces of the block that begin events, in order, the first at the beginning of the block; their heads."""
-        layout, cutter, braces = self.layout, self._cutter, block.braces
-        before = layout.until_brace
-        is_candidate = block.letters(braces, -before) == layout.separator[0]
-        is_candidate &= braces >= block.begin + before
-        is_candidate[0] = True
-        rows = np.flatnonzero(is_candidate)
-        heads = cutter.cut(block.text, braces[rows])
-        begins, opens = heads.have(cutter.between), heads.have(cutter.opening)
-        begins[0] = opens[0] = True
-        for index in np.flatnonzero(begins & ~opens).tolist():
-            # A quoted brace is never followed by a bare quote.
-            brace = braces[rows[index]]
-            opens[index] = block.text[brace + 1 : brace + _LONGEST_INDENT].lstrip().startswith(b'"')
-        chosen = begins & opens
-        return (rows, heads) if chosen.all() else (rows[chosen], heads.take(np.flatnonzero(chosen)))
+    def _add_odd(self, text: bytes) -> None:
+        """Add an event that is not written as the layout says.
+
+        Raises:
+            DoesNotFit: The text is not one event.
+        """
+        try:
+            event = self._of_any.decode_strictly(text)
+            if event.ph != "X" or event.cat not in KIND:
+                self.lost += is_damaged(msgspec.json.decode(text.decode("utf-8", "replace")))
+                return
+            if self.finder:
+                self.finder.decode(b"[%b]" % text)
+        except FAILURES:
+            raise DoesNotFit from None
+        self.columns.add([event])
+
+
+class _Decoder(Generic[_E]):
+    """Decodes the events of one trace as records of one type.
+
+    In an ambiguous layout an event that cannot be read, or that has no time, may have been cut where it does not end.
+    """
+
+    def __init__(self, kind: type[_E], layout: Layout) -> None:
+        self._is_unambiguous = layout.is_unambiguous
+        self._opening, self._close = layout.separator[layout.until_brace :], layout.close
+        self._decode_list = list_decoder(kind)
+        self.decode_strictly: Callable[[bytes], _E] = msgspec.json.Decoder(kind, strict=False).decode
+        self._salvager = Salvager(self.decode_strictly)
+
+    def decode(self, texts: Sequence[bytes]) -> list[_E]:
+        """The events of some texts, which lack the first letters and the last ones.
+
+        Raises:
+            DoesNotFit: An event cannot be read, or may have been cut where it does not end.
+        """
+        try:
+            joined = (self._close + b"," + self._opening).join(texts)
+            events = self._decode_list(b"[%b%b%b]" % (self._opening, joined, self._close))
+        except FAILURES:
+            mended = [self.decode_event(self._opening + text + self._close) for text in texts]
+            events = [event for event in mended if event is not None]
+            if len(events) < len(mended):
+                raise DoesNotFit from None
+        if not self._is_unambiguous and any(map(_has_no_time, events)):
+            raise DoesNotFit
+        return events
+
+    def decode_event(self, text: bytes) -> _E | None:
+        """One event, mended where it must be; None where that does not help."""
+        return self._salvager.read(text)[0]
+
+
+def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:
+    """The record of an event: with inputs where they are requested."""
+    return ShapedEvent if Events.SHAPES in events else plain
+
+
+def _has_no_time(event: AnyEvent | TimedEvent) -> bool:
+    return event.ts is None or (isinstance(event.ts, msgspec.Raw) and bytes(event.ts) == b"null")

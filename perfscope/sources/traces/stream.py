@@ -69,7 +69,7 @@ class EventStream(Generic[Categorized]):
         """
         self._rest = text
         wanted = _CHUNK_BYTES
-        for chunk in _chunks(blocks):
+        for chunk in chunks(blocks):
             self._rest += chunk
             while not self.is_closed and len(self._rest) >= wanted:
                 before = len(self._rest)
@@ -148,7 +148,7 @@ class EventStream(Generic[Categorized]):
                     self._harmless.add(pair)
 
 
-def _chunks(blocks: Iterator[bytes]) -> Iterator[bytes]:
+def chunks(blocks: Iterator[bytes]) -> Iterator[bytes]:
     """Blocks together, so that few texts are joined."""
     pieces: list[bytes] = []
     size = 0
