@@ -1,24 +1,25 @@
-"""Whether a published figure follows from the figures beside it.
+"""Whether the figures of a published table follow from each other.
 
 Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again, exactly, from its own row and the
 baseline. A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is
 *from unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*.
 
-Columns that differ as a whole follow another definition and are left as they are.
+Figures by another definition are left as they are. Of TFLOPs these are columns of which nearly all cells differ, and
+cells that other passes or another sequence length explain. A speed-up that is far from the row's own is relative to
+something that the table does not show.
 
-A file often holds many tables of one author. If nearly all of its TFLOPs differ a little, all of them follow the other
-convention. Otherwise a table follows it if nearly all of its TFLOPs differ by the same factor. A table also follows it
-if no TFLOPs agree and each follows from other passes or another sequence length than those assumed. Speed-ups and
-efficiencies have one usual definition, so a stale column is recomputed. Where no cell of a column follows from it and
-most are far from it, the table does not show what they are relative to.
+A row contradicts itself where a global batch is not accumulation x micro batch x DP, or GPUs are not TP x PP x DP or
+nodes x GPUs per node. It does not show which of its columns is wrong.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from fractions import Fraction
+from math import prod
 
 from perfscope.analyzers.published.derived import (
     ASSUMED_PASSES,
@@ -32,147 +33,120 @@ from perfscope.analyzers.published.derived import (
     recompute,
     tflops,
 )
-from perfscope.analyzers.published.verdicts import (
-    CheckedCell,
-    Position,
-    Uncheckable,
-    Verdict,
-    format_rounded,
-    judge,
-    make_cell,
-)
 from perfscope.constants import GB, GIB
-from perfscope.tables.published import DERIVED, Change, ChangeKind, Figure, PublishedTable, Quantity, Row
-
-_IN_PERCENT = re.compile(r"[*_~`≈\s]*[\d.,]{1,30} ?%")
-_NEAR = Fraction(1, 5)
-
-
-def check_changes(table: PublishedTable) -> list[list[CheckedCell | Uncheckable]]:
-    """Check the changes of each row; one that is wrong needs another of its row or column that shows what it is of."""
-    checked = [[_check_change(table, index, change) for change in row.changes] for index, row in enumerate(table.rows)]
-    columns = {cell.column for cells in checked for cell in cells if _is_of_a_row(cell)}
-    return [
-        [cell if cell.column in columns or any(map(_is_of_a_row, cells)) else _without_a_base(cell) for cell in cells]
-        for cells in checked
-    ]
-
-
-def _is_of_a_row(cell: CheckedCell | Uncheckable) -> bool:
-    """Whether the change is that to a row above, or is so near to it that it was meant to be."""
-    if isinstance(cell, Uncheckable):
-        return False
-    difference = abs(Fraction(cell.published) - cell.recomputed)
-    return cell.verdict is not Verdict.WRONG or difference <= _NEAR * cell.recomputed
-
-
-def _without_a_base(cell: CheckedCell | Uncheckable) -> Uncheckable:
-    if isinstance(cell, Uncheckable):
-        return cell
-    return Uncheckable(cell.line, cell.row, cell.column, "no change of its row or column follows from a row above")
-
-
-def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
-    row = table.rows[index]
-    value = row.numbers[change.column]
-    references = _find_references(table, index, change.column)
-    heading = table.headings[change.column]
-    if value is None or not references:
-        return Uncheckable(row.line, row.label, heading, "no row above to compare with")
-    judged = [_judge_change(row, change, value, reference) for reference in references]
-    fitting = [position for position, (verdict, _, _) in enumerate(judged) if verdict is not Verdict.WRONG]
-    above = table.rows[index - 1]
-    if not fitting and _states_a_change(above, change.column):
-        judged.append(_judge_change(row, change, value, above))
-        fitting = [len(judged) - 1] if judged[-1][0] is not Verdict.WRONG else []
-    if len(references) > 1 and not fitting:
-        fitting = _compared_by_others(table, index, change, references)
-        if len(fitting) != 1:
-            return Uncheckable(row.line, row.label, heading, "several rows above may be the one to compare with")
-    verdict, printed, why = judged[fitting[0] if fitting else 0]
-    name = "change in %" if change.kind is ChangeKind.PERCENT else "change"
-    return make_cell(Position(table, row, change.column, name, change.figure), printed, verdict, why)
-
-
-def _states_a_change(row: Row, column: int) -> bool:
-    """Whether the row has a value other than 0 in the column, with a change of its own."""
-    number = row.numbers[column] if column < len(row.numbers) else None
-    return number is not None and number.number != 0 and any(change.column == column for change in row.changes)
-
-
-def _judge_change(row: Row, change: Change, value: Figure, reference: Row) -> tuple[Verdict, Fraction, str]:
-    """The verdict on a change against one row, the exact change, and the mistake where one explains it."""
-    old = reference.numbers[change.column]
-    assert old is not None
-    difference = value.number - old.number
-    is_percent = change.kind is ChangeKind.PERCENT
-    printed = _percent_change(value, old) if is_percent else exact_interval(abs(difference))
-    verdict, why = judge(change.figure, printed), ""
-    points = exact_interval(abs(difference))
-    if verdict is Verdict.WRONG and is_percent and _are_percent(row, reference, change.column):
-        in_points = judge(change.figure, points)
-        verdict, printed = (in_points, points) if in_points is not Verdict.WRONG else (verdict, printed)
-    if change.sign * difference < 0:
-        verdict, why = Verdict.WRONG, "the sign is reversed"
-    elif verdict is Verdict.WRONG and is_percent:
-        why = _explain_change(change, value, difference)
-    return verdict, printed.value, why
-
-
-def _are_percent(row: Row, reference: Row, column: int) -> bool:
-    """Whether both values are printed in per cent, so that their difference is, too."""
-    return all(_IN_PERCENT.match(cells[column]) for cells in (row.cells, reference.cells))
-
-
-def _compared_by_others(table: PublishedTable, index: int, change: Change, references: Sequence[Row]) -> list[int]:
-    """The references that all other changes of the row agree with."""
-    row = table.rows[index]
-    changes = [neighbour for neighbour in row.changes if neighbour.column != change.column]
-    positions = []
-    for position, reference in enumerate(references):
-        pairs = [(neighbour, row.numbers[neighbour.column]) for neighbour in changes]
-        is_stated = all(reference.numbers[neighbour.column] is not None for neighbour in changes)
-        if (
-            changes
-            and is_stated
-            and all(
-                value is not None and _judge_change(row, neighbour, value, reference)[0] is not Verdict.WRONG
-                for neighbour, value in pairs
-            )
-        ):
-            positions.append(position)
-    return positions
-
-
-def _percent_change(value: Figure, reference: Figure) -> Interval:
-    ratio = measured_interval(value) / measured_interval(reference)
-    ends = []
-    for low, high in (ratio.nearest, ratio.cut):
-        smaller, larger = sorted((abs(low - 1) * 100, abs(high - 1) * 100))
-        ends.append((Fraction(0) if low < 1 < high else smaller, larger))
-    return Interval(abs(ratio.value - 1) * 100, ends[0], ends[1])
-
-
-def _explain_change(change: Change, value: Figure, difference: Fraction) -> str:
-    share = abs(difference) / value.number * 100 if value.number else Fraction(0)
-    if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
-        return "the difference was divided by the new value, not the old one"
-    return ""
-
-
-def _find_references(table: PublishedTable, index: int, column: int) -> list[Row]:
-    """The rows above with a value without a change of its own, the nearest first; of equal values one."""
-    rows: dict[Fraction, Row] = {}
-    for row in reversed(table.rows[:index]):
-        number = row.numbers[column] if column < len(row.numbers) else None
-        if number and number.number != 0 and all(change.column != column for change in row.changes):
-            rows.setdefault(number.number, row)
-    return list(rows.values())
-
+from perfscope.tables.published import (
+    DERIVED,
+    Change,
+    ChangeKind,
+    Constant,
+    Figure,
+    PublishedTable,
+    Quantity,
+    Row,
+    Span,
+)
 
 _Q = Quantity
-
+_IN_PERCENT = re.compile(r"[*_~`≈\s]*[\d.,]{1,30} ?%")
+#: A change that is farther off was meant to be against something else, a speed-up is relative to something else.
+_NEAR = Fraction(1, 5)
+_FAR = Fraction(3, 2)
+_SHARE_DIFFERENT = 0.8
+_NEARLY = Fraction(1, 50)
 _PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
+# Of the passes and the sequence length that nothing states: 3 passes instead of 4, 512 to 32768 tokens.
+_ASSUMED_FACTORS = tuple(
+    factor
+    for passes in (Fraction(1), Fraction(3, 4), Fraction(4, 3))
+    for factor in (passes * Fraction(2) ** power for power in range(-1, 6))
+    if factor != 1
+)
+#: A total, its factors, and the factor that a table may leave out.
+_PRODUCTS: tuple[tuple[Quantity, tuple[Quantity, ...], Quantity | None], ...] = (
+    (_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION),
+    (_Q.GPUS, (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL), _Q.PIPELINE_PARALLEL),
+    (_Q.GPUS, (_Q.NODES, _Q.GPUS_PER_NODE), None),
+)
+_SHORT = {
+    _Q.GLOBAL_BATCH: "GBS",
+    _Q.ACCUMULATION: "GAS",
+    _Q.MICRO_BATCH: "MBS",
+    _Q.DATA_PARALLEL: "DP",
+    _Q.TENSOR_PARALLEL: "TP",
+    _Q.PIPELINE_PARALLEL: "PP",
+    _Q.GPUS: "GPUs",
+    _Q.NODES: "nodes",
+    _Q.GPUS_PER_NODE: "GPUs per node",
+}
+
+
+class Verdict(StrEnum):
+    """How a published figure compares with the recomputed one."""
+
+    ROUNDED = "rounded"
+    TRUNCATED = "truncated"
+    FROM_UNROUNDED = "from unrounded inputs"
+    WRONG = "wrong"
+    CONVENTION = "other convention"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCell:
+    """One derived cell.
+
+    Attributes:
+        table_line: Line of the table's heading row.
+        table_title: The heading above the table.
+        line: The row's line.
+        row: The label of the row.
+        column: The column's heading.
+        quantity: What the cell states: a ``Quantity``, or a change.
+        published: The cell's digits; empty for an empty cell.
+        recomputed: The exact value, in the unit of the printed digits.
+        text: The recomputed value with as many decimals as the cell.
+        verdict: How the two compare.
+        why: For a wrong cell, the simple mistake that explains it, if there is one.
+        span: Where the digits are in the file.
+    """
+
+    table_line: int
+    table_title: str
+    line: int
+    row: str
+    column: str
+    quantity: str
+    published: str
+    recomputed: Fraction
+    text: str
+    verdict: Verdict
+    why: str
+    span: Span
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the cell follows from its row, or may follow from it by another convention."""
+        return self.verdict in (Verdict.ROUNDED, Verdict.CONVENTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncheckable:
+    """A cell that could not be recomputed, and why."""
+
+    line: int
+    row: str
+    column: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A row whose columns cannot all be right."""
+
+    table_title: str
+    line: int
+    row: str
+    problem: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,13 +194,73 @@ def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = N
     )
 
 
+def find_contradictions(tables: Sequence[PublishedTable]) -> tuple[Contradiction, ...]:
+    """List every row that contradicts itself."""
+    return tuple(
+        Contradiction(table.title, row.line, row.label, problem)
+        for table in tables
+        for row in table.rows
+        for problem in _contradictions(row, table.constants)
+    )
+
+
+def leave_conventions(checked: CheckedTables) -> CheckedTables:
+    """Give the figures that follow another convention that verdict, and say so once for a column."""
+    columns: dict[tuple[int, str], list[CheckedCell]] = {}
+    for cell in checked.cells:
+        if cell.published:
+            columns.setdefault((cell.table_line, cell.column), []).append(cell)
+    left: set[tuple[int, int]] = set()
+    described: list[str] = []
+    for (line, column), cells in columns.items():
+        others = _others(cells)
+        if not others:
+            continue
+        left |= {(cell.line, cell.span.start) for cell in others}
+        if cells[0].quantity == _Q.TFLOPS:
+            shares = [_ratio(cell) - 1 for cell in others]
+            described.append(
+                f"line {line}: {len(others)} of {len(cells)} TFLOPs are off by {float(min(shares)):+.1%} to "
+                f"{float(max(shares)):+.1%}: they may follow another convention, or a log; they are left as they are"
+            )
+        else:
+            described.append(
+                f"line {line}: {len(others)} of {len(cells)} cells of {column} are far from what the rows give: "
+                "they may be relative to something that the table does not show; they are left as they are"
+            )
+    judged = tuple(
+        replace(cell, verdict=Verdict.CONVENTION, why="") if (cell.line, cell.span.start) in left else cell
+        for cell in checked.cells
+    )
+    return replace(checked, cells=judged, conventions=tuple(described))
+
+
+def _others(cells: Sequence[CheckedCell]) -> list[CheckedCell]:
+    """The wrong cells of a column that follow another definition."""
+    wrong = [cell for cell in cells if cell.verdict is Verdict.WRONG and cell.recomputed]
+    if cells[0].quantity in (_Q.SPEEDUP, _Q.EFFICIENCY):
+        return [cell for cell in wrong if not 1 / _FAR <= _ratio(cell) <= _FAR]
+    if cells[0].quantity != _Q.TFLOPS or not wrong:
+        return []
+    are_most = len(cells) > 1 and len(wrong) >= _SHARE_DIFFERENT * len(cells)
+    ratios = [_ratio(cell) for cell in wrong]
+    are_explained = len(wrong) == len(cells) and any(
+        all(abs(ratio / factor - 1) <= _NEARLY for ratio in ratios) for factor in _ASSUMED_FACTORS
+    )
+    return wrong if are_most or are_explained else []
+
+
+def _ratio(cell: CheckedCell) -> Fraction:
+    return Fraction(cell.published.replace(",", "")) / cell.recomputed if cell.recomputed else Fraction(0)
+
+
 def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[CheckedCell | Uncheckable | None]:
     derived = [quantity for quantity in DERIVED if quantity in table.columns]
-    changes = check_changes(table)
     for index, (row, baseline) in enumerate(zip(table.rows, find_baselines(table), strict=True)):
         for quantity in derived:
             yield _check_cell(table, row, quantity, baseline, peak)
-        yield from changes[index]
+        for change in row.changes:
+            yield _check_change(table, index, change)
 
 
 def _check_cell(
@@ -248,13 +282,40 @@ def _check_cell(
         if verdict is Verdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
             verdict = Verdict.FROM_UNROUNDED
         why = _explain(table, row, quantity, baseline, published) if verdict is Verdict.WRONG else ""
-        return make_cell(Position(table, row, column, str(quantity), published), printed.value, verdict, why)
+        return _make_cell(table, row, column, published, str(quantity), printed.value, verdict, why)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
         empty = Figure(exact.value, Fraction(1), decimals, "", blank)
-        return make_cell(Position(table, row, column, str(quantity), empty), exact.value, Verdict.MISSING, "")
+        return _make_cell(table, row, column, empty, str(quantity), exact.value, Verdict.MISSING, "")
     reason = row.absent.get(quantity) or row.problems.get(quantity, "")
     return Uncheckable(row.line, row.label, table.headings[column], reason)
+
+
+def _make_cell(
+    table: PublishedTable,
+    row: Row,
+    column: int,
+    published: Figure,
+    quantity: str,
+    value: Fraction,
+    verdict: Verdict,
+    why: str,
+) -> CheckedCell:
+    """A cell with its exact value in the unit of the printed digits."""
+    return CheckedCell(
+        table_line=table.line,
+        table_title=table.title,
+        line=row.line,
+        row=row.label,
+        column=table.headings[column],
+        quantity=quantity,
+        published=published.text,
+        recomputed=value,
+        text=format_rounded(value, published.decimals),
+        verdict=verdict,
+        why=why,
+        span=published.span,
+    )
 
 
 def _is_of_printed_speedup(table: PublishedTable, row: Row, baseline: Row | None) -> bool:
@@ -300,6 +361,58 @@ def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row 
     return f"would need a step time of {format_rounded(time.number * exact / published.number, time.decimals + 1)} s"
 
 
+def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
+    """A change is against a row above that has none of its own: the one that it follows from, or the only one."""
+    row, column = table.rows[index], change.column
+    value = row.numbers[column]
+    references: dict[Fraction, Row] = {}  # of equal values the nearest
+    for above in reversed(table.rows[:index]):
+        number = above.numbers[column] if column < len(above.numbers) else None
+        if number and number.number != 0 and all(other.column != column for other in above.changes):
+            references.setdefault(number.number, above)
+    reason = "no row above to compare with"
+    if value is not None and references:
+        judged = [_judge_change(row, change, value, reference) for reference in references.values()]
+        best = next((each for each in judged if each[0] is not Verdict.WRONG), judged[0])
+        _, printed, _ = best
+        is_near = abs(change.figure.number / change.figure.unit - printed) <= _NEAR * printed
+        if best[0] is not Verdict.WRONG or (len(judged) == 1 and is_near):
+            name = "change in %" if change.kind is ChangeKind.PERCENT else "change"
+            return _make_cell(table, row, column, change.figure, name, printed, best[0], best[2])
+        reason = "several rows above may be the one to compare with" if len(judged) > 1 else "it is of something else"
+    return Uncheckable(row.line, row.label, table.headings[column], reason)
+
+
+def _judge_change(row: Row, change: Change, value: Figure, reference: Row) -> tuple[Verdict, Fraction, str]:
+    """The verdict on a change against one row, the exact change, and the mistake where one explains it."""
+    old = reference.numbers[change.column]
+    assert old is not None
+    difference = value.number - old.number
+    points = exact_interval(abs(difference))
+    is_percent = change.kind is ChangeKind.PERCENT
+    printed = _percent_change(value, old) if is_percent else points
+    verdict, why = judge(change.figure, printed), ""
+    if verdict is Verdict.WRONG and is_percent:
+        are_percent = all(_IN_PERCENT.match(cells[change.column]) for cells in (row.cells, reference.cells))
+        if are_percent and judge(change.figure, points) is not Verdict.WRONG:
+            verdict, printed = judge(change.figure, points), points
+        share = abs(difference) / value.number * 100 if value.number else Fraction(0)
+        if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
+            why = "the difference was divided by the new value, not the old one"
+    if change.sign * difference < 0:
+        verdict, why = Verdict.WRONG, "the sign is reversed"
+    return verdict, printed.value, why if verdict is Verdict.WRONG else ""
+
+
+def _percent_change(value: Figure, reference: Figure) -> Interval:
+    ratio = measured_interval(value) / measured_interval(reference)
+    ends = []
+    for low, high in (ratio.nearest, ratio.cut):
+        smaller, larger = sorted((abs(low - 1) * 100, abs(high - 1) * 100))
+        ends.append((Fraction(0) if low < 1 < high else smaller, larger))
+    return Interval(abs(ratio.value - 1) * 100, ends[0], ends[1])
+
+
 def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:
     """The constants that nothing states, for rows whose TFLOPs were computed."""
     assumed: dict[str, None] = {}
@@ -314,110 +427,49 @@ def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int
     return tuple(assumed)
 
 
-_FEWEST_DIFFERENT = 3
-_SHARE_DIFFERENT = 0.8
-_LARGEST_DIFFERENCE = Fraction(1, 5)
-_SAME_FACTOR = Fraction(1, 20)
-# Of the passes and the sequence length that nothing states: 3 passes instead of 4, 512 to 32768 tokens.
-_ASSUMED_FACTORS = tuple(
-    factor
-    for passes in (Fraction(1), Fraction(3, 4), Fraction(4, 3))
-    for factor in (passes * Fraction(2) ** power for power in range(-1, 6))
-    if factor != 1
-)
-_NEARLY = Fraction(1, 50)
-_ROUGHLY = Fraction(1, 5)  # sizes as 7B are rounded
-_FAR = Fraction(3, 2)
-_RATIOS = (Quantity.SPEEDUP, Quantity.EFFICIENCY)
+def _contradictions(row: Row, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
+    """Say which columns of a row cannot all be right."""
+    values = {quantity: figure.number for quantity, figure in row.figures.items()}
+    texts = {
+        quantity: f"{_SHORT[quantity]} {figure.text}" for quantity, figure in row.figures.items() if quantity in _SHORT
+    }
+    for quantity in (_Q.TENSOR_PARALLEL, _Q.GPUS):
+        if quantity not in values and quantity in constants:
+            values[quantity] = Fraction(constants[quantity].value)
+            texts[quantity] = f"{_SHORT[quantity]} {constants[quantity].value} ({constants[quantity].origin})"
+    for total, factors, optional in _PRODUCTS:
+        present = [factor for factor in factors if factor in values]
+        if total not in values or not set(factors) - {optional} <= set(present):
+            continue
+        value = prod((values[factor] for factor in present), start=Fraction(1))
+        written = " x ".join(texts[factor] for factor in present)
+        if len(present) == len(factors) and values[total] != value:
+            yield f"{texts[total]}, but {written} = {value}"
+        elif values[total] % value:  # without the optional factor it must at least be a multiple of the others
+            yield f"{texts[total]} is not a multiple of {written} = {value}"
 
 
-def leave_conventions(checked: CheckedTables) -> CheckedTables:
-    """Give the figures that follow another convention that verdict, and say so once for a file or a table."""
-    stated = [cell for cell in checked.cells if cell.published]
-    counted = [cell for cell in stated if cell.quantity == Quantity.TFLOPS]
-    if _differ_a_little(counted):
-        columns = [counted]
-    else:
-        columns = [cells for cells in _by_column(counted) if _differ_by_a_factor(cells)]
-    ratios = [cells for cells in _by_column(stated) if cells[0].quantity in _RATIOS and _are_of_something_else(cells)]
-    return _leave(checked, columns, ratios)
+def judge(published: Figure, printed: Interval) -> Verdict:
+    """Compare a published figure with the computed value, both in the unit of the printed digits."""
+    stated = published.number / published.unit
+    last_place = Fraction(1, 10**published.decimals)
+    half = last_place / 2
+    if abs(printed.value - stated) <= half:
+        return Verdict.ROUNDED
+    if stated <= printed.value < stated + last_place:
+        return Verdict.TRUNCATED
+    if any(low <= stated + half and high >= stated - half for low, high in (printed.nearest, printed.cut)):
+        return Verdict.FROM_UNROUNDED
+    return Verdict.WRONG
 
 
-def _by_column(cells: Sequence[CheckedCell]) -> list[list[CheckedCell]]:
-    columns: dict[tuple[int, str], list[CheckedCell]] = {}
-    for cell in cells:
-        columns.setdefault((cell.table_line, cell.column), []).append(cell)
-    return list(columns.values())
+def format_rounded(value: Fraction, decimals: int) -> str:
+    """Write a fraction with a number of decimals, halves to even.
 
-
-def _leave(
-    checked: CheckedTables, columns: Sequence[Sequence[CheckedCell]], ratios: Sequence[Sequence[CheckedCell]]
-) -> CheckedTables:
-    left = {(cell.line, cell.span.start) for cells in (*columns, *ratios) for cell in cells}
-    cells = tuple(
-        replace(cell, verdict=Verdict.CONVENTION, why="")
-        if (cell.line, cell.span.start) in left and cell.published and not cell.agrees
-        else cell
-        for cell in checked.cells
-    )
-    described = (*(_describe(column) for column in columns), *(_describe_ratios(column) for column in ratios))
-    return replace(checked, cells=cells, conventions=described)
-
-
-def _describe_ratios(cells: Sequence[CheckedCell]) -> str:
-    return (
-        f"line {cells[0].table_line}: no {cells[0].column} follows from the rows of its table: "
-        "they may be relative to something that it does not show; they are left as they are"
-    )
-
-
-def _are_of_something_else(cells: Sequence[CheckedCell]) -> bool:
-    """Whether no cell but the baselines follows from its table, and most are far from what would."""
-    compared = [cell for cell in cells if cell.recomputed != 1]
-    if not compared or any(cell.verdict is not Verdict.WRONG for cell in compared):
-        return False
-    far = [cell for cell in compared if not 1 / _FAR <= _ratio(cell) <= _FAR]
-    return len(far) * 2 > len(compared)
-
-
-def _ratio(cell: CheckedCell) -> Fraction:
-    return Fraction(cell.published.replace(",", "")) / cell.recomputed if cell.recomputed else Fraction(0)
-
-
-def _describe(cells: Sequence[CheckedCell]) -> str:
-    shares = [_ratio(cell) - 1 for cell in cells if cell.verdict is Verdict.WRONG]
-    lines = list(dict.fromkeys(cell.table_line for cell in cells))
-    where = f"line {lines[0]}" if len(lines) == 1 else f"{len(lines)} tables from line {lines[0]} on"
-    return (
-        f"{where}: {len(shares)} of {len(cells)} TFLOPs are off by {float(min(shares)):+.1%} to "
-        f"{float(max(shares)):+.1%}: they may follow another convention, or a log; they are left as they are"
-    )
-
-
-def _wrong_ratios(cells: Sequence[CheckedCell]) -> list[Fraction]:
-    """The published over the recomputed figure of each wrong cell, ascending; empty unless nearly all are wrong."""
-    wrong = sorted(_ratio(cell) for cell in cells if cell.verdict is Verdict.WRONG and cell.recomputed)
-    is_most = len(wrong) >= _FEWEST_DIFFERENT and len(wrong) >= _SHARE_DIFFERENT * len(cells)
-    return wrong if is_most else []
-
-
-def _differ_a_little(cells: Sequence[CheckedCell]) -> bool:
-    ratios = _wrong_ratios(cells)
-    little = [ratio for ratio in ratios if abs(ratio - 1) <= _LARGEST_DIFFERENCE]
-    return bool(ratios) and len(little) >= _SHARE_DIFFERENT * len(cells)
-
-
-def _differ_by_a_factor(cells: Sequence[CheckedCell]) -> bool:
-    ratios = _wrong_ratios(cells)
-    if ratios and (_differ_a_little(cells) or ratios[-1] <= ratios[0] * (1 + _SAME_FACTOR)):
-        return True
-    return _follow_from_other_constants(cells)
-
-
-def _follow_from_other_constants(cells: Sequence[CheckedCell]) -> bool:
-    """Whether no cell agrees, and all are off by one factor that passes or a sequence length can make."""
-    wrong = [_ratio(cell) for cell in cells if cell.verdict is Verdict.WRONG and cell.recomputed]
-    if len(wrong) < len(cells):
-        return False
-    tolerance = _ROUGHLY if len(wrong) >= _FEWEST_DIFFERENT else _NEARLY
-    return any(all(abs(ratio / factor - 1) <= tolerance for ratio in wrong) for factor in _ASSUMED_FACTORS)
+    >>> format_rounded(Fraction(4974996, 100000), 1)
+    '49.7'
+    """
+    digits = round(value * 10**decimals)
+    sign = "-" if digits < 0 else ""
+    whole, part = divmod(abs(digits), 10**decimals)
+    return f"{sign}{whole}.{part:0{decimals}d}" if decimals else f"{sign}{whole}"

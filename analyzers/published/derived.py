@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 from math import prod
 from typing import TypeAlias
 
@@ -19,7 +18,6 @@ from perfscope.tables.published import Constant, Figure, PublishedTable, Quantit
 
 #: One multiplication and one addition per parameter and token: see perfscope.models.conventions.bigscience.
 _OPERATIONS_PER_PASS = 2
-_LARGEST_RATIO = 50  # between precisions
 _FEWEST_OF_A_GROUP = 2
 _Q = Quantity
 _Bounds: TypeAlias = tuple[Fraction, Fraction]  # of positive numbers: the lower one first
@@ -46,22 +44,18 @@ class Interval:
     cut: _Bounds
 
     def __mul__(self, factor: Interval) -> Interval:
-        return Interval(
-            self.value * factor.value, _multiply(self.nearest, factor.nearest), _multiply(self.cut, factor.cut)
+        nearest, cut = (
+            (mine[0] * other[0], mine[1] * other[1])
+            for mine, other in ((self.nearest, factor.nearest), (self.cut, factor.cut))
         )
+        return Interval(self.value * factor.value, nearest, cut)
 
     def __truediv__(self, divisor: Interval) -> Interval:
-        return Interval(
-            self.value / divisor.value, _divide(self.nearest, divisor.nearest), _divide(self.cut, divisor.cut)
+        nearest, cut = (
+            (mine[0] / other[1], mine[1] / other[0])
+            for mine, other in ((self.nearest, divisor.nearest), (self.cut, divisor.cut))
         )
-
-
-def _multiply(bounds: _Bounds, factor: _Bounds) -> _Bounds:
-    return bounds[0] * factor[0], bounds[1] * factor[1]
-
-
-def _divide(bounds: _Bounds, divisor: _Bounds) -> _Bounds:
-    return bounds[0] / divisor[1], bounds[1] / divisor[0]
+        return Interval(self.value / divisor.value, nearest, cut)
 
 
 def exact_interval(value: Fraction) -> Interval:
@@ -176,20 +170,11 @@ def _memory_share(_table: PublishedTable, row: Row) -> Interval:
     return measured_interval(_require(row, _Q.MEMORY)) / measured_interval(_require(row, _Q.MEMORY_TOTAL))
 
 
-def _precision_speedup(_table: PublishedTable, row: Row) -> Interval:
-    """The throughput of the second precision over that of the first."""
-    first, second = _require(row, _Q.RATE), _require(row, _Q.SECOND_RATE)
-    if not 1 / _LARGEST_RATIO < second.number / first.number < _LARGEST_RATIO:
-        raise NotComputable("the two throughputs are in different units")
-    return measured_interval(second) / measured_interval(first)
-
-
 _FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
     _Q.TFLOPS: tflops,
     _Q.AGGREGATE_PFLOPS: _aggregate,
     _Q.SAVE_SPEED: _save_speed,
     _Q.MEMORY_SHARE: _memory_share,
-    _Q.PRECISION_SPEEDUP: _precision_speedup,
 }
 
 
@@ -256,8 +241,7 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
     A group of one row has none. A group whose row of the fewest GPUs states another speed-up than 1 has none, either.
     It is relative to something that the table does not show.
 
-    If a group has several (a table below a table), the last one above the row counts. Where a speed-up does not follow
-    from these rows but each one of its group follows from the row directly above, that row is the baseline.
+    If a group has several (a table below a table), the last one above the row counts.
     """
     groups: dict[tuple[str, ...], list[Row]] = {}
     for row in table.rows:
@@ -271,39 +255,7 @@ def find_baselines(table: PublishedTable) -> list[Row | None]:
             latest[row.group] = row
         first = next(iter(candidates[row.group]), None)
         baselines.append(latest.get(row.group, first))
-    if _Q.EFFICIENCY in table.columns:  # which is never of the row above
-        return baselines
-    for rows in groups.values():
-        _compare_with_rows_above(table, rows, baselines)
     return baselines
-
-
-def _compare_with_rows_above(table: PublishedTable, rows: Sequence[Row], baselines: list[Row | None]) -> None:
-    """Take the row above as the baseline of each row of a group, in place, if that explains all stated speed-ups."""
-    positions = {row.line: index for index, row in enumerate(table.rows)}
-    stated = [
-        (row, above, baselines[positions[row.line]])
-        for above, row in pairwise(rows)
-        if _Q.SPEEDUP in row.figures and not _is_reference(row)
-    ]
-    if all(_follows(row, baseline) for row, _, baseline in stated):
-        return
-    if all(_follows(row, above) for row, above, _ in stated):
-        for row, above, _ in stated:
-            baselines[positions[row.line]] = above
-
-
-def _follows(row: Row, baseline: Row | None) -> bool:
-    """Whether the stated speed-up follows from the two rows, rounded or cut off."""
-    if baseline is None:
-        return False
-    try:
-        low, high = _speedup(row, baseline).nearest
-    except NotComputable:
-        return False
-    stated = row.figures[_Q.SPEEDUP]
-    last_place = stated.unit / 10**stated.decimals
-    return bool(low - last_place <= stated.number <= high + last_place)
 
 
 def _find_candidates(table: PublishedTable, rows: Sequence[Row]) -> list[Row]:

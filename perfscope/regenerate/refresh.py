@@ -6,9 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.published.check import CheckedTables, check_tables, leave_conventions
-from perfscope.analyzers.published.contradictions import Contradiction, find_contradictions
-from perfscope.analyzers.published.verdicts import CheckedCell, Verdict
+from perfscope.analyzers.published.check import (
+    CheckedCell,
+    CheckedTables,
+    Contradiction,
+    Verdict,
+    check_tables,
+    find_contradictions,
+    leave_conventions,
+)
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
 from perfscope.report import Column, Json, Report, Section

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from perfscope.analyzers.published.check import CheckedTables, check_tables
-from perfscope.analyzers.published.contradictions import Contradiction, find_contradictions
+from perfscope.analyzers.published.check import (
+    CheckedCell,
+    CheckedTables,
+    Contradiction,
+    check_tables,
+    find_contradictions,
+    format_rounded,
+)
 from perfscope.analyzers.published.derived import NotComputable, find_baselines, recompute
-from perfscope.analyzers.published.verdicts import CheckedCell, format_rounded
 from perfscope.errors import SourceError
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.sources.published.tables import read_published

@@ -31,12 +31,10 @@ class Quantity(StrEnum):
     STEP_TIME = "step time"  # seconds
     RATE = "samples/s"
     TOKEN_RATE = "tokens/s"
-    SECOND_RATE = "samples/s of the second precision"
     TFLOPS = "TFLOPs per GPU"
     AGGREGATE_PFLOPS = "aggregate PFLOPs"
     PEAK_FRACTION = "share of peak"  # 0 to 1
     SPEEDUP = "speed-up"
-    PRECISION_SPEEDUP = "speed-up of a precision"
     EFFICIENCY = "efficiency"  # 0 to 1
     SAVE_SPEED = "GB/s of a save"
     MEMORY = "memory used"
@@ -50,7 +48,6 @@ DERIVED = (
     Quantity.AGGREGATE_PFLOPS,
     Quantity.PEAK_FRACTION,
     Quantity.SPEEDUP,
-    Quantity.PRECISION_SPEEDUP,
     Quantity.EFFICIENCY,
     Quantity.SAVE_SPEED,
     Quantity.MEMORY_SHARE,

@@ -211,8 +211,6 @@ _READERS: Mapping[Quantity, Callable[[Cell, str], Figure | None]] = {
     _Q.PEAK_FRACTION: _read_share,
     _Q.EFFICIENCY: _read_share,
     _Q.SPEEDUP: _read_speedup,
-    _Q.PRECISION_SPEEDUP: _read_speedup,
-    _Q.SECOND_RATE: _read_rate,
 }
 _SINGULAR = {
     _Q.GPUS: "number of GPUs",

@@ -13,7 +13,6 @@ from perfscope.files import read_text
 from perfscope.sources.published.cells import leading_number, read_changes, read_figure
 from perfscope.sources.published.headings import Column, describe_columns
 from perfscope.sources.published.markdown import Cell, Document, Grid, read_markdown
-from perfscope.sources.published.precisions import split_precisions
 from perfscope.sources.published.stated import find_statements, select_constants
 from perfscope.tables.published import DERIVED, Constant, Figure, PublishedTable, Quantity, Row, Span
 
@@ -69,10 +68,6 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
     tables = []
     unread = list(document.unread)
     for grid in document.grids:
-        views = [] if added else split_precisions([cell.text for cell in grid.headings], grid.rows)
-        if views:
-            tables += [_read_view(grid, columns) for columns in views]
-            continue
         stated = select_constants(document, grid, statements)
         table = read_table(
             grid,
@@ -115,20 +110,6 @@ def read_table(
     return PublishedTable(
         grid.title, grid.line, tuple(headings), indices, tuple(rows), dict(constants), dict(ambiguous), tuple(notes)
     )
-
-
-def _read_view(grid: Grid, columns: Sequence[Column]) -> PublishedTable:
-    """A part of a table: the figures of the given columns alone; what its authors left empty stays empty."""
-    headings = [cell.text for cell in grid.headings]
-    indices, notes = _index_quantities(columns, headings)
-    lines = zip(grid.row_lines, grid.rows, strict=True)
-    rows = tuple(
-        _read_row(line, cells, headings, columns, indices) for line, cells in lines if any(cell.text for cell in cells)
-    )
-    rows = tuple(
-        replace(row, blanks={}, absent={**row.absent, **dict.fromkeys(row.blanks, "the cell is empty")}) for row in rows
-    )
-    return PublishedTable(grid.title, grid.line, tuple(headings), indices, rows, {}, {}, tuple(notes))
 
 
 def _has_ambiguous_result(notes: Sequence[str]) -> bool:
