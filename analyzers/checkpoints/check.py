@@ -37,8 +37,6 @@ _PARTS: Mapping[Role, str] = {
 #: Assumed bytes per parameter of a part whose contents are not known.
 _ASSUMED_BYTES = {"weights": 2, "optimizer": 12, "both": 14}
 _WITHOUT_WEIGHTS = (Layout.DEEPSPEED_ZERO_3, Layout.DEEPSPEED_UNIVERSAL)
-
-
 _EXACT = 0.01
 
 
@@ -352,90 +350,52 @@ def _uneven(files: Sequence[CheckpointFile]) -> list[Finding]:
     ]
 
 
-_SHOWN = 60
-_UNITS = ((GB, "GB"), (MB, "MB"), (1, "kB"))
-_ITSELF = "(the folder itself)"
-
-
 def newest_complete(siblings: Sequence[CheckpointSummary]) -> CheckpointSummary | None:
     """The newest complete checkpoint, where the newest one is not complete and there is one; None otherwise."""
-    newest = next((each for each in siblings if each.is_newest), None)
-    if newest is None or not newest.problems:
+    if not any(each.is_newest and each.problems for each in siblings):
         return None
     complete = [each for each in siblings if not each.problems]
-    if not complete:
-        return None
-    if any(each.step is not None for each in complete) and newest.step is not None:
-        return max(complete, key=lambda each: (-1 if each.step is None else each.step, each.modified_ns or 0))
-    return max(complete, key=lambda each: each.modified_ns or 0)
+    return max(complete, key=lambda each: (-1 if each.step is None else each.step, each.modified_ns or 0), default=None)
 
 
-def check_newest(checkpoint: Checkpoint) -> list[Finding]:
+def _check_newest(checkpoint: Checkpoint) -> list[Finding]:
     """A newest checkpoint that is not complete, with the newest one that is."""
     newest = next((each for each in checkpoint.siblings if each.is_newest), None)
     if newest is None or not newest.problems or len(checkpoint.siblings) == 1:
         return []
     complete = newest_complete(checkpoint.siblings)
-    instead = "no other one is" if complete is None else f"the newest complete one is {name_of(complete)}"
-    text = f"{name_of(newest)} is the newest checkpoint and not complete ({newest.problems[0]}); {instead}."
+    instead = "no other one is" if complete is None else f"the newest complete one is {_name_of(complete)}"
+    text = f"{_name_of(newest)} is the newest checkpoint and not complete ({newest.problems[0]}); {instead}."
     return [Finding("newest_incomplete", text)]
 
 
-def name_of(summary: CheckpointSummary) -> str:
-    """The name of a checkpoint in its folder."""
-    return summary.name or _ITSELF
+def _name_of(summary: CheckpointSummary) -> str:
+    return summary.name or "(the folder itself)"
 
 
-def sibling_data(summary: CheckpointSummary) -> Json:
-    """One entry of ``results.checkpoint.checkpoints``."""
-    return {
-        "name": summary.name,
-        "step": summary.step,
-        "epoch": summary.epoch,
-        "files": summary.files,
-        "bytes": summary.size_bytes,
-        "modified_ns": summary.modified_ns,
-        "complete": not summary.problems,
-        "problems": list(summary.problems),
-        "newest": summary.is_newest,
-        "shown": summary.is_shown,
-    }
-
-
-def list_siblings(checkpoint: Checkpoint) -> tuple[Section, ...]:
+def _list_siblings(checkpoint: Checkpoint) -> tuple[Section, ...]:
     """One row for each checkpoint of the folder; no section where there is only one."""
     siblings = checkpoint.siblings
     if len(siblings) <= 1:
-        return (Section("Checkpoints in the folder", notes=checkpoint.notes),) if checkpoint.notes else ()
-    largest = max(each.size_bytes for each in siblings)
-    unit_bytes, unit = next((size, name) for size, name in _UNITS if largest >= size or size == 1)
-    unit_bytes = KB if unit == "kB" else unit_bytes
-    has_epoch = any(each.epoch is not None for each in siblings)
-    columns = (
-        Column("Checkpoint"),
-        Column("Step"),
-        *((Column("Epoch"),) if has_epoch else ()),
-        Column("Files"),
-        Column(unit, 3),
-        Column("Complete"),
-        Column("Shown here"),
-    )
+        return ()
+    (name, unit), _ = _units(max(each.size_bytes for each in siblings))
+    columns = ("Checkpoint", "Step", "Epoch", "Files", name, "Complete", "Shown here")
     rows = tuple(
         (
-            name_of(each),
+            _name_of(each),
             each.step,
-            *((each.epoch,) if has_epoch else ()),
+            each.epoch,
             each.files,
-            each.size_bytes / unit_bytes,
+            each.size_bytes / unit,
             f"no: {each.problems[0]}" if each.problems else "yes",
             "yes" if each.is_shown else "",
         )
-        for each in siblings[-_SHOWN:]
+        for each in siblings[-_SHOWN_FILES:]
     )
     hidden = len(siblings) - len(rows)
     more = (f"{hidden} older ones are in --format json.",) if hidden else ()
-    advice = "Name a checkpoint's folder or file, or add --all, for the contents of another one."
-    return (Section("Checkpoints in the folder", columns, rows, (*checkpoint.notes, *more, advice)),)
+    notes = (*checkpoint.notes, *more, "Name a checkpoint's folder or file for the contents of another one.")
+    return (Section("Checkpoints in the folder", tuple(Column(each, 3) for each in columns), rows, notes),)
 
 
 _SHOWN_FILES = 60
@@ -493,7 +453,21 @@ class CheckpointSizes:
             "findings": [{"kind": finding.kind, "text": finding.text} for finding in self.findings],
             "files": [_file_data(file) for file in checkpoint.files],
             "other_checkpoints": {each.name: each.size_bytes for each in checkpoint.siblings if not each.is_shown},
-            "checkpoints": [sibling_data(each) for each in checkpoint.siblings],
+            "checkpoints": [
+                {
+                    "name": each.name,
+                    "step": each.step,
+                    "epoch": each.epoch,
+                    "files": each.files,
+                    "bytes": each.size_bytes,
+                    "modified_ns": each.modified_ns,
+                    "complete": not each.problems,
+                    "problems": list(each.problems),
+                    "newest": each.is_newest,
+                    "shown": each.is_shown,
+                }
+                for each in checkpoint.siblings
+            ],
             "notes": list(checkpoint.notes),
         }
 
@@ -505,7 +479,7 @@ class CheckpointSizes:
         sections = [self._parts()]
         if self.findings:
             sections.append(Section("Findings", notes=tuple(finding.text for finding in self.findings)))
-        sections.extend((*list_siblings(self.checkpoint), self._kinds(), self._files()))
+        sections.extend((*_list_siblings(self.checkpoint), self._kinds(), self._files()))
         return tuple(sections)
 
     def parts_section(self, title: str = "Parts") -> Section:
@@ -592,7 +566,7 @@ def check_checkpoint(
     findings = (
         *check_sizes(checkpoint, shares, judged, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
         *check_files(checkpoint),
-        *check_newest(checkpoint),
+        *_check_newest(checkpoint),
         *(Finding("damage", text) for text in checkpoint.damage),
     )
     return CheckpointSizes(checkpoint, parameters, origin, read, shares, tuple(findings))

@@ -7,7 +7,7 @@ the master weights, so 12 are saved.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
@@ -277,30 +277,20 @@ class Plan:
         unit = self.single_unit()
         if unit is not None:
             return f"Every published size follows from the {unit} meaning of its unit."
-        unexplained = [
-            comparison.published.text
-            for comparison in self.comparisons
-            if not comparison.decimal_fit and not comparison.binary_fit
-        ]
-        texts = " and ".join(comparison.published.text for comparison in self.comparisons)
-        neither = (
-            f"; {' and '.join(unexplained)} follow{'s' if len(unexplained) == 1 else ''} neither" if unexplained else ""
-        )
-        return f"The published sizes, such as {texts}, follow no single unit, decimal or binary{neither}."
+        neither = [each.published.text for each in self.comparisons if not each.decimal_fit and not each.binary_fit]
+        texts = " and ".join(each.published.text for each in self.comparisons)
+        more = f"; {' and '.join(neither)} follow{'s' if len(neither) == 1 else ''} neither" if neither else ""
+        return f"The published sizes, such as {texts}, follow no single unit, decimal or binary{more}."
 
 
-def plan_checkpoint(
-    parameters: int, gpus: int, per_parameter: BytesPerParameter, published: Iterable[PublishedSize] | None = None
-) -> Plan:
-    """Plan a checkpoint's size, and compare published sizes with it.
+def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter) -> Plan:
+    """Plan a checkpoint's size, and compare the known published sizes of this model on these GPUs with it.
 
     Args:
         parameters: Number of parameters of the model.
         gpus: Number of GPUs; the files of a part are assumed to have one size.
         per_parameter: Bytes per parameter.
-        published: Sizes to compare with; if None, the known ones of this model on these GPUs.
     """
-    if published is None:
-        published = PUBLISHED_SIZES.get((parameters, gpus), ())
+    published = PUBLISHED_SIZES.get((parameters, gpus), ())
     plan = Plan(parameters, gpus, per_parameter, ())
     return replace(plan, comparisons=tuple(compare_size(size, plan.size_of(size)) for size in published))

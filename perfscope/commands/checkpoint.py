@@ -2,45 +2,36 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint, newest_complete
+from perfscope.analyzers.checkpoints.check import check_checkpoint, newest_complete
 from perfscope.analyzers.checkpoints.plan import (
     BytesPerParameter,
     Optimizer,
     Plan,
     Precision,
-    PublishedSize,
     bytes_per_parameter,
     plan_checkpoint,
 )
 from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options.common import FormatOption, require_positive
 from perfscope.commands.options.groups import expand_groups
-from perfscope.constants import GB, MB, PETA, TB
 from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Json, Report, Section
+from perfscope.report import Json, Report
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.joblog import read_log_saves
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.saves import read_run_saves
-from perfscope.tables.checkpoint import Checkpoint
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
 _SCHEMA = "perfscope/checkpoint/1"
-_PUBLISHED = re.compile(
-    r"(?P<of>weights|optimizer|total)(?P<file>-file)?=(?P<number>\d+(?:\.\d+)?)\s*(?P<unit>[MGTP])B"
-)
-_UNITS = {"M": MB, "G": GB, "T": TB, "P": PETA}
 _ZERO_STAGES = range(4)
 _FACTS = ("weights_only", "ema_copy")  # findings that are no problems
 _MOST_WARNINGS = 50
@@ -135,16 +126,6 @@ def checkpoint(
             help="Number of GPUs; each writes one file per part.", rich_help_panel=_PLAN_PANEL, show_default="1"
         ),
     ] = None,
-    published: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="A published size to compare the plan with: weights=0.34TB, optimizer-file=8.0GB.",
-            rich_help_panel=_PLAN_PANEL,
-        ),
-    ] = None,
-    all: Annotated[
-        bool, typer.Option("--all", help="Show the parts and problems of every checkpoint of the folder.")
-    ] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Show the contents of a checkpoint's files and check their sizes; no code of a file runs."""
@@ -154,37 +135,16 @@ def checkpoint(
         if parameters is None:
             raise UsageError("no checkpoint and no size", hint="name a checkpoint, or plan one with --size and --gpus")
         files = require_positive("--gpus", 1 if gpus is None else gpus)
-        sizes = _parse_published(published) if published else None
-        plan = plan_checkpoint(parameters, files, per_parameter or bytes_per_parameter(), sizes)
+        plan = plan_checkpoint(parameters, files, per_parameter or bytes_per_parameter())
         report = _report_plan(plan, saves)
         return Outcome(report, format, notes=tuple(f"warning: {warning}" for warning in report.warnings))
-    if gpus is not None or published:
-        raise UsageError("--gpus and --published plan a checkpoint", hint="leave them out, or leave out the folder")
+    if gpus is not None:
+        raise UsageError("--gpus plans a checkpoint", hint="leave it out, or leave out the folder")
     if is_run(directory):
         if saves is not None:
             raise UsageError(f"{directory} is a run with timed saves", hint="leave out --save-time, --run and --log")
         return Outcome(_report_saves(directory, parameters, per_parameter), format)
-    return _check(directory, parameters, per_parameter, saves, all, format)
-
-
-def _parse_published(texts: list[str]) -> list[PublishedSize]:
-    sizes = []
-    for text in texts:
-        match = _PUBLISHED.fullmatch(text.strip())
-        if match is None:
-            raise UsageError(f"{text!r} is not a published size", hint="write weights=0.34TB or optimizer-file=8.0GB")
-        number = match["number"]
-        sizes.append(
-            PublishedSize(
-                of=match["of"] + (" per file" if match["file"] else ""),
-                text=f"{number}{match['unit']}B",
-                number=Fraction(number),
-                decimals=len(number.partition(".")[2]),
-                decimal_unit=_UNITS[match["unit"]],
-                source="--published",
-            )
-        )
-    return sizes
+    return _check(directory, parameters, per_parameter, saves, format)
 
 
 def _report_plan(plan: Plan, saves: Saves | None) -> Report:
@@ -214,7 +174,6 @@ def _check(
     parameters: int | None,
     per_parameter: BytesPerParameter | None,
     saves: Saves | None,
-    shows_all: bool,
     output_format: Format,
 ) -> Outcome:
     stored = read_checkpoint(directory)
@@ -227,13 +186,10 @@ def _check(
         timed = summarize_saves(saves, stored.size_bytes)
         results["saves"] = timed.data()
         sections = (sections[0], *timed.sections(), *sections[1:])
-    beside = [
-        check_checkpoint(read_checkpoint(directory, tag), parameters, per_parameter)
-        for tag in _tags_beside(stored, shows_all)
-    ]
-    if shows_all:
-        results["checkpoints"] = [sizes.data(), *(sizes_beside.data() for sizes_beside in beside)]
-    sections = (*sections, *(section for sizes_beside in beside for section in _sections_beside(sizes_beside)))
+    complete = newest_complete(stored.siblings)
+    if complete is not None and not complete.is_shown:
+        beside = check_checkpoint(read_checkpoint(directory, complete.name), parameters, per_parameter)
+        sections = (*sections, beside.parts_section(f"Parts of {complete.name or 'the folder itself'}"))
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
     warnings = [finding.text for finding in sizes.findings if finding.kind not in _FACTS]
     if len(warnings) > _MOST_WARNINGS:
@@ -245,19 +201,3 @@ def _check(
         notes=tuple(f"warning: {warning}" for warning in warnings),
         exit_code=ExitCode.DAMAGED_INPUT if stored.damage or has_broken_newest else ExitCode.OK,
     )
-
-
-def _tags_beside(stored: Checkpoint, shows_all: bool) -> list[str]:
-    """The names of the checkpoints that are shown beside the newest: all, or the newest complete one."""
-    if shows_all:
-        return [each.name for each in reversed(stored.siblings) if not each.is_shown]
-    complete = newest_complete(stored.siblings)
-    return [] if complete is None or complete.is_shown else [complete.name]
-
-
-def _sections_beside(sizes: CheckpointSizes) -> list[Section]:
-    """The parts and the problems of a checkpoint that is shown beside another one."""
-    name = sizes.checkpoint.tag or "the folder itself"
-    sections = [sizes.parts_section(f"Parts of {name}")]
-    texts = tuple(finding.text for finding in sizes.findings if finding.kind != "newest_incomplete")
-    return [*sections, Section(f"Findings in {name}", notes=texts)] if texts else sections

@@ -27,13 +27,6 @@ class TestPlan:
         assert plan["optimizer"]["per_file_bytes"] == pytest.approx(2172e9 / 256)
         assert plan["single_unit"] is None
 
-    def test_published_sizes_that_follow_one_unit_are_said_to(self, capsys: pytest.CaptureFixture[str]) -> None:
-        common = ("checkpoint", "--size", "181B", "--gpus", "256", "--format", "json")
-        sizes = {"decimal": ("weights=0.36TB", "optimizer-file=8.5GB"), "binary": ("weights=0.33TB", "total=2.31TB")}
-        for unit, (first, second) in sizes.items():
-            plan = run(capsys, *common, "--published", first, "--published", second).data["results"]["plan"]
-            assert plan["single_unit"] == unit
-
     @pytest.mark.parametrize(
         "arguments",
         [
@@ -41,7 +34,6 @@ class TestPlan:
             ("--size", "52Q"),
             ("--size", "52B", "--gpus", "0"),
             ("--size", "52B", "--zero", "4"),
-            ("--size", "52B", "--published", "weights=lots"),
             ("--size", "52B", "--save-time", "0"),
             (FIXTURES / "deepspeed_zero1", "--gpus", "4"),
         ],

@@ -11,12 +11,7 @@ from pathlib import Path
 
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind, read_text
-from perfscope.sources.checkpoints.completeness import (
-    check_indexes,
-    describe_zero_storages,
-    describe_zeros,
-    find_missing,
-)
+from perfscope.sources.checkpoints.completeness import INDEX_ENDINGS, check_index, find_missing
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import Listing, list_files
@@ -150,7 +145,6 @@ def _tails(name: str) -> list[str]:
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
 _LISTED_MISSING = 10
-_FEWEST_BYTES_JUDGED = 1 << 16  # fewer may be a few biases
 _EXPERT_KINDS = (Kind.EXPERT, Kind.EXPERT_OPTIMIZER)
 
 
@@ -168,7 +162,6 @@ class _Reading:
         shards: The tensors of which files hold the shards of single ranks.
         extents: The same of safetensors files.
         elements: How many elements each tensor has, of all tables of contents.
-        old: Files in the format of torch before 1.6.
     """
 
     folder: Path
@@ -179,7 +172,6 @@ class _Reading:
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
     extents: ShardExtents = field(default_factory=ShardExtents)
-    old: list[str] = field(default_factory=list)
     elements: list[int] = field(default_factory=list)
 
 
@@ -238,7 +230,10 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
     gaps = [] if reading.damage else reading.extents.find_gaps()
     missing = [problem for problem in find_missing(selection.sizes) if not _is_there(problem, selection)]
-    damage = [*reading.damage, *missing, *gaps, *check_indexes(folder, files), *_find_emptiness(reading, files)]
+    indexes = [name for name in selection.sizes if name.endswith(INDEX_ENDINGS)]
+    stored = {file.path: sum(group.size_bytes for group in file.contents or ()) for file in files}
+    wrong = [text for name in indexes for text in check_index(folder, name, selection.sizes, sum(stored.values()))]
+    damage = [*reading.damage, *missing, *gaps, *wrong, *_find_emptiness(reading, files)]
     return Checkpoint(
         path=str(path),
         tag=selection.tag,
@@ -248,16 +243,9 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
         parameters=_count_stated_parameters(reading),
         siblings=selection.summaries,
         damage=tuple(dict.fromkeys(damage)),
-        notes=(*selection.notes, *_describe_old(reading.old)),
+        notes=selection.notes,
         tied=next(iter(reading.tied.values()), None),
     )
-
-
-def _describe_old(names: Sequence[str]) -> Iterator[str]:
-    """What to say of files that torch before 1.6 wrote."""
-    if names:
-        others = f" and {len(names) - 1:,} more have" if len(names) > 1 else " has"
-        yield f"{names[0]}{others} the format of torch.save before torch 1.6: no zip archive, and no checksums."
 
 
 def _is_there(missing: str, selection: Selection) -> bool:
@@ -315,16 +303,10 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
         reading.extents.add(tensors)
         reading.elements.extend(tensor.elements for tensor in tensors)
         groups = sum_safetensors(tensors, path.name)
-        if groups and all(group.role is Role.WEIGHTS for group in groups):
-            _add_zeros(reading, name, size, size - sum(group.size_bytes for group in groups))
         return _Contents(groups)
     if name.endswith(_TORCH_ENDINGS):
         file = read_torch_file(path)
-        if file.is_old:
-            reading.old.append(name)
         reading.elements.extend(tensor.items for tensor in file.tensors)
-        if (zeros := describe_zero_storages(path, file.stored_bytes, file.headers, file.checksums)) is not None:
-            reading.damage.append(f"{name} {zeros}")
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
         reading.parameter_sizes.update(parse_parameter_sizes(file.value))
         reading.shards.add(file, kind)
@@ -333,13 +315,6 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     if name.endswith(".distcp"):
         return _read_shard(reading, name, size)
     return _Contents(dangerous_calls=reading.metadata_calls.get(name, ()))
-
-
-def _add_zeros(reading: _Reading, name: str, size: int, begin: int = 0) -> None:
-    """Name a file of which nothing but zeros was found, where so many cannot be what was saved."""
-    zeros = describe_zeros(reading.folder / name, begin) if size - begin >= _FEWEST_BYTES_JUDGED else None
-    if zeros is not None:
-        reading.damage.append(f"{name} {zeros}")
 
 
 def _is_metadata(name: str) -> bool:
@@ -391,7 +366,6 @@ def _read_shard(reading: _Reading, name: str, size: int) -> _Contents:
     extent = metadata.extents.get(file_name, 0)
     if extent > size:
         reading.damage.append(f"{name} is cut off: .metadata states {extent:,} bytes, not {size:,}")
-    _add_zeros(reading, name, size)
     sums: dict[tuple[Role, str], list[int]] = {}
     for tensor_name, part in metadata.files.get(file_name, {}).items():
         tensor = metadata.tensors.get(tensor_name)

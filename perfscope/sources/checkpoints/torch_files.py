@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import IO
@@ -24,7 +24,6 @@ from perfscope.sources.pickles import (
     InertPickle,
     PersistentId,
     PickleDamage,
-    entries,
     parse_shape,
     read_pickle,
     walk,
@@ -119,9 +118,7 @@ class TorchFile:
         names: Every function or class that loading it would look up.
         stored_bytes: The size of each storage in the file, by key; empty for the old format.
         checksums: The CRC-32 of each storage, by key; 0 where torch left it out; empty for the old format.
-        headers: Where the header of each storage begins in the file, by key; empty for the old format.
         whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
-        is_old: Whether torch before 1.6 wrote it, or was asked for its format: no zip archive, no checksums.
     """
 
     value: object
@@ -129,9 +126,7 @@ class TorchFile:
     names: frozenset[str]
     stored_bytes: Mapping[str, int]
     checksums: Mapping[str, int]
-    headers: Mapping[str, int]
     whole_elements: Mapping[tuple[str, ...], int]
-    is_old: bool = False
 
 
 def item_bytes(dtype: str) -> int | None:
@@ -181,11 +176,6 @@ def check_end(path: Path) -> None:
             raise TorchDamage("begins with zeros only: it was not written whole")
 
 
-def stated_numbers(value: object) -> dict[str, int]:
-    """The whole numbers that the saved object states by name, such as ``global_step``."""
-    return {key: number for key, number in entries(value).items() if isinstance(key, str) and type(number) is int}
-
-
 def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
     _refuse_large_directory(file)
     try:
@@ -206,8 +196,7 @@ def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
     storages = {name.removeprefix(folder): entry for name, entry in members.items() if name.startswith(folder)}
     stored = {key: entry.file_size for key, entry in storages.items()}
     checksums = {key: entry.CRC for key, entry in storages.items()}
-    headers = {key: entry.header_offset for key, entry in storages.items()}
-    file_content = _describe(replayed, stored, checksums, headers)
+    file_content = _describe(replayed, stored, checksums)
     _check_storages(file_content)
     return file_content
 
@@ -275,11 +264,11 @@ def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
 def _parse_legacy(content: bytes, size: int) -> TorchFile:
     replayed = read_pickle(content)
     if replayed.value != _LEGACY_MAGIC:
-        return _describe(replayed, {}, {}, {})
+        return _describe(replayed, {}, {})
     for _ in range(3):
         replayed = read_pickle(content, replayed.end)
     keys = read_pickle(content, replayed.end)
-    file = replace(_describe(replayed, {}, {}, {}), is_old=True)
+    file = _describe(replayed, {}, {})
     _check_old_end(file, keys, size)
     return file
 
@@ -305,9 +294,7 @@ def _texts(value: object) -> list[str]:
     return [str(key) for key in value] if isinstance(value, list | tuple) else []
 
 
-def _describe(
-    replayed: InertPickle, stored: Mapping[str, int], checksums: Mapping[str, int], headers: Mapping[str, int]
-) -> TorchFile:
+def _describe(replayed: InertPickle, stored: Mapping[str, int], checksums: Mapping[str, int]) -> TorchFile:
     tensors: list[Tensor] = []
     whole: dict[tuple[str, ...], int] = {}
     try:
@@ -320,7 +307,7 @@ def _describe(
                 whole[path] = prod(shape)
     except PickleDamage as damage:
         raise TorchDamage(f"has a pickle that {damage}", replayed.names) from None
-    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, checksums, headers, whole)
+    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, checksums, whole)
 
 
 def _find_tensor(path: tuple[str, ...], call: Call) -> Tensor | None:

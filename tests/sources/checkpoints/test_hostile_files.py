@@ -197,15 +197,6 @@ class TestOldFormat:
         torch = pytest.importorskip("torch")
         torch.save({"weight": torch.ones(64, 64)}, path, _use_new_zipfile_serialization=False)
 
-    def test_it_is_named(self, tmp_path: Path) -> None:
-        self.save(tmp_path / "pytorch_model.bin")
-        checkpoint = read_checkpoint(tmp_path)
-        assert checkpoint.damage == ()
-        (note,) = checkpoint.notes
-        assert note == (
-            "pytorch_model.bin has the format of torch.save before torch 1.6: no zip archive, and no checksums."
-        )
-
     def test_a_file_that_lacks_a_byte_is_cut_off(self, tmp_path: Path) -> None:
         path = tmp_path / "pytorch_model.bin"
         self.save(path)
