@@ -27,7 +27,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadgroup
 .PHONY: demo test test-all quick lint bench docs clean hta hosts browser azurite screenshots
 
 demo: $(DEMO_READY)
-	$(BIN)/perfscope demo
+	$(BIN)/perfscope doctor --demo
 
 # Trainings run on other projects' native threads, and machines are busy: what fails is run once more, and says so.
 test: lint

@@ -39,18 +39,9 @@ def analyze(partials: Sequence[RankPasses]) -> BubbleReport:
     Raises:
         MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
     """
-    require_passes(partials)
+    if not partials:
+        raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
     # As above: runs without a pipeline end before.
     from perfscope.analyzers.pipelines.bubble_report import assemble_pipelines
 
-    return assemble_pipelines(partials, ())
-
-
-def require_passes(partials: Sequence[RankPasses]) -> None:
-    """Require at least one trace with passes of micro-batches.
-
-    Raises:
-        MissingInput: There is none.
-    """
-    if not partials:
-        raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
+    return assemble_pipelines(partials)

@@ -117,8 +117,9 @@ def to_markdown(answers: list[Answer]) -> str:
     lines = [
         "# Late ranks in trainings with injected faults",
         "",
-        "Two ranks trained a small GPT, and one of them was late on purpose. `perfscope stragglers` says who was late,",
-        "what it cost and why ([docs/stragglers.md](../docs/stragglers.md)). The ranks used gloo on two busy",
+        "Two ranks trained a small GPT, and one of them was late on purpose. `perfscope analyze RUN --only late_ranks`",
+        "says who was late, what it cost and why ([docs/stragglers.md](../docs/stragglers.md)). "
+        "The ranks used gloo on two busy",
         "processors (torch 2.13), NCCL on two H200, or NCCL on parts of one H200 (torch 2.11).",
         "",
         "Contention by other processes is named as well, and an exchange whose threads had no processor. Both are",

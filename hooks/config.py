@@ -27,7 +27,7 @@ class Config:
         run_dir: The run's folder, absolute.
         windows: The training steps to profile.
         ranks: The ranks to profile; None means every rank. Steps are counted on every rank.
-        shapes, stack, memory, flops: Options of torch.profiler; ``memory`` also records the allocator's history.
+        shapes, stack, memory: Options of torch.profiler; ``memory`` also records the allocator's history.
         modules: Mark every forward of a module with its name.
         gpm: Sample the activity of tensor cores by NVML's GPM.
         on_oom: Write the allocator's history when memory runs out.
@@ -50,7 +50,6 @@ class Config:
     shapes: bool = False
     stack: bool = False
     memory: bool = False
-    flops: bool = False
     modules: bool = False
     nvml_hz: float = 5.0
     nvml_path: str | None = None
@@ -68,7 +67,7 @@ class Config:
     @property
     def recorded(self) -> tuple[str, ...]:
         """The options of the profiler that are on, by their names."""
-        return tuple(name for name in ("shapes", "stack", "memory", "flops", "modules") if getattr(self, name))
+        return tuple(name for name in ("shapes", "stack", "memory", "modules") if getattr(self, name))
 
     def to_json(self) -> str:
         """Write the configuration for another process."""

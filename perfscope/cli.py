@@ -33,32 +33,26 @@ if TYPE_CHECKING:
 Context: TypeAlias = Any
 TyperError: TypeAlias = Any
 
-COMMANDS = (
-    "demo",
-    "profile",
-    "trigger",
-    "watch",
-    "collect",
-    "analyze",
-    "postmortem",
-    "compare",
-    "whatif",
-    "stragglers",
-    "goodput",
-    "merge",
-    "page",
-    "tflops",
-    "logs",
-    "scaling",
-    "bench",
-    "bubble",
-    "memory",
-    "plan",
-    "checkpoint",
-    "report",
-    "ceiling",
-    "doctor",
-)
+#: The commands in the order of a first use, by the group of the help that lists them.
+GROUPS = {
+    "Runs": (
+        "profile", "watch", "trigger", "collect", "analyze", "compare", "whatif", "postmortem", "export",
+    ),
+    "Logs and files": ("logs", "scaling", "checkpoint", "report"),
+    "Calculators": ("tflops", "plan", "bench", "doctor"),
+}  # fmt: skip
+COMMANDS = {name: group for group, names in GROUPS.items() for name in names}
+#: What the commands of earlier versions are now.
+_NOW = {
+    "stragglers": "analyze RUN --only late_ranks",
+    "goodput": "analyze RUN --only goodput",
+    "memory": "analyze RUN --only memory",
+    "bubble": "plan --pp 4 --microbatches 8, or perfscope analyze RUN --only bubble",
+    "page": "export RUN -o page.html",
+    "merge": "export RUN -o trace.json.gz",
+    "demo": "doctor --demo",
+    "ceiling": "doctor --ceiling",
+}
 
 
 #: So many characters of an answer are there a second time, as bytes, while they are printed.
@@ -81,8 +75,10 @@ class CommandGroup(TyperGroup):
         """Find the command that was typed.
 
         Raises:
-            UsageError: There is none of that name.
+            UsageError: There is none of that name, or none any more.
         """
+        if args[0] in _NOW:
+            raise UsageError(f"`perfscope {args[0]}` is now `perfscope {_NOW[args[0]]}`")
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             suggestion = _suggest(args[0], COMMANDS)
             raise UsageError(
@@ -101,10 +97,11 @@ class CommandGroup(TyperGroup):
         module = import_module(f"perfscope.commands.{cmd_name}")
         if hasattr(module, "app"):  # a command with commands of its own
             group = typer.main.get_group(module.app)
-            group.name = cmd_name
+            group.name, group.rich_help_panel = cmd_name, COMMANDS[cmd_name]
             return group
         single = typer.Typer(add_completion=False)
-        single.command(name=cmd_name, **getattr(module, "SETTINGS", {}))(getattr(module, cmd_name))
+        settings = getattr(module, "SETTINGS", {})
+        single.command(name=cmd_name, rich_help_panel=COMMANDS[cmd_name], **settings)(getattr(module, cmd_name))
         command = typer.main.get_command(single)
         assert isinstance(command, TyperCommand)
         command.name = cmd_name

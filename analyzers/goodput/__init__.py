@@ -11,22 +11,25 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life, begin_after_each_other, number_steps
 from perfscope.analyzers.goodput.result import Goodput, Start
 from perfscope.analyzers.shared.parts import Spent
 from perfscope.errors import MissingInput
+from perfscope.tables.run import Run
 
 
-def account(
-    lives: Sequence[Life], *, resumed_at: Sequence[int] = (), gpus: int | None = None, price: float | None = None
-) -> Goodput:
+def analyze(run: Run) -> Goodput:
+    """The goodput of a run, over the restarts of its launcher.
+
+    Raises:
+        MissingInput: No step was recorded.
+    """
+    return account(find_lives(run))
+
+
+def account(lives: Sequence[Life]) -> Goodput:
     """Add up the lives of one job.
-
-    Args:
-        lives: Every start of it.
-        resumed_at: The step after which the second start went on, the third one and so on, where nothing says it.
-        gpus: How many GPUs it used; where it is None, one for each rank.
-        price: What a GPU costs in an hour.
 
     Raises:
         MissingInput: No step was recorded.
@@ -34,7 +37,7 @@ def account(
     lives = begin_after_each_other(lives)
     if not any(len(life.iteration) for life in lives):
         raise MissingInput("no training step was recorded")
-    numbers, resumed = number_steps(lives, resumed_at)
+    numbers, resumed = number_steps(lives)
     spent = dict.fromkeys(Spent, 0)
     starts: list[Start] = []
     overlap_ns = 0
@@ -55,14 +58,14 @@ def account(
         spent[Spent.DOWN] += max(down_ns, 0)
         starts.append(
             Start(life.name, life.end_ns - life.start_ns, max(down_ns, 0), len(iteration), int(is_redone.sum()),
-                  resumed[index], redone_ns, life.ends_by_itself)
+                  redone_ns, resumed[index], life.ends_by_itself)
         )  # fmt: skip
         last_end_ns = life.end_ns if last_end_ns is None else max(last_end_ns, life.end_ns)
-    wall_ns = sum(start.wall_ns + start.down_ns for start in starts)
+    wall_ns = sum(start.wall_ns + start.down_before_ns for start in starts)
     assert sum(spent.values()) == wall_ns, "the parts do not add up to the wall time"
-    ranks = gpus if gpus is not None else max((life.ranks or 0 for life in lives), default=0) or None
-    is_assumed = len(lives) > len(resumed_at) + 1 and not all(life.is_numbered for life in lives)
-    return Goodput(wall_ns, spent, tuple(starts), ranks, price, overlap_ns, is_assumed)
+    ranks = max((life.ranks or 0 for life in lives), default=0) or None
+    is_assumed = len(lives) > 1 and not all(life.is_numbered for life in lives)
+    return Goodput(wall_ns, spent, tuple(starts), ranks, overlap_ns, is_assumed)
 
 
 def _place(part: Spent, *, is_first: bool, is_last: bool) -> Spent:

@@ -46,12 +46,11 @@ class Life:
         assert parts_ns == self.end_ns - self.start_ns, "the parts of a life do not add up to it"
 
 
-def number_steps(lives: Sequence[Life], resumed_at: Sequence[int]) -> tuple[list[Int64], list[int | None]]:
+def number_steps(lives: Sequence[Life]) -> tuple[list[Int64], list[int | None]]:
     """The number of each step in the whole job, and the step after which each life went on; None for the first.
 
-    Where the framework does not number iterations, a life is taken to resume from the last earlier checkpoint. If
-    ``resumed_at`` has a step for the life, it resumes after this step. Where nothing was saved, it starts from the
-    beginning.
+    Where the framework does not number iterations, a life is taken to resume from the last earlier checkpoint. Where
+    nothing was saved, it starts from the beginning.
     """
     numbers: list[Int64] = []
     resumed: list[int | None] = []
@@ -61,7 +60,7 @@ def number_steps(lives: Sequence[Life], resumed_at: Sequence[int]) -> tuple[list
             offset = 0
             base = int(life.iteration[0]) - 1 if len(life.iteration) else saved
         else:
-            offset = base = resumed_at[index - 1] if 0 < index <= len(resumed_at) else (saved if index else 0)
+            offset = base = saved if index else 0
         numbers.append(life.iteration + offset)
         resumed.append(base if index else None)
         for step in life.saved_steps:

@@ -75,6 +75,15 @@ class MemoryUse(Result, frozen=True):
         """The device that held most; one that ran out of memory comes first."""
         return max(self.devices, key=lambda peak: (peak.request_bytes is not None, peak.peak_bytes))
 
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What of the histories is missing or damaged, as sentences."""
+        return tuple(note for peak in self.devices for note in peak.damage)
+
+    def in_a_sentence(self) -> str:
+        """The peak of the fullest device."""
+        return f"The fullest device held {self.fullest_device.peak_bytes / GB:.2f} GB"
+
     @figure
     def fullest(self) -> int:
         """Position of the fullest one in ``devices``."""

@@ -10,7 +10,7 @@ from statistics import median_low
 from perfscope.analyzers.pipelines.decomposition import StepParts
 from perfscope.schedules.catalog import Schedule
 from perfscope.schedules.drawing import GanttChart
-from perfscope.schedules.prediction import Alternative, PassTimes, Setup, list_alternatives
+from perfscope.schedules.prediction import PassTimes, Setup
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,18 +132,6 @@ def sum_parts(times: Sequence[Fraction | None]) -> Fraction | None:
 def _mean(times: Sequence[int | None]) -> Fraction | None:
     present = [time for time in times if time is not None]
     return Fraction(sum(present), len(present)) if present and len(present) == len(times) else None
-
-
-ASSUMPTION = (
-    "Simulated with each stage's measured forward and backward times, without transfers and host gaps: compare the "
-    "rows with the first row, not with the measured bubble."
-)
-
-
-def list_measured_alternatives(bubble: MeasuredBubble) -> tuple[Alternative, ...]:
-    """The alternatives of a measured pipeline; empty where its schedule has no name or a stage is missing."""
-    setup = make_setup(bubble)
-    return () if setup is None else list_alternatives(setup)
 
 
 def make_setup(bubble: MeasuredBubble) -> Setup | None:

@@ -26,6 +26,13 @@ class BubbleReport:
 
     bubble: MeasuredBubble
 
+    def in_a_sentence(self) -> str:
+        """The bubble, and the pipeline."""
+        bubble, step = self.bubble, self.bubble.steps[0]
+        title = f"{step.schedule or 'unknown schedule'}, {bubble.stages} stages, {step.microbatches} micro-batches"
+        share = percent(bubble.fraction_of_total)
+        return f"{title}, measured" if share is None else f"{share:.2f} % of the time is bubble: {title}, measured"
+
     def data(self) -> Json:
         """The value of ``results.pipeline_bubble``."""
         bubble = self.bubble
@@ -159,17 +166,13 @@ def _draw(bubble: MeasuredBubble) -> str:
     return "\n\n".join(drawings)
 
 
-def assemble_pipelines(partials: Sequence[RankPasses], pipelines: Sequence[Sequence[int]]) -> BubbleReport:
-    """The bubble of every pipeline.
-
-    Args:
-        partials: The passes in each trace, at least one.
-        pipelines: The ranks of each pipeline in the order of stages, where they are known; empty otherwise.
+def assemble_pipelines(partials: Sequence[RankPasses]) -> BubbleReport:
+    """The bubble of every pipeline, from the passes in each trace, at least one.
 
     Raises:
         MissingInput: The traces do not show which ranks form a pipeline.
     """
-    return BubbleReport(measure_pipelines(find_pipelines(_join_windows(partials), pipelines)))
+    return BubbleReport(measure_pipelines(find_pipelines(_join_windows(partials))))
 
 
 def _join_windows(partials: Sequence[RankPasses]) -> list[RankPasses]:

@@ -1,8 +1,7 @@
 """Which ranks form a pipeline, and in which order they are its stages.
 
-The most trusted source is the layout of the user or the run. Next come marks of the hooks, then process groups
-described as pipelines, then the peers of sends and receives. A job without any further process group is one pipeline of
-all its ranks.
+The most trusted source is the process groups that are described as pipelines. Next come marks of the hooks, then the
+peers of sends and receives. A job without any further process group is one pipeline of all its ranks.
 """
 
 from __future__ import annotations
@@ -14,31 +13,8 @@ from dataclasses import dataclass
 from perfscope.analyzers.pipelines.extraction import is_pipeline_group
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.constants import MOST_RANKS
-from perfscope.errors import MissingInput, UsageError
+from perfscope.errors import MissingInput
 from perfscope.schedules.operations import PassKind
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelSizes:
-    """Sizes of a job's parallelism: tensor parallelism innermost, then data parallelism, pipeline stages outermost."""
-
-    tensor: int
-    pipeline: int
-    data: int
-
-    def list_pipelines(self, world_size: int) -> list[list[int]]:
-        """The ranks of each pipeline in the order of stages.
-
-        Raises:
-            UsageError: The product of the sizes is not the job's size.
-        """
-        inner = self.tensor * self.data
-        if inner * self.pipeline != world_size:
-            raise UsageError(
-                f"--tp {self.tensor} --pp {self.pipeline} --dp {self.data} make {inner * self.pipeline} ranks, "
-                f"but the job has {world_size}"
-            )
-        return [[first + stage * inner for stage in range(self.pipeline)] for first in range(inner)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +40,11 @@ class Pipeline:
         return tuple(stage for stage, passes in enumerate(self.stages) if passes is None)
 
 
-def find_pipelines(traces: Sequence[RankPasses], pipelines: Sequence[Sequence[int]] = ()) -> list[Pipeline]:
+def find_pipelines(traces: Sequence[RankPasses]) -> list[Pipeline]:
     """Sort ranks into pipelines.
 
     Args:
         traces: What each rank's trace says.
-        pipelines: The ranks of each pipeline in the order of stages, where the user or the run states them.
 
     Raises:
         MissingInput: The traces do not show which ranks form a pipeline.
@@ -78,15 +53,13 @@ def find_pipelines(traces: Sequence[RankPasses], pipelines: Sequence[Sequence[in
     if len(by_rank) < len(traces):
         return [_join_unnamed(traces)]
     world_size = next((trace.world_size for trace in traces if trace.world_size is not None), None)
-    if pipelines:
-        return _drop_untraced([Pipeline(tuple(ranks), _select(ranks, by_rank)) for ranks in pipelines])
     for find_groups in (_group_by_description, _group_by_marks, _group_by_peers, _group_world):
         groups = find_groups(by_rank, world_size)
         if groups:
             return _drop_untraced([_order_stages(ranks, by_rank) for ranks in groups])
     raise MissingInput(
         "the traces do not show which ranks form a pipeline: no process group is described as one, and the transfers "
-        "name no peer; give the layout to `perfscope bubble` with --tp, --pp and --dp"
+        "name no peer"
     )
 
 

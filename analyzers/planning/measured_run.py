@@ -8,6 +8,7 @@ from typing import NamedTuple
 from perfscope.analyzers import steps as step_times
 from perfscope.analyzers.flops.precision import read_signs
 from perfscope.analyzers.flops.trained_run import count_step_tokens
+from perfscope.analyzers.planning.memory import States
 from perfscope.analyzers.steps import StepTimes
 from perfscope.errors import MissingInput
 from perfscope.tables.run import Run
@@ -27,8 +28,7 @@ class MeasuredRun(NamedTuple):
         seq_len: Tokens in a sequence.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         global_batch: Sequences of a step over all ranks.
-        states: Precision of weights, gradients and optimizer: ``mixed``, ``autocast``, ``pure`` or ``fp32``.
-        has_fp32_gradients: Whether gradients are in fp32 beside 16-bit weights, the default of Megatron-core.
+        states: Precision of weights, gradients and optimizer, as ``States`` of ``memory`` names it.
         step_s: The median steady-state step.
         memory_peak_bytes: Peak memory of the tensors of any rank.
         memory_used_bytes: Peak memory in use on any GPU by NVML.
@@ -44,8 +44,7 @@ class MeasuredRun(NamedTuple):
     seq_len: int | None
     micro_batch: int | None
     global_batch: int | None
-    states: str | None
-    has_fp32_gradients: bool
+    states: States | None
     step_s: float | None
     memory_peak_bytes: int | None
     memory_used_bytes: int | None
@@ -84,8 +83,7 @@ def measure_run(run: Run) -> MeasuredRun:
         seq_len=seq_len,
         micro_batch=_micro_batch(run, times),
         global_batch=round(tokens / seq_len) if tokens and seq_len else None,
-        states=_states(run, keeps_copies=is_deepspeed or is_megatron),
-        has_fp32_gradients=is_megatron,
+        states=_states(run, is_megatron=is_megatron, keeps_copies=is_deepspeed or is_megatron),
         step_s=times.step_time_s,
         memory_peak_bytes=max(peak_bytes, default=None),
         memory_used_bytes=max(used_bytes, default=None),
@@ -105,7 +103,7 @@ def _micro_batch(run: Run, times: StepTimes) -> int | None:
     return max(1, round(samples / median(passes))) if samples and passes else None
 
 
-def _states(run: Run, *, keeps_copies: bool) -> str | None:
+def _states(run: Run, *, is_megatron: bool, keeps_copies: bool) -> States | None:
     """The training precision, from the types of the weights and of the matrix products.
 
     ``keeps_copies``: the framework has an fp32 copy of 16-bit weights, whatever its optimizer is called.
@@ -114,8 +112,10 @@ def _states(run: Run, *, keeps_copies: bool) -> str | None:
     if model is None or model.weights_dtype is None:
         return None
     if model.weights_dtype in _16_BIT:
-        return "mixed" if keeps_copies or _keeps_copies(model.optimizer) else "pure"
-    return "autocast" if read_signs(model)[0] in _16_BIT else "fp32"
+        if is_megatron:  # which keeps gradients in fp32
+            return States.MEGATRON
+        return States.MIXED if keeps_copies or _keeps_copies(model.optimizer) else States.PURE
+    return States.AUTOCAST if read_signs(model)[0] in _16_BIT else States.FP32
 
 
 def _keeps_copies(optimizer: str | None) -> bool:

@@ -89,24 +89,31 @@ class Precision:
         return self.weights + self.optimizer
 
 
-def mixed_precision(optimizer: Optimizer, gradient_bytes: int = 2) -> Precision:
-    """16-bit weights and activations, with an fp32 copy of the weights in the optimizer."""
-    return Precision(2, gradient_bytes, 4 + _OPTIMIZER_BYTES[optimizer], 2)
+class States(StrEnum):
+    """Precision of weights, gradients and optimizer."""
+
+    MIXED = "mixed"
+    MEGATRON = "megatron"
+    AUTOCAST = "autocast"
+    PURE = "pure"
+    FP32 = "fp32"
 
 
-def autocast_precision(optimizer: Optimizer) -> Precision:
-    """fp32 weights, of which ``torch.autocast`` makes 16-bit copies to compute in; no copy in the optimizer."""
-    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 2, cast=2, residual=4, is_plain_loop=True)
+def state_bytes_of(states: States, optimizer: Optimizer) -> Precision:
+    """Bytes per parameter of each state.
 
-
-def pure_16bit(optimizer: Optimizer) -> Precision:
-    """Everything in 16 bits, also the optimizer: ``model.to(bfloat16)`` with PyTorch's optimizers."""
-    return Precision(2, 2, min(_OPTIMIZER_BYTES[optimizer] // 2, 4) or 1, 2, is_plain_loop=True)
-
-
-def full_precision(optimizer: Optimizer) -> Precision:
-    """Everything in fp32, without a second copy of the weights."""
-    return Precision(4, 4, _OPTIMIZER_BYTES[optimizer], 4, is_plain_loop=True)
+    ``mixed``: 16 bits with an fp32 copy in the optimizer, as DeepSpeed; ``megatron`` has fp32 gradients, too.
+    ``autocast``: fp32, of which ``torch.autocast`` makes 16-bit copies to compute in. ``pure``: 16 bits throughout,
+    also the optimizer. ``fp32``: fp32 throughout, without a second copy of the weights.
+    """
+    state = _OPTIMIZER_BYTES[optimizer]
+    if states is States.AUTOCAST:
+        return Precision(4, 4, state, 2, cast=2, residual=4, is_plain_loop=True)
+    if states is States.PURE:
+        return Precision(2, 2, min(state // 2, 4) or 1, 2, is_plain_loop=True)
+    if states is States.FP32:
+        return Precision(4, 4, state, 4, is_plain_loop=True)
+    return Precision(2, 4 if states is States.MEGATRON else 2, 4 + state, 2)
 
 
 @dataclass(frozen=True, slots=True)

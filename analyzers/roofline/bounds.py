@@ -1,7 +1,7 @@
 """How near an operator is to what its GPU can do.
 
 An operator needs at least ``flops / peak`` and at least ``bytes / bandwidth``; the longer of the two is its attainable
-time, and says what bounds it. Peaks are those of hardware.toml, or what ``perfscope ceiling`` measured, where that is
+time, and says what bounds it. Peaks are those of hardware.toml, or what ``doctor --ceiling`` measured, where that is
 known. A collective needs the bytes that nccl-tests counts for busbw over the link. A share above 1 cannot be: the data
 was in the cache, or the count is wrong. It is doubted, and regains nothing.
 """

@@ -169,7 +169,7 @@ class Roofline(Result, frozen=True):
 
     @figure
     def ceilings(self) -> str:
-        """``measured`` by `perfscope ceiling`, or ``datasheet``."""
+        """``measured`` by `perfscope doctor --ceiling`, or ``datasheet``."""
         return "datasheet" if self.ceiling is None else "measured"
 
     @figure
@@ -254,7 +254,7 @@ def _describe_ceilings(ceilings: Ceilings, rank: RankWork) -> str:
     memory = ceilings.tb_s()
     if memory is None:
         return f"{rank.device_name or 'The GPU'} has no listed rate of memory, so no attainable time is known."
-    source = "measured by `perfscope ceiling`" if ceilings.measured else "by its datasheet"
+    source = "measured by `perfscope doctor --ceiling`" if ceilings.measured else "by its datasheet"
     rates = [f"{memory:.3g} TB/s"]
     for dtype in ("bf16", "fp8", "tf32", "fp32"):
         peak = ceilings.tflops(dtype)

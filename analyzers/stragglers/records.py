@@ -183,7 +183,7 @@ class LateRanks(Result, frozen=True):
             sections.append(steps.section(self.late_steps, (note,)))
         return tuple(sections)
 
-    def headline(self) -> str:
+    def in_a_sentence(self) -> str:
         """The answer in one sentence."""
         if not self.late:
             return self._nobody()
@@ -204,7 +204,7 @@ class LateRanks(Result, frozen=True):
         return f"No rank's host is late; the GPUs of ranks {format_ranges(ranks)} could not be compared"
 
     def _notes(self) -> list[str]:
-        notes = [f"{self.headline()}."] if not self.late else []
+        notes = [f"{self.in_a_sentence()}."] if not self.late else []
         notes += [
             f"The GPUs of ranks {format_ranges(ranks)} were compared with nothing, because {why}: a slow one would not "
             "be seen."

@@ -65,10 +65,9 @@ class ProfilerWindow:
         options: dict[str, Any] = {"activities": find_light_activities(torch)}
         if not steps.is_light:
             options = {
-                "record_shapes": config.shapes or config.flops,
+                "record_shapes": config.shapes,
                 "profile_memory": config.memory,
                 "with_stack": config.stack,
-                "with_flops": config.flops,
                 "with_modules": config.modules,
             }
         self.profiler = torch.profiler.profile(

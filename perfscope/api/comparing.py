@@ -61,7 +61,7 @@ class ComparedRuns:
         return to_report([self], is_markdown=True)
 
     def page(self) -> Page:
-        """The page of ``perfscope page A B``: what the difference is made of. ``save`` writes it."""
+        """The page of ``perfscope export A B``: what the difference is made of. ``save`` writes it."""
         page: Page = import_module(_SHOWN).build_page_of_two(self.comparison)
         return page
 

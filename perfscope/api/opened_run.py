@@ -141,7 +141,7 @@ class OpenedRun:
         return compared
 
     def page(self) -> Page:
-        """The page of ``perfscope page``: findings, charts and a timeline of all ranks. ``save`` writes it.
+        """The page of ``perfscope export``: findings, charts and a timeline of all ranks. ``save`` writes it.
 
         Raises:
             SourceError: No trace can be read, and there is nothing else.

@@ -67,4 +67,4 @@ def open_each(paths: Sequence[str | os.PathLike[str]], plan: Plan) -> list[Opene
         UsageError: The plan names an analyzer that does not exist.
     """
     require_analyzers(plan.only)
-    return [OpenedRun(find_inputs(group, plan.most_files), plan) for group in split_into_runs(paths)]
+    return [OpenedRun(find_inputs(group), plan) for group in split_into_runs(paths)]

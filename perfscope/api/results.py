@@ -12,6 +12,7 @@ from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.collectives import Collectives
 from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.goodput.result import Goodput
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
 from perfscope.analyzers.idle import Idle
@@ -183,6 +184,7 @@ class Results:
     gpus: Gpus | Absent
     cost: Cost | Absent
     saves: SaveTimes | Absent
+    goodput: Goodput | Absent
     energy: Energy | Absent
     throttling: Throttling | Absent
     mfu: Utilisation | Absent

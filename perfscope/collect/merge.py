@@ -60,7 +60,7 @@ def plan_merge(staged: Path, run: Path) -> MergePlan:
         elif name.as_posix() == wire.RUN_FILE:
             continue  # ``descriptions`` merges it
         elif name.as_posix() == wire.PAGE_FILE:
-            continue  # it shows one part; `perfscope page` draws the whole run
+            continue  # it shows one part; `perfscope export` draws the whole run
         elif name.parts[0] == wire.TRACES_FOLDER and (run / f"{name}.gz").is_file():
             plan.duplicates.append(path)
         else:

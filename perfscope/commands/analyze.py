@@ -3,68 +3,72 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.aggregation.writing import RowFormat, write_rows
+from perfscope.aggregation.writing import write_rows
+from perfscope.analyzers.goodput import account
+from perfscope.analyzers.goodput.from_log import find_logged_lives
+from perfscope.analyzers.goodput.from_run import find_lives
+from perfscope.analyzers.goodput.lives import Life
+from perfscope.analyzers.goodput.result import Goodput
+from perfscope.analyzers.memory import describe_memory
+from perfscope.analyzers.pipelines.bubble import make_setup
+from perfscope.analyzers.pipelines.bubble_report import BubbleReport
 from perfscope.api.opening import open_each
-from perfscope.commands.options.common import require_positive
-from perfscope.commands.options.execution import PANEL, ExecutionOptions
-from perfscope.commands.options.groups import expand_groups
-from perfscope.commands.options.kernels import Kernels, read_kernels
-from perfscope.commands.options.peaks import Dtype
-from perfscope.commands.options.sections import (
+from perfscope.commands.model import Dtype
+from perfscope.commands.options import (
     ScreenFormat,
     Sections,
     choose_sections,
+    expand_groups,
+    outcome_of,
+    require_positive,
     require_readable,
-)  # fmt: skip
+)
+from perfscope.commands.traces import ExecutionOptions, Kernels, read_kernels
 from perfscope.engine.analysis_report import to_report, to_reports
+from perfscope.engine.places import Places, at_hand
 from perfscope.engine.registry import DEFAULT_DEPTH
-from perfscope.engine.run import Plan
-from perfscope.errors import ExitCode, UsageError
+from perfscope.engine.run import Analysis, Plan
+from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import shorten_warnings
+from perfscope.report import Section, shorten_warnings
+from perfscope.schedules.prediction import list_alternatives
+from perfscope.schedules.prediction_report import alternatives_section
 from perfscope.sources.ceilings import read_ceiling
+from perfscope.sources.joblog import find_logs, read_moments
+from perfscope.sources.joblog.files import is_log_name
+from perfscope.sources.memory.recorded import read_histories
+from perfscope.sources.runs.folder import find_runs, is_folder_at
+from perfscope.sources.runs.run import read_run_without_samples
+from perfscope.sources.runs.stored import read_run_at
 from perfscope.sources.stores.location import is_url
-from perfscope.sources.traces.files import MOST_FILES
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
-_TRACES, _PEAK = "Traces", "Peak"
-
-Paths = Annotated[
-    list[str],
-    typer.Argument(metavar="RUN_DIR... | TRACE...", help="Folders of runs, or traces: files, folders, patterns, URLs."),
-]
-Only = Annotated[
-    str | None, typer.Option(help="Analyzers to run, separated by commas: breakdown,idle.", show_default="all")
-]
-Operators = Annotated[
-    bool, typer.Option("--operators", help="Break kernels down by operator.", rich_help_panel=_TRACES)
-]
-Rank = Annotated[
-    str | None,
-    typer.Option(
-        help="Rank of a trace that does not state it: a number, or a regex with one group, searched for in the path.",
-        show_default="from the file name",
-        rich_help_panel=_TRACES,
-    ),
-]
+_TRACES, _PEAK, _TABLES = "Traces", "Peak", "Tables"
+_JOB, _MEMORY = frozenset({"goodput"}), frozenset({"memory"})
+#: Short names of views, next to the names of analyzers.
+_BUBBLE = "bubble"
+_VIEWS = {_BUBBLE: ("pipeline_bubble", "pipeline_steps")}
 
 
-class StatedPeak(NamedTuple):
-    """The peak of MFU, where the run does not show it."""
+class StatedPeaks(NamedTuple):
+    """The peaks of MFU and roofline, where the run does not show them."""
 
-    precision: Annotated[
+    dtype: Annotated[
         Dtype | None,
         typer.Option(
-            "--precision",
             "--dtype",
+            "--precision",
             help="Data type of the matrix products, for the peak of MFU.",
             show_default="as traces and records show it",
             rich_help_panel=_PEAK,
@@ -72,72 +76,49 @@ class StatedPeak(NamedTuple):
     ] = None
     peak: Annotated[
         float | None,
-        typer.Option(
-            "--peak", help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK
-        ),
+        typer.Option(help="Dense peak of one GPU in TFLOP/s.", show_default="of the run's GPU", rich_help_panel=_PEAK),
     ] = None
-
-
-_NOTHING_STATED = StatedPeak()
-
-
-class ReadingOptions(NamedTuple):
-    """What is read.
-
-    Attributes:
-        most_files: How many files at most.
-        fresh: Whether traces are read even where partials stand beside them.
-    """
-
-    most_files: Annotated[
-        int,
-        typer.Option(
-            "--max-files",
-            help="Number of files to read at most; where a folder holds more, nothing is read.",
-            rich_help_panel=PANEL,
-        ),
-    ] = MOST_FILES
-    fresh: Annotated[
-        bool,
-        typer.Option(
-            "--fresh",
-            help="Read the traces, even where what was measured of them stands beside them.",
-            rich_help_panel=PANEL,
-        ),
-    ] = False
-
-
-_ALL_THAT_IS_THERE = ReadingOptions()
-
-
-class TableOptions(NamedTuple):
-    """What tables show.
-
-    Attributes:
-        rows: Folder for all rows of tables of ranks; they are not written where it is None.
-        rows_format: The format of its files.
-        operators: Whether kernels are broken down by operator, too.
-        ceiling: File with what was measured on the machine; the datasheet's peaks where it is None.
-        depth: Levels that tables of modules show; the default ones where it is None.
-    """
-
-    operators: Operators = False
     ceiling: Annotated[
         Path | None,
         typer.Option(
-            help="File of `perfscope ceiling -o FILE`, with which operators are compared.",
+            help="File of `perfscope doctor --ceiling -o FILE`, with which operators are compared.",
             show_default="the peaks of the GPU's datasheet",
             rich_help_panel=_PEAK,
         ),
     ] = None
+
+
+_NOTHING_STATED = StatedPeaks()
+
+
+@expand_groups
+def analyze(
+    context: typer.Context,
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR... | TRACE...",
+            help="Folders of runs, or traces: files, folders, patterns, URLs. For `--only goodput` all runs or logs of "
+            "one job, for `--only memory` snapshots, too.",
+        ),
+    ],
+    where: ExecutionOptions,
+    only: Annotated[
+        str | None,
+        typer.Option(help="Analyzers to run, such as breakdown,idle, goodput or memory.", show_default="all"),
+    ] = None,
+    section: Sections = None,
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Break kernels down by operator.", rich_help_panel=_TABLES)
+    ] = False,
     depth: Annotated[
         int | None,
         typer.Option(
             help="Number of levels that tables of modules show.",
             show_default=str(DEFAULT_DEPTH),
-            rich_help_panel=_TRACES,
+            rich_help_panel=_TABLES,
         ),
-    ] = None
+    ] = None,
     rows: Annotated[
         Path | None,
         typer.Option(
@@ -145,71 +126,124 @@ class TableOptions(NamedTuple):
             help="Write all rows of the tables of ranks into this folder; above 512 ranks, tables show quantiles, "
             "groups and outliers.",
             show_default="none",
+            rich_help_panel=_TABLES,
         ),
-    ] = None
-    rows_format: Annotated[RowFormat, typer.Option("--rows-format", help="Format of the files of --rows.")] = (
-        RowFormat.CSV
-    )
-
-
-@expand_groups
-def analyze(
-    context: typer.Context,
-    paths: Paths,
-    tables: TableOptions,
-    where: ExecutionOptions,
-    format: ScreenFormat = None,
-    section: Sections = None,
-    only: Only = None,
-    rank: Rank = None,
+    ] = None,
+    rank: Annotated[
+        str | None,
+        typer.Option(
+            help="Rank of a trace that does not state it: a number, or a regex with one group, searched for in the "
+            "path.",
+            show_default="from the file name",
+            rich_help_panel=_TRACES,
+        ),
+    ] = None,
     kernels: Kernels = None,
-    stated: StatedPeak = _NOTHING_STATED,
-    reading: ReadingOptions = _ALL_THAT_IS_THERE,
+    stated: StatedPeaks = _NOTHING_STATED,
+    format: ScreenFormat = None,
 ) -> Outcome:
-    """Break down the time of a training run, from its folder or from traces."""
-    require_positive("--max-files", reading.most_files)
-    if tables.depth is not None:
-        require_positive("--depth", tables.depth)
+    """Break down the time of a training run, from its folder or from traces.
+
+    `--only` shows a part: `late_ranks` which rank is late and why, `goodput` a job over its restarts, `memory` what
+    filled the memory, `bubble` the idle time of a pipeline.
+    """
+    if depth is not None:
+        require_positive("--depth", depth)
+    if stated.peak is not None:
+        check_dense(stated.peak, stated.dtype or Dtype.BF16, None)
     require_readable(section, format)
-    is_quiet = bool(context.find_root().params.get("quiet"))
     plan = Plan(
-        execution=where.execution(shows_progress=not is_quiet),
-        only=frozenset(only.split(",")) if only else frozenset(),
-        with_operators=tables.operators,
-        depth=tables.depth,
-        ceiling=None if tables.ceiling is None else read_ceiling(tables.ceiling),
+        execution=where.execution(shows_progress=not context.find_root().params.get("quiet")),
+        only=_parse_names(only),
+        with_operators=operators,
+        depth=depth,
+        ceiling=None if stated.ceiling is None else read_ceiling(stated.ceiling),
         rank_rule=_rank_rule(rank),
-        stated=_stated(stated),
-        most_files=reading.most_files,
-        is_fresh=reading.fresh,
+        stated=Stated(None if stated.dtype is None else str(stated.dtype), stated.peak),
         kernels=read_kernels(kernels),
     )
     # The workers of a cluster have a working folder of their own.
     locations = [path if where.dask is None or is_url(path) else str(Path(path).absolute()) for path in paths]
-    runs = open_each(locations, plan)
-    if tables.rows is not None and len(runs) > 1:
-        raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(runs)} runs")
-    is_data = format is Format.JSON and tables.rows is None
-    analyses = [run.analysis for run in runs]
-    report = to_report(analyses[0], has_sections=not is_data) if len(runs) == 1 else to_reports(analyses)
-    if tables.rows is not None:
-        report = write_rows(report, tables.rows, tables.rows_format)
-    return Outcome(
+    with _analyze(locations, plan) as (analyses, places):
+        if rows is not None and len(analyses) > 1:
+            raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(analyses)} runs")
+        has_sections = format is not Format.JSON or rows is not None
+        one = to_report(analyses[0], has_sections=has_sections) if len(analyses) == 1 else None
+        report = places.report(one or to_reports(analyses))
+    if only == _BUBBLE and len(analyses) == 1:
+        report = replace(report, sections=(*report.sections, *_list_alternatives(analyses[0])))
+    if rows is not None:
+        report = write_rows(report, rows)
+    return outcome_of(
         choose_sections(report, section),
         format,
         in_full=bool(section or only),
-        notes=(
-            *(f"warning: {line}" for line in shorten_warnings(report.warnings)),
-            *(f"note: {line}" for analysis in analyses for line in analysis.notes),
-        ),
-        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
+        warnings=shorten_warnings(report.warnings),
+        notes=tuple(f"note: {line}" for analysis in analyses for line in analysis.notes),
     )
 
 
-def _stated(stated: StatedPeak) -> Stated:
-    if stated.peak is not None:
-        check_dense(stated.peak, stated.precision or Dtype.BF16, None)
-    return Stated(None if stated.precision is None else str(stated.precision), stated.peak)
+@contextmanager
+def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analysis], Places]]:
+    """The analysis of each run, and where files that are no run's lie now."""
+    if plan.only == _JOB:
+        with at_hand([path for path in locations if not find_runs(path)], is_log_name) as places:
+            goodput, damage = _account(locations, places)
+            yield [Analysis(locations, {"goodput": goodput}, (), damage, None)], places
+    elif plan.only == _MEMORY and not any(map(is_folder_at, locations)):
+        with at_hand(locations) as places:
+            use = describe_memory([history for path in places.paths for history in read_histories(path)])
+            yield [Analysis(locations, {"memory": use}, (), use.damage, None)], places
+    else:
+        analyses = [run.analysis for run in open_each(locations, plan)]
+        for analysis in analyses:
+            if not analysis.results and len(plan.only) == 1 == len(analysis.skipped):
+                raise SourceError(
+                    analysis.inputs[0], f"has no {analysis.skipped[0].analyzer}: {analysis.skipped[0].reason}"
+                )
+        yield analyses, Places()
+
+
+def _list_alternatives(analysis: Analysis) -> Iterator[Section]:
+    """What other schedules and micro-batches would change, where a pipeline was measured whole."""
+    result = analysis.results.get("pipeline_bubble")
+    setup = make_setup(result.bubble) if isinstance(result, BubbleReport) else None
+    if setup is not None:
+        yield alternatives_section(
+            list_alternatives(setup),
+            "Simulated with each stage's measured forward and backward times, without transfers and host gaps: compare "
+            "the rows with the first row, not with the measured bubble.",
+        )
+
+
+def _account(locations: Sequence[str], places: Places) -> tuple[Goodput, tuple[str, ...]]:
+    """The goodput of one job, whose runs and logs these are, and what could not be read.
+
+    Raises:
+        SourceError: None of them recorded a step.
+    """
+    lives: list[Life] = []
+    damage: list[str] = []
+    others = iter(places.paths)
+    for location in locations:
+        folders = find_runs(location)
+        for folder in folders:
+            run = read_run_at(folder, read_run_without_samples)
+            damage += run.damage
+            lives += find_lives(run)
+        for log in [] if folders else find_logs([next(others)]):
+            moments = read_moments(log)
+            damage += moments.damage
+            lives += find_logged_lives(moments)
+    try:
+        return account(lives), tuple(damage)
+    except MissingInput as error:
+        raise SourceError(locations[0], f"says nothing of goodput: {error}") from None
+
+
+def _parse_names(only: str | None) -> frozenset[str]:
+    names = [] if only is None else only.split(",")
+    return frozenset(analyzer for name in names for analyzer in _VIEWS.get(name, (name,)))
 
 
 def _rank_rule(rank: str | None) -> RankRule:

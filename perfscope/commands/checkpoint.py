@@ -18,8 +18,7 @@ from perfscope.analyzers.checkpoints.plan import (
     plan_checkpoint,
 )
 from perfscope.analyzers.saves import summarize_saves
-from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -37,7 +36,6 @@ _FACTS = ("weights_only", "ema_copy")  # findings that are no problems
 _MOST_WARNINGS = 50
 _MODEL_PANEL = "Model and training"
 _PLAN_PANEL = "Planned size (without DIR)"
-_SPEED_PANEL = "Save speed in GB/s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,40 +77,22 @@ class ModelOptions:
         return bytes_per_parameter(self.optimizer or Optimizer.ADAM, self.precision or Precision.MIXED, stage)
 
 
-@dataclass(frozen=True, slots=True)
-class SaveOptions:
-    """Where the time of a save comes from; only one of them can be set."""
-
-    save_time: Annotated[
-        str | None, typer.Option(help="Duration of the save: 19.5 (seconds), 19495ms.", rich_help_panel=_SPEED_PANEL)
-    ] = None
-    run: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN_DIR", help="A run whose hooks timed the saves.", rich_help_panel=_SPEED_PANEL),
-    ] = None
-    log: Annotated[
-        Path | None, typer.Option(help="A training log with the times of saves.", rich_help_panel=_SPEED_PANEL)
-    ] = None
-
-    def read_saves(self) -> Saves | None:
-        """The timed saves; None if no option is set."""
-        values = {"--save-time": self.save_time, "--run": self.run, "--log": self.log}
-        names = [name for name, value in values.items() if value is not None]
-        if len(names) > 1:
-            raise UsageError(f"{' and '.join(names)} both state the time of the save", hint="leave one of them out")
-        if self.save_time is not None:
-            saved_ns = parse_duration_ns(self.save_time)
-            timing = SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time")
-            return Saves((timing,), None)
-        if self.run is not None:
-            return read_run_saves(self.run)
-        return read_log_saves(self.log) if self.log is not None else None
+def _read_saves(source: str | None) -> Saves | None:
+    """The timed saves of a run, a log or a typed time; None without a source."""
+    if source is None:
+        return None
+    path = Path(source)
+    if is_run(path):
+        return read_run_saves(path)
+    if path.exists():
+        return read_log_saves(path)
+    saved_ns = parse_duration_ns(source)
+    return Saves((SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time"),), None)
 
 
 @expand_groups
 def checkpoint(
     model: ModelOptions,
-    save: SaveOptions,
     directory: Annotated[
         Path | None,
         typer.Argument(
@@ -126,11 +106,19 @@ def checkpoint(
             help="Number of GPUs; each writes one file per part.", rich_help_panel=_PLAN_PANEL, show_default="1"
         ),
     ] = None,
+    save_time: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TIME|RUN|LOG",
+            help="Where the save speed comes from: a time such as 19.5s, a run whose hooks timed saves, or a log.",
+            show_default="none",
+        ),
+    ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Show the contents of a checkpoint's files and check their sizes; no code of a file runs."""
     parameters, per_parameter = model.parameters(), model.per_parameter()
-    saves = save.read_saves()
+    saves = _read_saves(save_time)
     if directory is None:
         if parameters is None:
             raise UsageError("no checkpoint and no size", hint="name a checkpoint, or plan one with --size and --gpus")
@@ -142,7 +130,7 @@ def checkpoint(
         raise UsageError("--gpus plans a checkpoint", hint="leave it out, or leave out the folder")
     if is_run(directory):
         if saves is not None:
-            raise UsageError(f"{directory} is a run with timed saves", hint="leave out --save-time, --run and --log")
+            raise UsageError(f"{directory} is a run with timed saves", hint="leave out --save-time")
         return Outcome(_report_saves(directory, parameters, per_parameter), format)
     return _check(directory, parameters, per_parameter, saves, format)
 

@@ -25,9 +25,9 @@ from perfscope.collect.merge import (
     require_one_run,
 )
 from perfscope.collect.parts import EVERY_RANK, Part, TraceChoice, Unreachable, fetch, parse_part
-from perfscope.commands.options.common import FormatOption
+from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.constants import MB
-from perfscope.errors import ExitCode, UsageError
+from perfscope.errors import UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -78,24 +78,20 @@ def collect(
         list[str],
         typer.Argument(metavar="PART...", help="Parts of a run: folders, HOST:PATH over ssh, or URLs of stores."),
     ],
-    run_dir: Annotated[Path, typer.Option("-o", "--run-dir", help="Folder of the merged run, new or existing.")],
+    run_dir: Annotated[
+        Path, typer.Option("-o", "--output", "--run-dir", help="Folder of the merged run, new or existing.")
+    ],
     ssh: Annotated[
         str | None,
         typer.Option(help='Command that reaches other hosts, such as "ssh -p 2222".', show_default="ssh"),
     ] = None,
     format: FormatOption = Format.MARKDOWN,
-    partials: Annotated[
-        bool,
-        typer.Option(
-            "--partials",
-            help="Leave traces where they are if what was measured of them stands beside them: kilobytes of each rank.",
-        ),
-    ] = False,
     traces: Annotated[
         str | None,
         typer.Option(
-            help="Like --partials, and bring the traces of these ranks, such as 0,8-15, or of `all`.",
-            show_default="all, without --partials",
+            help="Bring the traces of these ranks alone: 0,8-15, none or all. Of the others come the partials that "
+            "stand beside them: kilobytes of each rank.",
+            show_default="all files",
         ),
     ] = None,
 ) -> Outcome:
@@ -114,7 +110,7 @@ def collect(
         )
     work = target if target.exists() else target.with_name(f".{target.name}.collecting")
     work.mkdir(parents=True, exist_ok=True)
-    collected, staged = _fetch_all(parts, work, _choose_traces(traces, only_partials=partials))
+    collected, staged = _fetch_all(parts, work, _choose_traces(traces))
     if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS_FOLDER).is_dir():
         problems = "; ".join(part.problem for part in collected if part.problem)
         raise Unreachable(f"no part could be copied: {problems}", hint="run the same command again to continue")
@@ -122,18 +118,15 @@ def collect(
     if work != target:
         work.rename(target)
     report = _report(collected, read_part_facts(str(run_dir), target), notes, run_dir)
-    return Outcome(
-        report,
-        format,
-        notes=tuple(f"warning: {warning}" for warning in report.warnings),
-        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
-    )
+    return outcome_of(report, format)
 
 
-def _choose_traces(ranks: str | None, *, only_partials: bool) -> TraceChoice | None:
+def _choose_traces(ranks: str | None) -> TraceChoice | None:
     """Which traces come along; None where all files do."""
     if ranks is None:
-        return TraceChoice() if only_partials else None
+        return None
+    if ranks == "none":
+        return TraceChoice()
     return TraceChoice(None if ranks == EVERY_RANK else frozenset(parse_ranges(ranks)))
 
 

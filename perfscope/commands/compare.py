@@ -13,13 +13,13 @@ from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict, shorten
 from perfscope.analyzers.comparison.saved import to_baseline
 from perfscope.api.comparing import ComparedRuns, compare_sides, to_report
-from perfscope.commands.options.kernels import Kernels, read_kernels
-from perfscope.commands.options.sections import (
+from perfscope.commands.options import (
     ScreenFormat,
     Sections,
     choose_sections,
     require_readable,
 )  # fmt: skip
+from perfscope.commands.traces import Kernels, read_kernels
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side, with_replays
 from perfscope.errors import ExitCode, UsageError

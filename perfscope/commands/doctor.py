@@ -28,9 +28,10 @@ from typing import Annotated, Any
 import typer
 
 from perfscope import hooks
-from perfscope.commands.options.common import FormatOption
+from perfscope.commands.machine import measure_ceiling, run_demo
+from perfscope.commands.options import FormatOption
 from perfscope.constants import GB, MB
-from perfscope.errors import ExitCode
+from perfscope.errors import ExitCode, UsageError
 from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler.window import SMALLEST_FREE_BYTES
@@ -460,7 +461,6 @@ _OPTIONAL = (
     ("Reading traces", "isal", "pip install isal: traces are decompressed twice as fast"),
     ("TensorBoard", "torch-tb-profiler", "pip install 'perfscope-toolkit[tensorboard]', to open RUN/traces there"),
     ("Dask", "distributed", "pip install 'perfscope-toolkit[dask]', to read traces on several machines"),
-    ("Rows of many ranks", "pyarrow", "pip install 'perfscope-toolkit[parquet]', to write them as parquet"),
 )
 
 
@@ -479,9 +479,25 @@ _SCHEMA = "perfscope/doctor/1"
 
 
 def doctor(
-    run_dir: Annotated[
+    demo: Annotated[
+        bool,
+        typer.Option("--demo", help="Train a small GPT with DeepSpeed on two ranks, and print the report of its run."),
+    ] = False,
+    ceiling: Annotated[
+        bool,
+        typer.Option(
+            "--ceiling", help="Measure what this machine attains at best: matrix products, memory, collectives."
+        ),
+    ] = False,
+    output: Annotated[
         Path | None,
-        typer.Option("-o", "--run-dir", help="Folder for runs; its disk is checked.", show_default="."),
+        typer.Option(
+            "-o",
+            "--output",
+            help="Folder of the demo's run, or file for what --ceiling measured. Otherwise a folder, whose disk is "
+            "checked.",
+            show_default="runs/demo, no file, .",
+        ),
     ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
@@ -489,7 +505,13 @@ def doctor(
 
     Each check runs in a process of its own and leaves nothing behind. Exit status 4: a part cannot work.
     """
-    checks = _run_checks(_nearest_folder(run_dir or Path()))
+    if demo and ceiling:
+        raise UsageError("--demo and --ceiling are two runs", hint="leave one of them out")
+    if demo:
+        return run_demo(output or Path("runs/demo"))
+    if ceiling:
+        return Outcome(measure_ceiling(output), format)
+    checks = _run_checks(_nearest_folder(output or Path()))
     failed = [check for check in checks if check.verdict is Verdict.FAIL]
     return Outcome(
         _report(checks),

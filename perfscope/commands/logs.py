@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
-from perfscope.commands.options.common import FormatOption, require_positive
+from perfscope.commands.options import FormatOption, require_positive
 from perfscope.constants import GB, NS_PER_S
 from perfscope.engine.places import at_hand
 from perfscope.engine.progress import with_lines
@@ -23,15 +22,6 @@ from perfscope.report import Cell, Column, Report, Section, in_unit
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import is_log_name
 from perfscope.units import format_parameters, format_seconds, parse_parameters
-
-
-class Order(StrEnum):
-    """What ``--sort`` takes."""
-
-    PATH = "path"
-    TFLOPS = "tflops"
-    TIME = "time"
-
 
 _OVERRIDES = "Set-up, where the log does not state it or is wrong"
 _FROM_LOG = "from the log"
@@ -67,7 +57,6 @@ def logs(
             help="Iterations to exclude after each start of the job.", show_default="those of the first record"
         ),
     ] = None,
-    sort: Annotated[Order, typer.Option(help="Sort order of the table.")] = Order.PATH,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Report step time, throughput and set-up of training runs from their logs."""
@@ -83,7 +72,7 @@ def logs(
     )
     with at_hand(paths, is_log_name) as places:
         summaries, unread = _summarize_logs(places.paths, overrides)
-        report = places.report(to_report(_sorted(summaries, sort), unread))
+        report = places.report(to_report(summaries, unread))
     return Outcome(
         report,
         format,
@@ -114,14 +103,6 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
             hint="logs end in .out, .log, .txt or .err, or hold a trainer's metrics; a log may also be named by itself",
         )
     return summaries, unread
-
-
-def _sorted(summaries: list[LogSummary], order: Order) -> list[LogSummary]:
-    if order is Order.TFLOPS:
-        return sorted(summaries, key=lambda summary: -(summary.tflops_per_gpu or 0))
-    if order is Order.TIME:
-        return sorted(summaries, key=lambda summary: summary.times.median_s or float("inf"))
-    return summaries
 
 
 def to_report(summaries: list[LogSummary], unread: list[str]) -> Report:

@@ -8,9 +8,8 @@ import typer
 
 from perfscope.analyzers.postmortem.diagnosis import diagnose
 from perfscope.analyzers.postmortem.summary import Summary
-from perfscope.commands.options.common import FormatOption
+from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.engine.places import at_hand
-from perfscope.errors import ExitCode
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.sources.postmortem.reading import is_read, read_post_mortem
@@ -32,9 +31,4 @@ def postmortem(
     with at_hand([source], is_read) as places:
         evidence = read_post_mortem(places.paths[0])
         report = places.report(Summary(evidence, diagnose(evidence)).report())
-    return Outcome(
-        report,
-        format,
-        notes=tuple(f"warning: {warning}" for warning in report.warnings),
-        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
-    )
+    return outcome_of(report, format)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from perfscope.collect.parts import parse_folder
 from perfscope.collect.running import RunningPart, RunningRank, is_stalled, look_at, publish
-from perfscope.commands.options.common import FormatOption
-from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options import FormatOption
 from perfscope.constants import NS_PER_S
 from perfscope.errors import ExitCode, PerfscopeError, UsageError
 from perfscope.hooks.selection import parse_ranks
@@ -27,22 +25,9 @@ _SCHEMA = "perfscope/trigger/1"
 _PERIOD_S = 0.3
 _PATIENCE_S = 10.0
 _PATIENCE_STEPS = 3
-_PANEL = "What the window records"
+_RECORDED = ("light", "shapes", "stack", "memory")
 
 
-@dataclass(frozen=True, slots=True)
-class RecordOptions:
-    """What the window records."""
-
-    light: Annotated[
-        bool, typer.Option("--light", help="Kernels and their launches alone, on a GPU.", rich_help_panel=_PANEL)
-    ] = False
-    shapes: Annotated[bool, typer.Option("--shapes", help="Input shapes of operators.", rich_help_panel=_PANEL)] = False
-    stack: Annotated[bool, typer.Option("--stack", help="Python stacks.", rich_help_panel=_PANEL)] = False
-    memory: Annotated[bool, typer.Option("--memory", help="Memory allocations.", rich_help_panel=_PANEL)] = False
-
-
-@expand_groups
 def trigger(
     run: Annotated[
         list[str],
@@ -50,8 +35,14 @@ def trigger(
     ],
     ranks: Annotated[str | None, typer.Option(help="Ranks to profile, such as 0,3-5.", show_default="all")] = None,
     steps: Annotated[int, typer.Option(min=1, max=100, help="Number of training steps to profile.")] = 3,
-    *,
-    record: RecordOptions,
+    record: Annotated[
+        str | None,
+        typer.Option(
+            help="What the window records next to operators and kernels: shapes,stack,memory. With light, kernels and "
+            "their launches alone.",
+            show_default="nothing else",
+        ),
+    ] = None,
     ssh: Annotated[
         str | None,
         typer.Option(help='Command that reaches other hosts, such as "ssh -p 2222".', show_default="ssh"),
@@ -66,6 +57,10 @@ def trigger(
     folders = [parse_folder(name, shlex.split(ssh) if ssh else ()) for name in dict.fromkeys(run)]
     parts = [look_at(folder) for folder in folders]
     chosen = None if ranks is None else _parse_ranks(ranks)
+    recorded = [] if record is None else record.split(",")
+    unknown = [word for word in recorded if word not in _RECORDED]
+    if unknown:
+        raise UsageError(f"--record: there is no {unknown[0]!r}", hint=f"{', '.join(_RECORDED)}")
     _require_running(parts, chosen)
     alive = [rank for part in parts for rank in part.ranks if not rank.has_ended]
     ahead = max(rank.steps_by_now for rank in alive)
@@ -77,10 +72,10 @@ def trigger(
         first + steps - 1,
         time.time_ns(),
         ranks=None if chosen is None else tuple(sorted(chosen)),
-        light=record.light,
-        shapes=record.shapes,
-        stack=record.stack,
-        memory=record.memory,
+        light="light" in recorded,
+        shapes="shapes" in recorded,
+        stack="stack" in recorded,
+        memory="memory" in recorded,
     )
     name = f"{requests.WINDOW_PREFIX}{1 + max((len(part.requests) for part in parts), default=0):04d}.json"
     for part in parts:

@@ -24,7 +24,7 @@ _FIRST_STEPS = 20
 _TRY_AGAIN = 30
 
 
-class _View:
+class View:
     """The job, its MFU, and where its metrics go."""
 
     def __init__(self, run: Path, target: FileTarget | PortTarget | None) -> None:
@@ -73,7 +73,7 @@ def watch(
     Ctrl-C.
     """
     target = None if openmetrics is None else open_target(openmetrics)
-    view = _View(run, target)
+    view = View(run, target)
     view.look()
     if once:
         text = print_once(view.job, view.mfu, view.mfu_reason)
@@ -88,7 +88,7 @@ def watch(
     return Outcome(text=print_once(view.job, view.mfu, view.mfu_reason))
 
 
-def _show(view: _View, interval: float) -> None:
+def _show(view: View, interval: float) -> None:
     """Look until the job ends, or Ctrl-C."""
     console = Console()
     try:

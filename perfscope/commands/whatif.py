@@ -9,11 +9,11 @@ import typer
 
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
-from perfscope.commands.options.common import FormatOption
-from perfscope.commands.options.kernels import Kernels, read_kernels
-from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.commands.options import FormatOption, outcome_of
+from perfscope.commands.traces import Kernels, read_kernels
+from perfscope.constants import NS_PER_S
 from perfscope.engine.run import Plan, measure_with
-from perfscope.errors import ExitCode, UsageError
+from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Report
@@ -35,15 +35,6 @@ def whatif(
             show_default="the ten that save most",
         ),
     ] = None,
-    undisturbed: Annotated[
-        float | None,
-        typer.Option(
-            metavar="MS",
-            min=0.001,
-            help="Time of a step that nobody profiled (ms): the host is taken as fast as there.",
-            show_default="what the run says",
-        ),
-    ] = None,
     kernels: Kernels = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
@@ -53,15 +44,9 @@ def whatif(
     plan = Plan(kernels=read_kernels(kernels))
     measured = measure_with("whatif", tuple, paths, plan)
     windows = (*measured.windows.describe(), *measured.windows.notes)
-    undisturbed_ns = undisturbed * NS_PER_MS if undisturbed is not None else _undisturbed_step(measured.run)
-    result = answer(measured.partials, scenario or (), undisturbed_ns)
+    result = answer(measured.partials, scenario or (), _undisturbed_step(measured.run))
     report = to_report(result, tuple(measured.damage), windows)
-    return Outcome(
-        report,
-        format,
-        notes=tuple(f"warning: {line}" for line in report.warnings),
-        exit_code=ExitCode.DAMAGED_INPUT if report.warnings else ExitCode.OK,
-    )
+    return outcome_of(report, format)
 
 
 def _undisturbed_step(run: Run | None) -> float | None:

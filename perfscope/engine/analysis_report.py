@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from perfscope.aggregation.tables import Grouping, aggregate
-from perfscope.engine.registry import PlacesRanks, Reads, StatesSlowdown, analyzers
+from perfscope.engine.registry import AnswersOneQuestion, PlacesRanks, Reads, StatesSlowdown, analyzers
 from perfscope.engine.run import Analysis
 from perfscope.report import Json, Report, Section
 
@@ -25,10 +25,16 @@ def to_report(analysis: Analysis, *, has_sections: bool = True) -> Report:
         "results": {name: _add_window(analysis, name, result.data()) for name, result in analysis.results.items()},
     }
     sections = tuple(_sections(analysis)) if has_sections else ()
+    return Report(_title(analysis), data, sections, analysis.damage)
+
+
+def _title(analysis: Analysis) -> str:
+    """The answer of the only result, where it has one in a sentence."""
+    only = next(iter(analysis.results.values())) if len(analysis.results) == 1 else None
+    if isinstance(only, AnswersOneQuestion):
+        return only.in_a_sentence()
     title = "Where the time went"
-    if analysis.run and analysis.run.command:
-        title = f"{title}: {shlex.join(analysis.run.command)}"
-    return Report(title, data, sections, analysis.damage)
+    return f"{title}: {shlex.join(analysis.run.command)}" if analysis.run and analysis.run.command else title
 
 
 def _sections(analysis: Analysis) -> list[Section]:

@@ -16,7 +16,7 @@ from perfscope.sources.partials import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
 from perfscope.sources.stores.reading import FILE, FOLDER, kind_of
-from perfscope.sources.traces.files import MOST_FILES, TRACE_ENDINGS, find_absent, find_traces
+from perfscope.sources.traces.files import TRACE_ENDINGS, find_absent, find_traces
 from perfscope.units import format_count
 from perfscope.wire import LIGHT_FOLDER, TRACES_FOLDER
 from perfscope.wire.traces import file_name, partials_path
@@ -88,12 +88,12 @@ def _may_be_traces(location: str) -> bool:
     return location.endswith(TRACE_ENDINGS) or (glob.has_magic(location) and kind_of(location) != FOLDER)
 
 
-def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_FILES) -> Inputs:
+def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
     """Read the run, and find the traces.
 
     Raises:
         SourceError: A path does not exist, or there is neither a run nor a trace.
-        UsageError: There are more files than ``most_files`` that may be traces.
+        UsageError: There are too many files that may be traces.
     """
     locations = tuple(os.fspath(path) for path in paths)
     if len(locations) == 1 and not _may_be_traces(locations[0]) and is_run_at(locations[0]):
@@ -101,13 +101,13 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]], most_files: int = MOST_
 
         run = read_run_at(locations[0])
         folder = join(locations[0], TRACES_FOLDER) if is_url(locations[0]) else str(Path(locations[0]) / TRACES_FOLDER)
-        traces = find_traces([folder], most_files) if is_folder_at(folder) else []
+        traces = find_traces([folder]) if is_folder_at(folder) else []
         late = _unlisted(run, traces, folder) if is_url(folder) else []
         traces = sorted([*traces, *late])
         absent = _find_absent([folder], traces) if is_folder_at(folder) else []
         absent = [*absent, *(_unlisted_partials(run, [*traces, *absent], folder) if is_url(folder) else [])]
         return Inputs(locations, run, tuple(sorted([*traces, *absent])), frozenset(absent))
-    traces = find_traces(locations, most_files)
+    traces = find_traces(locations)
     absent = _find_absent(locations, traces)
     if not traces and not absent:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")

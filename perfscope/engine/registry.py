@@ -45,6 +45,25 @@ class Result(Protocol):
 
 
 @runtime_checkable
+class AnswersOneQuestion(Protocol):
+    """A result that is one answer."""
+
+    def in_a_sentence(self) -> str:
+        """The answer in a sentence."""
+        ...
+
+
+@runtime_checkable
+class StatesDamage(Protocol):
+    """A result that knows what of its inputs is missing or damaged."""
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What is, as sentences."""
+        ...
+
+
+@runtime_checkable
 class StatesSlowdown(Protocol):
     """A result that states how much windows slowed the steps that their traces are of."""
 
@@ -215,6 +234,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("gpus", "perfscope.analyzers.gpus", Reads.RUN),
     Analyzer("cost", "perfscope.analyzers.cost", Reads.RUN),
     Analyzer("saves", "perfscope.analyzers.saves", Reads.RUN),
+    Analyzer("goodput", "perfscope.analyzers.goodput", Reads.RUN, is_default=False),
     Analyzer("memory", "perfscope.analyzers.memory", Reads.RUN),
     Analyzer("energy", "perfscope.analyzers.energy", Reads.RUN),
     Analyzer("throttling", "perfscope.analyzers.throttling", Reads.RUN),

@@ -28,13 +28,13 @@ from perfscope.engine.registry import (
     Reads,
     Result,
     ShowsLevels,
+    StatesDamage,
     UsesCeiling,
     analyzers,
 )
 from perfscope.engine.tasks import Task, measuring_analyzers
 from perfscope.engine.windows import WindowUse
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
-from perfscope.sources.traces.files import MOST_FILES
 from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
@@ -100,7 +100,6 @@ class Plan(Struct, frozen=True):
         ceiling: What was measured on the machine, for operators to be compared with.
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
-        most_files: How many files may be read; a folder that holds more is an error.
         is_fresh: Whether traces are read even where their partials stand beside them.
         kernels: Patterns of the user's own, of kernels that communicate.
     """
@@ -113,7 +112,6 @@ class Plan(Struct, frozen=True):
     ceiling: Ceiling | None = None
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
-    most_files: int = MOST_FILES
     is_fresh: bool = False
     kernels: tuple[str, ...] = ()
 
@@ -146,7 +144,7 @@ def analyze(paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING) -
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
     require_analyzers(plan.only)  # said before anything is read
-    return analyze_inputs(find_inputs(paths, plan.most_files), plan)
+    return analyze_inputs(find_inputs(paths), plan)
 
 
 def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
@@ -207,12 +205,13 @@ def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
     others = {name: result for name, result in results.items() if name not in besides}
     results = _with_derived(others, plan.only, measurements) | besides
     results = {name: _with_options(result, plan) for name, result in results.items()}
-    run_damage = inputs.run.damage if inputs.run else ()
+    damage = [*(inputs.run.damage if inputs.run else ()), *inputs.missing_traces(), *measurements.damage_in_all()]
+    damage += [line for result in results.values() if isinstance(result, StatesDamage) for line in result.damage]
     return Analysis(
         inputs=inputs.paths,
         results=results,
         skipped=tuple(skipped),
-        damage=tuple(dict.fromkeys((*run_damage, *inputs.missing_traces(), *measurements.damage_in_all()))),
+        damage=tuple(dict.fromkeys(damage)),
         run=inputs.run,
         windows=measurements.windows,
         inapplicable=tuple(inapplicable),
@@ -293,7 +292,7 @@ def measure_with(
         MissingInput: It needs traces that are not at hand.
         SourceError: A path does not exist, or no input can be read.
     """
-    inputs = find_inputs(paths, plan.most_files)
+    inputs = find_inputs(paths)
     measurements = _measure(inputs, plan, _choose(frozenset({name})))
     reason = measurements.why_lacking(name)
     if reason is not None:

@@ -26,7 +26,7 @@ def read_for_page(paths: Sequence[str | os.PathLike[str]], plan: Plan = _PLAN) -
     Raises:
         SourceError: A path does not exist, or no input can be read.
     """
-    return analyze_for_page(find_inputs(paths, plan.most_files), plan)
+    return analyze_for_page(find_inputs(paths), plan)
 
 
 def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:

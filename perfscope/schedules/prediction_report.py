@@ -15,7 +15,7 @@ from perfscope.schedules.simulator import to_fraction_of_ideal
 
 @dataclass(frozen=True, slots=True)
 class PredictionReport:
-    """The answer of ``perfscope bubble`` for a pipeline that has not run.
+    """The answer of ``perfscope plan --microbatches`` for a pipeline that has not run.
 
     Attributes:
         setup: The pipeline.
@@ -65,7 +65,7 @@ class PredictionReport:
             },
             "simulated": self._simulated_data(),
             "times": self._times_data(),
-            "alternatives": alternatives_data(self.alternatives),
+            "alternatives": _alternatives_data(self.alternatives),
             "target": None if self.target is None else _target_data(self.target),
         }
 
@@ -166,7 +166,7 @@ class PredictionReport:
         return in_unit(time_ns, NS_PER_MS) if self.has_times else None
 
 
-def alternatives_data(alternatives: Sequence[Alternative]) -> Json:
+def _alternatives_data(alternatives: Sequence[Alternative]) -> Json:
     """The effect of changes, for JSON."""
     return [
         {

@@ -1,4 +1,4 @@
-"""Reads what ``perfscope ceiling -o FILE`` wrote."""
+"""Reads what ``perfscope doctor --ceiling -o FILE`` wrote."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def parse_ceiling(path: Path, content: bytes) -> Ceiling:
     try:
         file = msgspec.json.decode(content, type=_File)
     except msgspec.MsgspecError as error:
-        raise SourceError(path, f"is no file of `perfscope ceiling`: {error}") from None
+        raise SourceError(path, f"is no file of `perfscope doctor --ceiling`: {error}") from None
     if file.schema != SCHEMA:
         raise SourceError(path, f"has the schema {file.schema!r}, not {SCHEMA!r}")
     return Ceiling(

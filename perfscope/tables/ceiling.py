@@ -1,4 +1,4 @@
-"""What a machine attains at best, as ``perfscope ceiling`` measured it."""
+"""What a machine attains at best, as ``perfscope doctor --ceiling`` measured it."""
 
 from __future__ import annotations
 

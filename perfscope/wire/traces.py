@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 #: How the call ends by which a light window marks the edges of steps: it does nothing, nobody calls it in a training
 #: step, and the profiler records it with every other call into the device's runtime (cuda..., hip...).
 EDGE_CALL = "DeviceGetStreamPriorityRange"
-#: What stands in the head of a trace that `perfscope merge` wrote: it is for viewers, and no rank's own.
+#: What stands in the head of a trace that `perfscope export` wrote: it is for viewers, and no rank's own.
 MERGED_MARK = b'"kind":"merged timeline"'
 
 

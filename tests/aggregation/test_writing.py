@@ -10,13 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-import pyarrow
-import pyarrow.parquet
 import pytest
 
 from benchmarks.synthetic_ranks import make_job
-from perfscope.aggregation.writing import RowFormat, to_parquet, write_rows
+from perfscope.aggregation.writing import write_rows
 from perfscope.constants import KIB, MB
 from perfscope.engine.analysis_report import to_report
 from perfscope.errors import SourceError
@@ -134,46 +131,6 @@ def test_pointers_of_findings_lead_to_the_same_figures(document: Any, whole: Any
         assert look_up(whole, before) == look_up(document, after)
 
 
-@pytest.mark.usefixtures("written")
-def test_parquet_has_the_same_rows(report: Report, folder: Path, tmp_path: Path) -> None:
-    write_rows(report, tmp_path, RowFormat.PARQUET)
-    for name in ("breakdown.ranks", "device-time", "stragglers.ranks"):
-        expected = pd.read_csv(folder / f"{name}.csv")
-        frame = pd.read_parquet(tmp_path / f"{name}.parquet")
-        assert list(frame.columns) == list(expected.columns)
-        assert len(frame) == len(expected)
-        for column in expected.columns:
-            if pd.api.types.is_numeric_dtype(frame[column]) and pd.api.types.is_numeric_dtype(expected[column]):
-                assert frame[column].astype("float64").tolist() == expected[column].astype("float64").tolist()
-
-
-@pytest.mark.parametrize("count", [0, 1, 12])
-def test_parquet_has_every_row(count: int) -> None:
-    rows = [[number, number / 2, f"r{number}", None, number % 2 == 0] for number in range(count)]
-    content = to_parquet(("whole", "half", "text", "nothing", "even"), rows)
-    file = pyarrow.parquet.ParquetFile(pyarrow.BufferReader(content))
-    assert [list(row.values()) for row in file.read().to_pylist()] == rows
-
-
-@pytest.mark.parametrize(
-    ("cells", "read"),
-    [
-        ([1, None, 2.5], [1.0, None, 2.5]),
-        ([None, 2.0, 3], [None, 2.0, 3.0]),
-        ([1, "a", None], ["1", "a", None]),
-        ([True, 2, None], ["True", "2", None]),
-        ([2**63 - 1, -(2**63)], [2**63 - 1, -(2**63)]),
-        ([2**63, 1], [str(2**63), "1"]),
-        ([["a", 1]], ["['a', 1]"]),
-        (["\udcff"], ["?"]),
-        ([None], [None]),
-    ],
-)
-def test_a_column_of_parquet_is_of_what_all_its_cells_are(cells: list[Any], read: list[Any]) -> None:
-    content = to_parquet(("cell",), [[cell] for cell in cells])
-    assert pyarrow.parquet.read_table(pyarrow.BufferReader(content))["cell"].to_pylist() == read
-
-
 def test_few_ranks_get_files_and_the_answer_of_ever(tmp_path: Path) -> None:
     words = ["analyze", "--format", "json", str(TRACES)]
     plain = perfscope(*words, cwd=tmp_path)
@@ -202,19 +159,16 @@ def largest_file(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize(("kind", "most"), [(RowFormat.CSV, 150 * KIB), (RowFormat.PARQUET, 20 * KIB)])
-def test_a_disk_that_fills_is_told_and_leaves_no_half_file(
-    report: Report, tmp_path: Path, kind: RowFormat, most: int
-) -> None:
+def test_a_disk_that_fills_is_told_and_leaves_no_half_file(report: Report, tmp_path: Path) -> None:
     complete, cut = tmp_path / "complete", tmp_path / "cut"
-    write_rows(report, complete, kind)
-    with largest_file(most), pytest.raises(SourceError, match="cannot be written"):
-        write_rows(report, cut, kind)
+    write_rows(report, complete)
+    with largest_file(150 * KIB), pytest.raises(SourceError, match="cannot be written"):
+        write_rows(report, cut)
     names = [path.name for path in cut.iterdir()]
     assert 0 < len(names) < len(list(complete.iterdir()))
     for name in names:
         assert (cut / name).read_bytes() == (complete / name).read_bytes()
-    write_rows(report, cut, kind)
+    write_rows(report, cut)
     assert {path.name: path.read_bytes() for path in cut.iterdir()} == {
         path.name: path.read_bytes() for path in complete.iterdir()
     }

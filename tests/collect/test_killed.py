@@ -88,7 +88,7 @@ def test_partials_and_traces_are_complete_after_the_next_collect(
 ) -> None:
     def work(root: Path) -> None:
         names = [f"{protocol}{root / name}" for name in ("node1", "node2")]
-        collect(names, root / "run", None, Format.JSON, partials=True, traces=traces)
+        collect(names, root / "run", None, Format.JSON, traces=traces or "none")
 
     require_same(partials_of_two_hosts, work, tmp_path)
 

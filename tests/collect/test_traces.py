@@ -48,7 +48,7 @@ def test_a_run_of_partials_alone_gives_the_answers_of_its_traces(parts: list[Pat
     expected = answer(tmp_path / "run")
     assert [part["left_traces"] for part in data["parts"]] == [0, 0]
     shutil.rmtree(tmp_path / "run")
-    data = bring(parts, tmp_path / "run", partials=True)
+    data = bring(parts, tmp_path / "run", traces="none")
     assert names(tmp_path / "run") == []
     assert [part["left_traces"] for part in data["parts"]] == [1, 1]
     assert answer(tmp_path / "run") == expected
@@ -56,7 +56,7 @@ def test_a_run_of_partials_alone_gives_the_answers_of_its_traces(parts: list[Pat
 
 def test_traces_come_when_somebody_asks_for_them(parts: list[Path], tmp_path: Path) -> None:
     run = tmp_path / "run"
-    bring(parts, run, partials=True)
+    bring(parts, run, traces="none")
     partials = {path.name: path.read_bytes() for path in run.rglob("*.partials")}
     data = bring(parts, run, traces="1")
     assert names(run) == ["node2"]
@@ -73,14 +73,14 @@ def test_a_trace_without_partials_comes_along(parts: list[Path], tmp_path: Path)
     next(parts[0].rglob("*.partials")).unlink()
     content = next(parts[1].rglob("*.partials"))
     content.write_bytes(content.read_bytes()[:-9])
-    data = bring(parts, tmp_path / "run", partials=True)
+    data = bring(parts, tmp_path / "run", traces="none")
     assert names(tmp_path / "run") == ["node1", "node2"]
     assert [part["left_traces"] for part in data["parts"]] == [0, 0]
 
 
 def test_both_windows_of_a_process_stay_where_they_are(tmp_path: Path) -> None:
     part = copy_with_partials(LIGHT, tmp_path)
-    data = bring([part], tmp_path / "run", partials=True)
+    data = bring([part], tmp_path / "run", traces="none")
     assert names(tmp_path / "run") == []
     assert data["parts"][0]["left_traces"] == 2
     analysis = analyze([tmp_path / "run"], Plan(only=frozenset({"breakdown"})))
@@ -96,7 +96,7 @@ def test_ranks_that_are_no_numbers_are_refused(parts: list[Path], tmp_path: Path
 
 
 def test_the_table_says_what_stayed(parts: list[Path], tmp_path: Path) -> None:
-    outcome = collect([str(part) for part in parts], tmp_path / "run", partials=True)
+    outcome = collect([str(part) for part in parts], tmp_path / "run", traces="none")
     assert outcome.report is not None
     text = render(outcome.report, Format.MARKDOWN)
     assert "2 traces stay where they are; the same command with `--traces RANKS` brings those of ranks." in text

@@ -1,8 +1,7 @@
-"""Claims about ``perfscope bubble`` of a pipeline that has not run."""
+"""``perfscope plan --microbatches``: the bubble of a pipeline that has not run."""
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
@@ -12,15 +11,20 @@ from xml.etree import ElementTree
 
 import pytest
 
-from perfscope.commands.bubble import bubble
-from perfscope.errors import PerfscopeError, SourceError, UsageError
-from perfscope.renderers import Format
 from perfscope.schedules.catalog import Schedule
+from tests.analyzers.flops.making import answer, ask, refused
+
+
+def _words(**options: Any) -> list[str]:
+    return [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def _ask(**options: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(bubble(format=Format.JSON, **options).output())
-    return answer
+    return answer("plan", *_words(**options))
+
+
+def _text(**options: Any) -> str:
+    return ask("plan", *_words(**options)).stdout
 
 
 def test_the_answer_has_both_denominators_and_the_simulation_agrees_with_the_formula() -> None:
@@ -86,7 +90,7 @@ def test_the_206b_model_on_256_gpus_needs_more_chunks() -> None:
 
 def test_a_throughput_beyond_the_limit_is_not_promised() -> None:
     assert _ask(pp=64, microbatches=4, tflops="3.9", target_tflops="66")["target"]["microbatches"] is None
-    text = bubble(pp=64, microbatches=4, tflops="3.9", target_tflops="66").output()
+    text = _text(pp=64, microbatches=4, tflops="3.9", target_tflops="66")
     assert "cannot be reached by more micro-batches" in text
 
 
@@ -116,18 +120,18 @@ def test_too_much_to_simulate_is_answered_by_the_formula_and_said() -> None:
     answer = _ask(pp=64, microbatches=100_000)
     assert answer["simulated"] is None
     assert answer["fraction_of_total"] == pytest.approx(63 / 100_063)
-    with pytest.raises(UsageError, match="too large to simulate"):
-        bubble(pp=64, microbatches=100_000, forward="1ms", transfer="1ms")
+    times = {"forward": "1ms", "transfer": "1ms"}
+    assert "too large to simulate" in refused("plan", *_words(pp=64, microbatches=100_000, **times))
 
 
 def test_the_svg_has_a_bar_for_every_operation(tmp_path: Path) -> None:
     target = tmp_path / "schedule.svg"
-    outcome = bubble(pp=4, microbatches=8, output=target)
+    said = ask("plan", *_words(pp=4, microbatches=8, svg=target)).stderr
     root = ElementTree.fromstring(target.read_text("utf-8"))
     bars = [element for element in root.iter() if re.search(r"fill-(forward|backward)", element.get("class", ""))]
     bars = [element for element in bars if "mark" in element.get("class", "").split()]
     assert len(bars) == 4 * 8 * 2
-    assert outcome.notes == (f"wrote {target}",)
+    assert said == f"perfscope: wrote {target}\n"
     assert list(tmp_path.iterdir()) == [target]
 
 
@@ -148,24 +152,23 @@ def test_the_svg_has_a_bar_for_every_operation(tmp_path: Path) -> None:
         {"pp": 4, "microbatches": 8, "tflops": "3.9"},
         {"pp": 4, "microbatches": 8, "tflops": "nan", "target_tflops": "4"},
         {"pp": 4, "microbatches": 8, "tflops": "0", "target_tflops": "4"},
-        {"pp": 4, "microbatches": 8, "output": Path("schedule.png")},
+        {"pp": 4, "microbatches": 8, "svg": "schedule.png"},
+        {"microbatches": 8},
+        {"pp": 4, "microbatches": 8, "gpus": 8},
+        {"pp": 4, "microbatches": 8, "size": "13B"},
     ],
 )
 def test_what_cannot_be_right_is_said(options: dict[str, Any]) -> None:
-    with pytest.raises(UsageError) as caught:
-        bubble(**options)
-    assert caught.value.exit_code == 2
+    assert refused("plan", *_words(**options)).count("\n") <= 2
 
 
 def test_a_drawing_that_cannot_be_written_is_an_error_about_that_file(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="cannot be written"):
-        bubble(pp=2, microbatches=2, output=tmp_path / "missing" / "schedule.svg")
-    assert not issubclass(SourceError, UsageError)
-    assert issubclass(SourceError, PerfscopeError)
+    svg = tmp_path / "missing" / "schedule.svg"
+    assert "cannot be written" in refused("plan", *_words(pp=2, microbatches=2, svg=svg), code=1)
 
 
 def test_fewer_micro_batches_than_stages_is_answered_and_said() -> None:
-    assert "4 micro-batches cannot fill 8 stages" in bubble(pp=8, microbatches=4).output()
+    assert "4 micro-batches cannot fill 8 stages" in _text(pp=8, microbatches=4)
 
 
 def test_one_stage_has_no_bubble() -> None:
@@ -174,7 +177,7 @@ def test_one_stage_has_no_bubble() -> None:
 
 def test_the_command_starts_without_numpy() -> None:
     script = (
-        "import sys; sys.argv = ['perfscope', 'bubble', '--pp', '2', '-m', '2']\n"
+        "import sys; sys.argv = ['perfscope', 'plan', '--pp', '2', '-m', '2']\n"
         "from perfscope.cli import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
@@ -185,7 +188,7 @@ def test_the_command_starts_without_numpy() -> None:
 
 
 def test_times_that_are_assumed_beside_typed_ones_are_said() -> None:
-    text = bubble(pp=2, microbatches=4, forward="10ms,30ms").output()
+    text = _text(pp=2, microbatches=4, forward="10ms,30ms")
     assert "- The backward pass is assumed to take 20 ms, 60 ms: 2 x forward.\n" in text
     assert "- Half of the backward pass is assumed to be the weight gradient (--weight).\n" in text
     assert "- Transfers between stages are assumed to take no time (--transfer).\n" in text
@@ -193,4 +196,4 @@ def test_times_that_are_assumed_beside_typed_ones_are_said() -> None:
 
 def test_times_that_are_all_typed_assume_nothing() -> None:
     times = {"forward": "10ms", "backward": "10ms", "weight": "9ms", "transfer": "1ms"}
-    assert "is assumed to" not in bubble(pp=4, microbatches=8, **times).output()
+    assert "is assumed to" not in _text(pp=4, microbatches=8, **times)

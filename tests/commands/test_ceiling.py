@@ -37,10 +37,10 @@ def test_the_highest_rates_of_a_file_are_the_ceilings(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("{}", "is no file of `perfscope ceiling`"),
+        ("{}", "is no file of `perfscope doctor --ceiling`"),
         (json.dumps({**FILE, "schema": "perfscope/ceiling/2"}), "has the schema"),
-        (json.dumps(FILE)[:-40], "is no file of `perfscope ceiling`"),
-        (json.dumps({**FILE, "memory": "fast"}), "is no file of `perfscope ceiling`"),
+        (json.dumps(FILE)[:-40], "is no file of `perfscope doctor --ceiling`"),
+        (json.dumps({**FILE, "memory": "fast"}), "is no file of `perfscope doctor --ceiling`"),
     ],
 )
 def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, problem: str) -> None:
@@ -53,9 +53,12 @@ def test_what_is_no_such_file_is_refused(tmp_path: Path, text: str, problem: str
 
 
 @pytest.mark.slow
-def test_this_machine_is_measured_and_its_file_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_this_machine_is_measured_and_its_file_is_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "ceiling.json"
-    answer = run(capsys, "ceiling", "--seconds", "2", "-o", str(path), "--format", "json")
+    monkeypatch.setattr("perfscope.commands.machine._CEILING_S", 2)
+    answer = run(capsys, "doctor", "--ceiling", "-o", str(path), "--format", "json")
     assert answer.code == 0
     ceiling = read_ceiling(path)
     assert json.loads(answer.out)["products"] == json.loads(path.read_text())["products"]

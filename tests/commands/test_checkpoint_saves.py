@@ -37,7 +37,7 @@ class TestSaves:
                 1: [{"start_ns": 0, "end_ns": 4 * second, "source": "deepspeed", "step": 5, "size_bytes": 5 * second}],
             },
         )
-        answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_zero1", "--run", run_dir, "--format", "json")
+        answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_zero1", "--save-time", run_dir, "--format", "json")
         saves = answer.data["results"]["saves"]
         assert saves["blocked_share"] == pytest.approx(4 / 110)  # from the save to the end of the last step
         assert saves["saves"] == [
@@ -86,7 +86,7 @@ class TestSaves:
             "  [2026-11-21 00:35:41.500000] scheduled an async checkpoint save at iteration      10 to /ckpt\n"
             "  [2026-11-21 00:35:55.000000] successfully saved checkpoint from iteration      10 to /ckpt\n"
         )
-        answer = run(capsys, "checkpoint", "--size", "1B", "--log", log, "--format", "json")
+        answer = run(capsys, "checkpoint", "--size", "1B", "--save-time", log, "--format", "json")
         [save] = answer.data["results"]["saves"]["saves"]
         assert (save["blocked_s"], save["drained_s"], save["gb_per_s"]) == (0.5, 14.0, 1.0)
         assert save["asynchronous"] is True
@@ -97,16 +97,16 @@ class TestSaves:
         second = 10**9
         record = {"start_ns": 0, "end_ns": second, "drained_ns": 10 * second, "asynchronous": True, "source": "dcp"}
         run_dir = self.write_run(tmp_path, {0: [record, {**record, "end_ns": 2 * second}]})
-        answer = run(capsys, "checkpoint", "--size", "1B", "--run", run_dir, "--format", "json")
+        answer = run(capsys, "checkpoint", "--size", "1B", "--save-time", run_dir, "--format", "json")
         saves = answer.data["results"]["saves"]["saves"]
         assert [save["blocked_s"] for save in saves] == [1.0, 2.0]
         assert [save["gb_per_s"] for save in saves] == [1.4, 1.4]  # 14 GB in 10 s
-        assert "asynchronous" in run(capsys, "checkpoint", "--size", "1B", "--run", run_dir).out
+        assert "asynchronous" in run(capsys, "checkpoint", "--size", "1B", "--save-time", run_dir).out
 
     def test_megatrons_own_timer_in_its_log(self, capsys: pytest.CaptureFixture[str]) -> None:
         log = FIXTURES.parent / "logs" / "megatron_core_tp2_pp2_h200.log"
         listing = FIXTURES / "megatron_legacy_h200.csv"
-        saves = run(capsys, "checkpoint", listing, "--log", log, "--format", "json").data["results"]["saves"]
+        saves = run(capsys, "checkpoint", listing, "--save-time", log, "--format", "json").data["results"]["saves"]
         [save] = saves["saves"]
         assert (save["step"], save["blocked_s"]) == (15, 4.99596)  # save-checkpoint ....: (4984.48, 4995.96)
         assert save["gb_per_s"] == pytest.approx(13.177708128 / 4.99596)
@@ -116,9 +116,8 @@ class TestSaves:
     @pytest.mark.parametrize(
         ("options", "code", "problem"),
         [
-            (("--log", FIXTURES / "README.md"), 1, "states no checkpoint save"),
-            (("--log", "nowhere.log"), 1, "nowhere.log"),
-            (("--log", "a.log", "--save-time", "3"), 2, "both state the time of the save"),
+            (("--save-time", FIXTURES / "README.md"), 1, "states no checkpoint save"),
+            (("--save-time", "nowhere.log"), 2, "'nowhere.log' is not a time"),
         ],
     )
     def test_saves_that_nobody_tells_of(
@@ -129,6 +128,6 @@ class TestSaves:
         assert problem in answer.err
 
     def test_a_run_without_a_timed_save_says_so(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        answer = run(capsys, "checkpoint", "--size", "1B", "--run", self.write_run(tmp_path, {0: []}))
+        answer = run(capsys, "checkpoint", "--size", "1B", "--save-time", self.write_run(tmp_path, {0: []}))
         assert answer.code == 1
         assert "contains no timed checkpoint save" in answer.err

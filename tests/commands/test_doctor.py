@@ -48,7 +48,7 @@ def test_every_part_is_checked_and_nothing_is_left_behind(tmp_path: Path) -> Non
 def test_json_has_every_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     checks = [ok("Disk", "much"), fail("torch", "broken", "fix it")]
     monkeypatch.setattr(doctor, "_run_checks", lambda folder: checks)
-    outcome = doctor.doctor(tmp_path / "runs" / "next", Format.JSON)
+    outcome = doctor.doctor(output=tmp_path / "runs" / "next", format=Format.JSON)
     assert (outcome.exit_code, outcome.notes) == (4, ("torch: broken: fix it",))
     document = json.loads(outcome.output())
     assert (document["ok"], document["warn"], document["fail"]) == (1, 0, 1)

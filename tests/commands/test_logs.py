@@ -39,11 +39,11 @@ def sweep(tmp_path: Path) -> Path:
 
 
 def test_a_folder_of_runs_is_a_table_with_its_failures(sweep: Path) -> None:
-    document = as_json(sweep, ".", "--sort", "tflops")
+    document = as_json(sweep, ".")
     assert document["schema"] == "perfscope/logs/1"
     rows = {row["path"]: row for row in document["logs"]}
-    assert [row["status"] for row in document["logs"]] == ["ok", "ok", "fail"]
-    best = document["logs"][0]
+    assert sorted(row["status"] for row in document["logs"]) == ["fail", "ok", "ok"]
+    best = max(document["logs"], key=lambda row: row["tflops_per_gpu"] or 0)
     assert best["path"].startswith("61B-megatron-mbs-2")
     assert best["tflops_per_gpu"] == pytest.approx(55.5, abs=0.05)
     assert best["median_s"] == best["mean_s"] == best["p95_s"] == 144.0

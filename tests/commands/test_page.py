@@ -1,4 +1,4 @@
-"""Claims about ``perfscope page``: what it writes, what it refuses, and that it shows what there is of bad input."""
+"""Claims about ``perfscope export``: what it writes, what it refuses, and that it shows what there is of bad input."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def absent(answer: dict[str, Any]) -> dict[str, str]:
 
 def write(*words: str | Path, code: int = 0) -> tuple[dict[str, Any], str]:
     """The answer of the command, and the page."""
-    result = CliRunner().invoke(app, ["page", *map(str, words), "--workers", "1", "--format", "json"])
+    result = CliRunner().invoke(app, ["export", *map(str, words), "--format", "json"])
     assert result.exit_code == code, result.output
     answer: dict[str, Any] = json.loads(result.stdout)
     return answer, Path(answer["path"]).read_text()
@@ -99,17 +99,11 @@ def test_two_runs_are_a_comparison_whose_budget_adds_up(tmp_path: Path) -> None:
     assert rows[-1][2] == pytest.approx(change_us / 1000)
 
 
-def test_against_compares_with_any_side(tmp_path: Path) -> None:
-    side = ROOT / "fixtures" / "compare" / "base_1.json"
-    answer, _ = write(ROOT / "fixtures" / "compare" / "base_2.json", "--against", side, "-o", tmp_path / "page.html")
-    assert [part["part"] for part in answer["parts"]] == ["difference"]
-
-
 def test_two_saved_results_are_compared_and_one_alone_is_refused(tmp_path: Path) -> None:
     sides = [ROOT / "fixtures" / "compare" / f"base_{number}.json" for number in (1, 2)]
     answer, _ = write(*sides, "-o", tmp_path / "page.html")
     assert [part["part"] for part in answer["parts"]] == ["difference"]
-    result = CliRunner().invoke(app, ["page", str(sides[0]), "-o", str(tmp_path / "other.html")])
+    result = CliRunner().invoke(app, ["export", str(sides[0]), "-o", str(tmp_path / "other.html")])
     assert "is a saved result" in str(result.exception)
     assert not (tmp_path / "other.html").exists()
 
@@ -139,7 +133,8 @@ def test_of_very_many_ranks_the_page_says_which_it_shows(tmp_path: Path) -> None
         (("-o", "page.pdf"), "does not end in .html"),
         (("-o", "missing/page.html"), "is no folder"),
         (("-o", "run/run.json/page.html"), "is no folder"),
-        (("--workers", "0"), "at least 1"),
+        (("--as", "trace", "-o", "page.html"), "does not end in .json.gz"),
+        (("--ranks", "0"), "--ranks and --steps are of a trace"),
     ],
 )
 def test_what_cannot_be_written_is_said_before_anything_is_read(
@@ -149,14 +144,15 @@ def test_what_cannot_be_written_is_said_before_anything_is_read(
     run.mkdir()
     (run / "run.json").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(app, ["page", "nothing-here", *words])
+    result = CliRunner().invoke(app, ["export", "nothing-here", *words])
     assert result.exit_code != 0
     assert problem in str(result.exception)
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_open_opens_it_in_the_browser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[str] = []
-    monkeypatch.setattr("webbrowser.open", opened.append)
-    write(RUNS / "cpu_trainer", "-o", tmp_path / "page.html", "--open")
-    assert opened == [(tmp_path / "page.html").resolve().as_uri()]
+def test_metrics_of_a_run_are_written_for_prometheus(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["export", str(RUNS / "h200_zero1"), "-o", str(tmp_path / "run.prom")])
+    assert result.exit_code == 0, result.output
+    text = (tmp_path / "run.prom").read_text()
+    assert "perfscope_steps_total" in text
+    assert text.endswith("# EOF\n")

@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
 from pathlib import Path
 from tempfile import gettempdir
 
 import fsspec
 import pytest
 
-from perfscope.commands.bubble.measurement import measure_bubble
-from perfscope.commands.goodput import goodput
-from perfscope.commands.logs import logs
-from perfscope.commands.memory import memory
-from perfscope.commands.postmortem import postmortem
-from perfscope.errors import ExitCode, SourceError
-from perfscope.outcome import Outcome
-from perfscope.renderers import Format
+from perfscope.errors import ExitCode
+from tests.analyzers.flops.making import ask
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures"
 STORE = "memory://place"
-PIPELINE = FIXTURES / "runs" / "h200_megatron_pp2"
 LOGS = ("deepspeed-2020.log", "llama2c-fork.log", "llm-c.log")
 
-Ask = Callable[[str, Format], Outcome]
+COMMANDS = {
+    "logs": ("logs",),
+    "goodput": ("analyze", "--only", "goodput"),
+    "postmortem": ("postmortem",),
+    "memory": ("analyze", "--only", "memory"),
+    "bubble": ("analyze", "--only", "pipeline_bubble", "--workers", "1"),
+}
 
 
 @pytest.fixture
@@ -49,25 +48,25 @@ def copies() -> set[Path]:
 
 
 @pytest.mark.parametrize(
-    ("source", "ask"),
+    ("source", "command"),
     [
-        ("published_logs/llm-c.log", lambda place, form: logs([place], format=form)),
-        ("goodput/killed", lambda place, form: goodput([place], format=form)),
-        ("goodput/megatron-1.log", lambda place, form: goodput([place], format=form)),
-        ("postmortem/ddp-crash-2", lambda place, form: postmortem(place, format=form)),
-        ("memory/pure.pickle.gz", lambda place, form: memory([place], format=form)),
-        ("pipeline", lambda place, form: measure_bubble([place], (None, None, None), None, form)),
+        ("published_logs/llm-c.log", "logs"),
+        ("goodput/killed", "goodput"),
+        ("goodput/megatron-1.log", "goodput"),
+        ("postmortem/ddp-crash-2", "postmortem"),
+        ("memory/pure.pickle.gz", "memory"),
+        ("runs/h200_megatron_pp2", "bubble"),
     ],
-    ids=["logs", "goodput of a run", "goodput of a log", "postmortem", "memory", "bubble"],
 )
-def test_an_answer_is_the_same_from_a_store(source: str, ask: Ask, store: fsspec.AbstractFileSystem) -> None:
-    path = FIXTURES / source if source != "pipeline" else PIPELINE
+def test_an_answer_is_the_same_from_a_store(source: str, command: str, store: fsspec.AbstractFileSystem) -> None:
+    path = FIXTURES / source
     before = copies()
-    for form in (Format.JSON, Format.CSV):  # tables of Markdown are as wide as the names
-        stored, on_disk = ask(put(store, path), form), ask(str(path), form)
-        assert stored.output() == on_disk.output().replace(str(path.parent), STORE)
-        assert stored.notes == tuple(note.replace(str(path.parent), STORE) for note in on_disk.notes)
-        assert stored.exit_code == on_disk.exit_code
+    for form in ("json", "csv"):  # tables of Markdown are as wide as the names
+        words = (*COMMANDS[command], "-f", form)
+        stored, on_disk = ask(*words, put(store, path)), ask(*words, path)
+        assert stored.stdout == on_disk.stdout.replace(str(path.parent), STORE)
+        assert stored.stderr == on_disk.stderr.replace(str(path.parent), STORE)
+        assert stored.code == on_disk.code
     assert copies() == before
 
 
@@ -78,9 +77,9 @@ def test_a_folder_of_logs_in_a_store_is_its_logs(store: fsspec.AbstractFileSyste
         (folder / "deeper" / name).write_bytes((FIXTURES / "published_logs" / name).read_bytes())
     (folder / "weights.bin").write_bytes(b"0")
     url = put(store, folder)
-    stored, on_disk = logs([url], format=Format.CSV), logs([str(folder)], format=Format.CSV)
-    assert stored.output() == on_disk.output().replace(str(tmp_path), STORE)
-    assert f"{STORE}/13B/deeper/{LOGS[0]}" in stored.output()
+    stored, on_disk = ask("logs", url, "-f", "csv"), ask("logs", folder, "-f", "csv")
+    assert stored.stdout == on_disk.stdout.replace(str(tmp_path), STORE)
+    assert f"{STORE}/13B/deeper/{LOGS[0]}" in stored.stdout
 
 
 def test_the_history_of_a_run_in_a_store_is_named_by_its_url(store: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
@@ -89,38 +88,29 @@ def test_the_history_of_a_run_in_a_store_is_named_by_its_url(store: fsspec.Abstr
     (run / "run.json").write_text("{}")
     whole = (FIXTURES / "memory" / "pure.memory.jsonl.gz").read_bytes()
     (run / "memory" / "vm_1.1.memory.jsonl.gz").write_bytes(whole[:-3000])
-    stored, on_disk = memory([put(store, run)]), memory([str(run)])
-    assert stored.exit_code == ExitCode.DAMAGED_INPUT
-    assert stored.notes == tuple(note.replace(str(tmp_path), STORE) for note in on_disk.notes)
-    assert stored.notes[0].startswith("warning: memory://place/run/memory/vm_1.1.memory.jsonl.gz: ")
+    stored, on_disk = (ask(*COMMANDS["memory"], place) for place in (put(store, run), run))
+    assert stored.code == ExitCode.DAMAGED_INPUT
+    assert stored.stderr == on_disk.stderr.replace(str(tmp_path), STORE)
+    assert "warning: memory://place/run/memory/vm_1.1.memory.jsonl.gz: " in stored.stderr
 
 
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda place: logs([place]),
-        lambda place: goodput([place]),
-        postmortem,
-        lambda place: memory([place]),
-        lambda place: measure_bubble([place], (None, None, None), None, Format.MARKDOWN),
-    ],
-    ids=["logs", "goodput", "postmortem", "memory", "bubble"],
-)
-def test_what_is_not_there_is_named_by_its_url(ask: Callable[[str], Outcome], store: fsspec.AbstractFileSystem) -> None:
-    with pytest.raises(SourceError, match=r"^memory://place/nothing \S+") as error:
-        ask("memory://place/nothing")
-    assert "perfscope-" not in str(error.value)
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_is_not_there_is_named_by_its_url(command: str) -> None:
+    ended = ask(*COMMANDS[command], "memory://place/nothing")
+    assert ended.code == 1
+    assert ended.stderr.startswith("perfscope: memory://place/nothing ")
+    assert "perfscope-" not in ended.stderr
 
 
 def test_a_file_that_cannot_be_read_as_what_it_should_be_is_named_by_its_url(
     store: fsspec.AbstractFileSystem,
 ) -> None:
     store.pipe("/place/memory.pickle", b"not a pickle")
-    with pytest.raises(SourceError, match=r"^memory://place/memory.pickle "):
-        memory([f"{STORE}/memory.pickle"])
+    ended = ask(*COMMANDS["memory"], f"{STORE}/memory.pickle")
+    assert ended.stderr.startswith("perfscope: memory://place/memory.pickle ")
     store.pipe("/place/folder/notes.bin", b"0")
-    with pytest.raises(SourceError, match=r"^memory://place/folder holds no dump"):
-        postmortem(f"{STORE}/folder")
+    assert ask("postmortem", f"{STORE}/folder").stderr.startswith("perfscope: memory://place/folder holds no dump")
 
 
 def test_a_log_that_is_lost_is_named_and_the_others_are_answered_for(
@@ -136,10 +126,10 @@ def test_a_log_that_is_lost_is_named_and_the_others_are_answered_for(
         return opened(self, path, *words, **options)
 
     monkeypatch.setattr(type(store), "_open", lose)
-    outcome = logs([f"{STORE}/logs"])
-    assert outcome.exit_code == ExitCode.DAMAGED_INPUT
-    assert outcome.notes[0] == f"warning: {STORE}/logs/{LOGS[0]} cannot be read: it does not exist"
-    assert f"{STORE}/logs/{LOGS[1]}" in outcome.output()
+    ended = ask("logs", f"{STORE}/logs")
+    assert ended.code == ExitCode.DAMAGED_INPUT
+    assert ended.stderr.startswith(f"perfscope: warning: {STORE}/logs/{LOGS[0]} cannot be read: it does not exist\n")
+    assert f"{STORE}/logs/{LOGS[1]}" in ended.stdout
 
 
 def test_a_disk_that_cannot_hold_the_copies_is_named(
@@ -151,6 +141,6 @@ def test_a_disk_that_cannot_hold_the_copies_is_named(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(Path, "open", is_full)
-    with pytest.raises(SourceError, match=rf"^{url} cannot be copied to \S+: No space left") as error:
-        logs([url])
-    assert error.value.hint == "TMPDIR names a folder on another disk"
+    ended = ask("logs", url)
+    assert re.match(rf"perfscope: {url} cannot be copied to \S+: No space left", ended.stderr)
+    assert "hint: TMPDIR names a folder on another disk" in ended.stderr

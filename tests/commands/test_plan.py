@@ -35,9 +35,9 @@ def test_the_days_follow_from_the_tflops() -> None:
 @pytest.mark.parametrize(
     ("words", "tflops"),
     [
-        (("--model", "125M", "--tokens", "2.5B", "--gpus", 1, "--hours", 8, "--checkpointing", "none"), 65),
+        (("--model", "125M", "--tokens", "2.5B", "--gpus", 1, "--days", 8 / 24, "--checkpointing", "none"), 65),
         (("--model", "1.3B", "--tokens", "26B", "--gpus", 4, "--days", 8, "--checkpointing", "full"), 98),
-        (("--model", "1.3B", "--tokens", "26B", "--gpus", 4, "--hours", 192), 98),
+        (("--model", "1.3B", "--tokens", "26B", "--gpus", 4, "--days", 8), 98),
     ],
 )
 def test_the_seeds_table_is_solved_for_its_tflops(words: tuple[str | int, ...], tflops: int) -> None:
@@ -84,14 +84,14 @@ def test_zero_shards_as_its_paper_says() -> None:
         assert (row["tp"], row["pp"], row["dp"]) == (1, 1, 64)
 
 
-_REAL = ("plan", "--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--seq-len", 1024, "--gpus", 2)
+_REAL = ("plan", "--model", "layers=16,hidden=2048,heads=16,vocab=32000", "--seq-len", 1024, "--gpus", 2)
 
 
 @pytest.mark.parametrize(
     ("words", "measured"),
     [
-        (("--pp", 2, "--fp32-gradients", "--attention", "eager", "--checkpointing", "none"), 18_755_652_608),
-        (("--tp", 2, "--fp32-gradients", "--attention", "eager", "--checkpointing", "selective"), 11_411_903_488),
+        (("--pp", 2, "--states", "megatron", "--attention", "eager", "--checkpointing", "none"), 18_755_652_608),
+        (("--tp", 2, "--states", "megatron", "--attention", "eager", "--checkpointing", "selective"), 11_411_903_488),
         (("--zero", 1, "--checkpointing", "none"), 15_709_674_496),
         (("--zero", 2, "--checkpointing", "none"), 13_843_860_480),
     ],

@@ -16,7 +16,6 @@ from tests.conftest import ROOT
 FIXTURES = ROOT / "fixtures"
 LOGS = sorted((*FIXTURES.glob("logs/*.log"), *FIXTURES.glob("flops/*.log")))
 RUNS = sorted(path.parent for path in FIXTURES.glob("runs/*/run.json"))
-PIPELINES = sorted({path.parent for path in FIXTURES.glob("pipeline/*/*.json.gz")})
 #: Dimensions for logs that state none; both commands take them.
 MODEL = ("--size", "1B", "--gpus", "4", "--seq-len", "2048", "--checkpointing", "full")
 
@@ -87,13 +86,6 @@ def test_every_command_that_reads_a_run_gives_its_step_time_and_throughput(answe
     measured = {quantity["name"]: quantity["measured"] for quantity in plan["run"]["quantities"]}
     assert measured["step_s"] == about(steps["step_time_s"])
     assert plan["gpus"] == len(steps["ranks"])
-
-
-@pytest.mark.parametrize("folder", PIPELINES, ids=name_of)
-def test_analyze_and_bubble_measure_the_same_bubble(answer: Answer, folder: Path) -> None:
-    analyzed = answer("analyze", folder, "--only", "pipeline_bubble")["results"]["pipeline_bubble"]
-    measured = answer("bubble", folder)["pipeline_bubble"]
-    assert {key: measured[key] for key in analyzed} == analyzed
 
 
 def test_plan_and_checkpoint_expect_the_same_size(answer: Answer) -> None:

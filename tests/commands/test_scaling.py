@@ -108,7 +108,7 @@ def test_a_zero_comparison_of_logs_with_samples_of_nvidia_smi(tmp_path: Path) ->
 
 
 def test_the_drawing_is_svg_with_every_point(bert: Path) -> None:
-    ended = scaling(bert, "bz32", "--plot", "out.svg")
+    ended = scaling(bert, "bz32", "--svg", "out.svg")
     assert ended.code == 0
     assert "wrote out.svg" in ended.stderr
     tree = ET.fromstring((bert / "out.svg").read_text())
@@ -124,13 +124,13 @@ def test_the_drawings_series_are_told_apart_by_what_differs(tmp_path: Path) -> N
             folder.mkdir(exist_ok=True)
             lines = [deepspeed_line(step, str(100.0 * nodes - slower)) for step in range(3, 20)]
             (folder / f"gpt2-small_b8_fp16_{stage}_zero_stage{stage}.log").write_text("".join(lines))
-    assert scaling(tmp_path, ".", "--plot", "drawing.svg").code == 0
+    assert scaling(tmp_path, ".", "--svg", "drawing.svg").code == 0
     labels = re.findall(r">(gpt2[^<]*)</text>", (tmp_path / "drawing.svg").read_text())
     assert labels == ["gpt2-small, fp16, ZeRO 0", "gpt2-small, fp16, ZeRO 1"]
 
 
 def test_a_drawing_that_cannot_be_written_leaves_nothing(bert: Path) -> None:
-    ended = scaling(bert, "bz32", "--plot", "none/out.svg")
+    ended = scaling(bert, "bz32", "--svg", "none/out.svg")
     assert ended.code == 1
     assert "cannot be written" in ended.stderr
 
@@ -141,7 +141,7 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(bert: Path) -> None:
         ["none"],
         ["."],
         ["bz32", "--protocol", "mine"],
-        ["bz32", "--plot", "out.png"],
+        ["bz32", "--svg", "out.png"],
         ["bz32", "--predict", "0"],
         ["bz32", "--predict", "many"],
         ["bz32", "--warmup", "-1"],

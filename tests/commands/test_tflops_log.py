@@ -12,7 +12,7 @@ from tests.analyzers.flops.making import FIXTURES, answer, ask, by_name, refused
 from tests.sources.joblog.lines import neox
 
 H200_LOG = FIXTURES / "megatron_core_tp2_pp2_h200.iterations.log"
-H200_MODEL = ("--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--seq-len", 1024)
+H200_MODEL = ("--model", "layers=16,hidden=2048,heads=16,vocab=32000", "--seq-len", 1024)
 
 #: Lines as Megatron prints them: a grouped, gated, untied model of which 2 of 4 layers have experts.
 ARGUMENTS = """
@@ -74,14 +74,14 @@ def test_the_convention_that_a_log_used_is_marked() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        ("--layers", 24, "--hidden", 2048, "--heads", 16, "--vocab", 32000),
-        ("--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 50304),
-        ("--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--kv-heads", 4),
-        ("--layers", 16, "--hidden", 2048, "--heads", 16, "--vocab", 32000, "--ffn", 5504),
+        "layers=24,hidden=2048,heads=16,vocab=32000",
+        "layers=16,hidden=2048,heads=16,vocab=50304",
+        "layers=16,hidden=2048,heads=16,vocab=32000,kv_heads=4",
+        "layers=16,hidden=2048,heads=16,vocab=32000,ffn=5504",
     ],
 )
-def test_a_log_of_another_model_is_not_explained(wrong: tuple[object, ...]) -> None:
-    document = answer("tflops", "--log", H200_LOG, *(str(word) for word in wrong), "--gpus", 4)
+def test_a_log_of_another_model_is_not_explained(wrong: str) -> None:
+    document = answer("tflops", "--log", H200_LOG, "--model", wrong, "--gpus", 4)
     assert document["log"]["convention"] is None
     assert abs(document["log"]["deviation_from_nearest"]) > 0.001
 

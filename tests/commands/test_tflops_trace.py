@@ -21,7 +21,8 @@ pytestmark = pytest.mark.slow
 
 SEQ_LEN, BATCH, STEPS = 96, 2, 2
 SHAPE = Shape(layers=3)
-WORDS = ("tflops", "--layers", 3, "--hidden", 64, "--heads", 4, "--vocab", 256, "--seq-len", SEQ_LEN, "--gpus", 1)
+MODEL = "layers=3,hidden=64,heads=4,vocab=256"
+WORDS = ("tflops", "--model", MODEL, "--seq-len", SEQ_LEN, "--gpus", 1)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +81,7 @@ def test_a_real_trace_gives_what_pytorchs_counter_and_the_formula_give(traced: P
     assert found["explanation"] == []
 
 
-@pytest.mark.parametrize("wrong", [("--gbs", 3), ("--gbs", 2, "--ffn", 320)])
+@pytest.mark.parametrize("wrong", [("--gbs", 3), ("--gbs", 2, "--model", f"{MODEL},ffn=320")])
 def test_a_difference_is_explained_and_not_hidden(traced: Path, wrong: tuple[object, ...]) -> None:
     found = answer(*WORDS, *(str(word) for word in wrong), "--time", 1, "--trace", traced)["trace"]
     assert abs(found["difference"]) > 0.02
@@ -215,8 +216,8 @@ def test_attention_without_a_kernel_is_not_counted_twice(tmp_path: Path) -> None
     ("words", "said"),
     [
         (("--gbs", 2 * BATCH), "Fewer operations were counted"),
-        (("--gbs", BATCH, "--ffn", 192), "More operations were counted"),
-        (("--gbs", BATCH, "--ffn", 320), "Fewer operations were counted"),
+        (("--gbs", BATCH, "--model", f"{MODEL},ffn=192"), "More operations were counted"),
+        (("--gbs", BATCH, "--model", f"{MODEL},ffn=320"), "Fewer operations were counted"),
     ],
 )
 def test_what_the_difference_may_come_from_is_said(traced: Path, words: tuple[object, ...], said: str) -> None:

@@ -24,10 +24,8 @@ ROOT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).parent / "digests.json"
 FIXTURES = ROOT / "fixtures"
 _RUNS = ("runs", "real_runs", "light", "findings", "memory", "saves", "modules", "whatif")
+_JOBS = (("goodput/megatron-1.log", "goodput/megatron-2.log"), ("goodput/killed",), ("real_runs/llama8b_pp2",))
 _COMMANDS = (
-    ("goodput", "goodput/megatron-1.log", "goodput/megatron-2.log"),
-    ("goodput", "goodput/killed"),
-    ("goodput", "real_runs/llama8b_pp2"),
     ("compare", "runs/h200_zero2", "runs/h200_zero3"),
     ("compare", "published_logs/megatron-lm.log", "published_logs/megatron-lm.log"),
     ("whatif", "whatif/base"),
@@ -101,7 +99,10 @@ def _others() -> Iterator[Case]:
     """Commands over several inputs, and those that need no trace."""
     for path in sorted((FIXTURES / "stragglers").rglob("ranks")):
         name = path.parent.relative_to(FIXTURES).as_posix()
-        yield Case(f"{name}.json", ("stragglers", name, "-f", "json"))
+        yield Case(f"{name}.json", ("analyze", name, "--only", "late_ranks", "-f", "json"))
+    for paths in _JOBS:
+        name = "_".join(paths).replace("/", "_")
+        yield Case(f"goodput/{name}.json", ("analyze", *paths, "--only", "goodput", "-f", "json"))
     for words in _COMMANDS:
         yield Case(f"{words[0]}/{'_'.join(words[1:]).replace('/', '_')}.json", (*words, "-f", "json"))
 

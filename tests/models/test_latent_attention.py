@@ -100,8 +100,8 @@ def test_deepseek_v3_by_hand(modules: int) -> None:
     products = layers * attention + 3 * dense + (58 + modules) * sparse
     products += modules * (3 * hidden + 2 * hidden**2) + (1 + modules) * hidden * vocabulary
     causal = layers * seq_len * (heads * (nope + rope) + heads * value) / 2
-    words = ("tflops", "--model", "deepseek-v3", "--seq-len", seq_len, "--gbs", 1, "--time", 1)
-    document = answer(*words, "--mtp-layers", modules) if modules else answer(*words)
+    model = f"deepseek-v3,mtp_layers={modules}" if modules else "deepseek-v3"
+    document = answer("tflops", "--model", model, "--seq-len", seq_len, "--gbs", 1, "--time", 1)
     assert by_name(document)["megatron_core"]["flops_per_token"] == 6 * (products + causal)
 
 

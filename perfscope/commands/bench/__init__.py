@@ -16,8 +16,7 @@ from perfscope.bench.running import Plan, hold_folder, prepare_folder, read_rows
 from perfscope.bench.settings import choose_strategies, order_variants
 from perfscope.bench.tables import rows_data, sections_of
 from perfscope.commands.bench.options import MatrixOptions, RunOptions, SettingOptions, choose_matrix
-from perfscope.commands.options.common import FormatOption
-from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options import FormatOption, expand_groups
 from perfscope.errors import ExitCode, PerfscopeError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format

@@ -13,7 +13,7 @@ import typer
 
 from perfscope.bench.matrix_file import OPTION_SETS, expand_rows, read_matrix
 from perfscope.bench.settings import Settings, Variant
-from perfscope.commands.options.common import require_positive
+from perfscope.commands.options import require_positive
 from perfscope.errors import UsageError
 
 _ROWS, _TRAINING, _RUNNING = "Rows", "Training", "Running"

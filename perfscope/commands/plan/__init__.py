@@ -7,15 +7,19 @@ from typing import Annotated
 
 import typer
 
-from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.commands.options.dimensions import Dimensions
-from perfscope.commands.options.groups import expand_groups
-from perfscope.commands.options.model import ModelOptions, choose_model
-from perfscope.commands.options.peaks import PeakOptions, resolve_peak
-from perfscope.commands.options.training import TrainingOptions
+from perfscope.commands.model import ModelOptions, PeakOptions, TrainingOptions, choose_model, resolve_peak
+from perfscope.commands.options import FormatOption, expand_groups, require_positive
+from perfscope.commands.plan.bubble import BubbleOptions, predict_bubble
 from perfscope.commands.plan.calculation import check_batches, make_plan
-from perfscope.commands.plan.inputs import PlanInputs, parse_target, supply_from_deepspeed_config
-from perfscope.commands.plan.options import DurationOptions, FileOptions, LayoutOptions, MemoryOptions
+from perfscope.commands.plan.options import (
+    DurationOptions,
+    FileOptions,
+    LayoutOptions,
+    MemoryOptions,
+    PlanInputs,
+    parse_target,
+    supply_from_deepspeed_config,
+)
 from perfscope.commands.plan.report import to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
@@ -33,16 +37,24 @@ def plan(
     layout: LayoutOptions,
     memory: MemoryOptions,
     files: FileOptions,
-    dimensions: Dimensions,
+    bubble: BubbleOptions,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
-    """Plan a training run: its duration or the TFLOPs it needs, memory per GPU, what fits, and the checkpoint size."""
+    """Plan a training run: its duration or the TFLOPs it needs, memory per GPU, what fits, and the checkpoint size.
+
+    With --pp and --microbatches alone it predicts the bubble of a pipeline schedule.
+    """
+    if bubble.microbatches is not None:
+        if gpus is not None or model != ModelOptions() or any(files):
+            raise UsageError("--microbatches predicts a bubble, without a model", hint="--gbs plans a training")
+        return predict_bubble(bubble, layout.pp, layout.virtual_stages, duration.tflops, format)
     run = log = None
     if files.run or files.log:
         # Reading a run or a log imports NumPy, which a plan without one does not need.
-        from perfscope.commands.plan.files import read_run_or_log
+        from perfscope.commands.plan.files import read_planned_log, read_planned_run
 
-        run, log = read_run_or_log(files.run, files.log)
+        run = read_planned_run(files.run) if files.run else None
+        log = read_planned_log(files.log) if files.log else None
     if gpus is None:
         gpus = run.measured.gpus if run else log.setup.gpus if log else None
     if gpus is None:
@@ -55,11 +67,8 @@ def plan(
     check_batches(inputs)
     for source in (run, log):
         inputs = source.supply(inputs) if source else inputs
-    source = run or log
-    if source and model == ModelOptions() and not dimensions.typed:
-        choice = source.choose_model()
-    else:
-        choice = choose_model(model, dimensions, inputs.seq_len)
+    source = run or log if model == ModelOptions() else None
+    choice = source.choose_model() if source else choose_model(model, inputs.seq_len)
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan, run.compare(training_plan) if run else None)

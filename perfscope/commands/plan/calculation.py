@@ -9,9 +9,8 @@ from perfscope.analyzers.flops.comparison import Convention, Step, compare
 from perfscope.analyzers.planning.duration import Duration, solve_duration
 from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Layout, Memory, estimate_memory
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
-from perfscope.commands.options.model import ModelChoice
-from perfscope.commands.options.peaks import Peak
-from perfscope.commands.plan.inputs import PlanInputs
+from perfscope.commands.model import ModelChoice, Peak
+from perfscope.commands.plan.options import PlanInputs
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
@@ -30,29 +29,25 @@ def check_layout(inputs: PlanInputs, model: Transformer) -> None:
         UsageError: They do not.
     """
     layout = inputs.layout
+    tensor, pipeline, context, virtual = map(layout.size, ("tp", "pp", "cp", "virtual_stages"))
     if layout.zero is not None and layout.zero not in range(LAST_STAGE + 1):
         raise UsageError(f"the stage of ZeRO is 0 to {LAST_STAGE}, not {layout.zero}")
     if inputs.gpus % _model_parallel_gpus(inputs):
-        degrees, options = f"{layout.tensor} x {layout.pipeline}", "--tp, --pp"
-        if layout.context > 1:
-            degrees, options = f"{degrees} x {layout.context}", f"{options}, --cp"
+        degrees, options = f"{tensor} x {pipeline}", "--tp, --pp"
+        if context > 1:
+            degrees, options = f"{degrees} x {context}", f"{options}, --cp"
         raise UsageError(f"{inputs.gpus} GPUs do not divide into groups of {degrees} ({options})")
-    if inputs.seq_len % layout.context:
-        raise UsageError(f"a sequence of {inputs.seq_len} tokens does not divide over {layout.context} ranks (--cp)")
-    if layout.virtual > 1 and (layout.pipeline == 1 or model.layers % (layout.pipeline * layout.virtual)):
+    if inputs.seq_len % context:
+        raise UsageError(f"a sequence of {inputs.seq_len} tokens does not divide over {context} ranks (--cp)")
+    if virtual > 1 and (pipeline == 1 or model.layers % (pipeline * virtual)):
         raise UsageError(
-            f"{model.layers} layers do not divide into {layout.pipeline} x {layout.virtual} virtual stages "
-            "(--pp, --virtual-stages)"
+            f"{model.layers} layers do not divide into {pipeline} x {virtual} virtual stages (--pp, --virtual-stages)"
         )
-    if model.heads % layout.tensor:
-        raise UsageError(f"{model.heads} heads do not divide into {layout.tensor} tensor-parallel ranks")
-    if layout.pipeline > model.layers:
-        raise UsageError(f"{model.layers} layers do not fill {layout.pipeline} pipeline stages")
-    _check_experts(inputs, model)
-
-
-def _check_experts(inputs: PlanInputs, model: Transformer) -> None:
-    expert = inputs.layout.expert
+    if model.heads % tensor:
+        raise UsageError(f"{model.heads} heads do not divide into {tensor} tensor-parallel ranks")
+    if pipeline > model.layers:
+        raise UsageError(f"{model.layers} layers do not fill {pipeline} pipeline stages")
+    expert = layout.size("ep")
     if model.experts is None:
         if expert > 1:
             raise UsageError(f"--ep {expert} is given for a model without experts")
@@ -62,7 +57,7 @@ def _check_experts(inputs: PlanInputs, model: Transformer) -> None:
 
 def _model_parallel_gpus(inputs: PlanInputs) -> int:
     """GPUs that hold one replica of the model."""
-    return inputs.layout.tensor * inputs.layout.pipeline * inputs.layout.context
+    return inputs.layout.size("tp") * inputs.layout.size("pp") * inputs.layout.size("cp")
 
 
 def check_batches(inputs: PlanInputs) -> None:
@@ -74,17 +69,17 @@ def check_batches(inputs: PlanInputs) -> None:
     layout = inputs.layout
     if layout.gbs is None:
         return
-    replicas = max(1, inputs.gpus // _model_parallel_gpus(inputs))
-    if layout.gbs % (replicas * layout.micro_batch_size):
+    replicas, micro_batch = max(1, inputs.gpus // _model_parallel_gpus(inputs)), layout.size("micro_batch")
+    if layout.gbs % (replicas * micro_batch):
         raise UsageError(
-            f"a global batch of {layout.gbs} does not divide into micro-batches of "
-            f"{layout.micro_batch_size} on {replicas} data-parallel ranks"
+            f"a global batch of {layout.gbs} does not divide into micro-batches of {micro_batch} on {replicas} "
+            "data-parallel ranks"
         )
 
 
 def typed_layouts(inputs: PlanInputs) -> Iterator[Layout]:
     """The layouts of the typed degrees: with every ZeRO stage and checkpointing where these are not typed."""
-    tensor, pipeline = inputs.layout.tensor, inputs.layout.pipeline
+    tensor, pipeline = inputs.layout.size("tp"), inputs.layout.size("pp")
     for checkpointing in _candidate_checkpointing(inputs):
         for zero in _candidate_stages(inputs, pipeline):
             yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
@@ -101,9 +96,9 @@ def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[Layout]
     )
     for tensor, pipeline in degrees:
         if (
-            inputs.gpus % (tensor * pipeline * typed.context)
+            inputs.gpus % (tensor * pipeline * typed.size("cp"))
             or model.heads % tensor
-            or model.layers % (pipeline * typed.virtual)
+            or model.layers % (pipeline * typed.size("virtual_stages"))
         ):
             continue
         for checkpointing in _candidate_checkpointing(inputs):
@@ -133,22 +128,22 @@ def _candidate_stages(inputs: PlanInputs, pipeline: int) -> Sequence[int]:
 
 def _make_layout(inputs: PlanInputs, tensor: int, pipeline: int, zero: int, checkpointing: Checkpointing) -> Layout:
     typed = inputs.layout
-    data = inputs.gpus // (tensor * pipeline * typed.context)
+    micro_batch, context = typed.size("micro_batch"), typed.size("cp")
+    data = inputs.gpus // (tensor * pipeline * context)
     return Layout(
         data=data,
         tensor=tensor,
         pipeline=pipeline,
         zero=zero,
         checkpointing=checkpointing,
-        micro_batch=typed.micro_batch_size,
-        expert=typed.expert,
+        micro_batch=micro_batch,
+        expert=typed.size("ep"),
         sequence_parallel=typed.sequence_parallel,
-        micro_batches=max(1, typed.gbs // (data * typed.micro_batch_size)) if typed.gbs else None,
+        micro_batches=max(1, typed.gbs // (data * micro_batch)) if typed.gbs else None,
         offload=inputs.offload,
         loss=inputs.memory.loss,
-        dropout=inputs.memory.dropout,
-        context=typed.context,
-        virtual=typed.virtual if pipeline > 1 else 1,
+        context=context,
+        virtual=typed.size("virtual_stages") if pipeline > 1 else 1,
     )
 
 
@@ -275,7 +270,7 @@ def _require_flops(convention: Convention) -> int:
     if convention.flops_per_token is None:
         raise UsageError(
             f"the convention {convention.name} needs the dimensions of the model",
-            hint="give --model llama3-8b, a config.json, or --layers, --hidden, --heads and --vocab",
+            hint="give --model llama3-8b, a config.json, or layers=32,hidden=4096,heads=32,vocab=32000",
         )
     return convention.flops_per_token
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import compare
@@ -13,46 +12,20 @@ from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, stated_setup
 from perfscope.analyzers.logs.summary import summarize_log
-from perfscope.analyzers.memory import analyze
-from perfscope.analyzers.memory.categories import Category
 from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
-from perfscope.analyzers.planning.memory import Attention, Memory
-from perfscope.commands.options.logged_choice import choose_logged_model
-from perfscope.commands.options.model import ModelChoice, choose_description
-from perfscope.commands.options.peaks import Dtype
-from perfscope.commands.plan.calculation import Plan, estimate_layout, make_step
-from perfscope.commands.plan.inputs import PlanInputs
-from perfscope.commands.plan.options import ConventionName, States
+from perfscope.analyzers.planning.memory import Memory
+from perfscope.commands.model import Dtype, ModelChoice, choose_description, choose_logged_model
+from perfscope.commands.plan.calculation import Plan, make_step
+from perfscope.commands.plan.options import ConventionName, PlanInputs
 from perfscope.commands.plan.report import RunComparison
 from perfscope.constants import GB
 from perfscope.engine.run import measure_with
-from perfscope.errors import MissingInput, PerfscopeError, UsageError
+from perfscope.errors import MissingInput, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import ModelDescription
-from perfscope.report import Cell, Column, Json, Section, percent
+from perfscope.report import Column, Json, Section, percent
 from perfscope.sources.joblog import read_log
 from perfscope.sources.runs.run import read_run
-from perfscope.tables.run import Run
-
-#: A plan's activations hold what passes allocate for themselves, too.
-_PARTS = {
-    "weights": (Category.WEIGHTS,),
-    "gradients": (Category.GRADIENTS,),
-    "optimizer": (Category.OPTIMIZER,),
-    "activations": (Category.ACTIVATIONS, Category.WORKSPACE),
-    "gathered": (Category.COMMUNICATION,),
-}
-
-
-def measure_parts(run: Run) -> Mapping[str, int]:
-    """Bytes of each part on the fullest rank; empty without a history of its allocator."""
-    try:
-        fullest = analyze(run).fullest_device
-    except PerfscopeError:
-        return {}
-    return {
-        name: sum(fullest.category_bytes(category) for category in categories) for name, categories in _PARTS.items()
-    }
 
 
 class PlannedLog(NamedTuple):
@@ -78,7 +51,7 @@ class PlannedLog(NamedTuple):
         supplied: dict[str, object] = {
             "checkpointing": self.setup.checkpointing,
             "seq_len": self.setup.seq_len,
-            **{name: layout.get(name) for name in ("zero", "tp", "pp", "cp")},
+            **{name: layout.get(name) for name in ("tp", "pp", "cp")},
             "zero": layout.get("zero_stage"),
             "micro_batch": layout.get("mbs"),
             "gbs": self.setup.samples,
@@ -100,7 +73,7 @@ class PlannedLog(NamedTuple):
             UsageError: The log does not state it.
         """
         if self.choice is None:
-            raise UsageError(f"{self.path} states no model", hint="give --model, --size or dimensions")
+            raise UsageError(f"{self.path} states no model", hint="give --model or --size")
         return self.choice
 
 
@@ -124,10 +97,6 @@ def read_planned_log(path: Path) -> PlannedLog:
     )
 
 
-#: A peak so many times the estimate may include an attention matrix.
-_EAGER_ATTENTION_RATIO = 1.1
-
-
 class PlannedRun(NamedTuple):
     """A run that is compared with a plan.
 
@@ -138,7 +107,6 @@ class PlannedRun(NamedTuple):
         device: The CUDA name of its GPU; None where unknown.
         dtype: The data type of its products; None where unknown.
         checkpointing: Which activations it recomputed; None where unknown.
-        parts: Bytes of each part of the peak on its fullest rank; empty where that was not recorded.
     """
 
     path: Path
@@ -147,7 +115,6 @@ class PlannedRun(NamedTuple):
     device: str | None
     dtype: Dtype | None
     checkpointing: Checkpointing | None
-    parts: Mapping[str, int] = MappingProxyType({})
 
     def supply(self, inputs: PlanInputs) -> PlanInputs:
         """Take missing values from the run."""
@@ -162,8 +129,7 @@ class PlannedRun(NamedTuple):
             "micro_batch": measured.micro_batch,
             "gbs": measured.global_batch,
             "dtype": self.dtype,
-            "states": States(measured.states) if measured.states else None,
-            "fp32_gradients": measured.has_fp32_gradients or None,
+            "states": measured.states,
         }
         phrase = f"{measured.gpus} GPUs, {inputs.describe_missing(supplied)}, from {self.path}"
         completed = inputs.fill_missing({**supplied, "gpu": self.device if inputs.peak.peak is None else None})
@@ -176,30 +142,41 @@ class PlannedRun(NamedTuple):
             UsageError: The run did not record it.
         """
         if self.trained is None:
-            raise UsageError(f"{self.path} does not record which model it trained", hint="give --model or dimensions")
+            raise UsageError(f"{self.path} does not record which model it trained", hint="give --model")
         origin = f"the parameters that {self.path} recorded"
         return choose_description(ModelDescription(self.trained.model, origin, self.trained.notes))
 
     def compare(self, plan: Plan) -> RunComparison:
         """Compare each estimate with what the run measured."""
-        quantities = (*_compare_quantities(self.measured, plan), *_compare_parts(self.parts, plan.memory[0]))
+        quantities = _compare_quantities(self.measured, plan)
         data: Json = {
             "path": str(self.path),
-            "quantities": [quantity.data() for quantity in quantities],
+            "quantities": [
+                {
+                    "name": quantity.name,
+                    "estimated": quantity.estimated,
+                    "measured": quantity.measured,
+                    "difference": quantity.difference,
+                    "note": quantity.note,
+                }
+                for quantity in quantities
+            ],
             "notes": list(self.measured.notes),
         }
-        return RunComparison(data, self._section(quantities))
-
-    def _section(self, quantities: Sequence[Quantity]) -> Section:
-        columns = (
-            Column("Quantity"),
-            Column("Estimated", 3),
-            Column("Measured", 3),
-            Column("Difference (%)"),
-            Column("Notes"),
+        figures = (Column("Estimated", 3), Column("Measured", 3), Column("Difference (%)"))
+        rows = tuple(
+            (
+                quantity.title,
+                None if quantity.estimated is None else quantity.estimated / quantity.scale,
+                None if quantity.measured is None else quantity.measured / quantity.scale,
+                percent(quantity.difference),
+                quantity.note,
+            )
+            for quantity in quantities
         )
-        rows = tuple(quantity.row() for quantity in quantities)
-        return Section(f"Estimates compared with {self.path}", columns, rows, self.measured.notes)
+        title = f"Estimates compared with {self.path}"
+        section = Section(title, (Column("Quantity"), *figures, Column("Notes")), rows, self.measured.notes)
+        return RunComparison(data, section)
 
 
 class Quantity(NamedTuple):
@@ -224,26 +201,6 @@ class Quantity(NamedTuple):
     def difference(self) -> float | None:
         """How far the measurement is above the estimate, as a share."""
         return self.measured / self.estimated - 1 if self.measured is not None and self.estimated else None
-
-    def data(self) -> Json:
-        """The quantity for JSON."""
-        return {
-            "name": self.name,
-            "estimated": self.estimated,
-            "measured": self.measured,
-            "difference": self.difference,
-            "note": self.note,
-        }
-
-    def row(self) -> tuple[Cell, ...]:
-        """The quantity in the table."""
-        return (
-            self.title,
-            None if self.estimated is None else self.estimated / self.scale,
-            None if self.measured is None else self.measured / self.scale,
-            percent(self.difference),
-            self.note,
-        )
 
 
 def read_planned_run(path: Path) -> PlannedRun:
@@ -274,46 +231,34 @@ def read_planned_run(path: Path) -> PlannedRun:
         device=device.name,
         dtype=Dtype(dtype) if (dtype := device.precision.main) in set(Dtype) else None,
         checkpointing=recomputation.checkpointing,
-        parts=measure_parts(run),
     )
 
 
 def _compare_quantities(measured: MeasuredRun, plan: Plan) -> tuple[Quantity, ...]:
-    memory, speed = plan.memory[0], _plan_speed(plan)
+    memory, (tflops, source) = plan.memory[0], _plan_speed(plan)
     reached = _measure_tflops(measured, plan)
     step_s = None
-    if speed.tflops_per_gpu and reached and measured.step_s:
-        step_s = measured.step_s * reached / speed.tflops_per_gpu
+    if tflops and reached and measured.step_s:
+        step_s = measured.step_s * reached / tflops
     return (
         Quantity(
             "memory_bytes", "Memory of tensors (GB)", memory.total, measured.memory_peak_bytes, GB,
-            _describe_memory(measured, plan, memory),
+            _describe_memory(measured, memory),
         ),
         Quantity(
             "gpu_memory_bytes", "Memory in use (GB)", None, measured.memory_used_bytes, GB,
             "NVML; includes CUDA's context, NCCL and the allocator's reserve"
             if measured.memory_used_bytes else "no NVML sample",
         ),
-        Quantity("step_s", "Step (s)", step_s, measured.step_s, 1, f"estimated at {speed.source}"),
+        Quantity("step_s", "Step (s)", step_s, measured.step_s, 1, f"estimated at {source}"),
         Quantity(
-            "tflops_per_gpu", "TFLOPs per GPU", speed.tflops_per_gpu, reached, 1,
+            "tflops_per_gpu", "TFLOPs per GPU", tflops, reached, 1,
             f"by `{plan.inputs.target.convention}`" if reached else "the number of tokens per step is unknown",
         ),
         Quantity(
             "checkpoint_bytes", "Checkpoint (GB)", plan.checkpoint_bytes, measured.checkpoint_bytes, GB,
             "all that the ranks wrote at one step" if measured.checkpoint_bytes else "no save was timed with its size",
         ),
-    )  # fmt: skip
-
-
-def _compare_parts(parts: Mapping[str, int], memory: Memory) -> tuple[Quantity, ...]:
-    """The parts of the peak; what a plan counts at another moment than the peak is above its measurement."""
-    return tuple(
-        Quantity(
-            f"peak_{name}_bytes", f"{name.capitalize()} at the peak (GB)", getattr(memory, name), size, GB,
-            "allocator's history of the fullest rank",
-        )
-        for name, size in parts.items()
     )  # fmt: skip
 
 
@@ -328,53 +273,20 @@ def _measure_tflops(measured: MeasuredRun, plan: Plan) -> float | None:
     return speeds[plan.inputs.target.convention]
 
 
-def _describe_memory(measured: MeasuredRun, plan: Plan, memory: Memory) -> str:
+def _describe_memory(measured: MeasuredRun, memory: Memory) -> str:
     if measured.memory_peak_bytes is None:
         return "the run recorded no peak of its memory"
     note = "peak of the allocator on the fullest rank"
     if memory.gathered:
         note += f"; {memory.gathered / GB:.1f} GB of the estimate are weights and buckets that ZeRO 3 gathers"
-    with_scores = _estimate_with_scores(plan, memory)
-    if with_scores and measured.memory_peak_bytes > _EAGER_ATTENTION_RATIO * memory.total:
-        note += f"; with --attention eager the estimate is {with_scores.total / GB:.1f}"
     return note
 
 
-def _estimate_with_scores(plan: Plan, memory: Memory) -> Memory | None:
-    """The estimate with the attention matrix; None where the plan's includes it, or only a size is known."""
-    if plan.inputs.memory.attention is not Attention.FLASH or plan.choice.transformer is None:
-        return None
-    with_scores = replace(plan.inputs, memory=plan.inputs.memory._replace(attention=Attention.EAGER))
-    return estimate_layout(with_scores, plan.choice, plan.choice.transformer, plan.peak.dtype, memory.layout)
-
-
-class _Speed(NamedTuple):
-    """The speed that a run is compared with.
-
-    Attributes:
-        tflops_per_gpu: TFLOPs per GPU; None where neither a speed nor a peak is known.
-        source: Where it comes from, as a phrase.
-    """
-
-    tflops_per_gpu: float | None
-    source: str
-
-
-def _plan_speed(plan: Plan) -> _Speed:
-    """The speed that was planned, or the peak, which no run exceeds."""
+def _plan_speed(plan: Plan) -> tuple[float | None, str]:
+    """The planned TFLOPs per GPU, or the peak, which no run exceeds; and where they come from, as a phrase."""
     tflops, peak = plan.duration.tflops_per_gpu, plan.peak.tflops
     if tflops is not None:
-        return _Speed(tflops, f"the planned {tflops:.1f} TFLOPs per GPU")
+        return (tflops, f"the planned {tflops:.1f} TFLOPs per GPU")
     if peak is not None:
-        return _Speed(peak, f"the dense peak of {peak:g} TFLOPs, a lower bound; --tflops plans a speed")
-    return _Speed(None, "no speed: give --tflops, or --gpu for its peak")
-
-
-def read_run_or_log(run: Path | None, log: Path | None) -> tuple[PlannedRun | None, PlannedLog | None]:
-    """Read the run and the log, where there is one.
-
-    Raises:
-        SourceError: The folder is no run, or the log cannot be read.
-        UsageError: The run completed no step, or the file is no log of a training.
-    """
-    return read_planned_run(run) if run else None, read_planned_log(log) if log else None
+        return (peak, f"the dense peak of {peak:g} TFLOPs, a lower bound; --tflops plans a speed")
+    return (None, "no speed: give --tflops, or --gpu for its peak")

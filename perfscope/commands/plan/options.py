@@ -1,17 +1,45 @@
-"""The options of ``perfscope plan`` beside the model and the GPU."""
+"""The options of ``perfscope plan``, and its inputs: what was typed, and what files supply where it was not."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.analyzers.planning.memory import Attention, Loss, Optimizer
+from perfscope.analyzers.planning.memory import Attention, Loss, Optimizer, Precision, States, state_bytes_of
+from perfscope.commands.model import (
+    DEFAULT_CHECKPOINTING,
+    DEFAULT_SEQ_LEN,
+    Dtype,
+    PeakOptions,
+    TrainingOptions,
+)
+from perfscope.commands.options import fill_missing, require_positive, spell_option
+from perfscope.constants import S_PER_DAY
+from perfscope.errors import UsageError
+from perfscope.models.conventions import Checkpointing
+from perfscope.sources.models.deepspeed_config import read_deepspeed_config
+from perfscope.units import parse_tokens
 
 DEFAULT_MICRO_BATCH = 1
 _DURATION, _LAYOUT, _MEMORY, _FILES = "Duration", "Layout and batch", "Memory", "Input files"
+#: How a value that a file supplies is reported, by its option.
+_PHRASES = {
+    "checkpointing": "activation checkpointing {}",
+    "seq_len": "sequence length {}",
+    "zero": "ZeRO stage {}",
+    "tp": "tensor parallel {}",
+    "pp": "pipeline parallel {}",
+    "cp": "context parallel {}",
+    "micro_batch": "micro-batch {}",
+    "gbs": "global batch {}",
+    "dtype": "matrix products in {}",
+    "states": "training precision {}",
+}
 
 
 class ConventionName(StrEnum):
@@ -23,19 +51,6 @@ class ConventionName(StrEnum):
     MEGATRON_CORE = "megatron_core"
     TORCHTITAN = "torchtitan"
     PALM = "palm"
-
-
-class States(StrEnum):
-    """Precision of weights, gradients and optimizer.
-
-    ``mixed``: 16 bits with an fp32 copy in the optimizer, as Megatron and DeepSpeed. ``autocast``: fp32, with 16-bit
-    copies to compute in. ``pure``: 16 bits throughout. ``fp32``: fp32 throughout.
-    """
-
-    MIXED = "mixed"
-    AUTOCAST = "autocast"
-    PURE = "pure"
-    FP32 = "fp32"
 
 
 class DurationOptions(NamedTuple):
@@ -56,13 +71,14 @@ class DurationOptions(NamedTuple):
             help="Duration in days, in place of --tflops.", show_default="from --tflops", rich_help_panel=_DURATION
         ),
     ] = None
-    hours: Annotated[
-        float | None,
-        typer.Option(help="Duration in hours, added to --days.", show_default="0", rich_help_panel=_DURATION),
-    ] = None
     convention: Annotated[ConventionName, typer.Option(help="Convention of the TFLOPs.", rich_help_panel=_DURATION)] = (
         ConventionName.BIGSCIENCE
     )
+
+
+def _degree(text: str) -> typer.models.OptionInfo:
+    option: typer.models.OptionInfo = typer.Option(help=text, show_default="1", rich_help_panel=_LAYOUT)
+    return option
 
 
 class LayoutOptions(NamedTuple):
@@ -71,24 +87,11 @@ class LayoutOptions(NamedTuple):
     zero: Annotated[
         int | None, typer.Option(help="ZeRO stage, 0 to 3.", show_default="every stage", rich_help_panel=_LAYOUT)
     ] = None
-    tp: Annotated[int | None, typer.Option(help="Tensor-parallel size.", show_default="1", rich_help_panel=_LAYOUT)] = (
-        None
-    )
-    pp: Annotated[
-        int | None, typer.Option(help="Pipeline-parallel size.", show_default="1", rich_help_panel=_LAYOUT)
-    ] = None
-    ep: Annotated[int | None, typer.Option(help="Expert-parallel size.", show_default="1", rich_help_panel=_LAYOUT)] = (
-        None
-    )
-    cp: Annotated[
-        int | None, typer.Option(help="Context-parallel size.", show_default="1", rich_help_panel=_LAYOUT)
-    ] = None
-    virtual_stages: Annotated[
-        int | None,
-        typer.Option(
-            help="Virtual stages per pipeline rank (interleaved schedule).", show_default="1", rich_help_panel=_LAYOUT
-        ),
-    ] = None
+    tp: Annotated[int | None, _degree("Tensor-parallel size.")] = None
+    pp: Annotated[int | None, _degree("Pipeline-parallel size: stages.")] = None
+    ep: Annotated[int | None, _degree("Expert-parallel size.")] = None
+    cp: Annotated[int | None, _degree("Context-parallel size.")] = None
+    virtual_stages: Annotated[int | None, _degree("Virtual stages per pipeline rank (interleaved schedule).")] = None
     micro_batch: Annotated[
         int | None,
         typer.Option(
@@ -116,35 +119,9 @@ class LayoutOptions(NamedTuple):
         ),
     ] = False
 
-    @property
-    def tensor(self) -> int:
-        """Tensor-parallel size, 1 by default."""
-        return self.tp or 1
-
-    @property
-    def pipeline(self) -> int:
-        """Pipeline-parallel size, 1 by default."""
-        return self.pp or 1
-
-    @property
-    def expert(self) -> int:
-        """Expert-parallel size, 1 by default."""
-        return self.ep or 1
-
-    @property
-    def context(self) -> int:
-        """Context-parallel size, 1 by default."""
-        return self.cp or 1
-
-    @property
-    def virtual(self) -> int:
-        """Virtual stages per pipeline rank, 1 by default."""
-        return self.virtual_stages or 1
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Sequences of one forward pass, with the default."""
-        return self.micro_batch or DEFAULT_MICRO_BATCH
+    def size(self, name: str) -> int:
+        """A degree or the micro-batch, 1 by default."""
+        return getattr(self, name) or 1
 
 
 class MemoryOptions(NamedTuple):
@@ -155,14 +132,10 @@ class MemoryOptions(NamedTuple):
         typer.Option(help="Attention implementation: eager keeps the attention matrix.", rich_help_panel=_MEMORY),
     ] = Attention.FLASH
     optimizer: Annotated[Optimizer, typer.Option(help="Optimizer.", rich_help_panel=_MEMORY)] = Optimizer.ADAM
-    fp32_gradients: Annotated[
-        bool | None,
-        typer.Option("--fp32-gradients", help="Keep gradients in fp32 in mixed precision.", rich_help_panel=_MEMORY),
-    ] = None
     states: Annotated[
         States | None,
         typer.Option(
-            help="Training precision: of weights, gradients and optimizer.",
+            help="Training precision: of weights, gradients and optimizer; megatron is mixed with fp32 gradients.",
             show_default="fp32 with --dtype fp32 or tf32, else mixed",
             rich_help_panel=_MEMORY,
         ),
@@ -170,14 +143,6 @@ class MemoryOptions(NamedTuple):
     loss: Annotated[
         Loss, typer.Option(help="Cross-entropy implementation (logits memory).", rich_help_panel=_MEMORY)
     ] = Loss.PLAIN
-    dropout: Annotated[
-        bool,
-        typer.Option(
-            "--dropout/--no-dropout",
-            help="Whether GPT layers keep the masks of dropout; gated models have none.",
-            rich_help_panel=_MEMORY,
-        ),
-    ] = True
 
 
 class FileOptions(NamedTuple):
@@ -201,3 +166,128 @@ class FileOptions(NamedTuple):
             rich_help_panel=_FILES,
         ),
     ] = None
+
+
+class Target(NamedTuple):
+    """What the duration is computed from; of tokens, speed and time the missing one is solved for.
+
+    Attributes:
+        tokens: Tokens to train on.
+        tflops_per_gpu: TFLOPs per GPU by ``convention``.
+        seconds: Duration.
+        convention: The convention of the TFLOPs.
+    """
+
+    tokens: int | None
+    tflops_per_gpu: float | None
+    seconds: float | None
+    convention: ConventionName
+
+
+def parse_target(options: DurationOptions) -> Target:
+    """Parse the options of the duration.
+
+    Raises:
+        UsageError: A value is not positive, or all three are given.
+    """
+    for option, value in (("--tflops", options.tflops), ("--days", options.days)):
+        if value is not None and not 0 < value < float("inf"):
+            raise UsageError(f"{option} must be positive, not {value:g}")
+    tokens = parse_tokens(options.tokens) if options.tokens else None
+    if tokens and options.tflops and options.days:
+        raise UsageError("--tokens, --tflops and --days determine each other", hint="leave one of them out")
+    seconds = None if options.days is None else options.days * S_PER_DAY
+    return Target(tokens, options.tflops, seconds, options.convention)
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """What a plan is computed from beside the model.
+
+    Attributes:
+        gpus: Number of GPUs.
+        target: Tokens, speed and time.
+        training: Sequence length and activation checkpointing; None for what is not known.
+        layout: Degrees of parallelism and batch; None for what is not known.
+        memory: Implementations and precision that the memory depends on.
+        peak: The GPU and the data type; None for what is not known.
+        offload: States that are kept off the GPU.
+        read: What was read from files, one phrase for each value.
+        model_seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
+    """
+
+    gpus: int
+    target: Target
+    training: TrainingOptions
+    layout: LayoutOptions
+    memory: MemoryOptions
+    peak: PeakOptions
+    offload: tuple[str, ...] = ()
+    read: tuple[str, ...] = ()
+    model_seq_len: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, value in (*self.training._asdict().items(), *self.layout._asdict().items()):
+            if isinstance(value, int) and not isinstance(value, bool) and name != "zero":
+                require_positive(spell_option(name), value)
+
+    @property
+    def seq_len(self) -> int:
+        """Tokens in a sequence, with the default."""
+        return self.training.seq_len or self.model_seq_len or DEFAULT_SEQ_LEN
+
+    @property
+    def checkpointing(self) -> Checkpointing:
+        """Which activations are recomputed, with the default."""
+        return self.training.checkpointing or DEFAULT_CHECKPOINTING
+
+    def states(self, dtype: str) -> States:
+        """The training precision, with the default for a data type."""
+        return self.memory.states or (States.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else States.MIXED)
+
+    def precision(self, dtype: str) -> Precision:
+        """Bytes per parameter of each state, where matrix products are in a data type."""
+        return state_bytes_of(self.states(dtype), self.memory.optimizer)
+
+    def fill_missing(self, supplied: Mapping[str, object]) -> PlanInputs:
+        """Take from a file the values that were not typed, by the names of their options."""
+        return replace(
+            self,
+            training=fill_missing(self.training, supplied),
+            layout=fill_missing(self.layout, supplied),
+            memory=fill_missing(self.memory, supplied),
+            peak=fill_missing(self.peak, supplied),
+        )
+
+    def describe_missing(self, supplied: Mapping[str, object]) -> str:
+        """Phrases for the values that ``fill_missing`` would take."""
+        groups = (self.training, self.layout, self.memory, self.peak)
+        values = {name: value for group in groups for name, value in group._asdict().items()}
+        return ", ".join(
+            _PHRASES[name].format(value)
+            for name, value in supplied.items()
+            if name in _PHRASES and value is not None and values[name] is None
+        )
+
+
+def supply_from_deepspeed_config(inputs: PlanInputs, path: Path) -> PlanInputs:
+    """Take missing values from a DeepSpeed config.
+
+    Raises:
+        SourceError: The file cannot be read.
+        UsageError: It is not a DeepSpeed config, or a value in it is not possible.
+    """
+    config = read_deepspeed_config(path)
+    phrases = [f"ZeRO stage {config.zero_stage}, {config.dtype}"]
+    if config.micro_batch:
+        phrases.append(f"micro-batch {config.micro_batch}")
+    if config.offload:
+        phrases.append(f"{' and '.join(config.offload)} off the GPU")
+    supplied = {
+        "zero": config.zero_stage,
+        "micro_batch": config.micro_batch,
+        "gbs": config.train_batch_size,
+        "dtype": Dtype(config.dtype),
+    }
+    read = tuple(f"{phrase}, from {path}" for phrase in phrases)
+    return replace(inputs.fill_missing(supplied), offload=config.offload, read=read)

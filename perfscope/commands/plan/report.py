@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from perfscope.analyzers.planning.memory import Memory
-from perfscope.commands.options.peaks import Peak
-from perfscope.commands.options.training import describe_assumed_seq_len
+from perfscope.analyzers.planning.memory import Memory, States
+from perfscope.commands.model import Peak, describe_assumed_seq_len
 from perfscope.commands.plan.calculation import Plan
-from perfscope.commands.plan.inputs import PlanInputs
-from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH, States
+from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH, PlanInputs
 from perfscope.constants import GB, GIGA, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.report import Cell, Column, Json, Report, Section, percent
 from perfscope.units import format_bytes, format_parameters
@@ -42,7 +40,7 @@ def duration_sections(plan: Plan) -> tuple[Section, ...]:
     """The tables of the duration, and of the same speed by every convention."""
     duration, inputs = plan.duration, plan.inputs
     if not duration.solved_for:
-        advice = "give --tokens with --tflops, --days or --hours, or --tflops with --days"
+        advice = "give --tokens with --tflops or --days, or --tflops with --days"
         return (Section(_TITLE, notes=(f"Not computed: {advice}.",)),)
     columns = (
         Column("Tokens"),
@@ -220,7 +218,7 @@ def checkpoint_section(plan: Plan) -> Section:
         precision.checkpoint,
     )
     notes = ["Gradients are not saved. The sum does not depend on the sharding."]
-    if plan.inputs.states(plan.peak.dtype) is States.MIXED:
+    if plan.inputs.states(plan.peak.dtype) in (States.MIXED, States.MEGATRON):
         notes.append("ZeRO 3 does not save the 16-bit weights, which are recomputed from the fp32 copy.")
     return Section("Checkpoint", columns, (row,), tuple(notes))
 
@@ -293,7 +291,7 @@ def _assumptions_data(inputs: PlanInputs, peak: Peak) -> dict[str, Json]:
     return {
         "checkpointing": str(inputs.checkpointing),
         "seq_len": inputs.seq_len,
-        "micro_batch": inputs.layout.micro_batch_size,
+        "micro_batch": inputs.layout.size("micro_batch"),
         "dtype": peak.dtype,
         "attention": str(inputs.memory.attention),
         "optimizer": str(inputs.memory.optimizer),

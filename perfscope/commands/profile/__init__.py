@@ -13,7 +13,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options import expand_groups
 from perfscope.commands.profile.completion import complete
 from perfscope.commands.profile.preparation import Prepared, prepare, prepare_plainly
 from perfscope.errors import CommandNotFound, UsageError
@@ -82,9 +82,6 @@ class EventOptions:
             "--memory", help="Memory allocations, and the history of the GPU's allocator.", rich_help_panel=_EVENT_PANEL
         ),
     ] = False
-    flops: Annotated[
-        bool, typer.Option("--flops", help="FLOPs of each operator, estimated by torch.", rich_help_panel=_EVENT_PANEL)
-    ] = False
     modules: Annotated[
         bool,
         typer.Option(
@@ -121,15 +118,11 @@ class WatchOptions:
             rich_help_panel=_WATCH_PANEL,
         ),
     ] = True
-    stall_factor: Annotated[
-        float,
-        typer.Option(min=2, help="No step for so many times the median step is a stall.", rich_help_panel=_WATCH_PANEL),
-    ] = 20.0
     stall_seconds: Annotated[
         float,
         typer.Option(
             min=1,
-            help="No stall is shorter, in seconds; ten times as long before the second step.",
+            help="Shortest stall, in seconds, also at least 20 median steps; ten times as long before the second step.",
             rich_help_panel=_WATCH_PANEL,
         ),
     ] = 60.0
@@ -137,17 +130,11 @@ class WatchOptions:
         str | None,
         typer.Option(
             metavar="step>1.2x",
-            help="Opens a window on all ranks where steps take so many times the usual time.",
+            help="Open a window of 3 steps on all ranks where steps take longer by this factor; at most two a day.",
             show_default="never",
             rich_help_panel=_WATCH_PANEL,
         ),
     ] = None
-    anomalies_per_day: Annotated[
-        int,
-        typer.Option(
-            min=1, max=100, help="Most windows of --on-anomaly in a day, of 3 steps each.", rich_help_panel=_WATCH_PANEL
-        ),
-    ] = 2
 
 
 @expand_groups
@@ -159,6 +146,7 @@ def profile(
         Path | None,
         typer.Option(
             "-o",
+            "--output",
             "--run-dir",
             help="Folder of the run; it must not exist.",
             show_default="runs/TIME-NAME",
@@ -224,10 +212,8 @@ def _configure(windows: WindowOptions, events: EventOptions, nvml_hz: float, wat
         nvml_path=find_pynvml(),
         run_id=uuid.uuid4().hex,
         watchdog=watch.watchdog,
-        stall_factor=watch.stall_factor,
         stall_s=watch.stall_seconds,
         slowdown=None if watch.on_anomaly is None else _parse_option("--on-anomaly", parse_anomaly, watch.on_anomaly),
-        slowdown_windows=watch.anomalies_per_day,
     )
 
 

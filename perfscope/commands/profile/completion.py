@@ -66,7 +66,7 @@ def _summarize_run(run_dir: Path, *, writes_page: bool) -> list[str]:
     lines: list[str] = []
     if writes_page:
         page = run_dir / wire.PAGE_FILE
-        answer, problem = _ask("page", "--output", str(page), str(run_dir))
+        answer, problem = _ask("export", "--output", str(page), str(run_dir))
         if answer is not None:
             pages = f"page: {_shorten_path(page)}"
             return [*summarize(answer["analysis"]), f"run: {_shorten_path(run_dir)}", pages, *_list_viewers(run_dir)]

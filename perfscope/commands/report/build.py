@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from perfscope.commands.options.common import FormatOption
+from perfscope.commands.options import FormatOption
 from perfscope.commands.report.refresh import table
 from perfscope.errors import ExitCode, PerfscopeError
 from perfscope.outcome import Outcome
@@ -26,15 +26,13 @@ READING = (
     "whatif",
     "tflops",
     "plan",
-    "bubble",
-    "memory",
     "checkpoint",
     "scaling",
     "logs",
 )
 #: A block can hold tables of raw files, too.
 _TABLE = ("report", "table")
-_WRITING_OPTIONS = ("-o", "--output", "--plot", "--svg", "--timeline")
+_WRITING_OPTIONS = ("-o", "--output", "--svg")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
 #: The error that typer raises for invalid options: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]

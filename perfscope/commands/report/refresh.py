@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.errors import ExitCode, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu

@@ -11,7 +11,7 @@ import typer
 from perfscope.analyzers.scaling import dlperf
 from perfscope.analyzers.scaling.study import Scaling, study_scaling
 from perfscope.charts.svg import draw_file
-from perfscope.commands.options.common import FormatOption, require_svg
+from perfscope.commands.options import FormatOption, require_svg
 from perfscope.commands.scaling.runs import list_protocol_runs, read_runs
 from perfscope.errors import ExitCode, MissingInput, PerfscopeError, UsageError
 from perfscope.files import replace_file
@@ -56,20 +56,20 @@ def scaling(
         str | None,
         typer.Option(help="Numbers of GPUs to predict: 64,128.", show_default="twice the largest number"),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw the series to this SVG file.")] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the series.")] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Report how throughput scales with GPUs, and fit scaling laws."""
     if warmup is not None and warmup < 0:
         raise UsageError(f"--warmup must be at least 0, not {warmup}")
-    if plot is not None:
-        require_svg(plot)
+    if svg is not None:
+        require_svg(svg)
     predicted_gpus = _parse_counts(predict)
     if protocol is None:
-        return _report_study(paths, warmup, predicted_gpus, plot, format)
+        return _report_study(paths, warmup, predicted_gpus, svg, format)
     if warmup is not None:
         raise UsageError("a protocol has its own warm-up", hint="omit --warmup")
-    return _report_protocol(paths, protocol, predicted_gpus, plot, format)
+    return _report_protocol(paths, protocol, predicted_gpus, svg, format)
 
 
 def _parse_counts(text: str | None) -> tuple[int, ...]:

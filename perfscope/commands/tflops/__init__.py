@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from perfscope.analyzers.flops.throughput import Throughput
-from perfscope.commands.options.common import FormatOption, require_positive
-from perfscope.commands.options.dimensions import Dimensions
-from perfscope.commands.options.groups import expand_groups
-from perfscope.commands.options.model import ModelChoice, ModelOptions, choose_model
-from perfscope.commands.options.peaks import PeakOptions, resolve_peak
-from perfscope.commands.options.training import DEFAULT_CHECKPOINTING, DEFAULT_SEQ_LEN, TrainingOptions
+from perfscope.commands.model import (
+    DEFAULT_CHECKPOINTING,
+    DEFAULT_SEQ_LEN,
+    ModelChoice,
+    ModelOptions,
+    PeakOptions,
+    TrainingOptions,
+    choose_model,
+    resolve_peak,
+)
+from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.commands.tflops.inputs import (
     DEFAULT_GPUS,
     FileOptions,
@@ -30,7 +35,6 @@ def tflops(
     training: TrainingOptions,
     files: FileOptions,
     peak: PeakOptions,
-    dimensions: Dimensions,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Compute TFLOPs per GPU, MFU and HFU from a model, a global batch size and a step time, by every convention."""
@@ -54,10 +58,10 @@ def tflops(
         inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
     if trace:
         inputs = trace.supply(inputs)
-    if log and log.choice and model == ModelOptions() and not dimensions.typed:
+    if log and log.choice and model == ModelOptions():
         choice = log.choice
     else:
-        choice = choose_model(model, dimensions, inputs.seq_len or DEFAULT_SEQ_LEN, log.model if log else None)
+        choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN, log.model if log else None)
     answer = Answer(
         throughput=_compute_throughput(inputs, choice),
         choice=choice,

@@ -14,11 +14,7 @@ from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_se
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.operations import measure
 from perfscope.analyzers.shared.statistics import median
-from perfscope.commands.options.logged_choice import choose_logged_model
-from perfscope.commands.options.logged_model import describe_logged_model
-from perfscope.commands.options.model import ModelChoice
-from perfscope.commands.options.peaks import Dtype
-from perfscope.commands.options.training import DEFAULT_SEQ_LEN
+from perfscope.commands.model import DEFAULT_SEQ_LEN, Dtype, ModelChoice, choose_logged_model, describe_logged_model
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIB, GIGA, NS_PER_S, TERA
 from perfscope.errors import SourceError, UsageError

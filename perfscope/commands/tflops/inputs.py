@@ -7,7 +7,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.commands.options.peaks import Dtype
+from perfscope.commands.model import Dtype
 from perfscope.constants import NS_PER_S
 from perfscope.models.conventions import Checkpointing
 from perfscope.sources.models.deepspeed_config import read_deepspeed_config

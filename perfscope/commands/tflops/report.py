@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
 from perfscope.analyzers.flops.throughput import Throughput
-from perfscope.commands.options.model import ModelChoice
-from perfscope.commands.options.model_dimensions import UNNAMED
-from perfscope.commands.options.peaks import Peak
-from perfscope.commands.options.training import describe_assumed_seq_len
+from perfscope.commands.model import UNNAMED, ModelChoice, Peak, describe_assumed_seq_len
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.models.hardware import fastest_gpu

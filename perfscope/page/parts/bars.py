@@ -116,7 +116,8 @@ def draw_wall_clock(analysis: Analysis) -> Drawn:
     steps_ns = sum(ledger.parts.get(Spent.STEPS, 0) for ledger in ledgers)
     lead = (
         f"{percent_of(steps_ns, whole_ns) or 0:.1f} % of the wall time of all processes went to training steps that "
-        "nothing else was in; the parts of each add up to its life. `perfscope goodput` adds up the starts of a job. "
+        "nothing else was in; the parts of each add up to its life. `perfscope analyze --only goodput` adds up the "
+        "starts of a job. "
         f"{selection.note}"
     )
     kinds = [(label, colour) for label, colour, _ in _LIFE]

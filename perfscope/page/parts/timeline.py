@@ -51,7 +51,7 @@ def _describe(timeline: JobTimeline) -> Iterator[str]:
     if joined_ns:
         yield (
             f"Stretches shorter than {joined_ns / NS_PER_US:,.0f} us are joined into what takes most of their time; "
-            "the table counts each exactly, and `perfscope merge` writes every event for Perfetto."
+            "the table counts each exactly, and `perfscope export --as trace` writes every event for Perfetto."
         )
 
 

@@ -125,7 +125,7 @@ def _family(config: Config, name: str) -> Family:
         problem = f"{name}: what a layer of the architecture {model_type!r} is made of is not known"
     raise UsageError(
         problem,
-        hint=f"known: {', '.join(sorted(FAMILIES))}; or give --layers, --hidden, --heads, --ffn and --vocab",
+        hint=f"known: {', '.join(sorted(FAMILIES))}; or --model layers=32,hidden=4096,heads=32,vocab=32000",
     )
 
 
@@ -299,5 +299,5 @@ def _notes(config: Config) -> tuple[str, ...]:
         return ()
     return (
         f"num_nextn_predict_layers = {modules} is not counted, as in the published size; "
-        f"--mtp-layers {modules} counts it",
+        f"`--model NAME,mtp_layers={modules}` counts it",
     )

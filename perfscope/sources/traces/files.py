@@ -58,7 +58,7 @@ def find_traces(locations: Sequence[str], most: int = MOST_FILES) -> list[str]:
         found = find_stored(location, TRACE_ENDINGS) if is_url(location) else _find_local(location, TRACE_ENDINGS)
         matches = list(islice(found, most + 1))
         if len(matches) > most:
-            hint = "name the folder of one run or a pattern, or raise --max-files"
+            hint = "name the folder of one run, or a pattern"
             raise UsageError(f"{location} holds more than {most:,} JSON files that may be traces", hint=hint)
         if not matches and not _is_folder(location):
             raise SourceError(location, "does not exist")

@@ -129,7 +129,7 @@ def _scan(path: str, events: Events) -> _Content:
 
 
 def _refuse_merged(path: str, head: bytes) -> None:
-    """Refuse what `perfscope merge` wrote: the ranks in it would count as one.
+    """Refuse what `perfscope export` wrote: the ranks in it would count as one.
 
     Raises:
         NotATrace: It is that.

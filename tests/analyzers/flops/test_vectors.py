@@ -81,14 +81,8 @@ def test_the_papers_forms_are_its_closed_forms() -> None:
     layers, hidden, seq_len, vocabulary = 10, 512, 256, 1024
     words = (
         "tflops",
-        "--layers",
-        layers,
-        "--hidden",
-        hidden,
-        "--heads",
-        8,
-        "--vocab",
-        vocabulary,
+        "--model",
+        f"layers={layers},hidden={hidden},heads=8,vocab={vocabulary}",
         "--seq-len",
         seq_len,
     )

@@ -22,9 +22,9 @@ def test_kill_and_resume_give_the_times_of_the_script(tmp_path: Path) -> None:
         ended = subprocess.run([*words, *extra], cwd=tmp_path, env=environment(), capture_output=True, check=False)
         assert ended.returncode == (-9 if "--kill-after" in extra else 0), ended.stderr
     first, second = (json.loads(line) for line in (tmp_path / "truth.jsonl").read_text().splitlines())
-    command = [sys.executable, "-m", "perfscope", "goodput", "RUN", "--price", "2", "--format", "json"]
+    command = [sys.executable, "-m", "perfscope", "analyze", "RUN", "--only", "goodput", "-f", "json"]
     answered = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
-    answer = json.loads(answered.stdout)
+    answer = json.loads(answered.stdout)["results"]["goodput"]
     spent_s = {place: place_ns / NS_PER_S for place, place_ns in answer["spent_ns"].items()}
     step_s = (STEP_S + 0.2) * 1.1
     assert second["first"] == 4
@@ -39,4 +39,4 @@ def test_kill_and_resume_give_the_times_of_the_script(tmp_path: Path) -> None:
     assert sum(answer["spent_ns"].values()) == answer["wall_ns"]
     assert [start["resumed_after_step"] for start in answer["starts"]] == [None, 3]
     assert answer["starts"][0]["redone_steps"] == 2
-    assert answer["lost_money"] > 0
+    assert answer["lost_gpu_hours"] > 0

@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.bubble import bubble
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan as Analyzers
 from perfscope.engine.run import analyze
-from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.renderers import Format, render
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Op, PassKind, Plan, single_block
@@ -251,9 +249,7 @@ def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
     paths = write_job(Job(work, _equal(work), groups=[group]), tmp_path)
-    outcome = bubble(paths=[str(paths[number]) for number in (0, 1, 3)], format=Format.JSON)
-    assert outcome.exit_code == 4
-    found = json.loads(outcome.output())["pipeline_bubble"]
+    found = _bubble(*(paths[number] for number in (0, 1, 3)))
     assert any("Stages 2 (ranks 2) have no trace" in note for note in found["notes"])
     assert found["section_us"] == 11 * 12
     assert found["theory_fraction_of_total"] == 3 / 11
@@ -318,40 +314,7 @@ def test_pipelines_are_found_by_the_peers_of_their_transfers(tmp_path: Path) -> 
 
 def test_ranks_that_nothing_sorts_into_pipelines_are_not_guessed(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
-    assert "--tp, --pp and --dp" in _reason(tmp_path)
-
-
-def test_a_layout_that_is_given_sorts_them(tmp_path: Path) -> None:
-    _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
-    sizes: Any
-    for sizes in ({"tp": 2, "pp": 2, "dp": 1}, {"tp": 1, "pp": 2, "dp": 2}, {"pp": 2, "dp": 2}):
-        document = json.loads(bubble(paths=[str(tmp_path)], format=Format.JSON, **sizes).output())
-        assert [row["ranks"] for row in document["pipeline_bubble"]["stages"]] == [[0, 1], [2, 3]]
-        assert document["pipeline_bubble"]["fraction_of_total"] == 1 / 5
-
-
-def test_a_layout_that_does_not_divide_the_job_is_an_error(tmp_path: Path) -> None:
-    _pipelines_of(tmp_path, [])
-    with pytest.raises(UsageError, match="make 3 ranks, but the job has 4"):
-        bubble(paths=[str(tmp_path)], pp=3)
-
-
-def test_a_run_that_is_measured_takes_no_prediction_s_options(tmp_path: Path) -> None:
-    _pipelines_of(tmp_path, [])
-    with pytest.raises(UsageError, match="not for a measured run"):
-        bubble(paths=[str(tmp_path)], microbatches=4)
-    with pytest.raises(UsageError, match="--pp and --microbatches are missing"):
-        bubble()
-    with pytest.raises(UsageError, match="--tp and --dp"):
-        bubble(pp=4, microbatches=8, tp=2)
-
-
-def test_a_place_that_holds_no_pipeline_is_an_error(tmp_path: Path) -> None:
-    path = making.write(tmp_path / "single.json", [making.step(1, 0, 100)], **making.distributed(0))
-    with pytest.raises(MissingInput, match="no pipeline"):
-        bubble(paths=[str(path)])
-    with pytest.raises(SourceError, match="does not exist"):
-        bubble(paths=[str(tmp_path / "missing")])
+    assert "the transfers name no peer" in _reason(tmp_path)
 
 
 def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path: Path) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from perfscope.commands.bubble import bubble
+from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
-from perfscope.renderers import Format
+from perfscope.renderers import Format, render
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures" / "pipeline"
@@ -22,9 +22,17 @@ PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")
 
 @cache
 def _measured(name: str) -> dict[str, Any]:
-    document = json.loads(bubble(paths=[str(FIXTURES / name)], format=Format.JSON).output())
-    found: dict[str, Any] = document["pipeline_bubble"]
+    return _bubble(FIXTURES / name)
+
+
+def _bubble(folder: Path) -> dict[str, Any]:
+    """The bubble of a folder of traces."""
+    found: dict[str, Any] = json.loads(_print(folder, Format.JSON))["results"]["pipeline_bubble"]
     return found
+
+
+def _print(folder: Path, form: Format = Format.MARKDOWN) -> str:
+    return render(to_report(analyze([folder], Plan(only=frozenset({"pipeline_bubble"})))), form)
 
 
 @pytest.mark.parametrize(("name", "schedule"), [(SETS[0], "1f1b"), (SETS[1], "gpipe"), (SETS[2], "1f1b")])
@@ -103,20 +111,11 @@ def test_section_and_useful_time_agree_with_a_reading_by_hand(name: str) -> None
             assert found["stages"][rank]["useful_us"] == pytest.approx(_covered_us(work), abs=0.05)
 
 
-def test_measured_times_tell_what_would_change_the_bubble() -> None:
-    document = json.loads(bubble(paths=[str(FIXTURES / SETS[0])], format=Format.JSON).output())
-    given = {one["change"]: one for one in document["alternatives"]}
-    assert given["as it is"]["speedup"] == 1
-    assert given["16 micro-batches"]["fraction_of_total"] < given["as it is"]["fraction_of_total"]
-    assert given["zb-h2"]["speedup"] > given["zb-h1"]["speedup"] > 1
-
-
-def test_the_drawing_shows_the_measured_schedule_beside_the_ideal_one(tmp_path: Path) -> None:
-    text = bubble(paths=[str(FIXTURES / SETS[0])], output=tmp_path / "steps.svg").output()
+def test_the_drawing_shows_the_measured_schedule_beside_the_ideal_one() -> None:
+    text = _print(FIXTURES / SETS[0])
+    assert text.startswith("# 36.95 % of the time is bubble: 1f1b, 4 stages, 8 micro-batches, measured")
     assert "measured, step" in text
     assert "equal stages, no transfers" in text
-    drawn = (tmp_path / "steps.svg").read_text("utf-8")
-    assert drawn.count(">stage 3<") == 2
 
 
 MARKED = {
@@ -140,9 +139,7 @@ def _without_marks(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", MARKED)
 def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: Path) -> None:
     marked = _measured(name)
-    bare = json.loads(bubble(paths=[str(_without_marks(name, tmp_path))], format=Format.JSON).output())[
-        "pipeline_bubble"
-    ]
+    bare = _bubble(_without_marks(name, tmp_path))
     schedule, microbatches, chunks = MARKED[name]
     for found in (marked, bare):
         assert (found["schedule"], found["microbatches"], found["virtual_stages"]) == (schedule, microbatches, chunks)
@@ -154,7 +151,7 @@ def test_what_is_told_without_marks_is_what_the_marks_say(name: str, tmp_path: P
 
 def test_an_interleaved_picture_numbers_micro_batches_by_the_schedule(tmp_path: Path) -> None:
     """Four micro-batches through two chunks: eight forward passes a stage, numbered 0 to 3 twice."""
-    text = bubble(paths=[str(_without_marks("megatron_pp2_interleaved_m4", tmp_path))]).output()
+    text = _print(_without_marks("megatron_pp2_interleaved_m4", tmp_path))
     measured = text.partition("measured, step")[2].splitlines()[1:3]
     drawn = set("".join(line.partition("|")[2] for line in measured))
     assert drawn == set("0123abcd.|")

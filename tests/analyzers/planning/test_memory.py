@@ -11,11 +11,10 @@ from perfscope.analyzers.planning.memory import (
     Layout,
     Loss,
     Optimizer,
+    States,
     activation_bytes,
-    autocast_precision,
     estimate_memory,
-    full_precision,
-    mixed_precision,
+    state_bytes_of,
 )
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
@@ -79,7 +78,7 @@ def test_megatron_cores_own_estimate_is_reproduced() -> None:
         spread,
         parameters=total_parameters(model),
         seq_len=1024,
-        precision=mixed_precision(Optimizer.ADAM, gradient_bytes=4),
+        precision=state_bytes_of(States.MEGATRON, Optimizer.ADAM),
         attention=Attention.FLASH,
     )
     mebi = 2**20
@@ -122,7 +121,7 @@ def test_ddp_holds_buckets_of_the_size_of_all_gradients_beside_the_activations()
             layout(data=data),
             parameters=total_parameters(model),
             seq_len=1024,
-            precision=autocast_precision(Optimizer.ADAM),
+            precision=state_bytes_of(States.AUTOCAST, Optimizer.ADAM),
             attention=Attention.FLASH,
         )
         for data in (1, 2)
@@ -141,7 +140,7 @@ def test_the_fuller_end_of_a_pipeline_counts() -> None:
             layout(pipeline=4, micro_batches=batches, checkpointing=form),
             parameters=total_parameters(llama),
             seq_len=8192,
-            precision=mixed_precision(Optimizer.ADAM),
+            precision=state_bytes_of(States.MIXED, Optimizer.ADAM),
             attention=Attention.FLASH,
         )
         for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
@@ -176,6 +175,6 @@ def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
 
 
 def test_fp32_keeps_16_bytes_of_another_kind() -> None:
-    mixed, full = mixed_precision(Optimizer.ADAM), full_precision(Optimizer.ADAM)
+    mixed, full = state_bytes_of(States.MIXED, Optimizer.ADAM), state_bytes_of(States.FP32, Optimizer.ADAM)
     assert (mixed.weights, mixed.gradients, mixed.optimizer, mixed.checkpoint) == (2, 2, 12, 14)
     assert (full.weights, full.gradients, full.optimizer, full.checkpoint) == (4, 4, 8, 12)

@@ -12,23 +12,15 @@ from perfscope.analyzers.planning.memory import (
     Loss,
     Memory,
     Optimizer,
-    autocast_precision,
+    States,
     estimate_memory,
-    full_precision,
-    mixed_precision,
-    pure_16bit,
+    state_bytes_of,
 )
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
 from tests.conftest import ROOT
 
-PRECISIONS = {
-    "pure": pure_16bit,
-    "autocast": autocast_precision,
-    "fp32": full_precision,
-    "mixed": mixed_precision,
-}
 with (ROOT / "fixtures" / "memory" / "peaks.csv").open() as file:
     TRAININGS = {row["training"]: row for row in csv.DictReader(file)}
 
@@ -63,7 +55,7 @@ def estimate(row: dict[str, str]) -> Memory:
         layout,
         parameters=total_parameters(model),
         seq_len=int(row["seq_len"]),
-        precision=PRECISIONS[row["states"]](Optimizer.ADAM),
+        precision=state_bytes_of(States(row["states"]), Optimizer.ADAM),
         attention=Attention.FLASH,
     )
 

@@ -141,13 +141,12 @@ def test_every_architecture_is_held_to_transformers_by_a_case() -> None:
     assert {kind for kind, _, _ in BUILT_BY_TRANSFORMERS} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("form", ["file", "folder", "option"])
-def test_a_config_json_is_read_by_file_by_folder_and_by_either_option(tmp_path: Path, form: str) -> None:
+@pytest.mark.parametrize("form", ["file", "folder"])
+def test_a_config_json_is_read_by_file_and_by_folder(tmp_path: Path, form: str) -> None:
     config = {"model_type": "llama", **_GROUPED}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    option = "--config" if form == "option" else "--model"
     path = tmp_path if form == "folder" else tmp_path / "config.json"
-    assert answer("tflops", option, path, *STEP)["model"]["parameters"] == 136128
+    assert answer("tflops", "--model", path, *STEP)["model"]["parameters"] == 136128
 
 
 def _config(tmp_path: Path, **keys: object) -> Path:

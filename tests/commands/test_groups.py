@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from perfscope.commands.options.groups import expand_groups
+from perfscope.commands.options import expand_groups
 from perfscope.outcome import Outcome
 
 

@@ -1,0 +1,219 @@
+"""``perfscope export``: a page with charts, one trace of all ranks, or metrics for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from perfscope.analyzers.comparison.comparison import compare_sides
+from perfscope.analyzers.scaling.study import study_scaling
+from perfscope.commands.options import FormatOption, outcome_of
+from perfscope.commands.scaling.runs import read_runs
+from perfscope.commands.watch import View
+from perfscope.constants import MB, NS_PER_US
+from perfscope.engine.analysis_report import to_report as describe_analyzed
+from perfscope.engine.execution import Execution, available_processors
+from perfscope.engine.inputs import find_inputs, split_into_runs
+from perfscope.engine.run import Analysis, Plan
+from perfscope.engine.sides import is_saved, read_side
+from perfscope.errors import SourceError, UsageError
+from perfscope.files import replace_file
+from perfscope.merging.merge import Choice, Merged, merge
+from perfscope.outcome import Outcome
+from perfscope.page import describe_analysis, describe_comparison, describe_scaling, read_for_page, render
+from perfscope.page.part import Document
+from perfscope.renderers import Format
+from perfscope.report import Column, Json, Report, Section, first_rows
+from perfscope.sources.traces.files import TRACE_ENDINGS
+from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
+from perfscope.units import parse_ranges
+from perfscope.watching.openmetrics import to_openmetrics
+
+_MOST_ROWS = 40
+_PAIR = 2
+
+
+class Kind(StrEnum):
+    """What ``--as`` takes."""
+
+    PAGE = "page"
+    TRACE = "trace"
+    OPENMETRICS = "openmetrics"
+
+
+#: How the file of each kind may end; the first is the usual one.
+_ENDINGS = {Kind.PAGE: (".html", ".htm"), Kind.TRACE: (".json.gz", *TRACE_ENDINGS), Kind.OPENMETRICS: (".prom", ".txt")}
+
+
+def export(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN_DIR | TRACE... | A B", help="A run, traces of a job; for a page two runs to compare, or more."
+        ),
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o",
+            "--output",
+            metavar="FILE",
+            help="The file to write.",
+            show_default="page.html or trace.json.gz",
+        ),
+    ] = None,
+    kind: Annotated[
+        Kind | None,
+        typer.Option("--as", help="What to write.", show_default="by the end of the file's name, else page"),
+    ] = None,
+    ranks: Annotated[
+        str | None, typer.Option(help="Only these ranks of a trace: 0,3-5. All align the clocks.", show_default="all")
+    ] = None,
+    steps: Annotated[
+        str | None, typer.Option(help="Only the time of these profiled steps of a trace: 5-6.", show_default="all")
+    ] = None,
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Write one page with charts, one trace of all ranks, or metrics for Prometheus.
+
+    The page is one HTML file that needs no network; two runs are compared, three or more are a scaling study. The trace
+    has all ranks on one clock, for Perfetto, with tracks of steps, collectives and bubbles above them.
+    """
+    chosen, path = _choose(kind, output)
+    if chosen is not Kind.TRACE and (ranks or steps):
+        raise UsageError("--ranks and --steps are of a trace", hint="--as trace")
+    if chosen is Kind.PAGE:
+        return outcome_of(_write_page(paths, path), format)
+    if chosen is Kind.TRACE:
+        choice = Choice(
+            ranks=frozenset(parse_ranges(ranks)) if ranks else frozenset(),
+            steps=parse_ranges(steps) if steps else (),
+            rank_rule=RANK_IN_FILE_NAME,
+            workers=available_processors(),
+        )
+        return outcome_of(_write_trace(paths, path, choice), format)
+    if len(paths) != 1:
+        raise UsageError("metrics are of one run", hint="perfscope export RUN_DIR --as openmetrics")
+    view = View(Path(paths[0]), None)
+    view.look()
+    replace_file(path, to_openmetrics(view.job, view.mfu).encode())
+    return Outcome(text=f"wrote {path}\n")
+
+
+def _choose(kind: Kind | None, output: Path | None) -> tuple[Kind, Path]:
+    """What to write, and where.
+
+    Raises:
+        UsageError: The file's name does not say so.
+    """
+    if output is None:
+        chosen = kind or Kind.PAGE
+        return chosen, Path(f"{chosen}{_ENDINGS[chosen][0]}")
+    fitting = [each for each, endings in _ENDINGS.items() if output.name.lower().endswith(endings)]
+    if not fitting or kind not in (None, *fitting):
+        endings = _ENDINGS[kind] if kind else tuple(endings[0] for endings in _ENDINGS.values())
+        raise UsageError(f"{output} does not end in {' or '.join(dict.fromkeys(endings))}")
+    if not output.resolve().parent.is_dir():
+        raise SourceError(output.parent, "is no folder", hint="create it, or name another file with -o")
+    return fitting[0], output
+
+
+def _write_page(paths: Sequence[str], path: Path) -> Report:
+    """Write the page; what it has nothing to show of, and the analysis where it is of one run."""
+    document, analysis = _describe(paths, Plan(execution=Execution(available_processors())))
+    content = render(document).encode()
+    replace_file(path, content)
+    analyzed = None if analysis is None else describe_analyzed(analysis)
+    data: dict[str, Json] = {
+        "schema": "perfscope/page/1",
+        "path": str(path),
+        "bytes": len(content),
+        "parts": [{"part": part.identity, "absent": part.absent or None} for part in document.parts],
+        "analysis": None if analyzed is None else {**analyzed.data, "warnings": list(analyzed.warnings)},
+    }
+    rows = tuple((part.title, part.absent or "shown") for part in document.parts)
+    note = f"{path}: {len(content) / MB:.2f} MB, one file, no network. Open it in a browser."
+    section = Section("Parts of the page", (Column("Part"), Column("Shown")), rows, (note,))
+    return Report(f"A page of {document.title}", data, (section,), document.damage)
+
+
+def _describe(paths: Sequence[str], plan: Plan) -> tuple[Document, Analysis | None]:
+    """What the page shows, and the analysis where it is of one run."""
+    saved = [path for path in paths if Path(path).is_file() and is_saved(Path(path))]
+    if saved and len(paths) != _PAIR:
+        problem = f"{saved[0]} is a saved result, which has no timeline and no charts of its own"
+        raise UsageError(problem, hint="name the run, or two sides: perfscope export A B")
+    groups = [tuple(paths[:1]), tuple(paths[1:])] if saved else split_into_runs(paths)
+    if len(groups) == 1:
+        analysis = read_for_page(groups[0], plan)
+        return describe_analysis(analysis), analysis
+    if len(groups) == _PAIR:
+        first, second = (read_side(group[0], Plan()) for group in groups)
+        return describe_comparison(compare_sides(first, second)), None
+    runs, problems = read_runs([Path(group[0]) for group in groups], None)
+    return describe_scaling(study_scaling(runs, ()), tuple(problems)), None
+
+
+def _write_trace(paths: Sequence[str], path: Path, choice: Choice) -> Report:
+    """Merge the traces of all ranks.
+
+    Raises:
+        UsageError: The file is one of the traces.
+    """
+    inputs = find_inputs(paths)
+    if path.resolve() in {Path(trace).resolve() for trace in inputs.traces}:
+        raise UsageError(f"{path} is one of the traces", hint="name another file with -o")
+    return _describe_merged(merge(inputs, path, choice))
+
+
+def _describe_merged(merged: Merged) -> Report:
+    """What was written, and how far the clock of each rank was moved."""
+
+    def to_us(time_ns: int | None) -> float | None:
+        return None if time_ns is None else time_ns / NS_PER_US
+
+    data: dict[str, Json] = {
+        "schema": "perfscope/merged/1",
+        "path": str(merged.path),
+        "bytes": merged.bytes,
+        "reference_rank": merged.reference,
+        "operations": merged.operations,
+        "traces": [
+            {
+                "path": trace.path,
+                "rank": trace.rank,
+                "events": trace.events,
+                "offset_us": to_us(trace.offset_ns),
+                "residual_us": to_us(trace.residual_ns),
+            }
+            for trace in merged.traces
+        ],
+        "notes": list(merged.notes),
+    }
+    columns = (
+        Column("Rank"),
+        Column("Events"),
+        Column("Clock ahead (us)", 3),
+        Column("Residual (us)", 3),
+        Column("Trace"),
+    )
+    rows = [
+        (trace.rank, trace.events, to_us(trace.offset_ns), to_us(trace.residual_ns), Path(trace.path).name)
+        for trace in merged.traces
+    ]
+    shown, left_out = first_rows(rows, _MOST_ROWS)
+    notes = [
+        f"{merged.path}: {merged.bytes / MB:.1f} MB, {merged.operations} operations of several ranks. "
+        "Open it at https://ui.perfetto.dev."
+    ]
+    if merged.reference is not None:
+        notes.append(
+            f"Each clock was moved to that of rank {merged.reference}, by the ends of common collectives; times of two "
+            "ranks can be compared as finely as their residuals."
+        )
+    section = Section("Merged traces", columns, shown, (*notes, *merged.notes, *left_out))
+    return Report(f"{len(merged.traces)} traces on one clock", data, (section,), merged.damage)

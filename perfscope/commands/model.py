@@ -1,0 +1,451 @@
+"""Which model, GPU and training a command is about, for ``tflops`` and ``plan``.
+
+``--model`` names a preset, a file, a size or dimensions: ``layers=32,hidden=4096,heads=32,vocab=32000,gated``. The
+model of a log is used where none is typed. ``--size`` alone gives the number of parameters, and is checked against the
+dimensions where there are any.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NamedTuple
+
+import typer
+
+from perfscope.errors import SourceError, UsageError
+from perfscope.models.conventions import Checkpointing
+from perfscope.models.hardware import Gpu, check_dense, describe_unlisted, list_gpu_names, lookup_gpu, resolve_family
+from perfscope.models.parameter_counts import active_parameters, total_parameters
+from perfscope.models.transformer import (
+    GATED_MATRICES,
+    PLAIN_MATRICES,
+    Experts,
+    ModelDescription,
+    Transformer,
+    require_consistent,
+)
+from perfscope.report import Json
+from perfscope.sources.models.huggingface import is_config_file, read_config
+from perfscope.sources.models.presets import find_preset, preset_names
+from perfscope.units import format_parameters, parse_parameters
+
+if TYPE_CHECKING:  # its columns import NumPy
+    from perfscope.tables.joblog import JobLog
+
+_MODEL, _PEAK = "Model", "Peak"
+_FILE_SUFFIXES = (".json", ".log", ".out", ".txt")
+#: A size is written with one or two figures, so a model within this share of it is that size.
+_SIZE_TOLERANCE = 0.05
+#: The name of a model that is made from its dimensions.
+UNNAMED = "the model"
+DEFAULT_SEQ_LEN = 1024
+DEFAULT_CHECKPOINTING = Checkpointing.FULL
+_USUAL_HEAD_DIM = 64
+_REQUIRED = ("layers", "hidden", "vocab")
+_NEED_EXPERTS = ("top_k", "expert_ffn", "shared_ffn", "dense_layers")
+#: What depends on how a model is trained, so that it can follow a model's name.
+_OF_TRAINING = ("mtp_layers", "padded_vocab")
+_NUMBERS = (*_REQUIRED, "heads", "kv_heads", "head_dim", "ffn", "experts", *_NEED_EXPERTS, *_OF_TRAINING)
+_MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
+_FLAGS = {"gated": ("gated", True), "tied": ("tied", True), "untied": ("tied", False)}
+_EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
+
+
+class ModelOptions(NamedTuple):
+    """A model by its size, its name, a file or its dimensions."""
+
+    size: Annotated[
+        str | None,
+        typer.Option(help="Number of parameters: 52B, 7.5B, 125M. B is 10**9.", rich_help_panel=_MODEL),
+    ] = None
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE|DIMENSIONS",
+            help="A name (llama3-8b), a Hugging Face config.json or its folder, a training log, or dimensions: "
+            f"{_EXAMPLE}, and kv_heads, head_dim, ffn, gated, tied, experts, top_k, expert_ffn, shared_ffn, "
+            "dense_layers, mtp_layers, padded_vocab.",
+            rich_help_panel=_MODEL,
+        ),
+    ] = None
+
+
+class TrainingOptions(NamedTuple):
+    """Sequence length and activation checkpointing, as typed."""
+
+    seq_len: Annotated[
+        int | None,
+        typer.Option(
+            "--seq-len",
+            "--seq-length",
+            help="Tokens in a sequence.",
+            show_default=f"{DEFAULT_SEQ_LEN}; in plan that of a named model's pre-training",
+        ),
+    ] = None
+    checkpointing: Annotated[
+        Checkpointing | None,
+        typer.Option(help="Activation checkpointing: what is recomputed.", show_default=DEFAULT_CHECKPOINTING.value),
+    ] = None
+
+
+class ModelChoice(NamedTuple):
+    """The model that a command is about.
+
+    Attributes:
+        active_parameters: The parameters that one token uses.
+        total_parameters: All parameters, every expert counted.
+        transformer: The dimensions; None where only a size was typed.
+        origin: Where the model comes from, as a phrase for reports.
+        notes: What was assumed.
+        seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
+    """
+
+    active_parameters: int
+    total_parameters: int
+    transformer: Transformer | None
+    origin: str
+    notes: tuple[str, ...] = ()
+    seq_len: int | None = None
+
+
+def choose_model(options: ModelOptions, seq_len: int, logged: ModelDescription | None = None) -> ModelChoice:
+    """Find the model in what was typed, or else in a log.
+
+    Args:
+        options: The size, name, file or dimensions that were typed.
+        seq_len: Tokens in a sequence: the learned positions of a GPT that is made from its dimensions.
+        logged: The model that a log describes.
+
+    Raises:
+        UsageError: No model was typed or logged, it is unknown, or its sources contradict each other.
+    """
+    size = parse_parameters(options.size) if options.size else None
+    found = _find_model(options.model, seq_len) if options.model else None
+    description = found if isinstance(found, ModelDescription) else None
+    if isinstance(found, int):
+        if size not in (None, found):
+            raise UsageError(f"--size {options.size} contradicts --model {options.model}")
+        size = found
+    if description is None and size is None:
+        description = logged
+    if description is not None:
+        model = description.transformer
+        if size is not None and abs(size / total_parameters(model) - 1) > _SIZE_TOLERANCE:
+            raise UsageError(
+                f"a size of {format_parameters(size)} contradicts {model.name}, which has "
+                f"{format_parameters(total_parameters(model))} parameters",
+                hint="give either the size or the model",
+            )
+        return choose_description(description)
+    if size is None:
+        raise UsageError(
+            "which model? neither --size nor --model is given",
+            hint=f"--size 52B, --model llama3-8b, --model path/to/config.json, or --model {_EXAMPLE}",
+        )
+    return ModelChoice(size, size, None, f"the size {options.size or options.model}")
+
+
+def choose_description(description: ModelDescription) -> ModelChoice:
+    """The choice of a model whose dimensions are known."""
+    model = description.transformer
+    stated = description.parameters if model.experts is None else None
+    return ModelChoice(
+        stated or active_parameters(model),
+        stated or total_parameters(model),
+        model,
+        description.origin,
+        description.notes,
+        description.seq_len,
+    )
+
+
+def describe_logged_model(log: JobLog) -> ModelDescription | None:
+    """The model that a log's arguments describe, with the size that the log states; None without its dimensions.
+
+    Raises:
+        UsageError: The arguments contradict each other.
+    """
+    # Setup imports NumPy, which a model by its name or size does not need.
+    from perfscope.analyzers.logs.setup import Overrides, stated_setup
+    from perfscope.sources.models.megatron_arguments import model_from_arguments
+
+    tokens, padded = log.number("vocab_tokens"), log.number("vocab")
+    vocabulary = (tokens, padded) if tokens is not None and padded is not None else None
+    model = model_from_arguments(log.arguments, vocabulary, log.path)
+    if model is None:
+        return None
+    parameters = stated_setup(log, Overrides()).parameters
+    return ModelDescription(model, f"the arguments in {log.path}", parameters=parameters)
+
+
+def choose_logged_model(log: JobLog) -> ModelChoice | None:
+    """The model of a log with the size that ``perfscope logs`` reports; None where the log states neither."""
+    # As above.
+    from perfscope.analyzers.logs.setup import Overrides, stated_setup
+
+    description = describe_logged_model(log)
+    if description is not None:
+        return choose_description(description)
+    setup = stated_setup(log, Overrides())
+    if setup.parameters is None:
+        return None
+    origin = f"the size that {log.path} states ({setup.parameters_source})"
+    return ModelChoice(setup.parameters, setup.parameters, None, origin)
+
+
+def _find_model(text: str, seq_len: int) -> ModelDescription | int:
+    """A model by its name, file or dimensions, or the number of parameters that the text or a log states."""
+    name, *words = text.split(",")
+    preset = find_preset(name)
+    if preset is not None:
+        return _complete(preset, _parse_dimensions(words))
+    path = Path(text)
+    if path.exists() or path.suffix in _FILE_SUFFIXES or ("/" in text and "=" not in text):
+        return _read_file(path)
+    if "=" in text:
+        return describe_dimensions(_parse_dimensions([name, *words]), seq_len)
+    try:
+        return parse_parameters(text)
+    except UsageError:
+        raise UsageError(
+            f"the model {text!r} is neither a known name nor a file nor a size nor dimensions ({_EXAMPLE})",
+            hint=f"known: {', '.join(preset_names())}",
+        ) from None
+
+
+def _read_file(path: Path) -> ModelDescription | int:
+    if not path.exists():
+        raise SourceError(path, "does not exist")
+    if is_config_file(path):
+        return read_config(path)
+    if path.is_dir():
+        raise SourceError(path, "contains no config.json")
+    # The readers of logs import NumPy, which a model by its name or config does not need.
+    from perfscope.sources.joblog import read_log
+
+    log = read_log(path)
+    description, choice = describe_logged_model(log), choose_logged_model(log)
+    if choice is None:
+        raise SourceError(
+            path, "prints no Megatron arguments and no size, so it does not state the dimensions of the model"
+        )
+    return description or choice.total_parameters
+
+
+def _parse_dimensions(words: list[str]) -> dict[str, int]:
+    """What ``layers=32,hidden=4096,gated`` says, by name; flags are 0 or 1.
+
+    Raises:
+        UsageError: A name is unknown, or a value is no possible count.
+    """
+    found: dict[str, int] = {}
+    for word in words:
+        name, _, value = (part.strip().replace("-", "_") for part in word.partition("="))
+        if name in _FLAGS and not value:
+            flag, found_value = _FLAGS[name]
+            found[flag] = int(found_value)
+        elif name not in _NUMBERS:
+            known = ", ".join((*_NUMBERS, *_FLAGS))
+            raise UsageError(f"--model: {word!r} is no dimension of a model", hint=f"dimensions: {known}")
+        elif not value.isdigit() or int(value) < (0 if name in _MAY_BE_ZERO else 1):
+            raise UsageError(f"--model: {name} must be at least 1, not {value or 'nothing'}")
+        else:
+            found[name] = int(value)
+    return found
+
+
+def _complete(description: ModelDescription, typed: dict[str, int]) -> ModelDescription:
+    """A named model with what depends on how it is trained."""
+    model = description.transformer
+    own = [name for name in typed if name not in _OF_TRAINING]
+    if own:
+        raise UsageError(
+            f"--model: {own[0]} of {model.name} is its own", hint="give either the model or its dimensions"
+        )
+    if not typed:
+        return description
+    completed = model._replace(
+        mtp_layers=typed.get("mtp_layers", model.mtp_layers),
+        padded_vocabulary=typed.get("padded_vocab", model.padded_vocabulary),
+    )
+    return description._replace(transformer=require_consistent(completed))
+
+
+def describe_dimensions(typed: dict[str, int], seq_len: int) -> ModelDescription:
+    """Make a model of typed dimensions.
+
+    Without a gate it is a GPT: biases, LayerNorm, learned positions, tied embeddings. With a gate it is a Llama: no
+    biases, RMSNorm, rotary positions, untied embeddings.
+
+    Raises:
+        UsageError: A dimension is missing, or contradicts another.
+    """
+    missing = [name for name in _REQUIRED if name not in typed]
+    if missing:
+        raise UsageError(f"--model: {' and '.join(missing)} missing: the operations depend on it", hint=_EXAMPLE)
+    layers, hidden = typed["layers"], typed["hidden"]
+    notes = () if "heads" in typed else ("heads is not given: multi-head attention costs the same for any number",)
+    heads, head_dim = _choose_heads(typed, hidden)
+    gated = bool(typed.get("gated"))
+    kv_heads = typed.get("kv_heads", heads)
+    ffn = typed.get("ffn", 4 * hidden)
+    biases = 0 if gated else heads * head_dim + 2 * kv_heads * head_dim + hidden + ffn + hidden
+    norm = hidden if gated else 2 * hidden
+    model = Transformer(
+        name=UNNAMED,
+        layers=layers,
+        hidden=hidden,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        ffn=ffn,
+        mlp_matrices=GATED_MATRICES if gated else PLAIN_MATRICES,
+        vocabulary=typed["vocab"],
+        tied=bool(typed.get("tied", not gated)),
+        positions=0 if gated else seq_len,
+        layer_vectors=2 * norm + biases,
+        other_vectors=norm,
+        experts=_make_experts(typed, layers, ffn),
+        mtp_layers=typed.get("mtp_layers", 0),
+        padded_vocabulary=typed.get("padded_vocab"),
+    )
+    return ModelDescription(require_consistent(model), "the dimensions given", notes)
+
+
+def _choose_heads(typed: dict[str, int], hidden: int) -> tuple[int, int]:
+    """The number of heads and the dimensions of each."""
+    heads = typed.get("heads")
+    if heads is None:
+        if "kv_heads" in typed or "head_dim" in typed:
+            raise UsageError("--model: heads is missing beside kv_heads or head_dim")
+        heads = hidden // _USUAL_HEAD_DIM if hidden % _USUAL_HEAD_DIM == 0 else 1
+        return heads, hidden // heads
+    if "head_dim" in typed:
+        return heads, typed["head_dim"]
+    if hidden % heads:
+        raise UsageError(f"a hidden size of {hidden} does not divide into {heads} heads")
+    return heads, hidden // heads
+
+
+def _make_experts(typed: dict[str, int], layers: int, ffn: int) -> Experts | None:
+    if "experts" not in typed:
+        without = [name for name in _NEED_EXPERTS if name in typed]
+        if without:
+            raise UsageError(f"--model: {without[0]} is given without experts")
+        return None
+    if "top_k" not in typed:
+        raise UsageError("--model: top_k is missing: the operations depend on the experts per token")
+    return Experts(
+        routed=typed["experts"],
+        active=typed["top_k"],
+        ffn=typed.get("expert_ffn", ffn),
+        shared_ffn=typed.get("shared_ffn", 0),
+        layers=layers - typed.get("dense_layers", 0),
+    )
+
+
+def describe_assumed_seq_len(seq_len: int, model_seq_len: int | None) -> str:
+    """The assumed length of a sequence as a phrase, beside that of a named model's pre-training."""
+    if model_seq_len is None:
+        return f"sequence length {seq_len} (--seq-len)"
+    if model_seq_len == seq_len:
+        return f"sequence length {seq_len}, that of the model's pre-training (--seq-len)"
+    return f"sequence length {seq_len} (--seq-len); the model's pre-training took {model_seq_len}"
+
+
+class Dtype(StrEnum):
+    """The data type of the matrix products."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+    FP8 = "fp8"
+    TF32 = "tf32"
+    FP32 = "fp32"
+
+
+class PeakOptions(NamedTuple):
+    """The GPU and the data type, as typed."""
+
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="The GPU, for its dense peak: h200-sxm, a100-40, or its CUDA name.", rich_help_panel=_PEAK),
+    ] = None
+    dtype: Annotated[
+        Dtype | None,
+        typer.Option(
+            "--dtype",
+            "--precision",
+            help="Data type of the matrix multiplications.",
+            show_default="the GPU's 16-bit format",
+            rich_help_panel=_PEAK,
+        ),
+    ] = None
+    peak: Annotated[
+        float | None,
+        typer.Option(
+            help="Dense peak of one GPU in TFLOP/s, if --gpu does not list it.",
+            show_default="of --gpu",
+            rich_help_panel=_PEAK,
+        ),
+    ] = None
+
+
+class Peak(NamedTuple):
+    """The denominator of MFU and HFU.
+
+    Attributes:
+        gpu: The GPU; None where it is not given or not known.
+        dtype: The data type.
+        tflops: The dense peak of one GPU in TFLOP/s; None where it is not known.
+        source: Where the peak comes from; empty without one.
+        assumptions: What was assumed.
+        warnings: Why there is no peak, where a GPU was named.
+    """
+
+    gpu: Gpu | None
+    dtype: str
+    tflops: float | None
+    source: str
+    assumptions: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+    def data(self) -> Json:
+        """The peak for JSON; null without one."""
+        if self.tflops is None:
+            return None
+        return {
+            "name": self.gpu.name if self.gpu else None,
+            "dtype": self.dtype,
+            "peak_tflops": self.tflops,
+            "source": self.source,
+        }
+
+
+def resolve_peak(options: PeakOptions) -> Peak:
+    """Find the peak.
+
+    Raises:
+        UsageError: The GPU has no peak in the format, or the typed peak counts sparsity.
+    """
+    gpu = lookup_gpu(options.gpu) if options.gpu else None
+    dtype = str(options.dtype) if options.dtype else (gpu.training_dtype if gpu else Dtype.BF16.value)
+    assumptions = _list_assumptions(options, gpu, dtype)
+    if options.peak is not None:
+        check_dense(options.peak, dtype, gpu)
+        return Peak(gpu, dtype, options.peak, "given as --peak", assumptions)
+    if gpu is None:
+        warnings = (
+            (f"{describe_unlisted(options.gpu)} and there is no MFU; known: {list_gpu_names()}",) if options.gpu else ()
+        )
+        return Peak(None, dtype, None, "", (), warnings)
+    return Peak(gpu, dtype, gpu.peak_tflops(dtype), gpu.source, assumptions)
+
+
+def _list_assumptions(options: PeakOptions, gpu: Gpu | None, dtype: str) -> tuple[str, ...]:
+    assumptions = []
+    if options.gpu and gpu and resolve_family(options.gpu):
+        assumptions.append(f"{options.gpu} is a {gpu.name} (--gpu)")
+    if gpu and options.dtype is None:
+        assumptions.append(f"matrix products in {dtype} (--dtype)")
+    return tuple(assumptions)

@@ -1,0 +1,210 @@
+"""``perfscope plan --microbatches``: the bubble of a pipeline that has not run."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from perfscope.charts.svg import draw_file
+from perfscope.commands.options import require_positive, require_svg
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.errors import UsageError
+from perfscope.files import replace_file
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from perfscope.report import Report, percent
+from perfscope.schedules.catalog import Schedule, require_possible
+from perfscope.schedules.drawing import draw_timeline, to_charts, to_text
+from perfscope.schedules.prediction import (
+    SIMULATION_LIMIT,
+    PassTimes,
+    Setup,
+    apply_closed_form,
+    find_target,
+    list_alternatives,
+    simulate_setup,
+)
+from perfscope.schedules.prediction_report import PredictionReport
+from perfscope.units import format_seconds, parse_duration_ns
+
+SCHEMA = "perfscope/bubble/1"
+_DEFAULT_CHUNKS = 2
+_COLUMNS = 100
+_TIMES = "one time, or one for each stage: 10ms or 9ms,10ms,10ms,12ms"
+_PANEL = "Bubble of a pipeline schedule, with --pp and without a model"
+
+
+class BubbleOptions(NamedTuple):
+    """A pipeline schedule, the times of its passes, and a target."""
+
+    microbatches: Annotated[
+        int | None,
+        typer.Option(
+            "--microbatches",
+            "-m",
+            help="Micro-batches of one pipeline in a step: predicts its bubble.",
+            show_default="no bubble is predicted",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    schedule: Annotated[Schedule, typer.Option(help="Pipeline schedule.", rich_help_panel=_PANEL)] = (
+        Schedule.ONE_F_ONE_B
+    )
+    forward: Annotated[
+        str | None,
+        typer.Option(
+            help=f"Forward-pass time: {_TIMES}.", show_default="equal times without a unit", rich_help_panel=_PANEL
+        ),
+    ] = None
+    backward: Annotated[
+        str | None,
+        typer.Option(
+            help="Backward-pass time, written as --forward; with --weight the time of the input gradient only.",
+            show_default="2 x forward",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    weight: Annotated[
+        str | None,
+        typer.Option(
+            help="Weight-gradient (W) time, written as --forward.",
+            show_default="half of the backward pass",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    transfer: Annotated[
+        str | None,
+        typer.Option(
+            help="Transfer time to the next stage, such as 1ms: one time, or one for each sending stage.",
+            show_default="0",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    target_tflops: Annotated[
+        float | None,
+        typer.Option(
+            help="Target TFLOPs per GPU, where --tflops were measured: computes the micro-batches needed.",
+            show_default="none",
+            rich_help_panel=_PANEL,
+        ),
+    ] = None
+    svg: Annotated[Path | None, typer.Option(metavar="FILE.svg", help="Draw the schedule.", rich_help_panel=_PANEL)] = (
+        None
+    )
+
+
+def predict_bubble(
+    bubble: BubbleOptions, pp: int | None, virtual_stages: int | None, tflops: float | None, output_format: Format
+) -> Outcome:
+    """Predict the bubble of a setup.
+
+    Raises:
+        UsageError: An option is out of range, or the setup is too large to simulate and its closed form does not apply.
+    """
+    if pp is None:
+        raise UsageError("--pp is missing", hint="perfscope plan --pp 4 --microbatches 8")
+    if bubble.svg is not None:
+        require_svg(bubble.svg)
+    setup = _to_setup(bubble, pp, virtual_stages)
+    target = _parse_target(tflops, bubble.target_tflops)
+    form = apply_closed_form(setup)
+    is_small = setup.operations <= SIMULATION_LIMIT
+    if not is_small and not (setup.times.are_equal and form.bubble is not None):
+        raise UsageError(
+            f"{setup.devices} stages and {setup.microbatches} micro-batches are too large to simulate",
+            hint="with equal stages and no transfer time the closed form answers; or use fewer micro-batches",
+        )
+    simulated = simulate_setup(setup) if is_small else None
+    title = f"{setup.schedule}, {setup.devices} stages, {setup.microbatches} micro-batches"
+    charts = [draw_timeline(title, simulated.timeline)] if simulated else []
+    if bubble.svg is not None:
+        if not charts:
+            raise UsageError("the step is too large to simulate, so there is no drawing")
+        replace_file(bubble.svg, draw_file(to_charts(charts)).encode())
+    prediction = PredictionReport(
+        setup=setup,
+        form=form,
+        simulated=simulated,
+        alternatives=list_alternatives(setup),
+        target=None if target is None else find_target(setup, *target),
+        has_times=bubble.forward is not None,
+        assumed=_list_assumptions(bubble, setup.times),
+        drawing=to_text(charts[0], _COLUMNS) if charts else "",
+    )
+    share = prediction.fraction_of_total
+    headline = title if share is None else f"{percent(share):.2f} % of the time is bubble: {title}"
+    report = Report(headline, {"schema": SCHEMA, **prediction.data()}, prediction.sections())
+    return Outcome(report, output_format, notes=() if bubble.svg is None else (f"wrote {bubble.svg}",))
+
+
+def _to_setup(bubble: BubbleOptions, pp: int, virtual_stages: int | None) -> Setup:
+    assert bubble.microbatches is not None
+    chunks = _DEFAULT_CHUNKS if bubble.schedule is Schedule.INTERLEAVED else 1
+    if virtual_stages is not None:
+        chunks = require_positive("--virtual-stages", virtual_stages)
+    stages, microbatches = require_positive("--pp", pp), require_positive("--microbatches", bubble.microbatches)
+    require_possible(bubble.schedule, stages, microbatches, chunks)
+    return Setup(bubble.schedule, stages, microbatches, chunks, _parse_pass_times(bubble, stages))
+
+
+def _parse_pass_times(bubble: BubbleOptions, stages: int) -> PassTimes:
+    """The times of every stage.
+
+    Raises:
+        UsageError: A time cannot be read, or is missing beside those that are set.
+    """
+    if bubble.forward is None and (bubble.backward or bubble.weight or bubble.transfer):
+        raise UsageError("--forward is missing", hint="set it with the other times: its default has no unit")
+    if bubble.weight and not bubble.backward:
+        raise UsageError("--weight needs --backward", hint="--backward is then the gradient of the input")
+    forward = _parse_times(stages, "--forward", bubble.forward) if bubble.forward else (NS_PER_MS,) * stages
+    backward = tuple(2 * time for time in forward)
+    if bubble.backward:
+        backward = _parse_times(stages, "--backward", bubble.backward)
+    weight = tuple(time // 2 for time in backward)
+    if bubble.weight:
+        weight = _parse_times(stages, "--weight", bubble.weight)
+        backward = tuple(sum(gradients) for gradients in zip(backward, weight, strict=True))
+    transfer = _parse_times(stages, "--transfer", bubble.transfer) if bubble.transfer else (0,) * stages
+    return PassTimes(forward, backward, weight, transfer)
+
+
+def _parse_times(stages: int, option: str, text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    times = tuple(0 if part.strip() in {"0", "0s", "0ms"} else parse_duration_ns(part) for part in parts)
+    if option in {"--forward", "--backward"} and not all(times):
+        raise UsageError(f"{option} must be longer than 0")
+    if len(times) not in {1, stages}:
+        raise UsageError(f"{option} has {len(times)} times for {stages} stages", hint=_TIMES)
+    return times * stages if len(times) == 1 else times
+
+
+def _list_assumptions(bubble: BubbleOptions, times: PassTimes) -> tuple[str, ...]:
+    """What was assumed for the times that were not typed, where others were, as sentences."""
+    if bubble.forward is None:
+        return ()
+    backward = ", ".join(format_seconds(time_ns / NS_PER_S) for time_ns in dict.fromkeys(times.backward))
+    assumptions = (
+        (bubble.backward, f"The backward pass is assumed to take {backward}: 2 x forward."),
+        (bubble.weight, "Half of the backward pass is assumed to be the weight gradient (--weight)."),
+        (bubble.transfer, "Transfers between stages are assumed to take no time (--transfer)."),
+    )
+    return tuple(line for typed, line in assumptions if typed is None)
+
+
+def _parse_target(tflops: float | None, target: float | None) -> tuple[Fraction, Fraction] | None:
+    """The measured and the target throughput; None where neither is set."""
+    if tflops is None and target is None:
+        return None
+    if tflops is None or target is None:
+        raise UsageError(
+            "--tflops and --target-tflops go together",
+            hint="--tflops is the throughput measured at --microbatches, --target-tflops the target",
+        )
+    for option, value in (("--tflops", tflops), ("--target-tflops", target)):
+        if not 0 < value < float("inf"):
+            raise UsageError(f"{option} must be positive, not {value:g}")
+    return Fraction(repr(tflops)), Fraction(repr(target))

@@ -1,0 +1,141 @@
+"""``perfscope analyze --only``: late ranks, the goodput of a job, the memory of a run or of snapshots."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfscope.cli import COMMANDS
+from perfscope.errors import ExitCode
+from tests.commands.report_cli import Run, run
+from tests.conftest import ROOT
+
+LATE = ROOT / "fixtures" / "stragglers" / "ddp.garbage"
+KILLED = ROOT / "fixtures" / "goodput" / "killed"
+MEMORY = ROOT / "fixtures" / "memory"
+Capture = pytest.CaptureFixture[str]
+
+
+def show(capsys: Capture, only: str, *paths: object) -> Run:
+    return run(capsys, "analyze", *paths, "--only", only)
+
+
+def result(capsys: Capture, only: str, *paths: object) -> Any:
+    return run(capsys, "analyze", *paths, "--only", only, "--format", "json").data["results"][only]
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> Path:
+    """A run with the history of one rank."""
+    folder = tmp_path / "run"
+    (folder / "memory").mkdir(parents=True)
+    (folder / "run.json").write_text("{}")
+    shutil.copy(MEMORY / "pure.memory.jsonl.gz", folder / "memory" / "vm_1.1.memory.jsonl.gz")
+    return folder
+
+
+def test_the_late_rank_stands_in_the_title_and_in_json(capsys: Capture) -> None:
+    answer = show(capsys, "late_ranks", LATE)
+    assert answer.code == 0
+    assert answer.out.startswith("# Rank 1 is late in most steps: Python collected garbage\n")
+    data = result(capsys, "late_ranks", LATE)
+    first = data["late"][0]
+    assert (first["rank"], first["cause"], first["persistent"]) == (1, "garbage", True)
+    for rank in data["ranks"]:
+        assert sum(rank["parts_ns"].values()) == rank["total_ns"]
+
+
+def test_a_rank_that_never_started_is_named(capsys: Capture, tmp_path: Path) -> None:
+    shutil.copytree(LATE, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "ranks" / "00000")
+    answer = show(capsys, "late_ranks", tmp_path / "run")
+    assert answer.code != 0
+    assert "needs two ranks or more" in answer.err
+    answer = show(capsys, "goodput", tmp_path / "run")
+    assert answer.code == ExitCode.DAMAGED_INPUT
+    assert "1 of 2 ranks never reported: 0" in answer.out
+
+
+@pytest.mark.parametrize("only", ["late_ranks", "goodput", "memory"])
+def test_a_run_that_has_nothing_to_show_is_one_line(only: str, capsys: Capture, tmp_path: Path) -> None:
+    (tmp_path / "run" / "ranks").mkdir(parents=True)
+    answer = show(capsys, only, tmp_path / "run")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (1, "", 1)
+    assert f"{tmp_path / 'none'} " in show(capsys, only, tmp_path / "none").err
+
+
+def test_a_job_is_all_of_its_starts(capsys: Capture) -> None:
+    answer = show(capsys, "goodput", KILLED)
+    assert "of the job's time went to useful steps" in answer.out.splitlines()[0]
+    data = result(capsys, "goodput", KILLED)
+    assert sum(data["spent_ns"].values()) == data["wall_ns"]
+    logs = [ROOT / "fixtures" / "goodput" / f"megatron-{number}.log" for number in (1, 2)]
+    assert len(result(capsys, "goodput", *logs)["starts"]) > len(result(capsys, "goodput", logs[0])["starts"])
+
+
+def test_a_run_is_shown_with_every_rank_and_what_would_lower_the_peak(capsys: Capture, profiled: Path) -> None:
+    shutil.copy(MEMORY / "pure.memory.jsonl.gz", profiled / "memory" / "vm_2.1.memory.jsonl.gz")
+    first, second = result(capsys, "memory", profiled)["devices"]
+    assert [first["rank"], second["rank"]] == [0, 0]
+    assert sum(part["bytes"] for part in first["categories"]) == first["peak_bytes"]
+    assert first["peak_bytes"] + first["unused_bytes"] == first["reserved_bytes"]
+    assert first["savings"][0]["saved_bytes"] > 1e9
+    text = show(capsys, "memory", profiled).out
+    assert text.startswith("# The fullest device held ")
+    for title in ("Peak memory", "Activations at the peak", "What would lower the peak", "blocks.*.mlp.*"):
+        assert title in text
+
+
+def test_snapshots_of_torch_are_shown_side_by_side(capsys: Capture) -> None:
+    data = result(capsys, "memory", MEMORY / "pure.pickle.gz", MEMORY / "pure-checkpointed.pickle.gz")
+    peaks = sorted(device["peak_bytes"] for device in data["devices"])
+    assert peaks == pytest.approx([6_471_878_656, 9_498_349_568], rel=0.001)
+
+
+def test_the_moment_of_an_out_of_memory_error_is_shown_with_what_was_asked_for(capsys: Capture, profiled: Path) -> None:
+    lines = gzip.decompress((MEMORY / "pure.memory.jsonl.gz").read_bytes()).splitlines()
+    header = json.loads(lines[0]) | {"cause": "out of memory", "request_bytes": 5_000_000_000}
+    (profiled / "memory" / "vm_1.1.memory.jsonl.gz").unlink()
+    (profiled / "memory" / "vm_1.1.memory.jsonl").write_bytes(b"\n".join([json.dumps(header).encode(), *lines[1:]]))
+    assert result(capsys, "memory", profiled)["devices"][0]["request_bytes"] == 5_000_000_000
+    assert "memory ran out: 5.000 GB more were asked for" in show(capsys, "memory", profiled).out
+
+
+def test_a_damaged_history_is_a_warning_and_has_its_exit_status(capsys: Capture, profiled: Path) -> None:
+    path = profiled / "memory" / "vm_1.1.memory.jsonl.gz"
+    path.write_bytes(path.read_bytes()[:-3000])
+    answer = show(capsys, "memory", profiled)
+    assert answer.code == ExitCode.DAMAGED_INPUT
+    assert "warning: " in answer.err
+
+
+def test_the_bubble_has_a_short_name(capsys: Capture) -> None:
+    traces = ROOT / "fixtures" / "pipeline" / "pp4_1f1b_m8"
+    answer = show(capsys, "bubble", traces)
+    assert answer.out.startswith("# 36.95 % of the time is bubble: 1f1b, 4 stages, 8 micro-batches, measured")
+    assert "| 16 micro-batches                |                     21.17 |                 1.144 |" in answer.out
+
+
+@pytest.mark.parametrize(
+    ("name", "now"),
+    [
+        ("stragglers", "perfscope analyze RUN --only late_ranks"),
+        ("goodput", "perfscope analyze RUN --only goodput"),
+        ("memory", "perfscope analyze RUN --only memory"),
+        ("bubble", "perfscope plan --pp 4 --microbatches 8"),
+        ("page", "perfscope export RUN -o page.html"),
+        ("merge", "perfscope export RUN -o trace.json.gz"),
+        ("demo", "perfscope doctor --demo"),
+        ("ceiling", "perfscope doctor --ceiling"),
+    ],
+)
+def test_a_name_of_an_earlier_version_says_the_new_one(name: str, now: str, capsys: Capture) -> None:
+    answer = run(capsys, name, LATE, "--anything")
+    assert (answer.code, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert now in answer.err
+    assert name not in COMMANDS
