@@ -24,7 +24,6 @@ def attach(
     stack: bool = False,
     memory: bool = False,
     on_oom: bool = False,
-    flops: bool = False,
     modules: bool = False,
     nvml_hz: float = 5.0,
     step_optimizer: int | str | None = None,
@@ -43,7 +42,6 @@ def attach(
         stack: Record Python stacks.
         memory: Record allocations, and the history of the GPU's allocator.
         on_oom: Record that history from the first step on, and write it when memory runs out.
-        flops: Let torch estimate the operators' FLOPs.
         modules: Mark every forward of a module with its name.
         nvml_hz: Samples per second of power, utilisation, memory and so on; 0 disables sampling.
         step_optimizer: Which of several optimizers ends a training step: ``"every"``, or its number in the order of
