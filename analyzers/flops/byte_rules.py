@@ -80,7 +80,8 @@ def count_bytes(operator: str, inputs: Inputs, kernel: str = "") -> int | None:
     call = _Call(operator.removeprefix("aten::"), inputs, _SIZES[match[1]] if match else 0)
     if not inputs.tensors or not all(map(call.size, inputs.tensors)):
         return None
-    return next((rule(call) for pattern, rule in _RULES if pattern.search(call.name)), None)
+    rule = next((rule for pattern, rule in _RULES if pattern.search(call.name)), None)
+    return rule(call) if rule else None
 
 
 def _elementwise(call: _Call) -> int | None:
