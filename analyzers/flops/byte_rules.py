@@ -81,7 +81,8 @@ def count_bytes(operator: str, inputs: Inputs, kernel: str = "") -> int | None:
     if not inputs.tensors or not all(map(call.size, inputs.tensors)):
         return None
     rule = next((rule for pattern, rule in _RULES if pattern.search(call.name)), None)
-    return rule(call) if rule else None
+    counted: int | None = rule(call) if rule else None
+    return counted
 
 
 def _elementwise(call: _Call) -> int | None:
@@ -96,7 +97,8 @@ def _elementwise(call: _Call) -> int | None:
     padded = [(1,) * (length - len(tensor.shape)) + tensor.shape for tensor in tensors]
     shaped = [tensor for tensor in tensors if tensor.shape] or list(tensors)
     size = 1 if _COMPARISON.search(call.name) else max(map(call.size, shaped))
-    return call.read + prod(map(max, zip(*padded, strict=True))) * size
+    shape = [max(sizes) for sizes in zip(*padded, strict=True)]
+    return call.read + prod(shape) * size
 
 
 def _copy(call: _Call) -> int | None:

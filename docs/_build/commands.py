@@ -21,7 +21,7 @@ _HEAD = """# Commands
 
 Every command takes `--format`, or `-f`: `md`, `json` or `csv`; exit codes are 0, 1 where something failed, 2 where what was
 typed cannot be right, 3 where a limit is exceeded, 4 where an input is damaged, and for `profile` those of the command.
-`perfscope --install-completion` completes commands, options and names of sections in the shell.
+`perfscope --install-completion` completes commands and options in the shell.
 """
 
 

@@ -14,7 +14,7 @@ from perfscope.api.results import Findings, Results, type_of
 from perfscope.engine.registry import DERIVATIONS, analyzers
 from perfscope.result import describe, is_object
 
-_ORDER = ("findings", "steps", "gpus", "windowed", "device", "host", "ranks", "pipelines", "comparison")
+_ORDER = ("findings", "windowed", "host", "ranks", "pipelines")
 _HEAD = """# Metrics
 
 What each key of `perfscope analyze --format json` is, and each attribute of a result in Python; formulas stand where a figure is computed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 from perfscope.analyzers.comparison.change import CONFIDENCE
 from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
@@ -19,7 +19,6 @@ from perfscope.renderers.html import render_lines, render_sections
 from perfscope.report import Json, Report
 
 if TYPE_CHECKING:
-    from perfscope.api.schema.comparison import ComparisonData
     from perfscope.api.shown import Page
 
 #: GitHub refuses longer comments and cuts longer summaries.
@@ -47,9 +46,10 @@ class ComparedRuns:
         return str(self.comparison.verdict)
 
     @property
-    def data(self) -> ComparisonData:
-        """All of it as ``perfscope compare --format json`` gives it."""
-        return cast("ComparisonData", to_data(self.comparison))
+    def data(self) -> dict[str, Any]:
+        """All of it as ``perfscope compare --format json`` gives it; docs/compare.md names the keys."""
+        data: dict[str, Any] = to_data(self.comparison)
+        return data
 
     @property
     def warnings(self) -> tuple[str, ...]:
