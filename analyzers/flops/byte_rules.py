@@ -97,7 +97,7 @@ def _elementwise(call: _Call) -> int | None:
     padded = [(1,) * (length - len(tensor.shape)) + tensor.shape for tensor in tensors]
     shaped = [tensor for tensor in tensors if tensor.shape] or list(tensors)
     size = 1 if _COMPARISON.search(call.name) else max(map(call.size, shaped))
-    shape = [max(sizes) for sizes in zip(*padded, strict=True)]
+    shape: list[int] = [max(sizes) for sizes in zip(*padded, strict=True)]
     return call.read + prod(shape) * size
 
 
