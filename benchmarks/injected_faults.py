@@ -97,10 +97,19 @@ def _fault_row(case: Case, by_run: dict[str, Findings]) -> tuple[str | float | N
     injected = None if injected_us is None else injected_us / US_PER_MS
     name = case.run.removeprefix("../")
     for first in by_run[case.run].findings[:1]:
-        low, high = (us / US_PER_MS for us in first.cause.interval_us)
+        low, high = (us / US_PER_MS for us in first.interval_us)
         verdict = "yes" if first.id == case.finding else f"no: {case.finding}"
         cost = first.cost_us / US_PER_MS
-        return name, case.fault, first.id, verdict, cost, f"{low:.2f} to {high:.2f}", injected, percent(first.share)
+        return (
+            name,
+            case.fault,
+            first.id,
+            verdict,
+            cost,
+            f"{low:.2f} to {high:.2f}",
+            injected,
+            percent(first.share_of_step),
+        )
     return name, case.fault, "nothing stands out", f"no: {case.finding}", None, None, injected, None
 
 
@@ -111,7 +120,7 @@ def _clean_section(cases: Iterable[Case], by_run: dict[str, Findings]) -> Sectio
             case.run.removeprefix("../"),
             by_run[case.run].step_us / US_PER_MS,
             _first(by_run[case.run]) or "nothing stands out",
-            percent(by_run[case.run].findings[0].share) if by_run[case.run].findings else None,
+            percent(by_run[case.run].findings[0].share_of_step) if by_run[case.run].findings else None,
         )
         for case in cases
     )

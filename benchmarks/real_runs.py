@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import perfscope
-from perfscope.analyzers.findings.facts import Facts
 from perfscope.constants import MS_PER_S
 from perfscope.renderers.markdown import render_sections
 from perfscope.report import Column, Section
@@ -43,12 +42,21 @@ def table() -> str:
 
 def _rows(run: Path) -> Iterator[tuple[str | float | None, ...]]:
     truths: dict[str, Any] = json.loads((run / "truth.json").read_text())
-    answers = Facts(perfscope.open(run).data)
+    document = perfscope.open(run).data
     for name, (title, factor) in _FIGURES.items():
         if name in truths:
-            said, true = answers.number(truths[name]["pointer"]), truths[name]["value"]
+            said, true = look_up(document, truths[name]["pointer"]), truths[name]["value"]
             change = None if said is None else 100 * (said / true - 1)
             yield run.name, _layout(run), title, None if said is None else said * factor, true * factor, change
+
+
+def look_up(document: Any, pointer: str) -> Any:  # noqa: ANN401 - JSON
+    """What a JSON pointer leads to; None where it leads to nothing."""
+    for part in pointer.split("/")[1:]:
+        if document is None:
+            return None
+        document = document[int(part)] if isinstance(document, list | tuple) else document.get(part)
+    return document
 
 
 def _layout(run: Path) -> str:

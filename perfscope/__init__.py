@@ -20,7 +20,7 @@ DISTRIBUTION = "perfscope-toolkit"
 _PUBLIC = {
     "Absent": ("perfscope.api.results", "Absent"),
     "ComparedRuns": ("perfscope.api.comparing", "ComparedRuns"),
-    "Findings": ("perfscope.api.results", "Findings"),
+    "Findings": ("perfscope.analyzers.findings", "Findings"),
     "MissingInput": ("perfscope.errors", "MissingInput"),
     "OpenedRun": ("perfscope.api.opened_run", "OpenedRun"),
     "Page": ("perfscope.api.shown", "Page"),

@@ -1,8 +1,8 @@
+from perfscope.analyzers.findings import Findings as Findings
 from perfscope.api.comparing import ComparedRuns as ComparedRuns
 from perfscope.api.opened_run import OpenedRun as OpenedRun
 from perfscope.api.opening import open_run as open  # noqa: A004
 from perfscope.api.results import Absent as Absent
-from perfscope.api.results import Findings as Findings
 from perfscope.api.results import Result as Result
 from perfscope.api.results import Results as Results
 from perfscope.api.shown import Page as Page

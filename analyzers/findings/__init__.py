@@ -1,57 +1,58 @@
 """What costs the most in a run, and what to try: causes that other results show, each with what a fix would regain.
 
-A rule is a function of the results of the other analyzers (``perfscope.analyzers.findings.registry``). It computes no
-time of its own: it reads figures, and says where they are. A cost is what a fix regains of a step: by the replay where
-the scenario was replayed, as measured where nothing else can take its place, or a bound. Causes share accounts: what
-one of them claims of a step counts for no other.
+A rule is a function of the results of the other analyzers. It computes no time of its own: it reads figures, and says
+where they are. Its cost is what a fix regains of a step: by the replay where its scenario was replayed, else as it was
+measured, but not more than the part of the step that it is in. Rules of what remains of a part, such as launches that
+are too slow, cost no more than what the other findings leave of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, cast
 
-from msgspec import Struct
+from msgspec.structs import replace
 
-from perfscope.analyzers.findings.devices import describe_own_limit
-from perfscope.analyzers.findings.facts import Facts
-from perfscope.analyzers.findings.finding import Finding
-from perfscope.analyzers.findings.ranking import SMALLEST_SHARE, rank_findings
-from perfscope.analyzers.findings.registry import all_rules
-from perfscope.analyzers.findings.replays import Replays
-from perfscope.analyzers.findings.training import Training
-from perfscope.constants import GB, NS_PER_S, US_PER_MS
-from perfscope.report import Json, Section, percent
+from perfscope.analyzers.findings import communication, compute, host
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Finding, Part, Replay, Rule
+from perfscope.analyzers.findings.training import Results, Training
+from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
+from perfscope.report import Section, percent
+from perfscope.result import Result, ResultList
 from perfscope.units import format_ranges
 
+if TYPE_CHECKING:
+    from perfscope.analyzers.replay.rank_graph import RankGraph
+    from perfscope.analyzers.replay.scenarios import Fixes, Regain
+
+#: The rules; those of what remains of a part come after the others.
+RULES: tuple[Rule, ...] = tuple(
+    sorted((*host.RULES, *communication.RULES, *compute.RULES), key=lambda rule: rule.is_rest)
+)
+#: A finding that regains a smaller share of a step is not worth a line.
+SMALLEST_SHARE = 0.02
+_SMALLEST_US = 50.0
+#: A replay that is farther from the measured step misses something that the job waited for.
+_LARGEST_ERROR = 0.02
+#: A saving stands out of the noise of the steps where it is so many times larger.
+_CLEARLY = 1.5
 _MOST_LINES = 9
 _MOST_RANGES = 8
 
 
-class HasData(Protocol):
-    """A result of an analyzer."""
-
-    def data(self) -> Json:
-        """Its value in JSON."""
-        ...
-
-
-class Findings(Struct, frozen=True):
-    """The findings of a run.
+class Findings(ResultList, frozen=True):
+    """``results.findings``: what costs the most in a run, and what to try; the one that regains most first.
 
     Attributes:
-        findings: The one that regains most first.
         step_us: A step of the run.
-        limit: What limits the run, and nobody can change; empty where nothing does.
     """
 
     findings: tuple[Finding, ...]
     step_us: float
-    limit: str = ""
 
-    def data(self) -> Json:
-        """The value of ``results.findings``."""
-        return [finding.data() for finding in self.findings]
+    def __repr__(self) -> str:
+        lines = (f"{finding.title} ({finding.share_of_step:.0%} of a step)" for finding in self.findings)
+        return f"<findings: {'; '.join(lines) or 'nothing stands out'}>"
 
     def sections(self) -> tuple[Section, ...]:
         """One line a finding."""
@@ -63,38 +64,144 @@ class Findings(Struct, frozen=True):
             lines = [
                 f"Nothing stands out: no cause that perfscope knows costs {percent(SMALLEST_SHARE):.0f} % of a step."
             ]
-        if self.limit and len(lines) < _MOST_LINES:
-            lines.append(self.limit)
         return (Section("Findings", notes=tuple(lines)),)
 
 
 def describe(finding: Finding) -> str:
     """A finding in one line."""
-    low, high = (us / US_PER_MS for us in finding.cause.interval_us)
-    ranks = finding.cause.ranks
-    where = f", rank {format_ranges(ranks, _MOST_RANGES)}" if ranks else ""
+    low, high = (us / US_PER_MS for us in finding.interval_us)
+    where = f", rank {format_ranges(finding.ranks, _MOST_RANGES)}" if finding.ranks else ""
     cost = (
-        f"{finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share):.1f} % of a step "
-        f"({finding.cause.basis}: {low:.2f} to {high:.2f} ms)"
+        f"{finding.cost_us / US_PER_MS:.2f} ms, {percent(finding.share_of_step):.1f} % of a step "
+        f"({finding.basis}: {low:.2f} to {high:.2f} ms)"
     )
-    if finding.cause.saved_bytes is not None:
-        cost = f"{finding.cause.saved_bytes / GB:.2f} GB less at the peak"
-    return (
-        f"**{finding.title}** (`{finding.id}`): {cost}{where}. {finding.cause.evidence[0].text} {finding.cause.advice}"
-    )
+    if finding.saved_bytes is not None:
+        cost = f"{finding.saved_bytes / GB:.2f} GB less at the peak"
+    return f"**{finding.title}** (`{finding.id}`): {cost}{where}. {finding.evidence[0].text} {finding.advice}"
 
 
-def derive(results: Mapping[str, HasData], graphs: Callable[[], Sequence[object]] = lambda: ()) -> Findings | None:
+def derive(
+    results: Mapping[str, Result], graphs: Callable[[], Sequence[tuple[RankGraph, ...]]] = lambda: ()
+) -> Findings | None:
     """The findings of all results; None where no result has the time of a step.
 
     Args:
         results: The results of the analyzers.
         graphs: Gives the execution graphs of the traces, for a replay without a cause; asked only where there is one.
     """
-    facts = Facts({name: result.data() for name, result in results.items()})
-    step_s = facts.number("/steps/step_time_s")
-    undisturbed_ns = None if step_s is None else step_s * NS_PER_S
-    training = Training(facts, Replays(graphs, undisturbed_ns))
+    known = {name: result for name, result in results.items() if name in Results.__struct_fields__}
+    typed = Results(**cast("dict[str, None]", known))
+    training = Training(typed, _Replays(graphs, typed).regain)
     if not training.step_us:
         return None
-    return Findings(rank_findings(training, all_rules()), training.step_us, describe_own_limit(training))
+    return Findings(rank_findings(training, RULES), training.step_us)
+
+
+class _Replays:
+    """Replays the profiled steps with one change at a time; most runs need none, and its imports take long."""
+
+    def __init__(self, graphs: Callable[[], Sequence[tuple[RankGraph, ...]]], results: Results) -> None:
+        self._graphs, self._steps = graphs, results.steps
+        self._fixes: Fixes | None = None
+
+    def regain(self, scenario: str) -> Regain | None:
+        """What a step takes less with a scenario of ``perfscope whatif``; None without traces."""
+        if self._fixes is None:
+            graphs = self._graphs()
+            if not graphs:
+                return None
+            from perfscope.analyzers.replay.scenarios import Fixes  # only where a finding asks
+
+            step_s = self._steps.step_time_s if self._steps is not None else None
+            self._fixes = Fixes(graphs, None if step_s is None else step_s * NS_PER_S)
+        return self._fixes.regain(scenario)
+
+
+def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, ...]:
+    """The findings of a run, the one that regains most first.
+
+    Args:
+        training: The run.
+        rules: Those of what remains of a part come last.
+    """
+    step_us = training.step_us
+    if not step_us:
+        return ()
+    least_us = max(SMALLEST_SHARE * step_us, _SMALLEST_US)
+    found: list[tuple[Rule, Finding]] = []
+    for rule in rules:
+        cause = rule.find(training)
+        if cause is None:
+            continue
+        if cause.saved_bytes is not None:
+            found.append((rule, _finding(rule, cause, 0.0, step_us, None)))
+            continue
+        if cause.cost_us < least_us and cause.basis is Basis.BOUND:
+            continue  # no replay is needed to leave it out
+        cause, replay = _replayed(training, cause)
+        cost_us = cause.cost_us
+        if not cause.is_of_all_steps and cause.basis is not Basis.REPLAY:
+            cost_us = min(cost_us, training.part_us(rule.parts[0]))
+        named_us = sum(each.cost_us for other, each in found if not {*other.parts}.isdisjoint(rule.parts))
+        if rule.is_rest and named_us:
+            # A replay knows of more than its part: it may take away what other causes cost, too.
+            replayed_us = cost_us if cause.basis is Basis.REPLAY else 0.0
+            cost_us = min(cost_us, max(training.part_us(*rule.parts), replayed_us) - named_us)
+        if cost_us >= least_us:
+            cause = _judged(training, rule, cause)
+            found.append((rule, _finding(rule, cause, cost_us, step_us + cost_us * cause.is_beside, replay)))
+    return tuple(sorted((finding for _, finding in found), key=lambda finding: (-finding.cost_us, finding.id)))
+
+
+def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float, replay: Regain | None) -> Finding:
+    low, high = cause.interval_us
+    return Finding(
+        id=rule.id,
+        title=rule.title,
+        cost_us=cost_us,
+        interval_us=(min(low, cost_us), max(high, cost_us)),
+        step_us=max(step_us, cost_us),
+        saved_bytes=cause.saved_bytes,
+        basis=cause.basis,
+        replay=None if replay is None else Replay.of(replay),
+        ranks=cause.ranks,
+        evidence=cause.evidence,
+        advice=cause.advice,
+        confidence=cause.confidence,
+    )
+
+
+def _judged(training: Training, rule: Rule, cause: Cause) -> Cause:
+    """The cause with less confidence where the profiler may have slowed the host that it blames.
+
+    GPUs at their power limit save power in pauses, and compute faster in the rest of the step.
+    """
+    is_slowed = rule.parts[0] is Part.HOST and not cause.is_of_all_steps and not training.has_step_time
+    may_be_free = training.is_power_capped and rule.parts[0] in {Part.HOST, Part.COMMUNICATION}
+    return replace(
+        cause,
+        confidence=Confidence.LOW if is_slowed else cause.confidence,
+        interval_us=(0.0 if is_slowed or may_be_free else cause.interval_us[0], cause.interval_us[1]),
+    )
+
+
+def _replayed(training: Training, cause: Cause) -> tuple[Cause, Regain | None]:
+    """The cause with what the replay says that a fix saves, where the traces can answer it.
+
+    What was measured in many steps says more than a replay of the few in a window.
+    """
+    replay = training.regain(cause.scenario) if cause.scenario and not cause.is_of_all_steps else None
+    if replay is None or replay.saved_ns is None or replay.interval_ns is None:
+        return cause, replay
+    if abs(replay.replay_error or 0.0) > _LARGEST_ERROR:
+        return cause, replay
+    part = cause.scenario_part
+    low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
+    # A replay that cannot tell a saving from none is no evidence of one.
+    is_certain = replay.saved_ns > (0.0 if cause.is_counted else _CLEARLY * (replay.noise_ns or 0.0))
+    if cause.is_counted and not is_certain:
+        # What is counted is there: the replay that cannot tell what it costs limits it.
+        cost_us = min(cause.cost_us, high_us)
+        return replace(cause, cost_us=cost_us, interval_us=(0.0, cost_us)), replay
+    cost_us = part * replay.saved_ns / NS_PER_US if is_certain else 0.0
+    return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY), replay

@@ -1,30 +1,30 @@
-"""A finding: what costs time, how much of it a fix would regain, on which evidence, and what to try."""
+"""A finding: a cause that a rule sees in the results of a run, what a fix regains of a step, evidence and advice."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from enum import Enum, StrEnum
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 from msgspec import Struct
 
-from perfscope.analyzers.findings.facts import Evidence
-from perfscope.analyzers.findings.training import Training
-from perfscope.report import Json
+from perfscope.result import Doc, Figures, figure
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.findings.training import Training
     from perfscope.analyzers.replay.scenarios import Regain
 
+_T = TypeVar("_T")
 
-class Account(Enum):
-    """Times of a step that several causes may claim a part of; each part counts for one of them."""
+
+class Part(StrEnum):
+    """A part of a step, whose time limits what causes in it cost."""
 
     HOST = "the device waits for the host, or copies"
     COMMUNICATION = "exposed communication"
     COMPUTE = "computation"
-    SLACK = "what a step does not compute: ranks wait for late hosts in communication, so that both are one time"
     PIPELINE = "idle stages"
-    BESIDE = "time beside the steps"
+    OUTSIDE = "no part of a step"
 
 
 class Confidence(StrEnum):
@@ -43,6 +43,30 @@ class Basis(StrEnum):
     REPLAY = "replay"  # of the profiled steps without the cause
 
 
+class Evidence(Figures, frozen=True):
+    """One fact behind a finding."""
+
+    text: Annotated[str, Doc("One sentence.")]
+    pointers: Annotated[
+        tuple[str, ...], Doc("JSON pointers to the figures that it rests on, in the same document.")
+    ] = ()
+
+
+def fact(text: str, pointer: str = "", *keys: str) -> Evidence:
+    """A fact, and where its figures are: keys of one object of the results, or the object."""
+    pointers = tuple(f"/results{pointer}/{key}" for key in keys) or ((f"/results{pointer}",) if pointer else ())
+    return Evidence(text, pointers)
+
+
+def numbered(pointer: str, items: Sequence[_T]) -> list[tuple[str, _T]]:
+    """The entries of a list in the results, each with its JSON pointer.
+
+    >>> numbered("/gpus", ["a", "b"])
+    [('/gpus/0', 'a'), ('/gpus/1', 'b')]
+    """
+    return [(f"{pointer}/{index}", item) for index, item in enumerate(items)]
+
+
 class Cause(Struct, frozen=True):
     """What a rule sees in the results of a run; times are microseconds of a step.
 
@@ -55,12 +79,9 @@ class Cause(Struct, frozen=True):
         confidence: How sure it is.
         basis: What the cost rests on.
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
-        is_counted: Whether counts or exposed time show it, however much steps differ: its cost is uncertain then, and
-            not the cause.
         scenario_part: How much of what the scenario saves this fix saves.
-        is_of_all_steps: Whether it was measured in the steps that nobody profiled: the time of the profiled ones is no
-            limit for it.
-        replay: What a replay without it says; absent where none was made.
+        is_counted: Whether counts or exposed time show it: a replay that cannot tell its cost does not refute it.
+        is_of_all_steps: Whether it was measured in steps that nobody profiled, whose parts are not known.
         saved_bytes: What a fix regains of a GPU's memory, of a cause that costs memory and no time.
         is_beside: Whether it comes on top of the steps whose mean the shares are of.
     """
@@ -77,7 +98,6 @@ class Cause(Struct, frozen=True):
     is_counted: bool = False
     is_beside: bool = False
     is_of_all_steps: bool = False
-    replay: Regain | None = None
     saved_bytes: int | None = None
 
 
@@ -87,56 +107,73 @@ class Rule(Struct, frozen=True):
     Attributes:
         id: Its name, which never changes; ``docs/findings/<id>.md`` explains it.
         title: What is wrong, in a few words.
-        accounts: What its time is a part of, the account that limits it first.
+        parts: The parts of a step that it takes time of; the time of the first one is the most that it costs.
         find: Looks for it.
+        is_rest: Whether it names what the other causes leave of its part.
     """
 
     id: str
     title: str
-    accounts: tuple[Account, ...]
+    parts: tuple[Part, ...]
     find: Callable[[Training], Cause | None]
+    is_rest: bool = False
 
 
-class Finding(Struct, frozen=True):
-    """A cause that counts.
+class Replay(Figures, frozen=True):
+    """What a replay of the profiled steps without the cause says; its figures are None where there is no answer."""
 
-    Attributes:
-        id: Its rule.
-        title: The rule's.
-        cost_us: What a fix regains of a step, without what counts for other findings.
-        step_us: The step that it is a part of.
-        cause: What was seen.
-    """
+    scenario: Annotated[str, Doc("The fix, as a scenario of ``perfscope whatif`` is written.")]
+    step_us: Annotated[float | None, Doc("The step that it is compared with.")]
+    saved_us: Annotated[float | None, Doc("What the fix saves of it.")]
+    interval_us: Annotated[tuple[float, float] | None, Doc("Least and most that it saves.")]
+    noise_us: Annotated[float | None, Doc("How far the replayed step may be off whatever is changed.")]
+    replay_error: Annotated[
+        float | None, Doc("How far the replay of the measured durations is from the measured step, as a share.")
+    ]
+    assumptions: Annotated[tuple[str, ...], Doc("What the answer rests on.")]
+    reason: Annotated[str | None, Doc("Why there is no answer; None where there is one.")]
 
-    id: str
-    title: str
-    cost_us: float
-    step_us: float
-    cause: Cause
+    @classmethod
+    def of(cls, regain: Regain) -> Replay:
+        """The answer in microseconds."""
+        return cls(
+            scenario=regain.scenario,
+            step_us=regain.step_us,
+            saved_us=regain.saved_us,
+            interval_us=regain.interval_us,
+            noise_us=regain.noise_us,
+            replay_error=regain.replay_error,
+            assumptions=regain.assumptions,
+            reason=regain.reason,
+        )
 
-    @property
-    def share(self) -> float:
-        """The cost as a share of a step."""
+
+class Finding(Figures, frozen=True):
+    """An entry of ``results.findings``: a cause that costs time or memory, and what to try."""
+
+    id: Annotated[str, Doc("Its name, which never changes.")]
+    title: Annotated[str, Doc("What is wrong.")]
+    cost_us: Annotated[float, Doc("What a fix regains of a step.")]
+    interval_us: Annotated[tuple[float, float], Doc("Least and most that it regains.")]
+    step_us: Annotated[float, Doc("The step time of the run, and not shorter than what its device does in it.")]
+    saved_bytes: Annotated[
+        int | None, Doc("What a fix regains of a GPU's memory, of a finding that costs memory and no time; else None.")
+    ]
+    basis: Annotated[
+        Basis, Doc("``measured``, ``bound`` (not more than that) or ``replay`` (by ``perfscope whatif``).")
+    ]
+    replay: Annotated[Replay | None, Doc("What a replay without the cause says; None where none was made.")]
+    ranks: Annotated[tuple[int, ...], Doc("Where it happens; empty where it is on all.")]
+    evidence: Annotated[tuple[Evidence, ...], Doc("What shows it.")]
+    advice: Annotated[str, Doc("What to try, in one sentence.")]
+    confidence: Annotated[Confidence, Doc("``high``, ``medium`` or ``low``.")]
+
+    @figure
+    def share_of_step(self) -> float:
+        """``cost_us / step_us``."""
         return self.cost_us / self.step_us
 
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.findings``."""
-        return {
-            "id": self.id,
-            "title": self.title,
-            "cost_us": self.cost_us,
-            "interval_us": list(self.cause.interval_us),
-            "share_of_step": self.share,
-            "step_us": self.step_us,
-            "saved_bytes": self.cause.saved_bytes,
-            "basis": str(self.cause.basis),
-            "replay": None if self.cause.replay is None else self.cause.replay.data(),
-            "ranks": list(self.cause.ranks),
-            "evidence": [evidence.data() for evidence in self.cause.evidence],
-            "advice": self.cause.advice,
-            "confidence": str(self.cause.confidence),
-            "page": f"docs/findings/{self.id}.md",
-        }
-
-
-Rules: TypeAlias = tuple[Rule, ...]
+    @figure
+    def page(self) -> str:
+        """The page that explains it."""
+        return f"docs/findings/{self.id}.md"

@@ -1,152 +1,311 @@
-"""Findings about the host: the device runs out of work, because the host waits, allocates, or launches too slowly."""
+"""Rules about the host: the device runs out of work, because it loads, waits, allocates or launches too slowly."""
 
 from __future__ import annotations
 
-from perfscope.analyzers.findings.facts import Evidence
-from perfscope.analyzers.findings.finding import Account, Basis, Cause, Confidence, Rule, Rules
-from perfscope.analyzers.findings.in_use import (
-    has_expandable_segments,
-    has_option,
-    has_stacks,
-    is_compiled,
+from typing import TYPE_CHECKING
+
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Part, Rule, fact, numbered
+from perfscope.analyzers.findings.training import (
+    DEEPSPEED,
+    LAUNCHING,
+    LIGHTNING,
+    MEGATRON,
+    NOT_SHOWN,
+    OUTSIDE_OPERATORS,
+    TORCH,
+    TRAINER,
+    RankStep,
+    Training,
     offer,
 )
-from perfscope.analyzers.findings.memory import free_memory
-from perfscope.analyzers.findings.options import DEEPSPEED, LIGHTNING, MEGATRON, TORCH, TRAINER, fetches_in_turn, option
-from perfscope.analyzers.findings.training import RankStep, Training
-from perfscope.constants import US_PER_MS
+from perfscope.constants import MEGA, US_PER_MS, US_PER_S
 from perfscope.report import percent
 
-_LAUNCHING = ("cuda_call", "operator", "between_operators", "host_launch", "launch_latency")
+if TYPE_CHECKING:
+    from perfscope.analyzers.calls import Caller
+
+#: A rank on which something takes less than this share of the longest time is not named.
+_ALSO = 0.5
+_PREFETCH = 4
+_PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
+#: Fewer compilations after the first steps are the last of the first ones.
+_FEWEST_COMPILED_STEPS = 3
+#: Python that every loop has between its operators, as a share of a step.
+_USUAL_PYTHON = 0.4
 #: A kernel that is shorter takes less time than its launch.
 _SHORTEST_KERNEL_US = 8.0
 _MOST_MEMORY = 0.5
-_OUTSIDE = "outside_operators"
-_TO_HOST = "Device -> Pageable"
-#: Python that every loop has between its operators, as a share of a step.
-_USUAL_PYTHON = 0.4
 _MOST_NAMED = 3
-_ALSO = 0.5
+
+
+def find_slow_loading(training: Training) -> Cause | None:
+    """Training waits for data loaders: by the hooks, limited to the time that the device has left in a step."""
+    steps = training.results.steps
+    waits: dict[int | None, tuple[float, str]] = {}
+    busy = {rank.rank: rank.compute + rank.copy for rank in training.ranks if training.has_device}
+    for row, rank in numbered("/steps/ranks", steps.ranks if steps is not None else ()):
+        spare_us = max((training.step_us or 0.0) - busy.get(rank.rank, 0.0), 0.0)
+        wait_us = (rank.means.data_wait_s or 0.0) * US_PER_S
+        waits[rank.rank] = min(wait_us, spare_us) if rank.rank in busy else wait_us, f"{row}/means/data_wait_s"
+    if not any(wait_us for wait_us, _ in waits.values()):
+        waits = {rank.rank: (rank.host.get("data_loading", 0.0), rank.idle_pointer) for rank in training.ranks}
+    slowest = max(waits, key=lambda rank: waits[rank][0], default=None)
+    cost_us, pointer = waits.get(slowest, (0.0, ""))
+    if not cost_us:
+        return None
+    slow = sorted(rank for rank in waits if rank is not None and waits[rank][0] >= _ALSO * cost_us)
+    others = " The other ranks wait for these." if len(slow) < len(waits) else ""
+    evidence = [fact(f"A step waits {cost_us / US_PER_MS:.2f} ms for the data loader.{others}", pointer)]
+    loader = next(iter(training.setup.loaders), None) if training.setup is not None else None
+    if loader is not None:
+        pinned = "pinned" if loader.pin_memory else "not pinned"
+        text = f"The DataLoader has {loader.workers} workers; its batches are {pinned}."
+        evidence.append(fact(text, "/setup/ranks/0/loaders/0", "workers"))
+    means = next((rank.means for rank in steps.ranks if rank.rank == slowest), None) if steps is not None else None
+    low_us = high_us = cost_us
+    if means is not None:
+        low_us = min((means.data_wait_low_s or 0.0) * US_PER_S, cost_us)
+        high_us = max((means.data_wait_high_s or 0.0) * US_PER_S, cost_us)
+    now = f" (now {loader.workers})" if loader is not None and loader.workers else ""
+    prefetch = "" if loader is not None and (loader.prefetch or 0) >= _PREFETCH else f", prefetch_factor={_PREFETCH}"
+    is_persistent = loader is not None and loader.persistent
+    advice = "Try " + training.option(
+        {
+            TRAINER: f"`dataloader_num_workers`{now} and `dataloader_prefetch_factor` of TrainingArguments.",
+            MEGATRON: f"a larger `--num-workers`{now}.",
+            LIGHTNING: f"more `num_workers`{now}{'' if is_persistent else ' and `persistent_workers=True`'} in the "
+            "DataLoader.",
+            TORCH: f"`DataLoader(num_workers=N{now}{prefetch}{'' if is_persistent else ', persistent_workers=True'})`.",
+        }
+    )
+    return Cause(
+        cost_us, (low_us, high_us), tuple(slow), tuple(evidence), advice,
+        scenario="data-loading-free", is_of_all_steps=steps is not None and bool(steps.ranks),
+    )  # fmt: skip
+
+
+def find_unpinned_copies(training: Training) -> Cause | None:
+    """Batches are copied from pageable memory: the copy is slow, and the host waits for it."""
+    names = training.kernels("copy", _PAGEABLE)
+    ranks = numbered("/calls/ranks", training.results.calls.ranks if training.results.calls is not None else ())
+    blocked = [(row, rank, rank.pageable) for row, rank in ranks if rank.pageable_bytes]
+    if not names or not blocked or not training.ranks:
+        return None
+    row, rank, pageable = max(blocked, key=lambda entry: entry[2].regained_us)
+    copied_us = training.exposed_copies_us(_PAGEABLE)
+    evidence = fact(
+        f"A step copies {pageable.bytes / MEGA:.1f} MB from memory that is not pinned, and its host is blocked for "
+        f"{pageable.blocked_us / US_PER_MS:.2f} ms.",
+        f"{row}/pageable",
+        "bytes",
+        "blocked_us",
+    )
+    loaders = training.setup.loaders if training.setup is not None else ()
+    if loaders and all(loader.pin_memory for loader in loaders):
+        advice = "Batches are pinned; try `tensor.pin_memory().to(device, non_blocking=True)` on what else is copied."
+    else:
+        advice = "Try " + training.option(
+            {
+                TRAINER: "`dataloader_pin_memory=True` of TrainingArguments.",
+                TORCH: "`DataLoader(pin_memory=True)` and `.to(device, non_blocking=True)`.",
+            }
+        )
+    interval = min(copied_us, pageable.regained_us), pageable.regained_us + copied_us
+    of_rank = () if rank.rank is None else (rank.rank,)
+    cost_us = max(pageable.regained_us, copied_us)
+    return Cause(cost_us, interval, of_rank, (evidence,), advice, basis=Basis.BOUND)
+
+
+def find_garbage_collection(training: Training) -> Cause | None:
+    """Full collections of Python's garbage interrupt steps; on several ranks each one makes the others wait."""
+    steps = training.results.steps
+    ranks = numbered("/steps/ranks", steps.ranks if steps is not None else ())
+    collecting = [(row, rank, rank.means.garbage_s) for row, rank in ranks if rank.means.garbage_s]
+    if not collecting:
+        return None
+    row, rank, garbage_s = max(collecting, key=lambda entry: entry[2])
+    count, cost_us = rank.means.garbage_steps, garbage_s * US_PER_S
+    evidence = fact(
+        f"Full collections of Python's garbage interrupted {count} of {rank.undisturbed} steps, for "
+        f"{cost_us * rank.undisturbed / max(count, 1) / US_PER_MS:.1f} ms each.",
+        f"{row}/means",
+        "garbage_s",
+        "garbage_steps",
+    )
+    is_off = training.setup is not None and training.setup.collects_garbage is False
+    advice = "Try " + training.option(
+        {
+            MEGATRON: "a larger `--manual-gc-interval`.",
+            TORCH: "`gc.collect(1)` in place of full collections, or fewer of them.",
+        }
+        if is_off
+        else {
+            MEGATRON: "`--manual-gc --manual-gc-interval 100`.",
+            TORCH: "`gc.freeze()` after the set-up and `gc.disable()`, with `gc.collect(1)` every hundred steps on all "
+            "ranks at once.",
+        }
+    )
+    of_ranks = tuple(rank.rank for _, rank, _ in collecting)
+    interval = cost_us, cost_us * len(collecting)
+    return Cause(cost_us, interval, of_ranks, (evidence,), advice, is_of_all_steps=True)
+
+
+def find_recompilation(training: Training) -> Cause | None:
+    """torch.compile still compiles after the first steps."""
+    steps = training.results.steps
+    ranks = numbered("/steps/ranks", steps.ranks if steps is not None else ())
+    compiling = [entry for entry in ranks if entry[1].means.compiled_steps >= _FEWEST_COMPILED_STEPS]
+    if not compiling:
+        return None
+    row, rank = max(compiling, key=lambda entry: entry[1].means.compile_s or 0.0)
+    cost_us = (rank.means.compile_s or 0.0) * US_PER_S
+    evidence = fact(
+        f"torch.compile compiled in {rank.means.compiled_steps} steps after the first five, "
+        f"{cost_us / US_PER_MS:.1f} ms in a mean step.",
+        f"{row}/means",
+        "compiled_steps",
+        "compile_s",
+    )
+    advice = (
+        "Find the changing shape or value with `TORCH_LOGS=recompiles`, then try `torch.compile(dynamic=True)`, "
+        "`torch._dynamo.mark_dynamic`, or samples of few lengths."
+    )
+    of_ranks = tuple(rank.rank for _, rank in compiling)
+    is_beside = not rank.means.compile_in_steps_s
+    return Cause(cost_us, (cost_us, cost_us), of_ranks, (evidence,), advice, is_beside=is_beside)
+
+
+def find_blocking_saves(training: Training) -> Cause | None:
+    """Checkpoint saves stall training; spread over all steps."""
+    saves, steps = training.results.saves, training.results.steps
+    if saves is None or steps is None or not saves.saves or not saves.blocked_s or not steps.count:
+        return None
+    cost_us = saves.blocked_s * US_PER_S / steps.count
+    asynchronous = sum(save.asynchronous is True for save in saves.saves)
+    is_beside = asynchronous == len(saves.saves)
+    evidence = Evidence(
+        f"{len(saves.saves)} checkpoints stalled training for {saves.blocked_s:.2f} s in {steps.count} steps.",
+        ("/results/saves/blocked_s", "/results/steps/count"),
+    )
+    advice = "Try " + training.option(
+        {
+            MEGATRON: offer(
+                ("`--async-save` with `--ckpt-format torch_dist`", is_beside or training.has_option("--async-save")),
+                ("a larger `--save-interval`.", False),
+            ),
+            TRAINER: "a larger `save_steps` of TrainingArguments, or `save_only_model=True` where no restart needs it.",
+            LIGHTNING: offer(
+                ("`AsyncCheckpointIO` as a plugin of the Trainer", is_beside),
+                ("a larger `every_n_train_steps`.", False),
+            ),
+            DEEPSPEED: '`"checkpoint": {"writer": {"type": "fast"}}`, or to save less often.',
+            TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_beside), ("to save less often.", False)),
+        }
+    )
+    confidence = Confidence.MEDIUM if asynchronous else Confidence.HIGH
+    return Cause(cost_us, (0.0, cost_us), (), (evidence,), advice, confidence, is_beside=True)
 
 
 def find_synchronisations(training: Training) -> Cause | None:
     """Calls that wait for the device, by who makes them."""
-    facts = training.facts
-    rows = facts.rows("/calls/ranks")
-    row = max(rows, key=lambda row: facts.amount(f"{row}/synchronisation/regained_us"), default=None)
-    if row is None:
+    calls = training.results.calls
+    ranks = numbered("/calls/ranks", calls.ranks if calls is not None else ())
+    regained_us = {row: rank.synchronisation.regained_us for row, rank in ranks}
+    row, rank = max(ranks, key=lambda entry: regained_us[entry[0]], default=("", None))
+    if rank is None:
         return None
-    cost_us = facts.amount(f"{row}/synchronisation/regained_us") + training.exposed_copies_us(_TO_HOST)
-    callers = _waiting_callers(training, row)
+    callers = [
+        (place, caller)
+        for place, caller in numbered(f"{row}/callers", rank.callers)
+        if caller.kind == "synchronisation"
+        and caller.regained
+        # The engine waits itself for the parameters that it fetches.
+        and (caller.operator or not training.fetches_in_turn)
+    ]
     if not callers:
         return None
-    if fetches_in_turn(training):
-        cost_us = sum(facts.amount(f"{caller}/regained_us") for caller in callers)
-    evidence = []
-    for caller in callers[:_MOST_NAMED]:
-        who = facts.text(f"{caller}/operator") or "a call outside of operators"
-        line = facts.text(f"{caller}/function")
-        evidence.append(
-            Evidence(
-                f"{who}{f' in {line}' if line else ''} waits {facts.amount(f'{caller}/calls'):.0f} times a step, "
-                f"{facts.amount(f'{caller}/blocked_us') / US_PER_MS:.2f} ms.",
-                (
-                    *([f"{caller}/operator"] if facts.text(f"{caller}/operator") else []),
-                    f"{caller}/calls",
-                    f"{caller}/blocked_us",
-                    f"{caller}/regained_us",
-                ),
-            )
+    cost_us = regained_us[row] + training.exposed_copies_us(_TO_HOST)
+    if training.fetches_in_turn:
+        cost_us = sum(caller.regained_us for _, caller in callers)
+    evidence = tuple(
+        fact(
+            f"{caller.operator or 'a call outside of operators'}{f' in {caller.function}' if caller.function else ''} "
+            f"waits {caller.calls:.0f} times a step, {caller.blocked_us / US_PER_MS:.2f} ms.",
+            place,
+            "calls",
+            "blocked_us",
+            "regained_us",
         )
-    ranks = _also(training, "/calls/ranks", "synchronisation/regained_us", cost_us)
-    advice = _advise_waiting(training, callers[0])
-    return Cause(cost_us, (cost_us / 2, cost_us), ranks, tuple(evidence), advice, basis=Basis.BOUND)
+        for place, caller in callers[:_MOST_NAMED]
+    )
+    of_ranks = tuple(rank.rank for row, rank in ranks if rank.rank is not None and regained_us[row] >= _ALSO * cost_us)
+    advice = _advise_waiting(training, callers[0][1])
+    return Cause(cost_us, (cost_us / 2, cost_us), of_ranks, evidence, advice, basis=Basis.BOUND)
 
 
-def _advise_waiting(training: Training, caller: str) -> str:
+def _advise_waiting(training: Training, caller: Caller) -> str:
     """What to try against the waits of a caller."""
-    facts = training.facts
-    lines = "" if facts.text(f"{caller}/function") else " `perfscope profile --stack` names the line."
-    operator = facts.text(f"{caller}/operator")
-    if not operator:
+    line = "" if caller.function else " `perfscope profile --stack` names the line."
+    if not caller.operator:
+        is_timed = training.has_option("--timing-log-level")
         loop = {
             MEGATRON: ", and try `--timing-log-level 0` with `--no-barrier-with-level-1-timing`"
-            if has_option(training, "--timing-log-level")
-            and not has_option(training, "--no-barrier-with-level-1-timing")
+            if is_timed and not training.has_option("--no-barrier-with-level-1-timing")
             else "",
             DEEPSPEED: ', and try `"wall_clock_breakdown": false`'
-            if facts.value("/setup/ranks/0/engine/wall_clock_breakdown") is not False
+            if training.setup is None or training.setup.engine.get("wall_clock_breakdown") is not False
             else "",
             TORCH: "",
         }
-        advice = f"Remove `torch.cuda.synchronize()` and timers from the loop{option(training, loop)}.{lines}"
-    elif "nonzero" in operator or "masked" in operator or "unique" in operator:
-        advice = (
-            f"Replace selection by a mask with `torch.where` or a product, whose shape does not depend on data.{lines}"
+        return f"Remove `torch.cuda.synchronize()` and timers from the loop{training.option(loop)}.{line}"
+    if any(word in caller.operator for word in ("nonzero", "masked", "unique")):
+        return (
+            f"Replace selection by a mask with `torch.where` or a product, whose shape does not depend on data.{line}"
         )
-    else:
-        advice = (
-            "Collect the values on the device, and read them every hundred steps "
-            + option(
-                training,
-                {
-                    TRAINER: "(`logging_steps`, and `logging_nan_inf_filter=False` of TrainingArguments)",
-                    LIGHTNING: "(`log_every_n_steps` of the Trainer, `self.log(loss.detach())`)",
-                    MEGATRON: "(`--log-interval`)"
-                    if has_option(training, "--no-check-for-nan-in-loss-and-grad")
-                    else "(`--log-interval`, `--no-check-for-nan-in-loss-and-grad`)",
-                    TORCH: "with one `.tolist()`, or copy them with `non_blocking=True` into pinned memory",
-                },
-            )
-            + f".{lines}"
-        )
-    return advice
-
-
-def _waiting_callers(training: Training, row: str) -> list[str]:
-    """Who waits for the device and loses time by it; without the engine's own waits for parameters that it fetches."""
-    facts, is_of_engine = training.facts, fetches_in_turn(training)
-    return [
-        caller
-        for caller in facts.rows(f"{row}/callers")
-        if facts.text(f"{caller}/kind") == "synchronisation"
-        and facts.amount(f"{caller}/regained_us")
-        and (facts.text(f"{caller}/operator") or not is_of_engine)
-    ]
-
-
-def _also(training: Training, rows: str, name: str, cost_us: float) -> tuple[int, ...]:
-    """The ranks on which a figure is at least half of the largest."""
-    facts = training.facts
-    return tuple(facts.rank(row) for row in facts.rows(rows) if facts.amount(f"{row}/{name}") >= _ALSO * cost_us)
+    how = training.option(
+        {
+            TRAINER: "(`logging_steps`, and `logging_nan_inf_filter=False` of TrainingArguments)",
+            LIGHTNING: "(`log_every_n_steps` of the Trainer, `self.log(loss.detach())`)",
+            MEGATRON: "(`--log-interval`)"
+            if training.has_option("--no-check-for-nan-in-loss-and-grad")
+            else "(`--log-interval`, `--no-check-for-nan-in-loss-and-grad`)",
+            TORCH: "with one `.tolist()`, or copy them with `non_blocking=True` into pinned memory",
+        }
+    )
+    return f"Collect the values on the device, and read them every hundred steps {how}.{line}"
 
 
 def find_allocations(training: Training) -> Cause | None:
     """Steps ask the driver for memory: each call holds the host up, and freeing waits for the device."""
-    facts = training.facts
-    row = max(facts.rows("/calls/ranks"), key=lambda row: facts.amount(f"{row}/allocation/blocked_us"), default=None)
-    if row is None or not facts.amount(f"{row}/allocation/calls"):
+    calls, steps = training.results.calls, training.results.steps
+    ranks = numbered("/calls/ranks", calls.ranks if calls is not None else ())
+    row, rank = max(ranks, key=lambda entry: entry[1].allocation.blocked_us, default=("", None))
+    if rank is None or not rank.allocation.calls:
         return None
-    cost_us = facts.amount(f"{row}/allocation/regained_us")
+    allocation = rank.allocation
     evidence = [
-        Evidence(
-            f"A step calls cudaMalloc and cudaFree {facts.amount(f'{row}/allocation/calls'):.0f} times, for "
-            f"{facts.amount(f'{row}/allocation/blocked_us') / US_PER_MS:.2f} ms.",
-            (f"{row}/allocation/calls", f"{row}/allocation/blocked_us", f"{row}/allocation/regained_us"),
+        fact(
+            f"A step calls cudaMalloc and cudaFree {allocation.calls:.0f} times, for "
+            f"{allocation.blocked_us / US_PER_MS:.2f} ms.",
+            f"{row}/allocation",
+            "calls",
+            "blocked_us",
+            "regained_us",
         )
     ]
-    for caller in facts.rows("/steps/ranks"):
-        retries = facts.number(f"{caller}/means/alloc_retries")
-        if facts.rank(caller) == facts.rank(row) and retries:
+    for place, entry in numbered("/steps/ranks", steps.ranks if steps is not None else ()):
+        retries = entry.means.alloc_retries
+        if entry.rank == rank.rank and retries:
             text = f"The allocator freed its cache and tried again {retries:.2f} times a step: memory is nearly full."
-            evidence.append(Evidence(text, (f"{caller}/means/alloc_retries",)))
-    segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", has_expandable_segments(training)
+            evidence.append(fact(text, f"{place}/means", "alloc_retries"))
+    segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", training.has_expandable_segments
     if len(evidence) > 1:
         advice = f"Try {offer(segments, ('a smaller micro-batch', False), ('fewer lengths.', False))}"
     else:
         removed = "Remove `torch.cuda.empty_cache()` from the loop", False
         advice = f"{offer(removed, (f'try {segments[0]}', segments[1]))}."
-    return Cause(cost_us, (cost_us / 2, cost_us), (facts.rank(row),), tuple(evidence), advice, basis=Basis.BOUND)
+    cost_us, of_rank = allocation.regained_us, () if rank.rank is None else (rank.rank,)
+    return Cause(cost_us, (cost_us / 2, cost_us), of_rank, tuple(evidence), advice, basis=Basis.BOUND)
 
 
 def find_host_pauses(training: Training) -> Cause | None:
@@ -154,113 +313,96 @@ def find_host_pauses(training: Training) -> Cause | None:
     rank = max(training.ranks, key=_pause_us, default=None)
     if rank is None:
         return None
-    facts, cost_us = training.facts, _pause_us(rank)
+    cost_us = _pause_us(rank)
     if training.has_device:
-        pointer = f"{rank.idle_pointer}/marked/not_shown_us"
         evidence = [
-            Evidence(
+            fact(
                 f"The device waits {cost_us / US_PER_MS:.2f} ms a step for pauses of the host of 1 ms or more "
                 "in which no operator runs.",
-                (pointer,),
+                f"{rank.idle_pointer}/marked",
+                f"{NOT_SHOWN}_us",
             )
         ]
     else:
-        step_us = rank.compute + rank.communication + rank.waits_for_host
-        if cost_us < _USUAL_PYTHON * step_us:
+        if cost_us < _USUAL_PYTHON * (rank.compute + rank.communication + rank.waits_for_host):
             return None
-        evidence = [
-            Evidence(f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step.", (f"{rank.pointer}/other_us",))
-        ]
-        for row in facts.rows(f"{rank.pointer}/outside_operators")[:_MOST_NAMED]:
-            if facts.text(f"{row}/function"):
-                called = facts.text(f"{row}/call")
-                text = f"{facts.amount(f'{row}/us') / rank.steps / US_PER_MS:.2f} ms in {facts.text(f'{row}/function')}"
-                evidence.append(
-                    Evidence(f"{text}{f', which calls {called}' if called else ''}.", (f"{row}/function", f"{row}/us"))
-                )
-    if len(evidence) > 1 or has_stacks(training):
+        evidence = [fact(f"No operator runs for {cost_us / US_PER_MS:.2f} ms of a step.", rank.pointer, "other_us")]
+        host = training.results.host.ranks[training.ranks.index(rank)] if training.results.host is not None else None
+        outside = numbered(f"{rank.pointer}/outside_operators", host.outside_operators if host is not None else ())
+        for place, entry in outside[:_MOST_NAMED]:
+            if entry.function:
+                called = f", which calls {entry.call}" if entry.call else ""
+                text = f"{entry.us / rank.steps / US_PER_MS:.2f} ms in {entry.function}{called}."
+                evidence.append(fact(text, place, "function", "us"))
+    if len(evidence) > 1 or training.has_stacks:
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
         advice = "`perfscope profile --stack` names the function; move it into a DataLoader worker or out of the loop."
-    return Cause(cost_us, (cost_us / 2, cost_us), (rank.rank,), tuple(evidence), advice, confidence=Confidence.MEDIUM)
+    return Cause(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice, Confidence.MEDIUM)
 
 
 def _pause_us(rank: RankStep) -> float:
-    return rank.host.get("not_shown", 0.0) + rank.host.get(_OUTSIDE, 0.0)
-
-
-def _launch_us(rank: RankStep) -> float:
-    return sum(rank.host.get(cause, 0.0) for cause in _LAUNCHING)
-
-
-def _mean_kernel_us(training: Training) -> float | None:
-    """The mean duration of a kernel that computes."""
-    facts = training.facts
-    rows = [row for row in facts.rows("/kernels/names") if facts.text(f"{row}/work") == "compute"]
-    calls = sum(facts.amount(f"{row}/calls") for row in rows)
-    return sum(facts.amount(f"{row}/total_us") for row in rows) / calls if calls else None
-
-
-def find_small_batch(training: Training) -> Cause | None:
-    """Kernels are shorter than their launches, and most of the memory is free: the batch could be larger."""
-    rank = max(training.ranks, key=_launch_us, default=None)
-    kernel_us, memory = _mean_kernel_us(training), free_memory(training)
-    if rank is None or not training.has_device or kernel_us is None or memory is None:
-        return None
-    if kernel_us >= _SHORTEST_KERNEL_US or memory.free < _MOST_MEMORY:
-        return None
-    cost_us = _launch_us(rank)
-    evidence = (
-        Evidence(f"A kernel takes {kernel_us:.1f} us on average, less than its launch.", ("/kernels/names",)),
-        Evidence(f"{percent(memory.free):.0f} % of the GPU's memory is never used by tensors.", memory.pointers),
-    )
-    advice = "Try a larger micro-batch, " + option(
-        training,
-        {
-            TRAINER: "`per_device_train_batch_size` of TrainingArguments.",
-            MEGATRON: "`--micro-batch-size`.",
-            TORCH: "`DataLoader(batch_size=...)`: a step takes about as long with a batch several times larger.",
-        },
-    )
-    return Cause(cost_us, (cost_us / 2, cost_us), (rank.rank,), evidence, advice, basis=Basis.BOUND)
+    return rank.host.get(NOT_SHOWN, 0.0) + rank.host.get(OUTSIDE_OPERATORS, 0.0)
 
 
 def find_slow_launches(training: Training) -> Cause | None:
     """The device waits for the launches of the host."""
-    rank = max(training.ranks, key=_launch_us, default=None)
+    rank = max(training.ranks, key=lambda rank: rank.launches, default=None)
     if rank is None or not training.has_device:
         return None
-    cost_us = _launch_us(rank)
-    parts = ", ".join(
-        f"{cause.replace('_', ' ')} {rank.host[cause] / US_PER_MS:.2f} ms"
-        for cause in sorted(_LAUNCHING, key=lambda cause: -rank.host.get(cause, 0.0))[:_MOST_NAMED]
-        if rank.host.get(cause)
-    )
-    pointers = tuple(f"{rank.idle_pointer}/marked/{cause}_us" for cause in _LAUNCHING)
-    evidence = (Evidence(f"The device waits {cost_us / US_PER_MS:.2f} ms of a step for launches: {parts}.", pointers),)
-    advice = "Try " + option(
-        training,
+    cost_us = rank.launches
+    longest = sorted(LAUNCHING, key=lambda cause: -rank.host[cause])[:_MOST_NAMED]
+    parts = ", ".join(f"{cause.replace('_', ' ')} {rank.host[cause] / US_PER_MS:.2f} ms" for cause in longest)
+    evidence = [
+        fact(
+            f"The device waits {cost_us / US_PER_MS:.2f} ms of a step for launches: {parts}.",
+            f"{rank.idle_pointer}/marked",
+            *(f"{cause}_us" for cause in LAUNCHING),
+        )
+    ]
+    larger = training.option(
         {
-            TRAINER: offer(
-                ("`torch_compile=True` of TrainingArguments", is_compiled(training)),
-                ("a larger `per_device_train_batch_size`.", False),
-            ),
-            MEGATRON: offer(
-                ("`--cuda-graph-impl local`", has_option(training, "--cuda-graph-impl")),
-                ("a larger `--micro-batch-size`.", False),
-            ),
-            TORCH: 'CUDA graphs (the `mode` "reduce-overhead" of torch.compile), or a larger batch.'
-            if is_compiled(training)
-            else '`torch.compile(model, mode="reduce-overhead")` (CUDA graphs), or a larger batch.',
-        },
+            TRAINER: "a larger `per_device_train_batch_size`",
+            MEGATRON: "a larger `--micro-batch-size`",
+            TORCH: "a larger batch",
+        }
     )
-    return Cause(cost_us, (0.0, cost_us), (rank.rank,), evidence, advice, basis=Basis.BOUND, scenario="launch-free")
+    graphs = training.option(
+        {
+            TRAINER: offer(("`torch_compile=True` of TrainingArguments", training.is_compiled)),
+            MEGATRON: offer(("`--cuda-graph-impl local`", training.has_option("--cuda-graph-impl"))),
+            TORCH: 'CUDA graphs (the `mode` "reduce-overhead" of torch.compile)'
+            if training.is_compiled
+            else '`torch.compile(model, mode="reduce-overhead")` (CUDA graphs)',
+        }
+    )
+    kernels, used = [kernel for _, kernel in training.kernels("compute")], training.used_memory
+    calls = sum(kernel.calls for kernel in kernels)
+    kernel_us = sum(kernel.total_us for kernel in kernels) / calls if calls else _SHORTEST_KERNEL_US
+    if kernel_us < _SHORTEST_KERNEL_US and used is not None and used[0] <= 1 - _MOST_MEMORY:
+        # A step takes about as long with a batch several times larger.
+        evidence.append(fact(f"A kernel takes {kernel_us:.1f} us on average, less than its launch.", "/kernels/names"))
+        evidence.append(used_fact(used))
+        larger, graphs = graphs, larger
+    advice = f"Try {graphs}, or {larger}."
+    return Cause(
+        cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, basis=Basis.BOUND, scenario="launch-free"
+    )  # fmt: skip
 
 
-RULES: Rules = (
-    Rule("synchronisation", "Synchronisation", (Account.HOST,), find_synchronisations),
-    Rule("allocator", "Memory allocated in steps", (Account.HOST,), find_allocations),
-    Rule("host_pauses", "Pauses of the host", (Account.HOST,), find_host_pauses),
-    Rule("small_batch", "Batch too small", (Account.HOST,), find_small_batch),
-    Rule("host_bound", "Host-bound launches", (Account.HOST,), find_slow_launches),
+def used_fact(used: tuple[float, tuple[str, str]]) -> Evidence:
+    """How much of the fullest GPU's memory no tensor ever used."""
+    return Evidence(f"{percent(1 - used[0]):.0f} % of the GPU's memory is never used by tensors.", used[1])
+
+
+RULES = (
+    Rule("slow_data_loading", "Slow data loading", (Part.HOST, Part.COMMUNICATION), find_slow_loading),
+    Rule("unpinned_copies", "Unpinned copies", (Part.HOST,), find_unpinned_copies),
+    Rule("garbage_collection", "Garbage collection", (Part.HOST, Part.COMMUNICATION), find_garbage_collection),
+    Rule("recompilation", "Recompilation", (Part.OUTSIDE,), find_recompilation),
+    Rule("blocking_saves", "Blocking checkpoint saves", (Part.OUTSIDE,), find_blocking_saves),
+    Rule("synchronisation", "Synchronisation", (Part.HOST,), find_synchronisations),
+    Rule("allocator", "Memory allocated in steps", (Part.HOST,), find_allocations),
+    Rule("host_pauses", "Pauses of the host", (Part.HOST,), find_host_pauses, is_rest=True),
+    Rule("host_bound", "Host-bound launches", (Part.HOST,), find_slow_launches, is_rest=True),
 )

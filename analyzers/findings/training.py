@@ -1,42 +1,101 @@
-"""What rules ask of a run: the time of its steps by rank, how it is set up, and the framework that ran."""
+"""What rules ask of a run: typed results, the time of its steps by rank, how it is set up, what it uses already."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct
 
-from perfscope.analyzers.findings.facts import Facts, RowsOfKeys, to_number
-from perfscope.analyzers.findings.replays import Fixes
-from perfscope.constants import US_PER_S
+from perfscope.analyzers.findings.finding import Part, numbered
+from perfscope.constants import NS_PER_US, US_PER_S
 
 if TYPE_CHECKING:
+    from perfscope.analyzers.breakdown import Breakdown, RankParts
+    from perfscope.analyzers.calls import Calls
+    from perfscope.analyzers.collectives import Collectives, Operation
+    from perfscope.analyzers.gpus import Gpu, Gpus
+    from perfscope.analyzers.host import HostRank, HostTime
+    from perfscope.analyzers.idle import Idle, RankIdle
+    from perfscope.analyzers.kernels import Kernels, KernelWork
+    from perfscope.analyzers.memory import MemoryUse
+    from perfscope.analyzers.mfu import Utilisation
+    from perfscope.analyzers.modules.result import ModuleTree
+    from perfscope.analyzers.operations import CountedOperations
+    from perfscope.analyzers.optimizer import OptimizerTime
+    from perfscope.analyzers.overlap import Overlap
+    from perfscope.analyzers.pipeline_steps import PipelineSteps
+    from perfscope.analyzers.pipelines.bubble_report import BubbleReport
     from perfscope.analyzers.replay.scenarios import Regain
+    from perfscope.analyzers.roofline.result import Roofline
+    from perfscope.analyzers.saves import SaveTimes
+    from perfscope.analyzers.setup import RankSetup, Setup
+    from perfscope.analyzers.steps import StepTimes
+    from perfscope.analyzers.stragglers.records import LateRanks
+    from perfscope.analyzers.stragglers.traces import Stragglers
+    from perfscope.analyzers.throttling import Throttling
 
-_HOST_CAUSES = (
-    "data_loading", "synchronisation", "cuda_call", "operator", "between_operators", "not_shown", "host_launch",
-    "launch_latency",
-)  # fmt: skip
-_HOST_KEYS = {cause: f"{cause}_us" for cause in _HOST_CAUSES}
 
-_TIMED_PIPELINE, _TRACED_PIPELINE = "/pipeline_steps", "/pipeline_bubble"
+class Results(Struct, frozen=True):
+    """The results of the analyzers; None where one gave none."""
+
+    breakdown: Breakdown | None = None
+    calls: Calls | None = None
+    collectives: Collectives | None = None
+    gpus: Gpus | None = None
+    host: HostTime | None = None
+    idle: Idle | None = None
+    kernels: Kernels | None = None
+    late_ranks: LateRanks | None = None
+    memory: MemoryUse | None = None
+    mfu: Utilisation | None = None
+    modules: ModuleTree | None = None
+    operations: CountedOperations | None = None
+    optimizer: OptimizerTime | None = None
+    overlap: Overlap | None = None
+    pipeline_bubble: BubbleReport | None = None
+    pipeline_steps: PipelineSteps | None = None
+    roofline: Roofline | None = None
+    saves: SaveTimes | None = None
+    setup: Setup | None = None
+    steps: StepTimes | None = None
+    stragglers: Stragglers | None = None
+    throttling: Throttling | None = None
+
+
+#: What the device waits for while the host is late; the launching causes are those of a host that is too slow.
+LAUNCHING = ("cuda_call", "operator", "between_operators", "host_launch", "launch_latency")
+NOT_SHOWN, OUTSIDE_OPERATORS = "not_shown", "outside_operators"
+_HOST_CAUSES = ("data_loading", "synchronisation", NOT_SHOWN, *LAUNCHING)
 #: Where every host is late, passes hold up to six times their work, and those of all stages within 13 % as many times.
 _STRETCHED = 1.25
-
 POWER_CAP = "software power cap"
-#: A limit that is lower than the GPU's own was set by somebody.
-LEAST_OWN_LIMIT = 0.97
-#: In so many steps a limit is no accident, and with a clock that is so much lower it is worth a line.
-_MOSTLY, _LOWERED_CLOCK = 0.5, 0.9
+
+DEEPSPEED, MEGATRON, TRAINER, LIGHTNING, FSDP, DDP, TORCH = (
+    "deepspeed", "megatron", "trainer", "lightning", "fsdp", "ddp", "torch",
+)  # fmt: skip
+_SHARDED = 3
+#: What the step boundary says of the framework.
+_BY_SOURCE = {
+    "deepspeed": DEEPSPEED,
+    "deepspeed_pipeline": DEEPSPEED,
+    "megatron": MEGATRON,
+    "megatron_optimizer": MEGATRON,
+    "torchtitan": FSDP,
+}
+_BY_NAME = {"transformers": TRAINER, "lightning": LIGHTNING}
+_ZERO = "zero_optimization"
+#: Kernels that torch.compile writes.
+_COMPILED = re.compile(r"^triton_(?:poi|red|per|tem|for|split_scan)_")
 
 
-class RankStep(Struct, frozen=True):
+class RankStep(NamedTuple):
     """A mean step of one rank, in microseconds; on a GPU the device's time, on a processor the host's.
 
     Attributes:
-        rank: The rank.
+        rank: The rank; None where it is not known.
         pointer: Where its times are.
         idle_pointer: Where its idle time by cause is; the same on a processor.
         compute: Computation.
@@ -46,7 +105,7 @@ class RankStep(Struct, frozen=True):
         steps: How many steps the times are of.
     """
 
-    rank: int
+    rank: int | None
     pointer: str
     idle_pointer: str
     compute: float
@@ -60,36 +119,82 @@ class RankStep(Struct, frozen=True):
         """Idle time while the host was late."""
         return sum(self.host.values())
 
+    @property
+    def launches(self) -> float:
+        """Idle time while the host launched too slowly."""
+        return sum(self.host.get(cause, 0.0) for cause in LAUNCHING)
 
-class OwnLimit(Struct, frozen=True):
-    """A GPU's own power limit, in watts, the clock to which it holds the GPU down, and in which share of the steps."""
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The rank, as findings state it."""
+        return () if self.rank is None else (self.rank,)
 
-    limit_w: float
-    clock_mhz: float
-    highest_mhz: float
-    share: float
+    def time_us(self, part: Part) -> float:
+        """The time of a part of its step."""
+        return {
+            Part.HOST: self.waits_for_host + self.copy,
+            Part.COMMUNICATION: self.communication,
+            Part.COMPUTE: self.compute,
+        }.get(part, 0.0)
+
+
+class Pipeline(NamedTuple):
+    """A pipeline as it was measured: by hooks in all steps, or by traces in the profiled ones.
+
+    Attributes:
+        pointer: Where it is.
+        section_us: T of a step.
+        stages: The ranks of each stage, and the time of its passes.
+        schedule_share, imbalance_share: Parts of the idle time over p x T; 0 where the schedule was not recognised.
+        gaps_share: The same of transfers and gaps of hosts.
+        theory: Idle share for equal stages; None where the schedule was not recognised.
+        schedule: Its name; None likewise.
+        microbatches: Micro-batches in a step.
+    """
+
+    pointer: str
+    section_us: float
+    stages: tuple[tuple[tuple[int, ...], float], ...]
+    schedule_share: float
+    imbalance_share: float
+    gaps_share: float
+    theory: float | None
+    schedule: str | None
+    microbatches: int
 
 
 class Training:
     """One run, or some traces.
 
     Args:
-        facts: The results of the analyzers.
-        fixes: Replays the profiled steps without a cause; absent without traces.
+        results: The results of the analyzers.
+        regain: Answers what a step takes less with a scenario of ``perfscope whatif``; None without traces.
     """
 
-    def __init__(self, facts: Facts, fixes: Fixes | None = None) -> None:
-        self.facts = facts
-        self._fixes = fixes
-
-    def regain(self, scenario: str) -> Regain | None:
-        """What the replay says that a step takes less with this change; None without traces."""
-        return None if self._fixes is None else self._fixes.regain(scenario)
+    def __init__(self, results: Results, regain: Callable[[str], Regain | None] = lambda _: None) -> None:
+        self.results = results
+        self.regain = regain
 
     @cached_property
+    def setup(self) -> RankSetup | None:
+        """How the first rank is set up; None where no hooks recorded it."""
+        setup = self.results.setup
+        return setup.ranks[0] if setup is not None else None
+
+    @property
+    def devices(self) -> Sequence[RankParts]:
+        """The device time of each rank; empty without a device."""
+        return self.results.breakdown.ranks if self.results.breakdown is not None else ()
+
+    @property
     def has_device(self) -> bool:
         """Whether the traces show work on a GPU."""
-        return bool(self.facts.rows("/breakdown/ranks"))
+        return bool(self.devices)
+
+    @property
+    def has_step_time(self) -> bool:
+        """Whether the time of steps that nobody profiled is known."""
+        return self.results.steps is not None and self.results.steps.step_time_s is not None
 
     @cached_property
     def step_us(self) -> float | None:
@@ -98,147 +203,66 @@ class Training:
         The host's steps are too short while it runs ahead of its device, which a short training may do throughout. So a
         step is at least as long as the device's work in it.
         """
-        facts = self.facts
-        seconds = facts.amount("/steps/step_time_s") or facts.amount("/steps/profiled_s")
-        if seconds:
-            return max(seconds * US_PER_S, *(self._busy_us(row) for row in facts.rows("/breakdown/ranks")), 0.0)
-        return max((_profiled_us(self.facts, row) for row in self._profiled_rows), default=0.0) or None
+        steps = self.results.steps
+        return self._longest_us((steps.step_time_s or steps.profiled_s) if steps else None) or self._profiled_us or None
 
     @cached_property
-    def median_us(self) -> float | None:
+    def median_us(self) -> float:
         """The median undisturbed step, or what the device does in one; without records the mean profiled one."""
-        seconds = self.facts.number("/steps/median_s")
-        if not seconds:
-            return self.step_us
-        return max(seconds * US_PER_S, *(self._busy_us(row) for row in self.facts.rows("/breakdown/ranks")), 0.0)
+        return self._longest_us(self.results.steps.median_s if self.results.steps else None) or self.step_us or 0.0
+
+    def _longest_us(self, step_s: float | None) -> float | None:
+        busy_ns = (_busy_ns(device) for device in self.devices)
+        return max(step_s * US_PER_S, *(ns / NS_PER_US for ns in busy_ns), 0.0) if step_s else None
+
+    @cached_property
+    def _profiled_us(self) -> float:
+        """The longest mean profiled step of a rank, with the time between the steps."""
+        windows = [
+            (device.row.window, len(device.steps), device.outside.between if device.outside else 0)
+            for device in self.devices
+        ]
+        if not windows and self.results.host is not None:
+            windows = [(rank.total.window, len(rank.steps), 0) for rank in self.results.host.ranks]
+        times_ns = (window / steps + between / max(steps - 1, 1) for window, steps, between in windows if steps)
+        return max(times_ns, default=0.0) / NS_PER_US
 
     @cached_property
     def ranks(self) -> Sequence[RankStep]:
         """The profiled steps of each rank; none without traces."""
         if self.has_device:
-            return tuple(self._device_step(row) for row in self.facts.rows("/breakdown/ranks"))
-        return tuple(self._host_step(row) for row in self.facts.rows("/host/ranks"))
+            idle: dict[tuple[str, int], tuple[str, RankIdle]] = {}
+            for pointer, entry in numbered("/idle/ranks", self.results.idle.ranks if self.results.idle else ()):
+                idle.setdefault((entry.trace, entry.device), (pointer, entry))
+            return tuple(
+                self._device_step(pointer, device, *idle.get((device.trace, device.device), ("", None)))
+                for pointer, device in numbered("/breakdown/ranks", self.devices)
+            )
+        hosts = self.results.host.ranks if self.results.host is not None else ()
+        return tuple(_host_step(pointer, host) for pointer, host in numbered("/host/ranks", hosts))
 
-    def ranks_but(self, number: float | None) -> Iterator[RankStep]:
-        """The profiled steps of all ranks but one."""
-        return (rank for rank in self.ranks if rank.rank != number)
-
-    @cached_property
-    def largest(self) -> RankStep | None:
-        """The rank whose device waits longest for its host."""
-        return max(self.ranks, key=lambda rank: rank.waits_for_host, default=None)
-
-    @cached_property
-    def is_undisturbed(self) -> bool:
-        """Whether the profiled steps are known not to be slowed, or to be corrected for it."""
-        return self.facts.number("/steps/step_time_s") is not None or self.facts.text("/breakdown/window") == "light"
-
-    @cached_property
-    def own_limit(self) -> OwnLimit | None:
-        """The GPU whose own power limit holds its clock down most, in most steps; None where it does on none."""
-        limits = [limit for limit in self._own_limits if limit is not None]
-        return min(limits, key=lambda limit: limit.clock_mhz / limit.highest_mhz, default=None)
-
-    @property
-    def is_power_limited(self) -> bool:
-        """Whether pauses may cost a step nothing: GPUs at their own limit save power in them, and compute faster."""
-        return bool(self._own_limits) and None not in self._own_limits
-
-    @cached_property
-    def _own_limits(self) -> list[OwnLimit | None]:
-        return [self._own_limit(row) for row in self.facts.rows("/throttling")]
-
-    def _own_limit(self, row: str) -> OwnLimit | None:
-        facts, uuid = self.facts, self.facts.text(f"{row}/uuid")
-        gpu = next((gpu for gpu in facts.rows("/gpus") if facts.text(f"{gpu}/uuid") == uuid), "")
-        limit, own = facts.amount(f"{gpu}/power_limit_w"), facts.amount(f"{gpu}/power_limit_default_w")
-        clock, highest = facts.amount(f"{row}/hit_mhz"), facts.amount(f"{gpu}/sm_clock_max_mhz")
-        causes = [cause for cause in facts.rows(f"{row}/causes") if facts.text(f"{cause}/cause") == POWER_CAP]
-        steps, covered = sum(len(facts.rows(f"{cause}/steps")) for cause in causes), facts.amount(f"{row}/known_steps")
-        if not limit or limit < LEAST_OWN_LIMIT * own or not covered or steps < _MOSTLY * covered:
-            return None
-        if not 0 < clock < _LOWERED_CLOCK * highest:
-            return None
-        return OwnLimit(limit, clock, highest, min(steps / covered, 1.0))
-
-    @cached_property
-    def pipeline(self) -> str:
-        """Where a pipeline was measured, by the hooks in every step or in the profiled ones; empty without one.
-
-        The hooks' passes hold what a device waits for inside of them. Where a host makes those of one stage long, the
-        traces count, which tell the device's work from its gaps.
-        """
-        if self._hosts_stretch_passes:
-            return _TRACED_PIPELINE
-        return self._measured(_TIMED_PIPELINE) or self.traced_pipeline
-
-    @cached_property
-    def traced_pipeline(self) -> str:
-        """Where the devices' own work in a pipeline was measured; empty where no traces tell it."""
-        return self._measured(_TRACED_PIPELINE)
-
-    def _measured(self, name: str) -> str:
-        return name if self.facts.number(f"{name}/section_us") else ""
-
-    @cached_property
-    def _hosts_stretch_passes(self) -> bool:
-        """Whether the passes of one stage are longer, over its device's work, than those of another one."""
-        timed, traced = (
-            {self.facts.number(f"{row}/stage"): self.facts.amount(f"{row}/useful_us") for row in self.facts.rows(rows)}
-            for rows in (f"{_TIMED_PIPELINE}/stages", f"{_TRACED_PIPELINE}/stages")
-        )
-        if timed.keys() != traced.keys() or not all((*timed.values(), *traced.values())) or not timed:
-            return False
-        stretched = [timed[stage] / traced[stage] for stage in timed]
-        return max(stretched) > _STRETCHED * min(stretched)
-
-    @cached_property
-    def window_steps(self) -> float:
-        """How many steps' work one rank's windows hold, the steps that are not marked included."""
-        rows = self.facts.rows("/breakdown/ranks")
-        counts = (
-            max(len(self.facts.rows(f"{row}/steps")), 1) + self.facts.amount(f"{row}/outside/steps") for row in rows
-        )
-        return sum(counts) / len(rows) if rows else 1.0
-
-    def kernel_us(self, rows: Sequence[str]) -> float:
-        """Time of some kernels in a step of one rank."""
-        devices = max(len(self.facts.rows("/breakdown/ranks")), 1)
-        return sum(self.facts.amount(f"{row}/total_us") for row in rows) / self.window_steps / devices
-
-    def exposed_copies_us(self, text: str) -> float:
-        """The exposed part of a step's copies with a text in their names."""
-        facts = self.facts
-        rows = [row for row in facts.rows("/kernels/names") if facts.text(f"{row}/work") == "copy"]
-        whole_us = sum(facts.amount(f"{row}/total_us") for row in rows)
-        such_us = sum(facts.amount(f"{row}/total_us") for row in rows if text in facts.text(f"{row}/name"))
-        return max((rank.copy for rank in self.ranks), default=0.0) * such_us / whole_us if whole_us else 0.0
-
-    @property
-    def _profiled_rows(self) -> Sequence[str]:
-        return self.facts.rows("/breakdown/ranks") or self.facts.rows("/host/ranks")
-
-    def _busy_us(self, pointer: str) -> float:
-        """How long a rank's device computes and copies in a profiled step."""
-        times = f"{pointer}/marked" if self.facts.value(f"{pointer}/marked") else pointer
-        count = max(len(self.facts.rows(f"{pointer}/steps")), 1)
-        return sum(self.facts.amount(f"{times}/{name}_us") for name in ("compute", "exposed_copy")) / count
-
-    def _device_step(self, pointer: str) -> RankStep:
-        facts, count = self.facts, max(len(self.facts.rows(f"{pointer}/steps")), 1)
-        times = f"{pointer}/marked" if facts.value(f"{pointer}/marked") else pointer
+    def _device_step(self, pointer: str, device: RankParts, idle_pointer: str, idle: RankIdle | None) -> RankStep:
+        count, parts = max(len(device.steps), 1), device.row
         compute, communication, copy = (
-            facts.amount(f"{times}/{name}_us") / count for name in ("compute", "exposed_communication", "exposed_copy")
+            ns / count / NS_PER_US for ns in (parts.compute, parts.exposed_communication, parts.exposed_copy)
         )
-        idle_pointer = self._idle_pointer(pointer)
-        host = self._late_host(pointer, idle_pointer, count)
-        spare = (self.median_us or 0.0) - compute - copy
+        # Between steps, too, where nothing else ran.
+        gaps = max(count - 1, 1) + (device.outside.steps or 0.0 if device.outside else 0.0)
+        host = dict.fromkeys(_HOST_CAUSES, 0.0)
+        causes, marked = (None, None) if idle is None else (idle.causes, idle.marked)
+        for cause in _HOST_CAUSES if causes is not None else ():
+            whole_us = getattr(causes, f"{cause}_us")
+            marked_us = None if marked is None else getattr(marked, f"{cause}_us")
+            host[cause] = (
+                whole_us / count if marked_us is None else marked_us / count + max(whole_us - marked_us, 0.0) / gaps
+            )
         measured = sum(host.values()) + communication
         # The profiler slows hosts, for which other ranks wait: a step that nobody profiled has no more time for both.
-        scale = min(max(spare, 0.0) / measured, 1.0) if measured and facts.number("/steps/step_time_s") else 1.0
+        spare = max(self.median_us - compute - copy, 0.0)
+        scale = min(spare / measured, 1.0) if measured and self.has_step_time else 1.0
         return RankStep(
-            rank=facts.rank(pointer),
-            pointer=times,
+            rank=device.rank,
+            pointer=f"{pointer}/marked" if device.steps else pointer,
             idle_pointer=idle_pointer,
             compute=compute,
             communication=communication * scale,
@@ -247,52 +271,211 @@ class Training:
             steps=count,
         )
 
-    def _late_host(self, pointer: str, idle_pointer: str, count: int) -> dict[str, float]:
-        """Idle time in a step by what the host did: within steps, and between them, where nothing else ran."""
-        facts = self.facts
-        gaps = max(count - 1, 1) + facts.amount(f"{pointer}/outside/steps")
-        causes, of_steps = facts.members(f"{idle_pointer}/causes"), facts.members(f"{idle_pointer}/marked")
-        host = {}
-        for cause, key in _HOST_KEYS.items():
-            whole, marked = to_number(causes.get(key)) or 0.0, to_number(of_steps.get(key))
-            host[cause] = whole / count if marked is None else marked / count + max(whole - marked, 0.0) / gaps
-        return host
-
-    def _idle_pointer(self, pointer: str) -> str:
-        """Where the idle time of a device of a trace is; of several of one, the first."""
-        device, rows = self._device_of(pointer), self.facts.rows("/idle/ranks")
-        return next((rows[row] for row in self._idle_rows.of(device) if self._device_of(rows[row]) == device), "")
+    def part_us(self, *parts: Part) -> float:
+        """The most time that a rank has in some parts of a step; infinite where no trace tells."""
+        if not self.ranks or parts[0] is Part.OUTSIDE:
+            return float("inf")
+        longest_us = max(sum(rank.time_us(part) for part in parts) for rank in self.ranks)
+        pipeline = self.pipeline
+        if parts[0] is Part.PIPELINE:
+            shares = (pipeline.schedule_share, pipeline.imbalance_share, pipeline.gaps_share) if pipeline else ()
+            return sum(shares) * pipeline.section_us if pipeline else 0.0
+        if parts[0] is Part.HOST and pipeline is not None:
+            # Hosts of stages wait for what other stages send: what the bubble's measurement leaves is theirs.
+            return min(longest_us, pipeline.gaps_share * pipeline.section_us)
+        return longest_us
 
     @cached_property
-    def _idle_rows(self) -> RowsOfKeys:
-        """The rows of idle time by device and trace."""
-        return RowsOfKeys(map(self._device_of, self.facts.rows("/idle/ranks")))
+    def most_exposed(self) -> RankStep | None:
+        """The rank with the longest exposed communication."""
+        return max(self.ranks, key=lambda rank: rank.communication, default=None)
 
-    def _device_of(self, pointer: str) -> tuple[str, int]:
-        return self.facts.text(f"{pointer}/trace"), int(self.facts.amount(f"{pointer}/device"))
+    @cached_property
+    def compute_us(self) -> float:
+        """The longest computation of a rank; without traces the step."""
+        return max((rank.compute for rank in self.ranks), default=self.step_us or 0.0)
 
-    def _host_step(self, pointer: str) -> RankStep:
-        facts, count = self.facts, max(len(self.facts.rows(f"{pointer}/steps")), 1)
-        return RankStep(
-            rank=facts.rank(pointer),
-            pointer=pointer,
-            idle_pointer=pointer,
-            compute=facts.amount(f"{pointer}/compute_us") / count,
-            communication=facts.amount(f"{pointer}/exposed_communication_us") / count,
-            copy=0.0,
-            host={
-                "data_loading": facts.amount(f"{pointer}/exposed_data_loading_us") / count,
-                "outside_operators": facts.amount(f"{pointer}/other_us") / count,
-            },
-            steps=count,
+    @cached_property
+    def pipeline(self) -> Pipeline | None:
+        """A pipeline, by the hooks in every step, or in the profiled ones; None without one.
+
+        The hooks' passes hold what a device waits for inside of them. Where a host makes those of one stage long, the
+        traces count, which tell the device's work from its gaps.
+        """
+        timed, traced = self._timed_pipeline, self.traced_pipeline
+        if timed is None or traced is None:
+            return timed or traced
+        useful = [(of_hooks[1], of_traces[1]) for of_hooks, of_traces in zip(timed.stages, traced.stages, strict=False)]
+        if len(timed.stages) != len(traced.stages) or not all(map(all, useful)):
+            return timed
+        stretched = [of_hooks / of_traces for of_hooks, of_traces in useful]
+        return traced if max(stretched) > _STRETCHED * min(stretched) else timed
+
+    @cached_property
+    def _timed_pipeline(self) -> Pipeline | None:
+        steps = self.results.pipeline_steps
+        if steps is None or not steps.section_ns:
+            return None
+        return Pipeline(
+            "/pipeline_steps",
+            steps.section_ns / NS_PER_US,
+            tuple((stage.ranks, stage.useful / NS_PER_US) for stage in steps.stages),
+            steps.share("schedule") or 0.0,
+            steps.share("imbalance") or 0.0,
+            steps.share("transfer_and_host") or 0.0,
+            None if steps.theory is None else float(steps.theory),
+            steps.schedule,
+            steps.microbatches,
         )
 
+    @cached_property
+    def traced_pipeline(self) -> Pipeline | None:
+        """A pipeline as the devices' own work shows it; None where no traces tell it."""
+        bubble = self.results.pipeline_bubble.bubble if self.results.pipeline_bubble is not None else None
+        if bubble is None or not bubble.section_ns:
+            return None
+        useful = (bubble.mean_part(stage, "useful") for stage in range(bubble.stages))
+        return Pipeline(
+            "/pipeline_bubble",
+            float(bubble.section_ns) / NS_PER_US,
+            tuple((ranks, float(ns or 0) / NS_PER_US) for ranks, ns in zip(bubble.ranks, useful, strict=True)),
+            bubble.share("schedule") or 0.0,
+            bubble.share("imbalance") or 0.0,
+            bubble.share("host") or 0.0,
+            None if bubble.theory is None else float(bubble.theory),
+            bubble.steps[0].schedule,
+            bubble.steps[0].microbatches,
+        )
 
-def _profiled_us(facts: Facts, pointer: str) -> float:
-    """A mean profiled step, with the time between the steps."""
-    steps = facts.rows(f"{pointer}/steps")
-    if not steps:
-        return 0.0
-    window = facts.amount(f"{pointer}/marked/window_us") or facts.amount(f"{pointer}/window_us")
-    between = facts.amount(f"{pointer}/between_steps_us") / max(len(steps) - 1, 1) if len(steps) > 1 else 0.0
-    return window / len(steps) + between
+    @cached_property
+    def window_steps(self) -> float:
+        """How many steps' work one rank's windows hold, the steps that are not marked included."""
+        counts = [max(len(device.steps), 1) + _outside_steps(device) for device in self.devices]
+        return sum(counts) / len(counts) if counts else 1.0
+
+    def kernels(self, work: str, pattern: str = "") -> list[tuple[str, KernelWork]]:
+        """The kernels of a kind, ``compute`` or ``copy``, with a text in their names."""
+        names = self.results.kernels.names if self.results.kernels is not None else ()
+        entries = numbered("/kernels/names", names)
+        return [entry for entry in entries if entry[1].work == work and pattern in entry[1].name]
+
+    def kernel_us(self, kernels: Sequence[tuple[str, KernelWork]]) -> float:
+        """Time of some kernels in a step of one rank."""
+        return sum(kernel.total_us for _, kernel in kernels) / self.window_steps / max(len(self.devices), 1)
+
+    def exposed_copies_us(self, text: str) -> float:
+        """The exposed part of a step's copies with a text in their names."""
+        whole_us, such_us = (sum(copy.total_us for _, copy in self.kernels("copy", part)) for part in ("", text))
+        return max((rank.copy for rank in self.ranks), default=0.0) * such_us / whole_us if whole_us else 0.0
+
+    @property
+    def operations(self) -> list[tuple[str, Operation]]:
+        """The collectives on the device."""
+        collectives = self.results.collectives
+        return numbered("/collectives/operations", collectives.operations if collectives is not None else ())
+
+    def gpu_of(self, uuid: str) -> tuple[str, Gpu] | None:
+        """A GPU by its UUID."""
+        gpus = numbered("/gpus", self.results.gpus.entries() if self.results.gpus is not None else ())
+        return next((entry for entry in gpus if entry[1].uuid == uuid), None)
+
+    @cached_property
+    def is_power_capped(self) -> bool:
+        """Whether a GPU reaches its power limit in most steps."""
+        gpus = self.results.throttling.gpus if self.results.throttling is not None else ()
+        capped = ((gpu, cause) for gpu in gpus for cause in gpu.causes if cause.cause == POWER_CAP)
+        return any(2 * len(cause.steps) >= gpu.known_steps for gpu, cause in capped)
+
+    @cached_property
+    def used_memory(self) -> tuple[float, tuple[str, str]] | None:
+        """The share of the fullest GPU that tensors ever used, and where that is; None where it is unknown."""
+        steps, gpus = self.results.steps, self.results.gpus
+        peaks = numbered("/steps/ranks", steps.ranks if steps is not None else ())
+        totals = numbered("/gpus", gpus.entries() if gpus is not None else ())
+        peak, rank = max(peaks, key=lambda entry: entry[1].memory_peak_bytes or 0, default=("", None))
+        total, gpu = max(totals, key=lambda entry: entry[1].memory_total_bytes or 0, default=("", None))
+        if rank is None or gpu is None or not rank.memory_peak_bytes or not gpu.memory_total_bytes:
+            return None
+        pointers = f"/results{peak}/memory_peak_bytes", f"/results{total}/memory_total_bytes"
+        return rank.memory_peak_bytes / gpu.memory_total_bytes, pointers
+
+    # What trains, and what it uses already.
+
+    @cached_property
+    def _frameworks(self) -> tuple[str, ...]:
+        """What trains, the outermost first: its options are the ones that a user sets."""
+        setup, source = self.setup, self.results.steps.source if self.results.steps is not None else ""
+        names = [_BY_SOURCE[source]] if source in _BY_SOURCE else []
+        if setup is not None:
+            names += [_BY_NAME[name] for name in _BY_NAME if name in setup.frameworks]
+            if setup.ddp is not None:
+                names.append(DDP)
+            elif setup.zero_stage == _SHARDED and DEEPSPEED not in names:
+                names.append(FSDP)
+        return (*names, TORCH)
+
+    def option(self, by_framework: Mapping[str, str]) -> str:
+        """The text for the outermost framework that has one."""
+        return next((by_framework[name] for name in self._frameworks if by_framework.get(name)), "")
+
+    def has_option(self, name: str) -> bool:
+        """Whether an option stands in the command line, such as ``--async-save``."""
+        return self.setup is not None and name in (self.setup.options or {})
+
+    def zero(self, name: str) -> bool | float | str | None:
+        """An option of ZeRO, as DeepSpeed's engine has it; None where it has none."""
+        return None if self.setup is None else self.setup.engine.get(f"{_ZERO}.{name}")
+
+    @property
+    def fetches_in_turn(self) -> bool:
+        """Whether ZeRO 3 fetches parameters between the products: its host waits for them outside of operators."""
+        return self.zero("stage") == _SHARDED and self.zero("overlap_comm") is False
+
+    @cached_property
+    def is_compiled(self) -> bool:
+        """Whether kernels run that torch.compile wrote."""
+        return any(_COMPILED.search(kernel.name) for _, kernel in self.kernels("compute"))
+
+    @property
+    def has_expandable_segments(self) -> bool:
+        """Whether torch's allocator may grow its segments."""
+        allocator = (self.results.setup.allocator or "") if self.results.setup is not None else ""
+        return "expandable_segments:true" in allocator.replace(" ", "").lower()
+
+    @property
+    def has_stacks(self) -> bool:
+        """Whether the traces hold the lines of Python that called."""
+        calls = self.results.calls
+        return calls is not None and any(caller.function for rank in calls.ranks for caller in rank.callers)
+
+
+def offer(*choices: tuple[str, bool]) -> str:
+    """The choices that are not in use, as a sentence goes on.
+
+    >>> offer(("`--a`", True), ("`--b`", False), ("less", False))
+    '`--b`, or less'
+    """
+    return ", or ".join(text for text, is_used in choices if not is_used)
+
+
+def _busy_ns(device: RankParts) -> float:
+    """How long a device computes and copies in a profiled step."""
+    return (device.row.compute + device.row.exposed_copy) / max(len(device.steps), 1)
+
+
+def _outside_steps(device: RankParts) -> float:
+    return (device.outside.steps or 0.0) if device.outside is not None else 0.0
+
+
+def _host_step(pointer: str, host: HostRank) -> RankStep:
+    count, total = max(len(host.steps), 1), host.total
+    return RankStep(
+        rank=host.rank,
+        pointer=pointer,
+        idle_pointer=pointer,
+        compute=total.compute_us / count,
+        communication=total.exposed_communication_us / count,
+        copy=0.0,
+        host={"data_loading": total.exposed_data_loading_us / count, OUTSIDE_OPERATORS: total.other_us / count},
+        steps=count,
+    )

@@ -21,14 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.shared.kernel_medians import KernelMedians
 from perfscope.analyzers.shared.marked_steps import common_steps
-from perfscope.report import Json
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Float64, Int64
 from perfscope.tables.trace import ABSENT
 
@@ -51,41 +51,32 @@ class Pace(Struct, frozen=True):
     relative_work: float
 
 
-class Comparison(Struct, frozen=True):
-    """The paces of ranks.
+class Comparison(Figures, frozen=True):
+    """How ranks are compared.
 
     Attributes:
         paces: By rank.
-        steps: The marked steps that they are compared over; empty for their whole windows.
-        kernels: How many different kernels are compared.
-        is_alone: Whether only their runs without communication beside them are compared.
-        is_resized: Whether the inputs of the ranks differ in size.
     """
 
     paces: Mapping[int, Pace]
-    steps: tuple[int, ...]
-    kernels: int
-    is_alone: bool
-    is_resized: bool
-
-    def data(self) -> dict[str, Json]:
-        """``results.stragglers.compared``."""
-        return {
-            "steps": list(self.steps),
-            "kernels": self.kernels,
-            "without_communication": self.is_alone,
-            "sizes_differ": self.is_resized,
-        }
+    steps: Annotated[tuple[int, ...], Doc("The marked steps; empty for whole windows.")]
+    kernels: Annotated[int, Doc("How many different kernels are compared.")]
+    without_communication: Annotated[
+        bool, Doc("Whether only their runs without communication beside them are compared.")
+    ]
+    sizes_differ: Annotated[
+        bool, Doc("Whether the inputs of the ranks differ in size, so that only kernels of the optimizer are compared.")
+    ]
 
     def sentence(self) -> str:
         """What is compared, in words."""
-        if self.is_resized:
+        if self.sizes_differ:
             return (
                 "The inputs of the ranks differ in size: kernels of one grid need not do the same. Relative compute "
                 f"compares {self.kernels} kernels of the optimizer alone: the fastest rank's time over a rank's own. "
                 "Relative work is the time of all kernels at the pace of the fastest rank, 1 for the least."
             )
-        beside = "while the device did not communicate" if self.is_alone else "also beside communication"
+        beside = "while the device did not communicate" if self.without_communication else "also beside communication"
         return (
             f"Relative compute compares the medians of {self.kernels} kernels that all ranks ran equally often, "
             f"{beside}: the fastest rank's time over a rank's own. Relative work is how much a rank has to compute, 1 "

@@ -38,15 +38,7 @@ class Part(StrEnum):
 
 
 #: Parts that show by themselves why a rank is late; the others depend on what the rank has to compute, or on others.
-EVIDENCE = (
-    Part.SAVE,
-    Part.COMPILATION,
-    Part.GARBAGE,
-    Part.DATA,
-    Part.NO_PROCESSOR,
-    Part.KERNEL,
-    Part.BLOCKED,
-)
+EVIDENCE = (Part.SAVE, Part.COMPILATION, Part.GARBAGE, Part.DATA, Part.NO_PROCESSOR, Part.KERNEL, Part.BLOCKED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

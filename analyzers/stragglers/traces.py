@@ -19,13 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from math import fsum
-from typing import NamedTuple, TypeVar
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey, Kind
+from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey
 from perfscope.analyzers.communication.matching import MatchedCalls, match
 from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
 from perfscope.analyzers.shared.kernel_medians import join_windows
@@ -34,12 +33,13 @@ from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_pro
 from perfscope.analyzers.stragglers.compute_pace import Comparison, Pace, compare
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Cell, Column, Json, Section, long_table, percent
+from perfscope.report import Section, percent
+from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_bytes, format_ranges
 
-_T = TypeVar("_T")
+_Reason: TypeAlias = "tuple[str | None, dict[str, float]]"
 
 #: The wait that makes a rank a straggler, as a share of the longest window.
 SIGNIFICANT_FRACTION = 0.01
@@ -64,264 +64,228 @@ _DECISIVE = 0.5
 _NOTICEABLE = 0.01
 
 
-class Reason(Struct, frozen=True):
-    """Why a rank came last, by what it did longer than the others.
+class WaitKind(Figures, frozen=True):
+    """A kind of operation in which the slowest rank of a group came last."""
+
+    operation: Annotated[str | None, Doc("``all_reduce`` and so on.")]
+    bytes: Annotated[int | None, Doc("Its size.")]
+    caused: float
+    caused_wait_us = InUnit("caused", NS_PER_US, "The wait that it caused.")
+
+
+class RankWait(Figures, frozen=True):
+    """One rank in one group; the private fields are nanoseconds.
 
     Attributes:
-        text: In words; absent where the trace does not show it.
-        excess: How much longer than the mean of the others, by part, in nanoseconds; negative where shorter.
-    """
-
-    text: str | None
-    excess: Mapping[str, float]
-
-    def data(self) -> dict[str, Json]:
-        """``reason`` and ``excess_us`` of a rank."""
-        return {"reason": self.text, "excess_us": {f"{part}": ns / NS_PER_US for part, ns in self.excess.items()}}
-
-
-class RankWait(Struct, frozen=True):
-    """One rank in one group, in nanoseconds.
-
-    Attributes:
-        rank: The rank; negative where its number is not known.
-        wait: How long it waited for others.
-        communication: How long its operations took.
-        caused: How long the other ranks waited for it, the mean of them.
-        last_arrivals: In how many operations it arrived last.
-        reason: Why it came last; absent where it caused no significant wait.
+        number: The rank; negative where it is not known.
         caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
+        excess: How much longer than the mean of the others it took, by part; negative where shorter.
     """
 
-    rank: int
+    number: int
     wait: int
     communication: int
     caused: float
-    last_arrivals: int
-    reason: Reason | None = None
-    caused_in: Mapping[int, float] = field(default_factory=dict)
+    came_last: Annotated[int, Doc("In how many operations it arrived last.")]
+    caused_in: Mapping[int, float]
+    reason: Annotated[str | None, Doc("Why it came last, in words; None where the trace does not show it.")] = None
+    excess: Mapping[str, float] | None = None
+    wait_us = InUnit("wait", NS_PER_US, "How long it waited for others.")
+    communication_us = InUnit("communication", NS_PER_US, "How long its operations took.")
+    caused_wait_us = InUnit("caused", NS_PER_US, "How long the other ranks waited for it, the mean of them.")
+
+    @figure
+    def rank(self) -> int | None:
+        """The rank."""
+        return self.number if self.number >= 0 else None
+
+    @figure
+    def excess_us(self) -> dict[str, float] | None:
+        """How much longer than the mean of the others it took, by part; None where it caused no significant wait."""
+        return None if self.excess is None else {part: ns / NS_PER_US for part, ns in self.excess.items()}
 
     @property
-    def excess(self) -> float:
+    def excess_wait(self) -> float:
         """The wait that it caused beyond what it waited itself."""
         return self.caused - self.wait
 
 
-class GroupWait(Struct, frozen=True):
-    """The waits in one group.
+class GroupWait(Figures, frozen=True):
+    """The waits in one group."""
 
-    Attributes:
-        name, description, role: The group.
-        operations: How many operations were matched.
-        ranks: Its ranks.
-        causes: The kinds of operations in which the slowest rank caused the longest waits, with these waits.
-        has_stages: Whether its ranks are stages of one pipeline, which wait for each other by design.
-    """
+    group: Annotated[str | None, Doc("Its name.")]
+    description: Annotated[str | None, Doc("What the framework calls it.")]
+    axis: Annotated[str | None, Doc("The axis of parallelism.")]
+    operations: Annotated[int, Doc("How many operations were matched.")]
+    pipeline: Annotated[bool, Doc("Whether its ranks are stages of one pipeline, which wait for each other by design.")]
+    came_last_in: Annotated[tuple[WaitKind, ...], Doc("The kinds of operations in which the straggler came last.")]
+    ranks: Annotated[tuple[RankWait, ...], Doc("Each rank.")]
 
-    name: str
-    description: str
-    role: str
-    operations: int
-    ranks: tuple[RankWait, ...]
-    causes: tuple[tuple[Kind, float], ...]
-    has_stages: bool
+    @figure
+    def straggler(self) -> int | None:
+        """The rank that caused the longest wait."""
+        return self.slowest.rank
+
+    @figure
+    def caused_wait_us(self) -> float:
+        """That wait."""
+        return self.slowest.caused_wait_us
 
     @property
     def label(self) -> str:
         """What tables call it."""
-        return self.role or self.name or "not stated"
+        return self.axis or self.group or "not stated"
 
     @property
     def slowest(self) -> RankWait:
         """The rank that caused the longest wait."""
-        return max(self.ranks, key=lambda rank: (rank.caused, -rank.rank))
-
-    def data(self) -> dict[str, Json]:
-        """One entry of ``results.stragglers.groups``."""
-        return {
-            "group": self.name or None,
-            "description": self.description or None,
-            "axis": self.role or None,
-            "operations": self.operations,
-            "pipeline": self.has_stages,
-            "straggler": number_or_none(self.slowest.rank),
-            "caused_wait_us": self.slowest.caused / NS_PER_US,
-            "in": [
-                {
-                    "operation": kind.operation or None,
-                    "bytes": None if kind.bytes == ABSENT else kind.bytes,
-                    "caused_wait_us": caused / NS_PER_US,
-                }
-                for kind, caused in self.causes
-            ],
-            "ranks": [
-                {
-                    "rank": number_or_none(rank.rank),
-                    "wait_us": rank.wait / NS_PER_US,
-                    "communication_us": rank.communication / NS_PER_US,
-                    "caused_wait_us": rank.caused / NS_PER_US,
-                    "came_last": rank.last_arrivals,
-                    **(rank.reason.data() if rank.reason else {"reason": None, "excess_us": None}),
-                }
-                for rank in self.ranks
-            ],
-        }
+        return max(self.ranks, key=lambda rank: (rank.caused, -rank.number))
 
 
-class RankPace(Struct, frozen=True):
-    """One rank over all groups but those of a pipeline's stages, in nanoseconds.
+class StepWait(Figures, frozen=True):
+    """The wait that a rank caused in a step."""
+
+    step: Annotated[int | None, Doc("Its number; None where steps are not marked.")]
+    us: Annotated[float, Doc("The wait.")]
+
+
+class RankPace(Figures, frozen=True):
+    """One rank over all groups but those of a pipeline's stages; the private fields are nanoseconds.
 
     Attributes:
-        rank: The rank; negative where its number is not known.
-        caused: The wait that it caused.
-        wait: The wait that it had.
-        compute: Its compute time in the whole window.
-        pace: How fast it computes, and how much; absent where ranks cannot be compared.
+        number: The rank; negative where it is not known.
         caused_in: What of the caused wait was in each step; the key is ABSENT outside of steps.
     """
 
-    rank: int
+    number: int
     caused: float
     wait: int
     compute: int
-    pace: Pace | None
-    caused_in: Mapping[int, float] = field(default_factory=dict)
+    relative_compute: Annotated[
+        float | None,
+        Doc(
+            "The fastest rank's time for the same kernels over this rank's; at most 1. None where inputs differ in "
+            "size, and no kernel of the optimizer can be compared."
+        ),
+    ]
+    relative_work: Annotated[float | None, Doc("This rank's work over that of the rank with the least; at least 1.")]
+    caused_in: Mapping[int, float]
+    caused_wait_us = InUnit("caused", NS_PER_US, "The wait that it caused.")
+    wait_us = InUnit("wait", NS_PER_US, "The wait that it had.")
+    compute_us = InUnit("compute", NS_PER_US, "Its compute time in the whole window.")
+
+    @figure
+    def rank(self) -> int | None:
+        """The rank."""
+        return self.number if self.number >= 0 else None
+
+    @figure
+    def caused_wait_by_step(self) -> list[StepWait]:
+        """The wait that it caused in each step."""
+        steps = sorted(self.caused_in.items())
+        return [StepWait(None if step == ABSENT else step, caused / NS_PER_US) for step, caused in steps]
 
     @property
-    def excess(self) -> float:
+    def excess_wait(self) -> float:
         """The wait that it caused beyond what it waited itself."""
         return self.caused - self.wait
 
 
-class Stragglers(Struct, frozen=True):
-    """The waits that ranks caused.
+def _why(row: tuple[GroupWait, RankWait, Pace | None]) -> str | None:
+    group, rank, _ = row
+    if group.pipeline:
+        return "pipeline order" if rank.came_last else None
+    return None if rank.excess is None else rank.reason or "not shown by the trace"
+
+
+class Stragglers(Result, frozen=True):
+    """``results.stragglers``: which rank makes the others wait, and why.
 
     Attributes:
-        straggler: The rank that caused most waiting beyond its own; absent where that is below ``significant``.
         significant: The wait that makes a rank a straggler, in nanoseconds.
-        groups: Each group, the one with the longest caused wait first.
-        ranks: Each rank.
-        comparison: How the ranks compute; absent where they cannot be compared.
     """
 
-    straggler: int | None
+    straggler: Annotated[
+        int | None,
+        Doc("The rank that caused most waiting beyond its own; None where that is below ``significant_us``."),
+    ]
     significant: float
-    groups: Sequence[GroupWait]
-    ranks: Sequence[RankPace]
-    comparison: Comparison | None
+    groups: Annotated[Sequence[GroupWait], Doc("Each group, the one with the longest caused wait first.")]
+    ranks: Annotated[Sequence[RankPace], Doc("Each rank.")]
+    compared: Annotated[Comparison | None, Doc("How ranks are compared; None where they cannot be.")]
+    significant_us = InUnit(
+        "significant", NS_PER_US, "The wait that makes a rank a straggler: a hundredth of the time."
+    )
 
-    def data(self) -> Json:
-        """``results.stragglers``."""
-        return {
-            "straggler": self.straggler,
-            "significant_us": self.significant / NS_PER_US,
-            "compared": self.comparison.data() if self.comparison else None,
-            "groups": [group.data() for group in self.groups],
-            "ranks": [_rank_data(rank) for rank in self.ranks],
-        }
+    TABLES = (
+        Table(
+            "Stragglers",
+            "",
+            (
+                Column("Group", lambda row: row[0].label),
+                Column("Rank", lambda row: "unknown" if row[1].rank is None else str(row[1].rank)),
+                Column("Comm. (ms)", lambda row: row[1].communication / NS_PER_MS, None, 2),
+                Column("Wait (ms)", lambda row: row[1].wait / NS_PER_MS, None, 2),
+                Column("Wait caused (ms)", lambda row: row[1].caused / NS_PER_MS, None, 2),
+                Column("Last arrivals", lambda row: row[1].came_last),
+                Column("Relative compute", lambda row: row[2].relative_compute if row[2] else None, None, 3),
+                Column("Relative work", lambda row: row[2].relative_work if row[2] else None, None, 3),
+                Column("Reason", _why),
+            ),
+        ),
+    )
 
     def groups_of_ranks(self) -> tuple[str, Mapping[int, str]]:
         """The data-parallel group of each rank: its ranks do the same work on other data."""
-        replicas = [group for group in self.groups if group.role == "DP"]
-        labels = {rank.rank: f"of rank {group.ranks[0].rank}" for group in replicas for rank in group.ranks}
+        replicas = [group for group in self.groups if group.axis == "DP"]
+        labels = {rank.number: f"of rank {group.ranks[0].number}" for group in replicas for rank in group.ranks}
         return "data-parallel group", dict(sorted(labels.items())) if len(replicas) > 1 else {}
 
     def sections(self) -> tuple[Section, ...]:
         """A table of groups and ranks."""
-        paces = self.comparison.paces if self.comparison else {}
-        rows = [
-            (
-                group.label,
-                "unknown" if rank.rank < 0 else str(rank.rank),
-                rank.communication / NS_PER_MS,
-                rank.wait / NS_PER_MS,
-                rank.caused / NS_PER_MS,
-                rank.last_arrivals,
-                *_pace_cells(paces.get(rank.rank)),
-                _reason_cell(group, rank),
-            )
-            for group in self.groups
-            for rank in group.ranks
-        ]
-        columns = (
-            Column("Group"),
-            Column("Rank"),
-            Column("Comm. (ms)", 2),
-            Column("Wait (ms)", 2),
-            Column("Wait caused (ms)", 2),
-            Column("Last arrivals"),
-            Column("Relative compute", 3),
-            Column("Relative work", 3),
-            Column("Reason"),
-        )
-        notes = (self._verdict(), *self._notes())
-        return (long_table("Stragglers", columns, rows, notes, most=_MOST_ROWS),)
+        paces = self.compared.paces if self.compared else {}
+        rows = [(group, rank, paces.get(rank.number)) for group in self.groups for rank in group.ranks]
+        return (self.TABLES[0].section(rows, (self._verdict(), *self._notes()), most=_MOST_ROWS),)
 
     def _notes(self) -> list[str]:
         notes = ["A rank's wait is the time that an operation took longer on it than on the rank that arrived last."]
-        stages = sorted({group.label for group in self.groups if group.has_stages})
+        stages = sorted({group.label for group in self.groups if group.pipeline})
         if stages:
             notes.append(
                 f"Ranks of the group {', '.join(stages)} are stages of a pipeline: they send to each other, and wait "
                 "for each other by the order of their passes, so that no rank is blamed for these waits. The pipeline "
                 "bubble (`--only pipeline_bubble`) measures them."
             )
-        if self.comparison is None:
+        if self.compared is None:
             notes.append("Relative compute: n/a, because the ranks have no steps or no kernels in common.")
             return notes
-        steps = self.comparison.steps
+        steps = self.compared.steps
         over = f"steps {format_ranges(steps)}" if steps else "whole windows, because no step is marked"
-        notes.append(f"{self.comparison.sentence()} Over {over}.")
+        notes.append(f"{self.compared.sentence()} Over {over}.")
         return notes
 
     def _verdict(self) -> str:
         limit = f"{self.significant / NS_PER_MS:.2f} ms or more"
-        if all(group.has_stages for group in self.groups):
+        if all(group.pipeline for group in self.groups):
             return "No straggler is named: all waits are between the stages of a pipeline."
         if self.straggler is None:
             slowest = max(self.ranks, key=lambda rank: rank.caused)
             if slowest.caused < self.significant:
                 return f"No straggler: no rank caused a wait of {limit}."
             return f"No straggler: no rank caused a wait of {limit} beyond its own waits; ranks come last by turns."
-        caused = next(rank.caused for rank in self.ranks if rank.rank == self.straggler)
-        blamed = (group for group in self.groups if not group.has_stages)
-        group = max(blamed, key=lambda group: group.slowest.caused if group.slowest.rank == self.straggler else -1)
+        caused = next(rank.caused for rank in self.ranks if rank.number == self.straggler)
+        blamed = (group for group in self.groups if not group.pipeline)
+        group = max(blamed, key=lambda group: group.slowest.caused if group.straggler == self.straggler else -1)
         kinds = ", ".join(
-            f"{kind.operation or 'unknown'}{'' if kind.bytes == ABSENT else ' of ' + format_bytes(kind.bytes)}"
-            for kind, _ in group.causes
+            f"{kind.operation or 'unknown'}{'' if kind.bytes is None else ' of ' + format_bytes(kind.bytes)}"
+            for kind in group.came_last_in
         )
-        reason = next(rank.reason for rank in group.ranks if rank.rank == self.straggler)
-        why = f" Reason: {reason.text}." if reason and reason.text else ""
+        reason = next(rank.reason for rank in group.ranks if rank.number == self.straggler)
+        why = f" Reason: {reason}." if reason else ""
         return (
             f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in "
             f"{kinds}.{why}"
         )
-
-
-def _rank_data(rank: RankPace) -> Json:
-    """One entry of ``results.stragglers.ranks``."""
-    return {
-        "rank": number_or_none(rank.rank),
-        "caused_wait_us": rank.caused / NS_PER_US,
-        "wait_us": rank.wait / NS_PER_US,
-        "compute_us": rank.compute / NS_PER_US,
-        "relative_compute": rank.pace.relative_compute if rank.pace else None,
-        "relative_work": rank.pace.relative_work if rank.pace else None,
-        "caused_wait_by_step": [
-            {"step": None if step == ABSENT else step, "us": caused / NS_PER_US}
-            for step, caused in sorted(rank.caused_in.items())
-        ],
-    }
-
-
-def _pace_cells(pace: Pace | None) -> tuple[Cell, Cell]:
-    return (None, None) if pace is None else (pace.relative_compute, pace.relative_work)
-
-
-def _reason_cell(group: GroupWait, rank: RankWait) -> str | None:
-    if group.has_stages:
-        return "pipeline order" if rank.last_arrivals else None
-    return None if rank.reason is None else rank.reason.text or "not shown by the trace"
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
@@ -339,13 +303,14 @@ def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
         _find_waits(key, calls, members) for key, calls in calls_of_groups(partials).items() if key.sender == ABSENT
     )
     groups = [members.with_reasons(group, significant) for group in waits if group is not None]
-    groups.sort(key=lambda group: (group.has_stages, -group.slowest.caused, group.name))
+    groups.sort(key=lambda group: (group.pipeline, -group.slowest.caused, group.group or ""))
     if not groups:
         raise MissingInput("needs the traces of two ranks or more that made collectives together")
     ranks = members.over_all(groups)
-    slowest = max(ranks, key=lambda rank: (rank.excess, -rank.rank))
-    is_straggler = slowest.excess >= significant and slowest.rank >= 0
-    return Stragglers(slowest.rank if is_straggler else None, significant, groups, ranks, members.comparison)
+    slowest = max(ranks, key=lambda rank: (rank.excess_wait, -rank.number))
+    return Stragglers(
+        slowest.rank if slowest.excess_wait >= significant else None, significant, groups, ranks, members.comparison
+    )
 
 
 def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Members) -> GroupWait | None:
@@ -368,7 +333,7 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Member
     caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
     nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))
     ranks = tuple(
-        RankWait(rank, waited, communicated, of_row.ns, of_row.calls, caused_in=of_row.in_steps)
+        RankWait(rank, waited, communicated, of_row.ns, of_row.calls, of_row.in_steps)
         for rank, waited, communicated, of_row in zip(
             matched.ranks,
             (communication - int(transfers_ns.sum())).tolist(),
@@ -378,9 +343,14 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Member
         )
     )
     slowest = int(np.argmax([rank.caused for rank in ranks]))
-    causes = _causes(matched, chosen, caused, last == slowest)
     return GroupWait(
-        key.name, first.description, first.role, int(chosen.sum()), ranks, causes, members.are_stages(calls, first.role)
+        group=key.name or None,
+        description=first.description or None,
+        axis=first.role or None,
+        operations=int(chosen.sum()),
+        pipeline=members.are_stages(calls, first.role),
+        came_last_in=_kinds(matched, chosen, caused, last == slowest),
+        ranks=ranks,
     )
 
 
@@ -399,13 +369,15 @@ def _caused_in(caused: Float64, is_last: Bool, step: Int64, steps: Sequence[int]
     )
 
 
-def _causes(
-    matched: MatchedCalls, chosen: np.ndarray, caused: np.ndarray, by_slowest: np.ndarray
-) -> tuple[tuple[Kind, float], ...]:
+def _kinds(matched: MatchedCalls, chosen: Bool, caused: Float64, by_slowest: Bool) -> tuple[WaitKind, ...]:
+    """The kinds of operations in which the slowest rank caused the longest waits."""
     kinds = matched.kind[chosen]
     sums = [(kind, float(caused[by_slowest & (kinds == index)].sum())) for index, kind in enumerate(matched.kinds)]
-    causes = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
-    return tuple(causes[:_MOST_OPERATIONS])
+    longest = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
+    return tuple(
+        WaitKind(kind.operation or None, None if kind.bytes == ABSENT else kind.bytes, ns)
+        for kind, ns in longest[:_MOST_OPERATIONS]
+    )
 
 
 class _Members:
@@ -454,25 +426,27 @@ class _Members:
 
     def with_reasons(self, group: GroupWait, significant: float) -> GroupWait:
         """A group, with why those of its ranks came last that caused a significant wait."""
-        last = {rank.rank for rank in group.ranks if rank.excess >= significant}
-        profiles = {rank.rank: self._profiles[rank.rank] for rank in group.ranks if rank.rank in self._profiles}
+        last = {rank.number for rank in group.ranks if rank.excess_wait >= significant}
+        profiles = {rank.number: self._profiles[rank.number] for rank in group.ranks if rank.number in self._profiles}
         steps = common_steps(profile.steps for profile in profiles.values())
-        if group.has_stages or not last or not steps or len(profiles) < _FEWEST_RANKS:
+        if group.pipeline or not last or not steps or len(profiles) < _FEWEST_RANKS:
             return group
         parts = {rank: own.parts[:, np.isin(own.steps, steps)].sum(axis=1) for rank, own in profiles.items()}
         every = self.comparison.paces if self.comparison else {}
         paces = {rank: every[rank] for rank in profiles} if profiles.keys() <= every.keys() else {}
-        reasons = {rank: _find_reason(rank, parts, paces, significant) for rank in last & profiles.keys()}
-        return replace(
-            group, ranks=tuple(replace(rank, reason=reasons.get(rank.rank, rank.reason)) for rank in group.ranks)
-        )
+        ranks = list(group.ranks)
+        for index, rank in enumerate(ranks):
+            if rank.number in last & profiles.keys():
+                reason, excess = _find_reason(rank.number, parts, paces, significant)
+                ranks[index] = replace(rank, reason=reason, excess=excess)
+        return replace(group, ranks=tuple(ranks))
 
     def over_all(self, groups: Sequence[GroupWait]) -> list[RankPace]:
         """Each rank over all groups but those of a pipeline's stages."""
-        waits: dict[int, list[RankWait]] = {rank.rank: [] for group in groups for rank in group.ranks}
+        waits: dict[int, list[RankWait]] = {rank.number: [] for group in groups for rank in group.ranks}
         for group in groups:
-            for wait in () if group.has_stages else group.ranks:
-                waits[wait.rank].append(wait)
+            for wait in () if group.pipeline else group.ranks:
+                waits[wait.number].append(wait)
         ranks = []
         for rank, own in sorted(waits.items()):
             caused_in: dict[int, float] = defaultdict(float)
@@ -480,13 +454,22 @@ class _Members:
                 for step, ns in wait.caused_in.items():
                     caused_in[step] += ns
             pace = self.comparison.paces.get(rank) if self.comparison else None
-            caused, waited = sum(wait.caused for wait in own), sum(wait.wait for wait in own)
-            ranks.append(RankPace(rank, caused, waited, self._compute_ns[rank], pace, dict(caused_in)))
+            ranks.append(
+                RankPace(
+                    number=rank,
+                    caused=sum(wait.caused for wait in own),
+                    wait=sum(wait.wait for wait in own),
+                    compute=self._compute_ns[rank],
+                    relative_compute=pace.relative_compute if pace else None,
+                    relative_work=pace.relative_work if pace else None,
+                    caused_in=dict(caused_in),
+                )
+            )
         return ranks
 
 
-def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float) -> Reason:
-    """Why a rank came last.
+def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float) -> _Reason:
+    """Why a rank came last, in words, and how much longer than the mean of the others each part took.
 
     Args:
         rank: The rank.
@@ -506,16 +489,11 @@ def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, P
     total = sum(candidates.values())
     part = max(candidates, key=lambda name: candidates[name], default=None)
     if part is None or candidates[part] < max(_DECISIVE * total, significant):
-        return Reason(None, excess)
+        return None, excess
     if part != "compute":
-        return Reason(_REASONS[part], excess)
+        return _REASONS[part], excess
     if max(more_work, slower) < _NOTICEABLE:
-        return Reason("its device computed longer, though the compared kernels are as many and as fast", excess)
+        return "its device computed longer, though the compared kernels are as many and as fast", excess
     if more_work > slower:
-        return Reason(f"its device computed longer: {percent(more_work):.0f} % more work", excess)
-    return Reason(f"its device computed longer: slower (the same kernels take {percent(slower):.0f} % longer)", excess)
-
-
-def number_or_none(rank: int) -> int | None:
-    """A rank for JSON: null where its number is not known."""
-    return rank if rank >= 0 else None
+        return f"its device computed longer: {percent(more_work):.0f} % more work", excess
+    return f"its device computed longer: slower (the same kernels take {percent(slower):.0f} % longer)", excess

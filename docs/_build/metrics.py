@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 from perfscope.api import schema
-from perfscope.api.results import Findings, Results, type_of
+from perfscope.api.results import Results, type_of
 from perfscope.engine.registry import DERIVATIONS, analyzers
 from perfscope.result import describe, is_object
 
-_ORDER = ("findings", "windowed", "host", "ranks", "pipelines")
+_ORDER = ("windowed", "host", "pipelines")
 _HEAD = """# Metrics
 
 What each key of `perfscope analyze --format json` is, and each attribute of a result in Python; formulas stand where a figure is computed
@@ -36,7 +36,7 @@ def write_metrics() -> str:
         if is_object(result):
             blocks += [_struct(kind) for kind in _structs(type_of(name), written)]
             continue
-        data = "FindingData" if result is Findings else _name(get_args(result)[0])
+        data = _name(get_args(result)[0])
         blocks.append(f"Type: [`{data}`](#{data.lower()}).\n")
     blocks.append("## Types\n")
     for module in _modules():

@@ -23,9 +23,10 @@ from perfscope.result import Result as TypedResult
 if TYPE_CHECKING:
     import pandas as pd
 
+    from perfscope.analyzers.findings import Findings
     from perfscope.analyzers.steps import StepTimes
     from perfscope.api.comparing import ComparedRuns
-    from perfscope.api.results import Absent, AnyResult, Findings, Result, Results
+    from perfscope.api.results import Absent, AnyResult, Result, Results
     from perfscope.api.shown import Page
     from perfscope.tables.run import Run
 
@@ -222,6 +223,6 @@ def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> AnyResu
     if isinstance(result, TypedResult):
         result.show_by(module.Drawn(result, draw))
         return result
-    kind: type[Result[Any]] = module.Findings if name == FINDINGS else module.Result
+    kind: type[Result[Any]] = module.Result
     data: Any = result.data()  # the schema has its type, which the tests hold
     return kind(name, data, result.sections(), draw)

@@ -12,6 +12,7 @@ from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.collectives import Collectives
 from perfscope.analyzers.cost import Cost
 from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.goodput.result import Goodput
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.host import HostTime
@@ -28,14 +29,13 @@ from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.stragglers.records import LateRanks
+from perfscope.analyzers.stragglers.traces import Stragglers
 from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
-from perfscope.api.schema.findings import FindingData
 from perfscope.api.schema.host import BudgetData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData
-from perfscope.api.schema.ranks import StragglersData
 from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
@@ -151,21 +151,6 @@ class Drawn:
         return self._draw() + render_sections(self._result.sections())
 
 
-class Findings(Result[list[FindingData]]):
-    """What costs the most in a run, and what to try; the one first that regains most of a step."""
-
-    def __iter__(self) -> Iterator[FindingData]:
-        """Iterate over the findings."""
-        return iter(self._data)
-
-    def __len__(self) -> int:
-        return len(self._data)
-
-    def __repr__(self) -> str:
-        lines = [f"{finding['title']} ({finding['share_of_step']:.0%} of a step)" for finding in self._data]
-        return f"<findings: {'; '.join(lines) or 'nothing stands out'}>"
-
-
 #: A result of any analyzer, by a name that is known when it is looked up.
 AnyResult: TypeAlias = Any
 
@@ -197,7 +182,7 @@ class Results:
     kernels: Kernels | Absent
     operations: CountedOperations | Absent
     collectives: Collectives | Absent
-    stragglers: Result[StragglersData] | Absent
+    stragglers: Stragglers | Absent
     clock: Clock | Absent
     pipeline_bubble: Result[BubbleData] | Absent
     pipeline_steps: Result[PipelineStepsData] | Absent
@@ -251,4 +236,4 @@ def type_of(name: str) -> Any:  # noqa: ANN401 - a type
         kind = next(kind for kind in get_args(hint) if kind is not Absent)
     if isinstance(kind, type) and issubclass(kind, ResultList):
         return get_type_hints(kind)[kind.__struct_fields__[0]]
-    return list[FindingData] if kind is Findings else (get_args(kind) or (kind,))[0]
+    return (get_args(kind) or (kind,))[0]

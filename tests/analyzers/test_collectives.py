@@ -286,7 +286,7 @@ def test_collectives_of_two_runs_are_matched_each_among_its_own(tmp_path: Path) 
     (found,) = collectives.analyze(partials).operations
     assert (found.calls, found.wait) == (2, 40 * US)
     groups = stragglers.analyze(partials).groups
-    assert sorted(group.slowest.rank for group in groups) == [0, 1]
+    assert sorted(group.slowest.number for group in groups) == [0, 1]
 
 
 def test_devices_of_one_process_wait_for_each_other_like_ranks(tmp_path: Path) -> None:

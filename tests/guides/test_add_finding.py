@@ -1,4 +1,4 @@
-"""CONTRIBUTING's guide "Add a finding": one new file and one line make every report look for one more cause."""
+"""CONTRIBUTING's guide "Add a finding": a function and a line make every report look for one more cause."""
 
 from __future__ import annotations
 
@@ -7,32 +7,22 @@ import json
 from tests.guides.tree import Tree
 
 TOY = '''\
-"""Findings about steps that are longer than a microsecond."""
-
-from __future__ import annotations
-
-from perfscope.analyzers.findings.facts import Evidence
-from perfscope.analyzers.findings.finding import Account, Cause, Rule, Rules
-from perfscope.analyzers.findings.training import Training
-
-
 def find_long_steps(training: Training) -> Cause | None:
     """Steps that take time."""
-    seconds = training.facts.number("/steps/step_time_s")
-    if seconds is None:
+    steps = training.results.steps
+    if steps is None or steps.step_time_s is None:
         return None
-    evidence = Evidence("Steps take time.", ("/steps/step_time_s",))
-    return Cause(seconds * 1e6, (0.0, seconds * 1e6), (), (evidence,), "Try nothing.")
-
-
-RULES: Rules = (Rule("toy", "Toy", (Account.BESIDE,), find_long_steps),)
+    cost_us = steps.step_time_s * US_PER_S
+    evidence = fact("Steps take time.", "/steps", "step_time_s")
+    return Cause(cost_us, (0.0, cost_us), (), (evidence,), "Try nothing.")
 '''
 RUN = "fixtures/findings/h200/clean"
 
 
-def test_a_new_file_and_one_line_add_a_finding(tree: Tree) -> None:
-    tree.add_file("analyzers/findings/toy.py", TOY)
-    tree.add_line("analyzers/findings/registry.py", '"toy",', before='"batches"')
+def test_a_function_and_a_line_add_a_finding(tree: Tree) -> None:
+    tree.add_line("analyzers/findings/host.py", TOY, before="def used_fact(")
+    rule = 'Rule("toy", "Toy", (Part.OUTSIDE,), find_long_steps),'
+    tree.add_line("analyzers/findings/host.py", rule, before='Rule("slow_data_loading"')
 
     printed = tree.perfscope("analyze", "--only", "findings", RUN)
     assert printed.code == 0, printed.stderr

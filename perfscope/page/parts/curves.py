@@ -381,7 +381,7 @@ def draw_stragglers(analysis: Analysis) -> Drawn:
     waits_ms = [
         [sum(rank.caused_in.get(step, 0.0) for step in bucket) / NS_PER_MS for bucket in buckets] for rank in ranks
     ]
-    names, columns = [rank_name(rank.rank) for rank in ranks], [_step_name(bucket) for bucket in buckets]
+    names, columns = [rank_name(rank.number) for rank in ranks], [_step_name(bucket) for bucket in buckets]
     hottest = max((wait for row in waits_ms for wait in row), default=0.0) or 1.0
     middle = median(wait for row in waits_ms for wait in row)
     cells = tuple(

@@ -25,32 +25,34 @@ def draw_findings(analysis: Analysis) -> Drawn:
 
 
 def _card(finding: Finding, index: int) -> str:
-    cause, pointer = finding.cause, f"/results/findings/{index}"
-    low, high = (format_seconds(edge / US_PER_S) for edge in cause.interval_us)
+    pointer = f"/results/findings/{index}"
+    low, high = (format_seconds(edge / US_PER_S) for edge in finding.interval_us)
     between = f"{low} to {high}, " if low != high else ""
-    ranks = f"rank{'s' * (len(cause.ranks) > 1)} {format_ranges(cause.ranks, 8)}" if cause.ranks else "all ranks"
-    evidence = "".join(f"<li>{with_code(item.text)}</li>" for item in cause.evidence)
-    if cause.saved_bytes is not None:
+    ranks = f"rank{'s' * (len(finding.ranks) > 1)} {format_ranges(finding.ranks, 8)}" if finding.ranks else "all ranks"
+    evidence = "".join(f"<li>{with_code(item.text)}</li>" for item in finding.evidence)
+    if finding.saved_bytes is not None:
         cost = (
-            f'<p class="cost"><strong data-pointer="{pointer}/saved_bytes" data-value="{cause.saved_bytes}">'
-            f"{cause.saved_bytes / GB:.2f} GB</strong> <span>less at the peak</span></p>"
+            f'<p class="cost"><strong data-pointer="{pointer}/saved_bytes" data-value="{finding.saved_bytes}">'
+            f"{finding.saved_bytes / GB:.2f} GB</strong> <span>less at the peak</span></p>"
         )
     else:
         cost = _cost_in_time(finding, pointer)
     return (
         f"<li><h3>{clean(finding.title)}</h3>{cost}"
-        f'<p class="advice">{with_code(cause.advice)}</p><ul class="evidence">{evidence}</ul>'
-        f'<p class="faint">{between}{clean(str(cause.basis))}, confidence {clean(str(cause.confidence))}, {ranks} · '
+        f'<p class="advice">{with_code(finding.advice)}</p><ul class="evidence">{evidence}</ul>'
+        f'<p class="faint">{between}{clean(str(finding.basis))}, '
+        f"confidence {clean(str(finding.confidence))}, {ranks} · "
         f"<code>docs/findings/{clean(finding.id)}.md</code></p></li>"
     )
 
 
 def _cost_in_time(finding: Finding, pointer: str) -> str:
-    share = percent(finding.share) or 0.0
+    share = percent(finding.share_of_step) or 0.0
     return (
         f'<p class="cost"><strong data-pointer="{pointer}/cost_us" data-value="{finding.cost_us!r}">'
         f"{format_seconds(finding.cost_us / US_PER_S)}</strong> "
-        f'<span data-pointer="{pointer}/share_of_step" data-value="{finding.share!r}">{share:.1f} % of a step</span>'
+        f'<span data-pointer="{pointer}/share_of_step" data-value="{finding.share_of_step!r}">{share:.1f} % of a step'
+        "</span>"
         '<svg class="share" viewBox="0 0 100 4" preserveAspectRatio="none" aria-hidden="true">'
         '<rect width="100" height="4"/>'
         f'<rect class="fill-communication" width="{min(share, 100):.2f}" height="4"/></svg></p>'

@@ -38,6 +38,8 @@ TRAINED = {
     "straggler_data": "slow_data_loading",
     "pipeline_bubble": "large_bubble",
 }
+#: Findings about time that comes on top of the steps.
+BESIDE = ("blocking_saves", "recompilation")
 CLEAN = "clean"
 _runs: dict[Path, Findings] = {}
 
@@ -64,7 +66,7 @@ def test_recorded_runs_name_their_fault_first_and_clean_ones_none(case: dict[str
     if case["finding"]:
         assert first(RECORDED / case["run"]) == case["finding"]
     else:
-        assert all(finding.share <= LARGEST_FALSE for finding in found.findings)
+        assert all(finding.share_of_step <= LARGEST_FALSE for finding in found.findings)
 
 
 @pytest.mark.parametrize(
@@ -83,39 +85,31 @@ def test_costs_are_near_what_was_injected(case: dict[str, str]) -> None:
 def test_what_gpus_at_their_limit_of_power_regain_may_be_nothing() -> None:
     """FSDP 1 without prefetch waits 12 ms more for communication, and its clock is 4 % higher: 4 ms are lost."""
     found, twin = (findings_of(RECORDED / "h200" / name) for name in ("fsdp1_no_prefetch", "fsdp1_clean"))
-    assert found.limit
-    assert twin.limit
-    assert found.findings[0].cause.interval_us[0] == 0.0
+    assert found.findings[0].interval_us[0] == 0.0
     assert found.step_us - twin.step_us < 0.4 * found.findings[0].cost_us
 
 
-def test_the_limit_of_power_is_said_of_random_products_and_costs_no_finding() -> None:
-    found = findings_of(RECORDED / "h200" / "power")
-    assert not found.findings
-    assert "700 W" in found.limit
-
-
 def test_intervals_hold_what_was_injected() -> None:
-    """All but emptied caches, whose other costs no trace shows, and a device that stands still without a trace."""
+    """All but what a GPU saves beyond its waits, because it keeps its clock, and the other costs of emptied caches."""
     beyond = []
     for case in FAULTY:
         if case["twin"].startswith(("h200", "../whatif")):
             found, twin = (findings_of(RECORDED / case[key]) for key in ("run", "twin"))
-            low_us, high_us = found.findings[0].cause.interval_us
+            low_us, high_us = found.findings[0].interval_us
             tolerance_us = SCATTER * found.step_us
             if not low_us - tolerance_us <= found.step_us - twin.step_us <= high_us + tolerance_us:
                 beyond.append(case["run"])
-    assert beyond == ["h200/allocator_retries", "h200/straggler_stall"]
+    assert beyond == ["h200/pause", "h200/optimizer_loop", "h200/allocator_retries"]
 
 
 @pytest.mark.parametrize("case", FAULTY, ids=[case["run"] for case in FAULTY])
 def test_costs_of_all_findings_fit_into_a_step(case: dict[str, str]) -> None:
     found = findings_of(RECORDED / case["run"]).findings
-    assert sum(finding.cost_us for finding in found if not finding.cause.is_beside) <= 1.05 * max(
+    assert sum(finding.cost_us for finding in found if finding.id not in BESIDE) <= 1.05 * max(
         finding.step_us for finding in found
     )
     for finding in found:
-        low, high = finding.cause.interval_us
+        low, high = finding.interval_us
         assert 0 <= low <= finding.cost_us <= high
     assert [finding.cost_us for finding in found] == sorted((finding.cost_us for finding in found), reverse=True)
 
@@ -132,4 +126,4 @@ def test_trainings_on_this_machine_name_their_fault_first(tmp_path: Path) -> Non
     wrong = {name: first(tmp_path / name) for name in TRAINED if first(tmp_path / name) != TRAINED[name]}
     assert len(TRAINED) - len(wrong) >= LEAST_RIGHT * len(TRAINED), wrong
     clean = findings_of(tmp_path / CLEAN).findings
-    assert all(finding.share <= LARGEST_FALSE for finding in clean), clean
+    assert all(finding.share_of_step <= LARGEST_FALSE for finding in clean), clean

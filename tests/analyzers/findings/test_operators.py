@@ -19,7 +19,6 @@ from perfscope.engine.analysis_report import to_report
 from perfscope.engine.registry import BUILT_IN
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.page.parts.findings import draw_findings
-from tests.analyzers.comparison.injection import slow_down
 from tests.conftest import ROOT
 
 MODULES = ROOT / "fixtures" / "modules"
@@ -31,7 +30,6 @@ ALL = frozenset({"findings", "modules", "roofline", *(item.name for item in BUIL
 CHANGES = {
     "scaled_dot_product_attention": "eager_attention",
     "rms_norm of torch": "unfused_norm",
-    "cross entropy of bf16 logits": "unfused_loss",
     "fused AdamW": "unfused_optimizer",
 }
 
@@ -40,14 +38,12 @@ def by_id(found: Findings) -> dict[str, Finding]:
     return {finding.id: finding for finding in found.findings}
 
 
-def test_what_each_change_saved_in_unprofiled_steps_lies_in_the_finding_that_asked_for_it() -> None:
+def test_what_each_change_saved_in_unprofiled_steps_is_near_the_cost_of_the_finding_that_asked_for_it() -> None:
     found = by_id(find(BY_HAND))
     with (MODULES / "changes.csv").open(newline="") as file:
         saved_us = {row["Change"]: 1000 * float(row["Saved in a step (ms)"]) for row in csv.DictReader(file)}
     assert set(found) == set(CHANGES.values())
     for change, identifier in CHANGES.items():
-        low, high = found[identifier].cause.interval_us
-        assert low <= saved_us[change] <= high, change
         assert found[identifier].cost_us == pytest.approx(saved_us[change], rel=0.15), change
 
 
@@ -80,41 +76,6 @@ def test_evidence_points_at_figures_of_the_same_document() -> None:
     assert any(pointer.startswith("/results/roofline/") for pointer in pointed)
 
 
-def test_a_slow_operator_costs_what_was_put_into_it(tmp_path: Path) -> None:
-    """Each kernel of the norms' backward pass takes 0.4 ms longer; the twin is the trace as it was recorded."""
-    content = json.loads(gzip.decompress((CHANGED / "rank0.json.gz").read_bytes()))
-    names = {
-        event["name"]
-        for event in content["traceEvents"]
-        if event.get("cat") == "kernel" and "layer_norm_grad_input_kernel" in event["name"]
-    }
-    kernels = sum(slow_down(content, name, 400_000) for name in names)
-    assert kernels
-    (tmp_path / "rank0.json").write_text(json.dumps(content))
-    first, *others = find(tmp_path).findings
-    assert first.id == "slow_operator"
-    assert "_fused_rms_norm_backward" in first.cause.evidence[0].text
-    added_us = find(tmp_path).step_us - find(CHANGED).step_us
-    assert first.cost_us == pytest.approx(added_us, rel=0.15)
-    assert all(finding.share < 0.03 for finding in others)
-
-
-@pytest.mark.parametrize("run", ["whatif/base", "whatif/no_overlap", "traces/ddp4", "traces/single"])
-def test_what_good_libraries_leave_is_no_slow_operator(run: str) -> None:
-    """The backward passes of cuDNN's attention attain 36 to 44 % of the peak, of norms 24 to 31 % of memory's."""
-    analysis = analyze([ROOT / "fixtures" / run], Plan(only=frozenset({"findings", "roofline"})))
-    assert "roofline" in analysis.results
-    found = analysis.results["findings"]
-    assert isinstance(found, Findings)
-    assert "slow_operator" not in by_id(found)
-
-
-def test_norms_of_images_are_far_from_what_the_memory_allows() -> None:
-    finding = by_id(find(MODULES / "resnet50"))["slow_operator"]
-    assert "native_batch_norm_backward" in finding.cause.evidence[0].text
-    assert "channels_last" in finding.cause.advice
-
-
 def analysis_with_history(folder: Path, changes: Mapping[str, object]) -> Analysis:
     """A clean run beside the recorded history of an allocator, whose header is changed."""
     shutil.copytree(CLEAN_RUN, folder)
@@ -133,17 +94,17 @@ def run_with_history(folder: Path, changes: Mapping[str, object]) -> Findings:
 
 def test_a_memory_that_is_nearly_full_is_told_what_lowers_the_peak_most(tmp_path: Path) -> None:
     found = run_with_history(tmp_path / "run", {"device_total_bytes": 11_900_000_000, "device_free_bytes": 100_000_000})
-    assert [finding.id for finding in found.findings] == ["fragmentation"]
+    assert [finding.id for finding in found.findings] == ["full_memory"]
+    assert "hold no tensor" in found.findings[0].evidence[0].text
     reserved = 11_221_860_352
-    assert found.findings[0].cause.saved_bytes == reserved - 9_498_349_568
+    assert found.findings[0].saved_bytes == reserved - 9_498_349_568
 
     found = run_with_history(tmp_path / "large", {"device_total_bytes": 18_000_000_000, "device_free_bytes": 10**8})
     (finding,) = found.findings
     assert finding.id == "full_memory"
-    assert finding.cause.saved_bytes == pytest.approx(4.327e9, rel=0.001)
-    assert "8 chunks" in finding.cause.advice
-    assert finding.data()["saved_bytes"] == finding.cause.saved_bytes
-    assert finding.cost_us == finding.share == 0
+    assert finding.saved_bytes == pytest.approx(4.327e9, rel=0.001)
+    assert "8 chunks" in finding.advice
+    assert finding.cost_us == finding.share_of_step == 0
     assert "GB less at the peak" in found.sections()[0].notes[0]
 
 

@@ -1,0 +1,473 @@
+"""Rules about ranks that wait for each other: reductions, exposed communication, late ranks, stages of a pipeline."""
+
+from __future__ import annotations
+
+from functools import partial
+from math import ceil
+
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Part, Rule, fact, numbered
+from perfscope.analyzers.findings.training import (
+    DDP,
+    DEEPSPEED,
+    FSDP,
+    LIGHTNING,
+    MEGATRON,
+    TORCH,
+    TRAINER,
+    Pipeline,
+    Training,
+    offer,
+)
+from perfscope.constants import MEGA, MIB, NS_PER_US, US_PER_MS
+from perfscope.report import percent
+from perfscope.schedules.catalog import Schedule
+
+_GLOO = "gloo:all_reduce"
+#: What ZeRO calls the options of its overlap, and the value with which nothing overlaps.
+_OPTIONS_OF_ZERO = (("overlap_comm", "overlap_comm", False), ("prefetch_bucket_size", "stage3_prefetch_bucket_size", 0))
+_DEFAULT_BUCKET_BYTES = 25 * MIB
+_REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
+_HALVES = ("bfloat16", "half", "float16")
+_SMALL_BYTES = MEGA
+_MOST_SMALL = 16
+#: Of a reduction that is made more often than needed, counted by its bytes or its calls.
+_NEARLY_ALL = 0.75
+#: What larger messages save of the time of small ones.
+_SAVED = 0.8
+#: Axes whose communication is no transfer between stages.
+_BESIDE_STAGES = ("DP", "TP", "CP", "EP")
+
+HOST, DEVICE, WORK, OTHER = "host", "device", "work", "network"
+#: What makes this rank as fast as the others.
+_SCENARIOS = {HOST: "median-host={}", DEVICE: "median-device={}", WORK: "median-device={}"}
+#: How a sentence goes on where only a replay tells why a rank is last.
+_BY_REPLAY = {HOST: ", whose host is late by the replay", DEVICE: ", whose device is slower by the replay"}
+_DOES_LONGER = {
+    "compute": "computes",
+    "not_shown": "does what the trace does not show (a sleep, Python)",
+    "data_loading": "loads data",
+    "synchronisation": "waits in synchronisations",
+    "copy": "copies",
+    "host": "launches late",
+}
+#: A difference of pace or work that is smaller explains nothing.
+_NOTICEABLE = 0.02
+#: On processors a rank is late that is later by this share of a step, for a reason that no other finding is about.
+_LEAST_SHARE = 0.25
+_HOST_CAUSES = {
+    "contention": "had no processor",
+    "faults": "touched new memory",
+    "kernel": "spent more time in the operating system",
+    "blocked": "slept or waited outside of collectives",
+    "compute": "computed longer",
+    "work": "had more work",
+}
+#: What the others wait is explained where the rank did that much of it longer.
+_EXPLAINED = 0.3
+_LEAST_UNEXPLAINED = 0.05
+#: A rank whose device computes for less of a step waits for its own host.
+_BUSY = 0.5
+#: Stages whose times differ by less are equal.
+_LEAST_DIFFERENCE = 0.05
+_ROUNDING = 1e-9
+#: Schedules of which others have a smaller bubble with the same micro-batches; one that was not recognised is none.
+_PLAIN = (Schedule.GPIPE, Schedule.ONE_F_ONE_B)
+
+
+def _host_reductions(training: Training) -> tuple[float, tuple[str, ...]]:
+    """How often a rank reduces in a step by its host's operators, which state no sizes, and where that is."""
+    host = training.results.host
+    rows = [
+        (row, operator)
+        for row, operator in numbered("/host/operators", host.operators if host is not None else ())
+        if operator.name == _GLOO
+    ]
+    steps = sum(rank.steps for rank in training.ranks) or 1
+    return sum(operator.calls for _, operator in rows) / steps, tuple(f"/results{row}/calls" for row, _ in rows)
+
+
+def find_repeated_reductions(training: Training) -> Cause | None:
+    """DDP reduces its gradients after every micro-batch, although only the last one's sum is needed."""
+    steps, rank = training.results.steps, training.most_exposed
+    ddp = training.setup.ddp if training.setup is not None else None
+    micro_batches = round((steps.micro_batches or 0) if steps is not None else 0)
+    if rank is None or ddp is None or not ddp.gradient_bytes or micro_batches <= 1:
+        return None
+    reductions = [(row, each) for row, each in training.operations if each.operation == "all_reduce"]
+    if reductions:
+        reduced = sum((each.bytes or 0) * each.calls for _, each in reductions)
+        times = reduced / ddp.gradient_bytes / training.window_steps
+        pointers = tuple(f"/results{row}/calls" for row, _ in reductions[:3])
+    else:
+        calls, pointers = _host_reductions(training)
+        times = calls / max(round(ddp.gradient_bytes / (ddp.bucket_bytes or ddp.gradient_bytes)), 1)
+    if times < _NEARLY_ALL * micro_batches:
+        return None
+    saved = (micro_batches - 1) / micro_batches
+    cost_us = saved * rank.communication
+    evidence = Evidence(
+        f"DistributedDataParallel reduces all {ddp.gradient_bytes / MEGA:.1f} MB of gradients {times:.1f} times a "
+        f"step, which has {micro_batches} micro-batches.",
+        ("/results/setup/ranks/0/ddp/gradient_bytes", "/results/steps/micro_batches", *pointers),
+    )
+    advice = "Accumulate without reducing: " + training.option(
+        {
+            TRAINER: "`gradient_accumulation_steps` of TrainingArguments in place of a loop.",
+            LIGHTNING: "`accumulate_grad_batches` of the Trainer.",
+            TORCH: "`with model.no_sync():` around all micro-batches but the last (Accelerate: "
+            "`accelerator.accumulate`).",
+        }
+    )
+    return Cause(
+        cost_us, (cost_us, cost_us), (), (evidence,), advice,
+        scenario="communication-free", scenario_part=saved, is_counted=True,
+    )  # fmt: skip
+
+
+def find_small_collectives(training: Training) -> Cause | None:
+    """Many small reductions in place of few large ones: each pays its latency."""
+    rank, setup, steps = training.most_exposed, training.setup, training.results.steps
+    if rank is None:
+        return None
+    if training.has_device:
+        times = {row: each.duration - (each.wait or 0) for row, each in training.operations}
+        small = [
+            (row, each)
+            for row, each in training.operations
+            if each.operation in _REDUCES and 0 < (each.bytes or 0) < _SMALL_BYTES
+        ]
+        calls = sum(each.calls for _, each in small) / training.window_steps
+        share = sum(times[row] for row, _ in small) / (sum(times.values()) or 1)
+        pointers = tuple(f"/results{row}/calls" for row, _ in small[:3])
+    else:  # whose reductions state no sizes: by the size of all gradients
+        calls, pointers = _host_reductions(training)
+        size = ((setup.ddp.gradient_bytes if setup.ddp else 0) or setup.gradient_bytes or 0) if setup is not None else 0
+        micro_batches = max((steps.micro_batches or 1.0) if steps is not None else 1.0, 1.0)
+        share = 1.0 if 0 < size * micro_batches / max(calls, 1.0) < _SMALL_BYTES else 0.0
+    if calls < _MOST_SMALL or not share:
+        return None
+    text = f"A step makes {calls:.0f} reductions of less than {_SMALL_BYTES / MEGA:.0f} MB each."
+    evidence = [Evidence(text, pointers)]
+    bucket = setup.ddp.bucket_bytes if setup is not None and setup.ddp is not None else None
+    if bucket is not None:
+        text = f"DDP's buckets hold {bucket / MEGA:.2f} MB at most."
+        evidence.append(fact(text, "/setup/ranks/0/ddp", "bucket_bytes"))
+    advice = "Reduce many gradients at once: " + training.option(
+        {
+            TRAINER: "a larger `ddp_bucket_cap_mb` of TrainingArguments.",
+            DEEPSPEED: "a larger `reduce_bucket_size` and `allgather_bucket_size` in `zero_optimization`.",
+            MEGATRON: "a larger `--ddp-bucket-size`.",
+            DDP: "`DistributedDataParallel(bucket_cap_mb=25)`, its default, or more."
+            if bucket is None or bucket < _DEFAULT_BUCKET_BYTES
+            else "a larger `bucket_cap_mb` of DistributedDataParallel.",
+            FSDP: "`fully_shard` on whole blocks, and not on each layer.",
+            TORCH: "DistributedDataParallel, or one flat tensor for all gradients.",
+        }
+    )
+    cost_us = _SAVED * share * rank.communication
+    return Cause(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def find_exposed_communication(training: Training) -> Cause | None:
+    """Communication that nothing hides, on GPUs; on processors it takes the cores that would compute meanwhile."""
+    rank, overlap = training.most_exposed, training.results.overlap
+    if rank is None or overlap is None or not training.has_device:
+        return None
+    axes = [  # stages wait for each other: in a pipeline only the other axes count, whose sum is over all ranks
+        (row, axis, axis.row)
+        for row, axis in numbered("/overlap/axes", overlap.axes)
+        if training.pipeline is None or axis.axis in _BESIDE_STAGES
+    ]
+    exposed_us = sum(times.exposed_us for *_, times in axes)
+    if not exposed_us:
+        return None
+    row, axis, _ = max(axes, key=lambda entry: entry[2].exposed)
+    cost_us = rank.communication
+    if training.pipeline is not None:
+        cost_us = min(exposed_us / max(len(training.ranks), 1) / rank.steps, cost_us)
+    hidden = percent(axis.marked.overlap_fraction) if axis.marked is not None else None
+    sentence = "" if hidden is None else f" {hidden:.0f} % of it is hidden on average."
+    name = axis.axis or "all ranks"
+    evidence = [
+        Evidence(
+            f"Communication, mostly of the axis {name}, is exposed for {cost_us / US_PER_MS:.2f} ms of a step."
+            f"{sentence}",
+            (f"/results{row}/exposed_us", f"/results{rank.pointer}/exposed_communication_us"),
+        )
+    ]
+    if training.zero("stage") is not None:
+        evidence += [
+            fact(f"`{label}` of `zero_optimization` is {str(value).lower()}.", "/setup/ranks/0/engine")
+            for setting, label, value in _OPTIONS_OF_ZERO
+            if training.zero(setting) == value
+        ]
+    advice = f"Try {_overlap_advice(training, name)}"
+    if cost_us > rank.compute:
+        text = f"A step computes {rank.compute / US_PER_MS:.2f} ms, which cannot hide all of it."
+        evidence.append(fact(text, rank.pointer, "compute_us"))
+        advice += f" {_fewer_bytes_advice(training)}"
+    return Cause(
+        cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND,
+        scenario="perfect-overlap", is_counted=True,
+    )  # fmt: skip
+
+
+def _overlap_advice(training: Training, axis: str) -> str:
+    has = training.has_option
+    if axis == "TP":
+        return training.option(
+            {
+                MEGATRON: offer(
+                    ("`--sequence-parallel`", has("--sequence-parallel")),
+                    ("`--tp-comm-overlap`", has("--tp-comm-overlap")),
+                    ("a smaller tensor-parallel group.", False),
+                ),
+                TORCH: "a smaller tensor-parallel group, or asynchronous tensor parallelism.",
+            }
+        )
+    return training.option(
+        {
+            DEEPSPEED: ("" if training.zero("overlap_comm") is True else '`"overlap_comm": true` and ')
+            + "larger buckets in `zero_optimization`; with stage 3 a larger `stage3_prefetch_bucket_size`.",
+            MEGATRON: offer(
+                ("`--overlap-grad-reduce`", has("--overlap-grad-reduce")),
+                ("`--overlap-param-gather` with `--use-distributed-optimizer`", has("--overlap-param-gather")),
+                ("a larger `--global-batch-size`.", False),
+            ),
+            FSDP: "`set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` (FSDP 1: "
+            "`forward_prefetch=True`, `BackwardPrefetch.BACKWARD_PRE`), or `reshard_after_forward=False`.",
+            DDP: "a smaller `bucket_cap_mb` for the last buckets, `gradient_as_bucket_view=True`, or a larger batch.",
+            TORCH: "DistributedDataParallel, which reduces gradients while the backward pass goes on.",
+        }
+    )
+
+
+def _fewer_bytes_advice(training: Training) -> str:
+    """What to try where there is more communication than computation: overlap alone regains little of it."""
+    fewer = "Transfer less for as much computation: micro-batches that are added up before a reduction"
+    sizes = {True: 0, False: 0}  # by whether the numbers have 16 bits
+    for _, each in training.operations:
+        if each.operation in ("all_reduce", "reduce_scatter"):
+            sizes[(each.dtype or "").lower() in _HALVES] += (each.bytes or 0) * each.calls
+    if sizes[True] > sizes[False]:
+        return f"{fewer}."
+    halves = training.option(
+        {
+            DEEPSPEED: "`communication_data_type` of bf16.",
+            MEGATRON: "`--grad-reduce-in-bf16`.",
+            FSDP: "`MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)`.",
+            DDP: "`register_comm_hook` with `bf16_compress_hook`.",
+            TORCH: "gradients in bf16.",
+        }
+    )
+    return f"{fewer}, and {halves}"
+
+
+def find_straggler(training: Training, kind: str) -> Cause | None:
+    """The rank that the others wait for, where this is why."""
+    if training.pipeline is not None:
+        return None  # stages wait for each other by the order of their passes
+    straggler = _on_devices(training) if training.has_device else _on_hosts(training)
+    return straggler[1] if straggler is not None and straggler[0] == kind else None
+
+
+def _on_devices(training: Training) -> tuple[str, Cause] | None:
+    waits, step_us = training.results.stragglers, training.step_us or 0.0
+    if waits is None or waits.straggler is None:
+        return None
+    straggler = waits.straggler
+    row, rank = next(entry for entry in numbered("/stragglers/ranks", waits.ranks) if entry[1].rank == straggler)
+    steps = max(len(waits.compared.steps) if waits.compared is not None else 0, 1)
+    cost_us = (rank.caused_wait_us - rank.wait_us) / steps
+    # What the rank did longer than the others of its group.
+    excess = next(
+        (
+            (f"{group_row}/ranks/{index}/excess_us", each.excess_us)
+            for group_row, group in numbered("/stragglers/groups", waits.groups)
+            for index, each in enumerate(group.ranks)
+            if each.rank == straggler and each.excess_us is not None
+        ),
+        None,
+    )
+    place, parts = excess or ("", {})
+    longer = {part: parts.get(part, 0.0) / steps for part in _DOES_LONGER} if parts else {}
+    largest = max(longer, key=lambda part: longer[part], default="")
+    longest_us = longer.get(largest, 0.0)
+    others = [each for each in training.ranks if each.rank != straggler]
+    exposed_us = min(cost_us, max((each.communication for each in others), default=cost_us))
+    kind = OTHER
+    if longest_us > 0 and longest_us >= _EXPLAINED * exposed_us:
+        kind = HOST
+        if largest == "compute":
+            pace, work = rank.relative_compute, rank.relative_work
+            is_more = work is not None and work - 1 > max(_NOTICEABLE, 1 - (pace or 1.0))
+            # Kernels of matrix products have the same grid whatever they multiply: they only look like the same work.
+            is_more = is_more or _takes_in_more(training, straggler)
+            kind = WORK if is_more or pace is None or pace > 1 - _NOTICEABLE else DEVICE
+    detail = f", in which it {_DOES_LONGER[largest]} longer than they do" if kind != OTHER else ""
+    if kind == OTHER and exposed_us < _LEAST_UNEXPLAINED * step_us:
+        return None
+    if largest == "host" and min((each.compute for each in others), default=0.0) < _BUSY * step_us:
+        return None  # all hosts launch too slowly, and one of them is always the last
+    if kind == OTHER:
+        kind = _by_replay(training, straggler, cost_us)
+        detail = _BY_REPLAY.get(kind, "")
+    evidence = Evidence(
+        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler}{detail}.",
+        (f"/results{row}/caused_wait_us", *((f"/results{place}/{largest}",) if largest else ())),
+    )
+    low_us = min(cost_us, max(longest_us, 0.0)) if longer else 0.0
+    return kind, Cause(
+        cost_us, (low_us, cost_us), (straggler,), (evidence,), _straggler_advice(training, kind),
+        Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario=_SCENARIOS.get(kind, "").format(straggler),
+    )  # fmt: skip
+
+
+def _takes_in_more(training: Training, straggler: int) -> bool:
+    """Whether the rank takes in more tokens or samples than each of the others."""
+    steps = training.results.steps
+    for name in ("tokens", "samples"):
+        counts = {rank.rank: getattr(rank.means, name) or 0.0 for rank in (steps.ranks if steps is not None else ())}
+        own = counts.pop(straggler, 0.0)
+        if counts and min(counts.values()) > 0 and own > (1 + _NOTICEABLE) * max(counts.values()):
+            return True
+    return False
+
+
+def _by_replay(training: Training, straggler: int, cost_us: float) -> str:
+    """What a rank is last by where no part of its time tells: which of its changes regains most of what it costs."""
+    saved_us = {}
+    for kind in (HOST, DEVICE):
+        answer = training.regain(_SCENARIOS[kind].format(straggler))
+        if answer is not None and answer.saved_ns is not None:
+            saved_us[kind] = answer.saved_ns / NS_PER_US
+    best = max(saved_us, key=lambda kind: saved_us[kind], default=OTHER)
+    return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else OTHER
+
+
+def _straggler_advice(training: Training, kind: str) -> str:
+    if kind == HOST:
+        return "Look at what this rank's process does besides (logging, evaluation, saves), its cores and their load."
+    if kind == DEVICE:
+        return "Look at this GPU's clock and temperature in the sections on GPUs; try another one in its place."
+    if kind == WORK:
+        return "Give all ranks equal work: " + training.option(
+            {
+                MEGATRON: "samples of equal length, or `--use-packed-sequences`.",
+                TORCH: "a sampler that balances lengths over ranks, and equal batches.",
+            }
+        )
+    return "The trace does not show why; compare its links with `nvidia-smi topo -m` and `nccl-tests`."
+
+
+def _on_hosts(training: Training) -> tuple[str, Cause] | None:
+    """The rank that is late in most steps by the records of all steps, where waits for other ranks were timed."""
+    late_ranks = training.results.late_ranks
+    if late_ranks is None or not late_ranks.waits_timed:
+        return None
+    for row, late in numbered("/late_ranks/late", late_ranks.late):
+        cost_us, low_us = (ns / late_ranks.compared_steps / NS_PER_US for ns in (late.cost_ns, late.cause_ns))
+        is_late = late.persistent and cost_us >= _LEAST_SHARE * (training.step_us or 0.0)
+        if late.rank is None or late.cause not in _HOST_CAUSES or not is_late:
+            continue
+        evidence = fact(
+            f"Rank {late.rank} is {cost_us / US_PER_MS:.2f} ms of a step later than the others: it "
+            f"{_HOST_CAUSES[late.cause]}.",
+            row,
+            "cost_ns",
+        )
+        kind = WORK if late.cause == "work" else HOST
+        interval, advice = (min(low_us, cost_us), cost_us), _straggler_advice(training, kind)
+        return kind, Cause(cost_us, interval, (late.rank,), (evidence,), advice, Confidence.MEDIUM)
+    return None
+
+
+def find_uneven_stages(training: Training) -> Cause | None:
+    """The slowest stage sets the pace of all."""
+    pipeline = training.pipeline
+    if pipeline is None or len(pipeline.stages) <= 1 or not pipeline.imbalance_share:
+        return None
+    # Where the devices of all stages work equally long, passes are longer by their hosts.
+    is_even_on_devices = training.traced_pipeline is not None and _excess(training.traced_pipeline) < _LEAST_DIFFERENCE
+    if _excess(pipeline) < _LEAST_DIFFERENCE or is_even_on_devices:
+        return None
+    cost_us = pipeline.imbalance_share * pipeline.section_us
+    useful_us = [us for _, us in pipeline.stages]
+    slowest, fastest = useful_us.index(max(useful_us)), useful_us.index(min(useful_us))
+    moved = 1 - sum(useful_us) / len(useful_us) / useful_us[slowest]
+    evidence = Evidence(
+        f"Stage {slowest} works {useful_us[slowest] / US_PER_MS:.2f} ms of a step, stage {fastest} "
+        f"{useful_us[fastest] / US_PER_MS:.2f} ms.",
+        (
+            *(f"/results{pipeline.pointer}/stages/{stage}/useful_us" for stage in (slowest, fastest)),
+            f"/results{pipeline.pointer}/imbalance_fraction_of_total",
+        ),
+    )
+    advice = f"Move {percent(moved):.0f} % of the layers of stage {slowest} to stage {fastest}: " + training.option(
+        {
+            MEGATRON: "`--pipeline-model-parallel-layout`, or `--decoder-first-pipeline-num-layers` and "
+            "`--decoder-last-pipeline-num-layers`.",
+            DEEPSPEED: "`PipelineModule(partition_method=...)`: `parameters`, or `type:` with other bounds.",
+            TORCH: "the layers that each `PipelineStage` gets.",
+        }
+    )
+    return Cause(cost_us, (cost_us, cost_us), pipeline.stages[slowest][0], (evidence,), advice)
+
+
+def _excess(pipeline: Pipeline) -> float:
+    """By which share the longest stage works longer than the mean one; 0 where no stage's work is known."""
+    useful_us = [us for _, us in pipeline.stages]
+    return max(useful_us) * len(useful_us) / sum(useful_us) - 1 if sum(useful_us) else 0.0
+
+
+def find_large_bubble(training: Training) -> Cause | None:
+    """The schedule leaves stages idle at both ends of a step: more micro-batches make that a smaller part."""
+    pipeline = training.pipeline
+    if pipeline is None or not pipeline.schedule_share or not pipeline.microbatches:
+        return None
+    stages, microbatches = len(pipeline.stages), pipeline.microbatches
+    # The bubble b of m micro-batches is c / (m + c): (p - 1) / (m + p - 1) for 1F1B. It halves where m + c doubles.
+    theory = pipeline.theory or (stages - 1) / (microbatches + stages - 1)
+    doubled = ceil(microbatches * (2 - theory) / (1 - theory) - _ROUNDING)
+    cost_us = pipeline.schedule_share / 2 * pipeline.section_us
+    evidence = fact(
+        f"{percent(pipeline.schedule_share):.1f} % of the stages' time is the schedule's bubble: {stages} stages, "
+        f"{microbatches} micro-batches.",
+        pipeline.pointer,
+        "schedule_fraction_of_total",
+        "microbatches",
+        "p",
+    )
+    is_plain, is_interleaved = pipeline.schedule in _PLAIN, pipeline.schedule == Schedule.INTERLEAVED
+    advice = f"{doubled} micro-batches halve it: " + training.option(
+        {
+            MEGATRON: offer(
+                ("a smaller `--micro-batch-size`", False),
+                ("`--num-layers-per-virtual-pipeline-stage` (interleaving)", not is_plain),
+                ("fewer `--num-layers-per-virtual-pipeline-stage`", not is_interleaved),
+            )
+            + ".",
+            DEEPSPEED: "`gradient_accumulation_steps`, with a smaller `train_micro_batch_size_per_gpu`.",
+            TORCH: offer(
+                ("`n_microbatches` of the schedule", False),
+                ("`ScheduleInterleaved1F1B`", not is_plain),
+                ("`ScheduleInterleavedZeroBubble`", not is_interleaved),
+            )
+            + ".",
+        }
+    )
+    return Cause(cost_us, (cost_us, 2 * cost_us), (), (evidence,), advice, basis=Basis.BOUND)
+
+
+_WAITS = Part.COMMUNICATION, Part.HOST
+RULES = (
+    Rule("straggler_host", "A rank whose host is late", _WAITS, partial(find_straggler, kind=HOST)),
+    Rule("straggler_device", "A rank whose device is slower", _WAITS[:1], partial(find_straggler, kind=DEVICE)),
+    Rule("straggler_work", "A rank with more work", _WAITS[:1], partial(find_straggler, kind=WORK)),
+    Rule("straggler_network", "A rank that comes last", _WAITS[:1], partial(find_straggler, kind=OTHER)),
+    Rule("uneven_stages", "Uneven pipeline stages", (Part.PIPELINE,), find_uneven_stages),
+    Rule("large_bubble", "Pipeline bubble", (Part.PIPELINE,), find_large_bubble),
+    Rule("no_sync", "Gradients reduced in every micro-batch", (Part.COMMUNICATION,), find_repeated_reductions),
+    Rule("small_collectives", "Small collectives", (Part.COMMUNICATION,), find_small_collectives),
+    Rule("exposed_communication", "Exposed communication", _WAITS, find_exposed_communication, is_rest=True),
+)

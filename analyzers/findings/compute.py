@@ -1,0 +1,372 @@
+"""Rules about what the device computes, and its memory: data types, attention, norms, the optimizer, clocks."""
+
+from __future__ import annotations
+
+import re
+
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Part, Rule, fact, numbered
+from perfscope.analyzers.findings.host import used_fact
+from perfscope.analyzers.findings.training import (
+    DEEPSPEED,
+    LIGHTNING,
+    MEGATRON,
+    POWER_CAP,
+    TORCH,
+    TRAINER,
+    Training,
+    offer,
+)
+from perfscope.constants import GB, US_PER_MS
+from perfscope.models.conventions import Checkpointing
+from perfscope.report import percent
+from perfscope.tables.kernel_precision import SIXTEEN_BIT, product_precision
+
+#: Pads of a short last batch are no fault.
+_FEWEST_PADDED = 0.1
+#: A softmax that is no part of a cross entropy, as torch's kernels state it: the fifth argument of their templates.
+_SOFTMAX = re.compile(
+    r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
+    r"scaled_\w*masked_softmax"
+)
+_OF_FP32 = re.compile(r"softmax\w*<(?:\d+, )?float, float", re.IGNORECASE)
+_ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
+#: Kernels of attention that keep its matrix to themselves.
+_FUSED_ATTENTION = re.compile(r"fmha|flash|native_sdpa|attn_fwd|attn_bwd|attention_kernel")
+_MASK = "masked_fill"
+#: Positions by positions, of each head of each sample.
+_MATRICES = re.compile(r"\w+ \d+x\d+x(\d{3,})x\1(?:,|$)")
+#: Besides its softmax and mask, attention that writes its matrix scales, copies and multiplies it.
+_WHOLE_ATTENTION = 4.0
+#: At least this share of the time of fp32 products goes on GPUs whose tensor cores are 7 to 15 times faster.
+_SLOW_PRODUCTS, _FASTEST_PRODUCTS = 0.75, 0.9
+_TENSOR_CORES = re.compile(r"\b(?:V100|T4|A\d+|L4|L40S?|H\d+|GH200|B\d+|GB\d+|RTX)\b")
+#: What one pass over parameters, gradients and states saves of an optimizer that makes a pass an operation.
+_PASSES = 0.55
+#: More memory than this is free where a change may take more of it.
+_FREE = 0.5
+_LEAST_RECOMPUTED, _MOST_RECOMPUTED = 1 / 8, 1 / 4
+_NORM = re.compile(r"norm\d*$|ln_?(?:\d+|f)$")
+#: A norm by one operator launches one kernel forward, two or three backward, and maybe a sum of gradients.
+_FUSED_KERNELS = 4.0
+#: One that launches more than so many was written operator by operator.
+_MOST_FUSED_KERNELS = 10.0
+#: Fewer throttled steps are an accident.
+_FEWEST_THROTTLED = 0.1
+#: Less free memory than this share of the GPU's is short; a larger share that holds no tensor is worth a change.
+_SHORT, _UNUSED = 0.1, 0.1
+_MOST_SAVINGS = 2
+#: A limit that is lower than the GPU's own was set by somebody.
+_OWN_LIMIT = 0.97
+
+
+def find_padding(training: Training) -> Cause | None:
+    """Attention masks say that many positions hold padding, which is computed like any other."""
+    setup = training.results.setup
+    padded = [
+        (row, rank.padding)
+        for row, rank in numbered("/setup/ranks", setup.ranks if setup is not None else ())
+        if rank.padding is not None and rank.padding.positions
+    ]
+    row, padding = max(padded, key=lambda entry: entry[1].padded / entry[1].positions, default=("", None))
+    if padding is None or padding.padded < _FEWEST_PADDED * padding.positions:
+        return None
+    share = padding.padded / padding.positions
+    evidence = fact(
+        f"{percent(share):.0f} % of the positions in {padding.batches} batches are padding.",
+        f"{row}/padding",
+        "padded",
+        "positions",
+    )
+    advice = "Try " + training.option(
+        {
+            TRAINER: "`train_sampling_strategy='group_by_length'` of TrainingArguments (`group_by_length=True` before "
+            "version 5), and a collator that pads to the longest sample.",
+            TORCH: "to put samples of similar length into a batch, or to pack several into one sequence.",
+        }
+    )
+    cost_us = share * training.compute_us
+    return Cause(cost_us, (cost_us / 2, cost_us), (), (evidence,), advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def find_unfused_optimizer(training: Training) -> Cause | None:
+    """The optimizer launches a kernel for every operation, or even for every parameter and operation."""
+    results, stated = training.results, training.setup.optimizer if training.setup is not None else None
+    ranks = numbered("/optimizer/ranks", results.optimizer.ranks if results.optimizer is not None else ())
+    row, step = max(
+        (entry for entry in ranks if entry[1].way in {"foreach", "loop"}),
+        key=lambda entry: entry[1].device_us,
+        default=("", None),
+    )
+    if step is None or (stated is not None and stated.fused):
+        return None
+    # The profiler slows the host, so that gaps are longer than they would be.
+    waits_us = next((rank.waits_for_host for rank in training.ranks if rank.rank == step.rank), 0.0)
+    low_us, idle_us = _PASSES * step.device_us, min(step.idle_us, waits_us)
+    evidence = fact(
+        f"{step.name} launches {step.kernels:.0f} kernels a step ({step.way}), which take "
+        f"{step.device_us / US_PER_MS:.2f} ms, with gaps of {idle_us / US_PER_MS:.2f} ms.",
+        row,
+        "way",
+        "kernels",
+        "device_us",
+        "idle_us",
+    )
+    if stated is not None and not stated.has_fused and stated.name == step.name:
+        foreach = "" if step.way == "foreach" else ", or `foreach=True`"
+        advice = f"{step.name} has no option `fused`; try `torch.compile` of its `step`{foreach}."
+    else:
+        advice = "Try " + training.option(
+            {
+                TRAINER: '`optim="adamw_torch_fused"` of TrainingArguments.',
+                DEEPSPEED: '`"torch_adam": false` in the optimizer\'s `params`, which takes FusedAdam.',
+                TORCH: f"`torch.optim.{step.name}(..., fused=True)`.",
+            }
+        )
+    cost_us = low_us + idle_us
+    return Cause(cost_us, (low_us, cost_us), (), (evidence,), advice, basis=Basis.BOUND)
+
+
+def find_fp32_products(training: Training) -> Cause | None:
+    """Matrix products in fp32 without tensor cores, by the names of their kernels."""
+    gpus = training.results.gpus
+    if gpus is not None and gpus.gpus and not _TENSOR_CORES.search(gpus.gpus[0].name):
+        return None
+    kernels = training.kernels("compute")
+    precisions = {product_precision(kernel.name) for _, kernel in kernels}
+    # What a fused attention in fp32 multiplies with, its name does not say.
+    products = [
+        (row, kernel)
+        for row, kernel in kernels
+        if product_precision(kernel.name) == "fp32" and not _ATTENTION.search(kernel.name)
+    ]
+    product_us = training.kernel_us(products)
+    if not product_us:
+        return None
+    evidence = Evidence(
+        f"A step multiplies in fp32 for {product_us / US_PER_MS:.2f} ms, without tensor cores.",
+        tuple(f"/results{row}/total_us" for row, _ in products[:3]),
+    )
+    tf32 = '`torch.set_float32_matmul_precision("high")` (TF32).'
+    if precisions & {"bf16", "fp16", SIXTEEN_BIT}:
+        advice = "The other products are in 16 bits already; for these try " + training.option(
+            {TRAINER: "`tf32=True` of TrainingArguments.", TORCH: tf32}
+        )
+    else:
+        advice = "Try " + training.option(
+            {
+                TRAINER: "`bf16=True`, or `tf32=True`, of TrainingArguments.",
+                LIGHTNING: f'`precision="bf16-mixed"` of the Trainer, or {tf32}',
+                DEEPSPEED: '`"bf16": {"enabled": true}`.',
+                MEGATRON: "`--bf16`.",
+                TORCH: f'`torch.autocast("cuda", torch.bfloat16)`, or {tf32}',
+            }
+        )
+    interval = _SLOW_PRODUCTS * product_us, _FASTEST_PRODUCTS * product_us
+    return Cause(interval[0], interval, (), (evidence,), advice, basis=Basis.BOUND)
+
+
+def find_eager_attention(training: Training) -> Cause | None:
+    """Attention writes its matrix: a softmax that is no part of the loss runs as a kernel of its own."""
+    kernels, roofline = training.kernels("compute"), training.results.roofline
+    softmax = [(row, kernel) for row, kernel in kernels if _SOFTMAX.search(kernel.name)]
+    softmax_us = training.kernel_us(softmax)
+    if not softmax_us:
+        return None
+    operators = roofline.ranks[0].operators if roofline is not None and roofline.ranks else ()
+    written = [  # where the roofline knows shapes
+        (row, operator)
+        for row, operator in numbered("/roofline/ranks/0/operators", operators)
+        if _MATRICES.match(operator.inputs or "") and operator.category != "matrix product"
+    ]
+    if not written and any(_FUSED_ATTENTION.search(kernel.name) for _, kernel in kernels):
+        return None  # of a router, or of another loss: attention itself is fused already
+    masks = training.kernels("compute", _MASK)
+    least_us = softmax_us + training.kernel_us(masks)
+    most_us = max(_WHOLE_ATTENTION * softmax_us, least_us)
+    evidence = [
+        Evidence(
+            f"Softmax and masks of attention take {least_us / US_PER_MS:.2f} ms of a step in kernels of their own.",
+            tuple(f"/results{row}/name" for row, _ in (*softmax[:2], *masks[:1])),
+        )
+    ]
+    if written:
+        # The shapes tell what else goes over the matrix: scaling, casts, dropout.
+        least_us = most_us = max(sum(operator.device_us for _, operator in written), least_us)
+        text = f"All operators that read or write the matrix of each head take {most_us / US_PER_MS:.2f} ms."
+        evidence.append(Evidence(text, tuple(f"/results{row}/device_us" for row, _ in written)))
+    advice = "Try " + training.option(
+        {
+            TRAINER: '`attn_implementation="sdpa"` or `"flash_attention_2"` in `from_pretrained`.',
+            MEGATRON: "`--attention-backend flash` or `--use-flash-attn`.",
+            TORCH: "`torch.nn.functional.scaled_dot_product_attention`, with `is_causal=True` in place of a mask.",
+        }
+    )
+    if all(_OF_FP32.search(kernel.name) for _, kernel in softmax):
+        advice += " In fp32 it has no flash kernel: queries, keys and values must be bf16 or fp16."
+    cost_us = (least_us + most_us) / 2
+    return Cause(cost_us, (least_us, most_us), (), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def find_unfused_norms(training: Training) -> Cause | None:
+    """Norms that are written operator by operator: each operator reads and writes all states again."""
+    tree = training.results.modules
+    rank = next(iter(tree.ranks), None) if tree is not None else None
+    if rank is None:
+        return None
+    norms = [
+        (row, norm, norm.self_kernels / norm.calls)
+        for row, norm in numbered("/modules/ranks/0/modules", rank.modules)
+        if norm.calls and norm.self_kernels > _MOST_FUSED_KERNELS * norm.calls and _NORM.search(norm.path.lower())
+    ]
+    if not norms:
+        return None
+    whole_us = sum(norm.self_us for _, norm, _ in norms)
+    cost_us = sum(norm.self_us * (1 - _FUSED_KERNELS / kernels) for _, norm, kernels in norms)
+    row, norm, kernels = max(norms, key=lambda entry: entry[1].self_us)
+    evidence = fact(
+        f"{len(norms)} norms, such as `{norm.path}`, launch {kernels:.0f} kernels each, and take "
+        f"{whole_us / US_PER_MS:.2f} ms of a step.",
+        row,
+        "path",
+        "self_kernels",
+        "self_us",
+    )
+    advice = "Try " + training.option(
+        {
+            TRAINER: "`use_liger_kernel=True` of TrainingArguments.",
+            MEGATRON: "`--transformer-impl transformer_engine`.",
+            TORCH: offer(
+                ("`torch.nn.functional.rms_norm` or `layer_norm`", False),
+                ("`torch.compile` of the norm", training.is_compiled),
+            )
+            + ".",
+        }
+    )
+    of_rank = () if rank.rank is None else (rank.rank,)
+    return Cause(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def find_recomputation(training: Training) -> Cause | None:
+    """Activations are recomputed although most of the memory is free."""
+    mfu, operations, used = training.results.mfu, training.results.operations, training.used_memory
+    shares = [] if mfu is None else [("/mfu", mfu.recomputed_share or 0.0, mfu.checkpointing)]
+    shares += [
+        (row, rank.recomputed_share or 0.0, rank.recomputed)
+        for row, rank in numbered("/operations/ranks", operations.ranks if operations is not None else ())
+    ]
+    row, share, checkpointing = max(shares, key=lambda entry: entry[1], default=("", 0.0, None))
+    if not share or used is None or used[0] > 1 - _FREE:
+        return None
+    is_selective = checkpointing == Checkpointing.SELECTIVE
+    low, high = (part * share * training.compute_us for part in (_LEAST_RECOMPUTED, _MOST_RECOMPUTED))
+    text = f"{percent(share):.0f} % of the forward pass's products run again in the backward pass."
+    evidence = fact(text, row, "recomputed_share"), used_fact(used)
+    advice = "Recompute fewer layers, as far as memory allows: " + training.option(
+        {
+            TRAINER: "`gradient_checkpointing=False` of TrainingArguments.",
+            MEGATRON: "no `--recompute-granularity`."
+            if is_selective
+            else "`--recompute-granularity selective`, or a smaller `--recompute-num-layers`.",
+            TORCH: "a policy that saves more of the operations, or no `torch.utils.checkpoint.checkpoint`."
+            if is_selective
+            else "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
+        }
+    )
+    return Cause((low + high) / 2, (low, high), (), evidence, advice, Confidence.MEDIUM, Basis.BOUND)
+
+
+def find_throttling(training: Training) -> Cause | None:
+    """GPUs that are too hot, braked, or limited to less power than their own limit.
+
+    A GPU that reaches its own power limit while it multiplies is as fast as it can be.
+    """
+    throttling = training.results.throttling
+    causes: list[Cause] = []
+    for row, entry in numbered("/throttling", throttling.gpus if throttling is not None else ()):
+        found = training.gpu_of(entry.uuid)
+        if found is None:
+            continue
+        place, gpu = found
+        limit_w, own_w, highest = gpu.power_limit_w or 0.0, gpu.power_limit_default_w or 0.0, gpu.sm_clock_max_mhz
+        is_limited = bool(limit_w) and limit_w < _OWN_LIMIT * own_w
+        reasons = [
+            (cause, cause_row)
+            for cause_row, cause in numbered(f"{row}/causes", entry.causes)
+            if len(cause.steps) >= _FEWEST_THROTTLED * entry.known_steps and (cause.cause != POWER_CAP or is_limited)
+        ]
+        if not reasons or not entry.hit_mhz or not highest or entry.hit_mhz >= highest:
+            continue
+        share = len(entry.steps) / entry.known_steps
+        cost_us = training.compute_us * (1 - entry.hit_mhz / highest) * share
+        evidence = Evidence(
+            f"{entry.name} runs at {entry.hit_mhz:.0f} of {highest:.0f} MHz in {percent(share):.0f} % of the steps: "
+            f"{', '.join(cause.cause for cause, _ in reasons)}.",
+            (
+                f"/results{row}/hit_mhz",
+                f"/results{place}/sm_clock_max_mhz",
+                *(f"/results{cause_row}/steps" for _, cause_row in reasons),
+            ),
+        )
+        advice = "Look at the machine's cooling and power supply: `nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE`."
+        if is_limited:
+            own = f"the GPU's own {own_w:.0f} W: try `nvidia-smi -pl {own_w:.0f}`"
+            advice = f"The power limit is {limit_w:.0f} W, and {own}."
+        causes.append(Cause(cost_us, (0.0, cost_us), entry.ranks, (evidence,), advice, Confidence.MEDIUM, Basis.BOUND))
+    return max(causes, key=lambda cause: cause.cost_us, default=None)
+
+
+def find_full_memory(training: Training) -> Cause | None:
+    """The fullest GPU is short of memory: what lowers the peak, or pieces that no tensor fits into."""
+    memory = training.results.memory
+    used = [
+        ((peak.reserved_bytes + (peak.outside_bytes or 0) + (peak.request_bytes or 0)) / peak.device_bytes, row, peak)
+        for row, peak in numbered("/memory/devices", memory.devices if memory is not None else ())
+        if peak.device_bytes
+    ]
+    share, row, peak = max(used, key=lambda entry: entry[0], default=(0.0, "", None))
+    if peak is None or share <= 1 - _SHORT:
+        return None
+    if peak.unused_bytes >= _UNUSED * (peak.device_bytes or 0):
+        saved = peak.unused_bytes
+        evidence = [
+            fact(
+                f"The allocator holds {peak.reserved_bytes / GB:.2f} GB at the peak, of which {saved / GB:.2f} GB hold "
+                "no tensor.",
+                row,
+                "reserved_bytes",
+                "unused_bytes",
+                "device_bytes",
+            )
+        ]
+        segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", training.has_expandable_segments
+        advice = f"Try {offer(segments, ('inputs of fewer lengths.', False))}"
+    elif peak.savings:
+        saved, change = round(peak.savings[0].saved_bytes), peak.savings[0].change
+        whole = (peak.device_bytes or 0) / GB
+        text = f"Tensors take {peak.peak_bytes / GB:.2f} GB at the peak, of {whole:.2f} GB of the GPU."
+        evidence = [fact(text, row, "peak_bytes", "device_bytes")]
+        for place, saving in numbered(f"{row}/savings", peak.savings)[:_MOST_SAVINGS]:
+            text = (
+                f"{saving.saved_bytes / GB:.2f} GB ({percent(saving.saved_bytes / peak.peak_bytes):.0f} %) less: "
+                f"{saving.change}; its price: {saving.price}."
+            )
+            evidence.append(fact(text, place, "saved_bytes", "change", "price"))
+        advice = f"{change[:1].upper()}{change[1:]}."
+    else:
+        return None
+    of_rank = () if peak.rank is None else (peak.rank,)
+    return Cause(
+        0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND, saved_bytes=saved
+    )  # fmt: skip
+
+
+RULES = (
+    Rule("padding", "Padding", (Part.COMPUTE,), find_padding),
+    Rule("unfused_optimizer", "Unfused optimizer", (Part.COMPUTE, Part.HOST), find_unfused_optimizer),
+    Rule("fp32_products", "Products in fp32", (Part.COMPUTE,), find_fp32_products),
+    Rule("eager_attention", "Eager attention", (Part.COMPUTE,), find_eager_attention),
+    Rule("unfused_norm", "Norms of many kernels", (Part.COMPUTE,), find_unfused_norms),
+    Rule("recomputation", "Recomputation that memory does not need", (Part.COMPUTE,), find_recomputation),
+    Rule("throttling", "Throttled GPU", (Part.COMPUTE,), find_throttling),
+    Rule("full_memory", "Memory nearly full", (Part.OUTSIDE,), find_full_memory),
+)

@@ -1,0 +1,160 @@
+"""What rules say of settings, of limits of a GPU, and of stages whose hosts are late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.findings import RULES, rank_findings
+from perfscope.analyzers.findings.communication import find_exposed_communication, find_uneven_stages
+from perfscope.analyzers.findings.compute import find_throttling
+from perfscope.analyzers.findings.host import find_synchronisations
+from perfscope.analyzers.findings.training import Training
+from tests.analyzers.findings.made import Made, breakdown, idle, parts, setup, steps, training
+
+
+def throttled(*, limit_w: float = 700.0, clock_mhz: float = 1500.0, count: int = 80) -> Training:
+    cause = Made(cause="software power cap", steps=range(count))
+    gpus = [Made(uuid="A", power_limit_w=limit_w, power_limit_default_w=700.0, sm_clock_max_mhz=2000)]
+    entry = Made(
+        uuid="A", name="NVIDIA H200", ranks=(0,), known_steps=80, steps=cause.steps, causes=(cause,), hit_mhz=clock_mhz
+    )  # fmt: skip
+    return training(gpus=Made(gpus=gpus, entries=lambda: gpus), throttling=Made(gpus=(entry,)))
+
+
+def test_a_gpu_at_its_own_power_limit_is_no_finding() -> None:
+    assert find_throttling(throttled()) is None
+    assert throttled().is_power_capped
+    assert not throttled(count=20).is_power_capped
+
+
+def test_a_power_limit_that_somebody_set_is_a_finding() -> None:
+    cause = find_throttling(throttled(limit_w=400.0))
+    assert cause is not None
+    assert cause.cost_us == 10_000.0 / 4
+    assert "nvidia-smi -pl 700" in cause.advice
+
+
+def exposed(communication_us: float = 1000.0, compute_us: float = 8000.0, **rank: Any) -> Training:
+    times = Made(exposed_us=communication_us, exposed=round(1000 * communication_us), overlap_fraction=0.5)
+    overlap = Made(axes=[Made(axis="world", row=times, marked=times)])
+    return training(breakdown=breakdown(parts(compute_us, communication_us)), overlap=overlap, setup=setup(**rank))
+
+
+@pytest.mark.parametrize(
+    ("engine", "texts"),
+    [
+        ({"overlap_comm": True, "prefetch_bucket_size": 50_000_000}, []),
+        ({"overlap_comm": True, "prefetch_bucket_size": 0}, ["`stage3_prefetch_bucket_size` of `zero_optimization`"]),
+        (
+            {"overlap_comm": False, "prefetch_bucket_size": 0},
+            ["`overlap_comm` of `zero_optimization`", "`stage3_prefetch_bucket_size` of `zero_optimization`"],
+        ),
+    ],
+)
+def test_settings_that_keep_communication_from_being_hidden_are_evidence(
+    engine: dict[str, Any], texts: list[str]
+) -> None:
+    options = {f"zero_optimization.{name}": value for name, value in {"stage": 3, **engine}.items()}
+    cause = find_exposed_communication(exposed(engine=options))
+    assert cause is not None
+    assert [evidence.text.partition(" is ")[0] for evidence in cause.evidence[1:]] == texts
+
+
+def test_more_communication_than_computation_cannot_all_be_hidden() -> None:
+    little, much = (find_exposed_communication(exposed(3000.0, compute_us)) for compute_us in (8000.0, 1500.0))
+    assert little is not None
+    assert much is not None
+    assert "Transfer less" not in little.advice
+    assert len(little.evidence) == 1
+    assert much.evidence[-1].text == "A step computes 1.50 ms, which cannot hide all of it."
+    assert "Transfer less" in much.advice
+
+
+@pytest.mark.parametrize(("overlaps", "cost_us"), [(True, 700.0), (False, 40.0)])
+def test_the_waits_of_zero_for_what_it_fetches_are_no_synchronisation_of_the_script(
+    overlaps: bool, cost_us: float
+) -> None:
+    """Without overlap DeepSpeed's host waits for each fetch outside of operators: 46 times a step in place of six."""
+    callers = [
+        Made(kind="synchronisation", calls=46.0, blocked_us=900.0, regained=660_000, regained_us=660.0),
+        Made(
+            kind="synchronisation",
+            calls=1.0,
+            blocked_us=900.0,
+            regained=40_000,
+            regained_us=40.0,
+            operator="aten::item",
+        ),
+    ]
+    calls = Made(ranks=[Made(rank=0, synchronisation=Made(regained_us=700.0), callers=callers)])
+    engine = {"zero_optimization.stage": 3, "zero_optimization.overlap_comm": overlaps}
+    cause = find_synchronisations(training(calls=calls, setup=setup(engine=engine)))
+    assert cause is not None
+    assert cause.cost_us == cost_us
+    assert len(cause.evidence) == (2 if overlaps else 1)
+
+
+#: Four stages on four H100, whose second host slept 60 ms before each of 8 forward passes: what hooks and traces said.
+SLEPT_US = {
+    "passes": (86_470.0, 544_397.0, 81_030.0, 83_851.0),
+    "work": (81_499.0, 78_730.0, 78_602.0, 81_224.0),
+    "not_shown": (0.0, 453_521.0, 0.0, 0.0),
+}
+#: The same training without a sleep.
+CLEAN_US = {
+    "passes": (85_014.0, 83_920.0, 83_090.0, 85_560.0),
+    "work": (81_600.0, 80_700.0, 80_500.0, 83_100.0),
+    "not_shown": (0.0, 0.0, 0.0, 0.0),
+}
+LAUNCHES_US = 5_435.0, 15_893.0, 1_317.0, 1_474.0
+
+
+def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance: float, gaps: float) -> Training:
+    """A pipeline that was measured by hooks and in traces, one stage a rank."""
+    works, pauses = times["work"], times["not_shown"]
+    devices = [
+        parts(work, section_us - work - pause - launches)
+        for work, pause, launches in zip(works, pauses, LAUNCHES_US, strict=True)
+    ]
+    waits = [{"not_shown": pause, "operator": launches} for pause, launches in zip(pauses, LAUNCHES_US, strict=True)]
+    timed = {"schedule": 0.132, "imbalance": imbalance, "transfer_and_host": 0.009}
+    traced = {"schedule": 0.051, "imbalance": 0.002, "host": gaps}
+    bubble = Made(
+        section_ns=1000 * section_us, stages=4, ranks=tuple((rank,) for rank in range(4)), share=traced.get,
+        mean_part=lambda stage, _: 1000 * works[stage], steps=[Made(microbatches=8)],
+    )  # fmt: skip
+    return training(
+        breakdown=breakdown(*devices),
+        idle=idle(*waits),
+        steps=steps(section_us / 1e6, ranks=[]),
+        pipeline_steps=Made(
+            section_ns=round(1000 * section_us),
+            stages=[Made(ranks=(rank,), useful=round(1000 * us)) for rank, us in enumerate(times["passes"])],
+            share=timed.get,
+            microbatches=8,
+        ),
+        pipeline_bubble=Made(bubble=bubble),
+    )
+
+
+def test_a_stage_whose_host_sleeps_has_not_too_many_layers() -> None:
+    slept = stages(SLEPT_US, 570_000.0, 0.507, 0.801)
+    assert find_uneven_stages(slept) is None
+    first, *_ = rank_findings(slept, RULES)
+    assert (first.id, first.ranks) == ("host_pauses", (1,))
+    assert first.cost_us == pytest.approx(453_521.0, rel=0.01)
+
+
+def test_the_same_stages_without_a_sleep_have_neither_fault() -> None:
+    found = {finding.id for finding in rank_findings(stages(CLEAN_US, 124_000.0, 0.009, 0.05), RULES)}
+    assert not found & {"host_pauses", "uneven_stages"}
+
+
+@pytest.mark.parametrize(("work_us", "is_uneven"), [(81_000.0, False), (100_000.0, True)])
+def test_stages_are_uneven_where_their_devices_work_unequally(work_us: float, is_uneven: bool) -> None:
+    passes, work = (86_000.0, 104_000.0, 86_000.0, 86_000.0), (81_000.0, work_us, 81_000.0, 81_000.0)
+    times = {**CLEAN_US, "passes": passes, "work": work}
+    assert (find_uneven_stages(stages(times, 140_000.0, 0.15, 0.05)) is not None) == is_uneven
