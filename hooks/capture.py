@@ -282,16 +282,14 @@ class Capture:
         self.step.hook_ns += _clock() - began_ns
 
     @hook_entry
-    def on_step_end(
-        self, boundary: str, emitter: object, read: Callable[[], dict[str, Any]] | None = None, **stated: Any
-    ) -> None:
-        """An object reached a step boundary; the rest, or what ``read()`` returns, is what its framework states.
+    def on_step_end(self, boundary: str, emitter: object, **stated: Any) -> None:
+        """An object reached a step boundary; the rest is what its framework states.
 
         ``skipped`` means that the step did not update the weights. ``global_samples`` are over all ranks;
         ``micro_batches``, ``samples`` and ``tokens`` are of this rank. ``iteration`` is the framework's own number of
         the step, which a resumed run does not begin at 1. ``loss_scale`` may be stated, too.
         """
-        self._end_step(boundary, emitter, stated if read is None else read(), _clock())
+        self._end_step(boundary, emitter, stated, _clock())
 
     def _end_step(self, boundary: str, emitter: object, stated: Mapping[str, Any] | None, ended_ns: int) -> None:
         step = self.step

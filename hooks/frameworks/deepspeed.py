@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.facts.precision import dtype_name
 from perfscope.hooks.frameworks.wrapping import (
-    report_first_outputs,
+    count_forwards,
     time_calls,
     time_passes,
     whole_number,
@@ -56,38 +56,19 @@ def patch_engine(module: ModuleType, capture: Capture) -> None:
         _report_groups(capture, engine)
         capture.setup.set_engine(_options(engine))
 
-    engine_class = module.DeepSpeedEngine
-    forward, step = engine_class.forward, engine_class.step
-    report_output = report_first_outputs(capture)
-
-    @functools.wraps(forward)
-    def counting_forward(engine: Any, *args: object, **kwargs: object) -> Any:
-        in_training_mode = bool(getattr(engine, "training", False))
-        on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode)
-        output = forward(engine, *args, **kwargs)
-        if on_end is not None:
-            on_end()
-        if in_training_mode:
-            report_output(output)
-        return output
-
-    @functools.wraps(step)
-    def counting_step(engine: Any, *args: object, **kwargs: object) -> Any:
+    def step(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         steps, skipped_steps = getattr(engine, "global_steps", None), getattr(engine, "skipped_steps", None)
-        result = step(engine, *args, **kwargs)
+        yield
         if getattr(engine, "global_steps", None) != steps:
-            capture.on_step_end("deepspeed", engine, functools.partial(_read_step, engine, skipped_steps))
-        return result
+            capture.on_step_end("deepspeed", engine, **_read_step(engine, skipped_steps))
 
-    wrap_functions(engine_class, capture, {"__init__": init})
-    engine_class.forward, engine_class.step = counting_forward, counting_step
+    wrap_functions(module.DeepSpeedEngine, capture, {"__init__": init, "step": step})
+    count_forwards(module.DeepSpeedEngine, capture)
 
 
-def _read_step(engine: Any, skipped_steps: object, *, is_pipeline: bool = False) -> dict[str, Any]:
+def _read_step(engine: Any, skipped_steps: object) -> dict[str, Any]:
     """What an engine states of the step that it completed; see ``Capture.on_step_end``."""
     facts: dict[str, Any] = {"skipped": getattr(engine, "skipped_steps", None) != skipped_steps}
-    if is_pipeline:
-        facts["micro_batches"] = whole_number(getattr(engine, "micro_batches", None))
     try:
         samples = engine.train_batch_size()
         scale = getattr(engine.optimizer, "cur_scale", None)
@@ -147,22 +128,17 @@ def patch_pipeline_engine(module: ModuleType, capture: Capture) -> None:
         yield
         capture.set_axis_group("pp", engine.grid.get_pipe_parallel_group())
 
-    engine_class = module.PipelineEngine
-    train = engine_class.train_batch
-
-    @functools.wraps(train)
-    def train_batch(engine: Any, *args: object, **kwargs: object) -> Any:
+    def train_batch(engine: Any, *_args: object, **_kwargs: object) -> RunningHook:
         capture.on_step_begin()
         skipped_steps = getattr(engine, "skipped_steps", None)
-        result = train(engine, *args, **kwargs)
+        yield
+        micro_batches = whole_number(getattr(engine, "micro_batches", None))
         capture.on_step_end(
-            "deepspeed_pipeline", engine, functools.partial(_read_step, engine, skipped_steps, is_pipeline=True)
+            "deepspeed_pipeline", engine, micro_batches=micro_batches, **_read_step(engine, skipped_steps)
         )
-        return result
 
-    wrap_functions(engine_class, capture, {"__init__": init})
-    time_calls(engine_class, capture, VALIDATION, "eval_batch")
-    engine_class.train_batch = train_batch
+    wrap_functions(module.PipelineEngine, capture, {"__init__": init, "train_batch": train_batch})
+    time_calls(module.PipelineEngine, capture, VALIDATION, "eval_batch")
 
 
 def patch_instructions(module: ModuleType, capture: Capture) -> None:
@@ -172,13 +148,11 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
     buffer is used again for later micro-batches; their number is counted from the beginning of ``train_batch``.
     """
     engine_class, schedule = module.PipelineEngine, module.schedule
-    train = engine_class.train_batch
     counts: Counter[tuple[int, str]] = Counter()
 
-    @functools.wraps(train)
-    def train_batch(engine: Any, *args: object, **kwargs: object) -> Any:
+    def train_batch(*_args: object, **_kwargs: object) -> RunningHook:
         counts.clear()
-        return train(engine, *args, **kwargs)
+        yield
 
     def begin(kind: str, engine: Any, *_args: object, **_kwargs: object) -> TimedPass | None:
         if not is_grad_enabled():
@@ -193,7 +167,7 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
     for owner in (engine_class, *subclasses(engine_class)):
         if owner.__name__ != _DUALPIPEV:
             _time_instructions(owner, schedule, capture, begin)
-    engine_class.train_batch = train_batch
+    wrap_functions(engine_class, capture, {"train_batch": train_batch})
 
 
 def patch_dualpipev(module: ModuleType, capture: Capture) -> None:

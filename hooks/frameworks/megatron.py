@@ -8,7 +8,6 @@ optimizers. An optimizer that chains others, or keeps weights in two types, is a
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
 from perfscope.hooks.frameworks.torch_saves import report_results
 from perfscope.hooks.frameworks.wrapping import (
     argument,
-    report_first_outputs,
+    count_forwards,
     time_calls,
     whole_number,
     wrap_functions,
@@ -51,24 +50,19 @@ def patch_training(module: Any, capture: Capture) -> None:
     """Count the steps of ``train_step``, which is one step of all its micro-batches."""
     original = module.train_step
 
-    def name_model(args: tuple[object, ...], kwargs: dict[str, object]) -> None:
-        model = argument(original, "model", args, kwargs)
-        if model:
-            parts = model if isinstance(model, (list, tuple)) else [model]
-            capture.set_model(*parts, config=_model_arguments(module))
-
-    @functools.wraps(original)
-    def train_step(*args: object, **kwargs: object) -> Any:
+    def train_step(*args: object, **kwargs: object) -> RunningHook:
         if not capture.steps:
             capture.arm("megatron")
-            capture.run_guarded(name_model, args, kwargs)
+            model = argument(original, "model", args, kwargs)
+            if model:
+                parts = model if isinstance(model, (list, tuple)) else [model]
+                capture.set_model(*parts, config=_model_arguments(module))
         capture.on_step_begin()
-        result = original(*args, **kwargs)
+        result = yield
         if not value_or_none(lambda: _exits_before_update(result)):
-            capture.on_step_end("megatron", module, functools.partial(_step_facts, module, result))
-        return result
+            capture.on_step_end("megatron", module, **_step_facts(module, result))
 
-    module.train_step = train_step
+    wrap_functions(module, capture, {"train_step": train_step})
     if hasattr(module, "evaluate_and_print_results"):
         time_calls(module, capture, VALIDATION, "evaluate_and_print_results")
 
@@ -172,27 +166,16 @@ def patch_optimizer(module: ModuleType, capture: Capture) -> None:
 
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     """Learn the model, and count micro-batches and samples where they enter its first chunk."""
-    parallel_class = module._BaseDataParallel
-    original = parallel_class.forward
-    report_output = report_first_outputs(capture)
     first_chunk: list[int] = []
 
-    @functools.wraps(original)
-    def forward(wrapper: Any, *args: object, **kwargs: object) -> Any:
-        in_training_mode, on_end = getattr(wrapper, "training", True), None
-        if in_training_mode and not first_chunk:
+    def is_counted(wrapper: Any) -> bool:
+        if not getattr(wrapper, "training", True):
+            return True
+        if not first_chunk:
             first_chunk.append(id(wrapper))
-        if not in_training_mode or first_chunk[0] == id(wrapper):
-            model = wrapper if in_training_mode else None
-            on_end = capture.on_forward(args, kwargs, in_training_mode=in_training_mode, model=model)
-        output = original(wrapper, *args, **kwargs)
-        if on_end is not None:
-            on_end()
-        if in_training_mode:
-            report_output(output)
-        return output
+        return first_chunk[0] == id(wrapper)
 
-    parallel_class.forward = forward
+    count_forwards(module._BaseDataParallel, capture, is_counted)
 
 
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:

@@ -1,19 +1,17 @@
 """Hooks around the modules that replicate or shard a model: DataParallel, DDP, FSDP 1 and FSDP 2.
 
 The outermost of them sees what enters the model, once for each micro-batch. The parts that FSDP wraps inside it, and
-the forward passes that activation checkpointing runs again, are not counted. Forward functions may be compiled, so that
-their wrappers are written out: torch.compile must find nothing in them but the original call.
+the forward passes that activation checkpointing runs again, are not counted.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
-import threading
 import types
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import report_first_outputs, wrap_functions
+from perfscope.hooks.frameworks.wrapping import count_forwards, report_first_outputs, wrap_functions
 from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER
 from perfscope.hooks.timers.probes import PROBES, ShardedUnits
@@ -26,14 +24,9 @@ if TYPE_CHECKING:
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
 
 
-_get_ident = threading.get_ident
-#: The threads that run the forward of a wrapped model: a set is quicker than a variable of each thread.
-_in_forward: set[int] = set()
-
-
 def patch_data_parallel(module: ModuleType, capture: Capture) -> None:
     """Count what enters nn.DataParallel, which splits it over the devices of this process."""
-    _count_outermost(module.DataParallel, capture)
+    count_forwards(module.DataParallel, capture)
 
 
 def patch_distributed(module: ModuleType, capture: Capture) -> None:
@@ -44,7 +37,7 @@ def patch_distributed(module: ModuleType, capture: Capture) -> None:
         capture.set_axis_group("dp", wrapper.process_group)
         capture.setup.set_ddp(wrapper)
 
-    _count_outermost(module.DistributedDataParallel, capture)
+    count_forwards(module.DistributedDataParallel, capture)
     wrap_functions(module.DistributedDataParallel, capture, {"__init__": init})
 
 
@@ -56,7 +49,7 @@ def patch_fsdp1(module: ModuleType, capture: Capture) -> None:
         capture.set_axis_ranks("dp", lambda: _fsdp1_replicas(wrapper))
 
     fsdp_class = module.FullyShardedDataParallel
-    _count_outermost(fsdp_class, capture, lambda wrapper: getattr(wrapper, "_is_root", None) is not False)
+    count_forwards(fsdp_class, capture, lambda wrapper: getattr(wrapper, "_is_root", None) is not False)
     wrap_functions(fsdp_class, capture, {"__init__": init})
 
 
@@ -111,31 +104,6 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
 def _unwrap(state: Any, name: str, original: Callable[..., Any]) -> None:
     """Let one layer's state find the original function from now on: our wrapper has nothing to do in its forward."""
     vars(state)[name] = types.MethodType(original, state)
-
-
-def _count_outermost(wrapper_class: Any, capture: Capture, is_root: Callable[[Any], bool] | None = None) -> None:
-    original = wrapper_class.forward
-    report_output = report_first_outputs(capture)
-
-    @functools.wraps(original)
-    def forward(self: Any, *args: object, **kwargs: object) -> Any:
-        if COMPILER.is_tracing():
-            return original(self, *args, **kwargs)
-        thread = _get_ident()
-        if thread in _in_forward or not (is_root is None or is_root(self)):
-            return original(self, *args, **kwargs)
-        on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True), model=self)
-        _in_forward.add(thread)
-        try:
-            output = original(self, *args, **kwargs)
-        finally:
-            _in_forward.discard(thread)
-            if on_end is not None:
-                on_end()
-        report_output(output)
-        return output
-
-    wrapper_class.forward = forward
 
 
 def _fsdp1_replicas(wrapper: Any) -> list[int]:

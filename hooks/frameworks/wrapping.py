@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
+from perfscope.hooks.introspection import COMPILER
 from perfscope.hooks.timers.passes import UNTIMED
 
 if TYPE_CHECKING:
@@ -33,6 +35,11 @@ if TYPE_CHECKING:
     PassBegin: TypeAlias = Callable[..., TimedPass | None]
     #: For each watched module the functions that patch it, by the feature that is lost where one of them fails.
     Patches: TypeAlias = Mapping[str, Mapping[str, Callable[[ModuleType, Capture], None]]]
+
+
+_get_ident = threading.get_ident
+#: The threads that run the forward of a wrapped model: a set is quicker than a variable of each thread.
+_in_forward: set[int] = set()
 
 
 def wrap_functions(owner: Any, capture: Capture, hooks: Mapping[str, Hook]) -> None:
@@ -106,6 +113,35 @@ def report_first_outputs(capture: Capture) -> Callable[[object], None]:
                 capture.on_model_output(output)
 
     return report
+
+
+def count_forwards(owner: Any, capture: Capture, is_counted: Callable[[Any], bool] | None = None) -> None:
+    """Report the outermost forward passes of modules that wrap a model, each of which is one micro-batch.
+
+    Written by hand: torch.compile must find nothing in it but the original call.
+    """
+    original = owner.forward
+    report_output = report_first_outputs(capture)
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: object, **kwargs: object) -> Any:
+        if COMPILER.is_tracing():
+            return original(self, *args, **kwargs)
+        thread = _get_ident()
+        if thread in _in_forward or not (is_counted is None or is_counted(self)):
+            return original(self, *args, **kwargs)
+        on_end = capture.on_forward(args, kwargs, in_training_mode=getattr(self, "training", True), model=self)
+        _in_forward.add(thread)
+        try:
+            output = original(self, *args, **kwargs)
+        finally:
+            _in_forward.discard(thread)
+            if on_end is not None:
+                on_end()
+        report_output(output)
+        return output
+
+    owner.forward = forward
 
 
 def time_calls(owner: Any, capture: Capture, kind: str, *names: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -76,8 +75,8 @@ class _Capture:
 
     def on_step_begin(self) -> None: ...
 
-    def on_step_end(self, source: str, emitter: object, read: Callable[[], dict[str, Any]]) -> None:
-        self.steps.append({"source": source, **read()})
+    def on_step_end(self, source: str, emitter: object, **stated: Any) -> None:
+        self.steps.append({"source": source, **stated})
 
 
 @pytest.mark.parametrize(
