@@ -12,7 +12,7 @@ from perfscope.engine.inputs import find_inputs, split_into_runs
 from perfscope.engine.kernel_patterns import require_patterns
 from perfscope.engine.run import Plan, require_analyzers
 from perfscope.errors import UsageError
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME
 from perfscope.tables.stated import Stated
 
 

@@ -51,7 +51,7 @@ from perfscope.sources.runs.folder import find_runs, is_folder_at
 from perfscope.sources.runs.run import read_run_without_samples
 from perfscope.sources.runs.stored import read_run_at
 from perfscope.sources.stores.location import is_url
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
 
 _TRACES, _PEAK, _TABLES = "Traces", "Peak", "Tables"

@@ -28,8 +28,7 @@ from perfscope.page import describe_analysis, describe_comparison, describe_scal
 from perfscope.page.part import Document
 from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Section, first_rows
-from perfscope.sources.traces.files import TRACE_ENDINGS
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
 from perfscope.units import parse_ranges
 from perfscope.watching.openmetrics import to_openmetrics
 

@@ -25,8 +25,8 @@ from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
 from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, describe_events_without_twin, plan_windows
 from perfscope.sources.partials import Missing, Refused
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME
 from perfscope.sources.traces.metadata import read_metadata
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.units import format_count
 from perfscope.wire.traces import TraceMetadata, file_name, partials_path
 

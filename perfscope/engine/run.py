@@ -35,7 +35,7 @@ from perfscope.engine.registry import (
 from perfscope.engine.tasks import Task, measuring_analyzers
 from perfscope.engine.windows import WindowUse
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.stated import Stated
 from perfscope.tables.trace import NO_EVENTS, Events

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from perfscope.engine.coverage import TraceSummary
 from perfscope.engine.registry import Analyzer, Partial, Reads, analyzers
 from perfscope.engine.windows import TraceFiles
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.trace import BASIC_EVENTS, NO_EVENTS, Events
 
 #: Loaded by name where a trace must be read.

@@ -34,8 +34,8 @@ from perfscope.merging.events import (
     to_us,
 )
 from perfscope.merging.overview import draw_counters, draw_overview
+from perfscope.sources.traces.files import RankRule
 from perfscope.sources.traces.reader import read_events, read_trace
-from perfscope.sources.traces.reading_choices import RankRule
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from perfscope.wire import TRACE_METADATA
 from perfscope.wire.traces import MERGED_MARK

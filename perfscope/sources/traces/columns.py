@@ -28,7 +28,6 @@ from perfscope.sources.traces.records import (
     MTIA,
     AnyEvent,
     Args,
-    DeviceArgs,
     HostArgs,
     TimedEvent,
 )
@@ -69,7 +68,7 @@ _NAME, _TS, _DURATION = map(attrgetter, ("name", "ts", "dur"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 _ARGS = attrgetter("args")
 _E = TypeVar("_E", bound=AnyEvent | TimedEvent)
-_Arguments = TypeVar("_Arguments", DeviceArgs, HostArgs)
+_Arguments = TypeVar("_Arguments", Args, HostArgs)
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
@@ -327,24 +326,24 @@ class Columns:
             return -2 - self._texts.setdefault(str(value), len(self._texts))
         return number if abs(number) < 1 << 63 else ABSENT
 
-    def _collectives_of(self, args: Sequence[DeviceArgs]) -> Int64:
+    def _collectives_of(self, args: Sequence[Args]) -> Int64:
         rows = np.full(len(args), ABSENT, np.int64)
         for index, arguments in enumerate(args):
             if arguments.operation is not None or arguments.group is not None:
                 rows[index] = self._collective(arguments)
         return rows
 
-    def _grids_of(self, args: Sequence[DeviceArgs]) -> Int64:
+    def _grids_of(self, args: Sequence[Args]) -> Int64:
         """For each event the checksum of its grid as it is written, without spaces, so that ranks can be compared."""
         if not self._needs_grids:
             return np.full(len(args), ABSENT, np.int64)
         checksums = self._grids
-        texts = [bytes(arguments.grid) if isinstance(arguments, Args) else b"" for arguments in args]
+        texts = [bytes(arguments.grid) for arguments in args]
         for text in set(texts).difference(checksums):
             checksums[text] = crc32(b"".join(text.split())) if text else ABSENT
         return np.fromiter(map(checksums.__getitem__, texts), np.int64, len(texts))
 
-    def _collective(self, args: DeviceArgs) -> int:
+    def _collective(self, args: Args) -> int:
         group = args.group or ""
         if group not in self.groups:
             self.groups[group] = (args.description or "", args.ranks or "", args.group_size or 0)
@@ -453,7 +452,7 @@ def classify_work(names: Sequence[str], name: Int32, category: Int64, collective
     return work
 
 
-def integers(records: Sequence[DeviceArgs] | Sequence[HostArgs], name: str) -> Int64:
+def integers(records: Sequence[Args] | Sequence[HostArgs], name: str) -> Int64:
     """One field of the records; a value that is null, or no integer of 64 bits, is ABSENT."""
     try:
         return np.fromiter(map(attrgetter(name), records), np.int64, len(records))
@@ -479,7 +478,7 @@ def arguments_of(events: Sequence[AnyEvent], default: _Arguments) -> list[_Argum
     return args if all(args) else [arguments or default for arguments in args]
 
 
-def external_ids(args: Sequence[DeviceArgs] | Sequence[HostArgs]) -> Int64:
+def external_ids(args: Sequence[Args] | Sequence[HostArgs]) -> Int64:
     """The external ids of events, as exporters of any age write them."""
     return with_fallback(integers(args, "external_id"), partial(integers, args, "old_external_id"))
 

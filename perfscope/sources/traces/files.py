@@ -5,10 +5,11 @@ from __future__ import annotations
 import glob
 import io
 import os
+import re
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, TypeAlias, cast
 
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import open_descriptor, open_regular
@@ -18,6 +19,9 @@ from perfscope.wire import TRACE_SUFFIX
 from perfscope.wire.traces import PARTIALS_SUFFIX, partials_path
 
 TRACE_ENDINGS = (".json", ".json.gz")
+#: The rank of a trace that does not state it, or a pattern that finds it in the path.
+RankRule: TypeAlias = "int | re.Pattern[str]"
+RANK_IN_FILE_NAME = re.compile(r"rank[_\-.]?(\d+)[^/]*$", re.IGNORECASE)
 #: A folder with more files than this is hardly one of traces.
 MOST_FILES = 100_000
 

@@ -14,6 +14,7 @@ from isal import isal_zlib
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
 from perfscope.sources.stores.location import describe, failures, is_url
+from perfscope.sources.stores.reading import AHEAD_BYTES
 from perfscope.sources.traces.files import open_trace
 
 #: Its stub does not say that it is an exception.
@@ -30,8 +31,10 @@ LARGEST_RATIO = 250
 _RATIO_MATTERS_ABOVE_BYTES = 256 * MIB
 
 
-def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
+def read_blocks(path: str, damage: list[str], ahead_bytes: int = AHEAD_BYTES) -> Iterator[bytes]:
     """Yield a file's content piece by piece; its damage is added to ``damage`` as sentences.
+
+    Of a URL ``ahead_bytes`` are asked for at once.
 
     Raises:
         SourceError: The file cannot be opened, or inflates without end.
@@ -39,7 +42,7 @@ def read_blocks(path: str, damage: list[str]) -> Iterator[bytes]:
     # glibc maps and unmaps large blocks anew until a block of that size was freed: M_MMAP_THRESHOLD in mallopt(3).
     bytes(_LARGEST_KEPT_BYTES)
     try:
-        with open_trace(path) as file:
+        with open_trace(path, ahead_bytes) as file:
             block = file.read(READ_BYTES)
             if block.startswith(_GZIP_MAGIC):
                 yield from _inflate(path, chain((block,), _rest(file)), damage)

@@ -19,11 +19,11 @@ from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
 from perfscope.sources.traces.columns import Columns, TimesDoNotFit
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
 from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events, times_fit_doubles
 from perfscope.sources.traces.other_tools import refuse_other_tools
 from perfscope.sources.traces.products import ProductFinder
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.records import (
     AnyEvent,
     Device,

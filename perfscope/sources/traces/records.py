@@ -38,14 +38,15 @@ KIND = {
 }
 
 
-class DeviceArgs(msgspec.Struct, gc=False, frozen=True, rename={
+class Args(msgspec.Struct, gc=False, frozen=True, rename={
     "external_id": "External id", "operation": "Collective name", "group": "Process Group Name",
     "description": "Process Group Description", "ranks": "Process Group Ranks", "group_size": "Group size",
     "in_elements": "In msg nelems", "out_elements": "Out msg nelems", "sequence": "Seq", "source": "Src Rank",
     "destination": "Dst Rank", "old_external_id": "external id", "in_split": "In split size",
-    "out_split": "Out split size",
+    "out_split": "Out split size", "number": "Sequence number", "forward_thread": "Fwd thread id",
+    "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
 }):  # fmt: skip
-    """The arguments of an event on a device, but its grid."""
+    """The arguments of an event of any kind that an analysis may need."""
 
     external_id: int | None = ABSENT
     device: int | None = ABSENT
@@ -66,14 +67,6 @@ class DeviceArgs(msgspec.Struct, gc=False, frozen=True, rename={
     in_split: str | None = None
     out_split: str | None = None
     old_external_id: int | None = ABSENT
-
-
-class Args(DeviceArgs, gc=False, frozen=True, rename={
-    "number": "Sequence number", "forward_thread": "Fwd thread id", "record": "wait_on_cuda_event_record_corr_id",
-    "record_stream": "wait_on_stream",
-}):  # fmt: skip
-    """The arguments of an event of any kind that an analysis may need."""
-
     grid: msgspec.Raw = msgspec.Raw(b"")
     number: int | None = ABSENT
     forward_thread: int | None = ABSENT
@@ -118,19 +111,6 @@ class Event(msgspec.Struct, gc=False):
     ts: float | None = None
     dur: float | None = None
     args: Args | None = Args()
-
-
-class DeviceEvent(msgspec.Struct, gc=False):
-    """One event on a device, for which fewer keys are compared."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = ABSENT
-    tid: int | str | None = ABSENT
-    ts: float | None = None
-    dur: float | None = None
-    args: DeviceArgs | None = DeviceArgs()
 
 
 class HostEvent(msgspec.Struct, gc=False):
@@ -181,7 +161,7 @@ class TimedEvent(msgspec.Struct, gc=False):
     dur: float | None = None
 
 
-AnyEvent: TypeAlias = Event | DeviceEvent | HostEvent | ShapedEvent | EventInDigits
+AnyEvent: TypeAlias = Event | HostEvent | ShapedEvent | EventInDigits
 
 
 class Group(msgspec.Struct):

@@ -19,7 +19,6 @@ from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
-    DeviceEvent,
     Event,
     EventInDigits,
     HostEvent,
@@ -75,7 +74,7 @@ class Scanner:
 
         self._of_any = decoder(kind_of_event(requested, Event) if fits else EventInDigits)
         of_host = decoder(kind_of_event(requested, HostEvent)) if fits else self._of_any
-        of_device = decoder(Event if Events.GRIDS in requested else DeviceEvent) if fits else self._of_any
+        of_device = decoder(Event) if fits else self._of_any
         self._timed = _Decoder(TimedEvent, layout)
         #: By kind, its texts in a block and what decodes them whole; None where times and names suffice.
         self._groups: dict[Events, tuple[list[bytes], _Decoder[AnyEvent] | None]] = {}

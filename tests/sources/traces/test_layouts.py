@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from perfscope.sources.traces import inflate
 from perfscope.sources.traces import reader as trace
+from perfscope.sources.traces.files import RANK_IN_FILE_NAME
 from perfscope.sources.traces.reader import read_trace
-from perfscope.sources.traces.reading_choices import RANK_IN_FILE_NAME
 from perfscope.sources.traces.records import KIND
 from perfscope.sources.traces.scan import _STARTS
 from perfscope.tables.trace import ALL_EVENTS, Events, Trace
