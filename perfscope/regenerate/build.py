@@ -6,10 +6,8 @@ import difflib
 import hashlib
 import re
 import shlex
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 from typing import TypeAlias
 
@@ -19,7 +17,7 @@ from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import read_text, replace_file
 from perfscope.renderers.markdown import render, render_sections
 from perfscope.report import Column, Json, Report, Section
-from perfscope.sources.published.markdown import Grid, parse_markdown, split_lines
+from perfscope.sources.published.markdown import split_lines
 from perfscope.units import format_count
 
 _START = re.compile(r"<!--\s*perfscope:\s*(?P<command>.*?)\s*-->\s*")
@@ -133,145 +131,23 @@ def replace_contents(page: Page, contents: Sequence[str]) -> str:
 
 
 _SHOWN_LINES = 8
-_LABEL_CELLS = 3
-
-
-@dataclass(frozen=True, slots=True)
-class StaleCell:
-    """A cell that differs from the one rebuilt from the raw files.
-
-    Attributes:
-        line: Its line in the report.
-        row: The first cells of its row.
-        column: Its column's heading.
-        reported: Its text in the report.
-        rebuilt: Its text from the raw files.
-    """
-
-    line: int
-    row: str
-    column: str
-    reported: str
-    rebuilt: str
-
-
-def compare_contents(block: Block, content: str) -> tuple[tuple[StaleCell, ...], tuple[str, ...]]:
-    """The cells of a block that differ from its rebuilt content, and the differing lines outside of tables."""
-    if block.content == content:
-        return (), ()
-    old, new = parse_markdown(block.content, "old"), parse_markdown(content, "new")
-    cells: list[StaleCell] = []
-    old_lines: set[int] = set()
-    new_lines: set[int] = set()
-    for old_grid, new_grid in zip_longest(old.grids, new.grids):
-        if old_grid is None or new_grid is None or not _have_same_shape(old_grid, new_grid):
-            continue
-        cells.extend(_compare_cells(block, old_grid, new_grid))
-        old_lines.update(range(old_grid.line, old_grid.last_line + 1))
-        new_lines.update(range(new_grid.line, new_grid.last_line + 1))
-    old_prose = [line for number, line in enumerate(old.lines, 1) if number not in old_lines]
-    new_prose = [line for number, line in enumerate(new.lines, 1) if number not in new_lines]
-    compared = difflib.ndiff(old_prose, new_prose)
-    lines = [line.rstrip() for line in compared if line[0] in "+-" and line[2:].strip()]
-    return tuple(cells), tuple(lines[:_SHOWN_LINES])
-
-
-def _have_same_shape(old: Grid, new: Grid) -> bool:
-    old_headings, new_headings = ([cell.text for cell in grid.headings] for grid in (old, new))
-    return old_headings == new_headings and len(old.rows) == len(new.rows)
-
-
-def _compare_cells(block: Block, old: Grid, new: Grid) -> Iterator[StaleCell]:
-    for line, old_row, new_row in zip(old.row_lines, old.rows, new.rows, strict=True):
-        label = " ".join(cell.text for cell in old_row[:_LABEL_CELLS])
-        for heading, old_cell, new_cell in zip(old.headings, old_row, new_row, strict=False):
-            if old_cell.text != new_cell.text:
-                yield StaleCell(block.line + line, label, heading.text, old_cell.text, new_cell.text)
-
-
-NOT_COMMITTED = "not committed"
 _SHORT = 12
-_TIMEOUT_S = 20
-_STATED = re.compile(
-    r"`(?P<path>[^`]+)` \((?:(?P<count>\d+) files, )?blob `(?P<blob>[0-9a-f]{12})`, (?P<commit>[^)]*)\)"
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """One file or folder that a block was built from.
-
-    Attributes:
-        path: As the command names it.
-        files: How many files a folder holds; 1 for a file.
-        blob: The git name of its content; for a folder, of the list of its files' git names.
-        commit: The commit that last changed it, or ``NOT_COMMITTED``.
-    """
-
-    path: str
-    files: int
-    blob: str
-    commit: str
-
-    def __str__(self) -> str:
-        count = f"{self.files} files, " if self.files != 1 else ""
-        commit = self.commit if self.commit == NOT_COMMITTED else f"commit `{self.commit}`"
-        return f"`{self.path}` ({count}blob `{self.blob}`, {commit})"
-
-
-def parse_sources(text: str) -> dict[str, Source]:
-    """The sources that a block already states, by path."""
-    sources = {}
-    for match in _STATED.finditer(text):
-        commit = match["commit"].removeprefix("commit ").strip("`")
-        sources[match["path"]] = Source(match["path"], int(match["count"] or 1), match["blob"], commit)
-    return sources
-
-
-def describe_sources(paths: Sequence[str], folder: Path, stated: Mapping[str, Source]) -> list[Source]:
-    """Describe the files that a command reads.
-
-    Args:
-        paths: As the command names them, below ``folder``.
-        folder: Where the command runs.
-        stated: What a block already states; a commit is kept while the content is the same.
+def describe_source(path: Path, name: str) -> str:
+    """A file with the git name of its content; for a folder, of the list of its files with their git names.
 
     Raises:
-        SourceError: A file cannot be read.
+        SourceError: It cannot be read.
     """
-    return [_describe_source(path, folder, stated.get(path)) for path in paths]
-
-
-def _describe_source(path: str, folder: Path, stated: Source | None) -> Source:
-    files = _list_files(folder / path)
-    blob = _blob(folder / path, files)
-    if stated is not None and stated.blob == blob and not _is_known_wrong(folder / path, stated.commit):
-        return Source(path, len(files), blob, stated.commit)
-    return Source(path, len(files), blob, last_commit(folder / path))
-
-
-def _is_known_wrong(path: Path, commit: str) -> bool:
-    """Whether git can tell that a stated commit is not one of this history; a shallow clone cannot."""
-    if commit == NOT_COMMITTED:
-        return True
-    if _git(path, "rev-parse", "--is-shallow-repository") != "false":
-        return False
-    return _git(path, "merge-base", "--is-ancestor", commit, "HEAD") is None
-
-
-def _list_files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-
-
-def _blob(path: Path, files: Iterable[Path]) -> str:
-    """The git name of a file's content, or of the list of a folder's files with their git names."""
     try:
         if not path.is_dir():
-            return git_blob(path.read_bytes())[:_SHORT]
+            return f"`{name}` (blob `{git_blob(path.read_bytes())[:_SHORT]}`)"
+        files = sorted(file for file in path.rglob("*") if file.is_file())
         lines = [f"{git_blob(file.read_bytes())} {file.relative_to(path).as_posix()}\n" for file in files]
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror}") from None
-    return git_blob("".join(lines).encode())[:_SHORT]
+    return f"`{name}` ({len(files)} files, blob `{git_blob(''.join(lines).encode())[:_SHORT]}`)"
 
 
 def git_blob(content: bytes) -> str:
@@ -281,29 +157,6 @@ def git_blob(content: bytes) -> str:
     'bd9dbf5aae1a3862dd1526723246b20206e5fc37'
     """
     return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
-
-
-def last_commit(path: Path) -> str:
-    """The commit that last changed a file or folder; ``NOT_COMMITTED`` without one, or after a later change."""
-    changed = _git(path, "status", "--porcelain", "--", path.name)
-    if changed is None or changed:
-        return NOT_COMMITTED
-    commit = _git(path, "log", "-1", "--format=%H", "--", path.name)
-    return commit[:_SHORT] if commit else NOT_COMMITTED
-
-
-def _git(path: Path, *arguments: str) -> str | None:
-    try:
-        answer = subprocess.run(
-            ["git", "-C", str(path.parent.resolve()), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return answer.stdout.strip()
 
 
 #: Answers a command, given as words without ``perfscope``, in the folder that its paths start from.
@@ -320,15 +173,21 @@ class BuiltBlock:
         block: The block.
         command: Its command, as a person would type it.
         content: The content built from the raw files.
-        cells: The cells of the block that differ from it.
-        lines: Other differences, as ``- old`` and ``+ new``.
     """
 
     block: Block
     command: str
     content: str
-    cells: tuple[StaleCell, ...]
-    lines: tuple[str, ...]
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """The lines that differ by more than widths of columns from the raw files, as ``-old`` and ``+new``."""
+        old, new = (
+            [" ".join(re.sub("--+", "--", line).split()) for line in text.splitlines()]
+            for text in (self.block.content, self.content)
+        )
+        compared = difflib.unified_diff(old, new, n=0, lineterm="")
+        return tuple(line for line in compared if not line.startswith(("---", "+++", "@@")) and line[1:].strip())
 
     @property
     def is_stale(self) -> bool:
@@ -391,14 +250,13 @@ def _build_block(page: Page, block: Block, answer: Answer) -> BuiltBlock:
     try:
         folder, paths = _find_sources(page.path.parent.resolve(), block.words)
         text = _render(answer(block.words, folder), block)
-        sources = describe_sources(paths, folder, parse_sources(block.content))
+        sources = [describe_source(folder / path, path) for path in paths]
     except PerfscopeError as error:
         problem = f"line {block.line}: the block cannot be regenerated: {error.problem}"
         raise SourceError(page.path, problem, hint=error.hint) from None
     command = f"perfscope {shlex.join(block.words)}"
-    content = f"\n{text}\n{_footer(sources, command)}\n\n"
-    cells, lines = compare_contents(block, content)
-    return BuiltBlock(block, command, content, cells, lines)
+    origin = f"From {', '.join(sources)} by `{command}`." if sources else f"By `{command}`."
+    return BuiltBlock(block, command, f"\n{text}\n_{origin}_\n\n")
 
 
 def _render(report: Report, block: Block) -> str:
@@ -423,13 +281,8 @@ def _find_sources(folder: Path, words: Sequence[str]) -> tuple[Path, list[str]]:
     return folder, []
 
 
-def _footer(sources: Sequence[Source], command: str) -> str:
-    files = f"From {', '.join(map(str, sources))} by `{command}`." if sources else f"By `{command}`."
-    return f"_{files}_"
-
-
 def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
-    """The neutral document, which lists the stale cells one by one."""
+    """The neutral document, which lists the lines that differ."""
     blocks = [(page, block) for page in pages for block in page.blocks]
     stale = [(page, block) for page, block in blocks if block.is_stale]
     verb = "rewritten" if written else "stale"
@@ -439,33 +292,16 @@ def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
         "results": {"reports": [_page_data(page) for page in pages]},
     }
     title = f"{format_count(len(pages), 'report')} with {format_count(len(blocks), 'block')}, {len(stale)} {verb}"
-    sections = [_summary(pages)]
-    if stale and not written:
-        if any(block.cells for _, block in stale):
-            sections.append(_cells(stale))
-        lines = tuple(
-            f"{page.page.path}, block at line {block.block.line}: {line}"
-            for page, block in stale
-            for line in block.lines
-        )
-        if lines:
-            sections.append(Section("Other lines that differ", notes=tuple(f"`{line}`" for line in lines)))
-    return Report(title, data, tuple(sections))
-
-
-def _summary(pages: Sequence[BuiltPage]) -> Section:
     rows = tuple((str(page.page.path), len(page.blocks), len(page.stale)) for page in pages)
-    return Section("Reports", (Column("Report"), Column("Blocks"), Column("Stale")), rows)
-
-
-def _cells(stale: Sequence[tuple[BuiltPage, BuiltBlock]]) -> Section:
-    columns = ("Report", "Line", "Row", "Column", "In the report", "From the raw files")
-    rows = tuple(
-        (str(page.page.path), str(cell.line), cell.row, cell.column, cell.reported, cell.rebuilt)
-        for page, block in stale
-        for cell in block.cells
-    )
-    return Section("Cells that differ", tuple(Column(name) for name in columns), rows)
+    sections = [Section("Reports", (Column("Report"), Column("Blocks"), Column("Stale")), rows)]
+    if stale and not written:
+        lines = tuple(
+            f"{page.page.path}, block at line {block.block.line}: `{line}`"
+            for page, block in stale
+            for line in block.lines[:_SHOWN_LINES]
+        )
+        sections.append(Section("Lines that differ", notes=lines))
+    return Report(title, data, tuple(sections))
 
 
 def _page_data(page: BuiltPage) -> Json:
@@ -476,16 +312,6 @@ def _page_data(page: BuiltPage) -> Json:
                 "line": block.block.line,
                 "command": block.command,
                 "stale": block.is_stale,
-                "cells": [
-                    {
-                        "line": cell.line,
-                        "row": cell.row,
-                        "column": cell.column,
-                        "reported": cell.reported,
-                        "rebuilt": cell.rebuilt,
-                    }
-                    for cell in block.cells
-                ],
                 "lines": list(block.lines),
             }
             for block in page.blocks
