@@ -108,7 +108,7 @@ def to_report(checked: CheckedFile, *, written: bool) -> Report:
         "tables": len(file.tables),
         "counts": counts,
         "results": {
-            "cells": [_cell_data(cell) for cell in tables.cells],
+            "cells": [cell_data(cell) for cell in tables.cells],
             "contradictions": [
                 {"table": row.table_title, "line": row.line, "row": row.row, "problem": row.problem}
                 for row in checked.contradictions
@@ -135,7 +135,8 @@ def to_report(checked: CheckedFile, *, written: bool) -> Report:
     return Report(title, data, sections, warnings)
 
 
-def _cell_data(cell: CheckedCell) -> dict[str, Json]:
+def cell_data(cell: CheckedCell) -> dict[str, Json]:
+    """The JSON of a checked cell."""
     return {
         "table": cell.table_title,
         "table_line": cell.table_line,
@@ -153,7 +154,8 @@ def _cell_data(cell: CheckedCell) -> dict[str, Json]:
 
 def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool) -> list[Section]:
     tables, contradictions = checked.tables, checked.contradictions
-    sections = [_verdicts(counts)]
+    verdicts = tuple(counts.items())
+    sections = [Section("Verdicts", (Column("Verdict"), Column("Cells")), verdicts, notes=(_VERDICTS_EXPLAINED,))]
     if tables.unfounded:
         sections.append(_differences("Rewritten cells" if written else "Cells that differ", tables.unfounded))
     if contradictions:
@@ -174,12 +176,6 @@ def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool)
             )
         )
     return sections
-
-
-def _verdicts(counts: Mapping[str, int]) -> Section:
-    return Section(
-        "Verdicts", (Column("Verdict"), Column("Cells")), tuple(counts.items()), notes=(_VERDICTS_EXPLAINED,)
-    )
 
 
 def _differences(title: str, cells: Sequence[CheckedCell]) -> Section:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 from perfscope.analyzers.published.check import (
     CheckedCell,
@@ -17,22 +17,15 @@ from perfscope.analyzers.published.check import (
 )
 from perfscope.analyzers.published.derived import NotComputable, find_baselines, recompute
 from perfscope.errors import SourceError
+from perfscope.regenerate.refresh import cell_data
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.sources.published.tables import read_published
 from perfscope.tables.published import Constant, PublishedTable, Quantity, Row
 from perfscope.units import format_count
 
 
-@dataclass(frozen=True, slots=True)
-class AddedColumn:
-    """A column that ``--add`` computes.
-
-    Attributes:
-        quantity: What it states.
-        heading: Its heading, with the unit.
-        unit: What a printed 1 is worth.
-        decimals: How many digits after the point its cells show.
-    """
+class AddedColumn(NamedTuple):
+    """A column that ``--add`` computes: its quantity, its heading, what a printed 1 is worth, and its decimals."""
 
     quantity: Quantity
     heading: str
@@ -50,38 +43,12 @@ ADDED_COLUMNS: Mapping[str, AddedColumn] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _CheckedFile:
+class _File(NamedTuple):
     """A file's tables, their recomputed cells, and their rows that contradict themselves."""
 
-    path: Path
     tables: Sequence[PublishedTable]
     checked: CheckedTables
     contradictions: Sequence[Contradiction]
-
-
-@dataclass(frozen=True, slots=True)
-class _CheckedTable:
-    """One table of a file, with what belongs to its rows.
-
-    Attributes:
-        table: The table.
-        cells: Its recomputed cells.
-        contradictions: Its rows that contradict themselves.
-        notes: Sentences about constants, assumptions and cells that cannot be recomputed.
-        added: The columns to add, by their typed name.
-    """
-
-    table: PublishedTable
-    cells: Sequence[CheckedCell]
-    contradictions: Sequence[Contradiction]
-    notes: tuple[str, ...]
-    added: Mapping[str, AddedColumn]
-
-    @property
-    def has_verdicts(self) -> bool:
-        """Whether any row can be judged."""
-        return bool(self.cells or self.contradictions)
 
 
 def report_tables(
@@ -99,19 +66,18 @@ def report_tables(
         SourceError: A file contains no table that can be recomputed.
     """
     columns = {name: ADDED_COLUMNS[name] for name in added}
-    tables = [
-        (file.path, _check_table(file, table, columns))
-        for file in _check_files(paths, constants, peak_tflops, columns)
-        for table in file.tables
-    ]
-    rows = sum(len(checked.table.rows) for _, checked in tables)
-    differing = sum(not cell.agrees for _, checked in tables for cell in checked.cells)
-    data: dict[str, Json] = {
-        "schema": "perfscope/table/1",
-        "results": {"tables": [{"file": str(path), **_table_data(checked)} for path, checked in tables]},
-    }
+    tables = [(file, table) for file in _check_files(paths, constants, peak_tflops, columns) for table in file.tables]
+    sections, data = [], []
+    for file, table in tables:
+        section, entry = _describe(file, table, columns)
+        sections.append(section)
+        data.append(entry)
+    rows = sum(len(table.rows) for _, table in tables)
+    differing = sum(
+        not cell.agrees for file, table in tables for cell in file.checked.cells if cell.table_line == table.line
+    )
     title = f"{format_count(rows, 'row')}, {differing} of the cells different"
-    return Report(title, data, tuple(_table_section(checked) for _, checked in tables))
+    return Report(title, {"schema": "perfscope/table/1", "results": {"tables": data}}, tuple(sections))
 
 
 def report_differences(
@@ -123,35 +89,26 @@ def report_differences(
         SourceError: A file contains no table that can be recomputed.
     """
     files = list(_check_files(paths, constants, peak_tflops, {}))
-    cells: list[tuple[Cell, ...]] = [
+    cells = tuple(
         (
-            cell.table_title,
-            cell.row,
-            cell.column,
-            cell.published or None,
-            cell.text,
-            str(cell.verdict),
-            cell.why or None,
+            each.table_title,
+            each.row,
+            each.column,
+            each.published or None,
+            each.text,
+            str(each.verdict),
+            each.why or None,
         )
         for file in files
-        for cell in file.checked.differences
-    ]
-    contradictions: list[tuple[Cell, ...]] = [
-        (row.table_title, row.row, row.problem) for file in files for row in file.contradictions
-    ]
+        for each in file.checked.differences
+    )
+    contradictions = tuple((row.table_title, row.row, row.problem) for file in files for row in file.contradictions)
     names = ("Table", "Row", "Column", "Published", "Recomputed", "Verdict", "Why")
     sections = (
-        Section("Cells that differ", tuple(Column(name) for name in names), tuple(cells)),
-        Section(
-            "Rows that contradict themselves",
-            (Column("Table"), Column("Row"), Column("Problem")),
-            tuple(contradictions),
-        ),
+        Section("Cells that differ", tuple(Column(name) for name in names), cells),
+        Section("Rows that contradict themselves", tuple(map(Column, ("Table", "Row", "Problem"))), contradictions),
     )
-    data: dict[str, Json] = {
-        "schema": "perfscope/differences/1",
-        "results": {"cells": [list(row) for row in cells], "contradictions": [list(row) for row in contradictions]},
-    }
+    data: dict[str, Json] = {"schema": "perfscope/differences/1", "results": {"cells": cells}}
     count = format_count(sum(len(file.checked.cells) for file in files), "cell")
     title = f"{count}, {len(cells)} different; {format_count(len(contradictions), 'contradiction')}"
     return Report(title, data, tuple(section for section in sections if section.rows))
@@ -162,23 +119,41 @@ def _check_files(
     constants: Mapping[Quantity, Constant],
     peak_tflops: float | None,
     added: Mapping[str, AddedColumn],
-) -> Iterator[_CheckedFile]:
+) -> Iterator[_File]:
     for path in paths:
         file = read_published(path, constants, added=[column.quantity for column in added.values()])
         if not file.tables:
             raise SourceError(path, "contains no table that can be recomputed", hint="; ".join(file.unread[:3]) or None)
-        yield _CheckedFile(path, file.tables, check_tables(file.tables, peak_tflops), find_contradictions(file.tables))
+        yield _File(file.tables, check_tables(file.tables, peak_tflops), find_contradictions(file.tables))
 
 
-def _check_table(file: _CheckedFile, table: PublishedTable, added: Mapping[str, AddedColumn]) -> _CheckedTable:
+def _describe(file: _File, table: PublishedTable, columns: Mapping[str, AddedColumn]) -> tuple[Section, Json]:
+    """A table as a section and as JSON."""
     lines = {row.line for row in table.rows}
-    return _CheckedTable(
-        table,
-        [cell for cell in file.checked.cells if cell.table_line == table.line],
-        [row for row in file.contradictions if row.line in lines],
-        _notes(file.checked, table, lines),
-        {name: column for name, column in added.items() if column.quantity not in table.columns},
-    )
+    checked = [cell for cell in file.checked.cells if cell.table_line == table.line]
+    contradictions = [row for row in file.contradictions if row.line in lines]
+    added = {name: column for name, column in columns.items() if column.quantity not in table.columns}
+    recomputed = {
+        cell.column: f"{cell.column}, {'change ' if cell.quantity.startswith('change') else ''}recomputed"
+        for cell in checked
+    }
+    headings = [Column(heading) for heading in (*table.headings, *recomputed.values())]
+    headings += [Column(column.heading, column.decimals) for column in added.values()]
+    has_verdicts = bool(checked or contradictions)
+    rows: list[tuple[Cell, ...]] = []
+    entries: list[Json] = []
+    for row, baseline in zip(table.rows, find_baselines(table), strict=True):
+        cells = [cell for cell in checked if cell.line == row.line]
+        computed = {name: _compute_added(table, row, baseline, column) for name, column in added.items()}
+        texts: list[Cell] = list((*row.cells, *[""] * len(table.headings))[: len(table.headings)])
+        texts += [" ".join(cell.text for cell in cells if cell.column == heading) or None for heading in recomputed]
+        verdict = _verdict(cells, [each.problem for each in contradictions if each.line == row.line])
+        rows.append((*texts, *computed.values(), *((verdict,) if has_verdicts else ())))
+        entries.append({"line": row.line, "cells": list(row.cells), "added": computed})
+    if has_verdicts:
+        headings.append(Column("Verdict"))
+    data: Json = {"title": table.title, "rows": entries, "cells": [cell_data(cell) for cell in checked]}
+    return Section(table.title, tuple(headings), tuple(rows), _notes(file.checked, table, lines)), data
 
 
 def _notes(checked: CheckedTables, table: PublishedTable, lines: set[int]) -> tuple[str, ...]:
@@ -197,37 +172,6 @@ def _notes(checked: CheckedTables, table: PublishedTable, lines: set[int]) -> tu
     return (*stated, *assumed, *unknown, *table.notes)
 
 
-def _table_section(checked: _CheckedTable) -> Section:
-    table = checked.table
-    recomputed = {cell.column: _recomputed_heading(cell) for cell in checked.cells}
-    columns = [Column(heading) for heading in (*table.headings, *recomputed.values())]
-    columns += [Column(column.heading, column.decimals) for column in checked.added.values()]
-    if checked.has_verdicts:
-        columns.append(Column("Verdict"))
-    rows: list[tuple[Cell, ...]] = []
-    for row, baseline in zip(table.rows, find_baselines(table), strict=True):
-        cells = [cell for cell in checked.cells if cell.line == row.line]
-        texts: list[Cell] = [*_pad(row, table)]
-        texts += [" ".join(cell.text for cell in cells if cell.column == heading) or None for heading in recomputed]
-        texts += [_compute_added(table, row, baseline, column) for column in checked.added.values()]
-        if checked.has_verdicts:
-            problems = [
-                contradiction.problem for contradiction in checked.contradictions if contradiction.line == row.line
-            ]
-            texts.append(_verdict(cells, problems))
-        rows.append(tuple(texts))
-    return Section(table.title, tuple(columns), tuple(rows), checked.notes)
-
-
-def _recomputed_heading(cell: CheckedCell) -> str:
-    return f"{cell.column}, change recomputed" if cell.quantity.startswith("change") else f"{cell.column}, recomputed"
-
-
-def _pad(row: Row, table: PublishedTable) -> Sequence[str]:
-    """The cells of a row, as many as there are headings."""
-    return [*row.cells, *[""] * len(table.headings)][: len(table.headings)]
-
-
 def _compute_added(table: PublishedTable, row: Row, baseline: Row | None, column: AddedColumn) -> str | None:
     """An added cell as text, so that its digits are exact; None if it cannot be computed."""
     try:
@@ -243,32 +187,3 @@ def _verdict(cells: Sequence[CheckedCell], problems: Sequence[str]) -> str | Non
     ]
     texts += [f"contradicts itself: {problem}" for problem in problems]
     return "; ".join(texts) or ("agrees" if cells else None)
-
-
-def _table_data(checked: _CheckedTable) -> dict[str, Json]:
-    table = checked.table
-    return {
-        "title": table.title,
-        "headings": list(table.headings),
-        "rows": [
-            {
-                "line": row.line,
-                "cells": list(row.cells),
-                "added": {name: _compute_added(table, row, baseline, column) for name, column in checked.added.items()},
-            }
-            for row, baseline in zip(table.rows, find_baselines(table), strict=True)
-        ],
-        "cells": [
-            {
-                "line": cell.line,
-                "column": cell.column,
-                "published": cell.published or None,
-                "recomputed": float(cell.recomputed),
-                "text": cell.text,
-                "verdict": str(cell.verdict),
-                "why": cell.why or None,
-            }
-            for cell in checked.cells
-        ],
-        "contradictions": [{"line": row.line, "problem": row.problem} for row in checked.contradictions],
-    }
