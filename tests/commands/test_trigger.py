@@ -57,7 +57,7 @@ def ask(run: Path, statuses: dict[int, str], *words: str) -> Any:
 
 def test_all_ranks_get_one_step_far_enough_ahead(tmp_path: Path) -> None:
     run = make_run(tmp_path / "RUN")
-    ended = ask(run, {0: "planned", 1: "planned"}, "--ranks", "1", "--steps", "2", "--stack")
+    ended = ask(run, {0: "planned", 1: "planned"}, "--ranks", "1", "--steps", "2", "--record", "stack")
     assert ended.code == 0, ended.stderr
     report = json.loads(ended.stdout)
     assert report["last"] == report["first"] + 1

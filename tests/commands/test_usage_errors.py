@@ -20,7 +20,8 @@ WITH_HELP = [
 ]
 MISSING = [
     "analyze nowhere",
-    "bubble nowhere",
+    "analyze nowhere --only goodput",
+    "export nowhere",
     "checkpoint nowhere",
     "logs nowhere",
     "plan --run nowhere --model llama3-8b --gpus 8 --tokens 1B",
