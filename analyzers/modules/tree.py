@@ -7,7 +7,8 @@ inside them have the same names, calls, kernels and operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from perfscope.analyzers.modules.attribution import Phase
@@ -16,8 +17,8 @@ from perfscope.analyzers.modules.measurement import ModuleTimes
 #: A layer without modules inside folds only among as many siblings: in a sequence of three, the first and the last one
 #: may be equal by chance.
 _FEWEST_LEAVES = 3
-#: Kernels of equal layers may differ by as many: a library may split a product in one layer, and not in the next.
-_SAME = 0.1
+#: A number at the end of a path.
+_STEM = re.compile(r"(?<![^.])\d+$")
 _COMPILED = "::"
 
 
@@ -123,47 +124,25 @@ def _leads_to(parents: dict[str, str | None], start: str, goal: str) -> bool:
 
 def fold(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
     """The nodes with equal siblings folded, from the leaves up."""
+    groups: dict[tuple[str, Hashable], list[ModuleNode]] = {}
     for node in nodes:
         node.children = fold(node.children)
         node.instances_ns = node.instances_ns or (node.total_ns,)
-    groups: dict[str, list[ModuleNode]] = {}
-    for node in nodes:
-        groups.setdefault(_stem(node.path) or node.path, []).append(node)
+        groups.setdefault((_STEM.sub("*", node.path), _signature(node)), []).append(node)
     folded: list[ModuleNode] = []
-    for stem, members in groups.items():
-        for alike in _alike(members) if len(members) > 1 else [members]:
-            fewest = 2 if alike[0].children else _FEWEST_LEAVES
-            folded.extend([_merge(stem, alike)] if len(alike) >= fewest else alike)
+    for (stem, _), alike in groups.items():
+        fewest = 2 if alike[0].children else _FEWEST_LEAVES
+        folded.extend([_merge(stem, alike)] if len(alike) >= fewest and stem.endswith("*") else alike)
     return folded
 
 
-def _stem(path: str) -> str | None:
-    """The path with its last part, which is a number, as ``*``; None where it is none."""
-    head, _, last = path.rpartition(".")
-    return f"{head}.*" if head and last.isdigit() else ("*" if last.isdigit() else None)
+def _signature(node: ModuleNode) -> Hashable:
+    """What equal modules have in common: calls, operations, kernels of a call, and what is inside them by name.
 
-
-def _alike(members: Sequence[ModuleNode]) -> list[list[ModuleNode]]:
-    """The members in groups of equal ones, in their order."""
-    groups: list[list[ModuleNode]] = []
-    for member in members:
-        group = next((group for group in groups if _are_alike(group[0], member)), None)
-        if group is None:
-            groups.append([member])
-        else:
-            group.append(member)
-    return groups
-
-
-def _are_alike(first: ModuleNode, second: ModuleNode) -> bool:
-    counts = ((first.calls, second.calls), (sum(first.flops or ()), sum(second.flops or ())))
-    if any(one != other for one, other in counts) or len(first.children) != len(second.children):
-        return False
-    kernels = sum(first.kernels), sum(second.kernels)
-    if abs(kernels[0] - kernels[1]) > _SAME * max(kernels):
-        return False
-    pairs = zip(_sorted(first), _sorted(second), strict=True)
-    return all(_relative(one, first) == _relative(other, second) and _are_alike(one, other) for one, other in pairs)
+    A library may split a product in one call, and not in the next.
+    """
+    inside = tuple((_relative(child, node), _signature(child)) for child in _sorted(node))
+    return node.calls, sum(node.flops or ()), round(sum(node.kernels) / max(1, node.calls)), inside
 
 
 def _sorted(node: ModuleNode) -> list[ModuleNode]:

@@ -6,21 +6,17 @@ A peak belongs to one GPU and one data type. It is never guessed: an unknown GPU
 
 from __future__ import annotations
 
-import re
+import tomllib
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple, NotRequired, TypedDict, cast
+from typing import Any, NamedTuple
 
 from perfscope.constants import GB
 from perfscope.errors import UsageError
 
 SPARSITY_GAIN = 2.0
-#: Loaded by name where a GPU is looked up: many traces are measured, and many runs shown, where none is.
-_TOML = "tomllib"
 _FILE = Path(__file__).with_name("hardware.toml")
-_ENTRY = "[[gpu]]"
 _SAME_PEAK = 0.01
 _VENDOR_WORDS = ("nvidia-", "tesla-", "geforce-", "amd-", "instinct-")
 
@@ -90,54 +86,18 @@ class Gpu(NamedTuple):
         return self.dense_tflops[dtype]
 
 
-class _LinkEntry(TypedDict):
-    """A link in ``hardware.toml``."""
-
-    name: str
-    gb_s: float
-    reduces: NotRequired[bool]
-
-
-class _Entry(TypedDict):
-    """A GPU in ``hardware.toml``."""
-
-    name: str
-    cuda_names: list[str]
-    dense_tflops: dict[str, float]
-    source: str
-    aliases: NotRequired[list[str]]
-    memory_gb: float
-    memory_tb_s: NotRequired[float]
-    power_w: int
-    tensor_clock_mhz: NotRequired[float]
-    link: NotRequired[_LinkEntry]
-    link_source: NotRequired[str]
-
-
 @cache
-def _text() -> str:
-    return _FILE.read_text("utf-8")
-
-
-@cache
-def _families() -> dict[str, str]:
-    head, _, _ = _text().partition(_ENTRY)
-    families: dict[str, str] = import_module(_TOML).loads(head)["family"]
-    return families
+def _document() -> dict[str, Any]:
+    return tomllib.loads(_FILE.read_text("utf-8"))
 
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
     """Read every GPU of ``hardware.toml``, in its order."""
-    return tuple(_parse_entry(text) for text in _entry_texts())
+    return tuple(map(_parse_entry, _document()["gpu"]))
 
 
-def _entry_texts() -> list[str]:
-    return _text().split(_ENTRY)[1:]
-
-
-def _parse_entry(text: str) -> Gpu:
-    entry = cast("_Entry", import_module(_TOML).loads(text))
+def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
     link = entry.get("link")
     return Gpu(
         name=entry["name"],
@@ -158,15 +118,11 @@ def _parse_entry(text: str) -> Gpu:
 @cache
 def lookup_gpu(name: str) -> Gpu | None:
     """Look a GPU up by its name, an alias or its CUDA name; None where it is not listed."""
-    key = _normalize(name)
-    key = _families().get(key, key)
-    for text in _entry_texts():
-        # Only entries with the name are parsed: parsing the file takes longer than a command that needs one GPU.
-        if key and key in _normalize(text):
-            gpu = _parse_entry(text)
-            if key in {_normalize(spelling) for spelling in (gpu.name, *gpu.aliases, *gpu.cuda_names)}:
-                return gpu
-    return None
+    key = resolve_family(name) or _normalize(name)
+    return next(
+        (gpu for gpu in gpus() if key in map(_normalize, (gpu.name, *gpu.aliases, *gpu.cuda_names))),
+        None,
+    )
 
 
 def find_gpu(name: str) -> Gpu:
@@ -188,22 +144,18 @@ def describe_unlisted(name: str) -> str:
 
 def list_gpu_names() -> str:
     """Every value of ``--gpu`` without aliases, as a list for people."""
-    return ", ".join(re.findall(r'^name = "(.*)"', _text(), re.MULTILINE))
+    return ", ".join(gpu.name for gpu in gpus())
 
 
 def resolve_family(name: str) -> str | None:
     """The GPU that a family's name, such as ``h100``, stands for; None for the name of a single GPU."""
-    return _families().get(_normalize(name))
+    families: dict[str, str] = _document()["family"]
+    return families.get(_normalize(name))
 
 
 def fastest_gpu() -> Gpu:
     """The GPU with the highest dense 16-bit peak."""
-    return _parse_entry(max(_entry_texts(), key=_search_peak))
-
-
-def _search_peak(text: str) -> float:
-    """The 16-bit peak of one entry, without parsing it."""
-    return max(float(peak) for peak in re.findall(r"\b(?:bf16|fp16) = ([\d.]+)", text))
+    return max(gpus(), key=lambda gpu: gpu.dense_16bit_tflops)
 
 
 def check_dense(peak_tflops: float, dtype: str, gpu: Gpu | None) -> float:
