@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from perfscope.renderers import Terminal
-from perfscope.renderers.terminal.analysis_screen import draw_analyses, draw_analysis
-from perfscope.renderers.terminal.comparison_screen import draw_comparison
+from perfscope.renderers.terminal.screens import draw_analyses, draw_analysis, draw_comparison
 from perfscope.renderers.terminal.tables import draw_sections
 from perfscope.report import Report
 

@@ -1,4 +1,4 @@
-"""The screen of ``perfscope analyze``: what costs the most, the steps, where the time went, and how to see the rest."""
+"""One screen of a report: what costs the most or the verdict, where the time went, and how to see the rest."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from rich.text import Text
 
 from perfscope.constants import US_PER_S
 from perfscope.renderers import Terminal
+from perfscope.renderers.cells import to_text
 from perfscope.renderers.terminal.lines import DOUBT, FAINT, HEADING, fit, join, plain, to_output, wrap
 from perfscope.report import Report
 from perfscope.units import format_count, format_rate, format_seconds
@@ -23,6 +24,9 @@ _BAR = 24
 _SEVERE = 0.1
 #: Of a bar, as a share.
 _LEAST_NAMED = 0.005
+_VERDICTS = {"slower": "bold red", "faster": "bold green", "same": "bold", "incomparable": "bold yellow"}
+_OF_COMPARISONS = ("Figures", "Limits", "What the change is made of", "Verdicts")
+_MOST_ROWS, _NAME, _CELL = 8, 23, 10
 _PARTS = (
     ("compute_us", "compute", "blue"),
     ("exposed_communication_us", "communication", "yellow"),
@@ -56,6 +60,22 @@ def draw_analyses(report: Report, terminal: Terminal) -> str:
     if len(shown) < len(analyses):
         rows.append(plain(f"... and {format_count(len(analyses) - len(shown), 'more run')}", FAINT))
     return to_output([fit(plain(report.title, "bold"), terminal), *rows, *end], terminal)
+
+
+def draw_comparison(report: Report, terminal: Terminal) -> str:
+    """Draw one comparison, or the verdicts of several: the first rows of their tables."""
+    verdict = str(report.data.get("verdict", ""))
+    top = [plain(verdict.capitalize(), _VERDICTS.get(verdict, "bold"))] if verdict else []
+    top += wrap(plain(report.title, "bold"), terminal, 3)
+    end = [*_warnings(report, terminal), *draw_footer(report, terminal)]
+    rows: list[Text] = []
+    for section in report.sections:
+        if section.title in _OF_COMPARISONS and section.rows:
+            rows.append(plain(section.title, HEADING))
+            for row in section.rows[:_MOST_ROWS]:
+                first, *cells = (to_text(cell, column) for cell, column in zip(row, section.columns, strict=True))
+                rows.append(fit(join(f"{first:<{_NAME}}", *(f"  {cell:>{_CELL}}" for cell in cells)), terminal))
+    return to_output([*top, *rows[: terminal.height - len(top) - len(end)], *end][: terminal.height], terminal)
 
 
 def _run_line(analysis: Mapping[str, Any]) -> Text:
