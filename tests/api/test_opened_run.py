@@ -40,7 +40,7 @@ def test_it_gives_what_the_command_line_gives() -> None:
 
 def test_findings_and_steps() -> None:
     run = perfscope.open(UNPINNED)
-    assert [finding["id"] for finding in run.findings] == ["unpinned_copies", "host_bound"]
+    assert [finding.id for finding in run.findings] == ["unpinned_copies", "host_bound"]
     assert re.fullmatch(
         r"<findings: Unpinned copies \(\d+% of a step\); Host-bound launches \(\d% of a step\)>", repr(run.findings)
     )
