@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from perfscope.analyzers.budget.terms import COMMUNICATION
-from perfscope.analyzers.comparison.budgets import BudgetChange, Inventory, compare_budgets, compare_inventories
+from perfscope.analyzers.budget import COMMUNICATION, KINDS, Budget, Term, apportion
 from perfscope.analyzers.comparison.change import (
     CONFIDENCE,
     Change,
@@ -28,12 +27,10 @@ from perfscope.report import Json
 from perfscope.tables.columns import Float64
 from perfscope.units import format_parameters
 
-if TYPE_CHECKING:
-    from perfscope.analyzers.comparison.replayed import ReplayedTerm
-
-
 _LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
 _PERCENT = 100
+#: Amounts of work are scaled in whole parts of this.
+_SCALE = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +211,116 @@ def _versions(a: Setup, b: Setup) -> Iterator[SetupDifference]:
             yield SetupDifference(f"version of {package}", first or "not stated", second or "not stated", forbids=False)
 
 
+@dataclass(frozen=True, slots=True)
+class TermChange:
+    """A term on both sides, in nanoseconds of a step.
+
+    Attributes:
+        term: The term.
+        a_ns, b_ns: Its time on each side.
+        a_calls, b_calls: Its events of the device a step; absent where it has none.
+    """
+
+    term: Term
+    a_ns: int
+    b_ns: int
+    a_calls: float | None = None
+    b_calls: float | None = None
+
+    @property
+    def change_ns(self) -> int:
+        """By how much it changed the step."""
+        return self.b_ns - self.a_ns
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChange:
+    """The budget of a change.
+
+    Attributes:
+        change_ns: What is explained: the change of the step.
+        explains: Which steps that is of, in words.
+        terms: The terms, those with the largest changes first.
+        unexplained_ns: The rest: ``change_ns`` is the sum of the terms and this.
+        step_ns: A's step, for shares.
+        notes: What a reader must know.
+    """
+
+    change_ns: int
+    explains: str
+    terms: tuple[TermChange, ...]
+    unexplained_ns: int
+    step_ns: int
+    notes: tuple[str, ...]
+
+    @property
+    def traced_ns(self) -> int:
+        """What the traces show of the change."""
+        return sum(term.change_ns for term in self.terms)
+
+    def __post_init__(self) -> None:
+        assert self.traced_ns + self.unexplained_ns == self.change_ns
+
+
+def compare_budgets(a: Side, b: Side, factor: float) -> BudgetChange | None:
+    """The budget of the change of a step; None where a side has none.
+
+    ``factor`` is how much of B's step is compared.
+    """
+    if a.budget is None or b.budget is None:
+        return None
+    by_operator = all(any(term.operator for term in budget.times) for budget in (a.budget, b.budget))
+    (first, calls), (second, other_calls) = (_at_level(side, by_operator=by_operator) for side in (a.budget, b.budget))
+    if factor != 1:
+        names = sorted(second)
+        means = apportion([second[term] * round(factor * _SCALE) for term in names], _SCALE)
+        second = dict(zip(names, means, strict=True))
+    change_ns, explains = sum(second.values()) - sum(first.values()), "the profiled steps"
+    if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:
+        change_ns = round(round(b.step_time_s.centre * NS_PER_S) * factor) - round(a.step_time_s.centre * NS_PER_S)
+        explains = "the undisturbed steps"
+    every = {*first, *second, *calls, *other_calls}
+    terms = (
+        TermChange(term, first.get(term, 0), second.get(term, 0), calls.get(term), other_calls.get(term))
+        for term in sorted(every, key=lambda term: (KINDS.index(term.kind), term.name, term.operator))
+    )
+    changed = (term for term in terms if term.change_ns or term.a_ns or term.a_calls != term.b_calls)
+    ordered = sorted(changed, key=lambda term: -abs(term.change_ns))
+    return BudgetChange(
+        change_ns=change_ns,
+        explains=explains,
+        terms=tuple(ordered),
+        unexplained_ns=change_ns - sum(term.change_ns for term in ordered),
+        step_ns=sum(first.values()),
+        notes=_describe(a.budget, b.budget),
+    )
+
+
+def _describe(a: Budget, b: Budget) -> tuple[str, ...]:
+    steps = [f"{len(budget.steps) or 1} of {'A' if budget is a else 'B'}" for budget in (a, b)]
+    notes = [
+        f"Terms are means over profiled steps ({', '.join(steps)}) and ranks. Profiled steps are slower than others, "
+        "on both sides by not quite the same: that is in what is unexplained."
+    ]
+    if a.activities != b.activities:
+        kinds = " and ".join(budget.activities or "unknown" for budget in (a, b))
+        notes.append(f"The windows differ ({kinds}): a window with operators slows the host more than a light one.")
+    return tuple(notes)
+
+
+def _at_level(budget: Budget, *, by_operator: bool) -> tuple[Mapping[Term, int], Mapping[Term, float]]:
+    """The times and events of a budget's terms; without operators where one side has none."""
+    if by_operator:
+        return budget.times, budget.calls
+    times: Counter[Term] = Counter()
+    calls: Counter[Term] = Counter()
+    for term, ns in budget.times.items():
+        times[term._replace(operator="")] += ns
+    for term, count in budget.calls.items():
+        calls[term._replace(operator="")] += count  # type: ignore[assignment]  # means of counts
+    return times, calls
+
+
 class Verdict(StrEnum):
     """The answer."""
 
@@ -238,11 +345,9 @@ class Comparison:
         changes: The figures that both sides have.
         missing: Why a figure is absent.
         budget: What the change is made of; absent with ``missing["budget"]``.
-        inventory: What else differs.
         setup: What is not the same in the set-ups.
         limits: What became of the limits.
         notes: What a reader must know.
-        replays: What the largest terms cost on the critical path; absent where that was not asked for.
     """
 
     a: Side
@@ -256,11 +361,9 @@ class Comparison:
     changes: Mapping[Figure, Change]
     missing: Mapping[str, str]
     budget: BudgetChange | None
-    inventory: Inventory
     setup: tuple[SetupDifference, ...]
     limits: tuple[LimitVerdict, ...]
     notes: tuple[str, ...]
-    replays: tuple[ReplayedTerm, ...] | None = None
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -295,7 +398,6 @@ def compare_sides(
     budget = compare_budgets(a, b, factor)
     if budget is None:
         missing["budget"] = next(side.why_absent("budget") for side in (a, b) if side.budget is None)
-    inventory = compare_inventories(a.budget, b.budget) if a.budget and b.budget else Inventory()
     notes = (*_explain(a, b, changes, forbidding, work), *list_unknown(a, b), *a.notes, *b.notes)
     reasons_of_figures = {figure: missing.get(figure, "") for figure in Figure}
     return Comparison(
@@ -310,7 +412,6 @@ def compare_sides(
         changes=changes,
         missing=missing,
         budget=budget,
-        inventory=inventory,
         setup=setup,
         limits=tuple(check_limit(limit, changes, reasons_of_figures) for limit in limits),
         notes=tuple(dict.fromkeys(notes)),
@@ -338,7 +439,6 @@ def _refused(
         changes={},
         missing=dict.fromkeys((*Figure, "budget"), why),
         budget=None,
-        inventory=Inventory(),
         setup=setup,
         limits=tuple(LimitVerdict(limit, None, f"not checked: {why}") for limit in limits),
         notes=(),

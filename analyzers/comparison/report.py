@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from perfscope.analyzers.comparison.budgets import BudgetChange, Difference, TermChange
 from perfscope.analyzers.comparison.change import Change
-from perfscope.analyzers.comparison.comparison import Comparison, Verdict
+from perfscope.analyzers.comparison.comparison import BudgetChange, Comparison, TermChange, Verdict
 from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_US
 from perfscope.report import Cell, Column, Json, Row, Section, first_rows, percent, percent_of
-from perfscope.tables.kernel_classes import short_name
-
-if TYPE_CHECKING:
-    from perfscope.analyzers.comparison.replayed import ReplayedTerm
 
 SCHEMA = "perfscope/comparison/1"
 _UNITS = {
@@ -28,7 +23,9 @@ _UNITS = {
 _LONGEST_NAME = 60
 _LONGEST_TEXT = 400
 _MOST_RUNS = 8
-_MOST_NAMES = 5
+_MOST_VERDICTS = 100
+_MOST_DETAILED = 10
+_LEAST_DETAILED = 3
 _KINDS = {
     Kind.RUN: "a run",
     Kind.TRACES: "traces",
@@ -63,7 +60,6 @@ def describe_verdict(comparison: Comparison) -> str:
 
 def to_data(comparison: Comparison) -> dict[str, Json]:
     """The comparison for JSON."""
-    inventory = comparison.inventory
     return {
         "schema": SCHEMA,
         "verdict": str(comparison.verdict),
@@ -79,13 +75,6 @@ def to_data(comparison: Comparison) -> dict[str, Json]:
         "work": None if comparison.work is None else comparison.work[0],
         "missing": {str(name): reason for name, reason in comparison.missing.items()},
         **_budget_data(comparison.budget),
-        "replays": None if comparison.replays is None else [_replay_data(term) for term in comparison.replays],
-        "appeared": _differences(inventory.differences, "appeared"),
-        "vanished": _differences(inventory.differences, "vanished"),
-        "changed": [
-            difference.data() for difference in inventory.differences if difference.what not in ("appeared", "vanished")
-        ],
-        "unchanged": {"kernels": list(inventory.same_kernels), "products": inventory.same_products},
         "setup": [difference.data() for difference in comparison.setup],
         "limits": [verdict.data() for verdict in comparison.limits],
         "notes": list(comparison.notes),
@@ -134,20 +123,9 @@ def _term_data(change: TermChange) -> dict[str, Json]:
         "a_us": change.a_ns / NS_PER_US,
         "b_us": change.b_ns / NS_PER_US,
         "change_us": change.change_ns / NS_PER_US,
+        "a_calls": change.a_calls,
+        "b_calls": change.b_calls,
     }
-
-
-def _replay_data(term: ReplayedTerm) -> dict[str, Json]:
-    return {
-        "kernel": term.name,
-        "change_us": term.change_ns / NS_PER_US,
-        "replayed_us": term.replayed_ns / NS_PER_US,
-        "interval_us": [bound / NS_PER_US for bound in term.interval_ns],
-    }
-
-
-def _differences(differences: Sequence[Difference], what: str) -> list[Json]:
-    return [difference.data() for difference in differences if difference.what == what]
 
 
 def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
@@ -159,12 +137,6 @@ def to_sections(comparison: Comparison, most_rows: int) -> tuple[Section, ...]:
         sections.append(_setup(comparison, most_rows))
     if comparison.budget is not None:
         sections.append(_budget(comparison.budget, most_rows))
-    if comparison.replays:
-        sections.append(_replays(comparison.replays))
-    if comparison.inventory.differences:
-        sections.append(_changed(comparison, most_rows))
-    if comparison.inventory.same_kernels or comparison.inventory.same_products:
-        sections.append(_unchanged(comparison))
     return tuple(sections)
 
 
@@ -239,27 +211,6 @@ def _limits(comparison: Comparison, most_rows: int) -> Section:
     return Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out))
 
 
-def _replays(replays: Sequence[ReplayedTerm]) -> Section:
-    columns = (
-        Column("Kernel"), Column("By the budget (ms)", 3), Column("On the critical path (ms)", 3),
-        Column("Interval (ms)"),
-    )  # fmt: skip
-    rows = tuple(
-        (
-            short_name(term.name),
-            term.change_ns / NS_PER_MS,
-            term.replayed_ns / NS_PER_MS,
-            f"{term.interval_ns[0] / NS_PER_MS:+.3f} to {term.interval_ns[1] / NS_PER_MS:+.3f}",
-        )
-        for term in replays
-    )
-    notes = (
-        "B's profiled steps, replayed with each of these kernels alone as it is on the same rank of A: by so much a "
-        "step is longer for it, with what other ranks wait. Such answers overlap, and add up to nothing.",
-    )
-    return Section("On the critical path", columns, rows, notes)
-
-
 def _setup(comparison: Comparison, most_rows: int) -> Section:
     effect = "refused" if comparison.is_refused else "per token"
     rows = [
@@ -275,11 +226,13 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
     rows: list[Row] = [
         (
             change.term.kind,
-            _name(change),
+            change.term.title or None,
             change.a_ns / NS_PER_MS,
             change.b_ns / NS_PER_MS,
             change.change_ns / NS_PER_MS,
             percent_of(change.change_ns, budget.step_ns),
+            change.a_calls,
+            change.b_calls,
         )
         for change in budget.terms
     ]
@@ -292,7 +245,7 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
     shown.append(_sum_row("sum: the change of a step", budget.change_ns, budget))
     columns = (
         Column("Term"), Column("Name"), Column("A (ms)", 3), Column("B (ms)", 3), Column("Change (ms)", 3),
-        Column("Of A's step (%)", 2),
+        Column("Of A's step (%)", 2), Column("A (calls)"), Column("B (calls)"),
     )  # fmt: skip
     notes = (
         f"The terms and what is unexplained add up to the change of {budget.explains} exactly.",
@@ -302,38 +255,55 @@ def _budget(budget: BudgetChange, most_rows: int) -> Section:
 
 
 def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
-    return title, None, None, None, change_ns / NS_PER_MS, percent_of(change_ns, budget.step_ns)
+    return title, None, None, None, change_ns / NS_PER_MS, percent_of(change_ns, budget.step_ns), None, None
 
 
-def _name(change: TermChange) -> Cell:
-    name = short_name(change.term.name)
-    return f"{short_name(change.term.operator)}: {name}" if change.term.operator else name or None
+def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Section, ...]:
+    """A row for each comparison, and where there is room the sections of each that found a difference."""
+    sections = [_verdicts(comparisons)]
+    if most_rows < _LEAST_DETAILED:
+        return tuple(sections)
+    detailed = [comparison for comparison in comparisons if comparison.verdict is not Verdict.SAME][:_MOST_DETAILED]
+    for comparison in detailed:
+        name = shorten(comparison.b.name)
+        sections += [
+            replace(section, title=f"{name}: {section.title}") for section in to_sections(comparison, most_rows)
+        ]
+    return tuple(sections)
 
 
-def _changed(comparison: Comparison, most_rows: int) -> Section:
-    rows = [
-        (
-            difference.what,
-            short_name(difference.name),
-            _cut(difference.a) or None,
-            _cut(difference.b) or None,
-            difference.time_ns / NS_PER_MS if difference.time_ns else None,
+def _verdicts(comparisons: Sequence[Comparison]) -> Section:
+    rows: list[Row] = []
+    for comparison in comparisons:
+        step = comparison.changes.get(Figure.STEP_TIME)
+        interval = step.interval if step else None
+        rows.append(
+            (
+                shorten(comparison.b.name),
+                str(comparison.verdict),
+                None if step is None else step.b * MS_PER_S,
+                None if step is None else percent(step.change),
+                None if interval is None else f"{interval[0] * 100:+.2f} to {interval[1] * 100:+.2f}",
+                sum(1 for verdict in comparison.limits if verdict.is_exceeded),
+            )
         )
-        for difference in comparison.inventory.differences
-    ]
-    columns = (Column("What"), Column("Kernel or product"), Column("A"), Column("B"), Column("Longer one (ms)", 3))
-    return Section("What appeared, vanished or changed", columns, *first_rows(rows, most_rows))
-
-
-def _unchanged(comparison: Comparison) -> Section:
-    inventory = comparison.inventory
-    names = ", ".join(f"`{short_name(name)}`" for name in inventory.same_kernels[:_MOST_NAMES])
-    notes = []
-    if inventory.same_kernels:
-        notes.append(
-            f"{len(inventory.same_kernels)} kernels ran equally often on both sides, with the same grids where the "
-            f"traces state them: {names} and so on."
-        )
-    if inventory.same_products:
-        notes.append(f"{inventory.same_products} matrix products have the same shapes and types, equally often.")
-    return Section("What did not change", notes=tuple(notes))
+    columns = (
+        Column("B"),
+        Column("Verdict"),
+        Column("Step time (ms)", 3),
+        Column("Change (%)", 2),
+        Column("Interval (%)"),
+        Column("Limits exceeded"),
+    )
+    shown, left_out = first_rows(rows, _MOST_VERDICTS)
+    confidence = comparisons[0].confidence
+    note = (
+        f"Each interval has a confidence of {confidence:.2%}, so that all {len(comparisons)} hold together with 95 % "
+        "(Bonferroni)."
+    )
+    unclear = tuple(
+        f"{describe_verdict(comparison)}."
+        for comparison in comparisons[:_MOST_DETAILED]
+        if comparison.verdict is Verdict.INCOMPARABLE
+    )
+    return Section("Verdicts", columns, shown, (note, *unclear, *left_out))

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from perfscope.analyzers.findings import communication, compute, host
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Finding, Part, Replay, Rule
-from perfscope.analyzers.findings.training import Results, Training
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Finding, Replay, Rule
+from perfscope.analyzers.findings.training import Part, Results, Training
 from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
 from perfscope.report import Section, percent
 from perfscope.result import Result, ResultList

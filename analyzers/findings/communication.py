@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import ceil
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Part, Rule, fact, numbered
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Rule, fact
 from perfscope.analyzers.findings.training import (
     DDP,
     DEEPSPEED,
@@ -14,8 +14,10 @@ from perfscope.analyzers.findings.training import (
     MEGATRON,
     TORCH,
     TRAINER,
+    Part,
     Pipeline,
     Training,
+    numbered,
     offer,
 )
 from perfscope.constants import MEGA, MIB, NS_PER_US, US_PER_MS

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Part, Rule, fact, numbered
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Rule, fact
 from perfscope.analyzers.findings.host import used_fact
 from perfscope.analyzers.findings.training import (
     DEEPSPEED,
@@ -13,7 +13,9 @@ from perfscope.analyzers.findings.training import (
     POWER_CAP,
     TORCH,
     TRAINER,
+    Part,
     Training,
+    numbered,
     offer,
 )
 from perfscope.constants import GB, US_PER_MS

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct
 
+from perfscope.analyzers.findings.training import Part, Training
 from perfscope.result import Doc, Figures, figure
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.findings.training import Training
     from perfscope.analyzers.replay.scenarios import Regain
-
-_T = TypeVar("_T")
-
-
-class Part(StrEnum):
-    """A part of a step, whose time limits what causes in it cost."""
-
-    HOST = "the device waits for the host, or copies"
-    COMMUNICATION = "exposed communication"
-    COMPUTE = "computation"
-    PIPELINE = "idle stages"
-    OUTSIDE = "no part of a step"
 
 
 class Confidence(StrEnum):
@@ -56,15 +44,6 @@ def fact(text: str, pointer: str = "", *keys: str) -> Evidence:
     """A fact, and where its figures are: keys of one object of the results, or the object."""
     pointers = tuple(f"/results{pointer}/{key}" for key in keys) or ((f"/results{pointer}",) if pointer else ())
     return Evidence(text, pointers)
-
-
-def numbered(pointer: str, items: Sequence[_T]) -> list[tuple[str, _T]]:
-    """The entries of a list in the results, each with its JSON pointer.
-
-    >>> numbered("/gpus", ["a", "b"])
-    [('/gpus/0', 'a'), ('/gpus/1', 'b')]
-    """
-    return [(f"{pointer}/{index}", item) for index, item in enumerate(items)]
 
 
 class Cause(Struct, frozen=True):

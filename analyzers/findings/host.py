@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Part, Rule, fact, numbered
+from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Rule, fact
 from perfscope.analyzers.findings.training import (
     DEEPSPEED,
     LAUNCHING,
@@ -14,8 +14,10 @@ from perfscope.analyzers.findings.training import (
     OUTSIDE_OPERATORS,
     TORCH,
     TRAINER,
+    Part,
     RankStep,
     Training,
+    numbered,
     offer,
 )
 from perfscope.constants import MEGA, US_PER_MS, US_PER_S

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import Struct
 
-from perfscope.analyzers.findings.finding import Part, numbered
 from perfscope.constants import NS_PER_US, US_PER_S
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ if TYPE_CHECKING:
     from perfscope.analyzers.stragglers.records import LateRanks
     from perfscope.analyzers.stragglers.traces import Stragglers
     from perfscope.analyzers.throttling import Throttling
+
+
+_T = TypeVar("_T")
 
 
 class Results(Struct, frozen=True):
@@ -89,6 +92,25 @@ _BY_NAME = {"transformers": TRAINER, "lightning": LIGHTNING}
 _ZERO = "zero_optimization"
 #: Kernels that torch.compile writes.
 _COMPILED = re.compile(r"^triton_(?:poi|red|per|tem|for|split_scan)_")
+
+
+class Part(StrEnum):
+    """A part of a step, whose time limits what causes in it cost."""
+
+    HOST = "the device waits for the host, or copies"
+    COMMUNICATION = "exposed communication"
+    COMPUTE = "computation"
+    PIPELINE = "idle stages"
+    OUTSIDE = "no part of a step"
+
+
+def numbered(pointer: str, items: Sequence[_T]) -> list[tuple[str, _T]]:
+    """The entries of a list in the results, each with its JSON pointer.
+
+    >>> numbered("/gpus", ["a", "b"])
+    [('/gpus/0', 'a'), ('/gpus/1', 'b')]
+    """
+    return [(f"{pointer}/{index}", item) for index, item in enumerate(items)]
 
 
 class RankStep(NamedTuple):

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from perfscope.analyzers.comparison.change import CONFIDENCE
 from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
 from perfscope.analyzers.comparison.comparison import compare_sides as compare_two
-from perfscope.analyzers.comparison.many import summarize
-from perfscope.analyzers.comparison.report import describe_verdict, shorten, to_data, to_sections
+from perfscope.analyzers.comparison.report import describe_verdict, shorten, summarize, to_data, to_sections
 from perfscope.analyzers.comparison.side import Side
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
 
 from perfscope.analyzers.breakdown import Breakdown
+from perfscope.analyzers.budget import Budget
 from perfscope.analyzers.calls import Calls
 from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.collectives import Collectives
@@ -34,7 +35,6 @@ from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
-from perfscope.api.schema.host import BudgetData
 from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData
 from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
@@ -189,7 +189,7 @@ class Results:
     modules: ModuleTree | Absent
     roofline: Roofline | Absent
     whatif: WhatIf | Absent
-    budget: Result[BudgetData] | Absent
+    budget: Budget | Absent
     late_ranks: LateRanks | Absent
     memory: MemoryUse | Absent
     timeline: JobTimeline | Absent

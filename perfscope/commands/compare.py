@@ -11,8 +11,8 @@ import typer
 
 from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
 from perfscope.analyzers.comparison.report import describe_verdict, shorten
-from perfscope.analyzers.comparison.saved import to_baseline
-from perfscope.api.comparing import ComparedRuns, compare_sides, to_report
+from perfscope.analyzers.comparison.side import to_baseline
+from perfscope.api.comparing import compare_sides, to_report
 from perfscope.commands.options import (
     ScreenFormat,
     Sections,
@@ -21,7 +21,7 @@ from perfscope.commands.options import (
 )  # fmt: skip
 from perfscope.commands.traces import Kernels, read_kernels
 from perfscope.engine.run import Plan
-from perfscope.engine.sides import read_side, with_replays
+from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
@@ -58,10 +58,6 @@ BetweenRuns = Annotated[
         show_default="as much as its steps spread, and 0.4",
     ),
 ]
-Replay = Annotated[
-    bool,
-    typer.Option("--replay", help="Replay B with the kernels that changed most as on A: what they cost a whole step."),
-]
 Operators = Annotated[bool, typer.Option("--operators", help="Break compute down by operator, too.")]
 Save = Annotated[
     Path | None,
@@ -75,7 +71,6 @@ def compare(
     anyway: Anyway = False,
     between_runs: BetweenRuns = None,
     operators: Operators = False,
-    replay: Replay = False,
     save: Save = None,
     kernels: Kernels = None,
     format: ScreenFormat = None,
@@ -95,8 +90,6 @@ def compare(
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
     between = None if between_runs is None else between_runs / _PERCENT
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
-    if replay:
-        compared = tuple(ComparedRuns(with_replays(runs.comparison, plan)) for runs in compared)
     report = to_report(compared, is_markdown=format in (None, Format.MARKDOWN))
     comparisons = [runs.comparison for runs in compared]
     return Outcome(

@@ -295,7 +295,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "budget",
         "perfscope.analyzers.budget",
         Reads.TRACES,
-        needs=BASIC_EVENTS | Events.OPERATOR_TIMES | Events.PRODUCTS,
+        needs=BASIC_EVENTS | Events.OPERATOR_TIMES,
         needs_without_device=Events.OPERATORS | Events.FRAMES,
         varies_with=Events.OPERATORS,
         is_default=False,

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace as with_fields
 from pathlib import Path
 
 import msgspec
 from msgspec.structs import replace
 
-from perfscope.analyzers.budget.result import Budget
-from perfscope.analyzers.comparison.comparison import Comparison
-from perfscope.analyzers.comparison.from_log import side_of_log
-from perfscope.analyzers.comparison.from_run import side_of_run, side_of_traces
-from perfscope.analyzers.comparison.replayed import replay_terms
-from perfscope.analyzers.comparison.saved import from_saved
-from perfscope.analyzers.comparison.side import Side, join_runs
+from perfscope.analyzers.budget import Budget
+from perfscope.analyzers.comparison.side import (
+    Side,
+    from_saved,
+    join_runs,
+    side_of_log,
+    side_of_run,
+    side_of_traces,
+)
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import summarize_log
-from perfscope.constants import MIB, NS_PER_S
+from perfscope.constants import MIB
 from perfscope.engine.inputs import split_into_runs
-from perfscope.engine.run import Analysis, Plan, analyze, measure_with
-from perfscope.errors import PerfscopeError, SourceError
+from perfscope.engine.run import Analysis, Plan, analyze
+from perfscope.errors import SourceError
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import is_log
 from perfscope.sources.runs.folder import is_run, is_run_at
@@ -154,24 +155,3 @@ def read_saved(path: Path) -> Side:
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise SourceError(path, "is not complete JSON", hint="save it again") from None
     return from_saved(str(path), data if isinstance(data, dict) else {})
-
-
-def with_replays(comparison: Comparison, plan: Plan) -> Comparison:
-    """The comparison with its replays, or with a note that says why there are none."""
-    a, b = comparison.a, comparison.b
-    several = [side.name for side in (a, b) if side.step_time_s is not None and len(side.step_time_s.runs) > 1]
-    if comparison.budget is None or comparison.is_per_work or several:
-        why = "it needs the traces of one run of each side, for the same work"
-        return with_fields(comparison, replays=(), notes=(*comparison.notes, f"Nothing is replayed: {why}."))
-    undisturbed_ns = b.step_time_s.centre * NS_PER_S if b.step_time_s is not None and not b.is_profiled else None
-    try:
-        graphs = [
-            [graph for partial in measure_with("whatif", tuple, [side.name], plan).partials for graph in partial]
-            for side in (a, b)
-        ]
-        replays = replay_terms(comparison.budget, graphs[0], graphs[1], undisturbed_ns)
-    except PerfscopeError as problem:
-        return with_fields(
-            comparison, replays=(), notes=(*comparison.notes, f"Nothing is replayed: {problem.problem}.")
-        )  # fmt: skip
-    return with_fields(comparison, replays=replays)

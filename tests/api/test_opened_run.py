@@ -65,8 +65,9 @@ def test_what_is_absent_says_why() -> None:
 def test_what_no_report_has_is_computed_when_it_is_asked_for() -> None:
     run = perfscope.open(UNPINNED)
     assert "budget" not in run.analysis.results
-    budget = run.results.budget.data()
-    assert sum(term["us"] for term in budget["terms"]) == pytest.approx(budget["step_us"], rel=1e-9)
+    budget = run.results.budget
+    assert budget
+    assert sum(term.us for term in budget.terms) == pytest.approx(budget.step_us, rel=1e-9)
 
 
 def test_an_unknown_name_is_an_error_that_names_the_choices() -> None:

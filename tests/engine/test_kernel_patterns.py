@@ -52,7 +52,7 @@ def test_the_options_file_has_a_pattern_a_line(tmp_path: Path) -> None:
     assert {entry["name"]: entry["work"] for entry in names}[NAME] == "communication"
 
 
-@pytest.mark.parametrize("arguments", [("whatif", str(REAL)), ("compare", str(REAL), str(REAL), "--replay")])
+@pytest.mark.parametrize("arguments", [("whatif", str(REAL)), ("compare", str(REAL), str(REAL))])
 def test_other_commands_read_them_too(arguments: tuple[str, ...], tmp_path: Path) -> None:
     (tmp_path / "kernels.txt").write_text("nvjet_sm90\n")
     ended = run_command(*arguments, "--kernels", "kernels.txt", cwd=tmp_path)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.comparison.budgets import BudgetChange
-from perfscope.analyzers.comparison.comparison import Comparison
+from perfscope.analyzers.comparison.comparison import BudgetChange, Comparison
 from perfscope.analyzers.comparison.report import shorten, to_sections
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour

@@ -8,32 +8,24 @@ from collections.abc import Mapping
 import numpy as np
 import pytest
 
-from perfscope.analyzers.budget.result import Budget
-from perfscope.analyzers.budget.terms import COMPUTE, IDLE, Kernel, Launches, Operation, Term
-from perfscope.analyzers.comparison.budgets import BudgetChange, compare_budgets
+from perfscope.analyzers.budget import COMPUTE, IDLE, Budget, Term
 from perfscope.analyzers.comparison.change import Samples
-from perfscope.analyzers.comparison.saved import from_saved, to_baseline
-from perfscope.analyzers.comparison.side import Kind, Setup, Side
+from perfscope.analyzers.comparison.comparison import BudgetChange, compare_budgets
+from perfscope.analyzers.comparison.side import Kind, Setup, Side, from_saved, to_baseline
 from perfscope.constants import NS_PER_S
 
 MS = 1_000_000
 GEMM, NORM, GAP = Term(COMPUTE, "gemm"), Term(COMPUTE, "norm"), Term(IDLE, "launch gap")
 
 
-def budget(terms: Mapping[Term, int], steps: int = 4, calls: int = 10, spread: float = 0.001) -> Budget:
-    generator = np.random.default_rng(sum(terms.values()) % 1000)
+def budget(terms: Mapping[Term, int], steps: int = 4) -> Budget:
     return Budget(
-        step_ns=sum(terms.values()),
-        terms=dict(terms),
-        by_step={term: ns * (1 + spread * generator.standard_normal(steps)) for term, ns in terms.items()},
+        times=dict(terms),
+        by_step={term: np.full(steps, float(ns)) for term, ns in terms.items()},
+        calls={term: 10.0 for term in terms if term.kind == COMPUTE},
         steps=tuple(range(40, 40 + steps)),
         ranks=1,
         activities="light",
-        is_of_host=False,
-        kernels={
-            Kernel(term.name, 7): Launches(calls * 1000, ns) for term, ns in terms.items() if term.kind == COMPUTE
-        },
-        operations={Operation("mm", ((2, 3), (3, 4)), ("float", "float")): 5000},
     )
 
 

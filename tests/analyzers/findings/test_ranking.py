@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.findings import Findings, rank_findings
-from perfscope.analyzers.findings.finding import Cause, Evidence, Finding, Part, Rule
-from perfscope.analyzers.findings.training import Results, Training
+from perfscope.analyzers.findings.finding import Cause, Evidence, Finding, Rule
+from perfscope.analyzers.findings.training import Part, Results, Training
 from perfscope.analyzers.replay.scenarios import Regain
 from perfscope.engine.run import Plan, analyze
 from tests.analyzers.findings.made import STEP_US, breakdown, idle, parts, steps

@@ -9,15 +9,25 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.breakdown import measure as measure_breakdown
-from perfscope.analyzers.budget import analyze, measure
-from perfscope.analyzers.budget.result import apportion
-from perfscope.analyzers.budget.terms import COMMUNICATION, COMPUTE, COPY, IDLE, LOADING, OTHER, StepBudget, Term
+from perfscope.analyzers.budget import (
+    COMMUNICATION,
+    COMPUTE,
+    COPY,
+    IDLE,
+    LOADING,
+    OTHER,
+    StepBudget,
+    Term,
+    analyze,
+    apportion,
+    measure,
+)
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events, Trace
 from tests.conftest import ROOT
 from tests.sources.traces.making import Event, call, copy, kernel, step, write
 
-NEEDS = BASIC_EVENTS | Events.OPERATOR_TIMES | Events.PRODUCTS | Events.GRIDS
+NEEDS = BASIC_EVENTS | Events.OPERATOR_TIMES
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
@@ -69,7 +79,7 @@ def painted(facts: list[tuple[str, int, int, int]]) -> list[Counter[str]]:
     return steps
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 def test_every_nanosecond_belongs_to_the_term_that_painting_gives_it(tmp_path: Path, seed: int) -> None:
     events, facts = random_events(seed)
     measured = measure(written(tmp_path, events))
@@ -144,15 +154,14 @@ def test_a_host_s_steps_add_up_and_have_operators() -> None:
 
 def test_means_are_whole_and_add_up() -> None:
     assert sum(apportion([7, 8, 9, 1], 3)) == 25 // 3
+    kernel = Term(COMPUTE, "k")
     budgets = [
-        StepBudget(rank, 0, "", "", (1, 2), np.array([10, 11]), {Term(COMPUTE, "k"): np.array([10, 11])}, {}, {})
-        for rank in (0, 1)
+        StepBudget(0, "", "", (1, 2), np.array([10, 11]), {kernel: np.array([10, 11])}, {kernel: 3}) for _ in range(2)
     ]
     mean = analyze([tuple(budgets)])
-    assert mean.step_ns == 10
-    assert mean.terms == {Term(COMPUTE, "k"): 10}
+    assert (mean.step_ns, mean.times, mean.calls) == (10, {kernel: 10}, {kernel: 1.5})
 
 
 def test_terms_that_do_not_add_up_are_an_error() -> None:
     with pytest.raises(AssertionError, match="do not add up"):
-        StepBudget(0, 0, "trace", "", (1,), np.array([10]), {Term(COMPUTE, "k"): np.array([9])}, {}, {})
+        StepBudget(0, "trace", "", (1,), np.array([10]), {Term(COMPUTE, "k"): np.array([9])}, {})

@@ -1,0 +1,331 @@
+"""What a step's time is made of, kernel by kernel and cause by cause: what ``perfscope compare`` compares.
+
+Unlike ``breakdown`` it counts the time between steps, and it names the kernels, axes, copies and causes: each moment of
+a step belongs to one of them, so that the terms add up to the step exactly.
+
+A device's step period runs from the end of the previous step's last device event to the end of this step's last device
+event. It includes gaps between steps, and it holds while the host runs ahead. The first marked step is left out where
+the trace contains no earlier event. If it is the only step, it begins with its first event. A moment of compute belongs
+to the kernel that began first. Without compute it belongs to the most urgent axis that communicates, then to a copy.
+The rest is idle, by cause.
+
+In a trace without device events, a host's step lasts from its mark to the next one. Compute belongs to the operator
+that began first: the outermost one, and across threads the earliest.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, pairwise
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.host import computing_operators, host_intervals
+from perfscope.analyzers.overlap import members_by_group
+from perfscope.analyzers.shared.idle_gaps import gaps_of_device
+from perfscope.analyzers.shared.intervals import covered, union
+from perfscope.analyzers.shared.marked_steps import step_number
+from perfscope.analyzers.shared.parts import CAUSES
+from perfscope.constants import NS_PER_US
+from perfscope.errors import MissingInput
+from perfscope.report import Section, percent_of
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.tables.columns import Float64, Int64
+from perfscope.tables.kernel_classes import short_name
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
+
+COMPUTE, COMMUNICATION, COPY, IDLE, LOADING, OTHER = (
+    "compute", "exposed communication", "exposed copy", "idle", "data loading", "other"
+)  # fmt: skip
+#: The order of kinds where terms are equally large.
+KINDS = (COMPUTE, COMMUNICATION, COPY, IDLE, LOADING, OTHER)
+_MOST_ROWS = 40
+
+
+class Term(NamedTuple):
+    """A part of a step, in names that two runs have in common.
+
+    Attributes:
+        kind: One of KINDS.
+        name: The kernel or operator, the axis of communication, the copy, or the cause of idle time.
+        operator: The operator that launched the kernel; empty where the trace does not say so, or it was not read.
+    """
+
+    kind: str
+    name: str = ""
+    operator: str = ""
+
+    @property
+    def title(self) -> str:
+        """Its name for a table, with the operator where it is known."""
+        return f"{short_name(self.operator)}: {short_name(self.name)}" if self.operator else short_name(self.name)
+
+
+class StepBudget(Struct, frozen=True, array_like=True, eq=False):
+    """The budget of each step of one device, or of one rank's host.
+
+    Attributes:
+        device: Index of its GPU; absent for a host.
+        trace: The file.
+        activities: What its times are of: see ``Trace``.
+        steps: The numbers of the steps; empty where none is marked, for the whole window.
+        period_ns: How long each lasted, from the end of the step before to its own.
+        terms: Each term's time in each step; they add up to ``period_ns`` exactly.
+        calls: How many events of the device each term has in all of these steps.
+    """
+
+    device: int | None
+    trace: str
+    activities: str
+    steps: tuple[int, ...]
+    period_ns: Int64
+    terms: dict[Term, Int64]
+    calls: dict[Term, int]
+
+    def __post_init__(self) -> None:
+        total = sum(self.terms.values(), np.zeros(len(self.period_ns), np.int64))
+        if (total != self.period_ns).any():
+            raise AssertionError(f"{self.trace}: the terms of a step do not add up to it: {total} {self.period_ns}")
+
+
+class TermTime(Figures, frozen=True):
+    """A term of the budget of a mean step."""
+
+    term: Term
+    ns: int
+    us = InUnit("ns", NS_PER_US, "Mean over ranks and steps.")
+
+    @figure
+    def kind(self) -> str:
+        """What kind of time: compute, communication, idle and so on."""
+        return self.term.kind
+
+    @figure
+    def name(self) -> str:
+        """The kernel or operator, the axis, the copy, or the cause; empty where the kind says all."""
+        return self.term.name
+
+    @figure
+    def operator(self) -> str | None:
+        """The operator that launched it, where they were read."""
+        return self.term.operator or None
+
+
+class Budget(Result, frozen=True):
+    """``results.budget``: what a mean step is made of; the terms add up to it exactly.
+
+    Attributes:
+        times: The mean of each term in whole nanoseconds.
+        by_step: Each term's mean over ranks in each step, in nanoseconds.
+        calls: Events of the device a step and rank, of the terms that have any.
+        activities: What the times are of: see ``Trace``.
+    """
+
+    times: Mapping[Term, int]
+    by_step: Mapping[Term, Float64]
+    calls: Mapping[Term, float]
+    steps: Annotated[tuple[int, ...], Doc("The numbers of the steps; empty where none is marked.")]
+    ranks: Annotated[int, Doc("Devices, or hosts, that the means are over.")]
+    activities: str
+    step_us = InUnit("step_ns", NS_PER_US, "The mean step over ranks and steps.")
+
+    TABLES = (
+        Table(
+            "Budget of a step",
+            "",
+            (
+                Column("Term", lambda row: row[0].kind),
+                Column("Name", lambda row: row[0].term.title),
+                Column("Per step (ms)", lambda row: row[0].ns, MS_OF_NS, 3),
+                Column("Of the step (%)", lambda row: percent_of(row[0].ns, row[1])),
+            ),
+        ),
+    )
+
+    @property
+    def step_ns(self) -> int:
+        """The mean step: the sum of its terms."""
+        return sum(self.times.values())
+
+    @figure
+    def terms(self) -> tuple[TermTime, ...]:
+        """Each term, the largest first."""
+        ordered = sorted(self.times.items(), key=lambda item: (-item[1], KINDS.index(item[0].kind), item[0]))
+        return tuple(TermTime(term, ns) for term, ns in ordered)
+
+    def sections(self) -> tuple[Section, ...]:
+        """The terms, the largest first."""
+        steps = f"{len(self.steps)} marked steps" if self.steps else "the whole window"
+        note = (
+            f"Means over {steps} and {self.ranks} ranks; the terms add up to the step exactly. A step lasts from the "
+            "end of the work of the step before to the end of its own."
+        )
+        (table,) = self.TABLES
+        return (table.section([(term, self.step_ns) for term in self.terms], (note,), most=_MOST_ROWS),)
+
+
+def measure(trace: Trace) -> tuple[StepBudget, ...] | None:
+    """The budgets of one trace's devices, or of its host; None where it contains neither events nor operators."""
+    if len(trace.device):
+        return tuple(_measure_device(trace, device) for device in distinct(trace.device.device))
+    return (_measure_host(trace),) if len(trace.operators) else None
+
+
+def _measure_device(trace: Trace, device: int) -> StepBudget:
+    rows = np.flatnonzero(trace.device.device == device)
+    numbers, starts, ends = _find_steps(trace, rows)
+    terms: dict[Term, Int64] = {}
+    calls: Counter[Term] = Counter()
+    for term, times, count in _terms(trace, device, rows, starts, ends):
+        if times.any() or count:
+            terms[term] = terms.get(term, np.zeros(len(starts), np.int64)) + times
+            calls[term] += count
+    return StepBudget(device, trace.path, trace.activities, numbers, ends - starts, terms, dict(+calls))
+
+
+def _find_steps(trace: Trace, rows: Int64) -> tuple[tuple[int, ...], Int64, Int64]:
+    """The numbers of the steps that are counted, when each begins and ends."""
+    events, step = trace.device, trace.step[rows]
+    marks = distinct(step[step != ABSENT])
+    if not marks:
+        bounds = np.array([events.start_ns[rows].min(), events.end_ns[rows].max()])
+        return (), bounds[:1], bounds[1:]
+    ends = np.maximum.accumulate([events.end_ns[rows[step == mark]].max() for mark in marks])
+    numbers = [step_number(trace.names[trace.steps.name[mark]]) for mark in marks]
+    first = rows[step == marks[0]]
+    before = rows[(step == ABSENT) & (events.start_ns[rows] < events.start_ns[first].min())]
+    if len(before):
+        edges = np.insert(ends, 0, min(events.end_ns[before].max(), ends[0]))
+    elif len(marks) > 1:
+        edges, numbers = ends, numbers[1:]
+    else:
+        edges = np.insert(ends, 0, events.start_ns[first].min())
+    return tuple(numbers), edges[:-1], edges[1:]
+
+
+def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -> Iterator[tuple[Term, Int64, int]]:
+    """Each term's time in each step, and how many events it has in them; a term may come more than once."""
+    events = trace.device
+
+    def count(members: Int64) -> int:
+        return int(((events.start_ns[members] >= starts[0]) & (events.start_ns[members] < ends[-1])).sum())
+
+    computing = rows[events.is_work(Work.COMPUTE, Work.FUSED)[rows]]
+    # The part of each kernel after the ends of all that began before it; it may be empty.
+    reach = np.maximum.accumulate(events.end_ns[computing])
+    begins = np.maximum(events.start_ns[computing], np.append(events.start_ns[computing[:1]], reach[:-1]))
+    stops = np.maximum(begins, events.end_ns[computing])
+    operators = _operator_names(trace)
+    keys = events.name[computing].astype(np.int64) * (len(trace.names) + 1) + operators[computing] + 1
+    order = np.argsort(keys, kind="stable")
+    for first, last in pairwise(np.flatnonzero(np.diff(keys[order], prepend=-1, append=-1)).tolist()):
+        members = order[first:last]
+        event = computing[members[0]]
+        operator = "" if operators[event] == ABSENT else trace.names[operators[event]]
+        times = union(begins[members], stops[members]).measure_within(starts, ends)
+        yield Term(COMPUTE, trace.names[events.name[event]], operator), times, count(computing[members])
+    accounted = covered(events, computing)
+    for group, is_member in members_by_group(trace, device):
+        communication = covered(events, is_member)
+        times = (communication - accounted).measure_within(starts, ends)
+        yield Term(COMMUNICATION, group.axis or "axis not stated"), times, count(np.flatnonzero(is_member))
+        accounted = accounted | communication
+    copying = rows[events.work[rows] == Work.COPY]
+    for name in distinct(events.name[copying]):
+        members = copying[events.name[copying] == name]
+        copies = covered(events, members)
+        yield Term(COPY, trace.names[name]), (copies - accounted).measure_within(starts, ends), count(members)
+        accounted = accounted | copies
+    # A step ends with an event, so that no gap is cut.
+    of_causes = gaps_of_device(trace, device).within(starts, ends)
+    for row, cause in enumerate(CAUSES):
+        yield Term(IDLE, cause.replace("_", " ")), of_causes[row], 0
+
+
+def _operator_names(trace: Trace) -> Int64:
+    """For each device event the name of the operator that launched it, or ABSENT."""
+    if not len(trace.operators):
+        return np.full(len(trace.device), ABSENT, np.int64)
+    row = join(trace.device.external_id, trace.operators.external_id)
+    return np.append(trace.operators.name.astype(np.int64), ABSENT)[row]
+
+
+def _measure_host(trace: Trace) -> StepBudget:
+    """The budget of one rank's host."""
+    numbers, starts, ends = _find_host_steps(trace)
+    compute, communication, loading = host_intervals(trace)
+    terms: dict[Term, Int64] = {
+        Term(COMMUNICATION, "host"): (communication - compute).measure_within(starts, ends),
+        Term(LOADING): loading.measure_within(starts, ends),
+    }
+    operators = computing_operators(trace)
+    reach = np.maximum.accumulate(operators.end_ns)
+    begins = np.maximum(operators.start_ns, np.concatenate([operators.start_ns[:1], reach[:-1]]))
+    stops = np.maximum(begins, operators.end_ns)
+    for name in distinct(operators.name):
+        rows = operators.name == name
+        pieces = union(begins[rows], stops[rows]) & compute
+        terms[Term(COMPUTE, trace.names[name])] = pieces.measure_within(starts, ends)
+    terms[Term(OTHER)] = ends - starts - sum(terms.values(), np.zeros(len(starts), np.int64))
+    present = {term: times for term, times in terms.items() if times.any()}
+    return StepBudget(None, trace.path, trace.activities, numbers, ends - starts, present, {})
+
+
+def _find_host_steps(trace: Trace) -> tuple[tuple[int, ...], Int64, Int64]:
+    steps = trace.steps
+    if not len(steps):
+        bounds = np.array([trace.operators.start_ns.min(), trace.operators.end_ns.max()])
+        return (), bounds[:1], bounds[1:]
+    numbers = tuple(step_number(trace.names[name]) for name in steps.name)
+    return numbers, steps.start_ns, np.maximum(np.append(steps.start_ns[1:], steps.end_ns[-1]), steps.start_ns)
+
+
+def analyze(partials: Sequence[tuple[StepBudget, ...]]) -> Budget:
+    """The mean budget of the steps that all ranks have; of all steps where they have none in common.
+
+    Raises:
+        MissingInput: The traces contain nothing to measure, or some have device events and some have none.
+    """
+    budgets = [budget for partial in partials for budget in partial]
+    if not budgets:
+        raise MissingInput("the traces contain neither device events nor operators")
+    if len({budget.device is None for budget in budgets}) > 1:
+        raise MissingInput("some traces contain device events, and others none")
+    common = set.intersection(*(set(budget.steps) for budget in budgets))
+    numbers = sorted(common) or sorted({number for budget in budgets for number in budget.steps or (ABSENT,)})
+    place = {number: index for index, number in enumerate(numbers)}
+    counts = np.zeros(len(numbers), np.int64)
+    sums: dict[Term, Int64] = {}
+    calls: Counter[Term] = Counter()
+    for budget in budgets:
+        steps = budget.steps or (ABSENT,)
+        rows = [row for row, number in enumerate(steps) if number in place]
+        places = [place[steps[row]] for row in rows]
+        np.add.at(counts, places, 1)
+        for term, times in budget.terms.items():
+            np.add.at(sums.setdefault(term, np.zeros(len(numbers), np.int64)), places, times[rows])
+        calls.update(budget.calls)
+    terms = sorted(sums)
+    means = apportion([int(sums[term].sum()) for term in terms], int(counts.sum()))
+    measured_steps = sum(len(budget.steps) or 1 for budget in budgets)
+    return Budget(
+        times={term: mean for term, mean in zip(terms, means, strict=True) if mean},
+        by_step={term: sums[term] / counts for term in terms},
+        calls={term: count / measured_steps for term, count in calls.items()},
+        steps=tuple(number for number in numbers if number != ABSENT),
+        ranks=len(budgets),
+        activities=budgets[0].activities,
+    )
+
+
+def apportion(totals: Sequence[int], count: int) -> list[int]:
+    """Each total over a count as a whole number, so that they add up to the whole over the count, rounded down.
+
+    >>> apportion([5, 5, 1], 2)
+    [2, 3, 0]
+    """
+    edges = [total // count for total in accumulate(totals, initial=0)]
+    return [after - before for before, after in pairwise(edges)]
