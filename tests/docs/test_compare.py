@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import re
-import shlex
 import stat
 import subprocess
 import sys
@@ -14,11 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.commands.report_cli import run
 from tests.conftest import ROOT, environment, perfscope
 
 GUIDE = (ROOT / "docs" / "compare.md").read_text()
-COMMANDS = [line.removeprefix("perfscope ") for line in GUIDE.partition("```sh\n")[2].partition("```")[0].splitlines()]
 TRAIN = """
 import torch
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
@@ -28,24 +25,6 @@ for _ in range(30):
     model(torch.ones(64, 256)).square().mean().backward()
     optimizer.step()
 """
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_of_the_guide_runs(
-    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    answer = run(capsys, *shlex.split(command))
-    assert answer.code == 0, answer.err
-    assert answer.out.startswith("# ")
-
-
-def test_every_key_that_the_guide_names_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    sides = [ROOT / "fixtures" / "light" / name for name in ("gpu_bound", "ddp_gpu_bound")]
-    document = run(capsys, "compare", *sides, "--anyway", "--format", "json").data
-    values = {"slower", "faster", "same", "incomparable", "steps", "runs", "none", "comparisons"}
-    printed = {*document, *document["step_time"], *document["terms"][0], *values}
-    assert set(re.findall(r"`([a-z_]+)`", GUIDE.partition("## JSON")[2])) <= printed
 
 
 def program(path: Path, text: str) -> None:

@@ -1,19 +1,55 @@
-"""The console examples of some guides print what they say."""
+"""The examples of guides run and print what they say, and every key and scenario that guides name exists."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from perfscope.analyzers.replay.scenarios import SCENARIOS
+from tests.commands.report_cli import run
 from tests.conftest import ROOT, perfscope
 
+DOCS = ROOT / "docs"
 GUIDES = (
     *("gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md", "page.md"),
     *("watch.md", "postmortem.md", "terminal.md", "goodput.md", "stragglers.md", "modules.md", "roofline.md"),
 )
+FIXTURES = Path("fixtures")
+#: Commands that print the keys that a guide names, and names in it that are values.
+KEYS: dict[str, tuple[list[list[object]], str]] = {
+    "tflops.md": ([["tflops", "--size", "52B", "--gbs", 1024, "--time", 127]], "time tflops json"),
+    "planning.md": (
+        [["plan", "--run", FIXTURES / "runs" / "h200_zero1", "--zero", 1, "--tflops", 430]],
+        "time tflops json peak_weights_bytes",
+    ),
+    "whatif.md": ([["whatif", FIXTURES / "whatif" / "base"]], ""),
+    "compare.md": (
+        [
+            ["compare", FIXTURES / "light" / "gpu_bound", FIXTURES / "light" / "ddp_gpu_bound", "--anyway"],
+            ["compare", FIXTURES / "whatif" / "base", FIXTURES / "whatif" / "slow_gpu", "--replay"],
+        ],
+        "slower faster same incomparable steps runs none comparisons",
+    ),
+}
+
+
+def text_of(guide: str) -> str:
+    return (DOCS / guide).read_text()
+
+
+def shell_examples(guide: str) -> list[str]:
+    return [line for block in re.findall(r"```sh\n(.*?)```", text_of(guide), re.DOTALL) for line in block.splitlines()]
+
+
+COMMANDS = [
+    *((guide, command) for guide in ("tflops.md", "planning.md") for command in shell_examples(guide)),
+    *(("first block", line) for guide in ("whatif.md", "compare.md")
+      for line in text_of(guide).partition("```sh\n")[2].partition("```")[0].splitlines()),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("guide", GUIDES)
@@ -21,7 +57,7 @@ def test_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
     """A line ``...`` stands for any lines, and at a line's end for its rest; each guide's examples share a folder."""
     for folder in ("fixtures", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    blocks = re.findall(r"```console\n(.*?)```", (ROOT / "docs" / guide).read_text(), re.DOTALL)
+    blocks = re.findall(r"```console\n(.*?)```", text_of(guide), re.DOTALL)
     parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
     assert parts
     for part in parts:
@@ -38,3 +74,86 @@ def _pattern(line: str) -> str:
     if line == "...":
         return r"(?:.*\n)*?"
     return re.escape(line.removesuffix("...")) + (r".*\n" if line.endswith("...") else r"\n")
+
+
+@pytest.mark.parametrize(("guide", "command"), COMMANDS)
+def test_a_command_of_a_guide_runs(
+    guide: str, command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    answer = run(capsys, *shlex.split(command)[1:])
+    assert answer.code == 0, answer.err
+    assert answer.out.startswith("# ")
+
+
+def test_the_pages_with_whole_answers_print_them(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    blocks = text_of("bubble.md").split("````text\n")[1:]
+    assert len(blocks) >= 2
+    for block in blocks:
+        command, _, output = block.split("\n````\n")[0].partition("\n")
+        assert run(capsys, *shlex.split(command)[2:]).out.strip() == output.strip()
+
+
+def names_in(value: Any) -> set[str]:
+    """Every key of a document, and the values of its keys ``name``."""
+    if isinstance(value, list):
+        return set().union(*map(names_in, value))
+    return {*value, str(value.get("name"))}.union(*map(names_in, value.values())) if isinstance(value, dict) else set()
+
+
+@pytest.mark.parametrize("guide", KEYS)
+def test_every_key_that_a_guide_names_is_printed(
+    guide: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    commands, values = KEYS[guide]
+    section = text_of(guide).partition("## JSON")[2].partition("\n## ")[0]
+    printed = set().union(*(names_in(run(capsys, *words, "--format", "json").data) for words in commands))
+    named = set(re.findall(r"`([a-z_]+)`", section))
+    assert named - set(values.split()) <= printed
+    assert len(named) > 4
+
+
+def test_the_comparison_of_a_plan_with_a_run_is_what_is_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    text = text_of("planning.md").partition("## Comparison with a run")[2].partition("\n## ")[0]
+    (command,) = re.findall(r"```sh\nperfscope (.*)\n```", text)
+    printed = [re.split(r" *\| *", line)[1:5] for line in run(capsys, *shlex.split(command)).out.splitlines()]
+    rows = [re.split(r" *\| *", line)[1:5] for line in text.splitlines() if re.match(r"\| [A-Z]", line)]
+    assert len(rows) == 4  # the heading, too
+    assert all(row in printed for row in rows)
+
+
+def test_the_guide_names_every_scenario() -> None:
+    table = text_of("whatif.md").partition("## Scenarios")[2].partition("\n\nWithout ")[0]
+    named = {name.partition("=")[0] for name in re.findall(r"`([a-z-]+(?:=[^`]*)?)`", table)}
+    assert named == {scenario.name for scenario in SCENARIOS}
+
+
+EXAMPLES = [
+    (name, command, shown)
+    for name in ("checkpoints.md", "reports.md")
+    for block in re.findall(r"```console\n(.*?)```", text_of(name), re.DOTALL)
+    for command, shown in re.findall(r"\$ (.*)\n((?:(?!\$ ).*\n)*)", block)
+]
+
+
+def plain(line: str) -> str:
+    """A line without the blanks and dashes that only align a table."""
+    return " ".join(re.sub(r":?-{3,}:?", "-", line).split())
+
+
+@pytest.mark.parametrize(("name", "command", "shown"), EXAMPLES)
+def test_an_example_prints_what_is_shown_of_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, command: str, shown: str
+) -> None:
+    monkeypatch.chdir(ROOT)
+    printed = iter([plain(line) for line in run(capsys, *shlex.split(command)[1:]).out.splitlines()])
+    for line in shown.splitlines():
+        if line.strip() not in ("", "..."):
+            assert plain(line) in printed, line  # in this order

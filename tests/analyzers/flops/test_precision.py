@@ -16,55 +16,42 @@ from perfscope.analyzers.flops.precision import find_precision, peak_of, read_si
 from perfscope.analyzers.flops.repeats import Repeats
 from perfscope.models.hardware import Gpu, find_gpu
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED, element_precision, product_precision
+from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED, product_precision
 from perfscope.tables.model import Model, PrecisionSigns
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from perfscope.wire.model import PrecisionRecord
 from tests.analyzers.flops.making import answer, ask
 from tests.analyzers.test_mfu import run_folder
-from tests.sources.traces.making import LAYOUTS, Event, kernel, span, step, write
+from tests.sources.traces.making import Event, kernel, span, step, write
 
 H200 = find_gpu("h200-sxm")
 
 #: Names of kernels of real trainings, shortened behind what tells their type.
 PRODUCTS = {
     "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT": "bf16",
-    "nvjet_tst_128x64_64x8_1x2_h_bz_NNT": "bf16",
     "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT": "fp16",
-    "nvjet_sm90_hss_320x128": "fp16",
     "nvjet_sss_128x256_32x4_1x2_h_bz_TNT": "tf32",
     "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT": "fp8",
     "nvjet_sm100_ootst_128x256_Avec16UE4M3_Bvec16UE4M3_TNT": "fp4",
     "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off": "bf16",
-    "sm90_xmma_gemm_f16f16_f16f32_f32_nn_n_tilesize128x128x64": "fp16",
     "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1": "tf32",
-    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8": "fp32",
     "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x64x64": "fp8",
-    "sm90_xmma_gemm_f64f64_f64f64_f64_tn_n": "fp64",
     "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw": "tf32",
     "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn": "bf16",
-    "ampere_s16816gemm_bf16_128x128_nt": "bf16",
     "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x5_tn": "fp16",
-    "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn": "fp16",
     "volta_h884gemm_128x128_ldg8_nn": "fp16",
-    "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn": "fp16",
     "volta_sgemm_128x64_nn": "fp32",
-    "ampere_sgemm_128x64_tn": "fp32",
     "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(Params)": "fp32",
     "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>(Params)": "tf32",
-    "cutlass_tensorop_s1688fprop_optimized_tf32_64x64_16x10_nhwc_align4": "tf32",
     "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>(Params)": "bf16",
-    "cutlass3x_sm90_tensorop_s64x128x16gemm_f16_f16_f32_void_f16_128x128x64_2x1x1": "fp16",
     "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_64x128x128": "fp8",
     "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 4096u>": "fp8",
     "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>": "bf16",
     "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, cutlass::half_t>>":
         "fp16",
     "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)": "bf16",
-    "fmha_cutlassF_f32_aligned_64x64_rf_sm80": "fp32",
     "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1": SIXTEEN_BIT,
     "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x224x64_MI16x16x1": "bf16",
-    "Cijk_Alik_Bljk_HHS_BH_MT128x128x32": "fp16",
     "Cijk_Alik_Bljk_SB_MT64x64x16": "fp32",
     "void gemv2T_kernel_val<int, int, float, float, float, float, 128>(float)": "fp32",
     "triton_tem_fused_mm_0": UNNAMED,
@@ -89,22 +76,6 @@ def test_the_name_of_a_kernel_tells_what_it_multiplies(name: str, precision: str
 @pytest.mark.parametrize("name", OTHER)
 def test_kernels_that_do_not_multiply_tell_nothing(name: str) -> None:
     assert product_precision(name) is None
-
-
-def test_elements_are_named_as_the_profiler_names_them() -> None:
-    names = [
-        "c10::BFloat16",
-        "c10::Half",
-        "float",
-        "double",
-        "c10::Float8_e4m3fn",
-        "c10::Float8_e5m2fnuz",
-        "Scalar",
-        "",
-    ]
-    assert [element_precision(name) for name in names] == [
-        "bf16", "fp16", "fp32", "fp64", "fp8", "fp8", UNNAMED, UNNAMED,
-    ]  # fmt: skip
 
 
 def operations(
@@ -264,15 +235,6 @@ def test_megatrons_arguments_tell_what_it_computes_in(tmp_path: Path) -> None:
     assert answer("analyze", run, "--only", "mfu")["results"]["mfu"]["peak_tflops"] == 1978.9
 
 
-def test_a_record_of_an_older_version_is_read(tmp_path: Path) -> None:
-    """It wrote autocast's type, or TF32 for fp32 parameters whatever they were cast to."""
-    run = run_folder(tmp_path, "NVIDIA H200", dtype="fp32", precision=None, compute_dtype="bf16")
-    assert answer("analyze", run, "--only", "mfu")["results"]["mfu"]["dtype"] == "bf16"
-    (tmp_path / "tf32").mkdir()
-    run = run_folder(tmp_path / "tf32", "NVIDIA H200", dtype="fp32", precision=None, compute_dtype="tf32")
-    assert answer("analyze", run, "--only", "mfu")["results"]["mfu"]["mfu"] is None
-
-
 def fsdp2_trace(path: Path) -> Path:
     """A step as FSDP2 with MixedPrecisionPolicy(bf16) shows it on an H200: parameters of fp32, products of bf16."""
     events: list[Event] = [
@@ -308,29 +270,6 @@ def test_operators_and_kernels_of_a_trace_are_told_apart_by_type(tmp_path: Path)
     # The first input of addmm is added, and it is the second one's type that is multiplied.
     assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}
     assert counted.kernel_ns == {"bf16": 50_000, SIXTEEN_BIT: 10_000}
-
-
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_product_that_autocast_calls_again_counts_once(layout: Any, tmp_path: Path) -> None:
-    """``torch.addmm`` under autocast is called with fp32, and inside of that with what it is cast to."""
-    shapes = [[32], [8, 16], [16, 32], [], []]
-    outer, inner = (
-        {"Input type": [name, name, name, "Scalar", "Scalar"], "Input Dims": shapes}
-        for name in ("float", "c10::BFloat16")
-    )
-    events: list[Event] = [
-        step(1, 0, 1_000_000),
-        span("cpu_op", "aten::addmm", 1_000, 9_000, args=outer),
-        span("cpu_op", "aten::addmm", 4_000, 8_000, args=inner),
-        # The next one follows on the same thread, another runs on another thread at the same time.
-        span("cpu_op", "aten::addmm", 9_000, 12_000, args=inner),
-        span("cpu_op", "aten::addmm", 2_000, 3_000, tid=7, args=inner),
-    ]
-    trace = read_trace(write(tmp_path / "rank0.json", events, layout), BASIC_EVENTS | Events.PRODUCTS)
-    assert trace.products is not None
-    counted = count_operations(trace, trace.products)
-    assert counted is not None
-    assert counted.by_precision == {"bf16": 3 * 2 * 8 * 16 * 32}
 
 
 def test_real_autocast_is_counted_once(tmp_path: Path) -> None:
