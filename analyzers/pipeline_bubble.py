@@ -16,7 +16,7 @@ from perfscope.tables.trace import Trace
 from perfscope.wire.passes import PASS_RANGE
 
 if TYPE_CHECKING:  # importing what measures pipelines takes 40 ms in every worker, and most traces have no pipeline
-    from perfscope.analyzers.pipelines.bubble_report import BubbleReport
+    from perfscope.analyzers.pipelines.measurement import PipelineBubble
     from perfscope.analyzers.pipelines.rank_passes import RankPasses
 
 #: Names that occur in the traces of pipelines only.
@@ -33,15 +33,15 @@ def measure(trace: Trace) -> RankPasses | None:
     return extract_passes(trace)
 
 
-def analyze(partials: Sequence[RankPasses]) -> BubbleReport:
+def analyze(partials: Sequence[RankPasses]) -> PipelineBubble:
     """Put the traces of a pipeline together.
 
     Raises:
         MissingInput: There is no pipeline in the traces, or they do not show which ranks form one.
     """
     if not partials:
-        raise MissingInput("no pipeline: no trace holds transfers between stages or marked micro-batches")
+        raise MissingInput("no pipeline: no marked step has transfers between stages or marked micro-batches")
     # As above: runs without a pipeline end before.
-    from perfscope.analyzers.pipelines.bubble_report import assemble_pipelines
+    from perfscope.analyzers.pipelines.measurement import measure_pipelines
 
-    return assemble_pipelines(partials)
+    return measure_pipelines(partials)

@@ -9,15 +9,16 @@ which are not separated.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from typing import Annotated, NamedTuple
 
 from perfscope.analyzers.pipelines.recognition import RecognisedSchedule, recognise_order
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Column, Json, Section, in_unit, percent
+from perfscope.report import Section, percent
+from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.schedules.operations import Op, PassKind
 from perfscope.schedules.simulator import Deadlock, Timing, simulate
 from perfscope.tables.micro_batches import MicroBatches, of_last_attempts
@@ -25,139 +26,134 @@ from perfscope.tables.run import Run
 from perfscope.wire import PROFILED
 
 
-@dataclass(frozen=True, slots=True)
-class StageMean:
-    """One stage in a mean step, in nanoseconds.
+class TimedStage(Figures, frozen=True):
+    """One stage in a mean step, by the passes that hooks timed; private fields are nanoseconds."""
 
-    Attributes:
-        ranks: The ranks of the stage, one for each pipeline that ran side by side.
-        useful: Time of its passes.
-        idle: The rest of the section.
-        schedule, imbalance, transfer_and_host: The parts of the idle time; absent where the schedule was not
-            recognised.
-    """
-
-    ranks: tuple[int, ...]
+    stage: Annotated[int, Doc("Its number.")]
+    ranks: Annotated[tuple[int, ...], Doc("Its ranks: one for each pipeline that ran side by side.")]
     useful: int
-    idle: int
+    section: int
     schedule: int | None
     imbalance: int | None
     transfer_and_host: int | None
+    useful_us = InUnit("useful", NS_PER_US, "Time of its passes.")
+    idle_us = InUnit("idle", NS_PER_US, "The rest of the section.")
+    schedule_us = InUnitIfKnown("schedule", NS_PER_US, "Idle time of the schedule alone; None where it has no name.")
+    imbalance_us = InUnitIfKnown("imbalance", NS_PER_US, "Idle time because stages are unequal, likewise.")
+    transfer_and_host_us = InUnitIfKnown(
+        "transfer_and_host", NS_PER_US, "Transfers and host gaps between passes, likewise."
+    )
+
+    @figure
+    def rank(self) -> int:
+        """The first of its ranks."""
+        return self.ranks[0]
+
+    @property
+    def idle(self) -> int:
+        """The rest of the section."""
+        return self.section - self.useful
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSteps:
-    """The bubble of a run.
+class TimedStep(Figures, frozen=True):
+    """One step."""
+
+    step: Annotated[int, Doc("Its number.")]
+    fraction_of_total: Annotated[float, Doc("Its bubble.")]
+
+
+class PipelineSteps(Result, frozen=True):
+    """``results.pipeline_steps``: the bubble of every training step, without a trace.
 
     Attributes:
         section_ns: T, the mean of the steady-state steps.
         profiled_section_ns: The mean of the steps inside profiler windows; absent without a window.
-        stages: The mean of each stage.
-        theory: Idle share for equal stages; absent where the schedule was not recognised.
-        schedule: Its name; absent likewise.
-        microbatches: Micro-batches in a step.
-        steps: The numbers of the steady-state steps.
-        shares: The bubble of each of them.
-        notes: What a reader must know.
     """
 
     section_ns: int
     profiled_section_ns: int | None
-    stages: tuple[StageMean, ...]
-    theory: Fraction | None
-    schedule: str | None
-    microbatches: int
-    steps: tuple[int, ...]
-    shares: tuple[Fraction, ...]
-    notes: tuple[str, ...]
+    stages: Annotated[tuple[TimedStage, ...], Doc("Each stage in a mean step.")]
+    theory_fraction_of_total: Annotated[
+        float | None, Doc("Idle time over p x T for equal stages; None where the schedule was not recognised.")
+    ]
+    schedule: Annotated[str | None, Doc("Its name; None where it was not recognised.")]
+    microbatches: Annotated[int, Doc("Micro-batches in a step.")]
+    steps: Annotated[tuple[TimedStep, ...], Doc("Each steady-state step.")]
+    section_us = InUnit("section_ns", NS_PER_US, "T, the mean of the steady-state steps.")
+    profiled_section_us = InUnitIfKnown(
+        "profiled_section_ns", NS_PER_US, "T of the steps inside windows; None without a window."
+    )
 
-    @property
-    def fraction_of_total(self) -> Fraction:
+    TABLES = (
+        Table(
+            "Pipeline bubble of every step",
+            "stages",
+            (
+                Column("Stage", lambda row: str(row.stage)),
+                Column("Rank", lambda row: ", ".join(map(str, row.ranks))),
+                Column("Passes (ms)", "useful", MS_OF_NS, 2),
+                Column("Schedule (ms)", "schedule", MS_OF_NS, 2),
+                Column("Imbalance (ms)", "imbalance", MS_OF_NS, 2),
+                Column("Transfer and host gaps (ms)", "transfer_and_host", MS_OF_NS, 2),
+                Column("Idle (%)", lambda row: PERCENT(row.idle / row.section), None, 2),
+            ),
+        ),
+    )
+
+    @figure
+    def fraction_of_total(self) -> float:
         """Idle time over p x T."""
-        return Fraction(sum(stage.idle for stage in self.stages), len(self.stages) * self.section_ns)
+        return sum(stage.idle for stage in self.stages) / (self.p * self.section_ns)
 
-    def share(self, part: str) -> float | None:
-        """One part of the idle time of all stages over p x T."""
+    @figure
+    def schedule_fraction_of_total(self) -> float | None:
+        """The part of the schedule."""
+        return self._share("schedule")
+
+    @figure
+    def imbalance_fraction_of_total(self) -> float | None:
+        """The part of unequal stages."""
+        return self._share("imbalance")
+
+    @figure
+    def transfer_and_host_fraction_of_total(self) -> float | None:
+        """The part of transfers and host gaps."""
+        return self._share("transfer_and_host")
+
+    def _share(self, part: str) -> float | None:
         times = [getattr(stage, part) for stage in self.stages]
-        return None if None in times else sum(times) / (len(times) * self.section_ns)
+        return None if None in times else sum(times) / (self.p * self.section_ns)
 
-    def data(self) -> Json:
-        """The value of ``results.pipeline_steps``."""
-        return {
-            "fraction_of_total": float(self.fraction_of_total),
-            "theory_fraction_of_total": None if self.theory is None else float(self.theory),
-            "schedule_fraction_of_total": self.share("schedule"),
-            "imbalance_fraction_of_total": self.share("imbalance"),
-            "transfer_and_host_fraction_of_total": self.share("transfer_and_host"),
-            "stages": [self._stage_data(stage, mean) for stage, mean in enumerate(self.stages)],
-            "section_us": self.section_ns / NS_PER_US,
-            "profiled_section_us": in_unit(self.profiled_section_ns, NS_PER_US),
-            "microbatches": self.microbatches,
-            "schedule": self.schedule,
-            "p": len(self.stages),
-            "steps": [
-                {"step": step, "fraction_of_total": float(share)}
-                for step, share in zip(self.steps, self.shares, strict=True)
-            ],
-            "notes": list(self.notes),
-        }
-
-    def _stage_data(self, stage: int, mean: StageMean) -> dict[str, Json]:
-        row: dict[str, Json] = {
-            "stage": stage,
-            "rank": mean.ranks[0],
-            "useful_us": mean.useful / NS_PER_US,
-            "idle_us": mean.idle / NS_PER_US,
-            "schedule_us": in_unit(mean.schedule, NS_PER_US),
-            "imbalance_us": in_unit(mean.imbalance, NS_PER_US),
-            "transfer_and_host_us": in_unit(mean.transfer_and_host, NS_PER_US),
-        }
-        return {**row, "ranks": list(mean.ranks)} if len(mean.ranks) > 1 else row
+    @figure
+    def p(self) -> int:
+        """Stages."""
+        return len(self.stages)
 
     def sections(self) -> tuple[Section, ...]:
         """A table of stages."""
-        headings = ("Passes (ms)", "Schedule (ms)", "Imbalance (ms)", "Transfer and host gaps (ms)", "Idle (%)")
-        columns = (Column("Stage"), Column("Rank"), *(Column(heading, 2) for heading in headings))
-        rows = tuple(
-            (
-                str(stage),
-                ", ".join(map(str, mean.ranks)),
-                mean.useful / NS_PER_MS,
-                in_unit(mean.schedule, NS_PER_MS),
-                in_unit(mean.imbalance, NS_PER_MS),
-                in_unit(mean.transfer_and_host, NS_PER_MS),
-                100 * mean.idle / self.section_ns,
-            )
-            for stage, mean in enumerate(self.stages)
+        return (self.TABLES[0].section(self.stages, self._headline()),)
+
+    def _headline(self) -> Iterator[str]:
+        shares = [PERCENT(step.fraction_of_total) for step in self.steps]
+        theory = percent(self.theory_fraction_of_total)
+        of_theory = "" if theory is None else f"; {theory:.1f} % is due to the schedule alone"
+        yield (
+            f"{PERCENT(self.fraction_of_total):.1f} % of p x T is bubble ({min(shares):.1f} to {max(shares):.1f} % in "
+            f"{len(shares)} steady-state steps){of_theory}."
         )
-        return (Section("Pipeline bubble of every step", columns, rows, notes=(*self._headline(), *self.notes)),)
-
-    def _headline(self) -> list[str]:
-        bubble, low, high = percent(self.fraction_of_total), percent(min(self.shares)), percent(max(self.shares))
-        theory = "" if self.theory is None else f"; {percent(self.theory):.1f} % is due to the schedule alone"
-        return [
-            f"{bubble:.1f} % of p x T is bubble ({low:.1f} to {high:.1f} % in {len(self.steps)} steady-state "
-            f"steps){theory}.",
-            f"Schedule: {self.schedule or 'not recognised'}, {len(self.stages)} stages, {self.microbatches} "
-            f"micro-batches. T is {self.section_ns / NS_PER_MS:.2f} ms{self._profiled_section()}.",
-            "Measured by the hooks: gaps inside a pass count as work; transfers and host gaps are not separated.",
-        ]
-
-    def _profiled_section(self) -> str:
-        if self.profiled_section_ns is None:
-            return ""
-        slowdown = percent(self.profiled_section_ns / self.section_ns - 1)
-        return f", and {self.profiled_section_ns / NS_PER_MS:.2f} ms in profiled steps ({slowdown:+.1f} %)"
+        profiled = ""
+        if self.profiled_section_ns is not None:
+            slowdown = PERCENT(self.profiled_section_ns / self.section_ns - 1)
+            profiled = f", and {self.profiled_section_ns / NS_PER_MS:.2f} ms in profiled steps ({slowdown:+.1f} %)"
+        yield (
+            f"Schedule: {self.schedule or 'not recognised'}, {self.p} stages, {self.microbatches} micro-batches. T is "
+            f"{self.section_ns / NS_PER_MS:.2f} ms{profiled}."
+        )
+        yield "Measured by the hooks: gaps inside a pass count as work; transfers and host gaps are not separated."
 
 
-@dataclass(frozen=True, slots=True)
-class _TimedPipeline:
-    """The timed steps of every rank, and the ranks of each stage.
-
-    Attributes:
-        by_rank: The steps of each rank's last process, by number.
-        stages: The ranks of each stage, one for each pipeline that ran side by side.
-    """
+class _TimedPipeline(NamedTuple):
+    """The timed steps of every rank's last process by number, and the ranks of each stage."""
 
     by_rank: Mapping[int, Mapping[int, MicroBatches]]
     stages: tuple[tuple[int, ...], ...]
@@ -170,10 +166,10 @@ class _TimedPipeline:
         """Mean time of the passes of a stage."""
         return _mean([self.by_rank[rank][step].busy_ns for rank in ranks for step in steps])
 
-    def share(self, step: int) -> Fraction:
+    def share(self, step: int) -> float:
         """The bubble of one step."""
         busy = sum(self.busy(ranks, [step]) for ranks in self.stages)
-        return 1 - Fraction(busy, len(self.stages) * self.section(step))
+        return float(1 - Fraction(busy, len(self.stages) * self.section(step)))
 
 
 def analyze(run: Run) -> PipelineSteps:
@@ -193,57 +189,42 @@ def analyze(run: Run) -> PipelineSteps:
     if missing:
         raise MissingInput(f"stages {', '.join(map(str, missing))} of the pipeline timed no micro-batches")
     common = sorted(set.intersection(*(set(records) for records in by_rank.values())))
-    windows = _profiler_windows(run)
+    windows = {
+        int(step): str(window)
+        for table in run.steps
+        for step, window in zip(table.step, table.window, strict=True)
+        if window
+    }
     undisturbed = set(find_undisturbed(run.steps).numbers.tolist())
-    steady = [step for step in common if step in undisturbed] or [
-        step for step in common if step > 1 and not windows.get(step)
-    ]
-    steady = steady or common
+    steady = [step for step in common if step in undisturbed]
+    steady = steady or [step for step in common if step > 1 and not windows.get(step)] or common
     if not steady:
         raise MissingInput("no step was timed on every stage")
     pipeline = _TimedPipeline(by_rank, tuple(tuple(ranks_of[device]) for device in range(devices)))
     return _average(pipeline, steady, [step for step in common if windows.get(step) == PROFILED])
 
 
-def _profiler_windows(run: Run) -> dict[int, str]:
-    """How a profiler disturbed each step, on any rank."""
-    return {
-        int(step): str(window)
-        for table in run.steps
-        for step, window in zip(table.step, table.window, strict=True)
-        if window
-    }
-
-
 def _average(pipeline: _TimedPipeline, steady: Sequence[int], profiled: Sequence[int]) -> PipelineSteps:
     section = _mean([pipeline.section(step) for step in steady])
-    recognised, simulation = _simulate(pipeline, steady)
+    recognised = recognise_order([pipeline.by_rank[ranks[0]][steady[-1]].order for ranks in pipeline.stages])
+    simulation = _simulate(pipeline, steady, recognised) if recognised else None
     stages = []
     for device, ranks in enumerate(pipeline.stages):
         busy = pipeline.busy(ranks, steady)
         schedule = simulation.schedule[device] if simulation else None
-        stages.append(
-            StageMean(
-                ranks=ranks,
-                useful=busy,
-                idle=section - busy,
-                schedule=schedule,
-                imbalance=simulation.section - busy - schedule if simulation and schedule is not None else None,
-                transfer_and_host=section - simulation.section if simulation else None,
-            )
-        )
-    last_step = pipeline.by_rank[pipeline.stages[0][0]][steady[-1]]
-    forwards = sum(total.count for total in last_step.totals if total.kind == PassKind.FORWARD)
+        imbalance = simulation.section - busy - simulation.schedule[device] if simulation else None
+        rest = section - simulation.section if simulation else None
+        stages.append(TimedStage(device, ranks, busy, section, schedule, imbalance, rest))
+    totals = pipeline.by_rank[pipeline.stages[0][0]][steady[-1]].totals
+    forwards = sum(total.count for total in totals if total.kind == PassKind.FORWARD)
     return PipelineSteps(
         section_ns=section,
         profiled_section_ns=_mean([pipeline.section(step) for step in profiled]) if profiled else None,
         stages=tuple(stages),
-        theory=simulation.theory if simulation else None,
-        schedule=recognised.name if recognised else None,
-        microbatches=recognised.plan.microbatches if recognised else forwards,
-        steps=tuple(steady),
-        shares=tuple(pipeline.share(step) for step in steady),
-        notes=(),
+        theory_fraction_of_total=float(simulation.theory) if simulation else None,
+        schedule=recognised.name if recognised and simulation else None,
+        microbatches=recognised.plan.microbatches if recognised and simulation else forwards,
+        steps=tuple(TimedStep(step, pipeline.share(step)) for step in steady),
     )
 
 
@@ -251,55 +232,37 @@ def _mean(values: Sequence[int]) -> int:
     return round(sum(values) / len(values))
 
 
-@dataclass(frozen=True, slots=True)
 class _MeanTiming(Timing):
     """The mean time of each kind of pass on each virtual stage."""
 
-    work: dict[tuple[PassKind, int], int]
+    def __init__(self, work: Mapping[tuple[PassKind, int], int]) -> None:
+        self._work = work
 
     def time_of(self, op: Op) -> int:
-        return self.work[op.kind, op.stage]
+        return self._work[op.kind, op.stage]
 
 
-@dataclass(frozen=True, slots=True)
-class _Simulation:
-    """The recognised schedule, simulated with mean times.
-
-    Attributes:
-        theory: Idle share for equal stages.
-        schedule: Each stage's idle time for equal stages.
-        section: T for the stages with their own times.
-    """
+class _Simulation(NamedTuple):
+    """A schedule with mean times: the idle share and each stage's idle time for equal stages; T with its own times."""
 
     theory: Fraction
     schedule: tuple[int, ...]
     section: int
 
 
-def _simulate(
-    pipeline: _TimedPipeline, steady: Sequence[int]
-) -> tuple[RecognisedSchedule, _Simulation] | tuple[None, None]:
-    recognised = recognise_order([pipeline.by_rank[ranks[0]][steady[-1]].order for ranks in pipeline.stages])
-    if recognised is None:
-        return None, None
-    mean_times = _average_passes(pipeline, steady)
-    kinds = {kind for kind, _ in mean_times}
-    equal = {kind: _mean([time for (of_kind, _), time in mean_times.items() if of_kind is kind]) for kind in kinds}
-    try:
-        ideal = simulate(recognised.plan, _MeanTiming({(kind, stage): equal[kind] for kind, stage in mean_times}))
-        section = simulate(recognised.plan, _MeanTiming(mean_times)).section
-    except (Deadlock, KeyError):
-        return None, None
-    schedule = tuple(ideal.section - ideal.busy(device) for device in range(len(pipeline.stages)))
-    return recognised, _Simulation(ideal.fraction_of_total, schedule, section)
-
-
-def _average_passes(pipeline: _TimedPipeline, steady: Sequence[int]) -> dict[tuple[PassKind, int], int]:
-    """The mean time of each kind of pass on each virtual stage."""
+def _simulate(pipeline: _TimedPipeline, steady: Sequence[int], recognised: RecognisedSchedule) -> _Simulation | None:
     counts: Counter[tuple[PassKind, int]] = Counter()
     times: Counter[tuple[PassKind, int]] = Counter()
     for records in pipeline.by_rank.values():
         for total in (total for step in steady for total in records[step].totals):
             counts[PassKind(total.kind), total.stage] += total.count
             times[PassKind(total.kind), total.stage] += total.time_ns
-    return {key: round(times[key] / counts[key]) for key in counts}
+    own = {key: round(times[key] / counts[key]) for key in counts}
+    equal = {key: _mean([time for (kind, _), time in own.items() if kind is key[0]]) for key in own}
+    try:
+        ideal = simulate(recognised.plan, _MeanTiming(equal))
+        section = simulate(recognised.plan, _MeanTiming(own)).section
+    except (Deadlock, KeyError):
+        return None
+    schedule = tuple(ideal.section - ideal.busy(device) for device in range(len(pipeline.stages)))
+    return _Simulation(ideal.fraction_of_total, schedule, section)

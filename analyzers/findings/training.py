@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.optimizer import OptimizerTime
     from perfscope.analyzers.overlap import Overlap
     from perfscope.analyzers.pipeline_steps import PipelineSteps
-    from perfscope.analyzers.pipelines.bubble_report import BubbleReport
+    from perfscope.analyzers.pipelines.measurement import PipelineBubble
     from perfscope.analyzers.replay.scenarios import Regain
     from perfscope.analyzers.roofline.result import Roofline
     from perfscope.analyzers.saves import SaveTimes
@@ -58,7 +58,7 @@ class Results(Struct, frozen=True):
     operations: CountedOperations | None = None
     optimizer: OptimizerTime | None = None
     overlap: Overlap | None = None
-    pipeline_bubble: BubbleReport | None = None
+    pipeline_bubble: PipelineBubble | None = None
     pipeline_steps: PipelineSteps | None = None
     roofline: Roofline | None = None
     saves: SaveTimes | None = None
@@ -342,10 +342,10 @@ class Training:
             "/pipeline_steps",
             steps.section_ns / NS_PER_US,
             tuple((stage.ranks, stage.useful / NS_PER_US) for stage in steps.stages),
-            steps.share("schedule") or 0.0,
-            steps.share("imbalance") or 0.0,
-            steps.share("transfer_and_host") or 0.0,
-            None if steps.theory is None else float(steps.theory),
+            steps.schedule_fraction_of_total or 0.0,
+            steps.imbalance_fraction_of_total or 0.0,
+            steps.transfer_and_host_fraction_of_total or 0.0,
+            steps.theory_fraction_of_total,
             steps.schedule,
             steps.microbatches,
         )
@@ -353,20 +353,19 @@ class Training:
     @cached_property
     def traced_pipeline(self) -> Pipeline | None:
         """A pipeline as the devices' own work shows it; None where no traces tell it."""
-        bubble = self.results.pipeline_bubble.bubble if self.results.pipeline_bubble is not None else None
-        if bubble is None or not bubble.section_ns:
+        bubble = self.results.pipeline_bubble
+        if bubble is None or not bubble.section:
             return None
-        useful = (bubble.mean_part(stage, "useful") for stage in range(bubble.stages))
         return Pipeline(
             "/pipeline_bubble",
-            float(bubble.section_ns) / NS_PER_US,
-            tuple((ranks, float(ns or 0) / NS_PER_US) for ranks, ns in zip(bubble.ranks, useful, strict=True)),
-            bubble.share("schedule") or 0.0,
-            bubble.share("imbalance") or 0.0,
-            bubble.share("host") or 0.0,
-            None if bubble.theory is None else float(bubble.theory),
-            bubble.steps[0].schedule,
-            bubble.steps[0].microbatches,
+            float(bubble.section) / NS_PER_US,
+            tuple((stage.ranks, float(stage.useful or 0) / NS_PER_US) for stage in bubble.stages),
+            bubble.schedule_fraction_of_total or 0.0,
+            bubble.imbalance_fraction_of_total or 0.0,
+            bubble.host_fraction_of_total or 0.0,
+            bubble.theory_fraction_of_total,
+            bubble.schedule,
+            bubble.microbatches,
         )
 
     @cached_property

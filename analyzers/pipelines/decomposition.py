@@ -19,43 +19,59 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import lcm
+from typing import Annotated, TypeAlias
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.pipelines.rank_passes import MeasuredPass, RankStep, Transfer
+from perfscope.constants import NS_PER_US
+from perfscope.result import Doc, Figures, InUnitIfKnown
 from perfscope.schedules.operations import Block, Op, PassKind, Plan
 from perfscope.schedules.simulator import Timeline, Timing, simulate
 
+#: Nanoseconds, also a mean of several steps; absent where unknown.
+Time: TypeAlias = int | Fraction | None
 
-@dataclass(frozen=True, slots=True)
-class StageParts:
-    """The section's time on one stage, in nanoseconds; useful time and the last four add up to the section.
 
-    ``forward`` and ``weight`` are the parts of the useful time of forward passes and of separate weight-gradient
-    passes. ``schedule``, ``imbalance``, ``transfer`` and ``host`` are absent where the schedule was not recognised;
-    ``idle``, their sum, is absent where the section is unknown.
+class StageParts(Figures, frozen=True):
+    """One stage in one step: ``useful + schedule + imbalance + transfer + host`` is the section exactly.
+
+    Attributes:
+        useful, idle: Time of its passes, and the rest of the section; absent without its trace, or without a section.
+        forward, weight: The parts of the useful time of forward passes and of separate weight-gradient passes.
+        schedule, imbalance, transfer, host: The parts of the idle time; absent where the schedule was not recognised.
     """
 
-    useful: int
-    forward: int
-    weight: int
-    idle: int | None
-    schedule: int | None = None
-    imbalance: int | None = None
-    transfer: int | None = None
-    host: int | None = None
+    stage: Annotated[int, Doc("Its number.")]
+    useful: Time = None
+    forward: Time = None
+    weight: Time = None
+    idle: Time = None
+    schedule: Time = None
+    imbalance: Time = None
+    transfer: Time = None
+    host: Time = None
+    useful_us = InUnitIfKnown("useful", NS_PER_US, "Time of its passes; None without its trace.")
+    schedule_us = InUnitIfKnown("schedule", NS_PER_US, "Idle time of the schedule alone, for equal stages.")
+    imbalance_us = InUnitIfKnown(
+        "imbalance", NS_PER_US, "Idle time because stages and micro-batches are unequal; negative on a slow stage."
+    )
+    transfer_us = InUnitIfKnown("transfer", NS_PER_US, "Idle time for transfers themselves.")
+    host_us = InUnitIfKnown("host", NS_PER_US, "The rest, in which the host did not keep the device busy.")
+    idle_us = InUnitIfKnown("idle", NS_PER_US, "The sum of these four.")
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
+class StepParts(Struct, frozen=True):
     """The decomposition of one step of one pipeline.
 
     Attributes:
         section_ns: T; absent without stage 0.
         start_ns: When it began, on the wall clock.
-        stages: The parts of each stage; absent for a stage without a trace.
+        stages: The parts of each stage.
         theory: Idle share of p x T for equal stages with these mean times, without transfers and host gaps.
         ideal: The simulated step with that share.
         ticks_per_ns: Unit of ``ideal``.
@@ -63,19 +79,17 @@ class StepParts:
 
     section_ns: int | None
     start_ns: int
-    stages: tuple[StageParts | None, ...]
+    stages: tuple[StageParts, ...]
     theory: Fraction | None = None
     ideal: Timeline | None = None
     ticks_per_ns: int = 1
 
 
-@dataclass(frozen=True, slots=True)
 class _MeasuredTiming(Timing):
     """The passes and transfers with their measured times."""
 
-    work: dict[Op, int]
-    transfer: dict[Op, int]
-    send_blocking: dict[Op, int]
+    def __init__(self, work: dict[Op, int], transfer: dict[Op, int], send_blocking: dict[Op, int]) -> None:
+        self.work, self.transfer, self.send_blocking = work, transfer, send_blocking
 
     def time_of(self, op: Op) -> int:
         return self.work[op]
@@ -87,11 +101,11 @@ class _MeasuredTiming(Timing):
         return self.send_blocking.get(op, 0)
 
 
-@dataclass(frozen=True, slots=True)
 class _MeanTiming(Timing):
     """All stages and micro-batches with the mean time of each kind of pass."""
 
-    work: dict[PassKind, int]
+    def __init__(self, work: dict[PassKind, int]) -> None:
+        self.work = work
 
     def time_of(self, op: Op) -> int:
         return self.work[op.kind]
@@ -106,14 +120,15 @@ def sum_idle_time(stages: Sequence[Sequence[MeasuredPass] | None]) -> StepParts:
     else:
         start = min(measured.start_ns for measured in stages[0] if measured.kind is PassKind.FORWARD)
         section = max(measured.end_ns for measured in traced if measured.kind is not PassKind.FORWARD) - start
-    return StepParts(
-        section, start, tuple(None if passes is None else _sum_stage(passes, section) for passes in stages)
-    )
+    return StepParts(section, start, tuple(_sum_stage(stage, passes, section) for stage, passes in enumerate(stages)))
 
 
-def _sum_stage(passes: Sequence[MeasuredPass], section: int | None) -> StageParts:
+def _sum_stage(stage: int, passes: Sequence[MeasuredPass] | None, section: int | None) -> StageParts:
+    if passes is None:
+        return StageParts(stage)
     useful = sum(measured.work_ns for measured in passes)
     return StageParts(
+        stage,
         useful=useful,
         forward=sum(measured.work_ns for measured in passes if measured.kind is PassKind.FORWARD),
         weight=sum(measured.work_ns for measured in passes if measured.kind is PassKind.WEIGHT_GRADIENT),
@@ -161,18 +176,11 @@ def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
         gaps = simulate(plan, _MeasuredTiming(held, transfers, blocking)).section - with_transfers
         host = min(gaps, beyond) if beyond > 0 else beyond
     parts = []
-    for device, stage in enumerate(stages):
-        stage_parts = _sum_stage(stage.passes, base.section_ns)
-        schedule = round(Fraction(base.ideal.section - base.ideal.busy(device), base.ticks_per_ns))
-        parts.append(
-            replace(
-                stage_parts,
-                schedule=schedule,
-                imbalance=without_transfers - stage_parts.useful - schedule,
-                transfer=with_transfers - without_transfers + beyond - host,
-                host=host,
-            )
-        )
+    for own in base.stages:
+        schedule = round(Fraction(base.ideal.section - base.ideal.busy(own.stage), base.ticks_per_ns))
+        imbalance = without_transfers - sum(measured.work_ns for measured in stages[own.stage].passes) - schedule
+        transfer = with_transfers - without_transfers + beyond - host
+        parts.append(replace(own, schedule=schedule, imbalance=imbalance, transfer=transfer, host=host))
     return replace(base, stages=tuple(parts))
 
 
@@ -198,8 +206,10 @@ def _estimate_transfer_times(
     pairs: defaultdict[tuple[int, int, PassKind], list[tuple[Op, Op, int, bool]]] = defaultdict(list)
     for op, reader in _list_crossings(plan, device_of):
         sender, receiver = device_of[op], device_of[reader]
-        send = _find_send(transfers[sender], passes[op])
-        receive = _find_receive(transfers[receiver], passes[reader])
+        # The first transfer after a pass that may be a send, and the last one before a pass that may be a receive.
+        sends = (one for one in transfers[sender] if one.position > passes[op].last and one.operation != "recv")
+        receives = (one for one in transfers[receiver][::-1] if one.position < passes[reader].first)
+        send, receive = next(sends, None), next((one for one in receives if one.operation != "send"), None)
         if send and receive:
             shorter = min(send.end_ns - send.start_ns, receive.end_ns - receive.start_ns)
             is_named = bool(send.operation and receive.operation)
@@ -241,25 +251,8 @@ def _hold(order: Sequence[Block], stage: RankStep) -> Iterator[tuple[Op, int]]:
         yield op, measured.end_ns - measured.start_ns + max(idle, 0)
 
 
-def _find_send(transfers: Sequence[Transfer], measured: MeasuredPass) -> Transfer | None:
-    """The first transfer behind a pass that may be a send."""
-    return next((send for send in transfers if send.position > measured.last and send.operation != "recv"), None)
-
-
-def _find_receive(transfers: Sequence[Transfer], measured: MeasuredPass) -> Transfer | None:
-    """The last transfer in front of a pass that may be a receive."""
-    return next(
-        (
-            receive
-            for receive in reversed(transfers)
-            if receive.position < measured.first and receive.operation != "send"
-        ),
-        None,
-    )
-
-
 def _find_blocking_sends(plan: Plan, passes: dict[Op, MeasuredPass], transfers: dict[Op, int]) -> dict[Op, int]:
-    """Transfers that kept their sender from computing: its next pass began behind them."""
+    """Transfers that kept their sender from computing: its next pass began after them."""
     blocking = {}
     for order in plan.orders:
         for (op,), (following,) in pairwise(order):

@@ -1,24 +1,28 @@
 """Which ranks form a pipeline, and in which order they are its stages.
 
-The most trusted source is the process groups that are described as pipelines. Next come marks of the hooks, then the
-peers of sends and receives. A job without any further process group is one pipeline of all its ranks.
+The most trusted source is the process groups that are described as pipelines. Next come marks of the
+hooks. A job without any further process group is one pipeline of all its ranks.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from itertools import takewhile
 
-from perfscope.analyzers.pipelines.extraction import is_pipeline_group
+from msgspec import Struct
+
 from perfscope.analyzers.pipelines.rank_passes import RankPasses
 from perfscope.constants import MOST_RANKS
 from perfscope.errors import MissingInput
 from perfscope.schedules.operations import PassKind
 
+_PIPELINE = re.compile(r"pipeline|(^|_)(pp|pipe)(_|$)", re.IGNORECASE)
+#: A group that joins more than stages is no pipeline: Megatron's EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP.
+_NOT_PIPELINE = re.compile(r"tensor|expert|data|context", re.IGNORECASE)
 
-@dataclass(frozen=True, slots=True)
-class Pipeline:
+
+class Pipeline(Struct, frozen=True):
     """One pipeline.
 
     Attributes:
@@ -41,108 +45,66 @@ class Pipeline:
 
 
 def find_pipelines(traces: Sequence[RankPasses]) -> list[Pipeline]:
-    """Sort ranks into pipelines.
+    """Sort ranks into pipelines; those without any trace are left out.
 
     Args:
-        traces: What each rank's trace says.
+        traces: What each rank's trace says; several of a rank are windows of one run.
 
     Raises:
         MissingInput: The traces do not show which ranks form a pipeline.
     """
-    by_rank = {trace.rank: trace for trace in traces if trace.rank is not None}
-    if len(by_rank) < len(traces):
-        return [_join_unnamed(traces)]
-    world_size = next((trace.world_size for trace in traces if trace.world_size is not None), None)
-    for find_groups in (_group_by_description, _group_by_marks, _group_by_peers, _group_world):
-        groups = find_groups(by_rank, world_size)
-        if groups:
-            return _drop_untraced([_order_stages(ranks, by_rank) for ranks in groups])
-    raise MissingInput(
-        "the traces do not show which ranks form a pipeline: no process group is described as one, and the transfers "
-        "name no peer"
-    )
+    by_rank: dict[int, RankPasses] = {}
+    for trace in sorted(traces, key=lambda trace: trace.start_ns):
+        if trace.rank is None:  # Traces that do not name their ranks form one pipeline.
+            ordered = tuple(sorted(traces, key=_first_forward_ns))
+            if all(trace.device is not None for trace in traces):
+                ordered = tuple(sorted(traces, key=lambda trace: trace.device or 0))
+            return [Pipeline(tuple(trace.rank for trace in ordered), ordered)]
+        by_rank[trace.rank] = by_rank[trace.rank].followed_by(trace) if trace.rank in by_rank else trace
+    orders = [_order_stages(ranks, by_rank) for ranks in _find_groups(by_rank)]
+    if not orders:
+        raise MissingInput("the traces do not show which ranks form a pipeline: no process group is described as one")
+    found = [Pipeline(tuple(ranks), tuple(by_rank.get(rank) for rank in ranks)) for ranks in orders]
+    return [pipeline for pipeline in found if pipeline.traced]
 
 
-def _drop_untraced(pipelines: list[Pipeline]) -> list[Pipeline]:
-    return [pipeline for pipeline in pipelines if pipeline.traced]
-
-
-def _join_unnamed(traces: Sequence[RankPasses]) -> Pipeline:
-    """Traces that do not name their ranks form one pipeline, its stages ordered by their first forward pass."""
-    ordered = tuple(sorted(traces, key=_first_forward_ns))
-    if all(trace.device is not None for trace in traces):
-        ordered = tuple(sorted(traces, key=lambda trace: trace.device or 0))
-    return Pipeline(tuple(trace.rank for trace in ordered), ordered)
-
-
-def _select(ranks: Sequence[int], by_rank: Mapping[int, RankPasses]) -> tuple[RankPasses | None, ...]:
-    return tuple(by_rank.get(rank) for rank in ranks)
-
-
-def _group_by_description(by_rank: Mapping[int, RankPasses], _world_size: int | None) -> list[list[int]]:
-    groups = {
+def _find_groups(by_rank: Mapping[int, RankPasses]) -> list[tuple[int, ...]]:
+    """The ranks of each pipeline: by descriptions, else by marks, else all ranks."""
+    groups = {(rank, group) for rank, trace in by_rank.items() for group in trace.groups if len(group.ranks) > 1}
+    described = {
         group.ranks
-        for rank, trace in by_rank.items()
-        for group in trace.groups
-        if len(group.ranks) > 1 and is_pipeline_group(group.description) and rank in group.ranks
+        for rank, group in groups
+        if rank in group.ranks and _PIPELINE.search(group.description) and not _NOT_PIPELINE.search(group.description)
     }
-    return [list(ranks) for ranks in sorted(groups)]
-
-
-def _group_by_marks(by_rank: Mapping[int, RankPasses], _world_size: int | None) -> list[list[int]]:
-    """Groups of any description whose ranks the hooks marked as all the positions of one pipeline."""
-    groups = set()
-    for ranks in {group.ranks for trace in by_rank.values() for group in trace.groups}:
-        members = [by_rank[rank] for rank in ranks if rank in by_rank]
-        positions = {member.device for member in members}
-        if len(members) == len(ranks) > 1 and positions == set(range(len(ranks))) and members[0].devices == len(ranks):
-            groups.add(ranks)
-    return [list(ranks) for ranks in sorted(groups)]
-
-
-def _group_by_peers(by_rank: Mapping[int, RankPasses], world_size: int | None) -> list[list[int]]:
-    """Ranks that are connected by transfers, where the numbers of peers are those of the whole job."""
-    neighbours: dict[int, set[int]] = defaultdict(set)
-    for rank, trace in by_rank.items():
-        for transfer in (transfer for step in trace.steps for transfer in step.transfers):
-            if transfer.peer is not None and transfer.peer != rank and transfer.peer < (world_size or 0):
-                neighbours[rank].add(transfer.peer)
-                neighbours[transfer.peer].add(rank)
-    groups: list[list[int]] = []
-    ungrouped = set(neighbours)
-    while ungrouped:
-        group, border = set[int](), {min(ungrouped)}
-        while border:
-            group |= border
-            border = {neighbour for rank in border for neighbour in neighbours[rank]} - group
-        ungrouped -= group
-        groups.append(sorted(group))
-    return groups
-
-
-def _group_world(by_rank: Mapping[int, RankPasses], world_size: int | None) -> list[list[int]]:
-    """All ranks, where no group suggests a further kind of parallelism: each has a single rank or all of them."""
+    if described:
+        return sorted(described)
+    marked = {group.ranks for _, group in groups if _is_marked([by_rank.get(rank) for rank in group.ranks])}
+    if marked:
+        return sorted(marked)
+    # Where no group suggests a further kind of parallelism, each has a single rank or all of them.
+    world_size = next((trace.world_size for trace in by_rank.values() if trace.world_size is not None), None)
     sizes = {len(group.ranks) for trace in by_rank.values() for group in trace.groups}
     marked_lengths = {trace.devices for trace in by_rank.values() if trace.devices is not None}
-    if (
-        world_size is None
-        or world_size > MOST_RANKS
-        or not (sizes <= {0, 1, world_size} or marked_lengths == {world_size})
-    ):
+    if world_size is None or world_size > MOST_RANKS:
         return []
-    return [list(range(world_size))]
+    return [tuple(range(world_size))] if sizes <= {0, 1, world_size} or marked_lengths == {world_size} else []
 
 
-def _order_stages(ranks: Sequence[int], by_rank: Mapping[int, RankPasses]) -> Pipeline:
+def _is_marked(members: Sequence[RankPasses | None]) -> bool:
+    """Whether the marks of a group's ranks name each position of a pipeline of its size once."""
+    devices = {member.device for member in members if member is not None}
+    lengths = {member.devices for member in members if member is not None}
+    return devices == set(range(len(members))) and lengths == {len(members)}
+
+
+def _order_stages(ranks: Sequence[int], by_rank: Mapping[int, RankPasses]) -> list[int]:
     """Order stages by marks; else by their first forward pass where no trace is missing; else by rank."""
-    traces = [by_rank[rank] for rank in ranks if rank in by_rank]
-    if len(traces) < len(ranks):
-        ordered = sorted(ranks)
-    elif all(trace.position is not None for trace in traces):
-        ordered = sorted(ranks, key=lambda rank: by_rank[rank].position or 0)
-    else:
-        ordered = sorted(ranks, key=lambda rank: _warmup_order(by_rank[rank]))
-    return Pipeline(tuple(ordered), _select(ordered, by_rank))
+    if any(rank not in by_rank for rank in ranks):
+        return sorted(ranks)
+    positions = {rank: by_rank[rank].position for rank in ranks}
+    if None not in positions.values():
+        return sorted(ranks, key=lambda rank: positions[rank] or 0)
+    return sorted(ranks, key=lambda rank: _warmup_order(by_rank[rank]))
 
 
 def _warmup_order(trace: RankPasses) -> tuple[int, int]:
@@ -151,11 +113,7 @@ def _warmup_order(trace: RankPasses) -> tuple[int, int]:
     The number of passes needs no clock; where it ties (GPipe runs all forward passes first) the time decides.
     """
     first_step = next(step for step in trace.steps if step.passes)
-    warmup = 0
-    for measured in first_step.passes:
-        if measured.kind is not PassKind.FORWARD:
-            break
-        warmup += 1
+    warmup = sum(1 for _ in takewhile(lambda measured: measured.kind is PassKind.FORWARD, first_step.passes))
     return -warmup, _first_forward_ns(trace)
 
 

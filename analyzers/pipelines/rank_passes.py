@@ -41,14 +41,12 @@ class Transfer(Struct, frozen=True, array_like=True):
         start_ns, end_ns: When it ran, on the wall clock.
         position: Its position in the order of launch.
         operation: ``send`` or ``recv``; ``""`` where the trace does not name it.
-        peer: The rank that it sends to or receives from; absent where the trace does not name it.
     """
 
     start_ns: int
     end_ns: int
     position: int
     operation: str
-    peer: int | None
 
     def shifted(self, offset_ns: int) -> Transfer:
         """The same transfer on a clock that is ahead by ``offset_ns``."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+
+from msgspec import Struct
 
 from perfscope.analyzers.pipelines.rank_passes import MeasuredPass
 from perfscope.errors import UsageError
@@ -20,35 +21,21 @@ from perfscope.schedules.zero_bubble import dualpipev_order
 #: Names of schedules that are not in the catalog; the last splits the backward pass.
 DUALPIPEV, CUSTOM, CUSTOM_ZERO_BUBBLE = "dualpipev", "custom", "zero-bubble"
 _MOST_CHUNKS = 16
-_INPUT_GRADIENT = {PassKind.BACKWARD: PassKind.INPUT_GRADIENT}
 _PASS = re.compile(r"([FBIW])(\d+)\.(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class RecognisedSchedule:
+class RecognisedSchedule(Struct, frozen=True):
     """The schedule that a step followed.
 
     Attributes:
-        schedule: Its name; absent where marks show an order that is not in the catalog.
+        name: The schedule's name; DUALPIPEV, CUSTOM or CUSTOM_ZERO_BUBBLE where it is not in the catalog.
         chunks: Virtual stages on a device.
         plan: The order as it ran, one operation a block, as long as the passes on each stage.
     """
 
-    schedule: Schedule | None
+    name: str
     chunks: int
     plan: Plan
-
-    @property
-    def name(self) -> str:
-        """The schedule's name; DUALPIPEV, CUSTOM or CUSTOM_ZERO_BUBBLE where it is not in the catalog."""
-        if self.schedule is not None:
-            return str(self.schedule)
-        if _is_dualpipev(self.plan):
-            return DUALPIPEV
-        splits = any(
-            op.kind is PassKind.WEIGHT_GRADIENT for order in self.plan.orders for block in order for op in block
-        )
-        return CUSTOM_ZERO_BUBBLE if splits else CUSTOM
 
 
 def recognise_order(orders: Sequence[Sequence[str]]) -> RecognisedSchedule | None:
@@ -58,14 +45,8 @@ def recognise_order(orders: Sequence[Sequence[str]]) -> RecognisedSchedule | Non
         None where passes of a micro-batch are missing.
     """
     matches = [[_PASS.fullmatch(text) for text in order] for order in orders]
-    if not all(matches) or any(match is None for order in matches for match in order):
-        return None
-    return _recognise_plan(
-        tuple(
-            tuple((Op(PassKind(match[1]), int(match[2]), int(match[3])),) for match in order if match is not None)
-            for order in matches
-        )
-    )
+    ops = [[Op(PassKind(one[1]), int(one[2]), int(one[3])) for one in order if one] for order in matches]
+    return _recognise_plan(ops) if all(orders) and all(map(all, matches)) else None
 
 
 def recognise_passes(stages: Sequence[Sequence[MeasuredPass] | None]) -> RecognisedSchedule | None:
@@ -74,27 +55,31 @@ def recognise_passes(stages: Sequence[Sequence[MeasuredPass] | None]) -> Recogni
     Returns:
         None where no schedule fits.
     """
-    traced = [passes for passes in stages if passes is not None]
-    marked = all(
-        measured.stage is not None and measured.microbatch is not None for passes in traced for measured in passes
-    )
-    return _recognise_marked(traced) if marked and len(traced) == len(stages) else _recognise_pattern(stages)
-
-
-def _recognise_pattern(stages: Sequence[Sequence[MeasuredPass] | None]) -> RecognisedSchedule | None:
-    patterns = {
-        device: [measured.kind for measured in passes] for device, passes in enumerate(stages) if passes is not None
-    }
-    forwards = next(iter(patterns.values())).count(PassKind.FORWARD)
+    ops = [
+        [
+            Op(measured.kind, measured.microbatch, measured.stage)
+            for measured in passes
+            if measured.microbatch is not None and measured.stage is not None
+        ]
+        for passes in stages
+        if passes is not None
+    ]
+    if [len(own) for own in ops] == [len(passes or ()) for passes in stages]:
+        return _recognise_plan(ops)
+    patterns = [None if passes is None else [measured.kind for measured in passes] for passes in stages]
+    forwards = next(pattern for pattern in patterns if pattern is not None).count(PassKind.FORWARD)
     for schedule, chunks in _list_candidates(forwards):
         plan = _try_plan(schedule, len(stages), forwards // chunks, chunks)
-        if plan and all(_list_kinds(plan.orders[device]) == pattern for device, pattern in patterns.items()):
-            return RecognisedSchedule(schedule, chunks, plan)
+        if plan and all(
+            pattern is None or [op.kind for op in _flat(order)] == pattern
+            for order, pattern in zip(plan.orders, patterns, strict=True)
+        ):
+            return RecognisedSchedule(str(schedule), chunks, plan)
     return None
 
 
-def _list_kinds(order: Sequence[Block]) -> list[PassKind]:
-    return [op.kind for block in order for op in block]
+def _flat(order: Sequence[Block]) -> list[Op]:
+    return [op for block in order for op in block]
 
 
 def _list_candidates(forwards: int) -> Iterator[tuple[Schedule, int]]:
@@ -106,55 +91,41 @@ def _list_candidates(forwards: int) -> Iterator[tuple[Schedule, int]]:
 
 
 def _try_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int) -> Plan | None:
-    if microbatches == 0:
-        return None
     try:
-        return make_plan(schedule, devices, microbatches, chunks)
+        return make_plan(schedule, devices, microbatches, chunks) if microbatches else None
     except UsageError:
         return None
 
 
-def _recognise_marked(stages: Sequence[Sequence[MeasuredPass]]) -> RecognisedSchedule | None:
-    return _recognise_plan(
-        tuple(
-            tuple((Op(measured.kind, measured.microbatch or 0, measured.stage or 0),) for measured in passes)
-            for passes in stages
-        )
-    )
-
-
-def _recognise_plan(orders: tuple[tuple[Block, ...], ...]) -> RecognisedSchedule | None:
+def _recognise_plan(orders: Sequence[Sequence[Op]]) -> RecognisedSchedule | None:
     """The schedule of orders that name every pass."""
-    ops = [op for order in orders for (op,) in order]
+    ops = Counter(op for order in orders for op in order)
     stages, microbatches = max(op.stage for op in ops) + 1, max(op.microbatch for op in ops) + 1
-    if not _is_complete(ops, stages * microbatches) or stages % len(orders):
-        return None
-    plan = Plan(microbatches, stages, orders)
-    chunks = stages // len(orders)
-    schedule = next((schedule for schedule in Schedule if _follows(plan, schedule, chunks)), None)
-    return RecognisedSchedule(schedule, chunks, plan)
-
-
-def _is_complete(ops: Iterable[Op], expected: int) -> bool:
-    """Whether every micro-batch passed every virtual stage forward and back, once."""
-    counts = Counter(ops)
-    kinds = Counter(op.kind for op in counts)
-    backward = {(op.microbatch, op.stage) for op in counts if op.kind in (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)}
-    return (
-        max(counts.values()) == 1
-        and kinds[PassKind.FORWARD] == expected
-        and kinds[PassKind.BACKWARD] + kinds[PassKind.INPUT_GRADIENT] == expected == len(backward)
+    kinds = Counter(op.kind for op in ops)
+    gradients = {(op.microbatch, op.stage) for op in ops if op.kind in (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)}
+    is_complete = (  # every micro-batch passed every virtual stage forward and back, once
+        max(ops.values()) == 1
+        and kinds[PassKind.FORWARD] == stages * microbatches == len(gradients)
+        and kinds[PassKind.BACKWARD] + kinds[PassKind.INPUT_GRADIENT] == len(gradients)
         and kinds[PassKind.WEIGHT_GRADIENT] == kinds[PassKind.INPUT_GRADIENT]
     )
+    if not is_complete or stages % len(orders):
+        return None
+    plan = Plan(microbatches, stages, tuple(tuple((op,) for op in order) for order in orders))
+    chunks = stages // len(orders)
+    named = next((str(schedule) for schedule in Schedule if _follows(plan, schedule, chunks)), None)
+    if named is None:
+        unnamed = CUSTOM_ZERO_BUBBLE if kinds[PassKind.WEIGHT_GRADIENT] else CUSTOM
+        named = DUALPIPEV if _is_dualpipev(plan) else unnamed
+    return RecognisedSchedule(named, chunks, plan)
 
 
 def _follows(plan: Plan, schedule: Schedule, chunks: int) -> bool:
     published = _try_plan(schedule, plan.devices, plan.microbatches, chunks if schedule is Schedule.INTERLEAVED else 1)
-    if published is None or published.stages != plan.stages:
-        return False
-    return all(
-        _join_gradients(order) == _join_gradients(published_order)
-        for order, published_order in zip(plan.orders, published.orders, strict=True)
+    return (
+        published is not None
+        and published.stages == plan.stages
+        and [*map(_join_gradients, plan.orders)] == [*map(_join_gradients, published.orders)]
     )
 
 
@@ -164,9 +135,8 @@ def _is_dualpipev(plan: Plan) -> bool:
         return False
     return all(
         [
-            Op(_INPUT_GRADIENT.get(op.kind, op.kind), op.microbatch, op.stage)
-            for block in order
-            for op in block
+            op._replace(kind=PassKind.INPUT_GRADIENT) if op.kind is PassKind.BACKWARD else op
+            for op in _flat(order)
             if op.kind is not PassKind.WEIGHT_GRADIENT
         ]
         == list(dualpipev_order(device, plan.devices, plan.microbatches))
@@ -175,12 +145,11 @@ def _is_dualpipev(plan: Plan) -> bool:
 
 
 def _join_gradients(order: Sequence[Block]) -> list[Op]:
-    """An order in which an input gradient and its weight gradient right behind it are one backward pass."""
+    """An order in which an input gradient and its weight gradient right after it are one backward pass."""
     joined: list[Op] = []
-    for op in (op for block in order for op in block):
-        previous = joined[-1] if joined else None
-        if op.kind is PassKind.WEIGHT_GRADIENT and previous == Op(PassKind.INPUT_GRADIENT, op.microbatch, op.stage):
-            joined[-1] = Op(PassKind.BACKWARD, op.microbatch, op.stage)
+    for op in _flat(order):
+        if op.kind is PassKind.WEIGHT_GRADIENT and joined[-1:] == [op._replace(kind=PassKind.INPUT_GRADIENT)]:
+            joined[-1] = op._replace(kind=PassKind.BACKWARD)
         else:
             joined.append(op)
     return joined

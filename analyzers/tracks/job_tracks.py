@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec.structs import replace as replace_struct
 
 from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.clock import analyze as align_clocks
@@ -194,7 +195,7 @@ def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, RankClock]) ->
     if not traced:
         return
     try:
-        pipelines = find_pipelines(_join_windows(traced))
+        pipelines = find_pipelines(traced)
     except MissingInput:
         return
     for pipeline in pipelines:
@@ -205,21 +206,9 @@ def _find_bubbles(tracks: Sequence[RankTracks], clocks: dict[int, RankClock]) ->
             yield from (bubble for bubble in bubbles if bubble.end_ns - bubble.start_ns > error_ns)
 
 
-def _join_windows(traced: Sequence[RankPasses]) -> list[RankPasses]:
-    """One entry a rank."""
-    by_rank: dict[int | None, RankPasses] = {}
-    for passes in traced:
-        by_rank[passes.rank] = by_rank[passes.rank].followed_by(passes) if passes.rank in by_rank else passes
-    return list(by_rank.values())
-
-
 def _shift(stage: RankPasses, clocks: dict[int, RankClock]) -> RankPasses:
-    assert stage.rank is not None
-    offset_ns = clocks.get(stage.rank, RankClock()).offset_ns
-    return RankPasses(
-        stage.rank, stage.world_size, stage.host, stage.groups, stage.device, stage.devices, stage.is_marked,
-        tuple(step.shifted(-offset_ns) for step in stage.steps),
-    )  # fmt: skip
+    offset_ns = clocks.get(stage.rank or 0, RankClock()).offset_ns
+    return replace_struct(stage, steps=tuple(step.shifted(-offset_ns) for step in stage.steps))
 
 
 def _bubbles_of_step(label: str, stages: Sequence[RankPasses]) -> Iterator[Bubble]:

@@ -238,11 +238,9 @@ def _gpu_samples(run: OpenedRun) -> pd.DataFrame:
 
 def _pipeline(run: OpenedRun) -> pd.DataFrame:
     """The stages of a pipeline in a mean step: from traces, else from the passes that hooks timed."""
-    bubble = run.results.pipeline_bubble
-    if bubble:
-        return _build([_flatten(stage) for stage in bubble.data()["stages"]], _columns("pipeline_bubble/stages"))
-    stages = run.results.pipeline_steps.data()["stages"]
-    return _build([_flatten(stage) for stage in stages], _columns("pipeline_steps/stages"))
+    name = "pipeline_bubble" if run.results.pipeline_bubble else "pipeline_steps"
+    data: Any = run.results[name].data()
+    return _build([_flatten(stage) for stage in data["stages"]], _columns(f"{name}/stages"))
 
 
 def _records(run: OpenedRun) -> Run:

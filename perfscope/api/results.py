@@ -25,6 +25,8 @@ from perfscope.analyzers.modules.result import ModuleTree
 from perfscope.analyzers.operations import CountedOperations
 from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap
+from perfscope.analyzers.pipeline_steps import PipelineSteps
+from perfscope.analyzers.pipelines.measurement import PipelineBubble
 from perfscope.analyzers.roofline.result import Roofline
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.setup import Setup
@@ -35,7 +37,6 @@ from perfscope.analyzers.throttling import Throttling
 from perfscope.analyzers.timeline import JobTimeline
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
-from perfscope.api.schema.pipelines import BubbleData, PipelineStepsData
 from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
@@ -184,8 +185,8 @@ class Results:
     collectives: Collectives | Absent
     stragglers: Stragglers | Absent
     clock: Clock | Absent
-    pipeline_bubble: Result[BubbleData] | Absent
-    pipeline_steps: Result[PipelineStepsData] | Absent
+    pipeline_bubble: PipelineBubble | Absent
+    pipeline_steps: PipelineSteps | Absent
     modules: ModuleTree | Absent
     roofline: Roofline | Absent
     whatif: WhatIf | Absent

@@ -18,8 +18,7 @@ from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life
 from perfscope.analyzers.goodput.result import Goodput
 from perfscope.analyzers.memory import describe_memory
-from perfscope.analyzers.pipelines.bubble import make_setup
-from perfscope.analyzers.pipelines.bubble_report import BubbleReport
+from perfscope.analyzers.pipelines.measurement import PipelineBubble, make_setup
 from perfscope.api.opening import open_each
 from perfscope.commands.model import Dtype
 from perfscope.commands.options import (
@@ -207,7 +206,7 @@ def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analys
 def _list_alternatives(analysis: Analysis) -> Iterator[Section]:
     """What other schedules and micro-batches would change, where a pipeline was measured whole."""
     result = analysis.results.get("pipeline_bubble")
-    setup = make_setup(result.bubble) if isinstance(result, BubbleReport) else None
+    setup = make_setup(result) if isinstance(result, PipelineBubble) else None
     if setup is not None:
         yield alternatives_section(
             list_alternatives(setup),

@@ -66,7 +66,7 @@ def test_torch_orders_are_recognised(
 ) -> None:
     found = recognise_passes([_order(name, rank, devices, microbatches, chunks) for rank in range(devices)])
     assert found is not None
-    assert found.schedule == expected
+    assert found.name == expected or (expected is None and found.name in ("custom", "zero-bubble"))
     assert found.chunks == chunks
     assert found.plan.microbatches == microbatches
 
@@ -77,7 +77,7 @@ def test_dualpipev_is_named_as_torch_and_as_deepspeed_run_it(devices: int, micro
     orders = [_order("ScheduleDualPipeV", rank, devices, microbatches, 2) for rank in range(devices)]
     found = recognise_passes(orders)
     assert found is not None
-    assert (found.name, found.schedule, found.chunks) == ("dualpipev", None, 2)
+    assert (found.name, found.chunks) == ("dualpipev", 2)
     whole = [
         [
             replace(each, kind=PassKind.BACKWARD) if each.kind is PassKind.INPUT_GRADIENT else each

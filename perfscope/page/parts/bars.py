@@ -15,7 +15,7 @@ from perfscope.analyzers.modules.measurement import RankModules
 from perfscope.analyzers.modules.result import ModuleTree
 from perfscope.analyzers.modules.tree import ModuleNode, build_tree, fold
 from perfscope.analyzers.overlap import Overlap
-from perfscope.analyzers.pipelines.bubble_report import BubbleReport
+from perfscope.analyzers.pipelines.measurement import PipelineBubble
 from perfscope.analyzers.replay.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.shared.parts import Part as Spent
@@ -294,10 +294,10 @@ def draw_checkpoints(analysis: Analysis) -> Drawn:
 
 def draw_pipeline(analysis: Analysis) -> Drawn:
     """A typical step of each pipeline, measured and ideal, on one scale."""
-    bubbles = result_of(analysis, "pipeline_bubble", BubbleReport)
+    bubbles = result_of(analysis, "pipeline_bubble", PipelineBubble)
     if bubbles is None:
         return Drawn("Nothing to draw: traces of all stages are needed. The times below are those of the hosts.")
-    charts = bubbles.bubble.charts
+    charts = bubbles.charts
     lead = "Passes of micro-batches by stage, in a typical step: what is empty is bubble."
     if len(charts) == 1:
         lead += " There is no ideal beside it, because the schedule was not recognised."

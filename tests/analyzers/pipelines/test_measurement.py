@@ -305,13 +305,6 @@ def test_pipelines_that_ran_side_by_side_are_found_by_their_groups(tmp_path: Pat
     _adds_up(found)
 
 
-def test_pipelines_are_found_by_the_peers_of_their_transfers(tmp_path: Path) -> None:
-    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
-    for first in (0, 1):
-        write_job(Job(work, _equal(work), names_peers=True, rank_of={0: first, 1: first + 2}, world_size=4), tmp_path)
-    assert [row["ranks"] for row in _bubble(tmp_path)["stages"]] == [[0, 1], [2, 3]]
-
-
 def test_ranks_that_nothing_sorts_into_pipelines_are_not_guessed(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
     assert "the transfers name no peer" in _reason(tmp_path)
