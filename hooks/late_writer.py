@@ -67,8 +67,7 @@ class LateWriter:
     def add(self, file: RecordFile, make_line: Callable[..., bytes], *arguments: object) -> None:
         """Append a line to a file soon; it is made as late as it is written.
 
-        Raises:
-            Exception: An earlier one could not be written, because the disk is full or gone.
+        Raises Exception: an earlier one could not be written, because the disk is full or gone.
         """
         if self.error is not None:
             raise self.error
@@ -85,11 +84,7 @@ class LateWriter:
             _thread.start_new_thread(lambda: call_safely(self._run), ())
 
     def flush(self, most: int | None = None) -> None:
-        """Write what waits, now, or so many records of it.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Write what waits, now, or so many records of it. Raises OSError: the disk is full or gone."""
         with self._lock:
             lines: dict[RecordFile, list[bytes]] = {}
             try:
@@ -101,11 +96,7 @@ class LateWriter:
                     file.append(b"".join(content))
 
     def close(self) -> None:
-        """Write what waits, and let the thread end.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Write what waits, and let the thread end. Raises OSError: the disk is full or gone."""
         self._is_closed = True
         self.flush()
 

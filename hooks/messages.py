@@ -36,8 +36,7 @@ def write_line(line: str, patience_s: float = 0.0) -> None:
 def _write_all(stream: TextIOWrapper, line: str, give_up_s: float) -> None:
     """Write to the stream's file, past its buffer, which is empty after each line.
 
-    Raises:
-        OSError: It cannot be written.
+    Raises OSError: it cannot be written.
     """
     descriptor = stream.fileno()
     rest = f"{line}\n".encode(stream.encoding or "utf-8", "backslashreplace")

@@ -51,11 +51,7 @@ class RankFiles:
         return self.claim_files()[0]
 
     def claim_files(self) -> tuple[Recorder, RankRecord]:
-        """What writes the files, and who the rank is.
-
-        Raises:
-            OSError: The run's folder cannot be written to.
-        """
+        """What writes the files, and who the rank is. Raises OSError: the run's folder cannot be written to."""
         if self._claimed is not None:
             return self._claimed
         config, watch = self._config, self._watch
@@ -91,11 +87,7 @@ class RankFiles:
         return (0, None) if self._claimed is None else self._claimed[0].late.take_news()
 
     def close(self) -> None:
-        """Write what waits to be written.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Write what waits to be written. Raises OSError: the disk is full or gone."""
         if self._claimed is not None:
             self._claimed[0].close()
 

@@ -71,11 +71,7 @@ class RecordFile:
 
 
 def identify(descriptor: int) -> tuple[int, int]:
-    """Which file a descriptor means.
-
-    Raises:
-        OSError: It is not open.
-    """
+    """Which file a descriptor means. Raises OSError: it is not open."""
     status = os.fstat(descriptor)
     return status.st_dev, status.st_ino
 
@@ -89,11 +85,7 @@ def is_same_file(descriptor: int, identity: tuple[int, int]) -> bool:
 
 
 def open_to_append(path: str) -> int:
-    """Open or create a file.
-
-    Raises:
-        OSError: That is impossible.
-    """
+    """Open or create a file. Raises OSError: that is impossible."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     if descriptor > _LAST_STANDARD_STREAM:
         return descriptor

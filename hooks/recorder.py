@@ -110,8 +110,7 @@ class Recorder:
 def replace_file(path: str, content: bytes) -> None:
     """Replace a file in one step: a reader sees the old content or the new one, never a part.
 
-    Raises:
-        OSError: It cannot be written; an existing file is unchanged.
+    Raises OSError: it cannot be written; an existing file is unchanged.
     """
     temporary = f"{path}.{os.getpid()}.tmp"
     try:

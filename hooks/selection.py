@@ -94,11 +94,7 @@ def parse_windows(text: str) -> tuple[StepWindow, ...]:
 
 
 def parse_choice(text: str) -> WindowChoice:
-    """Read what windows record: ``both``, ``operators`` or ``light``.
-
-    Raises:
-        ValueError: The text is none of them.
-    """
+    """Read what windows record: ``both``, ``operators`` or ``light``. Raises ValueError: the text is none of them."""
     try:
         return WindowChoice(text)
     except ValueError:

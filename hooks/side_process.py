@@ -71,8 +71,7 @@ def _start(output_folder: str, words: Sequence[str], claim_descriptor: int) -> N
 def _create_file(folder: str) -> int:
     """Create HOST.jsonl, or HOST.1.jsonl and so on where there is one of this run already.
 
-    Raises:
-        OSError: It cannot be created.
+    Raises OSError: it cannot be created.
     """
     os.makedirs(folder, exist_ok=True)
     host = socket.gethostname()

@@ -6,24 +6,18 @@ in a pass.
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from perfscope.hooks.frameworks.wrapping import argument, parameter_names, whole_number
+from perfscope.hooks.frameworks.wrapping import argument, parameter_names, time_passes, whole_number
 from perfscope.hooks.introspection import is_grad_enabled
-from perfscope.hooks.timers.passes import UNTIMED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from typing import TypeAlias
+    from collections.abc import Mapping
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches
     from perfscope.hooks.timers.passes import TimedPass
-
-    #: A timed pass that runs, and its position.
-    _Begun: TypeAlias = tuple[TimedPass, Mapping[str, int]]
 
 _MAX_PENDING = 4096
 
@@ -33,57 +27,19 @@ def patch_schedules(module: Any, capture: Capture) -> None:
 
     ``backward_step`` does not get its micro-batch as an argument: it gets what a ``forward_step`` returned.
     """
-    original_forward, original_backward = module.forward_step, module.backward_step
-    passes = _Passes(module.parallel_state, parameter_names(original_forward))
+    forward, backward = module.forward_step, module.backward_step
+    passes = _Passes(module.parallel_state, parameter_names(forward))
 
-    def begin(kind: str, position: Mapping[str, int] | None) -> _Begun | None:
-        timed_pass = None if position is None else capture.on_pass_begin(kind, **position)
-        return None if position is None or timed_pass is None else (timed_pass, position)
+    def begin_forward(*args: object, **kwargs: object) -> TimedPass | None:
+        passes.running = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
+        return None if passes.running is None else capture.on_pass_begin("F", **passes.running)
 
-    def begin_forward(args: tuple[object, ...], kwargs: dict[str, object]) -> _Begun | None:
-        return begin("F", passes.position_of_forward(args, kwargs) if is_grad_enabled() else None)
+    def begin_backward(*args: object, **kwargs: object) -> TimedPass | None:
+        position = passes.pop_forward(argument(backward, "output_tensor", args, kwargs))
+        return None if position is None else capture.on_pass_begin("B", **position)
 
-    def begin_backward(args: tuple[object, ...], kwargs: dict[str, object]) -> _Begun | None:
-        return begin("B", passes.pop_forward(argument(original_backward, "output_tensor", args, kwargs)))
-
-    def end_forward(begun: _Begun, result: Any) -> None:
-        capture.on_pass_end(begun[0])
-        passes.add_forward(result, begun[1])
-
-    def end_backward(begun: _Begun, _result: Any) -> None:
-        capture.on_pass_end(begun[0])
-
-    module.forward_step = _timed(original_forward, capture, begin_forward, end_forward, is_forward=True)
-    module.backward_step = _timed(original_backward, capture, begin_backward, end_backward, is_forward=False)
-
-
-def _timed(
-    original: Callable[..., Any],
-    capture: Capture,
-    begin: Callable[[tuple[object, ...], dict[str, object]], _Begun | None],
-    end: Callable[[_Begun, Any], None],
-    *,
-    is_forward: bool,
-) -> Callable[..., Any]:
-    """A function with a pass around it; written by hand, because a step calls it for each micro-batch."""
-
-    @functools.wraps(original)
-    def call(*args: object, **kwargs: object) -> Any:
-        if UNTIMED.rest:
-            UNTIMED.forwards += is_forward
-            return original(*args, **kwargs)
-        begun = capture.run_guarded(begin, args, kwargs)
-        if begun is None:
-            return original(*args, **kwargs)
-        try:
-            result = original(*args, **kwargs)
-        except BaseException:
-            capture.on_pass_end(begun[0])
-            raise
-        capture.run_guarded(end, begun, result)
-        return result
-
-    return call
+    module.forward_step = time_passes(forward, capture, begin_forward, is_forward=True, on_result=passes.add_forward)
+    module.backward_step = time_passes(backward, capture, begin_backward, is_forward=False)
 
 
 class _Passes:
@@ -95,6 +51,8 @@ class _Passes:
         self._counts: Counter[int] = Counter()
         #: The forward passes whose backward pass did not come yet, by the tensor that they returned.
         self._pending: dict[int, Mapping[str, int]] = {}
+        #: The position of the forward pass that runs.
+        self.running: Mapping[str, int] | None = None
 
     def position_of_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Mapping[str, int] | None:
         """Locate a forward pass, by count where this version does not pass its micro-batch; None without stages."""
@@ -121,11 +79,12 @@ class _Passes:
             "devices": devices,
         }
 
-    def add_forward(self, result: Any, position: Mapping[str, int]) -> None:
-        """Remember whose output it is; outputs that no backward pass took, as of an evaluation, are forgotten."""
+    def add_forward(self, result: Any) -> None:
+        """Remember what the running pass returned; outputs that no backward pass took are forgotten."""
         if len(self._pending) >= _MAX_PENDING:
             self._pending.clear()
-        self._pending[_tensor_id(result[0] if isinstance(result, tuple) else result)] = position
+        if self.running is not None:
+            self._pending[_tensor_id(result[0] if isinstance(result, tuple) else result)] = self.running
 
     def pop_forward(self, output: Any) -> Mapping[str, int] | None:
         """The forward pass that returned an output; None where it was not seen."""

@@ -45,8 +45,7 @@ _in_forward: set[int] = set()
 def wrap_functions(owner: Any, capture: Capture, hooks: Mapping[str, Hook]) -> None:
     """Put hooks around functions of a module or class, by their names: around all of them or around none.
 
-    Raises:
-        AttributeError: This version of the framework lacks one of the functions.
+    Raises AttributeError: this version of the framework lacks one of the functions.
     """
     originals = {name: getattr(owner, name) for name in hooks}
     for name, hook in hooks.items():
@@ -84,8 +83,7 @@ def _replace_in_packages(module: Any, name: str, original: object) -> None:
 def report_first_call(owner: Any, name: str, report: Callable[[], object]) -> None:
     """Call ``report()`` ahead of the first call of a function; it must be guarded itself.
 
-    Raises:
-        AttributeError: This version of the framework lacks the function.
+    Raises AttributeError: this version of the framework lacks the function.
     """
     original = getattr(owner, name)
     is_reported = False
@@ -147,8 +145,7 @@ def count_forwards(owner: Any, capture: Capture, is_counted: Callable[[Any], boo
 def time_calls(owner: Any, capture: Capture, kind: str, *names: str) -> None:
     """Time functions that validate or generate in one call; ``kind`` is that of the span.
 
-    Raises:
-        AttributeError: This version of the framework lacks one of the functions.
+    Raises AttributeError: this version of the framework lacks one of the functions.
     """
 
     def call(*_args: object, **_kwargs: object) -> RunningHook:
@@ -203,7 +200,12 @@ def _replace(owner: Any, name: str, function: Callable[..., Any]) -> None:
 
 
 def time_passes(
-    original: Callable[..., Any], capture: Capture, begin: PassBegin, *, is_forward: bool
+    original: Callable[..., Any],
+    capture: Capture,
+    begin: PassBegin,
+    *,
+    is_forward: bool,
+    on_result: Callable[[Any], None] | None = None,
 ) -> Callable[..., Any]:
     """A function with a pass of a micro-batch around each call; written by hand, because a step makes many."""
 
@@ -216,9 +218,12 @@ def time_passes(
         if timed_pass is None:
             return original(*args, **kwargs)
         try:
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
         finally:
             capture.on_pass_end(timed_pass)
+        if on_result is not None:
+            capture.run_guarded(on_result, result)
+        return result
 
     return call
 
@@ -226,8 +231,7 @@ def time_passes(
 def wrap_passes(owner: Any, capture: Capture, begins: Mapping[str, PassBegin], *, forward: str) -> None:
     """Time the passes of methods of a class, by their names: of all of them or of none; ``forward`` runs forward.
 
-    Raises:
-        AttributeError: This version of the framework lacks one of them.
+    Raises AttributeError: this version of the framework lacks one of them.
     """
     originals = {name: getattr(owner, name) for name in begins}
     for name, original in originals.items():

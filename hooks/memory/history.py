@@ -359,8 +359,7 @@ class AllocatorHistory:
     def start(self, step: int) -> None:
         """Begin to record, at the begin of a training step.
 
-        Raises:
-            NoHistory: No GPU is in use, or this version of torch does not record.
+        Raises NoHistory: no GPU is in use, or this version of torch does not record.
         """
         torch = sys.modules["torch"]
         if not is_in_use(torch):

@@ -39,11 +39,7 @@ class Output:
         self._full: Any = runpy.run_path(_GZIP)["GzipFiles"]()
 
     def write(self, record: dict[str, object]) -> None:
-        """Append a line.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Append a line. Raises OSError: the disk is full or gone."""
         line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
         if os.write(_STDOUT, line) != len(line):
             raise OSError("the disk is full: a line was cut")
@@ -85,8 +81,7 @@ def _path_of_output() -> str | None:
 def _create_next(path: str) -> int:
     """Create the file behind HOST.jsonl or HOST.7.jsonl: HOST.1.jsonl or HOST.8.jsonl, or the next free number.
 
-    Raises:
-        OSError: It cannot be created.
+    Raises OSError: it cannot be created.
     """
     stem, _, number = path.removesuffix(_SUFFIX).rpartition(".")
     if not stem or not number.isdigit() or os.sep in number:

@@ -124,8 +124,7 @@ class ProfilerWindow:
     ) -> WindowRecord:
         """Write the recorded events without waiting for the device, which a failed collective can block for ever.
 
-        Raises:
-            ExportError: No complete trace reached the disk.
+        Raises ExportError: no complete trace reached the disk.
         """
         self._add_metadata(rank, axes)
         began_ns = time.monotonic_ns()
@@ -260,8 +259,7 @@ def _make_config(torch: Any, config: Config) -> object:
 def _check_complete(path: str) -> int:
     """Return the size of a trace in bytes; torch itself reports no error where the trace could not be written.
 
-    Raises:
-        ExportError: The file is missing or cut.
+    Raises ExportError: the file is missing or cut.
     """
     size_bytes = os.path.getsize(path) if os.path.exists(path) else 0
     if size_bytes < _SHORTEST_TRACE_BYTES:

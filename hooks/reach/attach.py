@@ -74,8 +74,7 @@ def start_capture(config: Config) -> None:
 def make_run_dir(run_dir: str, windows: Sequence[StepWindow], recorded: Sequence[str] = ()) -> str:
     """Create the run's folder and describe the run, unless another rank has done so.
 
-    Raises:
-        OSError: The folder cannot be created.
+    Raises OSError: the folder cannot be created.
     """
     path = os.path.abspath(run_dir)
     for folder in (wire.RANKS_FOLDER, wire.TRACES_FOLDER):

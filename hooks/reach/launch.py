@@ -34,11 +34,7 @@ _PACKAGED_BOOT = Path(hooks.__file__).resolve().parent / "boot"
 
 
 def prepare(config: Config) -> Path:
-    """Create the run's folder and its boot folder.
-
-    Raises:
-        OSError: The folder exists, or cannot be created.
-    """
+    """Create the run's folder and its boot folder. Raises OSError: the folder exists, or cannot be created."""
     run_dir = Path(config.run_dir)
     run_dir.mkdir(parents=True)
     (run_dir / wire.RANKS_FOLDER).mkdir()

@@ -102,11 +102,7 @@ def run(command: Sequence[str], executable: str, environment: Mapping[str, str])
 
 
 def replace_process(command: Sequence[str], executable: str, environment: Mapping[str, str]) -> NoReturn:
-    """Let a command take the place of this process.
-
-    Raises:
-        OSError: It cannot be started.
-    """
+    """Let a command take the place of this process. Raises OSError: it cannot be started."""
     for ignored_by_python in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(ignored_by_python, signal.SIG_DFL)
     os.execve(executable, list(command), dict(environment))

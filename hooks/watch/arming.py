@@ -12,13 +12,10 @@ import os
 import re
 import resource
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfscope.hooks.record_files import identify, is_same_file, open_to_append
 from perfscope.wire.incidents import RECORDER_KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Collectives that are remembered; an entry takes about 1 kB of memory.
 _ENTRIES = "2000"
@@ -71,101 +68,39 @@ def dump_recorder() -> dict[str, bytes]:
 
 
 class FaultHandler:
-    """Python's faulthandler, used where the script does not use it.
-
-    Its timer is a thread of C's that needs no interpreter lock: it writes the stacks of a process whose lock is held
-    for ever. There is one timer a process; the script's own comes first.
-
-    Attributes:
-        is_set: Whether the timer runs.
-    """
+    """Python's faulthandler, used where the script does not use it."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._file: int | None = None
         self._identity = (0, 0)
-        self._is_enabled = False
-        self._enable: Callable[..., None] = faulthandler.enable
-        self._may_set_timer = False
-        self._originals: tuple[Callable[..., None], Callable[..., None]] | None = None
-        self.is_set = False
-        self._is_forking = False
+        self._enable = faulthandler.enable
 
-    def enable(self, *, was_loaded: bool) -> None:
+    def enable(self) -> None:
         """Write stacks into a file where the process dies of a fatal signal.
 
-        Args:
-            was_loaded: Whether the script has loaded faulthandler, and may have set its timer.
-
-        Raises:
-            OSError: The file cannot be created.
+        Raises OSError: the file cannot be created.
         """
-        if resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_FILES:
-            return  # the script may need every one of them
-        file = self._open()
-        if not faulthandler.is_enabled():
-            self._is_enabled, self._enable = True, faulthandler.enable
-            self._enable(file=file, all_threads=True)
+        if faulthandler.is_enabled() or resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_FILES:
+            return  # it is the script's own, or the script may need every open file
+        self._open()
 
-            def enable_for_script(*args: Any, **kwargs: Any) -> None:
-                self._is_enabled = False
-                self._enable(*args, **kwargs)
+        def enable_for_script(*args: Any, **kwargs: Any) -> None:
+            self._file = None
+            self._enable(*args, **kwargs)
 
-            faulthandler.enable = enable_for_script
-        if not was_loaded:
-            self._may_set_timer = True
-            self._originals = faulthandler.dump_traceback_later, faulthandler.cancel_dump_traceback_later
-            faulthandler.dump_traceback_later = self._hand_over(self._originals[0])
-            faulthandler.cancel_dump_traceback_later = self._hand_over(self._originals[1])
-            # A forked child has the timer without its thread, and would wait for that thread when it ends, for ever.
-            os.register_at_fork(before=self._begin_fork, after_in_parent=self._end_fork, after_in_child=self._end_fork)
+        faulthandler.enable = enable_for_script
 
-    def _open(self) -> int:
-        self._file = file = open_to_append(self._path)  # a number, which nothing closes at the end of the process
-        self._identity = identify(file)
-        return file
+    def _open(self) -> None:
+        self._file = open_to_append(self._path)  # a number, which nothing closes at the end of the process
+        self._identity = identify(self._file)
+        self._enable(file=self._file, all_threads=True)
 
     def check_file(self) -> None:
         """Open the file again where the script closed the descriptor, which may be the script's own file now.
 
-        Raises:
-            OSError: The file cannot be opened; nothing is written then.
+        Raises OSError: the file cannot be opened; nothing is written then.
         """
-        if self._file is None or is_same_file(self._file, self._identity):
-            return
-        self.cancel_timer()
-        if self._is_enabled:
+        if self._file is not None and not is_same_file(self._file, self._identity):
             faulthandler.disable()
-        self._file = None
-        file = self._open()
-        if self._is_enabled:
-            self._enable(file=file, all_threads=True)
-
-    def set_timer(self, seconds: float) -> None:
-        """Write stacks after so many seconds, unless the timer is set again or cancelled before."""
-        if self._may_set_timer and not self._is_forking and self._originals is not None and self._file is not None:
-            self.is_set = True
-            self._originals[0](seconds, file=self._file)
-
-    def cancel_timer(self) -> None:
-        """Write nothing later."""
-        if self.is_set and self._may_set_timer and self._originals is not None:
-            self.is_set = False
-            self._originals[1]()
-
-    def _begin_fork(self) -> None:
-        self._is_forking = True
-        self.cancel_timer()
-
-    def _end_fork(self) -> None:
-        self._is_forking = False
-
-    def _hand_over(self, original: Callable[..., None]) -> Callable[..., None]:
-        """What the script calls: from then on the timer is its own."""
-
-        def call(*args: Any, **kwargs: Any) -> None:
-            self.cancel_timer()
-            self._may_set_timer = False
-            original(*args, **kwargs)
-
-        return call
+            self._open()

@@ -42,11 +42,7 @@ class ControlFolder:
         return sorted(new)
 
     def read(self, name: str) -> bytes:
-        """The content of a file.
-
-        Raises:
-            OSError: It cannot be read.
-        """
+        """The content of a file. Raises OSError: it cannot be read."""
         with open(os.path.join(self.path, name), "rb") as file:
             return file.read(_LARGEST_REQUEST_BYTES)
 
@@ -54,8 +50,7 @@ class ControlFolder:
 def publish(folder: str, name: str, content: bytes) -> bool:
     """Write a file that appears at once with its whole content; False where there is one of that name.
 
-    Raises:
-        OSError: The folder cannot be written to.
+    Raises OSError: the folder cannot be written to.
     """
     path = os.path.join(folder, name)
     unfinished = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")  # ranks of several hosts may write

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import json
 import os
 import select
 import socket
-import struct
 import sys
 import time
 from importlib import import_module
@@ -31,7 +29,6 @@ _LOOK_MS = 250
 _SCAN_S = 2.0
 _START_FIELD = 19  # of /proc/PID/stat, behind the name of the program
 _EXIT_CODE_FIELD = 49
-_GET_INFO, _EXIT_INFO = 0xC040FF0B, 8  # PIDFD_GET_INFO, PIDFD_INFO_EXIT
 _LARGEST_DIFFERENCE_NS = 2 * 10**9
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
 #: What ``perfscope.wire.launched_calls`` describes; a rank has it some time after its start, or never.
@@ -81,8 +78,6 @@ class Ranks:
             rank, attempt, pid, memory = self.processes.pop(descriptor)
             ended = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
             status = _read_exit_status(pid)
-            if status is None:
-                status = _ask_exit_status(descriptor)
             self.poll.unregister(descriptor)
             os.close(descriptor)
             how: dict[str, int | str] = {}
@@ -147,19 +142,6 @@ def _read_exit_status(pid: int) -> int | None:
     """What ``wait`` will return to the parent; None where the parent was quicker."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(_read_stat(pid)[_EXIT_CODE_FIELD])
-    return None
-
-
-def _ask_exit_status(descriptor: int) -> int | None:
-    """What ``wait`` has returned to the parent; None on kernels before 6.15.
-
-    Source: ``struct pidfd_info`` and ``PIDFD_GET_INFO`` in the kernel's ``include/uapi/linux/pidfd.h``.
-    """
-    info = bytearray(struct.pack("=Q", _EXIT_INFO) + bytes(56))
-    with contextlib.suppress(OSError):
-        fcntl.ioctl(descriptor, _GET_INFO, info)
-        mask, code = struct.unpack_from("=Q", info)[0], struct.unpack_from("=i", info, 60)[0]
-        return int(code) if mask & _EXIT_INFO else None
     return None
 
 

@@ -51,8 +51,7 @@ class Evidence:
     def keep(self, record: IncidentRecord) -> None:
         """Write an incident with the stacks of all threads and the recorder's dumps.
 
-        Raises:
-            OSError: The record itself cannot be written.
+        Raises OSError: the record itself cannot be written.
         """
         self.count = record.number
         if record.number > MOST_INCIDENTS:
@@ -69,11 +68,7 @@ class Evidence:
             self.add(IncidentRecord(**{**vars(record), "missing": missing}))
 
     def add(self, record: IncidentRecord) -> None:
-        """Write a record alone.
-
-        Raises:
-            OSError: The disk is full or gone.
-        """
+        """Write a record alone. Raises OSError: the disk is full or gone."""
         with open(os.path.join(self._folder, INCIDENTS_FILE), "ab", buffering=0) as file:
             file.write(to_incident_line(record))
 

@@ -15,7 +15,6 @@ from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.side_process import start_once_a_node
-from perfscope.hooks.watch import SCRIPT_HAS_FAULTHANDLER
 from perfscope.hooks.watch.arming import FaultHandler, arm_recorder
 from perfscope.hooks.watch.control import ControlFolder, ask_for_window, publish
 from perfscope.hooks.watch.evidence import MOST_INCIDENTS, Evidence, describe_error, last_error, read_source
@@ -36,10 +35,6 @@ if TYPE_CHECKING:
     from perfscope.hooks.config import Config
     from perfscope.wire.records import RankRecord
 
-#: The timer of a process whose interpreter lock is held is set again when this part of its time has passed.
-_TIMER_RESET = 0.5
-#: It comes after the thread has had the chance to notice the stall by itself.
-_TIMER_MARGIN_S = 5.0
 _POINTER_DIGITS = 16
 
 
@@ -53,7 +48,6 @@ class Watch:
         self._rank: RankRecord | None = None
         self._evidence: Evidence | None = None
         self._faults: FaultHandler | None = None
-        self._timer_due_s = 0.0
         self._stall_number = 0
         self._progress = Progress(config.stall_factor, int(config.stall_s * NS_PER_S), time.monotonic_ns())
 
@@ -65,11 +59,7 @@ class Watch:
             arm_recorder(os.path.join(folder, "nccl_"))
 
     def begin(self, folder: str, rank: RankRecord) -> None:
-        """The rank is known, and the folder of its files is there.
-
-        Raises:
-            OSError: The folder cannot be written to.
-        """
+        """The rank is known, and the folder of its files is there. Raises OSError: the folder cannot be written to."""
         self._rank = rank
         os.makedirs(self._control.path, exist_ok=True)
         self._control.find_new()  # what is there was meant for processes before this one
@@ -77,7 +67,7 @@ class Watch:
             return
         self._evidence = Evidence(folder)
         self._faults = FaultHandler(os.path.join(folder, FATAL_FILE))
-        self._faults.enable(was_loaded=SCRIPT_HAS_FAULTHANDLER)
+        self._faults.enable()
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coroner.py")
         run_dir = self._config.run_dir
         arguments = (os.path.join(run_dir, RANKS_FOLDER), self._config.nvml_path or "-", str(os.getpid()))
@@ -97,7 +87,6 @@ class Watch:
                 self._on_stall(stall)
             if self._faults is not None:
                 call_safely(self._faults.check_file)
-            self._set_timer()
         for name in self._control.find_new():
             self._on_request(name)
         self._training.wake_for_requests()
@@ -110,8 +99,6 @@ class Watch:
         """The interpreter ends: keep why, where it is a failure."""
         if self._evidence is None:
             return
-        if self._faults is not None:
-            self._faults.cancel_timer()
         if self._progress.advance(self._training.steps, self._training.last_boundary_ns, time.monotonic_ns()):
             self._on_resumed()
         error = last_error()
@@ -122,8 +109,6 @@ class Watch:
         """Keep what this rank is doing, and let the others do so, too."""
         assert self._evidence is not None
         assert self._rank is not None
-        if self._faults is not None:
-            self._faults.cancel_timer()
         thread = self._training.training_thread or threading.main_thread().ident or 0
         record = IncidentRecord(
             kind=STALL,
@@ -176,14 +161,3 @@ class Watch:
                 self._training.note(f"the request {name} was ignored: {error}")
                 return
             self._training.request_window(name, request)
-
-    def _set_timer(self) -> None:
-        """Let C's timer run while training goes on: it writes stacks where this thread cannot run any more."""
-        now_s = time.monotonic()
-        if self._faults is None or self._progress.is_stalled:
-            return
-        if self._faults.is_set and now_s < self._timer_due_s:  # a fork takes it away
-            return
-        limit_s = self._progress.limit_ns / NS_PER_S
-        self._timer_due_s = now_s + _TIMER_RESET * limit_s
-        self._faults.set_timer((1 + _TIMER_RESET) * limit_s + _TIMER_MARGIN_S)

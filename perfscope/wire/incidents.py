@@ -5,7 +5,7 @@ The layout::
     RUN/ranks/00000/incidents.jsonl         one IncidentRecord per stall and failure.
     RUN/ranks/00000/stacks.N.txt            stacks of all threads at incident N, as faulthandler writes them.
     RUN/ranks/00000/recorder.N.KIND.pickle  torch's Flight Recorder at incident N: KIND is nccl or generic.
-    RUN/ranks/00000/fatal.txt               stacks at a fatal signal, or of a process whose interpreter lock is held.
+    RUN/ranks/00000/fatal.txt               stacks at a fatal signal.
     RUN/recorder/nccl_RANK                  what NCCL's watchdog wrote at a timeout.
     RUN/deaths/HOST.jsonl                   DeathRecord per process of a rank that ended, KernelErrorRecord per Xid.
     RUN/control/                            requests to the ranks of a running job, see perfscope.wire.requests.

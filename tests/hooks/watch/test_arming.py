@@ -71,66 +71,11 @@ def test_the_recorder_of_nccl2_is_dumped_where_torch_has_one(
     assert dump_recorder() == expected
 
 
-HELD = """
-import ctypes, sys
-from perfscope.hooks.watch.arming import FaultHandler
-handler = FaultHandler(sys.argv[1])
-handler.enable(was_loaded=False)
-handler.set_timer(0.3)
-ctypes.PyDLL(None).usleep(1_500_000)  # holds the interpreter lock
-print("goes on")
-"""
-FORK = """
-import os, sys, time
-from perfscope.hooks.watch.arming import FaultHandler
-handler = FaultHandler(sys.argv[1])
-handler.enable(was_loaded=False)
-handler.set_timer(100)
-child = os.fork()
-if child == 0:
-    sys.exit(3)
-ends = time.monotonic() + 60
-while (ended := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < ends:
-    time.sleep(0.01)
-if ended[0] == 0:
-    os.kill(child, 9)
-print(handler.is_set, os.waitstatus_to_exitcode(ended[1]) if ended[0] else "the child never ends")
-handler.set_timer(100)
-print(handler.is_set)
-"""
-OWN_TIMER = """
-import faulthandler, os, sys, time
-from perfscope.hooks.watch.arming import FaultHandler
-handler = FaultHandler(sys.argv[1])
-handler.enable(was_loaded=False)
-handler.set_timer(100)
-faulthandler.dump_traceback_later(0.2, file=open(sys.argv[2], "w"))
-handler.set_timer(0.1)
-handler.cancel_timer()
-ends = time.monotonic() + 60
-while not os.path.getsize(sys.argv[2]) and time.monotonic() < ends:
-    time.sleep(0.05)
-time.sleep(0.2)
-"""
-LOADED_BEFORE = OWN_TIMER.replace("was_loaded=False", "was_loaded=True")
-
-
-def execute(code: str, *words: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", code, *map(str, words)]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, check=True)
-
-
-def test_stacks_are_written_while_the_interpreter_lock_is_held(tmp_path: Path) -> None:
-    ended = execute(HELD, tmp_path / "fatal.txt")
-    assert ended.stdout == "goes on\n"
-    assert "line 7 in <module>" in (tmp_path / "fatal.txt").read_text()
-
-
 CLOSED = """
 import os, sys
 from perfscope.hooks.watch.arming import FaultHandler
 handler = FaultHandler(sys.argv[1])
-handler.enable(was_loaded=False)
+handler.enable()
 own = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
 os.dup2(own, handler._file)
 handler.check_file()
@@ -145,13 +90,19 @@ def test_stacks_are_not_written_to_a_file_that_has_the_number_of_ours(tmp_path: 
     assert "line 9 in <module>" in (tmp_path / "fatal.txt").read_text()
 
 
-def test_a_forked_child_ends_while_the_timer_runs(tmp_path: Path) -> None:
-    """It would wait for the timer's thread, which it does not have."""
-    assert execute(FORK, tmp_path / "fatal.txt").stdout == "False 3\nTrue\n"
+OWN = """
+import faulthandler, os, sys
+from perfscope.hooks.watch.arming import FaultHandler
+handler = FaultHandler(sys.argv[1])
+handler.enable()
+faulthandler.enable(open(sys.argv[2], "w"))
+handler.check_file()
+os.abort()
+"""
 
 
-@pytest.mark.parametrize("code", [OWN_TIMER, LOADED_BEFORE])
-def test_the_scripts_own_timer_comes_first(code: str, tmp_path: Path) -> None:
-    execute(code, tmp_path / "fatal.txt", tmp_path / "own.txt")
-    assert "most recent call first" in (tmp_path / "own.txt").read_text()
+def test_the_scripts_own_file_comes_first(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", OWN, str(tmp_path / "fatal.txt"), str(tmp_path / "own.txt")]
+    assert subprocess.run(command, env=environment(), capture_output=True, check=False).returncode == -6
+    assert "line 8 in <module>" in (tmp_path / "own.txt").read_text()
     assert (tmp_path / "fatal.txt").read_text() == ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import contextlib
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -15,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks.facts.launched_rank import read_start_ns
-from perfscope.hooks.watch import coroner
 from perfscope.wire.launched_calls import MEMORY_NAME
 from perfscope.wire.records import RankRecord, to_line
 from tests.conftest import ROOT
@@ -78,26 +76,6 @@ def test_ends_are_written_in_their_order_with_codes_and_signals(tmp_path: Path) 
     output += watcher.communicate(timeout=LONGEST_S)[0]
     assert watcher.returncode == 0
     assert deaths(output) == [(1, 3, None), (2, None, 9), (0, 0, None)]
-
-
-@pytest.mark.parametrize(
-    ("code", "how"), [("raise SystemExit(3)", {"exit_code": 3}), ("import os; os.kill(os.getpid(), 9)", {"signal": 9})]
-)
-def test_how_a_rank_ended_is_known_where_its_parent_was_quicker(code: str, how: dict[str, int]) -> None:
-    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.stdin.read(); {code}"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE)
-    descriptor = os.pidfd_open(process.pid)
-    assert coroner._ask_exit_status(descriptor) is None
-    end(process)
-    process.wait()
-    status = coroner._ask_exit_status(descriptor)
-    os.close(descriptor)
-    version = tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
-    if version < (6, 15):
-        assert status is None
-    else:
-        assert status is not None
-        assert ({"signal": status} if status & 0x7F else {"exit_code": status >> 8}) == how
 
 
 @pytest.mark.parametrize(("code", "is_kept"), [("os.abort()", True), ("os._exit(0)", False)])
