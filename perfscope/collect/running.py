@@ -103,8 +103,13 @@ class _Line(msgspec.Struct):
     wall_ns: int = -1
     monotonic_ns: int = -1
     world_size: int = 1
-    host: str = ""
     exit_status: str | None = None
+
+
+class _RankLine(_Line):
+    """What is read of a rank's record: ``host`` of a step's record is something else."""
+
+    host: str = ""
 
 
 _R = TypeVar("_R")
@@ -194,7 +199,7 @@ def _execute(part: Part, command: str, content: bytes) -> bytes:
 
 
 def _to_rank(rank: int, files: Mapping[str, str], now_ns: int, *, is_dead: bool) -> RunningRank:
-    record = next(iter(_read(_Line, files.get("rank", ""))), _Line())
+    record = next(iter(_read(_RankLine, files.get("rank", ""))), _RankLine())
     steps = [
         (line.step, line.end_ns) for line in _read(_Line, files.get("steps", "")) if min(line.step, line.end_ns) >= 0
     ]
