@@ -19,6 +19,7 @@ from typing import cast
 from tabulate import tabulate
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
+from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
 
 ROOT = Path(__file__).parents[1]
@@ -76,12 +77,12 @@ def load(folder: Path) -> list[Excerpt]:
 
 def answer(summary: LogSummary) -> dict[str, str | int | float | None]:
     """What perfscope answers, by the names of ``expect``."""
-    data = summary.data()
+    data = to_object(summary)
     names = ("framework", "median_s", "samples_per_s", "iterations", "train_iterations")
     setup = ("gpus", "gbs", "gas", "seq_len")
     return {
         **{name: cast("str | int | float | None", data[name]) for name in (*names, *setup)},
-        "logged_tflops": summary.logged_tflops_per_gpu,
+        "logged_tflops": summary.logged.tflops_per_gpu,
         "allocated_bytes": summary.log.memory.allocated_bytes,
     }
 

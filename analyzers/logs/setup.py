@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from math import prod
+from typing import Annotated
 
+import msgspec
 import numpy as np
 
+from perfscope.constants import GIGA
 from perfscope.models.conventions import Checkpointing
+from perfscope.result import Doc, Figures, figure
 from perfscope.tables.joblog import JobLog
 
 _ASSUMED_GPUS = 64
 _ASSUMED_SEQ_LEN = 1024
 _NOT_IN_A_GPT = ("swiglu", "group_query_attention", "experts", "untie_embeddings_and_output_weights")
 
-#: The parts of a run's layout, by name.
-LAYOUT = ("nodes", "tp", "pp", "dp", "cp", "ep", "gas", "mbs", "zero_stage")
 
-
-@dataclass(frozen=True, slots=True)
-class Overrides:
+class Overrides(msgspec.Struct, frozen=True):
     """What the user states about the runs; it overrides what logs and names state.
 
     Attributes:
@@ -37,29 +35,43 @@ class Overrides:
     warmup: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSetup:
-    """Model, batch and layout of a run, each absent where it is unknown, and what was assumed.
+class Layout(Figures, frozen=True):
+    """The layout of a run: what is stated, and what follows from it by division without remainder."""
 
-    Attributes:
-        parameters: Size of the model.
-        parameters_source: Where that comes from.
-        gpus: GPUs of the job.
-        seq_len: Tokens in a sequence.
-        samples: Global batch.
-        checkpointing: Activation checkpointing: what is recomputed.
-        layout: ``tp``, ``gas`` and the like: what is stated, and what follows from it by division without remainder.
-        assumed: What was assumed, in words.
-    """
+    nodes: Annotated[int | None, Doc("Hosts.")] = None
+    tp: Annotated[int | None, Doc("Tensor parallelism.")] = None
+    pp: Annotated[int | None, Doc("Pipeline parallelism.")] = None
+    dp: Annotated[int | None, Doc("Data parallelism.")] = None
+    cp: Annotated[int | None, Doc("Context parallelism.")] = None
+    ep: Annotated[int | None, Doc("Expert parallelism.")] = None
+    gas: Annotated[int | None, Doc("Micro-batches of a step.")] = None
+    mbs: Annotated[int | None, Doc("Sequences of a micro-batch.")] = None
+    zero_stage: Annotated[int | None, Doc("ZeRO stage.")] = None
 
-    parameters: int | None
-    parameters_source: str | None
-    gpus: int | None
-    seq_len: int | None
-    samples: int | None
-    checkpointing: Checkpointing | None
-    layout: Mapping[str, int] = field(default_factory=dict)
-    assumed: tuple[str, ...] = field(default=())
+
+class TrainingSetup(Figures, frozen=True):
+    """Model, batch and layout of a run, each null where it is unknown, and what was assumed."""
+
+    INLINE = ("layout",)
+
+    layout: Layout
+    parameters: Annotated[int | None, Doc("Size of the model.")]
+    parameters_source: Annotated[str | None, Doc("Where the size comes from.")]
+    gpus: Annotated[int | None, Doc("GPUs of the job.")]
+    seq_len: Annotated[int | None, Doc("Tokens in a sequence.")]
+    gbs: Annotated[int | None, Doc("Global batch, in sequences.")]
+    checkpointing: Annotated[Checkpointing | None, Doc("Activation checkpointing: what is recomputed.")]
+    assumed: Annotated[tuple[str, ...], Doc("What was assumed.")] = ()
+
+    @figure
+    def size(self) -> str | None:
+        """The size of the model in billions, as text."""
+        return None if self.parameters is None else f"{self.parameters / GIGA:.4g}B"
+
+    @figure
+    def global_batch_size(self) -> int | None:
+        """The same as ``gbs``."""
+        return self.gbs
 
 
 def determine_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
@@ -68,7 +80,7 @@ def determine_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
     gpus, seq_len, checkpointing = stated.gpus, stated.seq_len, stated.checkpointing
     assumed: list[str] = []
     # A benchmark's file name has only size and batch; what BigScience's one-liner then assumes is listed.
-    if stated.parameters_source == "name" and stated.samples is not None:
+    if stated.parameters_source == "name" and stated.gbs is not None:
         if gpus is None:
             gpus = _ASSUMED_GPUS
             assumed.append(f"{gpus} GPUs (--gpus)")
@@ -78,12 +90,12 @@ def determine_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
         if checkpointing is None:
             checkpointing = Checkpointing.FULL
             assumed.append("activation checkpointing full (--checkpointing)")
-    return replace(
+    return msgspec.structs.replace(
         stated,
         gpus=gpus,
         seq_len=seq_len,
         checkpointing=checkpointing,
-        layout=_layout(log, gpus, stated.samples),
+        layout=_layout(log, gpus, stated.gbs),
         assumed=tuple(assumed),
     )
 
@@ -91,17 +103,12 @@ def determine_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
 def stated_setup(log: JobLog, overrides: Overrides) -> TrainingSetup:
     """Model, batch and layout as far as they are stated or follow, without assumptions."""
     parameters, source = _parameters(log, overrides)
-    gpus = overrides.gpus or _gpus(log)
-    samples = overrides.samples or _samples(log)
-    return TrainingSetup(
-        parameters=parameters,
-        parameters_source=source,
-        gpus=gpus,
-        seq_len=overrides.seq_len or log.number("seq_len"),
-        samples=samples,
-        checkpointing=overrides.checkpointing or _checkpointing(log),
-        layout=_layout(log, gpus, samples),
-    )
+    gpus, samples = overrides.gpus or _gpus(log), overrides.samples or _samples(log)
+    fact = log.fact("checkpointing")
+    stated = Checkpointing(fact.value) if fact is not None and fact.value in set(Checkpointing) else None
+    seq_len = overrides.seq_len or log.number("seq_len")
+    layout = _layout(log, gpus, samples)
+    return TrainingSetup(layout, parameters, source, gpus, seq_len, samples, overrides.checkpointing or stated)
 
 
 def _parameters(log: JobLog, overrides: Overrides) -> tuple[int | None, str | None]:
@@ -126,7 +133,8 @@ def count_gpt_parameters(log: JobLog) -> int | None:
     Source: bigscience-workshop/bigscience, experiments/gpt2.md: ``l(12h^2 + 13h) + vh + sh + 2h``.
     """
     layers, hidden, seq_len = (log.number(name) for name in ("layers", "hidden", "seq_len"))
-    vocab = log.number("vocab") or _vocabulary_without_padding(log)
+    unpadded = log.arguments.get("vocab_size", "")
+    vocab = log.number("vocab") or (int(unpadded) if unpadded.isdecimal() else None)
     if layers is None or hidden is None or vocab is None or seq_len is None:
         return None
     if any(fact is not None and fact.value for fact in map(log.fact, _NOT_IN_A_GPT)):
@@ -134,12 +142,6 @@ def count_gpt_parameters(log: JobLog) -> int | None:
     if log.number("ffn") not in (None, 4 * hidden):
         return None
     return layers * (12 * hidden**2 + 13 * hidden) + vocab * hidden + seq_len * hidden + 2 * hidden
-
-
-def _vocabulary_without_padding(log: JobLog) -> int | None:
-    """The tokens of a vocabulary whose padded size the log does not print."""
-    text = log.arguments.get("vocab_size", "")
-    return int(text) if text.isdecimal() else None
 
 
 def _gpus(log: JobLog) -> int | None:
@@ -154,25 +156,25 @@ def _gpus(log: JobLog) -> int | None:
     return None
 
 
-def _layout(log: JobLog, gpus: int | None, samples: int | None) -> dict[str, int]:
-    layout = {name: value for name in LAYOUT for value in (log.number(name),) if value is not None}
-    tensor, pipeline = layout.get("tp"), layout.get("pp")
-    if "dp" not in layout and gpus and tensor and pipeline:
-        _divide(layout, "dp", gpus, tensor * pipeline * layout.get("cp", 1))
-    micro, accumulated = layout.get("mbs"), layout.get("gas")
-    if "dp" not in layout and samples and micro and accumulated:
-        _divide(layout, "dp", samples, micro * accumulated)
-    replicas = layout.get("dp")
+def _layout(log: JobLog, gpus: int | None, samples: int | None) -> Layout:
+    sizes = {name: value for name in Layout.__struct_fields__ if (value := log.number(name)) is not None}
+    tensor, pipeline, context = sizes.get("tp"), sizes.get("pp"), sizes.get("cp", 1)
+    if "dp" not in sizes and gpus and tensor and pipeline:
+        _divide(sizes, "dp", gpus, tensor * pipeline * context)
+    micro, accumulated = sizes.get("mbs"), sizes.get("gas")
+    if "dp" not in sizes and samples and micro and accumulated:
+        _divide(sizes, "dp", samples, micro * accumulated)
+    replicas = sizes.get("dp")
     if accumulated is None and samples and micro and replicas:
-        _divide(layout, "gas", samples, micro * replicas)
+        _divide(sizes, "gas", samples, micro * replicas)
     if pipeline is None and gpus and tensor and replicas:
-        _divide(layout, "pp", gpus, tensor * replicas * layout.get("cp", 1))
-    return layout
+        _divide(sizes, "pp", gpus, tensor * replicas * context)
+    return Layout(**sizes)
 
 
-def _divide(layout: dict[str, int], name: str, total: int, divisor: int) -> None:
+def _divide(sizes: dict[str, int], name: str, total: int, divisor: int) -> None:
     if total % divisor == 0 and total >= divisor:
-        layout[name] = total // divisor
+        sizes[name] = total // divisor
 
 
 def _samples(log: JobLog) -> int | None:
@@ -185,19 +187,6 @@ def _samples(log: JobLog) -> int | None:
     if batch is not None:
         return batch
     micro, accumulated = log.number("mbs"), log.number("gas")
-    replicas = log.number("dp") or _replicas(log)
-    if micro is None or replicas is None:
-        return None
-    return micro * replicas * (accumulated or 1)
-
-
-def _replicas(log: JobLog) -> int | None:
-    gpus = _gpus(log)
-    if gpus is None:
-        return None
-    return gpus // ((log.number("tp") or 1) * (log.number("pp") or 1) * (log.number("cp") or 1)) or None
-
-
-def _checkpointing(log: JobLog) -> Checkpointing | None:
-    fact = log.fact("checkpointing")
-    return Checkpointing(fact.value) if fact is not None and fact.value in set(Checkpointing) else None
+    gpus, parallel = _gpus(log), prod(log.number(name) or 1 for name in ("tp", "pp", "cp"))
+    replicas = log.number("dp") or (gpus or 0) // parallel
+    return None if micro is None or not replicas else micro * replicas * (accumulated or 1)

@@ -6,44 +6,42 @@ requested number of iterations. A record whose time also contains an evaluation 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from perfscope.analyzers.shared.statistics import count_values
 from perfscope.constants import NS_PER_S
+from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool
 from perfscope.tables.joblog import Iterations, JobLog
 
 _LEAST_STEADY_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
-    """The time of an iteration.
+class LeftOut(Figures, frozen=True):
+    """Records that the figures are not over."""
 
-    Attributes:
-        records: Records that the figures are over.
-        median_s, p95_s, mean_s, min_s, max_s: Over those.
-        median_interval_s: Bootstrap interval of the median; absent of fewer than three records.
-        first_s: The first record.
-        mean_all_s: Over all records, warm-up and disturbed ones too, as BigScience's one-liner has it.
-        warmup: Records left out as warm-up.
-        evaluation, save: Records left out because their time contains one.
-    """
+    warmup: Annotated[int, Doc("As warm-up.")]
+    evaluation: Annotated[int, Doc("Because their time contains an evaluation.")]
+    save: Annotated[int, Doc("Because their time contains a checkpoint save.")]
 
-    records: int
-    median_s: float | None
-    p95_s: float | None
-    mean_s: float | None
-    min_s: float | None
-    max_s: float | None
-    median_interval_s: tuple[float, float] | None
-    first_s: float | None
-    mean_all_s: float | None
-    warmup: int
-    evaluation: int
-    save: int
+
+class StepTimes(Figures, frozen=True):
+    """The time of an iteration; each figure is null without a record."""
+
+    used_records: Annotated[int, Doc("Records that the figures are over.")]
+    median_s: Annotated[float | None, Doc("Median.")]
+    p95_s: Annotated[float | None, Doc("95th percentile.")]
+    mean_s: Annotated[float | None, Doc("Mean.")]
+    min_s: Annotated[float | None, Doc("Shortest.")]
+    max_s: Annotated[float | None, Doc("Longest.")]
+    median_interval_s: Annotated[tuple[float, float] | None, Doc("95 % interval of the median.")]
+    first_s: Annotated[float | None, Doc("The first record.")]
+    mean_all_s: Annotated[
+        float | None, Doc("Mean of all records, warm-up and disturbed ones too, as BigScience's one-liner has it.")
+    ]
+    left_out: Annotated[LeftOut, Doc("Records that the figures are not over.")]
 
 
 def steady_records(rows: Iterations, warmup: int | None) -> Bool:
@@ -80,7 +78,7 @@ def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
     left_out = ~used & ~warm
     timed = rows.wall_ns.compressed()
     return StepTimes(
-        records=values.n,
+        used_records=values.n,
         median_s=values.median(),
         p95_s=values.quantile(0.95),
         mean_s=values.mean(),
@@ -88,13 +86,10 @@ def measure_step_times(log: JobLog, warmup: int | None) -> StepTimes:
         max_s=values.quantile(1.0),
         median_interval_s=values.median_interval(),
         first_s=float(timed[0]) / NS_PER_S if len(timed) else None,
-        mean_all_s=_mean_of_all(log),
-        warmup=int(warm.sum()),
-        evaluation=int((left_out & (rows.disturbed == "evaluation")).sum()),
-        save=int((left_out & (rows.disturbed == "save")).sum()),
+        mean_all_s=int(timed.sum()) / len(timed) / NS_PER_S if len(timed) else None,
+        left_out=LeftOut(
+            int(warm.sum()),
+            int((left_out & (rows.disturbed == "evaluation")).sum()),
+            int((left_out & (rows.disturbed == "save")).sum()),
+        ),
     )
-
-
-def _mean_of_all(log: JobLog) -> float | None:
-    times = log.iterations.wall_ns.compressed()
-    return int(times.sum()) / len(times) / NS_PER_S if len(times) else None

@@ -8,162 +8,293 @@ is a ``fail``, as in BigScience's one-liner (experiments/gpt2.md, "Magic scripts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.analyzers.logs.flags import find_flags
-from perfscope.analyzers.logs.setup import LAYOUT, Overrides, TrainingSetup, determine_setup
+from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, determine_setup
 from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records, warmup_records
 from perfscope.analyzers.shared.statistics import median
-from perfscope.constants import GIGA, NS_PER_MS, NS_PER_S
-from perfscope.report import Json
-from perfscope.tables.columns import Bool, MaskedFloat64
-from perfscope.tables.joblog import Iterations, JobLog, Save, Timer
+from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.report import Section
+from perfscope.result import GIGABYTES, Column, Doc, Figures, Result, Table
+from perfscope.tables.columns import MaskedFloat64
+from perfscope.tables.joblog import JobLog
+from perfscope.units import format_parameters, format_seconds
 
 
-class FirstAndLast(NamedTuple):
+class FirstAndLast(Figures, frozen=True):
     """The first and the last value of a column."""
 
-    first: float
-    last: float
+    first: Annotated[float, Doc("The first.")]
+    last: Annotated[float, Doc("The last.")]
 
 
-@dataclass(frozen=True, slots=True)
-class LogSummary:
-    """The speed and the set-up of the run that wrote one log.
+class Logged(Figures, frozen=True):
+    """What the log itself states, medians over the records that the step time is over."""
 
-    Attributes:
-        path: The file.
-        framework: What wrote it.
-        status: ``ok``, ``incomplete`` (it ended badly after iterations), ``fail`` (not one iteration) or
-            ``unrecognised``.
-        reason: Why it is not ``ok``, or why it has no step time.
-        log: The table.
-        times: The time of an iteration.
-        setup: Model, batch and layout.
-        samples_per_s: Batch over the median time.
-        tflops_per_gpu: By the BigScience convention, from the median time.
-        flags: Doubts: ``code: sentence``.
-    """
+    samples_per_s: Annotated[float | None, Doc("Samples a second.")]
+    tokens_per_s_per_gpu: Annotated[float | None, Doc("Tokens a second and GPU.")]
+    tflops_per_gpu: Annotated[float | None, Doc("TFLOPs per GPU, in the log's own convention.")]
 
-    path: str
-    framework: str | None
-    status: str
-    reason: str | None
+
+class DeviceMemory(Figures, frozen=True):
+    """Device memory, the largest that any rank reports."""
+
+    peak_allocated_bytes: Annotated[int | None, Doc("Peak allocated by tensors.")]
+    peak_reserved_bytes: Annotated[int | None, Doc("Peak reserved by the allocator.")]
+    used_bytes: Annotated[int | None, Doc("In use on the device, as nvidia-smi sees it.")]
+    total_bytes: Annotated[int | None, Doc("What the device has.")]
+
+
+class LoggedSave(Figures, frozen=True):
+    """One checkpoint save."""
+
+    iteration: Annotated[int | None, Doc("After which iteration.")]
+    seconds: Annotated[float | None, Doc("How long it stalled training.")]
+    source: Annotated[str | None, Doc("Where the time comes from: `timer` or `timestamps`.")]
+    path: Annotated[str | None, Doc("Where to.")]
+    asynchronous: Annotated[bool | None, Doc("Training went on meanwhile.")]
+    drained_seconds: Annotated[float | None, Doc("Until an asynchronous one lay on disk.")]
+
+
+class LoggedTimer(Figures, frozen=True):
+    """A named part of an iteration."""
+
+    mean: Annotated[float, Doc("Mean of the slowest rank, in ms.")]
+    lines: Annotated[int, Doc("Over how many lines.")]
+
+
+class LogSummary(Result, frozen=True, kw_only=True):
+    """The speed and the set-up of the run that wrote one log."""
+
+    INLINE = ("times", "setup")
+
     log: JobLog
     times: StepTimes
     setup: TrainingSetup
-    samples_per_s: float | None
-    tflops_per_gpu: float | None
-    flags: tuple[str, ...]
+    path: Annotated[str, Doc("The file.")]
+    framework: Annotated[str | None, Doc("What wrote it.")]
+    status: Annotated[str, Doc("`ok`, `incomplete`, `fail` (not one iteration) or `unrecognised`.")]
+    reason: Annotated[str | None, Doc("Why it is not `ok`, or why it has no step time.")]
+    iterations: Annotated[int | None, Doc("Iterations of the records; null if only a figure over all is stated.")]
+    records: Annotated[int, Doc("Records.")]
+    first_iteration: Annotated[int | None, Doc("Number of the first record.")]
+    last_iteration: Annotated[int | None, Doc("Number of the last record.")]
+    train_iterations: Annotated[int | None, Doc("The last iteration of the run, as planned.")]
+    complete: Annotated[bool | None, Doc("It reached this.")]
+    time_source: Annotated[str | None, Doc("What the times are.")]
+    restarts: Annotated[int, Doc("Restarts.")]
+    redone_iterations: Annotated[int, Doc("Iterations that were done again after a restart.")]
+    samples_per_s: Annotated[float | None, Doc("Batch over the median time.")]
+    tokens_per_s: Annotated[float | None, Doc("Tokens a second over all GPUs.")]
+    tflops_per_gpu: Annotated[float | None, Doc("By the BigScience convention, from the median time.")]
+    logged: Annotated[Logged, Doc("What the log itself states.")]
+    layers: Annotated[int | None, Doc("Layers of the model.")]
+    hidden: Annotated[int | None, Doc("Hidden size.")]
+    heads: Annotated[int | None, Doc("Attention heads.")]
+    vocab: Annotated[int | None, Doc("Vocabulary.")]
+    precision: Annotated[str | None, Doc("Precision of the training.")]
+    loss: Annotated[FirstAndLast | None, Doc("Training loss.")]
+    loss_scale: Annotated[FirstAndLast | None, Doc("Loss scale.")]
+    skipped_iterations: Annotated[int, Doc("Iterations whose update was skipped.")]
+    nan_iterations: Annotated[int, Doc("Iterations with a NaN.")]
+    memory: Annotated[DeviceMemory, Doc("Device memory.")]
+    oom: Annotated[str | None, Doc("What ran out of memory: `device` or `host`.")]
+    checkpoints: Annotated[tuple[LoggedSave, ...], Doc("Checkpoint saves.")]
+    timers_ms: Annotated[Mapping[str, LoggedTimer], Doc("Parts of an iteration.")]
+    flags: Annotated[tuple[str, ...], Doc("Doubts: `code: sentence`.")]
 
-    @property
-    def iterations(self) -> int | None:
-        """Iterations of the records; None of two jobs, and where only a figure over all of them is stated."""
-        if self.log.mixture is not None:
-            return None
-        is_unnumbered = any(self.log.fact(name) is not None for name in ("unnumbered_runs", "finished_runs"))
-        if is_unnumbered and self.log.iterations.iteration.count() == 0:
-            return None
-        return int(self.log.iterations.new.sum())
 
-    @property
-    def tokens_per_s(self) -> float | None:
-        """Tokens/s over all GPUs."""
-        if self.samples_per_s is None or self.setup.seq_len is None:
-            return _steady_median(self.log.iterations, self.log.iterations.tokens_per_s)
-        return self.samples_per_s * self.setup.seq_len
+def _interval(summary: LogSummary) -> str | None:
+    interval = summary.times.median_interval_s
+    return None if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}"
 
-    @property
-    def logged_tflops_per_gpu(self) -> float | None:
-        """TFLOPs per GPU as the log states them, in its own convention."""
-        return _steady_median(self.log.iterations, self.log.iterations.tflops_per_gpu)
 
-    @property
-    def loss(self) -> FirstAndLast | None:
-        """The first and the last training loss."""
-        losses = self.log.iterations.loss.compressed()
-        first = self.log.fact("first_loss") if self.log.mixture is None else None
-        if first is not None and isinstance(first.value, float):
-            losses = np.concatenate(([first.value], losses))
-        return _first_and_last(losses)
+def _losses(summary: LogSummary) -> str | None:
+    return f"{summary.loss.first:.4g} to {summary.loss.last:.4g}" if summary.loss else None
 
-    @property
-    def loss_scale(self) -> FirstAndLast | None:
-        """The first and the last loss scale."""
-        return _first_and_last(self.log.iterations.loss_scale.compressed())
 
-    @property
-    def skipped_iterations(self) -> int:
-        """Iterations whose update was skipped."""
-        return max(int(self.log.iterations.skipped.sum()), self.log.number("skipped_total") or 0)
+class TrainingLogs(Result, frozen=True):
+    """The speeds and the set-ups of several runs."""
 
-    @property
-    def nan_iterations(self) -> int:
-        """Iterations with a NaN."""
-        return int(self.log.iterations.nan.sum())
+    logs: Annotated[tuple[LogSummary, ...], Doc("One entry a log.")]
+    unread: Annotated[tuple[str, ...], Doc("What could not be read.")]
 
-    def data(self) -> dict[str, Json]:
-        """The log's entry in ``logs``."""
-        rows = self.log.iterations
-        return {
-            "path": self.path,
-            "framework": self.framework,
-            "status": self.status,
-            "reason": self.reason,
-            "iterations": self.iterations,
-            **_times_data(self.times, self.log),
-            "samples_per_s": self.samples_per_s,
-            "tokens_per_s": self.tokens_per_s,
-            "tflops_per_gpu": self.tflops_per_gpu,
-            "logged": {
-                "samples_per_s": _steady_median(rows, rows.samples_per_s),
-                "tokens_per_s_per_gpu": _steady_median(rows, rows.tokens_per_s_per_gpu),
-                "tflops_per_gpu": self.logged_tflops_per_gpu,
-            },
-            **_setup_data(self.setup, self.log),
-            "loss": self.loss._asdict() if self.loss else None,
-            "loss_scale": self.loss_scale._asdict() if self.loss_scale else None,
-            "skipped_iterations": self.skipped_iterations,
-            "nan_iterations": self.nan_iterations,
-            "memory": {
-                "peak_allocated_bytes": self.log.memory.allocated_bytes,
-                "peak_reserved_bytes": self.log.memory.reserved_bytes,
-                "used_bytes": self.log.memory.used_bytes,
-                "total_bytes": self.log.memory.total_bytes,
-            },
-            "oom": self.log.out_of_memory,
-            "checkpoints": [_save_data(save) for save in self.log.saves],
-            "timers_ms": {timer.name: _timer_data(timer) for timer in self.log.timers},
-            "assumed": list(self.setup.assumed),
-            "flags": list(self.flags),
-        }
+    SPEED = Table(
+        "Speed",
+        "logs",
+        (
+            Column("Log", "path"),
+            Column("Framework", "framework"),
+            Column("Status", "status"),
+            Column("Iterations", "iterations"),
+            Column("Median (s)", lambda log: log.times.median_s, decimals=3),
+            Column("95 % interval (s)", _interval),
+            Column("Mean (s)", lambda log: log.times.mean_s, decimals=3),
+            Column("p95 (s)", lambda log: log.times.p95_s, decimals=3),
+            Column("Samples/s", "samples_per_s", decimals=2),
+            Column("TFLOPs per GPU", "tflops_per_gpu"),
+            Column("Logged TFLOPs", lambda log: log.logged.tflops_per_gpu),
+        ),
+    )
+    SETUP = Table(
+        "Set-up",
+        "logs",
+        (
+            Column("Log", "path"),
+            Column("Size", lambda log: log.setup.parameters and format_parameters(log.setup.parameters)),
+            Column("GPUs", lambda log: log.setup.gpus),
+            Column("TP", lambda log: log.setup.layout.tp),
+            Column("PP", lambda log: log.setup.layout.pp),
+            Column("DP", lambda log: log.setup.layout.dp),
+            Column("GAS", lambda log: log.setup.layout.gas),
+            Column("MBS", lambda log: log.setup.layout.mbs),
+            Column("GBS", lambda log: log.setup.gbs),
+            Column("ZeRO", lambda log: log.setup.layout.zero_stage),
+            Column("Seq length", lambda log: log.setup.seq_len),
+            Column("Loss", _losses),
+            Column("Loss scale", lambda log: log.loss_scale and log.loss_scale.last, decimals=0),
+            Column("Skipped", "skipped_iterations"),
+        ),
+    )
+    MEMORY = Table(
+        "Memory",
+        "logs",
+        (
+            Column("Log", "path"),
+            Column("Peak allocated (GB)", lambda log: log.memory.peak_allocated_bytes, GIGABYTES, 2),
+            Column("Peak reserved (GB)", lambda log: log.memory.peak_reserved_bytes, GIGABYTES, 2),
+            Column("Used (GB)", lambda log: log.memory.used_bytes, GIGABYTES, 2),
+            Column("Device (GB)", lambda log: log.memory.total_bytes, GIGABYTES, 2),
+            Column("Out of memory", lambda log: log.oom or "no"),
+        ),
+    )
+    SAVES = Table(
+        "Checkpoint saves",
+        "logs",
+        (
+            Column("Log", lambda row: row[0]),
+            Column("Iteration", lambda row: row[1].iteration),
+            Column("Time", lambda row: row[1].seconds, format_seconds),
+            Column("Source", lambda row: row[1].source),
+            Column("Path", lambda row: row[1].path),
+        ),
+    )
+
+    def sections(self) -> tuple[Section, ...]:
+        """Speed and set-up; memory, saves and flags of the logs that have some."""
+        parts = [self.SPEED.section(self.logs, self._notes()), self.SETUP.section(self.logs)]
+        memory = [log for log in self.logs if log.oom or log.memory != DeviceMemory(None, None, None, None)]
+        saves = [(log.path, save) for log in self.logs for save in log.checkpoints]
+        flags = tuple(f"{log.path}: {flag}" for log in self.logs for flag in log.flags)
+        parts += [self.MEMORY.section(memory)] if memory else []
+        parts += [self.SAVES.section(saves)] if saves else []
+        parts += [Section("Flags", notes=flags)] if flags else []
+        return tuple(parts)
+
+    def _notes(self) -> tuple[str, ...]:
+        left_out = [log.times.left_out for log in self.logs]
+        warmups = sum(each.warmup for each in left_out)
+        evaluations, saves = sum(each.evaluation for each in left_out), sum(each.save for each in left_out)
+        text = f"Steady state: {warmups} warm-up records at the starts of runs are excluded"
+        if evaluations or saves:
+            text += f", and {evaluations} whose time contains an evaluation, {saves} a checkpoint save"
+        assumed = ", ".join(sorted({assumption for log in self.logs for assumption in log.setup.assumed}))
+        return (
+            f"{text}; `mean_all_s` in JSON is over all records.",
+            *((f"Assumptions, where neither the log nor its name states a value: {assumed}.",) if assumed else ()),
+            "TFLOPs by convention `bigscience`, from the median; samples/s is batch over median.",
+            *(f"{log.path}: {log.status}, {log.reason}." for log in self.logs if log.reason),
+        )
 
 
 def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary:
     """Summarize one log."""
     overrides = overrides or Overrides()
+    rows, memory, precision = log.iterations, log.memory, log.fact("precision")
     times = measure_step_times(log, overrides.warmup)
     setup = determine_setup(log, overrides)
     samples_per_s = _samples_per_s(log, setup, times)
     status, reason = _status(log, times)
     tflops = _tflops(setup, times)
+    numbers = rows.iteration.compressed()
+    logged = Logged(
+        *(
+            _steady_median(log, figures)
+            for figures in (rows.samples_per_s, rows.tokens_per_s_per_gpu, rows.tflops_per_gpu)
+        )
+    )
+    tokens_per_s = None if samples_per_s is None or setup.seq_len is None else samples_per_s * setup.seq_len
     return LogSummary(
+        log=log,
+        times=times,
+        setup=setup,
         path=log.path,
         framework=log.framework,
         status=status,
         reason=reason,
-        log=log,
-        times=times,
-        setup=setup,
+        iterations=_iterations(log),
+        records=len(rows),
+        first_iteration=int(numbers[0]) if len(numbers) else None,
+        last_iteration=int(numbers[-1]) if len(numbers) else None,
+        train_iterations=log.number("train_iterations"),
+        complete=log.complete,
+        time_source=log.time_source,
+        restarts=int(rows.attempt.max()) if len(rows) else 0,
+        redone_iterations=log.redone,
         samples_per_s=samples_per_s,
+        tokens_per_s=_steady_median(log, rows.tokens_per_s) if tokens_per_s is None else tokens_per_s,
         tflops_per_gpu=tflops,
+        logged=logged,
+        layers=log.number("layers"),
+        hidden=log.number("hidden"),
+        heads=log.number("heads"),
+        vocab=log.number("vocab"),
+        precision=None if precision is None else str(precision.value),
+        loss=_losses_of(log),
+        loss_scale=_first_and_last(rows.loss_scale.compressed()),
+        skipped_iterations=max(int(rows.skipped.sum()), log.number("skipped_total") or 0),
+        nan_iterations=int(rows.nan.sum()),
+        memory=DeviceMemory(memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes),
+        oom=log.out_of_memory,
+        checkpoints=tuple(
+            LoggedSave(
+                save.iteration,
+                None if save.wall_ns is None else save.wall_ns / NS_PER_S,
+                save.source,
+                save.path,
+                save.asynchronous,
+                None if save.drained_ns is None else save.drained_ns / NS_PER_S,
+            )
+            for save in log.saves
+        ),
+        timers_ms={timer.name: LoggedTimer(timer.mean_ns / NS_PER_MS, timer.lines) for timer in log.timers},
         flags=find_flags(log, setup, times.median_s, tflops),
     )
+
+
+def _iterations(log: JobLog) -> int | None:
+    is_unnumbered = any(log.fact(name) is not None for name in ("unnumbered_runs", "finished_runs"))
+    if log.mixture is not None or (is_unnumbered and log.iterations.iteration.count() == 0):
+        return None
+    return int(log.iterations.new.sum())
+
+
+def _losses_of(log: JobLog) -> FirstAndLast | None:
+    losses = log.iterations.loss.compressed()
+    first = log.fact("first_loss") if log.mixture is None else None
+    if first is not None and isinstance(first.value, float):
+        losses = np.concatenate(([first.value], losses))
+    return _first_and_last(losses)
+
+
+def _first_and_last(values: npt.NDArray[np.float64]) -> FirstAndLast | None:
+    return FirstAndLast(float(values[0]), float(values[-1])) if len(values) else None
 
 
 def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float | None:
@@ -175,36 +306,32 @@ def _samples_per_s(log: JobLog, setup: TrainingSetup, times: StepTimes) -> float
         return float(batches.sum() / (np.ma.getdata(rows.wall_ns)[used].sum() / NS_PER_S))
     if log.mixture is not None:
         return None
-    if setup.samples is not None and times.median_s:
-        return setup.samples / times.median_s
-    stated = _steady_median(rows, rows.samples_per_s)
-    others = (source.samples_per_s for source in log.other_sources if source.samples_per_s is not None)
-    total = log.fact("stated_samples_per_s")
+    if setup.gbs is not None and times.median_s:
+        return setup.gbs / times.median_s
+    stated, total = _steady_median(log, rows.samples_per_s), log.fact("stated_samples_per_s")
     if stated is None and total is not None and isinstance(total.value, float):
         return total.value
+    others = (source.samples_per_s for source in log.other_sources if source.samples_per_s is not None)
     return next(others, None) if stated is None else stated
 
 
-def _steady_or_settled(rows: Iterations) -> Bool:
-    """The records that the step time is over; where none has a time, all but warm-up, or all."""
-    steady = steady_records(rows, None)
-    settled = ~warmup_records(rows, None)
-    return steady if steady.any() else settled if settled.any() else ~settled
-
-
-def _steady_median(rows: Iterations, figures: MaskedFloat64) -> float | None:
-    """The median of a figure over the records that the step time is over; None where they do not state it."""
-    return median(figures[_steady_or_settled(rows)]) if figures.count() else None
+def _steady_median(log: JobLog, figures: MaskedFloat64) -> float | None:
+    """The median of a figure over the records that the step time is over; where none has a time, all but warm-up."""
+    if not figures.count():
+        return None
+    steady = steady_records(log.iterations, None)
+    settled = ~warmup_records(log.iterations, None)
+    return median(figures[steady if steady.any() else settled if settled.any() else ~settled])
 
 
 def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
     if times.median_s is None or setup.checkpointing is None:
         return None
-    if setup.parameters is None or setup.samples is None or setup.gpus is None or setup.seq_len is None:
+    if setup.parameters is None or setup.gbs is None or setup.gpus is None or setup.seq_len is None:
         return None
     return Throughput(
         parameters=setup.parameters,
-        samples=setup.samples,
+        samples=setup.gbs,
         step_ns=round(times.median_s * NS_PER_S),
         gpus=setup.gpus,
         seq_len=setup.seq_len,
@@ -214,94 +341,21 @@ def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
 
 def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
     if len(log.iterations) or log.mixture is not None:
-        if log.ended is not None:
-            return "incomplete", log.ended
-        return "ok", _explain_absence(log) if times.mean_all_s is None else None
+        no_time = "the log does not state the time of an iteration" if times.mean_all_s is None else None
+        mixed = None if log.mixture is None else f"{log.mixture}: no figure is of one job"
+        return ("ok", mixed or no_time) if log.ended is None else ("incomplete", log.ended)
+    return _status_without_iterations(log)
+
+
+def _status_without_iterations(log: JobLog) -> tuple[str, str]:
     if log.fact("finished_runs") is not None:
         return "ok", "the log states the time of the run, but not its number of steps"
-    if log.fact("scaled_bars") is not None or log.fact("first_loss") is not None:
-        return "incomplete", log.ended or _explain_losses(log)
+    if log.fact("scaled_bars") is not None:
+        return "incomplete", log.ended or "its bars count thousands of steps, too coarse for the time of a step"
+    if log.fact("first_loss") is not None:
+        return "incomplete", log.ended or "the log states losses, but neither the number of steps nor their time"
     if log.framework is None and not log.names_run and not log.unreadable and log.ended is None:
         return "unrecognised", "no line matches a known framework"
-    return "fail", _explain_failure(log)
-
-
-def _explain_absence(log: JobLog) -> str:
-    if log.mixture is not None:
-        return f"{log.mixture}: no figure is of one job"
-    return "the log does not state the time of an iteration"
-
-
-def _explain_losses(log: JobLog) -> str:
-    if log.fact("scaled_bars") is not None:
-        return "its bars count steps in thousands, which is too coarse for the time of a step"
-    return "the log states losses, but neither the number of steps nor their time"
-
-
-def _explain_failure(log: JobLog) -> str:
     if log.unreadable:
-        return f"{log.unreadable} iteration records hold no readable time"
-    return "no iteration was logged" + (f": {log.ended}" if log.ended is not None else "")
-
-
-def _times_data(times: StepTimes, log: JobLog) -> dict[str, Json]:
-    rows = log.iterations
-    numbers = rows.iteration.compressed()
-    interval = times.median_interval_s
-    return {
-        "records": len(rows),
-        "first_iteration": int(numbers[0]) if len(numbers) else None,
-        "last_iteration": int(numbers[-1]) if len(numbers) else None,
-        "train_iterations": log.number("train_iterations"),
-        "complete": log.complete,
-        "time_source": log.time_source,
-        "median_s": times.median_s,
-        "median_interval_s": list(interval) if interval else None,
-        "mean_s": times.mean_s,
-        "p95_s": times.p95_s,
-        "min_s": times.min_s,
-        "max_s": times.max_s,
-        "first_s": times.first_s,
-        "mean_all_s": times.mean_all_s,
-        "used_records": times.records,
-        "left_out": {"warmup": times.warmup, "evaluation": times.evaluation, "save": times.save},
-        "restarts": int(rows.attempt.max()) if len(rows) else 0,
-        "redone_iterations": log.redone,
-    }
-
-
-def _setup_data(setup: TrainingSetup, log: JobLog) -> dict[str, Json]:
-    precision = log.fact("precision")
-    return {
-        "parameters": setup.parameters,
-        "parameters_source": setup.parameters_source,
-        "size": None if setup.parameters is None else f"{setup.parameters / GIGA:.4g}B",
-        "gpus": setup.gpus,
-        "seq_len": setup.seq_len,
-        "global_batch_size": setup.samples,
-        "gbs": setup.samples,
-        **{name: setup.layout.get(name) for name in LAYOUT},
-        **{name: log.number(name) for name in ("layers", "hidden", "heads", "vocab")},
-        "precision": None if precision is None else str(precision.value),
-        "checkpointing": None if setup.checkpointing is None else str(setup.checkpointing),
-    }
-
-
-def _first_and_last(values: npt.NDArray[np.float64]) -> FirstAndLast | None:
-    return FirstAndLast(float(values[0]), float(values[-1])) if len(values) else None
-
-
-def _save_data(save: Save) -> dict[str, Json]:
-    seconds = None if save.wall_ns is None else save.wall_ns / NS_PER_S
-    return {
-        "iteration": save.iteration,
-        "seconds": seconds,
-        "source": save.source,
-        "path": save.path,
-        "asynchronous": save.asynchronous,
-        "drained_seconds": None if save.drained_ns is None else save.drained_ns / NS_PER_S,
-    }
-
-
-def _timer_data(timer: Timer) -> dict[str, Json]:
-    return {"mean": timer.mean_ns / NS_PER_MS, "lines": timer.lines}
+        return "fail", f"{log.unreadable} iteration records hold no readable time"
+    return "fail", "no iteration was logged" + (f": {log.ended}" if log.ended is not None else "")

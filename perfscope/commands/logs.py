@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from perfscope.analyzers.logs.setup import Overrides
-from perfscope.analyzers.logs.summary import LogSummary, summarize_log
+from perfscope.analyzers.logs.summary import LogSummary, TrainingLogs, summarize_log
 from perfscope.commands.options import FormatOption, require_positive
-from perfscope.constants import GB, NS_PER_S
 from perfscope.engine.places import at_hand
 from perfscope.engine.progress import with_lines
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
@@ -18,10 +17,11 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Cell, Column, Report, Section, in_unit
+from perfscope.report import Report
+from perfscope.result import to_object
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import is_log_name
-from perfscope.units import format_parameters, format_seconds, parse_parameters
+from perfscope.units import parse_parameters
 
 _OVERRIDES = "Set-up, where the log does not state it or is wrong"
 _FROM_LOG = "from the log"
@@ -114,131 +114,6 @@ def to_report(summaries: list[LogSummary], unread: list[str]) -> Report:
         for summary in summaries
         if summary.tflops_per_gpu is not None and summary.tflops_per_gpu > fastest.dense_16bit_tflops
     ]
-    sections = (_speed(summaries), _setup(summaries), *_memory(summaries), *_saves(summaries), *_flags(summaries))
-    return Report(
-        "Training logs",
-        {"schema": "perfscope/logs/1", "logs": [summary.data() for summary in summaries], "unread": unread},
-        sections,
-        (*unread, *above_peak),
-    )
-
-
-def _speed(summaries: list[LogSummary]) -> Section:
-    columns = (
-        Column("Log"),
-        Column("Framework"),
-        Column("Status"),
-        Column("Iterations"),
-        Column("Median (s)", 3),
-        Column("95 % interval (s)"),
-        Column("Mean (s)", 3),
-        Column("p95 (s)", 3),
-        Column("Samples/s", 2),
-        Column("TFLOPs per GPU"),
-        Column("Logged TFLOPs"),
-    )
-    notes = [_describe_left_out(summaries)]
-    assumptions = sorted({assumption for summary in summaries for assumption in summary.setup.assumed})
-    if assumptions:
-        notes.append("Assumptions, where neither the log nor its name states a value: " + ", ".join(assumptions) + ".")
-    notes.append("TFLOPs by convention `bigscience`, from the median; samples/s is batch over median.")
-    notes.extend(f"{summary.path}: {summary.status}, {summary.reason}." for summary in summaries if summary.reason)
-    rows = tuple((summary.path, summary.framework, summary.status, *_figures(summary)) for summary in summaries)
-    return Section("Speed", columns, rows, tuple(notes))
-
-
-def _figures(summary: LogSummary) -> tuple[Cell, ...]:
-    times = summary.times
-    interval = times.median_interval_s
-    return (
-        summary.iterations,
-        times.median_s,
-        None if interval is None else f"{interval[0]:.4g} to {interval[1]:.4g}",
-        times.mean_s,
-        times.p95_s,
-        summary.samples_per_s,
-        summary.tflops_per_gpu,
-        summary.logged_tflops_per_gpu,
-    )
-
-
-def _describe_left_out(summaries: list[LogSummary]) -> str:
-    warmups = sum(summary.times.warmup for summary in summaries)
-    evaluations = sum(summary.times.evaluation for summary in summaries)
-    saves = sum(summary.times.save for summary in summaries)
-    text = f"Steady state: {warmups} warm-up records at the starts of runs are excluded"
-    if evaluations or saves:
-        text += f", and {evaluations} whose time contains an evaluation, {saves} a checkpoint save"
-    return text + "; `mean_all_s` in JSON is over all records."
-
-
-def _setup(summaries: list[LogSummary]) -> Section:
-    names = ("tp", "pp", "dp", "gas", "mbs")
-    columns = (
-        Column("Log"),
-        Column("Size"),
-        Column("GPUs"),
-        *(Column(name.upper()) for name in names),
-        Column("GBS"),
-        Column("ZeRO"),
-        Column("Seq length"),
-        Column("Loss"),
-        Column("Loss scale", 0),
-        Column("Skipped"),
-    )
-    rows = tuple(
-        (
-            summary.path,
-            None if summary.setup.parameters is None else format_parameters(summary.setup.parameters),
-            summary.setup.gpus,
-            *(summary.setup.layout.get(name) for name in names),
-            summary.setup.samples,
-            summary.setup.layout.get("zero_stage"),
-            summary.setup.seq_len,
-            f"{summary.loss.first:.4g} to {summary.loss.last:.4g}" if summary.loss else None,
-            summary.loss_scale.last if summary.loss_scale else None,
-            summary.skipped_iterations,
-        )
-        for summary in summaries
-    )
-    return Section("Set-up", columns, rows)
-
-
-def _memory(summaries: list[LogSummary]) -> tuple[Section, ...]:
-    columns = (
-        Column("Log"),
-        Column("Peak allocated (GB)", 2),
-        Column("Peak reserved (GB)", 2),
-        Column("Used (GB)", 2),
-        Column("Device (GB)", 2),
-        Column("Out of memory"),
-    )
-    rows = []
-    for summary in summaries:
-        memory = summary.log.memory
-        sizes = (memory.allocated_bytes, memory.reserved_bytes, memory.used_bytes, memory.total_bytes)
-        if any(size is not None for size in sizes) or summary.log.out_of_memory:
-            cells = (in_unit(size, GB) for size in sizes)
-            rows.append((summary.path, *cells, summary.log.out_of_memory or "no"))
-    return (Section("Memory", columns, tuple(rows)),) if rows else ()
-
-
-def _saves(summaries: list[LogSummary]) -> tuple[Section, ...]:
-    columns = (Column("Log"), Column("Iteration"), Column("Time"), Column("Source"), Column("Path"))
-    rows = tuple(
-        (
-            summary.path,
-            save.iteration,
-            None if save.wall_ns is None else format_seconds(save.wall_ns / NS_PER_S),
-            save.source,
-            save.path,
-        )
-        for summary in summaries
-        for save in summary.log.saves
-    )
-    return (Section("Checkpoint saves", columns, rows),) if rows else ()
-
-
-def _flags(summaries: list[LogSummary]) -> tuple[Section, ...]:
-    lines = tuple(f"{summary.path}: {flag}" for summary in summaries for flag in summary.flags)
-    return (Section("Flags", notes=lines),) if lines else ()
+    logs = TrainingLogs(tuple(summaries), tuple(unread))
+    data = {"schema": "perfscope/logs/1", **to_object(logs)}
+    return Report("Training logs", data, logs.sections(), (*unread, *above_peak))

@@ -51,10 +51,12 @@ class PlannedLog(NamedTuple):
         supplied: dict[str, object] = {
             "checkpointing": self.setup.checkpointing,
             "seq_len": self.setup.seq_len,
-            **{name: layout.get(name) for name in ("tp", "pp", "cp")},
-            "zero": layout.get("zero_stage"),
-            "micro_batch": layout.get("mbs"),
-            "gbs": self.setup.samples,
+            "tp": layout.tp,
+            "pp": layout.pp,
+            "cp": layout.cp,
+            "zero": layout.zero_stage,
+            "micro_batch": layout.mbs,
+            "gbs": self.setup.gbs,
             "dtype": self.dtype,
         }
         read = [f"{phrase}, from {self.path}" for phrase in (inputs.describe_missing(supplied),) if phrase]

@@ -83,9 +83,9 @@ def _read_logged_run(path: Path, warmup: int | None) -> ScalingRun | None:
     if cluster is None or summary.status == "unrecognised":
         return None
     precision = log.fact("precision")
-    batch = summary.setup.samples
+    batch = summary.setup.gbs
     layout = summary.setup.layout
-    micro_batch, replicas = layout.get("mbs"), layout.get("dp")
+    micro_batch, replicas = layout.mbs, layout.dp
     if batch is None and micro_batch is not None:
         batch = micro_batch * (replicas or cluster.gpus) * (log.number("gas") or 1)
     return ScalingRun(
@@ -97,7 +97,7 @@ def _read_logged_run(path: Path, warmup: int | None) -> ScalingRun | None:
         seq_len=log.number("seq_len"),
         zero_stage=log.number("zero_stage"),
         dp=replicas,
-        mp=layout.get("tp"),
+        mp=layout.tp,
         samples_per_s=summary.samples_per_s,
         device=find_smi_samples(path),
         out_of_memory=log.out_of_memory is not None,

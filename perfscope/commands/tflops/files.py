@@ -148,7 +148,7 @@ class StepLog(NamedTuple):
         rate = _tokens_per_s_per_gpu(log)
         dtype = log.fact("matmul_dtype")
         supplied = StepInputs(
-            samples=setup.samples,
+            samples=setup.gbs,
             step_ns=_step_ns(log, rate),
             gpus=setup.gpus,
             seq_len=setup.seq_len,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.analyzers.logs.summary import FirstAndLast, summarize_log
 from tests.sources.joblog.lines import read
 
 DICTIONARIES = (
@@ -25,12 +25,12 @@ def test_a_speed_that_leaves_a_single_number_of_steps_gives_the_steps(tmp_path: 
     summary = summarize_log(read(tmp_path, DICTIONARIES, end(100.0, 32.0, 4.0)))
     assert (summary.status, summary.iterations, summary.times.median_s) == ("ok", 400, 0.25)
     assert summary.samples_per_s == 32.0
-    assert summary.loss == (2.5, 1.5)
+    assert summary.loss == FirstAndLast(2.5, 1.5)
 
 
 def test_without_dictionaries_the_loss_is_that_of_the_run(tmp_path: Path) -> None:
     summary = summarize_log(read(tmp_path, end(100.0, 32.0, 4.0)))
-    assert summary.loss == (2.0, 2.0)
+    assert summary.loss == FirstAndLast(2.0, 2.0)
 
 
 def test_steps_that_the_rounded_speed_leaves_open_are_absent(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_steps_that_the_rounded_speed_leaves_open_are_absent(tmp_path: Path) -> 
     assert (summary.status, summary.iterations) == ("ok", None)
     assert summary.times.median_s == pytest.approx(1 / 1.234)
     assert summary.samples_per_s == 9.872
-    assert summary.data()["iterations"] is None
+    assert summary.iterations is None
 
 
 def test_a_speed_of_too_few_digits_gives_no_time(tmp_path: Path) -> None:

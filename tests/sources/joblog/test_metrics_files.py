@@ -69,22 +69,22 @@ def test_detectron2_appended_runs_are_a_restart(tmp_path: Path) -> None:
 def test_mmengine_says_the_same_as_its_text_log(tmp_path: Path) -> None:
     file, text = read(tmp_path, MMENGINE), read(tmp_path, MMENGINE_TEXT)
     for summary in (file, text):
-        assert (summary.framework, summary.iterations, summary.times.evaluation) == ("openmmlab", 40, 1)
+        assert (summary.framework, summary.iterations, summary.times.left_out.evaluation) == ("openmmlab", 40, 1)
     assert file.times.median_s == pytest.approx(text.times.median_s, abs=0.5e-4)
 
 
 def test_mmcv_numbers_only_what_its_file_numbers(tmp_path: Path) -> None:
     epochs, iterations = read(tmp_path, MMCV_EPOCHS), read(tmp_path, MMCV_ITERATIONS)
-    assert (epochs.iterations, len(epochs.log.iterations), epochs.times.evaluation) == (None, 4, 0)
+    assert (epochs.iterations, len(epochs.log.iterations), epochs.times.left_out.evaluation) == (None, 4, 0)
     assert (epochs.times.median_s, epochs.log.iterations.attempt.max()) == (0.02164, 0)
-    assert (iterations.iterations, iterations.times.evaluation) == (80, 1)
+    assert (iterations.iterations, iterations.times.left_out.evaluation) == (80, 1)
     assert iterations.times.median_s == pytest.approx(0.02123)
 
 
 def test_an_evaluation_that_mmcv_calls_training_is_one(tmp_path: Path) -> None:
     text = MMCV_ITERATIONS.replace('"mode": "val", "epoch": 1, "iter": 47', '"mode": "train", "epoch": 1, "iter": 500')
     summary = read(tmp_path, text)
-    assert summary.times.evaluation == 1
+    assert summary.times.left_out.evaluation == 1
     assert summary.times.median_s == pytest.approx(0.02123)
 
 
@@ -98,7 +98,7 @@ def test_of_disturbed_times_those_without_an_evaluation_count(tmp_path: Path) ->
     lines = (record.format(2, 0.022), save.format(4), record.format(4, 0.021), evaluation, record.format(6, 0.146))
     rest = (save.format(8), record.format(8, 0.021), evaluation, save.format(10), record.format(10, 0.146))
     summary = read(tmp_path, "".join((*lines, *rest)))
-    assert (summary.times.median_s, summary.times.evaluation, summary.times.records) == (0.021, 2, 2)
+    assert (summary.times.median_s, summary.times.left_out.evaluation, summary.times.used_records) == (0.021, 2, 2)
     (flag,) = [flag for flag in summary.flags if flag.startswith("disturbed")]
     assert "2 of the 2 times that the median is of contain a checkpoint save" in flag
 
@@ -164,7 +164,7 @@ def test_a_log_that_begins_with_a_later_epoch_counts_the_earlier_ones(tmp_path: 
         f"time: 0.0226  data_time: 0.0005\n"
         for step in (10, 20, 30)
     )
-    assert read(tmp_path, text).data()["last_iteration"] == 120
+    assert read(tmp_path, text).last_iteration == 120
 
 
 def test_what_a_record_is_of_is_named_as_its_framework_makes_it(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_llm_c_states_its_set_up_and_the_time_of_every_step(tmp_path: Path) -> N
     assert log.framework == "llm.c"
     assert summary.times.median_s == pytest.approx(2.404)
     setup = summary.setup
-    assert (setup.parameters, setup.gpus, setup.seq_len, setup.samples) == (124_475_904, 2, 1024, 448)
-    assert (setup.layout["mbs"], setup.layout["gas"], setup.layout["dp"]) == (56, 4, 2)
+    assert (setup.parameters, setup.gpus, setup.seq_len, setup.gbs) == (124_475_904, 2, 1024, 448)
+    assert (setup.layout.mbs, setup.layout.gas, setup.layout.dp) == (56, 4, 2)
     assert summary.samples_per_s == pytest.approx(448 / 2.404)
 
 

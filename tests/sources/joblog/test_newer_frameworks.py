@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import pytest
 
-from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.analyzers.logs.summary import FirstAndLast, summarize_log
+from perfscope.result import to_object
 from perfscope.sources.joblog import find_logs
 from tests.sources.joblog.lines import read, seconds
 
@@ -27,7 +28,11 @@ def test_verls_step_with_a_test_or_a_save_is_disturbed(tmp_path: Path) -> None:
     assert [(save.iteration, save.wall_ns) for save in log.saves] == [(4, 30 * 10**9)]
     summary = summarize_log(log)
     assert (summary.times.median_s, summary.times.max_s) == (10.0, 10.0)
-    assert summary.data()["logged"] == {"samples_per_s": None, "tokens_per_s_per_gpu": 1234.5, "tflops_per_gpu": None}
+    assert to_object(summary)["logged"] == {
+        "samples_per_s": None,
+        "tokens_per_s_per_gpu": 1234.5,
+        "tflops_per_gpu": None,
+    }
     assert log.memory.allocated_bytes == 10 * 2**30
     assert {timer.name: timer.lines for timer in log.timers} == {"gen": 5}
 
@@ -260,7 +265,7 @@ def test_colossalais_benchmark_states_a_throughput_without_a_step_time(tmp_path:
     end = "Throughput: 3.30 samples/sec, TFLOPS per GPU by Megatron: 181.20, TFLOPS per GPU: 175.90\n"
     log = read(tmp_path, "num_samples: 24, dp_world_size: 8, flop_megatron: 1e15, avg_duration: 58.2\n", end)
     summary = summarize_log(log)
-    assert (summary.samples_per_s, summary.times.median_s, summary.logged_tflops_per_gpu) == (3.3, None, 175.9)
+    assert (summary.samples_per_s, summary.times.median_s, summary.logged.tflops_per_gpu) == (3.3, None, 175.9)
     assert (log.number("dp"), summary.iterations) == (8, None)
 
 
@@ -268,7 +273,7 @@ def test_colossalais_demo_prints_a_line_a_step(tmp_path: Path) -> None:
     line = "[{}/10] Loss:9.123, Step time: {:.3f}s, TFLOPS: 45.600, FWD time: 0.3s, BWD time: 0.8s, OPTIM time: 0.1s\n"
     log = read(tmp_path, *(line.format(n, time) for n, time in enumerate((9.0, 1.25, 1.5, 1.75), 1)))
     assert seconds(log) == [9.0, 1.25, 1.5, 1.75]
-    assert summarize_log(log).logged_tflops_per_gpu == 45.6
+    assert summarize_log(log).logged.tflops_per_gpu == 45.6
 
 
 class TestTrainersFiles:
@@ -290,7 +295,7 @@ class TestTrainersFiles:
         log = read(tmp_path, json.dumps(self.STATE, indent=2), name="trainer_state.json")
         summary = summarize_log(log)
         assert (summary.framework, summary.status, summary.iterations) == ("hf-trainer", "ok", 94)
-        assert (summary.times.median_s, summary.loss) == (2.0, (2.5, 1.5))
+        assert (summary.times.median_s, summary.loss) == (2.0, FirstAndLast(2.5, 1.5))
         assert [log.number(name) for name in ("train_iterations", "mbs", "gbs")] == [94, 4, None]
 
     def test_the_state_of_a_checkpoint_has_no_time(self, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
+from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
 from perfscope.sources.joblog.run_end import RunEnd, goes_on, steps_of_speed
 from tests.sources.joblog.lines import read
@@ -50,7 +51,7 @@ def remark(summary: LogSummary, code: str) -> str:
 def test_a_resumed_training_divides_by_the_steps_since(tmp_path: Path) -> None:
     summary = of(tmp_path, block(1000, RESUMED), losses(0.95, 1.0), end(100.0, 1000))
     assert (summary.status, summary.iterations, summary.times.median_s) == ("ok", 100, 1.0)
-    assert summary.data()["last_iteration"] == 1000
+    assert to_object(summary)["last_iteration"] == 1000
     assert summary.samples_per_s == 8.0
 
 

@@ -40,7 +40,7 @@ def test_evaluations_are_no_training(tmp_path: Path) -> None:
     assert read(tmp_path, evaluation).status == "unrecognised"
     alone, both = read(tmp_path, {**ANSWER, **SPEED}), read(tmp_path, {**evaluation, **ANSWER, **SPEED})
     assert both.times == alone.times
-    assert both.data()["flags"] == alone.data()["flags"]
+    assert both.flags == alone.flags
 
 
 def test_a_speed_of_many_integers_gives_a_time_but_no_steps(tmp_path: Path) -> None:

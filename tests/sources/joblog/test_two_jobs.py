@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from perfscope.analyzers.logs.summary import summarize_log
+from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
 from perfscope.sources.joblog.resolve import Turns
 from perfscope.tables.joblog import JobLog
@@ -65,7 +66,7 @@ TRAINERS = {
 )
 def test_no_figure_is_given_and_the_reason_is(lines: list[str], tmp_path: Path) -> None:
     summary = summarize_log(read(tmp_path, *lines))
-    data = summary.data()
+    data = to_object(summary)
     assert summary.reason is not None
     assert "two jobs" in summary.reason or "two trainings" in summary.reason
     assert [flag for flag in summary.flags if flag.startswith("mixed-jobs: ")]
