@@ -20,7 +20,6 @@ _ENDINGS = (".out", ".log", ".txt", ".err")
 _NAMES = {"trainer_state.json", "trainer_log.jsonl", "logging.jsonl"}
 _DIGITS = re.compile(r"(\d+)")
 _HEAD = 1 << 16  # a line of set-up may come first
-_MOST_BLOCKS = 16
 STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 _DATED = r"(?:.*/)?\d{8}_\d{6}(?:_\d{1,4})?\.json"
@@ -79,57 +78,37 @@ def _is_uncertain(name: str) -> bool:
     return may_be_metrics(name.removesuffix(".gz"))
 
 
-class _Twin(NamedTuple):
-    """A file that tells the same run, where it exists and contains a text."""
-
-    path: Path
-    mark: bytes
-
-
 class _Kind(NamedTuple):
-    """A kind of file: its names, what its beginning contains, and the files beside it that may tell the same run."""
+    """A kind of file: its names, what its beginning contains, and the files beside it that tell the same run."""
 
     name: re.Pattern[str]
     marks: tuple[bytes, ...]
-    twins: Callable[[Path], Iterable[_Twin]]
+    twins: Callable[[Path], Iterable[Path]]
 
 
-def _twins_of_detectron2(path: Path) -> Iterable[_Twin]:
-    return (_Twin(path.with_name("log.txt"), mark) for mark in (b"detectron2", b" d2."))
-
-
-def _twins_of_mmengine(path: Path) -> Iterable[_Twin]:
+def _twins_of_mmengine(path: Path) -> Iterable[Path]:
     if path.name.endswith(".log.json"):
-        yield from _twins_of_mmcv(path)
-        return
+        return (path.with_suffix(""),)
     run = path.parent.parent
-    yield _Twin(run / f"{run.name}.log", b" - INFO - ")
-    if path.name != "scalars.json":
-        yield _Twin(path.with_name("scalars.json"), b'"step": ')
+    return (run / f"{run.name}.log", *((path.with_name("scalars.json"),) if path.name != "scalars.json" else ()))
 
 
-def _twins_of_mmcv(path: Path) -> Iterable[_Twin]:
-    yield _Twin(path.with_suffix(""), b" - INFO - ")
-
-
-def _twins_of_results(path: Path) -> Iterable[_Twin]:
-    for name in ("trainer_state.json", "train_results.json"):
-        if name != path.name:
-            yield _Twin(path.with_name(name), b'"train_runtime": ')
+def _twins_of_results(path: Path) -> Iterable[Path]:
+    return (path.with_name(name) for name in (STATE, "train_results.json") if name != path.name)
 
 
 _KINDS = (
     _Kind(
         re.compile(r"(?:.*/)?metrics\.json"),
         (b'{"', b'"data_time": ', b'"iteration": ', b'"total_loss": '),
-        _twins_of_detectron2,
+        lambda path: (path.with_name("log.txt"),),
     ),
     _Kind(
         re.compile(rf"(?:.*/)?scalars\.json|.*\.log\.json|{_DATED}"),
         (b'{"', b'lr": ', b'"data_time": ', b'"time": ', b'"step": '),
         _twins_of_mmengine,
     ),
-    _Kind(re.compile(r".*\.log\.json"), (b'{"mode": "train", "epoch": ', b'"iter": '), _twins_of_mmcv),
+    _Kind(re.compile(r".*\.log\.json"), (b'{"mode": "train", "epoch": ', b'"iter": '), _twins_of_mmengine),
     _Kind(re.compile(r"(?:.*/)?(?:train|all)_results\.json"), (b'    "train_runtime": ',), _twins_of_results),
 )
 
@@ -147,8 +126,9 @@ def is_metrics_file(path: Path) -> bool:
 def is_new_run(path: Path, folder: Path) -> bool:
     """Whether a file holds a trainer's metrics, and no other file below a folder tells the same run."""
     kind, root = _kind_of(path), folder.absolute()
+    twins = () if kind is None else kind.twins(_plain(path.absolute()))
     return kind is not None and not any(
-        twin.path.is_relative_to(root) and _exists(twin) for twin in kind.twins(_plain(path.absolute()))
+        twin.is_relative_to(root) and (twin.is_file() or twin.with_name(f"{twin.name}.gz").is_file()) for twin in twins
     )
 
 
@@ -184,16 +164,3 @@ def _kind_of(path: Path) -> _Kind | None:
 
 def _plain(path: Path) -> Path:
     return path.with_suffix("") if path.suffix == ".gz" else path
-
-
-def _exists(twin: _Twin) -> bool:
-    return any(_contains(path, twin.mark) for path in (twin.path, twin.path.with_name(f"{twin.path.name}.gz")))
-
-
-def _contains(path: Path, text: bytes) -> bool:
-    if not path.is_file():
-        return False
-    try:
-        return any(text in block for block, _ in zip(read_blocks(path), range(_MOST_BLOCKS), strict=False))
-    except SourceError:
-        return False

@@ -7,10 +7,7 @@ holes of NUL bytes. A line can have many megabytes. All of it is bytes here; not
 from __future__ import annotations
 
 import codecs
-import os
 import re
-import select
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime
 from gzip import BadGzipFile
@@ -32,7 +29,6 @@ _ESCAPES = re.compile(_ESCAPE + rb"(?:" + _ESCAPE + rb")*+")  # one match for al
 _RETURNS_TO_ENDS = bytes.maketrans(b"\r", b"\n")
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\r\f\b\x1b"))
 _LARGEST_SHARE_OF_CONTROL_BYTES = 0.1
-_LONGEST_WAIT_MS = 10_000
 _ARCHIVES = ((0, b"PK\x03\x04"), (257, b"ustar"))
 _LONGEST_LINE = 1 << 24
 _LONGEST_LINE_READ = 1 << 14
@@ -64,22 +60,11 @@ def read_blocks(path: Path, size: int = BLOCK) -> Iterator[bytes]:
         SourceError: The file cannot be read, is binary, or is a damaged gzip file.
     """
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as raw:
-            _wait_for_writer(path, raw.fileno())
+        with path.open("rb") as raw:
             for lines in _whole_lines(_read(path, raw, size)):
                 yield from _split_at_returns(lines)
     except OSError as error:
         raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
-
-
-def _wait_for_writer(path: Path, descriptor: int) -> None:
-    """Wait until a pipe, opened without waiting, has something to read; other files have it at once."""
-    os.set_blocking(descriptor, True)
-    if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        pipe = select.poll()
-        pipe.register(descriptor, select.POLLIN)
-        if not pipe.poll(_LONGEST_WAIT_MS):
-            raise SourceError(path, f"is a pipe that nobody wrote to within {_LONGEST_WAIT_MS // 1000} s")
 
 
 def _read(path: Path, raw: IO[bytes], size: int) -> Iterator[bytes]:

@@ -55,14 +55,6 @@ class TestEachFramework:
         assert find_logs([tmp_path]) == [told]
         assert find_logs([file, tmp_path]) == [file, told]
 
-    def test_a_text_log_of_something_else_does_not(
-        self, tmp_path: Path, name: str, text: str, log: str, lines: str
-    ) -> None:
-        path = put(tmp_path, name, text)
-        for other in ("", "epoch 1 done\n", b"\0\1\2\3" * 100):
-            put(tmp_path, log, other)
-            assert path in find_logs([tmp_path])
-
     def test_a_file_of_its_name_with_other_content_is_none(
         self, tmp_path: Path, name: str, text: str, log: str, lines: str
     ) -> None:
