@@ -151,7 +151,7 @@ def profile_words(variant: Variant, settings: Settings, place: Place, port: int)
         *launch_words(variant, settings, port),
         *training_words(variant, settings),
         *("--result", str(place.result)),
-        *(("--checkpoint", str(place.checkpoint)) if settings.saves else ()),
+        *("--checkpoint", str(place.checkpoint)),
     ]
 
 
@@ -173,8 +173,7 @@ def training_words(variant: Variant, settings: Settings) -> list[str]:
     return [
         *("--strategy", variant.strategy, "--precision", variant.precision, "--devices", str(devices)),
         *model_words(settings),
-        *("--batch", str(settings.batch_of(variant)), "--steps", str(settings.trained_steps)),
-        *("--micro-batches", str(settings.micro_batches), "--split-size", str(settings.split_size)),
+        *("--batch", str(settings.batch), "--steps", str(settings.trained_steps)),
         *(f"--{change}" for change in variant.changes),
     ]
 
@@ -182,7 +181,7 @@ def training_words(variant: Variant, settings: Settings) -> list[str]:
 def model_words(settings: Settings) -> list[str]:
     """The options of the training script about model, data and device."""
     data = ["--data", settings.data] if settings.data else []
-    return ["--model", settings.model, *data, "--image-size", str(settings.image_size), "--device", settings.device]
+    return ["--model", settings.model, *data, "--device", settings.device]
 
 
 def describe_machine(settings: Settings) -> Machine:

@@ -40,8 +40,6 @@ class Measurement:
         tflops: TFLOPs per GPU by convention; ``products`` counts the model's own matrix products and convolutions.
         mfu: Share of the peak.
         save_ns, save_bytes: Duration and size of a checkpoint.
-        findings: What the analysis says of the run.
-        nodes: The nodes that its ranks are on, as NCCL knows them; None where the ranks did not say.
         notes: Doubts about the figures.
     """
 
@@ -66,8 +64,6 @@ class Measurement:
     mfu: float | None = None
     save_ns: int | None = None
     save_bytes: int | None = None
-    findings: tuple[str, ...] = ()
-    nodes: int | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -17,10 +17,9 @@ import numpy as np
 from perfscope.analyzers.shared.step_selection import job_times_ns, last_attempts
 from perfscope.bench.launching import Place
 from perfscope.bench.measurement import Measurement
-from perfscope.bench.settings import Machine, Settings, Variant
+from perfscope.bench.settings import WARMUP, Machine, Settings, Variant
 from perfscope.constants import NS_PER_S, TERA
 from perfscope.errors import PerfscopeError
-from perfscope.report import percent
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.columns import Bool, present
 from perfscope.tables.steps import Steps
@@ -29,9 +28,6 @@ from perfscope.tables.steps import Steps
 Tree = Mapping[str, Any]
 
 _LAST_QUARTER = 4
-_MOST_FINDINGS = 5
-#: Findings about what the benchmark itself does: each training saves once, which has columns of its own.
-_OWN_DOING = frozenset(("blocking_saves",))
 
 
 def measure(variant: Variant, repetition: int, settings: Settings, machine: Machine, place: Place) -> Measurement:
@@ -43,7 +39,7 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
     ranks = _read_ranks(place.result, variant, settings)
     results, doubts = _analyze(place.run_dir)
     step_ns = _find_steps(place.run_dir, settings)
-    samples = settings.batch_of(variant)
+    samples = settings.batch
     losses = _mean_losses(ranks)
     known = tuple(takewhile(isfinite, losses))
     last = max(1, len(losses) // _LAST_QUARTER)
@@ -69,8 +65,6 @@ def measure(variant: Variant, repetition: int, settings: Settings, machine: Mach
         mfu=_get(results, "mfu", "mfu"),
         save_ns=max((rank["save_ns"] for rank in ranks if rank["save_ns"]), default=None) if save_bytes else None,
         save_bytes=save_bytes or None,
-        findings=_find_findings(results),
-        nodes=len({rank["node"] for rank in ranks if "node" in rank}) or None,
         notes=(*doubts, *_doubt(losses, step_ns, settings)),
     )
 
@@ -126,7 +120,7 @@ def _read_ranks(folder: Path, variant: Variant, settings: Settings) -> list[Tree
 
 def _find_steps(run_dir: Path, settings: Settings) -> tuple[int, ...]:
     """The times of the steps after the warm-up, but those that compiled or saved."""
-    first, last = settings.warmup + 1, settings.warmup + settings.steps
+    first, last = WARMUP + 1, WARMUP + settings.steps
 
     def is_measured(table: Steps) -> Bool:
         rows = (table.step >= first) & (table.step <= last) & (table.window == "")
@@ -192,15 +186,6 @@ def _find_tflops(
         step_s = fmean(step_ns) / NS_PER_S
         by_name["products"] = machine.flops_per_sample * samples / step_s / variant.nproc / TERA
     return by_name
-
-
-def _find_findings(results: Tree) -> tuple[str, ...]:
-    """What costs the most, first the largest."""
-    findings = [finding for finding in results.get("findings") or [] if finding["id"] not in _OWN_DOING]
-    return tuple(
-        f"{finding['title'].lower()}: {percent(finding['share_of_step']):.0f} % of a step"
-        for finding in findings[:_MOST_FINDINGS]
-    )
 
 
 def _doubt(losses: Sequence[float], step_ns: Sequence[int], settings: Settings) -> list[str]:

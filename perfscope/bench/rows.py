@@ -144,11 +144,6 @@ class Row:
         return joules / tokens if joules is not None and tokens else None
 
     @property
-    def findings(self) -> tuple[str, ...]:
-        """What the analysis of the first training that has findings says, the costliest first."""
-        return next((training.findings for training in self.trainings if training.findings), ())
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Doubts about the trainings, each once, and why some failed."""
         notes = [note for training in self.trainings for note in training.notes]

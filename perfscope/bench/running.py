@@ -85,8 +85,6 @@ class Plan:
         variants: The rows.
         repetitions: Trainings of each row.
         seconds: What one training may take.
-        retries: Whether what failed earlier is trained again.
-        keeps_runs: Whether the runs of ``perfscope profile`` stay behind their analysis.
     """
 
     folder: Path
@@ -95,8 +93,6 @@ class Plan:
     variants: tuple[Variant, ...]
     repetitions: int
     seconds: float
-    retries: bool
-    keeps_runs: bool
 
 
 def order_trainings(variants: Sequence[Variant], repetitions: int) -> list[tuple[Variant, int]]:
@@ -187,7 +183,7 @@ def read_rows(folder: Path) -> list[Measurement]:
 def run_trainings(plan: Plan, tell: Tell) -> Iterator[Measurement]:
     """Run what is not yet measured, in turn, and yield each measurement once it is on disk."""
     earlier = read_rows(plan.folder)
-    names = {measurement.name for measurement in earlier if measurement.reason is None or not plan.retries}
+    names = {measurement.name for measurement in earlier if measurement.reason is None}
     trainings = order_trainings(plan.variants, plan.repetitions)
     pending = []
     for variant, repetition in trainings:
@@ -228,12 +224,10 @@ def _conclude(plan: Plan, measurement: Measurement, place: Place, code: int | No
 
 
 def _clear_up(plan: Plan, measurement: Measurement, place: Place) -> None:
-    """Remove what is not to stay: a failure's log stays, and what describes the machine."""
+    """Remove what is not to stay: runs stay, a failure's log, and what describes the machine."""
     description = place.run_dir / RUN_FILE
     if description.exists() and not (plan.folder / RUN_FILE).exists():
         shutil.copyfile(description, plan.folder / RUN_FILE)
     shutil.rmtree(place.result.parent, ignore_errors=True)
-    if not plan.keeps_runs:
-        shutil.rmtree(place.run_dir, ignore_errors=True)
-        if measurement.reason is None:
-            place.log.unlink(missing_ok=True)
+    if measurement.reason is None:
+        place.log.unlink(missing_ok=True)

@@ -9,7 +9,7 @@ from itertools import product
 
 from perfscope.errors import UsageError
 from perfscope.report import Json
-from perfscope.workloads.strategies import STRATEGIES, Batch, Processes, Strategy
+from perfscope.workloads.strategies import MICRO_BATCHES, STRATEGIES, Batch, Processes, Strategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,14 @@ def _list_obstacles(variant: Variant, settings: Settings, machine: Machine) -> I
 
 
 def _find_wrong_batch(variant: Variant, settings: Settings) -> Iterator[str]:
-    batch = settings.batch_of(variant)
     parts, name = {
         Batch.WHOLE: (1, ""),
         Batch.SHARED: (variant.nproc, "devices"),
         Batch.SHARED_BY_PAIRS: (max(1, variant.nproc // 2), "pairs of devices"),
-        Batch.MICRO_BATCHES: (settings.micro_batches, "micro-batches"),
+        Batch.MICRO_BATCHES: (MICRO_BATCHES, "micro-batches"),
     }[variant.facts.batch]
-    if batch % parts:
-        yield f"a batch of {batch} cannot be divided among {parts} {name}"
+    if settings.batch % parts:
+        yield f"a batch of {settings.batch} cannot be divided among {parts} {name}"
 
 
 def _is_installed(package: str) -> bool:
@@ -79,8 +78,8 @@ def _is_installed(package: str) -> bool:
         return False
 
 
-#: Steps behind the measured ones: the profiler's warm-up, the profiled step, and one in which its trace is written.
-STEPS_OF_WINDOW = 3
+#: Steps that are dropped; and steps after the measured ones: the profiler's warm-up, the profiled step, its export.
+WARMUP, _STEPS_OF_WINDOW = 3, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +90,8 @@ class Settings:
         model: As typed.
         data: File or folder of real data; None for synthetic data.
         device: ``cpu`` or ``cuda``.
-        batch: Samples of a step: of all devices together, or of each where ``is_weak``.
-        is_weak: Whether the batch grows with the number of devices.
-        image_size: Pixels of a side of a synthetic image.
-        warmup, steps: Steps that are dropped, and steps that are measured behind them.
-        micro_batches: Micro-batches of a pipeline.
-        split_size: Samples of a split of the pipelined and the RPC strategy.
-        saves: Whether each training saves a checkpoint at its end.
+        batch: Samples of a step of all devices together.
+        steps: Steps that are measured.
         threads: Threads of a device: a CPU device is a share of the cores, the same one in every row.
         launcher: The words that start the processes of several hosts; None for torchrun on this host.
         model_sha256: Hash of the file of a model of one's own, whose rows are of one model; None for the others.
@@ -107,13 +101,7 @@ class Settings:
     data: str | None
     device: str
     batch: int
-    is_weak: bool
-    image_size: int
-    warmup: int
     steps: int
-    micro_batches: int
-    split_size: int
-    saves: bool
     threads: int
     launcher: str | None
     model_sha256: str | None = None
@@ -124,17 +112,13 @@ class Settings:
 
     @property
     def profiled_step(self) -> int:
-        """The step that is profiled, behind the measured ones."""
-        return self.warmup + self.steps + 2
+        """The step that is profiled, after the measured ones."""
+        return WARMUP + self.steps + 2
 
     @property
     def trained_steps(self) -> int:
         """All steps of a training."""
-        return self.warmup + self.steps + STEPS_OF_WINDOW
-
-    def batch_of(self, variant: Variant) -> int:
-        """Samples of a step of all devices."""
-        return self.batch * variant.nproc if self.is_weak else self.batch
+        return WARMUP + self.steps + _STEPS_OF_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,27 +168,38 @@ class Variant:
         return asdict(self)
 
 
-def expand_matrix(
-    strategies: Sequence[str], nprocs: Sequence[int], precisions: Sequence[str], options: Sequence[Sequence[str]]
-) -> tuple[Variant, ...]:
-    """Every sensible combination, by number of devices.
+OPTION_SETS = {
+    "plain": (),
+    "recompute": ("recompute",),
+    "compile": ("compile",),
+    "recompute+compile": ("recompute", "compile"),
+}
+_PRECISIONS = ("fp32", "bf16")
+
+
+def expand_matrix(strategies: str, nproc: str, precision: str, options: str) -> tuple[Variant, ...]:
+    """Every sensible combination of lists that are separated by commas, by number of devices.
 
     A strategy of one device has one row, whatever numbers are asked for. A number that is too small for a strategy
     gives no row. Where all numbers are too small, the largest one has a row, which can state the reason.
 
-    Args:
-        strategies: Names.
-        nprocs: Numbers of devices.
-        precisions: ``fp32``, ``bf16``.
-        options: Sets of ``recompute`` and ``compile``; an empty set is the plain variant.
+    Raises:
+        UsageError: A strategy, a number, a precision or an option is unknown.
     """
-    rows = [
-        Variant(strategy, nproc, precision, "recompute" in changes, "compile" in changes)
-        for precision, changes in product(precisions, options)
-        for strategy in strategies
-        for nproc in _choose_nprocs(STRATEGIES[strategy], nprocs)
-    ]
-    return order_variants(rows)
+    words = nproc.split(",")
+    if not all(word.isdigit() and int(word) > 0 for word in words):
+        raise UsageError(f"--nproc {nproc} is not a list of numbers", hint="write --nproc 1,2,4")
+    precisions, changes = precision.split(","), options.split(",")
+    for kind, names, known in (("precision", precisions, _PRECISIONS), ("option", changes, tuple(OPTION_SETS))):
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise UsageError(f"there is no {kind} {unknown[0]!r}", hint=f"some of: {', '.join(known)}")
+    return order_variants(
+        Variant(strategy, number, one, "recompute" in OPTION_SETS[change], "compile" in OPTION_SETS[change])
+        for one, change in product(precisions, changes)
+        for strategy in choose_strategies(strategies.split(","))
+        for number in _choose_nprocs(STRATEGIES[strategy], sorted(set(map(int, words))))
+    )
 
 
 def order_variants(variants: Iterable[Variant]) -> tuple[Variant, ...]:

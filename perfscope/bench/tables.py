@@ -12,8 +12,6 @@ from perfscope.report import Cell, Column, Json, Section, in_unit, milliseconds,
 #: Devices whose memory differs by less share one figure.
 _SAME_MEMORY = 0.02
 _NO_LETTERS = ""
-_FEWEST_COMPARED = 2
-_MOST_COSTS = 3
 
 
 #: Why a figure of where the time goes may be absent, by its column.
@@ -24,7 +22,7 @@ _WHY_ABSENT = {
     "J/sample": "No energy: NVML sampled none, not every rank marks steps, as in an RPC pipeline, or the measured "
     "steps last less than 2 s: NVML's power is a mean over up to 1 s.",
     "mJ/token": "No energy of a token: no energy, or the samples are not sequences of tokens.",
-    "Checkpoint (GB)": "No checkpoint: `--no-saves`.",
+    "Checkpoint (GB)": "No checkpoint was saved.",
 }
 
 
@@ -95,26 +93,6 @@ def time_section(rows: Sequence[Row]) -> Section:
     absent = {column.heading for place, column in enumerate(columns) if any(line[place] is None for line in body)}
     reasons = (reason for heading, reason in _WHY_ABSENT.items() if heading in absent)
     return Section("Where the time goes", columns, body, (note, *reasons))
-
-
-def costs_section(rows: Sequence[Row]) -> Section | None:
-    """What costs a step of each row the most, beside how much slower it is; None where nothing is known."""
-    measured = [row for row in rows if row.trainings]
-    if len(measured) < _FEWEST_COMPARED or not any(row.findings for row in measured):
-        return None
-    names = name_rows(rows)
-    fastest = max(row.samples_per_s or 0.0 for row in measured)
-    body = tuple(
-        (
-            names[row.variant.key],
-            fastest / row.samples_per_s if row.samples_per_s else None,
-            "; ".join(row.findings[:_MOST_COSTS]) or None,
-        )
-        for row in measured
-    )
-    columns = (Column("Row"), Column("Times the fastest row's time", 2), Column("Findings, the costliest first"))
-    note = "Time: of a sample. A finding is what a step would take less without it; n/a: there is none."
-    return Section("What costs each row the most", columns, body, (note,))
 
 
 def tflops_section(rows: Sequence[Row]) -> Section | None:
@@ -230,7 +208,6 @@ def _row_data(row: Row, first: Row | None) -> Json:
         "joules_per_sample": row.joules_per_sample,
         "joules_per_token": row.joules_per_token,
         "measurements": [training.data() for training in row.trainings],
-        "findings": list(row.findings),
         "notes": list(row.notes),
     }
 
@@ -286,4 +263,4 @@ def sections_of(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) -> Iter
     if first is None:
         return
     yield time_section(rows)
-    yield from filter(None, (costs_section(rows), tflops_section(rows), ranking_section(rows)))
+    yield from filter(None, (tflops_section(rows), ranking_section(rows)))

@@ -12,13 +12,7 @@ SETTINGS = Settings(
     data=None,
     device="cpu",
     batch=16,
-    is_weak=False,
-    image_size=28,
-    warmup=3,
     steps=5,
-    micro_batches=4,
-    split_size=8,
-    saves=True,
     threads=1,
     launcher=None,
 )

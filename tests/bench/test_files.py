@@ -1,4 +1,4 @@
-"""Measurements and settings on disk, and matrix files."""
+"""Measurements and settings on disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.bench.matrix_file import expand_rows, read_matrix
 from perfscope.bench.measurement import Measurement, read_measurement
 from perfscope.bench.running import hold_folder, prepare_folder, read_rows, read_settings
 from perfscope.errors import SourceError, UsageError
@@ -75,77 +74,6 @@ def test_a_folder_of_something_else_stays_untouched(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no benchmark"):
         read_settings(tmp_path)
     assert read_rows(tmp_path) == []
-
-
-def matrix_file(folder: Path, text: str) -> Path:
-    path = folder / "sweep.toml"
-    path.write_text(text)
-    return path
-
-
-def test_a_matrix_file_lists_rows_each_once(tmp_path: Path) -> None:
-    path = matrix_file(
-        tmp_path,
-        """
-        model = "gpt2-small"
-        batch-size = 8
-        weak = true
-        [[rows]]
-        strategies = ["single", "ddp"]
-        nproc = [1, 2]
-        [[rows]]
-        strategies = ["ddp"]
-        nproc = [2]
-        precision = ["bf16", "fp32"]
-        options = ["plain", "recompute"]
-        """,
-    )
-    document = read_matrix(path)
-    assert document["batch-size"] == 8
-    assert [row.key for row in expand_rows(document["rows"], {}, "fp32")] == [
-        "single-1-fp32",
-        "ddp-1-fp32",
-        "ddp-2-fp32",
-        "ddp-2-bf16",
-        "ddp-2-bf16-recompute",
-        "ddp-2-fp32-recompute",
-    ]
-
-
-def test_what_was_typed_replaces_what_the_tables_say() -> None:
-    tables: list[object] = [{"strategies": ["single"], "precision": ["fp32"]}, {"strategies": ["ddp"], "nproc": [1, 4]}]
-    assert [row.key for row in expand_rows(tables, {"precision": ["bf16"]}, "fp32")] == [
-        *("single-1-bf16", "ddp-1-bf16", "ddp-4-bf16"),
-    ]
-    assert [row.key for row in expand_rows(tables, {"nproc": ["2"], "options": ["recompute"]}, "bf16")] == [
-        *("single-1-fp32-recompute", "ddp-2-bf16-recompute"),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("model = ", "is not TOML"),
-        ("modell = 'x'\n[[rows]]\nnproc = [1]", "unknown key 'modell'"),
-        ("steps = 'ten'\n[[rows]]\nnproc = [1]", "steps must be of type int"),
-        ("weak = 1\n[[rows]]\nnproc = [1]", "weak must be of type bool"),
-        ("model = 'gpt2-small'", "has no table [[rows]]"),
-        ("[[rows]]\nranks = [1]", "unknown key 'ranks'"),
-        ("[[rows]]\nnproc = 2", "nproc must be a list of int"),
-        ("[[rows]]\nnproc = [true]", "nproc must be a list of int"),
-    ],
-)
-def test_a_matrix_file_that_means_nothing_is_refused(tmp_path: Path, text: str, problem: str) -> None:
-    with pytest.raises(SourceError) as caught:
-        read_matrix(matrix_file(tmp_path, text))
-    assert problem in str(caught.value)
-
-
-def test_unknown_words_in_rows_are_named(tmp_path: Path) -> None:
-    for line, word in (("options = ['fast']", "fast"), ("precision = ['fp8']", "fp8"), ("strategies = ['x']", "'x'")):
-        document = read_matrix(matrix_file(tmp_path, f"[[rows]]\n{line}"))
-        with pytest.raises(UsageError, match=word):
-            expand_rows(document["rows"], {}, "fp32")
 
 
 def test_the_settings_are_plain_json(tmp_path: Path) -> None:

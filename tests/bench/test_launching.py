@@ -44,7 +44,6 @@ def test_a_training_is_profiled_behind_its_measured_steps(tmp_path: Path) -> Non
     assert words[1:4] == ["-m", "perfscope", "profile"]
     assert words[words.index("--steps") + 1] == "10"  # 3 warm up, 5 are measured, the profiler warms up in one
     assert "--recompute" in words
-    assert "--checkpoint" not in profile_words(variant(), replace(SETTINGS, saves=False), place, 1)
 
 
 def test_a_training_that_does_not_end_is_ended_with_all_its_processes(

@@ -65,7 +65,7 @@ def test_a_training_whose_analysis_fails_is_measured_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crash(monkeypatch, TRACEBACK)
-    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, trained(tmp_path))
+    measured = measuring.measure(variant(), 0, SETTINGS, MACHINE, trained(tmp_path))
     assert measured.reason is None
     assert measured.step_ns
     assert (measured.first_loss, measured.last_loss, measured.memory_bytes) == (2.0, 1.0, (7, 7))
@@ -78,28 +78,7 @@ def test_a_loss_that_is_no_number_has_a_note_and_is_absent(tmp_path: Path, monke
     place = trained(tmp_path)
     for path in place.result.iterdir():
         path.write_text(json.dumps({**json.loads(path.read_text()), "losses": [2.0, math.nan, math.inf]}))
-    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, place)
+    measured = measuring.measure(variant(), 0, SETTINGS, MACHINE, place)
     assert (measured.first_loss, measured.last_loss, measured.losses) == (2.0, None, (2.0,))
     assert measured.notes[0] == "the loss is no number from step 2 of 3 on"
     json.dumps(measured.data(), allow_nan=False)
-
-
-def test_findings_are_about_the_strategy_and_not_about_the_benchmarks_own_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    saves = {"id": "blocking_saves", "title": "Blocking checkpoint saves", "share_of_step": 0.34}
-    host = {"id": "late_host", "title": "A late host", "share_of_step": 0.1}
-    answer(monkeypatch, {"results": {"findings": [saves, host]}})
-    measured = measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, trained(tmp_path))
-    assert measured.findings == ("a late host: 10 % of a step",)
-
-
-@pytest.mark.parametrize(("nodes", "count"), [(("a", "a"), 1), (("host0", "host1"), 2), ((), None)])
-def test_the_nodes_of_the_ranks_are_counted_as_nccl_knows_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nodes: tuple[str, ...], count: int | None
-) -> None:
-    answer(monkeypatch, {"results": {}})
-    place = trained(tmp_path)
-    for path, node in zip(sorted(place.result.iterdir()), nodes, strict=False):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "node": node}))
-    assert measuring.measure(variant(), 0, replace(SETTINGS, warmup=1), MACHINE, place).nodes == count

@@ -14,19 +14,19 @@ from tests.bench.examples import MACHINE, SETTINGS, variant
 
 
 def test_all_strategies_on_one_and_two_devices_make_more_than_sixteen_rows() -> None:
-    rows = expand_matrix(choose_strategies(["all"]), [1, 2], ["fp32"], [()])
+    rows = expand_matrix("all", "1,2", "fp32", "plain")
     assert len(rows) >= 16
     assert {row.strategy for row in rows} == set(STRATEGIES)
     assert len({row.key for row in rows}) == len(rows)
 
 
 def test_the_first_row_is_one_device_whatever_numbers_are_asked_for() -> None:
-    rows = expand_matrix(choose_strategies(["ddp", "single"]), [2, 4], ["fp32"], [()])
+    rows = expand_matrix("ddp,single", "2,4", "fp32", "plain")
     assert [(row.strategy, row.nproc) for row in rows] == [("single", 1), ("ddp", 2), ("ddp", 4)]
 
 
 def test_precisions_and_options_multiply_the_rows() -> None:
-    rows = expand_matrix(["ddp"], [2], ["fp32", "bf16"], [(), ("recompute", "compile")])
+    rows = expand_matrix("ddp", "2", "fp32,bf16", "plain,recompute+compile")
     assert [row.key for row in rows] == [
         "ddp-2-bf16",
         "ddp-2-bf16-recompute-compile",
@@ -62,7 +62,7 @@ def test_a_variant_survives_its_file() -> None:
     [
         (variant("ddp", 3), {}, {}, "a batch of 16 cannot be divided among 3 devices"),
         (variant("fsdp2-tp", 6), {}, {}, "a batch of 16 cannot be divided among 3 pairs of devices"),
-        (variant("1f1b", 2), {"micro_batches": 3}, {}, "a batch of 16 cannot be divided among 3 micro-batches"),
+        (variant("1f1b", 2), {"batch": 6}, {}, "a batch of 6 cannot be divided among 4 micro-batches"),
         (variant("ddp", 4), {"device": "cuda"}, {"gpus": 2}, "4 devices are asked for, and this host has 2 GPUs"),
         (variant("interleaved", 4), {}, {}, "a model of 4 layers cannot be cut into 8 stages"),
         (variant("fsdp2-tp", 3), {}, {}, "3 devices are not a multiple of 2"),
@@ -90,8 +90,3 @@ def test_a_missing_package_skips_its_strategies_and_is_named(
 def test_with_a_launcher_of_several_hosts_this_hosts_gpus_are_no_limit() -> None:
     settings = replace(SETTINGS, device="cuda", launcher="srun -n {nproc}")
     assert find_obstacle(variant("ddp", 16), settings, replace(MACHINE, gpus=8)) is None
-
-
-def test_the_batch_grows_with_the_devices_where_it_is_that_of_each() -> None:
-    assert SETTINGS.batch_of(variant("ddp", 4)) == 16
-    assert replace(SETTINGS, is_weak=True).batch_of(variant("ddp", 4)) == 64

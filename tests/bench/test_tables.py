@@ -10,7 +10,6 @@ from perfscope.bench.measurement import Measurement
 from perfscope.bench.rows import sum_up
 from perfscope.bench.tables import (
     comparison_section,
-    costs_section,
     ranking_section,
     tflops_section,
     time_section,
@@ -76,17 +75,6 @@ def test_what_is_absent_has_its_reason() -> None:
     assert alone is not None
     assert both is not None
     assert (len(alone.notes), len(both.notes)) == (1, 2)
-
-
-def test_every_row_has_what_costs_it_the_most() -> None:
-    findings = ("late host: 30 % of a step", "bubble: 20 % of a step", "copies: 3 % of a step", "more: 2 % of a step")
-    section = costs_section(sum_up([replace(SINGLE, findings=findings), DDP, FAILED]))
-    assert section is not None
-    assert section.rows == (
-        ("single x 1", 2.0, "late host: 30 % of a step; bubble: 20 % of a step; copies: 3 % of a step"),
-        ("ddp x 2", 1.0, None),
-    )
-    assert costs_section(sum_up([SINGLE, DDP])) is None
 
 
 def test_tflops_have_a_column_a_convention() -> None:

@@ -1,14 +1,13 @@
-"""The guide on benchmarks names every strategy and option that it speaks of, and its matrix file can be read."""
+"""The guide on benchmarks names every strategy and option that it speaks of."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 import typer
 
-from perfscope.bench.matrix_file import OPTION_SETS, expand_rows, read_matrix
+from perfscope.bench.settings import OPTION_SETS
 from perfscope.cli import app
 from perfscope.workloads.strategies import STRATEGIES
 from tests.commands.report_cli import run
@@ -31,19 +30,11 @@ def test_every_option_that_it_names_exists() -> None:
     assert ",".join(OPTION_SETS) in GUIDE
 
 
-def test_its_matrix_file_can_be_read(tmp_path: Path) -> None:
-    path = tmp_path / "sweep.toml"
-    path.write_text(GUIDE.partition("```toml\n")[2].partition("```")[0])
-    document = read_matrix(path)
-    assert document["weak"] is True
-    assert len(expand_rows(document["rows"], {}, "bf16")) == 1 + 3 + 2 + 4
-
-
 def test_the_tables_of_a_folder_are_printed(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    words = ("--results", "fixtures/bench/h200_gpt2", "--strategies", "single,ddp")
+    words = ("fixtures/bench/h200_gpt2", "--strategies", "single,ddp")
     answer = run(capsys, "bench", *words)
     assert answer.code == 0
     assert answer.out.startswith("# 3 ways to train gpt2-small on CUDA, 8 samples a device\n")

@@ -197,9 +197,8 @@ def train(case, device, folder, turn):
 
 
 def train_pipeline(case, device, turn):
+    from gpt_pipeline import Part, loss_of
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-
-    from perfscope.workloads.gpt_pipeline import Part, loss_of
 
     rank = dist.get_rank()
     config = dataclasses.replace(case.config, layers=len(case.stages) * case.stages[rank])

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from gpt_pipeline import Part, loss_of
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
@@ -32,7 +33,6 @@ from torch.utils.data import DataLoader, Dataset
 from perfscope.hooks import attach, late_writer
 from perfscope.hooks.timers import probes
 from perfscope.workloads.gpt import Gpt, GptConfig
-from perfscope.workloads.gpt_pipeline import Part, loss_of
 
 STRATEGIES = ("ddp", "fsdp2", "deepspeed", "pipeline")
 CAUSES = ("clean", "garbage", "data", "contention", "faults", "work", "microbatches", "sleep", "network", "save")

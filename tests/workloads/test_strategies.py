@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 
 GPT = ("--model", "gpt:2x32x16x64", "--batch", "8", "--steps", "6")
 #: Four micro-batches of the batch norms are not the whole batch, so only strategies of the same kind are alike.
-RESNET = ("--model", "resnet50", "--image-size", "8", "--batch", "16", "--steps", "4")
+RESNET = ("--model", "resnet50", "--batch", "16", "--steps", "4")
 ALONE = [name for name, strategy in STRATEGIES.items() if strategy.processes is not Processes.ONE_A_DEVICE]
 TOGETHER = [name for name, strategy in STRATEGIES.items() if strategy.processes is Processes.ONE_A_DEVICE]
 #: RPC agents and Megatron's groups stay for the rest of a process's life, so these come last.

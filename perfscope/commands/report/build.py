@@ -94,7 +94,8 @@ def table_command() -> TyperCommand:
 
 def _refuse_writing(words: Sequence[str]) -> None:
     only_reads = tuple(words[:2]) == _TABLE or words[0] in READING
-    only_reads = only_reads and (words[0] != "bench" or "--results" in words)
+    if words[0] == "bench":  # without a folder it trains
+        only_reads = len(words) > 1 and not words[1].startswith("-")
     if not only_reads:
         raise PerfscopeError(
             f"{' '.join(words[:2])!r} is not a read-only command",

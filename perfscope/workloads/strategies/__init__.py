@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
+#: Micro-batches of a pipeline, and samples of a split of the pipelined and the RPC strategy.
+MICRO_BATCHES, SPLIT_SIZE = 4, 8
+
 
 class Processes(Enum):
     """How a strategy uses the devices."""
@@ -45,7 +48,6 @@ class Strategy:
         late_imports: Modules that the package imports only when it begins to train.
         options: Keyword arguments of its ``build``.
         equals: Strategies with the same name here train the same weights, but for rounding.
-        layout: Its layout as ``perfscope plan`` takes it: the ZeRO stage, or what is split over all devices.
     """
 
     title: str
@@ -60,7 +62,6 @@ class Strategy:
     late_imports: tuple[str, ...] = ()
     options: Mapping[str, object] = field(default_factory=dict)
     equals: str | None = None
-    layout: Mapping[str, object] = field(default_factory=dict)
 
 
 #: What takes DeepSpeed's engine seconds to import at its start: an optimizer that is compiled, and so torch's compiler.
@@ -76,7 +77,6 @@ def _pipeline(title: str, schedule: str, stages: int) -> Strategy:
         stages=stages,
         options={"schedule": schedule},
         equals="pipeline",
-        layout={"pp": "all"},
     )
 
 
@@ -89,7 +89,6 @@ def _deepspeed(title: str, stage: int | None, *, offload: bool = False) -> Strat
         late_imports=_DEEPSPEED_IMPORTS,
         options={**options, "offload": True} if offload else options,
         equals="data",
-        layout={"zero": stage or 0},
     )
 
 
@@ -106,7 +105,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         fewest=2,
         stages=1,
         equals="whole",
-        layout={"pp": "all"},
     ),
     "pmp": Strategy(
         "pipelined model parallel",
@@ -115,18 +113,15 @@ STRATEGIES: Mapping[str, Strategy] = {
         Batch.WHOLE,
         fewest=2,
         stages=1,
-        layout={"pp": "all"},
     ),
-    "rpc": Strategy("RPC pipeline", "rpc_pipeline", batch=Batch.WHOLE, fewest=2, stages=1, layout={"pp": "all"}),
-    "zero-ddp": Strategy("ZeroRedundancyOptimizer", "zero_redundancy", fewest=2, equals="data", layout={"zero": 1}),
+    "rpc": Strategy("RPC pipeline", "rpc_pipeline", batch=Batch.WHOLE, fewest=2, stages=1),
+    "zero-ddp": Strategy("ZeroRedundancyOptimizer", "zero_redundancy", fewest=2, equals="data"),
     "gpipe": _pipeline("torch pipeline, GPipe", "gpipe", 1),
     "1f1b": _pipeline("torch pipeline, 1F1B", "1f1b", 1),
     "interleaved": _pipeline("torch pipeline, interleaved 1F1B", "interleaved", 2),
     "zero-bubble": _pipeline("torch pipeline, zero-bubble", "zero-bubble", 2),
-    "fsdp2": Strategy("FSDP 2", "fsdp2", fewest=2, equals="data", layout={"zero": 3}),
-    "fsdp2-keep": Strategy(
-        "FSDP 2 without resharding", "fsdp2", fewest=2, options={"reshard": False}, equals="data", layout={"zero": 2}
-    ),
+    "fsdp2": Strategy("FSDP 2", "fsdp2", fewest=2, equals="data"),
+    "fsdp2-keep": Strategy("FSDP 2 without resharding", "fsdp2", fewest=2, options={"reshard": False}, equals="data"),
     "tp": Strategy(
         "DTensor tensor parallel",
         "tensor_parallel",
@@ -134,7 +129,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         fewest=2,
         needs_splits=True,
         equals="whole",
-        layout={"tp": "all"},
     ),
     "fsdp2-tp": Strategy(
         "FSDP 2 x tensor parallel 2",
@@ -144,7 +138,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         multiple=2,
         needs_splits=True,
         equals="whole",
-        layout={"tp": 2, "zero": 3},
     ),
     "deepspeed": _deepspeed("DeepSpeed data parallel", None),
     "zero-0": _deepspeed("DeepSpeed ZeRO 0", 0),
@@ -160,7 +153,6 @@ STRATEGIES: Mapping[str, Strategy] = {
         stages=1,
         package="deepspeed",
         late_imports=_DEEPSPEED_IMPORTS,
-        layout={"pp": "all"},
     ),
     "megatron-tp": Strategy(
         "Megatron-core tensor parallel",
@@ -170,6 +162,5 @@ STRATEGIES: Mapping[str, Strategy] = {
         needs_splits=True,
         package="megatron.core",
         equals="whole",
-        layout={"tp": "all"},
     ),
 }

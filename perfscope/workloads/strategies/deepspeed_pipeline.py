@@ -10,6 +10,7 @@ import torch
 from deepspeed.pipe import PipelineModule
 from torch import Tensor
 
+from perfscope.workloads.strategies import MICRO_BATCHES
 from perfscope.workloads.tasks.job import Job, Training
 
 
@@ -24,8 +25,8 @@ def build(job: Job) -> Training:
         model=module,
         optimizer=job.optimizer(module.parameters()),
         config={
-            "train_micro_batch_size_per_gpu": job.options.batch // job.options.micro_batches,
-            "gradient_accumulation_steps": job.options.micro_batches,
+            "train_micro_batch_size_per_gpu": job.options.batch // MICRO_BATCHES,
+            "gradient_accumulation_steps": MICRO_BATCHES,
             "bf16": {"enabled": job.is_bf16},
             "gradient_clipping": 0.0,
             "steps_per_print": 10**9,
@@ -35,7 +36,7 @@ def build(job: Job) -> Training:
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         if job.is_bf16 and inputs.is_floating_point():
             inputs = inputs.to(torch.bfloat16)
-        size = job.options.batch // job.options.micro_batches
+        size = job.options.batch // MICRO_BATCHES
         loss: Tensor = engine.train_batch(cycle(zip(inputs.split(size), targets.split(size), strict=True)))
         return loss
 

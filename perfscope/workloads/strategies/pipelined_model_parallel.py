@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from perfscope.workloads.strategies import SPLIT_SIZE
 from perfscope.workloads.strategies.model_parallel import PartsInTurn
 from perfscope.workloads.tasks.job import Job, Training
 
@@ -17,7 +18,7 @@ class PartsAtOnce(PartsInTurn):
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
-        self.split_size = job.options.split_size
+        self.split_size = SPLIT_SIZE
 
     def forward(self, states: Tensor) -> Tensor:
         """Move every split on by a part, the one that came first ahead; then let a new one in."""

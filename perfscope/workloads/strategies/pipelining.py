@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
+from perfscope.workloads.strategies import MICRO_BATCHES
 from perfscope.workloads.tasks.job import Job, Training
 
 #: The schedule's class, and how many stages a rank holds.
@@ -28,9 +29,7 @@ def build(job: Job, schedule: str) -> Training:
     for part in model:
         job.compile(part)
     stages = [PipelineStage(part, number, count, job.device) for part, number in zip(model, numbers, strict=True)]
-    pipeline = getattr(schedules, name)(
-        stages[0] if stages_per_rank == 1 else stages, job.options.micro_batches, loss_fn=job.loss
-    )
+    pipeline = getattr(schedules, name)(stages[0] if stages_per_rank == 1 else stages, MICRO_BATCHES, loss_fn=job.loss)
     optimizer = job.optimizer(model.parameters())
     is_first, is_last = job.rank == 0, job.rank == job.world_size - 1
 

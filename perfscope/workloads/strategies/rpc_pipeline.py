@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
+from perfscope.workloads.strategies import SPLIT_SIZE
 from perfscope.workloads.tasks.job import Job, Training
 
 
@@ -74,7 +75,7 @@ def build(job: Job) -> Training:
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         with dist_autograd.context() as context:
             losses = []
-            sizes = job.options.split_size
+            sizes = SPLIT_SIZE
             for split, answers in zip(inputs.cpu().split(sizes), targets.cpu().split(sizes), strict=True):
                 states = rpc.RRef(split)
                 for stage in stages[:-1]:

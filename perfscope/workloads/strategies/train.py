@@ -1,16 +1,13 @@
 """Trains a model by a strategy: ``torchrun --nproc-per-node 2 train.py --strategy ddp --model gpt:2x128x64``.
 
-Every rank writes what it saw into ``--result``: the losses, correct answers, its peak of memory,
-and its node as NCCL knows it.
+Every rank writes what it saw into ``--result``: the losses, correct answers, and its peak of memory.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
-import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +25,8 @@ from perfscope.workloads.tasks.job import Job, Training, find_job, set_rank_vari
 from perfscope.workloads.tasks.task import Task, make_task
 
 _KIB = 1024
+#: Pixels of a side of a synthetic image.
+_IMAGE_SIZE = {"cpu": 16, "cuda": 28}
 _POLL_S = 0.02
 
 
@@ -37,17 +36,13 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--strategy", choices=STRATEGIES, default="single")
     parser.add_argument("--model", default="gpt:2x128x64", help="resnet50, gpt2-small, gpt:LxHxS or FILE.py:FUNCTION")
     parser.add_argument("--data", type=Path, help="images or tokens; else they are made")
-    parser.add_argument("--image-size", type=int, default=28)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--devices", type=int, default=1, help="devices of this process")
     parser.add_argument("--batch", type=int, default=64, help="samples of all ranks")
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--split-size", type=int, default=8)
     parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
     parser.add_argument("--recompute", action="store_true")
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--lr", type=float, help="else that of the task")
     parser.add_argument("--result", type=Path)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--describe", action="store_true")
@@ -142,7 +137,7 @@ def measure_memory(job: Job) -> list[dict[str, object]]:
 def main() -> None:
     """Train, and write the result of this rank."""
     options = parse_options(sys.argv[1:])
-    task = make_task(options.model, options.data, options.image_size)
+    task = make_task(options.model, options.data, _IMAGE_SIZE[options.device])
     if options.describe:
         print(json.dumps(describe(task, options)))
         return
@@ -166,7 +161,6 @@ def main() -> None:
         "answers": [answers for _, answers in job.hits],
         "memory": measure_memory(job) if training.is_called else memory,
         "save_ns": save_ns,
-        "node": os.environ.get("NCCL_HOSTID") or socket.gethostname(),
     }
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -78,7 +78,7 @@ class Job:
     @property
     def lr(self) -> float:
         """The learning rate."""
-        return float(self.options.lr or self.task.lr)
+        return self.task.lr
 
     @property
     def is_bf16(self) -> bool:

@@ -19,13 +19,13 @@ from perfscope.hooks.frameworks.deepspeed import patch_instructions
 from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
 from perfscope.hooks.frameworks.torch_pipelining import patch_passes
 from perfscope.hooks.timers.passes import UNTIMED, PassTimer
-from tests.conftest import ROOT, SCRIPTS, analysis, profile, step_lines
+from tests.conftest import SCRIPTS, analysis, profile, step_lines
 from tests.hooks.frameworks.running import TORCHRUN
 from tests.hooks.harm.runs import launcher
 
 pytestmark = pytest.mark.slow
 
-WORKLOAD = ROOT / "perfscope" / "workloads" / "gpt_pipeline.py"
+WORKLOAD = SCRIPTS / "gpt_pipeline.py"
 
 
 class Pass(NamedTuple):

@@ -1,0 +1,236 @@
+"""``perfscope bench``: train a model by many strategies on one's own machines, and compare them in one table."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from enum import StrEnum
+from hashlib import sha256
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+
+from perfscope.bench.launching import describe_machine
+from perfscope.bench.measurement import Measurement
+from perfscope.bench.rows import sum_up
+from perfscope.bench.running import Plan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
+from perfscope.bench.settings import OPTION_SETS, Settings, choose_strategies, expand_matrix, order_variants
+from perfscope.bench.tables import rows_data, sections_of
+from perfscope.commands.options import FormatOption, expand_groups, require_positive
+from perfscope.errors import ExitCode, PerfscopeError, UsageError
+from perfscope.outcome import Outcome
+from perfscope.renderers import Format
+from perfscope.report import Json, Report
+
+SCHEMA = "perfscope/bench/1"
+_INTERRUPTED = 130
+_ROWS, _TRAINING, _RUNNING = "Rows", "Training", "Running"
+_BATCH = {"cuda": 64, "cpu": 16}
+_PRECISION = {"cuda": "bf16", "cpu": "fp32"}
+
+
+class Devices(StrEnum):
+    """What trains."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+class MatrixOptions(NamedTuple):
+    """Which rows there are."""
+
+    strategies: Annotated[
+        str, typer.Option(help="Strategies, such as single,ddp,fsdp2, or all.", rich_help_panel=_ROWS)
+    ] = "all"
+    nproc: Annotated[
+        str, typer.Option(help="Numbers of devices: GPUs, or processes on CPUs.", rich_help_panel=_ROWS)
+    ] = "1,2"
+    precision: Annotated[
+        str | None,
+        typer.Option(help="Precisions: fp32,bf16.", show_default="bf16 on GPUs, fp32 on CPUs", rich_help_panel=_ROWS),
+    ] = None
+    options: Annotated[
+        str,
+        typer.Option(
+            help=f"Variants of each strategy: {','.join(OPTION_SETS)}; recompute is activation checkpointing.",
+            rich_help_panel=_ROWS,
+        ),
+    ] = "plain"
+
+
+class TrainingOptions(NamedTuple):
+    """What all rows train."""
+
+    model: Annotated[
+        str,
+        typer.Option(
+            help="What is trained: resnet50, gpt2-small, gpt:LAYERSxHIDDENxSEQUENCE, or a function FILE.py:NAME.",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = "gpt2-small"
+    batch_size: Annotated[
+        int | None,
+        typer.Option(
+            help="Samples of a step, over all devices.",
+            show_default="64 on GPUs, 16 on CPUs",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    devices: Annotated[
+        Devices | None,
+        typer.Option(help="What trains.", show_default="cuda where there is a GPU", rich_help_panel=_TRAINING),
+    ] = None
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            help="Real data: a folder of MNIST's files or an .npz for images; .bin, .npy or text for tokens.",
+            show_default="synthetic",
+            rich_help_panel=_TRAINING,
+        ),
+    ] = None
+    steps: Annotated[
+        int,
+        typer.Option(min=1, help="Steps that are measured; three before are not.", rich_help_panel=_TRAINING),
+    ] = 10
+
+
+class RunOptions(NamedTuple):
+    """How the rows are run."""
+
+    output: Annotated[
+        Path,
+        typer.Option(
+            "-o",
+            "--output",
+            help="Folder of the benchmark; one that was interrupted there goes on.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = Path("bench")
+    repetitions: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Trainings of each row, in turn; whether rows truly differ needs two samples, better three or more.",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = 1
+    timeout: Annotated[
+        float,
+        typer.Option(
+            min=1, help="Time limit of one training: the second at which it is ended.", rich_help_panel=_RUNNING
+        ),
+    ] = 600
+    launcher: Annotated[
+        str | None,
+        typer.Option(
+            help="What starts the processes on several hosts, such as 'srun -N 2 -n {nproc}'; {nproc} and {port} are "
+            "filled in.",
+            show_default="torchrun on this host",
+            rich_help_panel=_RUNNING,
+        ),
+    ] = None
+
+
+@expand_groups
+def bench(
+    *,
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[FOLDER]", help="A finished benchmark: train nothing, print its tables."),
+    ] = None,
+    matrix: MatrixOptions,
+    training: TrainingOptions,
+    running: RunOptions,
+    format: FormatOption = Format.MARKDOWN,
+) -> Outcome:
+    """Train a model by many strategies under `perfscope profile`, and compare them in one table."""
+    if folder is not None:
+        strategies = choose_strategies(matrix.strategies.split(","))
+        chosen = [measurement for measurement in read_rows(folder) if measurement.variant.strategy in strategies]
+        return Outcome(to_report(read_settings(folder), chosen), format)
+    device = training.devices or (Devices.CUDA if Path("/dev/nvidiactl").exists() else Devices.CPU)
+    variants = expand_matrix(matrix.strategies, matrix.nproc, matrix.precision or _PRECISION[device], matrix.options)
+    most = max(variant.nproc for variant in variants)
+    settings = _make_settings(training, str(device), running.launcher, max(1, (os.cpu_count() or 1) // most))
+    machine = describe_machine(settings)
+    settings_here = prepare_folder(running.output, settings)
+    plan = Plan(running.output, settings_here, machine, variants, running.repetitions, running.timeout)
+    with hold_folder(running.output):
+        return _sweep(plan, format=format)
+
+
+def _make_settings(training: TrainingOptions, device: str, launcher: str | None, threads: int) -> Settings:
+    file, separator, function = training.model.rpartition(":")
+    is_file = bool(separator) and file.endswith(".py")
+    if launcher is not None:
+        try:
+            launcher.format(nproc=1, port=1)
+        except (KeyError, IndexError, ValueError):
+            raise UsageError(f"--launcher {launcher!r} has other fields than {{nproc}} and {{port}}") from None
+    return Settings(
+        model=f"{_require_file(Path(file))}:{function}" if is_file else training.model,
+        data=None if training.data is None else str(_require_file(training.data)),
+        device=device,
+        batch=require_positive("--batch-size", _BATCH[device] if training.batch_size is None else training.batch_size),
+        steps=training.steps,
+        threads=threads,
+        launcher=launcher,
+        model_sha256=sha256(Path(file).read_bytes()).hexdigest() if is_file else None,
+    )
+
+
+def _require_file(path: Path) -> Path:
+    if not path.exists():
+        raise UsageError(f"{path} does not exist")
+    return path.absolute()
+
+
+def _sweep(plan: Plan, *, format: Format) -> Outcome:
+    """Train what is not trained yet, and tell of all of it."""
+    _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
+    finished = [measurement for measurement in read_rows(plan.folder) if measurement.reason is None]
+    code: ExitCode | int = ExitCode.OK
+    notes = []
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):  # in a shell's background job, too, where Ctrl-C is ignored
+            signal.signal(number, signal.default_int_handler)
+        for measurement in run_trainings(plan, _tell):
+            finished.append(measurement)
+            if measurement.reason is not None:
+                _tell(f"{measurement.name}: {measurement.reason}")
+    except KeyboardInterrupt:
+        code = _INTERRUPTED
+        names = {measurement.name for measurement in finished}
+        finished += [measurement for measurement in read_rows(plan.folder) if measurement.name not in names]
+        notes.append(f"interrupted: {plan.folder} keeps the rows that ended; the same command goes on with the rest")
+    chosen = [measurement for measurement in finished if measurement.variant in set(plan.variants)]
+    if not chosen:
+        raise PerfscopeError("; ".join(notes) or "no row was run")
+    if code == ExitCode.OK and all(measurement.reason is not None for measurement in chosen):
+        code = ExitCode.FAILED
+    report = to_report(plan.settings.data_of(), chosen)
+    return Outcome(report, format, notes=tuple(notes), exit_code=code)
+
+
+def to_report(settings: dict[str, Json], measurements: list[Measurement]) -> Report:
+    """The tables of the rows that are finished."""
+    rows = sum_up(measurements, order_variants(measurement.variant for measurement in measurements))
+    first = next((row for row in rows if row.trainings), None)
+    ways = "1 way" if len(rows) == 1 else f"{len(rows)} ways"
+    is_weak = settings.get("is_weak")  # of benchmarks of earlier versions
+    batch = f"{settings['batch']} samples {'a device' if is_weak else 'a step'}"
+    title = f"{ways} to train {settings['model']} on {str(settings['device']).upper()}, {batch}"
+    data: dict[str, Json] = {
+        "schema": SCHEMA,
+        "settings": settings,
+        "rows": rows_data(rows, first),
+        "first_row": first.variant.key if first else None,
+    }
+    return Report(title, data, tuple(sections_of(rows, first, is_cpu=settings["device"] == "cpu")))
+
+
+def _tell(line: str) -> None:
+    sys.stderr.write(f"perfscope: {line}\n")
+    sys.stderr.flush()
