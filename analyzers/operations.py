@@ -36,9 +36,8 @@ class GraphOperations(Figures, frozen=True):
     """Operations in CUDA graphs."""
 
     recorded_flops: Annotated[int, Doc("Recorded while the trace was, once each.")]
-    replayed_flops: Annotated[int, Doc("Operations of the launches of these graphs.")]
-    other_replays: Annotated[int, Doc("Launches of graphs whose operations the trace does not contain.")]
-    other_replays_share: Annotated[float | None, Doc("Their share of the time of kernels that multiply.")]
+    replays: Annotated[int, Doc("Launches of graphs, whose operations are not counted.")]
+    replays_share: Annotated[float | None, Doc("Their share of the time of kernels that multiply.")]
 
 
 class OperatorCount(Figures, frozen=True):
@@ -128,7 +127,7 @@ def _to_rank(rank: Operations) -> RankOperations:
         without_shapes=rank.without_shapes,
         covered=rank.covered,
         not_counted=tuple(NotCountedOperator(*each) for each in rank.not_counted),
-        graphs=GraphOperations(rank.recorded_flops, rank.replayed_flops, rank.other_replays, rank.other_replays_share),
+        graphs=GraphOperations(rank.recorded_flops, rank.replays, rank.replays_share),
         precision=find_precision((), (rank,), lookup_gpu(rank.device_name)),
         operators=tuple(OperatorCount(name, *counts) for name, counts in rank.by_operator.items()),
         is_covered=rank.is_covered,
@@ -145,17 +144,11 @@ def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
         yield f"Not counted: {listed}{f' and {more} more' if more > 0 else ''}."
     graphs = least.graphs
     if graphs.recorded_flops:
-        yield (
-            f"Graphs were recorded, which runs nothing: {graphs.recorded_flops / GIGA:.4g} GFLOP were recorded, "
-            f"and {graphs.replayed_flops / GIGA:.4g} GFLOP ran when the graphs were launched."
-        )
-    if graphs.other_replays:
-        share = graphs.other_replays_share
+        yield f"Graphs of {graphs.recorded_flops / GIGA:.4g} GFLOP were recorded, which runs nothing."
+    if graphs.replays:
+        share = graphs.replays_share
         part = f" ({share:.1%} of the time of kernels that multiply)" if share else ""
-        yield (
-            f"{graphs.other_replays} launches of graphs that were not recorded in the trace, or cannot be told apart, "
-            f"are not counted{part}."
-        )
+        yield f"{graphs.replays} launches of graphs are not counted{part}."
     if not least.is_covered and least.covered is None:
         yield "No TFLOP/s and no MFU are drawn from what is counted: no times of kernels tell how much is missing."
     elif not least.is_covered:

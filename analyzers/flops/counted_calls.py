@@ -1,17 +1,18 @@
 """Which calls of products count: of nested ones those that account for the most, so that each product counts once.
 
 An operator that calls others is counted by them where they do at least as many operations. Autocast, for example, calls
-an operator again with inputs that it has cast. What ran in a graph counts as often as the graph was launched.
+an operator again with inputs that it has cast. What was recorded as a graph did not run, and what graphs ran is not
+counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
-from msgspec import Struct
 
-from perfscope.analyzers.flops.operator_rules import count_flops, count_gradients
+from perfscope.analyzers.flops.operator_rules import count_flops
 from perfscope.tables.columns import Int64
 from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Product, Products
@@ -21,7 +22,7 @@ from perfscope.tables.trace import ABSENT, Trace
 _UNKNOWN = -1
 
 
-class CountedCalls(Struct, frozen=True):
+class CountedCalls(NamedTuple):
     """The operations of a trace's products.
 
     Attributes:
@@ -31,10 +32,9 @@ class CountedCalls(Struct, frozen=True):
         multiplying_ns: Device time of all kernels that multiply, and of those of operators that are not counted.
         counted_ns: The part of it in what is counted.
         recorded_flops: Operations recorded as graphs, once each.
-        replayed_flops: Operations of the launches of these graphs.
         skipped_flops: Operations of calls that launched no kernel, of a trace in which others did.
-        other_replays: Launches of graphs whose operations the trace does not contain.
-        other_replays_ns: Device time of the kernels that multiply in them.
+        replays: Launches of graphs.
+        replays_ns: Device time of the kernels that multiply in them.
     """
 
     products: Sequence[tuple[Product, int, int]]
@@ -43,56 +43,43 @@ class CountedCalls(Struct, frozen=True):
     multiplying_ns: int
     counted_ns: int
     recorded_flops: int
-    replayed_flops: int
     skipped_flops: int
-    other_replays: int
-    other_replays_ns: int
+    replays: int
+    replays_ns: int
 
 
 def count_calls(trace: Trace, products: Products) -> CountedCalls:
     """Count the operations of a trace's products."""
     calls, launches = products.calls, find_launches(trace, products)
-    runs = launches.runs
+    ran = ~launches.is_recorded
     flops = [count_flops(product) for product in products.products]
     own = np.array([_UNKNOWN if count is None else count for count in flops], np.int64)[calls.product]
-    of_forward = np.array([product.of_forward for product in products.products], np.bool_)
-    for row in np.flatnonzero(of_forward[calls.product]).tolist():
-        kernels = int(launches.multiplying_kernels[row])
-        count = count_gradients(products.products[calls.product[row]], kernels)
-        own[row] = _UNKNOWN if count is None else count
     tree = CallTree(own, calls.part_of)
     total_ns = tree.add_up(launches.kernel_ns)
     # A call around others that count may itself launch kernels of which nothing is known.
     is_between = tree.is_around & (own == _UNKNOWN) & (launches.multiplying_ns > 0)
     open_ns = np.where(tree.is_open, total_ns, np.where(is_between, launches.multiplying_ns, 0))
     not_counted: dict[str, tuple[int, int]] = {}
-    for row in np.flatnonzero((tree.is_open | is_between) & (runs != 0)).tolist():
+    for row in np.flatnonzero((tree.is_open | is_between) & ran).tolist():
         operator = products.products[calls.product[row]].operator
         number, kernels_ns = not_counted.get(operator, (0, 0))
         not_counted[operator] = number + 1, kernels_ns + int(open_ns[row])
-    counts = tree.counts & (runs > 0)
-    counted_ns = int(total_ns[tree.counts].sum()) + launches.replayed_ns
-    by_product = np.zeros(len(products.products), np.int64)
-    np.add.at(by_product, calls.product[counts], runs[counts])
-    run_flops = own * runs
-    of_product = np.zeros(len(products.products), np.int64)
-    np.add.at(of_product, calls.product[counts], run_flops[counts])
+    counts = tree.counts & ran
+    counted_ns = int(total_ns[tree.counts].sum())
+    runs = np.bincount(calls.product[counts], minlength=len(products.products))
     return CountedCalls(
         products=[
-            (products.products[index], int(by_product[index]), int(of_product[index]))
-            for index in np.flatnonzero(by_product).tolist()
+            (products.products[index], int(runs[index]), int(runs[index]) * (flops[index] or 0))
+            for index in np.flatnonzero(runs).tolist()
         ],
-        without_shapes=sum(
-            not products.products[index].shapes for index in calls.product[tree.is_open & (runs != 0)].tolist()
-        ),
+        without_shapes=sum(not products.products[index].shapes for index in calls.product[tree.is_open & ran].tolist()),
         not_counted=dict(sorted(not_counted.items(), key=lambda item: -item[1][1])),
         multiplying_ns=counted_ns + int(open_ns.sum()) + launches.other_ns,
         counted_ns=counted_ns,
         recorded_flops=int(own[tree.counts & launches.is_recorded].sum()),
-        replayed_flops=int(run_flops[counts & launches.is_recorded].sum()),
-        skipped_flops=int(run_flops[counts & ~launches.is_recorded & (total_ns == 0)].sum()) if counted_ns else 0,
-        other_replays=launches.other_replays,
-        other_replays_ns=launches.other_replays_ns,
+        skipped_flops=int(own[counts & (total_ns == 0)].sum()) if counted_ns else 0,
+        replays=launches.replays,
+        replays_ns=launches.replays_ns,
     )
 
 

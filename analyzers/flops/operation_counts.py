@@ -58,11 +58,10 @@ class Operations(Struct, frozen=True, array_like=True):
         device_name: The GPU; ``""`` where the trace does not state one.
         not_counted: Operators that multiply and are not counted, by their share of the time of kernels that multiply.
         covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
-        recorded_flops: Operations that were recorded as graphs while the trace was, once each; they ran with a launch.
-        replayed_flops: Operations of the launches of these graphs in the whole trace; ``flops_per_step`` has its part.
+        recorded_flops: Operations that were recorded as graphs while the trace was, once each; that ran nothing.
         skipped_flops: Operations of a step in ``flops_per_step`` that were begun and launched no kernel.
-        other_replays: Launches of graphs whose operations the trace does not contain.
-        other_replays_share: Their share of the time of kernels that multiply.
+        replays: Launches of graphs, whose operations are not counted.
+        replays_share: Their share of the time of kernels that multiply.
     """
 
     rank: int | None
@@ -78,10 +77,9 @@ class Operations(Struct, frozen=True, array_like=True):
     not_counted: tuple[NotCounted, ...] = ()
     covered: float | None = None
     recorded_flops: int = 0
-    replayed_flops: int = 0
     skipped_flops: float = 0.0
-    other_replays: int = 0
-    other_replays_share: float | None = None
+    replays: int = 0
+    replays_share: float | None = None
 
     @property
     def is_covered(self) -> bool:
@@ -145,10 +143,9 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         ),
         covered=share(counted.counted_ns),
         recorded_flops=counted.recorded_flops,
-        replayed_flops=counted.replayed_flops,
         skipped_flops=counted.skipped_flops / in_a_step,
-        other_replays=counted.other_replays,
-        other_replays_share=share(counted.other_replays_ns),
+        replays=counted.replays,
+        replays_share=share(counted.replays_ns),
     )
 
 

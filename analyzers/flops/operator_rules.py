@@ -33,19 +33,6 @@ def count_flops(product: Product) -> int | None:
     return next((rule(product) for pattern, rule in _RULES if pattern.search(product.operator)), None)
 
 
-def count_gradients(product: Product, kernels: int) -> int | None:
-    """Operations of a backward pass, by its number of kernels that multiply; None where they do not follow.
-
-    Where kernels are half as many as the gradients of inputs and weights, they compute one kind alone. The first layer
-    needs no gradient of its input, a frozen one no gradient of its weight.
-    """
-    flops = count_flops(product)
-    gradients = next((count for pattern, count in _GRADIENTS if pattern.search(product.operator)), 0)
-    if flops is None or not product.of_forward or not gradients or 2 * kernels != gradients:
-        return flops
-    return flops // 2
-
-
 def _count_product(product: Product) -> int | None:
     """Matrices, stacks of them, and grouped products, of which each row or column is used once."""
     skipped = 1 if product.operator in FIRST_IS_ADDED else 0
@@ -194,8 +181,6 @@ def _pairs_of_equal_sequences(product: Product, layout: _Layout, query: _Shape, 
     return sequences * lengths[0] * lengths[1]
 
 
-#: How many products a backward pass has.
-_GRADIENTS = ((re.compile(r"^_(?:LayerNorm)?LinearBackward$"), 2), (re.compile(r"^_LayerNormMLPBackward$"), 4))
 _LAYOUTS = (
     (re.compile(r"^_scaled_dot_product.*_backward|^_cudnn_attention_backward"), _Layout(1, heads_last=False)),
     (re.compile(r"^_scaled_dot_product|^sage_fwd|^_cudnn_attention_forward"), _Layout(0, heads_last=False)),

@@ -102,25 +102,18 @@ class Launches(Struct, frozen=True, eq=False):
     Attributes:
         kernel_ns: Device time of the computing kernels that each call launched, those of calls inside it left out.
         multiplying_ns: The part of it in kernels whose names say that they multiply.
-        multiplying_kernels: How many of these each call launched.
-        runs: How often each call ran: once, or as often as the graph was launched that recorded it; negative where the
-            trace does not tell how often that was.
-        is_recorded: Which calls a graph recorded.
-        replayed_ns: Device time of kernels that multiply, in graphs whose calls the trace contains.
+        is_recorded: Which calls a graph recorded; they ran nothing.
         other_ns: Device time of kernels that multiply and that none of these launched, but something in the trace did.
-        other_replays: Launches of graphs that were not recorded while the trace was, or cannot be told apart.
-        other_replays_ns: Device time of the kernels that multiply in them; part of ``other_ns``.
+        replays: Launches of graphs.
+        replays_ns: Device time of the kernels that multiply in them; part of ``other_ns``.
     """
 
     kernel_ns: Int64
     multiplying_ns: Int64
-    multiplying_kernels: Int64
-    runs: Int64
     is_recorded: Bool
-    replayed_ns: int
     other_ns: int
-    other_replays: int
-    other_replays_ns: int
+    replays: int
+    replays_ns: int
 
 
 class Products(Struct, frozen=True):

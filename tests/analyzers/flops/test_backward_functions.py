@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
-from perfscope.analyzers.flops.operation_counts import Operations, count_operations
-from perfscope.analyzers.flops.operator_rules import count_flops, count_gradients
+from perfscope.analyzers.flops.operation_counts import count_operations
+from perfscope.analyzers.flops.operator_rules import count_flops
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.products import Product
 from perfscope.tables.trace import BASIC_EVENTS, Events
@@ -104,29 +104,10 @@ def test_a_backward_pass_whose_forward_pass_is_not_told_is_named_with_its_share(
     assert not operations.is_covered
 
 
-@pytest.mark.parametrize(("kernels", "share"), [(1, 1), (2, 2), (6, 2)])
-def test_one_product_alone_computes_one_gradient(kernels: int, share: int, tmp_path: Path) -> None:
-    """Of a frozen weight, or of the first layer; a product that is divided into pieces has more kernels."""
-    backward = gradient(9_000, 7)
-    events = [step(1, 0, 50_000), linear("_Linear", 3_000, 7), backward, *launched(GEMM, 3_100, 100, 99)]
-    for number in range(kernels):
-        launch, kernel = launched(GEMM, 9_100 + 100 * number, 50, number + 1)
-        events += [{**launch, "tid": AUTOGRAD}, kernel]
-    operations: Operations = counted(tmp_path, events)
-    assert operations.by_operator["_LinearBackward"] == (1.0, share * LINEAR)
-    assert operations.covered == 1.0
-
-
 def test_gradients_of_an_mlp_and_of_attention() -> None:
     mlp = Product("_LayerNormMLPBackward", ((4, 16, 32), (32,), (), (256, 32), (256,), (32, 128)), of_forward=True)
     forward = 2 * 64 * 32 * (256 + 128)
     assert count_flops(mlp) == 2 * forward
-    assert [count_gradients(mlp, kernels) for kernels in (0, 2, 3, 4)] == [
-        2 * forward,
-        forward,
-        2 * forward,
-        2 * forward,
-    ]
     dense = (2, 32, 4, 16)
     attention = Product("FlashAttnFuncBackward", (dense,) * 3, of_forward=True)
     assert count_flops(attention) == 2 * (2 * 2 * 4 * 32 * 32 * 2 * 16)
