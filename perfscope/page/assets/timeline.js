@@ -12,30 +12,11 @@
   const FEWEST_UNITS = 50; // the closest view
   const MOST_MATCHES = 5000;
 
-  const unpack = (text) => {
-    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    const numbers = [];
-    for (let index = 0; index < bytes.length;) {
-      let value = 0, scale = 1, byte;
-      do {
-        byte = bytes[index++];
-        value += (byte & 127) * scale;
-        scale *= 128;
-      } while (byte > 127);
-      numbers.push(value);
-    }
-    return numbers;
-  };
-
   function unpackPiece(piece) {
-    const words = unpack(piece.states);
-    const edges = new Float64Array(words.length + 1), states = new Uint8Array(words.length);
+    const edges = new Float64Array(piece.lengths.length + 1);
     edges[0] = piece.at;
-    words.forEach((word, index) => {
-      states[index] = word % 16;
-      edges[index + 1] = edges[index] + Math.floor(word / 16);
-    });
-    return { edges, states, packed: piece.events, of: piece.of };
+    piece.lengths.forEach((length, index) => { edges[index + 1] = edges[index] + length; });
+    return { edges, states: piece.states, packed: piece.events, of: piece.of };
   }
 
   const rows = data.rows.map((row, index) => ({
@@ -57,7 +38,7 @@
   // Events are unpacked when they are first needed: a page of many ranks opens without them.
   function eventsOf(piece) {
     if (!piece.events) {
-      const numbers = unpack(piece.packed);
+      const numbers = piece.packed;
       let start = 0;
       piece.events = [];
       for (let index = 0; index < numbers.length; index += 3) {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -16,7 +15,6 @@ from perfscope.constants import NS_PER_US
 from perfscope.engine.run import Analysis
 from perfscope.page.part import Drawn, rank_name, result_of
 from perfscope.report import Json, escape_control_characters
-from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 from perfscope.units import format_bytes
 
@@ -28,7 +26,6 @@ _COLOURS = (
 )  # fmt: skip
 _MOST_MEMBERS = 60_000
 _MOST_BUBBLES = 20_000
-_STATE_BITS = 4
 _LONGEST_NAME = 160
 _FINEST_UNITS = 2**31
 
@@ -137,7 +134,6 @@ def _pack_device(device: DeviceTimeline, offset_ns: int, unit_ns: int, names: di
     assert states is not None
     edges = np.append(states.start_ns, states.end_ns[-1:]) - offset_ns
     edges = np.maximum(edges // unit_ns, 0)
-    words = (np.diff(edges) << _STATE_BITS) | states.state
     index = np.array(
         [names.setdefault(escape_control_characters(name[:_LONGEST_NAME]), len(names)) for name in longest.names],
         np.int64,
@@ -149,8 +145,9 @@ def _pack_device(device: DeviceTimeline, offset_ns: int, unit_ns: int, names: di
     )
     return {
         "at": int(edges[0]),
-        "states": pack_numbers(words),
-        "events": pack_numbers(columns.reshape(-1)),
+        "lengths": np.diff(edges).tolist(),
+        "states": states.state.tolist(),
+        "events": columns.reshape(-1).tolist(),
         "of": longest.total,
     }
 
@@ -191,34 +188,3 @@ def _flat(
     for rank, begin_ns, end_ns in entries:
         if rank in rows:
             yield from (rows[rank], (begin_ns - start_ns) // unit_ns, (end_ns - start_ns) // unit_ns)
-
-
-_SEVEN_BITS = 7
-_MOST_BYTES = 9
-
-
-def pack_numbers(values: Int64) -> str:
-    """Whole numbers from 0 up, each in as many bytes of seven bits as it needs, as base64.
-
-    >>> pack_numbers(np.array([1, 300]))
-    'AawC'
-
-    Raises:
-        ValueError: A number is negative.
-    """
-    if len(values) and int(values.min()) < 0:
-        raise ValueError("only numbers from 0 up are packed")
-    lengths = np.ones(len(values), np.int64)
-    for count in range(1, _MOST_BYTES):
-        lengths += values >= 1 << (_SEVEN_BITS * count)
-    ends = np.cumsum(lengths)
-    starts = ends - lengths
-    packed = np.zeros(int(ends[-1]) if len(ends) else 0, np.uint8)
-    for count in range(_MOST_BYTES):
-        rows = lengths > count
-        if not rows.any():
-            break
-        byte = (values[rows] >> (_SEVEN_BITS * count)) & 0x7F
-        byte |= np.where(lengths[rows] > count + 1, 0x80, 0)
-        packed[starts[rows] + count] = byte
-    return base64.b64encode(packed.tobytes()).decode()
