@@ -1,7 +1,7 @@
 """What a step's time is made of, kernel by kernel and cause by cause: what ``perfscope compare`` compares.
 
-Unlike ``breakdown`` it counts the time between steps, and it names the kernels, axes, copies and causes: each moment of
-a step belongs to one of them, so that the terms add up to the step exactly.
+Unlike ``breakdown`` it counts the time between steps, and it names the kernels, axes, copies and causes. Each moment of
+a step belongs to one of them: the terms add up to the step exactly.
 
 A device's step period runs from the end of the previous step's last device event to the end of this step's last device
 event. It includes gaps between steps, and it holds while the host runs ahead. The first marked step is left out where

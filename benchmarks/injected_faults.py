@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.findings import Findings
 from perfscope.constants import US_PER_MS
 from perfscope.engine.run import Plan, analyze
@@ -49,6 +50,7 @@ def find(folder: Path) -> Findings:
         SourceError: It has no steps.
     """
     # A run says by what it recorded whether operators by shape and modules are analyzed; traces alone do not.
+    folder = kept_run(folder)
     only = {"findings"} if (folder / RUN_FILE).exists() else {"findings", "modules", "roofline"}
     analysis = analyze([folder], Plan(only=frozenset(only)))
     result = analysis.results.get("findings")

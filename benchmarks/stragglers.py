@@ -17,6 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.stragglers.lateness import Cause, Lateness
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS
@@ -85,7 +86,9 @@ def judge_fixtures() -> list[Answer]:
     """The answers to all runs that were kept, as ``cases.csv`` lists them."""
     with (FIXTURES / "cases.csv").open() as file:
         rows = list(csv.DictReader(file))
-    return [judge(row["run"], FIXTURES / row["run"], int(row["rank"]) if row["rank"] else None) for row in rows]
+    return [
+        judge(row["run"], kept_run(FIXTURES / row["run"]), int(row["rank"]) if row["rank"] else None) for row in rows
+    ]
 
 
 def to_table(answers: list[Answer]) -> list[str]:

@@ -1,9 +1,9 @@
 """What costs the most in a run, and what to try: causes that other results show, each with what a fix would regain.
 
 A rule is a function of the results of the other analyzers. It computes no time of its own: it reads figures, and says
-where they are. Its cost is what a fix regains of a step: by the replay where its scenario was replayed, else as it was
-measured, but not more than the part of the step that it is in. Rules of what remains of a part, such as launches that
-are too slow, cost no more than what the other findings leave of it.
+where they are. Its cost is what a fix regains of a step, by the replay where its scenario was replayed, else as it was
+measured. It costs no more than the part of the step that it is in. Rules of what remains of a part, such as launches
+that are too slow, cost no more than what the other findings leave of it.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers import calls, optimizer
 from perfscope.sources.traces.callers import is_caller
 from perfscope.sources.traces.reader import read_trace
@@ -21,7 +22,7 @@ MICROSECOND = 1000
 
 
 def trace_path(run: str) -> Path:
-    (path,) = (RUNS / run / "traces").glob("*.gz")
+    (path,) = (kept_run(RUNS / run) / "traces").glob("*.gz")
     return path
 
 

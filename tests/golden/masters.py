@@ -13,6 +13,7 @@ import json
 import os
 import re
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -42,19 +43,25 @@ class Case:
         name: Unique.
         words: The words behind ``perfscope``.
         text: A log, which is ``a.log`` among the words; None where the fixtures hold the input.
+        archive: A run of the words that the fixtures hold as an archive; empty for a folder.
     """
 
     name: str
     words: tuple[str, ...]
     text: bytes | None = None
+    archive: str = ""
 
     def answer(self) -> str:
         """Standard output, standard error and the exit code; JSON has a key a line, in order."""
         printed, errors = io.StringIO(), io.StringIO()
         code: object = 0
-        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(FIXTURES if self.text is None else folder):
+        is_made = self.text is not None or self.archive
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder if is_made else FIXTURES):
             if self.text is not None:
                 Path("a.log").write_bytes(self.text)
+            if self.archive:
+                with tarfile.open(FIXTURES / f"{self.archive}.tar.gz") as archive:
+                    archive.extractall(Path(self.archive).parent, filter="data")
             before, sys.argv = sys.argv, ["perfscope", *self.words]
             try:
                 with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
@@ -72,10 +79,9 @@ class Case:
 def cases() -> Iterator[Case]:
     """Every master, in the order of their names."""
     for folder in _RUNS:
-        for run in sorted(path.parent for path in (FIXTURES / folder).rglob("run.json")):
-            name = run.relative_to(FIXTURES).as_posix()
-            yield Case(f"analyze/{name}.json", ("analyze", name, "-f", "json"))
-            yield Case(f"analyze/{name}.md", ("analyze", name, "-f", "md"))
+        for name, archive in _runs(folder):
+            yield Case(f"analyze/{name}.json", ("analyze", name, "-f", "json"), archive=archive)
+            yield Case(f"analyze/{name}.md", ("analyze", name, "-f", "md"), archive=archive)
     for run in sorted(path.parent for path in (FIXTURES / "postmortem").rglob("run.json")):
         name = run.relative_to(FIXTURES).as_posix()
         yield Case(f"postmortem/{name}.json", ("postmortem", name, "-f", "json"))
@@ -95,11 +101,19 @@ def cases() -> Iterator[Case]:
     yield from _logs()
 
 
+def _runs(folder: str) -> Iterator[tuple[str, str]]:
+    """The runs in a folder of the fixtures, and the same name again where a run is an archive."""
+    folders = {path.parent.relative_to(FIXTURES).as_posix(): "" for path in (FIXTURES / folder).rglob("run.json")}
+    archives = {
+        path.relative_to(FIXTURES).as_posix()[: -len(".tar.gz")] for path in (FIXTURES / folder).rglob("*.tar.gz")
+    }
+    yield from sorted({**folders, **{name: name for name in archives}}.items())
+
+
 def _others() -> Iterator[Case]:
     """Commands over several inputs, and those that need no trace."""
-    for path in sorted((FIXTURES / "stragglers").rglob("ranks")):
-        name = path.parent.relative_to(FIXTURES).as_posix()
-        yield Case(f"{name}.json", ("analyze", name, "--only", "late_ranks", "-f", "json"))
+    for name, archive in _runs("stragglers"):
+        yield Case(f"{name}.json", ("analyze", name, "--only", "late_ranks", "-f", "json"), archive=archive)
     for paths in _JOBS:
         name = "_".join(paths).replace("/", "_")
         yield Case(f"goodput/{name}.json", ("analyze", *paths, "--only", "goodput", "-f", "json"))

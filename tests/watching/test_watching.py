@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser
 
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.mfu import analyze
 from perfscope.errors import SourceError
 from perfscope.sources.runs.run import read_run
@@ -86,7 +87,7 @@ def test_damaged_lines_cost_no_view(tmp_path: Path) -> None:
 
 
 def test_mfu_is_that_of_the_analyzer() -> None:
-    run = ROOT / "fixtures" / "findings" / "h200" / "ddp_clean"
+    run = kept_run(ROOT / "fixtures" / "findings" / "h200" / "ddp_clean")
     watched = WatchedJob(run)
     watched.look()
     rate, tokens = watched.mfu_per_token_rate()[0], watched.per_second("tokens")

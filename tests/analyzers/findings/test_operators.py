@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks.injected_faults import find
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.engine.analysis_report import to_report
@@ -48,7 +49,7 @@ def test_what_each_change_saved_in_unprofiled_steps_is_near_the_cost_of_the_find
 
 
 def test_recomputation_that_no_trace_shows_is_no_finding(tmp_path: Path) -> None:
-    run = ROOT / "fixtures" / "findings" / "h200" / "recomputation"
+    run = kept_run(ROOT / "fixtures" / "findings" / "h200" / "recomputation")
     assert "recomputation" in by_id(find(run))
     shutil.copytree(run, tmp_path / "run", ignore=shutil.ignore_patterns("*.pt.trace.*"))
     assert "recomputation" not in by_id(find(tmp_path / "run")), "the model's settings say full"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.kept_runs import kept_run
 from benchmarks.stragglers import FIXTURES, judge_fixtures
 from perfscope.analyzers.stragglers.lateness import Cause, without_peer_waits
 from perfscope.analyzers.stragglers.parts import Part
@@ -100,5 +101,5 @@ def test_waits_are_those_of_a_slow_count(seed: int) -> None:
 def test_no_rank_that_waits_is_called_blocked_in_recorded_trainings() -> None:
     for answer in judge_fixtures():
         if answer.name.startswith("nccl/"):
-            lateness = analyze(read_run(FIXTURES / answer.name)).late
+            lateness = analyze(read_run(kept_run(FIXTURES / answer.name))).late
             assert {late.rank for late in lateness if late.cause is Cause.BLOCKED} <= {answer.rank}, answer.name

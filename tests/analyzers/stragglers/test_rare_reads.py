@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks import stragglers
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK
@@ -22,7 +23,11 @@ from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 from tests.analyzers.stragglers.test_lateness import make_run, make_steps
 
-RUNS = sorted((stragglers.FIXTURES / "nccl").iterdir())
+NAMES = (
+    "ddp.faults", "fsdp2.data", "deepspeed.contention", "pipeline.garbage", "ddp.contention.rare", "deepspeed.save",
+    "pipeline.clean.large",
+)  # fmt: skip
+RUNS = [kept_run(stragglers.FIXTURES / "nccl" / name) for name in NAMES]
 WORK = ("cpu_ns", "delay_ns", "system_ns", "faults", "preempted")
 #: The ends of the first steps are special, and read each time.
 FIRST_STEPS = 4

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.stragglers.lateness import Cause
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run
@@ -35,7 +36,7 @@ def test_a_slower_gpu_is_said_to_have_a_lower_clock_where_nvml_says_so(
     case: str, late: int, is_hot: bool, library: Path, sampled: Sampled, tmp_path: Path
 ) -> None:
     run = tmp_path / "RUN"
-    shutil.copytree(STRAGGLERS / case, run)
+    shutil.copytree(kept_run(STRAGGLERS / case), run)
     lines = sampled(library, f"gpus=2 {f'hot={late}@1230' if is_hot else ''}", 10)
     for rank in (0, 1):
         record = run / "ranks" / f"0000{rank}" / "rank.json"
