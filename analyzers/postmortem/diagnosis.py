@@ -140,9 +140,12 @@ def diagnose(evidence: PostMortem) -> Diagnosis:
         or case.find_apart()
     )
     if answer is None:
-        are_dumps_alone = not any(state.host for state in evidence.ranks.values())
-        is_open = are_dumps_alone and bool(find_first_open(evidence.ranks) or evidence.damage)
-        has_ended = not is_open and all(_has_ended_well(state) for state in evidence.ranks.values())
+        states = evidence.ranks.values()
+        if not any(state.host for state in states):  # dumps alone, which nobody writes at an end without a reason
+            has_calls = all(state.dump is not None and state.dump.calls for state in states)
+            has_ended = has_calls and not find_first_open(evidence.ranks) and not evidence.damage
+        else:
+            has_ended = all(_has_ended_well(state) for state in states)
         text = "the training ended by itself, and no rank stalled" if has_ended else describe_unknown(evidence)
         return Diagnosis(Reason.NOTHING if has_ended else Reason.UNKNOWN, (), text)
     return answer

@@ -205,20 +205,9 @@ def test_the_causes_of_each_step_are_those_of_its_samples_and_of_the_one_before(
     assert 3 < len(expected) < STEPS - 3
 
 
-def test_steps_between_two_samples_have_the_state_of_the_one_before(tmp_path: Path) -> None:
-    """A sample every 2 s: steps of a second without one of their own are held to be like the last."""
-    run = write(tmp_path, lambda gpu, t: {"throttle": 0x40 if t == 8 else 0} if t % 2 == 0 else {})
-    assert throttling.analyze(run).gpus[0].steps == (8, 9, 10)
-
-
 def test_steps_far_from_any_sample_are_unknown(tmp_path: Path) -> None:
     run = write(tmp_path, lambda gpu, t: {"throttle": 0} if t < 5 else {})
     assert throttling.analyze(run).gpus[0].known_steps == 8  # the last sample is at 4.5 s, and held for 2.5 s
-
-
-def test_without_throttling_that_is_what_is_said(tmp_path: Path) -> None:
-    (section,) = throttling.analyze(write(tmp_path, lambda gpu, t: {"throttle": 0x1})).sections()
-    assert section.notes[0] == "No GPU was throttled in 30 steps."
 
 
 def test_a_power_cap_clocks_links_and_a_lost_gpu_are_in_the_table_of_gpus(tmp_path: Path) -> None:
@@ -250,15 +239,3 @@ def test_pcie_counters_begin_again_at_32_bits(tmp_path: Path) -> None:
     assert result.gpus[0].pcie_rx_bytes_per_s == pytest.approx(1e6)
     assert result.pcie_rate_limit_bytes_per_s == pytest.approx(2**32 / 0.5)
     assert "rates above 8.6 GB/s would be measured too low" in result.sections()[1].notes[1]
-
-
-def test_a_node_that_was_sampled_again_after_a_restart_has_both_parts(tmp_path: Path) -> None:
-    write(tmp_path, lambda gpu, t: {"power_mw": 100_000})
-    again = [
-        {"host": "node", "t_ns": 31 * S, "gpus": [{"uuid": UUID.format(0), "name": "Some GPU"}]},
-        {"t_ns": 32 * S, "gpus": [{"power_mw": 1}]},
-    ]
-    (tmp_path / wire.NVML_FOLDER / "node.1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in again))
-    first, second = read_run(tmp_path).gpus
-    assert (len(first.t_ns), len(second.t_ns)) == (62, 61)
-    assert first.t_ns[-1] == 32 * S

@@ -14,7 +14,7 @@ from perfscope import wire
 from perfscope.analyzers.cost import analyze as analyze_cost
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.steps import StepTimes, analyze
-from perfscope.errors import MissingInput, SourceError
+from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.wire.records import RankRecord, StepRecord, WindowRecord, to_line
 
@@ -124,12 +124,6 @@ def test_ranks_with_different_numbers_of_steps_are_compared_over_those_that_all_
     )
 
 
-def test_a_rank_that_joins_late_has_no_time_of_the_step_in_which_it_does(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 9], 1: [None, None, None, *[10] * 7]}, labels={}))
-    assert [rank.undisturbed for rank in steps.ranks] == [7, 7]
-    assert steps.step_time_s == pytest.approx(0.010)
-
-
 def test_ranks_that_drift_apart_are_said(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [10] * 100, 1: [10] * 100, 2: [10.5] * 100}, labels={}))
     assert any(
@@ -179,13 +173,6 @@ def test_short_steps_that_longer_ones_make_up_for_count(tmp_path: Path) -> None:
     assert alternating.step_time_s == pytest.approx(0.010)
 
 
-def test_throughput_is_summed_over_data_parallel_ranks(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 7], 1: [9, *[10] * 7]}, labels={}, samples=4, tokens=400))
-    assert (steps.samples_per_step, steps.tokens_per_step) == (8, 800)
-    assert steps.samples_per_s == pytest.approx(2 * 4 / 0.010)
-    assert steps.tokens_per_s == pytest.approx(2 * 400 / 0.010)
-
-
 def test_throughput_of_steps_with_different_work_is_their_sum_over_their_time(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 9, *[10] * 10]}, labels={}, tokens=400)
     file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
@@ -204,14 +191,6 @@ def test_without_every_rank_there_is_no_sum(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, *[10] * 7]}, labels={}, world_size=2, samples=4)
     assert steps_of(run).samples_per_s is None
     assert read_run(run).damage == ("1 of 2 ranks never reported: 1",)
-
-
-def test_tensor_parallel_ranks_work_on_the_same_samples(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, *[10] * 7], 1: [9, *[10] * 7]}, labels={}, samples=4)
-    for rank in (0, 1):
-        parallel = {"coordinates": {"dp": 0, "pp": 0, "tp": rank}}
-        (run / wire.RANKS_FOLDER / wire.rank_folder(rank) / wire.PARALLEL_FILE).write_text(json.dumps(parallel))
-    assert steps_of(run).samples_per_s == pytest.approx(400)
 
 
 #: The layouts of eight ranks as hooks write them, and how many times a rank's samples and tokens count.
@@ -238,33 +217,9 @@ def test_ranks_count_once_for_what_they_share(
     assert steps.tokens_per_s == pytest.approx(tokens * 400 / 0.010)
 
 
-@pytest.mark.parametrize(
-    ("walls", "mean_ms"),
-    [([300, 300, 100] * 10, 700 / 3), ([100, 100, 100, 40] * 8, 85)],
-    ids=["a third of them", "a fourth of them"],
-)
-def test_short_steps_that_come_again_and_again_are_steps(walls: list[float], mean_ms: float, tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [900, 300, *walls]}, labels={}, memory_peak_bytes=10**9))
-    assert steps.step_time_s == pytest.approx(mean_ms / 1000, rel=0.001)
-
-
-def test_a_run_too_short_for_a_median_has_none(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [None]}))
-    assert (steps.count, steps.median_s, steps.p95_s, steps.first_s) == (1, None, None, None)
-    assert any(note.startswith("No step time, median, throughput or MFU: 0 steady-state") for note in steps.notes)
-
-
 def test_no_steps_is_a_reason_and_no_zero(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match="no training step was recorded"):
         steps_of(write_run(tmp_path, {0: []}))
-
-
-def test_half_a_line_at_the_end_is_dropped_and_named(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, 10, 9]})
-    file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
-    file.write_bytes(file.read_bytes()[:-20])
-    assert steps_of(run).count == 2
-    assert read_run(run).damage == ("00000/steps.jsonl: ends in half a line",)
 
 
 def test_a_restarted_rank_is_not_counted_twice(tmp_path: Path) -> None:
@@ -276,17 +231,6 @@ def test_a_restarted_rank_is_not_counted_twice(tmp_path: Path) -> None:
     steps = steps_of(run)
     assert steps.count == 3
     assert any("started more than once" in note for note in steps.notes)
-
-
-def test_a_folder_that_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match="is not a run"):
-        read_run(tmp_path)
-
-
-def test_the_table_is_a_data_frame_with_gaps(tmp_path: Path) -> None:
-    frame = read_run(write_run(tmp_path, {0: [None, 10]})).steps[0].frame()
-    assert list(frame["step"]) == [1, 2]
-    assert frame["wall_ns"].isna().tolist() == [True, False]
 
 
 def long_run(root: Path, before: Sequence[float], behind: Sequence[float], **fields: Any) -> Path:
@@ -314,12 +258,6 @@ def test_where_a_window_slowed_the_steps_behind_it_every_figure_is_of_those_befo
     cost = analyze_cost(run)
     assert cost.undisturbed_s == steps.median_s
     assert (cost.before_s, cost.after_s) == (steps.window_effect.before_s, steps.window_effect.after_s)
-
-
-def test_where_a_window_slowed_nothing_the_steps_on_both_sides_count(tmp_path: Path) -> None:
-    steps = steps_of(long_run(tmp_path, noisy(20, 15), noisy(20, 40)))
-    assert steps.ranks[0].undisturbed == 54
-    assert not any("behind" in note for note in steps.notes)
 
 
 def test_one_step_before_a_window_is_no_test_of_it(tmp_path: Path) -> None:
@@ -386,14 +324,6 @@ def test_a_first_step_that_was_not_seen_to_begin_has_a_reason(tmp_path: Path) ->
     steps = steps_of(write_run(tmp_path, {0: [None, 10, 10]}, labels={}))
     assert steps.first_s is None
     assert any(note.startswith("First is n/a: no hook saw the first step begin.") for note in steps.notes)
-
-
-def test_the_row_of_all_ranks_says_what_it_is(tmp_path: Path) -> None:
-    both = steps_of(write_run(tmp_path / "both", {0: [9, 10], 1: [9, 10]})).sections()[0]
-    alone = steps_of(write_run(tmp_path / "alone", {0: [9, 10]})).sections()[0]
-    assert both.rows[-1][0] == "all"
-    assert any(note.startswith("all: each step from its latest begin") for note in both.notes)
-    assert not any(note.startswith("all:") for note in alone.notes)
 
 
 def test_windows_that_overlap_a_save_and_many_windows_leave_no_disturbed_step(tmp_path: Path) -> None:

@@ -113,20 +113,6 @@ def test_parts_can_be_added_to_a_run_one_by_one_also_while_it_goes_on(two: tuple
     assert files(tmp_path / "whole" / wire.RANKS_FOLDER)["00001/steps.jsonl"].count(b"\n") == 11
 
 
-def test_light_windows_come_along_and_are_copied_once(two: tuple[Path, Path], tmp_path: Path) -> None:
-    for one in two:
-        light = one / wire.TRACES_FOLDER / wire.LIGHT_FOLDER / f"{one.name}_1.17.pt.trace.json.gz"
-        light.parent.mkdir()
-        light.write_bytes(b"light")
-    _, first, _ = bring(*two, into=tmp_path / "RUN")
-    folder = tmp_path / "RUN" / wire.TRACES_FOLDER / wire.LIGHT_FOLDER
-    assert sorted(path.name for path in folder.iterdir()) == sorted(f"{one.name}_1.17.pt.trace.json.gz" for one in two)
-    _, again, _ = bring(*two, into=tmp_path / "RUN")
-    for one, before, after in zip(two, first["parts"], again["parts"], strict=True):
-        traces = sum(path.is_file() for path in (one / wire.TRACES_FOLDER).rglob("*"))
-        assert before["copied_files"] - after["copied_files"] == traces
-
-
 def test_a_missing_rank_is_named_and_what_is_there_is_collected(two: tuple[Path, Path], tmp_path: Path) -> None:
     shutil.rmtree(two[1] / wire.RANKS_FOLDER / "00003")
     code, answer, said = bring(*two, into=tmp_path / "whole")
@@ -248,13 +234,6 @@ def test_a_name_that_is_a_file_and_a_folder_is_told(
     monkeypatch.setattr("perfscope.collect.parts.open_stored", lambda _: io.BytesIO())
     with pytest.raises(SourceError, match="cannot be written"):
         collect([f"file://{two[0]}"], tmp_path / "whole", None, Format.JSON)
-
-
-def test_half_a_file_that_is_being_written_is_not_taken(two: tuple[Path, Path], tmp_path: Path) -> None:
-    (two[1] / wire.TRACES_FOLDER / ".tmp-x.pt.trace.json").write_text("{")
-    (two[1] / wire.TRACES_FOLDER / "x.pt.trace.json.gz.tmp").write_text("{")
-    bring(*two, into=tmp_path / "whole")
-    assert len(list((tmp_path / "whole" / wire.TRACES_FOLDER).iterdir())) == 4
 
 
 def test_samples_of_two_containers_with_one_host_name_are_both_kept(tmp_path: Path) -> None:

@@ -218,17 +218,6 @@ def test_the_states_of_a_device_are_its_breakdown(merge_into: MergeInto, capsys:
         assert {state["name"] for state in states} >= {"compute", "compute beside communication"}
 
 
-def test_steps_stand_where_the_profiler_marked_them(merge_into: MergeInto) -> None:
-    merged = merge_into(BASE)
-    for rank, document, shift_us in traces_of(merged):
-        marks = sorted(
-            (event["ts"] + shift_us, event["dur"], "step " + event["name"].partition("#")[2])
-            for event in document["traceEvents"]
-            if event.get("cat") == "user_annotation" and event["name"].startswith("ProfilerStep#")
-        )
-        assert [(step["ts"], step["dur"], step["name"]) for step in merged.track(f"rank {rank}: steps")] == marks
-
-
 def test_an_operation_is_an_arrow_from_its_first_rank_to_its_last_one(merge_into: MergeInto) -> None:
     merged = merge_into(BASE)
     points: dict[int, list[Event]] = defaultdict(list)

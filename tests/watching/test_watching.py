@@ -105,17 +105,6 @@ def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     assert "no step" not in print_once(look(job), None, "")
 
 
-def test_ranks_that_share_their_tokens_count_once(tmp_path: Path) -> None:
-    job = Job(tmp_path / "RUN", ranks=4)
-    for rank in range(4):
-        parallel = {"coordinates": {"dp": 0, "cp": rank // 2, "tp": rank % 2, "ep": rank, "odd": "x"}}
-        job.add_line(rank, "parallel.json", json.dumps(parallel))
-        job.add_steps(rank, 1, 50)
-    watched = look(job)
-    assert watched.per_second("samples") == pytest.approx(4 / 0.1)
-    assert watched.per_second("tokens") == pytest.approx(2 * 400 / 0.1)
-
-
 def test_ranks_that_share_samples_count_once_and_few_steps_give_no_figure(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN")
     for rank in range(2):
@@ -180,13 +169,6 @@ def test_a_clock_that_was_set_ends_no_job(jump_s: int, tmp_path: Path) -> None:
     assert "finish no step" not in print_once(watched, None, "")
     assert watched.step_ns() == 100 * MS
     assert "50" in print_once(watched, None, "")
-
-
-def test_ranks_that_wait_alike_are_not_late(tmp_path: Path) -> None:
-    job = Job(tmp_path / "RUN", ranks=4)
-    for rank in range(4):
-        job.add_steps(rank, 1, 50, waits=HostWaits((10 + rank) * MS, 0))
-    assert look(job).late_ranks() == []
 
 
 def test_a_rank_that_its_watchdog_says_is_stalled_is_until_it_resumes(tmp_path: Path) -> None:
@@ -288,12 +270,6 @@ def test_prometheus_reads_the_metrics(tmp_path: Path) -> None:
     assert values["perfscope_gpu_utilization_ratio"] == {None: 0.98}
     assert values["perfscope_gpu_power_watts"] == {None: 650.0}
     assert families["perfscope_step_age_seconds"].unit == "seconds"
-
-
-def test_metrics_of_a_job_without_steps_are_valid(tmp_path: Path) -> None:
-    text = to_openmetrics(look(Job(tmp_path / "RUN")), None)
-    assert "perfscope_mfu_ratio" not in text
-    assert "perfscope_steps" in [family.name for family in parse(text)]
 
 
 def test_a_port_answers_on_this_host_alone(tmp_path: Path) -> None:
