@@ -6,11 +6,13 @@ block the host, as on CPUs; on GPUs the device waits, and who is late is for `pe
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
-from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
@@ -29,53 +31,12 @@ from perfscope.tables.run import Run
 from perfscope.wire import incidents
 from perfscope.wire.records import RankRecord, StepRecord
 
-#: Of a file that is seen for the first time, or has grown by more, only so much is read.
-_MOST_BYTES = 65536
-
-
-class Tail:
-    """The end of one file.
-
-    Args:
-        path: The file.
-        most_bytes: How much is read at once.
-
-    Attributes:
-        written_ns: When it was written last, on the wall clock; None before it was there.
-    """
-
-    def __init__(self, path: Path, most_bytes: int = _MOST_BYTES) -> None:
-        self._path = path
-        self._most_bytes = most_bytes
-        self.written_ns: int | None = None
-        self._offset = 0
-        self._rest = b""
-        self._identity = 0
-
-    def read_lines(self) -> list[bytes]:
-        """The whole lines that are new; none where the file does not exist."""
-        try:
-            status = self._path.stat()
-            self.written_ns = status.st_mtime_ns
-            if status.st_size == self._offset and status.st_ino == self._identity:
-                return []
-            if status.st_ino != self._identity or status.st_size < self._offset:  # it was replaced or cut
-                self._offset, self._rest, self._identity = 0, b"", status.st_ino
-            begin = max(self._offset, status.st_size - self._most_bytes)
-            with open_regular(self._path) as file:
-                file.seek(begin)
-                content = file.read(status.st_size - begin)
-        except OSError:
-            return []
-        if begin > self._offset:
-            content, self._rest = content.partition(b"\n")[2], b""
-        self._offset = begin + len(content) if begin == self._offset else status.st_size
-        *lines, self._rest = (self._rest + content).split(b"\n")
-        return [line for line in lines if line]
-
+_R = TypeVar("_R")
 
 #: What a line is that is damaged, or was made to be.
 _DAMAGE = (msgspec.MsgspecError, RecursionError)
+#: How much is read of the end of a file.
+MOST_BYTES = 65536
 #: Steps that figures are of.
 RECENT = 100
 #: Ranks that appear later, and the GPUs' names, are looked for in each so many looks.
@@ -135,7 +96,7 @@ class WatchedRank:
 
     rank: int
     record: RankRecord
-    steps: deque[StepRecord] = field(default_factory=lambda: deque(maxlen=RECENT))
+    steps: list[StepRecord] = field(default_factory=list)
     has_ended: bool = False
     is_stalled: bool = False
     written_ns: int | None = None
@@ -172,55 +133,50 @@ class WatchedGpu:
     values: GpuValues
 
 
-class _RankFiles:
-    def __init__(self, folder: Path, rank: WatchedRank) -> None:
-        self.folder = folder
-        self.rank = rank
-        self._steps = Tail(folder / wire.STEPS_FILE)
-        self._events = Tail(folder / wire.EVENTS_FILE)
-        self._incidents = Tail(folder / incidents.INCIDENTS_FILE)
-
-    def read(self) -> bool:
-        """Read what is new; return whether there are new steps."""
-        lines = self._steps.read_lines()[-RECENT:]
-        for line in lines:
-            try:
-                self.rank.steps.append(decode_step(line))
-            except _DAMAGE:
-                continue  # a line of a version that is not known
-        self.rank.written_ns = self._steps.written_ns
-        self.rank.has_ended |= any(b'"kind":"end"' in line for line in self._events.read_lines())
-        for line in self._incidents.read_lines():
-            self.rank.is_stalled = b'"kind":"resumed"' not in line
-        return bool(lines)
+def read_end(path: Path, most_bytes: int = MOST_BYTES) -> list[bytes]:
+    """The whole lines at the end of a file; none where it cannot be read."""
+    try:
+        with open_regular(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(begin := max(size - most_bytes, 0))
+            content = file.read(size - begin)
+    except OSError:
+        return []
+    return [line for line in content.split(b"\n")[1 if begin else 0 : -1] if line]
 
 
-class _GpuFile:
-    def __init__(self, path: Path) -> None:
-        self._tail = Tail(path)
-        first = _read_first(path)
-        self.host = first.host or path.name.removesuffix(".jsonl")
-        self.began_ns = first.t_ns
-        self._described = first.gpus
-        self.gpus: list[WatchedGpu] = [WatchedGpu(self.host, gpu) for gpu in self._described]
+def _decode_all(decode: Callable[[bytes], _R], lines: Iterable[bytes]) -> Iterator[_R]:
+    """The records of lines, without those that are damaged or of a version that is not known."""
+    for line in lines:
+        try:
+            yield decode(line)
+        except _DAMAGE:
+            continue
 
-    def read(self) -> None:
-        for line in reversed(self._tail.read_lines()):
-            try:
-                values = _decode_sample(line).gpus
-            except _DAMAGE:
-                continue
-            if len(values) == len(self._described) and b'"uuid"' not in line:
-                self.gpus = [
-                    WatchedGpu(self.host, _with_names(value, described))
-                    for value, described in zip(values, self._described, strict=True)
-                ]
-                return
+
+@dataclass
+class _Samples:
+    """The file of a host's GPUs: when it was begun, what it says of them, and their last sample."""
+
+    path: Path
+    began_ns: int
+    described: list[GpuValues]
+    gpus: list[WatchedGpu]
+
+
+def _last_sample(host: str, samples: _Samples) -> list[WatchedGpu]:
+    """The last sample of each GPU, with what does not change."""
+    for line in reversed(read_end(samples.path)):
+        for sample in _decode_all(_decode_sample, [line]):
+            if len(sample.gpus) == len(samples.described) and b'"uuid"' not in line:
+                pairs = zip(sample.gpus, samples.described, strict=True)
+                return [WatchedGpu(host, _with_names(values, described)) for values, described in pairs]
+    return samples.gpus
 
 
 def _with_names(values: GpuValues, described: GpuValues) -> GpuValues:
-    named = {"uuid": described.uuid, "name": described.name, "index": described.index}
-    return msgspec.structs.replace(values, **named, memory_total_bytes=described.memory_total_bytes)
+    names = ("uuid", "name", "index", "memory_total_bytes")
+    return msgspec.structs.replace(values, **{name: getattr(described, name) for name in names})
 
 
 def _read_first(path: Path) -> _SampleLine:
@@ -248,11 +204,9 @@ class WatchedJob:
         self.path = path
         self.exit_status: str | None = None
         self.wall_ns = time.time_ns()
-        self._files: dict[str, _RankFiles] = {}
-        self._samples: dict[str, _GpuFile] = {}  # of each host, the latest
-        self._seen: set[str] = set()
-        self._deaths: dict[str, Tail] = {}
-        self._dead: set[str] = set()  # folders of their ranks
+        self._by_folder: dict[str, WatchedRank] = {}
+        self._samples: dict[str, _Samples] = {}  # of each host, the latest
+        self._known: dict[Path, tuple[int, int, int]] = {}
         self._gone_since_ns: int | None = None
         self._looks = 0
         self._times: StepTimes | None = None
@@ -260,7 +214,7 @@ class WatchedJob:
     @property
     def ranks(self) -> dict[int, WatchedRank]:
         """The ranks, by number."""
-        return {files.rank.rank: files.rank for _, files in sorted(self._files.items())}
+        return {rank.rank: rank for _, rank in sorted(self._by_folder.items())}
 
     @property
     def gpus(self) -> list[WatchedGpu]:
@@ -286,47 +240,62 @@ class WatchedJob:
             self._scan()
         self._looks += 1
         self.wall_ns = time.time_ns()
-        has_new = [files.read() for files in self._files.values()]
+        has_new = [self._read_rank(name, rank) for name, rank in self._by_folder.items()]
         if any(has_new):
             run = self._run()
             self._times = None if run is None else analyze(run)
-        self._read_deaths()
-        for samples in self._samples.values():
-            samples.read()
-        is_gone = bool(self._files) and all(rank.has_ended for rank in self.ranks.values())
+        for path in (self.path / incidents.DEATHS_FOLDER).glob("*.jsonl"):
+            if self._is_new(path):  # processes that were killed write no end of their own
+                for death in _decode_all(_decode_death, read_end(path, _MOST_DEATH_BYTES)):
+                    rank = self._by_folder.get(wire.rank_folder(death.rank, death.attempt))
+                    if death.kind == "death" and rank is not None:
+                        rank.has_ended = True
+        for host, samples in self._samples.items():
+            if self._is_new(samples.path):
+                samples.gpus = _last_sample(host, samples)
+        is_gone = bool(self._by_folder) and all(rank.has_ended for rank in self.ranks.values())
         self._gone_since_ns = (self._gone_since_ns or time.monotonic_ns()) if is_gone else None
 
-    def _read_deaths(self) -> None:
-        """Processes that were killed write no end of their own."""
-        for tail in self._deaths.values():
-            for line in tail.read_lines():
-                try:
-                    death = _decode_death(line)
-                except _DAMAGE:
-                    continue
-                if death.kind == "death":
-                    self._dead.add(wire.rank_folder(death.rank, death.attempt))
-        for name in self._dead & self._files.keys():
-            self._files[name].rank.has_ended = True
+    def _is_new(self, path: Path) -> bool:
+        """Whether a file is there that is not as it was at the last look."""
+        try:
+            status = path.stat()
+        except OSError:
+            return False
+        now = status.st_ino, status.st_size, status.st_mtime_ns
+        is_new = self._known.get(path) != now
+        self._known[path] = now
+        return is_new
+
+    def _read_rank(self, name: str, rank: WatchedRank) -> bool:
+        """Read what is new of a rank; return whether there are new steps."""
+        folder = self.path / wire.RANKS_FOLDER / name
+        steps, events, stalls = (
+            folder / file for file in (wire.STEPS_FILE, wire.EVENTS_FILE, incidents.INCIDENTS_FILE)
+        )
+        if self._is_new(events):
+            rank.has_ended |= any(b'"kind":"end"' in line for line in read_end(events))
+        if self._is_new(stalls) and (lines := read_end(stalls)):
+            rank.is_stalled = b'"kind":"resumed"' not in lines[-1]
+        if not self._is_new(steps):
+            return False
+        rank.written_ns = self._known[steps][2]
+        rank.steps = list(_decode_all(decode_step, read_end(steps)[-RECENT:]))
+        return True
 
     def _scan(self) -> None:
+        """Look for ranks and hosts that appeared, and whether the command has ended."""
         for folder in sorted((self.path / wire.RANKS_FOLDER).glob("*")):
             parsed = wire.parse_rank_folder(folder.name)
-            if parsed is None or folder.name in self._files:
-                continue
-            record = read_rank_record(folder)
-            if record is not None:
-                self._files[folder.name] = _RankFiles(folder, WatchedRank(parsed[0], record))
+            if parsed is not None and folder.name not in self._by_folder and (record := read_rank_record(folder)):
+                self._by_folder[folder.name] = WatchedRank(parsed[0], record)
         for path in sorted((self.path / wire.NVML_FOLDER).glob("*.jsonl")):
-            if path.name not in self._seen:
-                samples = _GpuFile(path)
-                if samples.gpus:  # else its first line is not written yet, or there are none
-                    self._seen.add(path.name)
-                    latest = self._samples.get(samples.host)
-                    if latest is None or samples.began_ns > latest.began_ns:
-                        self._samples[samples.host] = samples
-        for path in (self.path / incidents.DEATHS_FOLDER).glob("*.jsonl"):
-            self._deaths.setdefault(path.name, Tail(path, _MOST_DEATH_BYTES))
+            first = _read_first(path)
+            host = first.host or path.name.removesuffix(".jsonl")
+            latest = self._samples.get(host)
+            if first.gpus and (latest is None or first.t_ns > latest.began_ns):
+                gpus = [WatchedGpu(host, gpu) for gpu in first.gpus]
+                self._samples[host] = _Samples(path, first.t_ns, first.gpus, gpus)
         try:
             status = msgspec.json.decode((self.path / wire.RUN_FILE).read_bytes()).get("exit_status")
             self.exit_status = status if isinstance(status, str) else None
@@ -339,8 +308,9 @@ class WatchedJob:
             steps = [to_steps(rank.rank, 0, list(rank.steps)) for rank in self.ranks.values() if rank.steps]
         except OverflowError:  # a damaged record has a number that no clock has
             return None
-        numbered = [(files, wire.parse_rank_folder(name)) for name, files in self._files.items()]
-        ranks = [read_rank(files.folder, number, (), (), []) for files, number in numbered if number is not None]
+        numbered = [(name, wire.parse_rank_folder(name)) for name in self._by_folder]
+        folder = self.path / wire.RANKS_FOLDER
+        ranks = [read_rank(folder / name, number, (), (), []) for name, number in numbered if number is not None]
         known = tuple(rank for rank in ranks if rank is not None)
         return Run(str(self.path), (), None, known, tuple(steps), (), ()) if steps else None
 
@@ -349,7 +319,8 @@ class WatchedJob:
         run = self._run()
         if run is None:
             return None, "too few steps"
-        models = [read_model_record(files.folder, files.rank.rank, []) for files in self._files.values()]
+        folder = self.path / wire.RANKS_FOLDER
+        models = [read_model_record(folder / name, rank.rank, []) for name, rank in self._by_folder.items()]
         run = msgspec.structs.replace(run, models=tuple(model for model in models if model is not None))
         try:
             step = analyze_mfu(run).headline

@@ -19,7 +19,7 @@ from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.mfu import analyze
 from perfscope.errors import SourceError
 from perfscope.sources.runs.run import read_run
-from perfscope.watching.job import RECENT, Tail, WatchedJob
+from perfscope.watching.job import RECENT, WatchedJob, read_end
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
 from perfscope.wire.host import HostWaits
@@ -118,24 +118,13 @@ def test_ranks_that_share_samples_count_once_and_few_steps_give_no_figure(tmp_pa
     assert look(job).per_second("tokens") == pytest.approx(400 / 0.1)
 
 
-def test_only_new_lines_are_read_and_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
+def test_the_end_of_a_file_is_its_whole_lines_also_of_a_million(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
-    tail = Tail(path)
-    assert tail.read_lines() == []
+    assert read_end(path) == []
     path.write_bytes(b"one\ntwo\nthr")
-    assert tail.read_lines() == [b"one", b"two"]
-    assert tail.read_lines() == []
-    with path.open("ab") as file:
-        file.write(b"ee\n")
-    assert tail.read_lines() == [b"three"]
-    path.write_bytes(b"new\n")
-    assert tail.read_lines() == [b"new"]
-
-
-def test_a_look_at_a_million_steps_reads_their_end(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
+    assert read_end(path) == [b"one", b"two"]
     path.write_bytes(b"".join(b'{"step":%d}\n' % step for step in range(1_000_000)))
-    lines = Tail(path).read_lines()
+    lines = read_end(path)
     assert lines[-1] == b'{"step":999999}'
     assert sum(map(len, lines)) < 65536
     assert all(line.startswith(b'{"step":') for line in lines)
