@@ -60,16 +60,20 @@ class Fetched:
     """What was copied of a part.
 
     Attributes:
-        files: Number of files.
-        size_bytes: Their size.
-        left_traces: Number of traces that stay where they are.
+        name: The part's name, as the user typed it.
+        copied_files: Number of files that were copied now.
+        copied_bytes: Their size.
+        left_traces: Number of its traces that stay where they are.
         lost: What is there and could not be copied, as sentences.
+        problem: Why nothing of it could be copied.
     """
 
-    files: int = 0
-    size_bytes: int = 0
+    name: str
+    copied_files: int = 0
+    copied_bytes: int = 0
     left_traces: int = 0
     lost: list[str] = field(default_factory=list)
+    problem: str | None = None
 
 
 def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: TraceChoice | None = None) -> Fetched:
@@ -92,7 +96,7 @@ def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: 
     folder.mkdir(parents=True, exist_ok=True)
     skipped = set(existing)
     listed = {name: size for name, size in listed.items() if name not in skipped}
-    fetched = Fetched()
+    fetched = Fetched(part.name)
     records = {name: size for name, size in listed.items() if not is_trace(name)}
     _copy_missing(part, folder, records, fetched)
     if len(fetched.lost) == len(records):
@@ -124,8 +128,8 @@ def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int], fetched: 
     for name in arrived:
         if not (folder / name).is_file() or (folder / name).stat().st_size < listed[name]:
             raise Unreachable(f"{part.name}: {name} did not arrive completely", hint=_AGAIN)
-    fetched.files += len(arrived)
-    fetched.size_bytes += sum(listed[name] for name in arrived)
+    fetched.copied_files += len(arrived)
+    fetched.copied_bytes += sum(listed[name] for name in arrived)
     fetched.lost += lost.values()
 
 

@@ -7,9 +7,8 @@ import shlex
 import shutil
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -24,7 +23,7 @@ from perfscope.collect.merge import (
     require_distinct_ranks,
     require_one_run,
 )
-from perfscope.collect.parts import EVERY_RANK, Part, TraceChoice, Unreachable, fetch, parse_part
+from perfscope.collect.parts import EVERY_RANK, Fetched, Part, TraceChoice, Unreachable, fetch, parse_part
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.constants import MB
 from perfscope.errors import UsageError
@@ -40,37 +39,8 @@ _SCHEMA = "perfscope/collected/1"
 _STAGING_FOLDER = ".collect"
 
 
-@dataclass(frozen=True, slots=True)
-class CollectedPart:
-    """What was copied of one part.
-
-    Attributes:
-        name: The part's name, as the user typed it.
-        facts: Its processes and identity; absent where it could not be copied.
-        copied_files: Number of files that were copied now.
-        copied_bytes: Their size.
-        left_traces: Number of its traces that stay where they are.
-        lost: Files of it that could not be copied, with the reason, as sentences.
-        problem: Why it could not be copied.
-    """
-
-    name: str
-    facts: PartFacts | None = None
-    copied_files: int = 0
-    copied_bytes: int = 0
-    left_traces: int = 0
-    lost: tuple[str, ...] = ()
-    problem: str | None = None
-
-    @property
-    def hosts(self) -> list[str]:
-        """Hosts of its processes."""
-        return self.facts.hosts if self.facts else []
-
-    @property
-    def ranks(self) -> list[int]:
-        """Ranks of its processes."""
-        return self.facts.ranks if self.facts else []
+#: What was copied of a part, and its processes; None where it could not be copied.
+CollectedPart: TypeAlias = tuple[Fetched, PartFacts | None]
 
 
 def collect(
@@ -112,7 +82,7 @@ def collect(
     work.mkdir(parents=True, exist_ok=True)
     collected, staged = _fetch_all(parts, work, _choose_traces(traces))
     if not staged and not (work / wire.RUN_FILE).exists() and not (work / wire.RANKS_FOLDER).is_dir():
-        problems = "; ".join(part.problem for part in collected if part.problem)
+        problems = "; ".join(part.problem for part, _ in collected if part.problem)
         raise Unreachable(f"no part could be copied: {problems}", hint="run the same command again to continue")
     notes = _merge(collected, staged, work)
     if work != target:
@@ -134,19 +104,18 @@ def _fetch_all(parts: Sequence[Part], work: Path, choice: TraceChoice | None) ->
     """Copy every part beside the run; the others are copied where one is unreachable."""
     existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).rglob("*") if path.is_file()]
     existing += [name.removesuffix(".gz") for name in existing]
-    collected, staged = [], []
+    collected: list[CollectedPart] = []
+    staged: list[Path] = []
     for part in parts:
         safe_name = re.sub(r"[^A-Za-z0-9_.-]", "_", part.name)
         folder = work / _STAGING_FOLDER / f"{safe_name}-{zlib.crc32(part.name.encode()):08x}"
         try:
             fetched = fetch(part, folder, existing, work, choice)
         except Unreachable as error:
-            collected.append(CollectedPart(part.name, problem=error.problem))
+            collected.append((Fetched(part.name, problem=error.problem), None))
             continue
         staged.append(folder)
-        facts = read_part_facts(part.name, folder)
-        lost = tuple(fetched.lost)
-        collected.append(CollectedPart(part.name, facts, fetched.files, fetched.size_bytes, fetched.left_traces, lost))
+        collected.append((fetched, read_part_facts(part.name, folder)))
     return collected, staged
 
 
@@ -157,7 +126,7 @@ def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Pat
         SourceError: They are not of one run, or contradict each other; nothing was moved.
     """
     existing = read_part_facts(work.name, work)
-    facts = [part.facts for part in collected if part.facts is not None]
+    facts = [facts for _, facts in collected if facts is not None]
     notes = require_one_run([*([existing] if existing.processes or existing.run_ids else []), *facts])
     processes = {
         (process.record.rank, process.identity): process for part in (existing, *facts) for process in part.processes
@@ -168,15 +137,15 @@ def _merge(collected: Sequence[CollectedPart], staged: Sequence[Path], work: Pat
     merge_descriptions(staged, work, list(processes.values()))
     for folder in staged:
         apply_merge(plan_merge(folder, work))
-    if all(part.problem is None for part in collected):
+    if all(part.problem is None for part, _ in collected):
         shutil.rmtree(work / _STAGING_FOLDER, ignore_errors=True)
     return notes
 
 
 def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[str], run_dir: Path) -> Report:
     missing_ranks = find_missing_ranks(run.processes)
-    problems = [part.problem for part in collected if part.problem]
-    lost = [line for part in collected for line in part.lost]
+    problems = [part.problem for part, _ in collected if part.problem]
+    lost = [line for part, _ in collected for line in part.lost]
     warnings = [*problems, *lost, *notes]
     if missing_ranks:
         world_size = max(process.record.world_size for process in run.processes)
@@ -189,15 +158,15 @@ def _report(collected: Sequence[CollectedPart], run: PartFacts, notes: Sequence[
         "parts": [
             {
                 "part": part.name,
-                "hosts": part.hosts,
-                "ranks": part.ranks,
+                "hosts": facts.hosts if facts else [],
+                "ranks": facts.ranks if facts else [],
                 "copied_files": part.copied_files,
                 "copied_bytes": part.copied_bytes,
                 "left_traces": part.left_traces,
-                "lost": list(part.lost),
+                "lost": part.lost,
                 "problem": part.problem,
             }
-            for part in collected
+            for part, facts in collected
         ],
     }
     replace_file(run_dir.absolute() / wire.COLLECTED_FILE, to_file(data))
@@ -208,17 +177,17 @@ def _parts_section(collected: Sequence[CollectedPart], run_dir: Path) -> Section
     rows: list[tuple[Cell, ...]] = [
         (
             part.name,
-            ", ".join(part.hosts) or None,
-            format_ranges(part.ranks) or None,
+            ", ".join(facts.hosts) or None if facts else None,
+            format_ranges(facts.ranks) or None if facts else None,
             part.copied_files,
             part.copied_bytes / MB,
         )
-        for part in collected
+        for part, facts in collected
     ]
     columns = (Column("Part"), Column("Host"), Column("Ranks"), Column("Files copied"), Column("MB", 3))
     next_command = f"`perfscope analyze {shlex.quote(str(run_dir))}` reads the merged run."
     notes = [next_command]
-    left = sum(part.left_traces for part in collected)
+    left = sum(part.left_traces for part, _ in collected)
     if left:
         stays = "stays where it is" if left == 1 else "stay where they are"
         notes.append(
