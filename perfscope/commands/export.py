@@ -13,7 +13,6 @@ from perfscope.analyzers.comparison.comparison import compare_sides
 from perfscope.analyzers.scaling.study import study_scaling
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.commands.scaling.runs import read_runs
-from perfscope.commands.watch import View
 from perfscope.constants import MB, NS_PER_US
 from perfscope.engine.analysis_report import to_report as describe_analyzed
 from perfscope.engine.execution import Execution, available_processors
@@ -30,6 +29,7 @@ from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Section, first_rows
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
 from perfscope.units import parse_ranges
+from perfscope.watching.job import WatchedJob
 from perfscope.watching.openmetrics import to_openmetrics
 
 _MOST_ROWS = 40
@@ -97,9 +97,9 @@ def export(
         return outcome_of(_write_trace(paths, path, choice), format)
     if len(paths) != 1:
         raise UsageError("metrics are of one run", hint="perfscope export RUN_DIR --as openmetrics")
-    view = View(Path(paths[0]), None)
-    view.look()
-    replace_file(path, to_openmetrics(view.job, view.mfu).encode())
+    job = WatchedJob(Path(paths[0]))
+    job.look()
+    replace_file(path, to_openmetrics(job).encode())
     return Outcome(text=f"wrote {path}\n")
 
 

@@ -1,13 +1,8 @@
-"""The state of a running job: its ranks, their last steps, its GPUs; each look reads what is new.
-
-A rank that makes others wait waits least itself. The hooks record the host's waits for other ranks where collectives
-block the host, as on CPUs; on GPUs the device waits, and who is late is for `perfscope analyze`.
-"""
+"""The state of a running job: its ranks, their last steps, its GPUs; each look reads what is new."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,7 +14,7 @@ import msgspec
 from perfscope import wire
 from perfscope.analyzers.mfu import analyze as analyze_mfu
 from perfscope.analyzers.steps import StepTimes, analyze
-from perfscope.constants import NS_PER_S, TERA
+from perfscope.constants import NS_PER_S
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import open_regular
 from perfscope.sources.runs.folder import is_run
@@ -41,8 +36,8 @@ MOST_BYTES = 65536
 RECENT = 100
 #: Ranks that appear later, and the GPUs' names, are looked for in each so many looks.
 _SCAN_EVERY = 8
-#: A rank is late where others wait for it this share of a step longer than it does.
-_LATE_SHARE = 0.05
+#: MFU is found out again after so many looks.
+_MFU_EVERY = 30
 _STALL_NS = 60 * NS_PER_S
 _STALL_STEPS = 20
 #: What is read of processes that ended at once: each has some kilobytes of its last collectives.
@@ -119,11 +114,6 @@ class WatchedRank:
             return age_ns
         return min(age_ns, max(0, wall_ns - self.written_ns) + incidents.LATEST_WRITE_NS)
 
-    def wait_ns(self) -> float | None:
-        """The median of its waits for other ranks in a step."""
-        waits = [sum(step.waits[:2]) for step in self.steps if step.waits is not None]
-        return statistics.median(waits) if waits else None
-
 
 @dataclass(frozen=True)
 class WatchedGpu:
@@ -196,6 +186,7 @@ class WatchedJob:
         gpus: Its GPUs.
         exit_status: How the command ended, once it has.
         wall_ns: When it was last looked at.
+        mfu, mfu_reason: MFU of the last steps; None with the reason.
     """
 
     def __init__(self, path: Path) -> None:
@@ -204,6 +195,9 @@ class WatchedJob:
         self.path = path
         self.exit_status: str | None = None
         self.wall_ns = time.time_ns()
+        self.mfu: float | None = None
+        self.mfu_reason = "too few steps"
+        self._mfu_due = 0
         self._by_folder: dict[str, WatchedRank] = {}
         self._samples: dict[str, _Samples] = {}  # of each host, the latest
         self._known: dict[Path, tuple[int, int, int]] = {}
@@ -244,6 +238,9 @@ class WatchedJob:
         if any(has_new):
             run = self._run()
             self._times = None if run is None else analyze(run)
+            if run is not None and self._times is not None and self._times.step_time_s and self._looks >= self._mfu_due:
+                self._find_mfu(run)
+                self._mfu_due = self._looks + _MFU_EVERY
         for path in (self.path / incidents.DEATHS_FOLDER).glob("*.jsonl"):
             if self._is_new(path):  # processes that were killed write no end of their own
                 for death in _decode_all(_decode_death, read_end(path, _MOST_DEATH_BYTES)):
@@ -314,22 +311,17 @@ class WatchedJob:
         known = tuple(rank for rank in ranks if rank is not None)
         return Run(str(self.path), (), None, known, tuple(steps), (), ()) if steps else None
 
-    def mfu_per_token_rate(self) -> tuple[float | None, str]:
-        """MFU for each token per second, by the headline convention; None with the reason in words."""
-        run = self._run()
-        if run is None:
-            return None, "too few steps"
+    def _find_mfu(self, run: Run) -> None:
+        """MFU of the last steps by the headline convention, or why there is none."""
         folder = self.path / wire.RANKS_FOLDER
         models = [read_model_record(folder / name, rank.rank, []) for name, rank in self._by_folder.items()]
         run = msgspec.structs.replace(run, models=tuple(model for model in models if model is not None))
         try:
-            step = analyze_mfu(run).headline
+            headline = analyze_mfu(run).headline
         except PerfscopeError as error:
-            return None, error.problem
-        if step.mfu is None or not step.flops_per_token or not step.tflops_per_gpu:
-            return None, step.reason or "the run had no GPU whose peak is known"
-        tokens_per_s = step.tflops_per_gpu * TERA * len(self.ranks) / float(step.flops_per_token)
-        return step.mfu / tokens_per_s, ""
+            self.mfu_reason = error.problem
+            return
+        self.mfu, self.mfu_reason = headline.mfu, headline.reason or "the run had no GPU whose peak is known"
 
     def step_ns(self, rank: int | None = None) -> float | None:
         """The step time over the last steps: of the job, or of one rank."""
@@ -341,17 +333,6 @@ class WatchedJob:
         """``samples`` or ``tokens`` of all ranks per second, over the last steps."""
         rate: float | None = None if self._times is None else getattr(self._times, f"{count}_per_s")
         return rate
-
-    def late_ranks(self) -> list[tuple[int, float]]:
-        """The ranks that others wait for, and how much of a step: the longest wait less their own, in nanoseconds."""
-        waits = {rank.rank: wait for rank in self.ranks.values() if (wait := rank.wait_ns()) is not None}
-        step_ns = self.step_ns()
-        if len(waits) < 2 or not step_ns:  # noqa: PLR2004 - one rank waits for nobody
-            return []
-        longest = max(waits.values())
-        late = [(rank, longest - wait) for rank, wait in waits.items() if longest - wait > _LATE_SHARE * step_ns]
-        usual = statistics.median(waits.values())
-        return sorted(((rank, wait) for rank, wait in late if waits[rank] < usual), key=lambda item: -item[1])
 
     def is_stalled(self, rank: WatchedRank) -> bool:
         """Whether a rank that has not ended finishes no steps."""

@@ -10,81 +10,55 @@ from pathlib import Path
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import replace_file
-from perfscope.watching.job import WatchedGpu, WatchedJob
+from perfscope.watching.job import WatchedJob
 
 CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 _LOOPBACK = "127.0.0.1"
 _LARGEST_PORT = 65535
 _MW_PER_W = 1000
 _PERCENT = 100
+_COUNTER = "perfscope_steps"
 _Sample = tuple[dict[str, str], float | int | None]
 
 
-def to_openmetrics(job: WatchedJob, mfu: float | None) -> str:
+def to_openmetrics(job: WatchedJob) -> str:
     """Write the metrics; what is not known is left out."""
     ranks = [(rank, {"rank": str(number), "host": rank.record.host}) for number, rank in sorted(job.ranks.items())]
-    step_ns = job.step_ns()
-    late = dict(job.late_ranks())
-    lines = [
-        *_metric("perfscope_steps", "counter", "Completed training steps.", [(at, rank.step) for rank, at in ranks]),
-        *_metric(
-            "perfscope_step_seconds",
-            "gauge",
-            "Step time of the job.",
-            [({}, _seconds(step_ns))],
-            unit="seconds",
-        ),
-        *_metric("perfscope_samples_per_second", "gauge", "Samples of all ranks.", [({}, job.per_second("samples"))]),
-        *_metric("perfscope_tokens_per_second", "gauge", "Tokens of all ranks.", [({}, job.per_second("tokens"))]),
-        *_metric("perfscope_mfu_ratio", "gauge", "Model FLOPs utilisation.", [({}, mfu)], unit="ratio"),
-        *_metric(
-            "perfscope_step_age_seconds",
-            "gauge",
-            "Time since the last completed step.",
-            [(at, _seconds(rank.age_ns(job.wall_ns))) for rank, at in ranks if not rank.has_ended],
-            unit="seconds",
-        ),
-        *_metric(
-            "perfscope_late_seconds",
-            "gauge",
-            "How long others wait for the rank in a step.",
-            [(at, _seconds(late.get(rank.rank, 0))) for rank, at in ranks],
-            unit="seconds",
-        ),
-        *_metric(
-            "perfscope_rank_running", "gauge", "1 while it runs.", [(at, int(not r.has_ended)) for r, at in ranks]
-        ),
-        *_metric(
-            "perfscope_rank_stalled", "gauge", "1 while stalled.", [(at, int(job.is_stalled(r))) for r, at in ranks]
-        ),
-        *_gpu_metrics(job.gpus),
-        "# EOF",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _gpu_metrics(gpus: Iterable[WatchedGpu]) -> list[str]:
-    rows = [
+    ages = [(at, _seconds(rank.age_ns(job.wall_ns))) for rank, at in ranks if not rank.has_ended]
+    gpus = [
         (gpu.values, {"host": gpu.host, "gpu": str(gpu.values.index), "uuid": gpu.values.uuid, "name": gpu.values.name})
-        for gpu in gpus
+        for gpu in job.gpus
     ]
-    used = [(at, gpu.memory_used_bytes) for gpu, at in rows]
-    utilisation = [(at, _share(gpu.gpu_util_percent)) for gpu, at in rows]
-    power = [(at, None if gpu.power_mw is None else gpu.power_mw / _MW_PER_W) for gpu, at in rows]
-    heat = [(at, gpu.temperature_c) for gpu, at in rows]
-    return [
-        *_metric("perfscope_gpu_utilization_ratio", "gauge", "Share of time with a kernel.", utilisation, unit="ratio"),
-        *_metric("perfscope_gpu_memory_used_bytes", "gauge", "Memory in use.", used, unit="bytes"),
-        *_metric("perfscope_gpu_power_watts", "gauge", "Power.", power, unit="watts"),
-        *_metric("perfscope_gpu_temperature_celsius", "gauge", "Temperature.", heat, unit="celsius"),
+    metrics: list[tuple[str, str, str, list[_Sample]]] = [
+        ("steps", "", "Completed training steps.", [(at, rank.step) for rank, at in ranks]),
+        ("step_seconds", "seconds", "Step time of the job.", [({}, _seconds(job.step_ns()))]),
+        ("samples_per_second", "", "Samples of all ranks.", [({}, job.per_second("samples"))]),
+        ("tokens_per_second", "", "Tokens of all ranks.", [({}, job.per_second("tokens"))]),
+        ("mfu_ratio", "ratio", "Model FLOPs utilisation.", [({}, job.mfu)]),
+        ("step_age_seconds", "seconds", "Time since the last completed step.", ages),
+        ("rank_running", "", "1 while it runs.", [(at, int(not rank.has_ended)) for rank, at in ranks]),
+        ("rank_stalled", "", "1 while stalled.", [(at, int(job.is_stalled(rank))) for rank, at in ranks]),
+        (
+            "gpu_utilization_ratio",
+            "ratio",
+            "Share of time with a kernel.",
+            [(at, _over(gpu.gpu_util_percent, _PERCENT)) for gpu, at in gpus],
+        ),
+        ("gpu_memory_used_bytes", "bytes", "Memory in use.", [(at, gpu.memory_used_bytes) for gpu, at in gpus]),
+        ("gpu_power_watts", "watts", "Power.", [(at, _over(gpu.power_mw, _MW_PER_W)) for gpu, at in gpus]),
+        ("gpu_temperature_celsius", "celsius", "Temperature.", [(at, gpu.temperature_c) for gpu, at in gpus]),
     ]
+    lines = [
+        line for name, unit, text, samples in metrics for line in _metric(f"perfscope_{name}", unit, text, samples)
+    ]
+    return "\n".join([*lines, "# EOF"]) + "\n"
 
 
-def _metric(name: str, kind: str, text: str, samples: Iterable[_Sample], unit: str = "") -> list[str]:
+def _metric(name: str, unit: str, text: str, samples: Iterable[_Sample]) -> list[str]:
     known = [(labels, value) for labels, value in samples if value is not None]
     if not known:
         return []
-    suffix = "_total" if kind == "counter" else ""
+    kind, suffix = ("counter", "_total") if name == _COUNTER else ("gauge", "")
     return [
         f"# TYPE {name} {kind}",
         *([f"# UNIT {name} {unit}"] if unit else []),
@@ -103,12 +77,12 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
+def _over(value: float | None, unit: float) -> float | None:
+    return None if value is None else value / unit
+
+
 def _seconds(time_ns: float | None) -> float | None:
-    return None if time_ns is None else time_ns / NS_PER_S
-
-
-def _share(value: int | None) -> float | None:
-    return None if value is None else value / _PERCENT
+    return _over(time_ns, NS_PER_S)
 
 
 class FileTarget:

@@ -18,24 +18,24 @@ _MW_PER_W = 1000
 _WIDTH = 100
 
 
-def draw(job: WatchedJob, mfu: float | None, mfu_reason: str) -> Group:
+def draw(job: WatchedJob) -> Group:
     """One frame: the job in a few lines, its ranks, its GPUs."""
-    parts: list[RenderableType] = [Text(line, style=style) for line, style in _headlines(job, mfu, mfu_reason)]
+    parts: list[RenderableType] = [Text(line, style=style) for line, style in _headlines(job)]
     parts.append(_draw_ranks(job))
     if job.gpus:
         parts.append(_draw_gpus(job.gpus))
     return Group(*parts)
 
 
-def print_once(job: WatchedJob, mfu: float | None, mfu_reason: str) -> str:
+def print_once(job: WatchedJob) -> str:
     """One frame as plain text."""
     console = Console(width=_WIDTH, color_system=None, highlight=False, force_terminal=False)
     with console.capture() as capture:
-        console.print(draw(job, mfu, mfu_reason))
+        console.print(draw(job))
     return "\n".join(line.rstrip() for line in capture.get().splitlines()) + "\n"
 
 
-def _headlines(job: WatchedJob, mfu: float | None, mfu_reason: str) -> list[tuple[str, str]]:
+def _headlines(job: WatchedJob) -> list[tuple[str, str]]:
     ranks = list(job.ranks.values())
     running = sum(not rank.has_ended for rank in ranks)
     world_size = max((rank.record.world_size for rank in ranks), default=0)
@@ -51,7 +51,7 @@ def _headlines(job: WatchedJob, mfu: float | None, mfu_reason: str) -> list[tupl
     for count in ("samples", "tokens"):
         rate = job.per_second(count)
         rates += [f"{rate:,.0f} {count}/s"] if rate is not None else []
-    rates.append(f"MFU {100 * mfu:.1f} %" if mfu is not None else f"MFU n/a ({mfu_reason})")
+    rates.append(f"MFU {100 * job.mfu:.1f} %" if job.mfu is not None else f"MFU n/a ({job.mfu_reason})")
     lines.append((", ".join(rates), ""))
     missing = job.missing_ranks
     if missing and not job.exit_status:
@@ -61,10 +61,6 @@ def _headlines(job: WatchedJob, mfu: float | None, mfu_reason: str) -> list[tupl
         idle_s = max(rank.age_ns(job.wall_ns) or 0 for rank in ranks) / NS_PER_S
         text = f"{_ranks(stalled)} finish no step for {idle_s:.0f} s: perfscope postmortem {job.path}"
         lines.append((text, "bold red"))
-    late = job.late_ranks()
-    if late and step_ns:
-        texts = [f"{rank} ({format_seconds(wait / NS_PER_S)}, {100 * wait / step_ns:.0f} %)" for rank, wait in late[:4]]
-        lines.append((f"late ranks, and how long the others wait for them in a step: {', '.join(texts)}", "yellow"))
     return lines
 
 
@@ -74,13 +70,13 @@ def _ranks(ranks: list[int]) -> str:
 
 def _draw_ranks(job: WatchedJob) -> Table:
     table = Table(box=None, pad_edge=False)
-    for heading in ("Rank", "Host", "Step", "Step time", "Data wait", "Waits for others", "Last step"):
+    for heading in ("Rank", "Host", "Step", "Step time", "Data wait", "Last step"):
         table.add_column(heading, justify="left" if heading == "Host" else "right")
     ranks = list(job.ranks.values())
     for rank in ranks[:_MOST_RANKS]:
         table.add_row(*_rank_cells(job, rank))
     if len(ranks) > _MOST_RANKS:
-        table.add_row("", f"{len(ranks) - _MOST_RANKS} more ranks", "", "", "", "", "")
+        table.add_row("", f"{len(ranks) - _MOST_RANKS} more ranks", "", "", "", "")
     return table
 
 
@@ -94,7 +90,6 @@ def _rank_cells(job: WatchedJob, rank: WatchedRank) -> tuple[str, ...]:
         f"{rank.step:,}",
         _time(job.step_ns(rank.rank)),
         _time(sorted(waits)[len(waits) // 2] if waits else None),
-        _time(rank.wait_ns()),
         last,
     )
 

@@ -22,7 +22,6 @@ from perfscope.sources.runs.run import read_run
 from perfscope.watching.job import RECENT, WatchedJob, read_end
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
-from perfscope.wire.host import HostWaits
 from perfscope.wire.incidents import DeathRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
 from tests.conftest import ROOT
@@ -83,17 +82,14 @@ def test_damaged_lines_cost_no_view(tmp_path: Path) -> None:
     (job.folder / "run.json").write_text("[" * 20_000)
     assert look(job).step_ns() == 100 * MS
     job.add_line(0, "steps.jsonl", f'{{"step":51,"end_ns":{10**40},"source":"optimizer","wall_ns":5}}')
-    assert "step 51" in print_once(look(job), None, "")
+    assert "step 51" in print_once(look(job))
 
 
 def test_mfu_is_that_of_the_analyzer() -> None:
     run = kept_run(ROOT / "fixtures" / "findings" / "h200" / "ddp_clean")
     watched = WatchedJob(run)
     watched.look()
-    rate, tokens = watched.mfu_per_token_rate()[0], watched.per_second("tokens")
-    assert rate is not None
-    assert tokens is not None
-    assert rate * tokens == pytest.approx(analyze(read_run(run)).headline.mfu)
+    assert watched.mfu == pytest.approx(analyze(read_run(run)).headline.mfu)
 
 
 def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -102,7 +98,7 @@ def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     for name in ("ranks/00000/steps.jsonl", "ranks/00000/events.jsonl", "nvml/node.jsonl"):
         os.mkfifo(job.folder / name)
     assert look(job).step_ns() is None
-    assert "no step" not in print_once(look(job), None, "")
+    assert "no step" not in print_once(look(job))
 
 
 def test_ranks_that_share_samples_count_once_and_few_steps_give_no_figure(tmp_path: Path) -> None:
@@ -112,7 +108,7 @@ def test_ranks_that_share_samples_count_once_and_few_steps_give_no_figure(tmp_pa
         job.add_line(rank, "parallel.json", json.dumps(parallel))
         job.add_steps(rank, 1, 4)
     assert (look(job).step_ns(), look(job).per_second("tokens")) == (None, None)
-    assert "no step time: fewer than 5 undisturbed steps" in print_once(look(job), None, "")
+    assert "no step time: fewer than 5 undisturbed steps" in print_once(look(job))
     for rank in range(2):
         job.add_steps(rank, 5, 20)
     assert look(job).per_second("tokens") == pytest.approx(400 / 0.1)
@@ -130,17 +126,6 @@ def test_the_end_of_a_file_is_its_whole_lines_also_of_a_million(tmp_path: Path) 
     assert all(line.startswith(b'{"step":') for line in lines)
 
 
-def test_the_rank_that_others_wait_for_is_late(tmp_path: Path) -> None:
-    job = Job(tmp_path / "RUN", ranks=4)
-    for rank in range(4):
-        job.add_steps(rank, 1, 50, waits=HostWaits(1 * MS if rank == 2 else 40 * MS, 0))
-    watched = look(job)
-    assert watched.late_ranks() == [(2, 39 * MS)]
-    assert "late ranks, and how long the others wait for them in a step: 2 (39 ms, 39 %)" in print_once(
-        watched, None, ""
-    )
-
-
 @pytest.mark.parametrize("jump_s", [-7200, 7200])
 def test_a_clock_that_was_set_ends_no_job(jump_s: int, tmp_path: Path) -> None:
     """Steps from the future are new, and those that were written just now are not old."""
@@ -155,9 +140,9 @@ def test_a_clock_that_was_set_ends_no_job(jump_s: int, tmp_path: Path) -> None:
     assert all(age is not None and age >= 0 for age in ages)
     assert all((age == 0) == (jump_s < 0) and (age or 0) < 60 * 10**9 for age in ages)
     assert not any(watched.is_stalled(rank) for rank in watched.ranks.values())
-    assert "finish no step" not in print_once(watched, None, "")
+    assert "finish no step" not in print_once(watched)
     assert watched.step_ns() == 100 * MS
-    assert "50" in print_once(watched, None, "")
+    assert "50" in print_once(watched)
 
 
 def test_a_rank_that_its_watchdog_says_is_stalled_is_until_it_resumes(tmp_path: Path) -> None:
@@ -169,7 +154,7 @@ def test_a_rank_that_its_watchdog_says_is_stalled_is_until_it_resumes(tmp_path: 
     job.add_line(1, "incidents.jsonl", '{"kind":"stall","number":1}')
     watched.look()
     assert [watched.is_stalled(rank) for rank in watched.ranks.values()] == [False, True]
-    assert "rank 1 finish no step" in print_once(watched, None, "")
+    assert "rank 1 finish no step" in print_once(watched)
     job.add_line(1, "incidents.jsonl", '{"kind":"resumed","number":1}')
     watched.look()
     assert not any(watched.is_stalled(rank) for rank in watched.ranks.values())
@@ -194,7 +179,7 @@ def test_a_killed_rank_has_ended_and_the_job_is_over_minutes_after_the_last(
         assert [rank.has_ended for rank in watched.ranks.values()] == [True, False]
         file.write(deaths[1] + b'{"half')
     watched.look()
-    assert "0 of 2 ranks run" in print_once(watched, None, "")
+    assert "0 of 2 ranks run" in print_once(watched)
     assert all(rank.has_ended for rank in look(job).ranks.values())
     assert not watched.is_over, "a launcher may start them again"
     later_ns = time.monotonic_ns() + 400 * 10**9
@@ -211,17 +196,16 @@ def test_a_killed_rank_has_ended_and_the_job_is_over_minutes_after_the_last(
 def test_a_rank_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN", ranks=3)
     shutil.rmtree(job.folder / "ranks" / "00001")
-    assert "no sign of rank 1 yet" in print_once(look(job), None, "")
+    assert "no sign of rank 1 yet" in print_once(look(job))
 
 
 def test_a_run_without_steps_and_one_that_has_ended_are_shown(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN")
-    text = print_once(look(job), None, "too few steps")
+    text = print_once(look(job))
     assert "2 of 2 ranks run" in text
     assert "MFU n/a (too few steps)" in text
     (job.folder / "run.json").write_text('{"exit_status": "ended with exit code 0"}')
-    assert "the command ended with exit code" in " ".join(print_once(look(job), 0.42, "").split())
-    assert "MFU 42.0 %" in print_once(look(job), 0.42, "")
+    assert "the command ended with exit code" in " ".join(print_once(look(job)).split())
 
 
 GPU = {"uuid": "GPU-1", "name": "NVIDIA H200", "index": 0, "memory_total_bytes": 150_000_000_000}
@@ -237,15 +221,15 @@ def with_gpu(job: Job) -> None:
 def test_gpus_show_their_last_sample(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN")
     with_gpu(job)
-    assert "NVIDIA H200  98 %  90.0 GB  650 W" in print_once(look(job), None, "")
+    assert "NVIDIA H200  98 %  90.0 GB  650 W" in print_once(look(job))
 
 
 def test_prometheus_reads_the_metrics(tmp_path: Path) -> None:
     job = Job(tmp_path / 'R"U\\N', ranks=3)
     with_gpu(job)
     for rank in range(3):
-        job.add_steps(rank, 1, 30, waits=HostWaits(0 if rank == 0 else 50 * MS, 0))
-    text = to_openmetrics(look(job), 0.4)
+        job.add_steps(rank, 1, 30)
+    text = to_openmetrics(look(job))
     families = {family.name: family for family in parse(text)}
     values = {
         name: {sample.labels.get("rank"): sample.value for sample in family.samples}
@@ -254,8 +238,7 @@ def test_prometheus_reads_the_metrics(tmp_path: Path) -> None:
     assert values["perfscope_steps"] == {"0": 30, "1": 30, "2": 30}
     assert families["perfscope_steps"].type == "counter"
     assert values["perfscope_step_seconds"] == {None: 0.1}
-    assert values["perfscope_late_seconds"] == {"0": 0.05, "1": 0.0, "2": 0.0}
-    assert values["perfscope_mfu_ratio"] == {None: 0.4}
+    assert "perfscope_mfu_ratio" not in values
     assert values["perfscope_gpu_utilization_ratio"] == {None: 0.98}
     assert values["perfscope_gpu_power_watts"] == {None: 650.0}
     assert families["perfscope_step_age_seconds"].unit == "seconds"
@@ -265,7 +248,7 @@ def test_a_port_answers_on_this_host_alone(tmp_path: Path) -> None:
     target = open_target("0")
     assert isinstance(target, PortTarget)
     try:
-        target.publish(to_openmetrics(look(Job(tmp_path / "RUN")), None))
+        target.publish(to_openmetrics(look(Job(tmp_path / "RUN"))))
         with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/metrics", timeout=60) as answer:
             assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
             assert answer.read().endswith(b"# EOF\n")
