@@ -1,18 +1,16 @@
 """Whether a profiler window slowed the steps after it: a test that accounts for autocorrelation and drift.
 
-Steps are no independent draws: a slow one is followed by slow ones. So the interval of the difference of the medians is
-that of a moving-block bootstrap (H. Kuensch, "The jackknife and the bootstrap for general stationary observations",
-Annals of Statistics 17, 1989), with the block length that is best for a first-order autoregression (E. Carlstein, "The
-use of subseries values for estimating the variance of a general statistic", Annals of Statistics 14, 1986). A training
-that drifts, as on a GPU that warms up, has different medians on both sides of a window, too. So a second interval is of
-the jump at the window, fitted together with a straight line. A difference counts where both intervals lie above 0 and
-it is large enough to matter.
+Steps are no independent draws: a slow one is followed by slow ones. So the standard error of a least-squares estimate
+is that of a first-order autoregression: larger by ``sqrt((1 + r) / (1 - r))``, where ``r`` is the correlation of
+neighbouring residuals (G. E. P. Box and G. M. Jenkins, "Time series analysis", 1970). A training that drifts, as on a
+GPU that warms up, differs on both sides of a window, too. So a second interval is of the jump at the window, fitted
+together with a straight line. A difference counts where both intervals lie above 0 and it is large enough to matter.
 """
 
 from __future__ import annotations
 
 from enum import StrEnum
-from math import ceil, sqrt
+from math import sqrt
 from typing import Annotated
 
 import numpy as np
@@ -27,11 +25,11 @@ from perfscope.units import format_count
 SMALLEST_EFFECT = 0.02
 #: Fewer steps before a window may all lie in one quiet spell of the machine: they blame no window.
 _FEWEST_TO_BLAME = 10
-_CONFIDENCE = 0.99
-_RESAMPLES = 1000
+#: Of a normal distribution: 99 % lie within.
+_DEVIATIONS = 2.576
+_MOST_CORRELATED = 0.95
 #: Steps on each side that are compared: those next to the window, which drift moves least.
 _MOST_COMPARED = 200
-_SEED = 0
 #: Values further from the median than so many deviations are drawn in, so that a single stall is no trend.
 _FARTHEST = 4.0
 _MAD_TO_DEVIATION = 1.4826
@@ -48,7 +46,7 @@ class Verdict(StrEnum):
 
 
 class WindowEffect(Figures, frozen=True):
-    """Whether a window slowed the steps behind it: a block bootstrap of the difference of medians."""
+    """Whether a window slowed the steps behind it: by intervals that account for autocorrelation and drift."""
 
     verdict: Annotated[Verdict, Doc("``slower``, ``faster``, ``drift``, ``no difference found`` or ``untested``.")]
     before: Annotated[int, Doc("Steps before the window that are compared.")]
@@ -89,8 +87,13 @@ def compare_sides(step: Int64, wall_ns: Int64, kind: Int64, window_step: int) ->
     steps = np.concatenate([step[is_before & rows][-_MOST_COMPARED:], step[~is_before & rows][:_MOST_COMPARED]])
     base = float(np.median(before))
     difference = float(np.median(after)) / base - 1
-    low, high = (bound / base for bound in _median_difference_interval(before, after))
-    jump_low, jump, jump_high = (value / base for value in _jump_interval(steps - window_step, before, after))
+    values = np.concatenate([_draw_in(before / base), _draw_in(after / base)])
+    level, is_after = np.ones(len(values)), np.arange(len(values)) >= len(before)
+    distance = (steps - window_step) / max(int(np.abs(steps - window_step).max()), 1)
+    with_drift = np.stack([level, distance, is_after], axis=1)
+    correlation = _correlate(values - with_drift @ np.linalg.pinv(with_drift) @ values)
+    jump_low, jump, jump_high = _fit_last(values, with_drift, correlation)
+    low, _, high = _fit_last(values, np.stack([level, is_after], axis=1), correlation)
     if difference >= SMALLEST_EFFECT and low > 0:
         is_jump = jump_low > 0 and jump >= SMALLEST_EFFECT / 2 and sides[0] >= _FEWEST_TO_BLAME
         verdict = Verdict.SLOWER if is_jump else Verdict.DRIFT
@@ -132,52 +135,19 @@ def _draw_in(values: Float64) -> Float64:
     return np.asarray(np.clip(values, middle - reach, middle + reach) if reach else values, np.float64)
 
 
-def _block_length(residuals: Float64) -> int:
-    """The best length of blocks for residuals that are a first-order autoregression."""
-    n = len(residuals)
-    spread = float((residuals**2).sum())
-    correlation = float((residuals[1:] * residuals[:-1]).sum()) / spread if spread else 0.0
-    correlation = min(max(correlation, 0.0), 0.95)
-    length = np.cbrt(n * 6 * (correlation / (1 - correlation**2)) ** 2)
-    return min(max(ceil(float(length)), 1), max(n // 2, 1))
+def _correlate(residuals: Float64) -> float:
+    """The correlation of neighbouring residuals; that of few is too small by a share of it."""
+    spread = float(residuals @ residuals)
+    correlation = float(residuals[1:] @ residuals[:-1]) / spread if spread else 0.0
+    return min(max(correlation, 0.0) + (1 + 3 * max(correlation, 0.0)) / len(residuals), _MOST_CORRELATED)
 
 
-def _resample(generator: np.random.Generator, n: int, block: int) -> Int64:
-    """Rows of moving blocks that begin anywhere, as (resamples, n) indices; a block goes on at the beginning."""
-    blocks = ceil(n / block)
-    begins = generator.integers(0, n, (_RESAMPLES, blocks, 1))
-    rows = (begins + np.arange(block)).reshape(_RESAMPLES, -1)[:, :n] % n
-    return np.asarray(rows, np.int64)
-
-
-def _median_difference_interval(before: Int64, after: Int64) -> tuple[float, float]:
-    """The interval of the difference of the medians, in nanoseconds."""
-    generator = np.random.default_rng(_SEED)
-    medians = []
-    for side in (before, after):
-        block = _block_length(_draw_in(side - np.median(side)))
-        medians.append(np.median(side[_resample(generator, len(side), block)], axis=1))
-    low, high = np.quantile(medians[1] - medians[0], ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2))
-    return float(low), float(high)
-
-
-def _jump_interval(distance: Int64, before: Int64, after: Int64) -> tuple[float, float, float]:
-    """The jump at the window beside a straight line through both sides: its interval's low end, itself, its high end.
-
-    Args:
-        distance: Steps from the window, negative before it, as long as both sides together.
-        before: The times before it in nanoseconds.
-        after: Those behind it.
-    """
-    n = len(distance)
-    is_after = np.arange(n) >= len(before)
-    values = np.concatenate([_draw_in(before.astype(np.float64)), _draw_in(after.astype(np.float64))])
-    design = np.stack([np.ones(n), distance / max(int(np.abs(distance).max()), 1), is_after], axis=1)
+def _fit_last(values: Float64, design: Float64, correlation: float) -> tuple[float, float, float]:
+    """The last coefficient of a least-squares fit: its interval's low end, itself, its high end."""
     solve = np.linalg.pinv(design)
     coefficients = solve @ values
     residuals = values - design @ coefficients
-    residuals *= sqrt(n / max(n - design.shape[1], 1))
-    rows = _resample(np.random.default_rng(_SEED), n, _block_length(residuals))
-    jumps = coefficients[2] + residuals[rows] @ solve[2]
-    low, high = np.quantile(jumps, ((1 - _CONFIDENCE) / 2, (1 + _CONFIDENCE) / 2))
-    return float(low), float(coefficients[2]), float(high)
+    variance = float(residuals @ residuals) / max(len(values) - design.shape[1], 1)
+    variance *= (1 + correlation) / (1 - correlation) * float(solve[-1] @ solve[-1])
+    estimate, reach = float(coefficients[-1]), _DEVIATIONS * sqrt(variance)
+    return estimate - reach, estimate, estimate + reach
