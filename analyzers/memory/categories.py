@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import NamedTuple
 
 import numpy as np
@@ -56,13 +56,13 @@ _LIBRARIES = (
 _GENERATED = "/torchinductor_"
 
 
-class Phase(Enum):
+class Phase(IntEnum):
     """A part of a training step."""
 
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-    UNKNOWN = "unknown"
+    FORWARD = 0
+    BACKWARD = 1
+    OPTIMIZER = 2
+    UNKNOWN = 3
 
 
 class StackFacts(NamedTuple):
@@ -83,13 +83,6 @@ class StackFacts(NamedTuple):
     is_move: bool = False
     place: str = ""
     operation: str = ""
-
-
-def read_stacks(history: AllocatorHistory) -> tuple[list[StackFacts], StackFacts]:
-    """The facts of each stack of a history, and those of an allocation without a stack."""
-    has_stacks = bool(history.stacks)
-    nowhere = StackFacts(Phase.BACKWARD if has_stacks else Phase.UNKNOWN)
-    return [_read_stack([history.frames[frame] for frame in stack]) for stack in history.stacks], nowhere
 
 
 def _read_stack(frames: Sequence[Frame]) -> StackFacts:
@@ -141,16 +134,10 @@ class Category(IntEnum):
 
 
 #: The words of tables; fragmentation is no allocation.
-CATEGORY_NAMES = {
-    Category.WEIGHTS: "weights",
-    Category.GRADIENTS: "gradients",
-    Category.OPTIMIZER: "optimizer states",
-    Category.ACTIVATIONS: "activations",
-    Category.COMMUNICATION: "communication buffers",
-    Category.WORKSPACE: "workspace",
-    Category.BEFORE: "from before the window",
-    Category.OTHER: "not attributed",
-}
+CATEGORY_NAMES = (
+    "weights", "gradients", "optimizer states", "activations", "communication buffers", "workspace",
+    "from before the window", "not attributed",
+)  # fmt: skip
 _ROLES = {
     WEIGHTS: Category.WEIGHTS,
     GRADIENTS: Category.GRADIENTS,
@@ -171,7 +158,6 @@ class Purposes:
         stack_facts: What each stack tells.
         steps: The event at which each training step begins, and the step's number.
         is_forward: Whether a forward pass allocated it.
-        backward_events: The events of backward passes that allocated something.
     """
 
     categories: npt.NDArray[np.int8]
@@ -181,7 +167,6 @@ class Purposes:
     stack_facts: list[StackFacts]
     steps: tuple[tuple[int, int], ...]
     is_forward: Bool
-    backward_events: Int64
 
     def place(self, stack: int) -> StackFacts | None:
         """What a stack tells, where there is one."""
@@ -199,16 +184,13 @@ def fold_layers(path: str) -> str:
 
 def find_purposes(history: AllocatorHistory, lifetimes: Lifetimes) -> Purposes:
     """Decide what each allocation is for."""
-    facts, nowhere = read_stacks(history)
-    table = [*facts, nowhere]  # a stack of -1 is the last one
+    facts = [_read_stack([history.frames[frame] for frame in stack]) for stack in history.stacks]
+    nowhere = StackFacts(Phase.BACKWARD if facts else Phase.UNKNOWN)  # a stack of -1 is the last one
+    table = np.array([fact[:4] for fact in (*facts, nowhere)], np.int64)
     stacks = np.where((lifetimes.stacks >= 0) & (lifetimes.stacks < len(facts)), lifetimes.stacks, -1)
     inside = lifetimes.begins > BEFORE
-    phases = np.array([list(Phase).index(fact.phase) for fact in table], np.int64)[stacks]
-    forward, backward = (inside & (phases == list(Phase).index(phase)) for phase in (Phase.FORWARD, Phase.BACKWARD))
-    optimizer = inside & (phases == list(Phase).index(Phase.OPTIMIZER))
-    recomputed = inside & np.array([fact.is_recomputed for fact in table])[stacks]
-    communication = inside & np.array([fact.is_communication for fact in table])[stacks]
-    moved = inside & np.array([fact.is_move for fact in table])[stacks]
+    forward, backward, optimizer = (inside & (table[stacks, 0] == phase) for phase in list(Phase)[:3])
+    communication, recomputed, moved = (inside & (table[stacks, column] > 0) for column in (1, 2, 3))
     steps = _find_steps(history)
     modules, module_names = _find_modules(history, lifetimes)
     recomputed |= backward & (modules >= 0)
@@ -230,7 +212,7 @@ def find_purposes(history: AllocatorHistory, lifetimes: Lifetimes) -> Purposes:
     names: dict[int, str] = {}
     _apply_tensors(history, lifetimes, categories, names)
     _apply_buckets(history, lifetimes, categories)
-    return Purposes(categories, modules, module_names, names, facts, steps, forward | recomputed, backward_events)
+    return Purposes(categories, modules, module_names, names, facts, steps, forward | recomputed)
 
 
 def _lives_beyond_next(lifetimes: Lifetimes, events: Int64) -> Bool:
@@ -243,15 +225,11 @@ def _lives_beyond_next(lifetimes: Lifetimes, events: Int64) -> Bool:
 
 
 def _find_steps(history: AllocatorHistory) -> tuple[tuple[int, int], ...]:
+    """The first event of each step, and its number; events are recorded in whole microseconds."""
     marks = history.marks
     rows = [row for row, sign in enumerate(marks.signs) if sign == STEP and marks.names[row].isdigit()]
-    events = _events_behind(history, marks.times_ns[rows])
+    events = np.searchsorted(history.events.times_us, marks.times_ns[rows] // NS_PER_US, side="left")
     return tuple((int(event), int(marks.names[row])) for event, row in zip(events, rows, strict=True))
-
-
-def _events_behind(history: AllocatorHistory, times_ns: Int64) -> Int64:
-    """The first event behind each time; events are recorded in whole microseconds."""
-    return np.searchsorted(history.events.times_us, times_ns // NS_PER_US, side="left")
 
 
 def _find_modules(history: AllocatorHistory, lifetimes: Lifetimes) -> tuple[Int64, tuple[str, ...]]:

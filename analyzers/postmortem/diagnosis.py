@@ -7,10 +7,9 @@ others wait in, and what does it do instead? Does a device not begin what all ra
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import NamedTuple
 
 from perfscope.analyzers.postmortem.matching import (
     Collective,
@@ -35,32 +34,6 @@ from perfscope.analyzers.postmortem.places import (
 )
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, PostMortem, RankState
 from perfscope.units import format_ranges
-
-
-class Apart(NamedTuple):
-    """The ranks to look at, all of them where no side is larger; where each stands; the line of one to look at."""
-
-    ranks: tuple[int, ...]
-    text: str
-    line: CodeLine | None
-
-
-def find_apart(evidence: PostMortem, places: Mapping[int, Place | None]) -> Apart | None:
-    """Where ranks wait in different collectives; a rank that died of it stood where its traceback says."""
-    sides: dict[str, list[int]] = {}
-    spots: dict[int, Place] = {}
-    for rank, state in sorted(evidence.ranks.items()):
-        spot = places[rank] or locate(state.failure.frames if state.failure else ())
-        if spot is None or not spot.collective:
-            return None
-        spots[rank] = spot
-        sides.setdefault(spot.collective, []).append(rank)
-    if len(sides) < 2 or len(spots) < evidence.world_size:  # noqa: PLR2004 - one collective
-        return None
-    usual, *rest = sorted(sides.values(), key=lambda side: -len(side))
-    culprits = tuple(rank for side in rest for rank in side) if len(usual) > len(rest[0]) else tuple(spots)
-    stand = "; ".join(f"rank {format_ranges(side)} in {name}, {spots[side[0]]}" for name, side in sides.items())
-    return Apart(culprits, f"ranks stand in different collectives: {stand}", spots[culprits[0]].line)
 
 
 class Reason(StrEnum):
@@ -195,9 +168,22 @@ class _Case:
         return self.find_apart() or self._answer(Reason.UNKNOWN, (first.rank,), text, line=line)
 
     def find_apart(self) -> Diagnosis | None:
-        """All ranks wait in collectives, and not all in the same one."""
-        apart = find_apart(self.evidence, self.places) if self._has_stopped() else None
-        return apart and self._answer(Reason.OPERATION, apart.ranks, apart.text, line=apart.line)
+        """All ranks wait in collectives, not all in one; a rank that died of it stood where its traceback says."""
+        sides: dict[str, list[int]] = {}
+        spots: dict[int, Place] = {}
+        for rank, state in sorted(self.ranks.items()):
+            spot = self.places[rank] or locate(state.failure.frames if state.failure else ())
+            if spot is None or not spot.collective:
+                return None
+            spots[rank] = spot
+            sides.setdefault(spot.collective, []).append(rank)
+        if len(sides) < 2 or len(spots) < self.evidence.world_size or not self._has_stopped():  # noqa: PLR2004
+            return None
+        usual, *rest = sorted(sides.values(), key=lambda side: -len(side))
+        culprits = tuple(rank for side in rest for rank in side) if len(usual) > len(rest[0]) else tuple(spots)
+        stand = "; ".join(f"rank {format_ranges(side)} in {name}, {spots[side[0]]}" for name, side in sides.items())
+        text = f"ranks stand in different collectives: {stand}"
+        return self._answer(Reason.OPERATION, culprits, text, line=spots[culprits[0]].line)
 
     def find_difference(self) -> Diagnosis | None:
         """Ranks called different things as the same collective."""

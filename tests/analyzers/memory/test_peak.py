@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.memory.categories import CATEGORY_NAMES
 from perfscope.analyzers.memory.lifetimes import follow
 from perfscope.analyzers.memory.peak import OUTSIDE, DevicePeak, find_peak
 from perfscope.sources.memory.recorded import read_recorded
@@ -234,7 +233,3 @@ def test_without_marks_lines_of_the_model_stand_for_modules_whatever_runs_it(nam
     of_the_model = {part.name: part.bytes for part in peak.modules if part.name.startswith("gpt.py:")}
     assert of_the_model["gpt.py:54 forward"] == pytest.approx(2.0e9, rel=0.02)  # the MLP's, also of generated code
     assert sum(of_the_model.values()) > 0.999 * sizes(peak)["activations"]
-
-
-def test_the_words_of_categories_are_all_different() -> None:
-    assert len(set(CATEGORY_NAMES.values())) == len(CATEGORY_NAMES)
