@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from perfscope.analyzers import breakdown
 from perfscope.engine.run import Analysis, analyze
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import frame
-from tests.conftest import ROOT
 from tests.sources.traces.making import Event, call, compact, copy, distributed, kernel, step, write
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
@@ -57,20 +52,6 @@ def test_fractions_of_a_microsecond_are_kept(tmp_path: Path) -> None:
     assert entry["idle_us"] == 0
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)",
-        "void multimem_all_reduce_kernel<c10::BFloat16>(c10::BFloat16*)",
-        "void deep_ep::internode_ll::dispatch<true, false, 3>(void*)",
-        "nvshmemi_transfer_rma_p",
-    ],
-)
-def test_communication_that_is_not_named_nccl_counts(tmp_path: Path, name: str) -> None:
-    entry = only(tmp_path, kernel("gemm", 0, 100), kernel(name, 50, 150, stream=20))
-    assert (entry["compute_us"], entry["communication_us"], entry["overlap_fraction"]) == (0.1, 0.1, 0.5)
-
-
 def test_a_wait_for_an_event_is_idle_time(tmp_path: Path) -> None:
     """Two steps in 1000 us of which 150 us are work: waiting for events must not make the device busy."""
     events: list[Event] = []
@@ -84,31 +65,6 @@ def test_a_wait_for_an_event_is_idle_time(tmp_path: Path) -> None:
     entry = only(tmp_path, *events)
     assert entry["window_us"] == 1000
     assert (entry["idle_us"], entry["exposed_communication_us"], entry["compute_us"]) == (850, 100, 50)
-
-
-def test_without_communication_overlap_is_absent(tmp_path: Path) -> None:
-    entry = only(tmp_path, kernel("gemm", 0, 100))
-    assert entry["overlap_fraction"] is None
-    assert "NaN" not in json.dumps(entry)
-
-
-@pytest.mark.parametrize("name", ["void SyncBatchNormKernel<float>(float*)", "void gemm_with_dma_prefetch(float*)"])
-def test_sync_and_dma_in_a_name_do_not_make_it_something_else(tmp_path: Path, name: str) -> None:
-    assert only(tmp_path, kernel(name, 0, 100))["compute_us"] == 0.1
-
-
-def test_tables_are_frames_of_the_pandas_that_is_installed() -> None:
-    """A tool that packs its columns into narrow types by hand fails to load on pandas 3."""
-    trace = read_trace(ROOT / "fixtures" / "traces" / "ddp4" / "rank0.pt.trace.json.gz")
-    table = frame(trace, trace.device)
-    assert len(table) == len(trace.device)
-    assert int(table["duration_ns"].sum()) == int(trace.device.duration_ns.sum())
-    assert table["name"].str.contains("nccl").any()
-
-
-def test_a_copy_of_hip_is_a_copy(tmp_path: Path) -> None:
-    entry = only(tmp_path, kernel("gemm", 0, 100), copy("hipMemcpyHtoD", 100, 150))
-    assert (entry["communication_us"], entry["exposed_copy_us"]) == (0, 0.05)
 
 
 def test_a_fill_is_not_compute(tmp_path: Path) -> None:

@@ -129,14 +129,6 @@ def test_the_parts_add_up_to_other_and_operators_have_none(tmp_path: Path) -> No
     assert sum(rank["outside_operators_by_kind"].values()) == pytest.approx(rank["other_us"])
 
 
-def test_without_stacks_the_note_says_how_to_record_them(tmp_path: Path) -> None:
-    found = analyzed(tmp_path, step(1, 0, 1000), span("cpu_op", "aten::mm", 300, 400))
-    (rank,) = found["ranks"]
-    assert not rank["has_stacks"]
-    assert rank["outside_operators_by_kind"]["not_attributed_us"] == rank["other_us"]
-    assert any("record with `--stack`" in note for note in found["notes"])
-
-
 def test_without_stacks_modules_name_the_time_inside_them(tmp_path: Path) -> None:
     found = analyzed(
         tmp_path,
@@ -233,15 +225,6 @@ def test_waiting_for_other_workers_communication(name: str) -> None:
     assert {part: getattr(rank.total, part) for part in oracle_parts(f"{name}.pt.trace.json.gz")} == oracle_parts(
         f"{name}.pt.trace.json.gz"
     )
-
-
-def test_calls_to_rpc_workers_are_not_compute() -> None:
-    _, rank = read("rpc2/rank1.pt.trace.json.gz")
-    waits = {operator.name for operator in rank.operators if operator.communication}
-    assert {"rpc_sync#forward(-> server)", "torch::distributed::autograd::backward"} <= waits
-    assert "rpc_async#optimizers of 1 workers" in waits
-    assert rank.total.exposed_communication > 0.8 * rank.total.window
-    assert rank.total.compute < 0.02 * rank.total.window
 
 
 def test_an_asynchronous_collective_hides_behind_compute_and_its_wait_is_exposed() -> None:

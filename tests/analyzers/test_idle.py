@@ -10,7 +10,6 @@ import pytest
 from perfscope.analyzers import idle
 from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.sources.traces.reader import read_trace
-from tests.conftest import ROOT
 from tests.sources.traces.making import AUTOGRAD, Event, call, kernel, span, step, write
 
 US = 1000
@@ -33,10 +32,6 @@ def two_kernels(gap_us: int, launched_us: int, returned_us: int, name: str = "cu
         call("cudaLaunchKernel", 0, US, launch=1),
         call(name, end + launched_us * US, end + returned_us * US, launch=2),
     ]
-
-
-def test_the_host_had_not_asked_yet(tmp_path: Path) -> None:
-    assert causes(tmp_path, *two_kernels(40, 30, 35)) == {"host_launch": 30, "launch_latency": 10}
 
 
 def test_the_host_was_fetching_data(tmp_path: Path) -> None:
@@ -97,15 +92,6 @@ def test_a_sleep_behind_a_synchronisation_is_not_the_synchronisation_s(tmp_path:
     }
 
 
-def test_a_short_pause_is_python_between_two_operators(tmp_path: Path) -> None:
-    assert causes(tmp_path, *slow_host(400)) == {
-        "synchronisation": 3,
-        "between_operators": 400,
-        "operator": 8,
-        "launch_latency": 7,
-    }
-
-
 @pytest.mark.parametrize(("pause_us", "cause"), [(999, "between_operators"), (1000, "not_shown")])
 def test_a_pause_of_a_millisecond_is_no_longer_python_alone(tmp_path: Path, pause_us: int, cause: str) -> None:
     assert causes(tmp_path, *slow_host(pause_us))[cause] == pause_us
@@ -145,11 +131,6 @@ def test_while_the_backward_pass_s_thread_pauses_the_main_thread_counts(tmp_path
     }
 
 
-def test_another_thread_may_wait_for_the_device_without_harm(tmp_path: Path) -> None:
-    waiting = call("cudaStreamSynchronize", 50 * US, 105 * US, launch=9, tid=AUTOGRAD)
-    assert causes(tmp_path, *two_kernels(40, 30, 35), waiting) == {"host_launch": 30, "launch_latency": 10}
-
-
 def test_the_launch_was_under_way(tmp_path: Path) -> None:
     assert causes(tmp_path, *two_kernels(8, -2, 3)) == {"launch_latency": 8}
 
@@ -165,10 +146,6 @@ def test_gaps_inside_a_graph_are_the_graph_s(tmp_path: Path) -> None:
 
 def test_a_launch_that_the_trace_does_not_hold_is_not_guessed(tmp_path: Path) -> None:
     assert causes(tmp_path, kernel("first", 0, US), kernel("second", 5 * US, 6 * US)) == {"unknown": 4}
-
-
-def test_a_device_is_not_idle_while_another_stream_works(tmp_path: Path) -> None:
-    assert causes(tmp_path, *two_kernels(40, 30, 35), kernel("other", 90 * US, 140 * US, stream=8)) == {}
 
 
 def test_the_longest_gaps_say_what_ran_around_them(tmp_path: Path) -> None:
@@ -190,16 +167,6 @@ def test_without_calls_the_cause_is_unknown_and_the_reason_is_said(tmp_path: Pat
     result = idle.analyze([idle.measure(read_trace(path))])
     assert result.ranks[0].unknown_reason == reason
     assert any(reason in note for note in result.sections()[0].notes)
-
-
-def test_nothing_is_said_of_unknown_causes_outside_of_the_steps_in_the_table() -> None:
-    """The light trace begins with kernels that were launched before it, ahead of its first step."""
-    (trace,) = (ROOT / "fixtures/light/ddp_host_bound/traces/light").glob("vm_2865*")
-    (rank,) = idle.measure(read_trace(trace))
-    assert dict(zip(CAUSES, rank.by_cause, strict=True))["unknown"] > 0
-    (table, _) = idle.analyze([(rank,)]).sections()
-    assert "Unknown (%)" not in [column.heading for column in table.columns]
-    assert not any(note.startswith("Unknown") for note in table.notes)
 
 
 @pytest.mark.parametrize(

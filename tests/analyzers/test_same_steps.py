@@ -70,26 +70,6 @@ def test_a_rank_whose_window_holds_more_steps_is_compared_over_the_marked_ones(t
     assert any("8 device events of about 2.0 steps outside marked steps" in note for note in table.notes)
 
 
-def test_the_marked_steps_come_first_and_the_whole_window_last(tmp_path: Path) -> None:
-    sections = analyzed(tmp_path, [*leftover(2000, 1), *in_steps(2000, [5, 6])]).sections()
-    assert [section.title for section in sections] == [
-        "Device time",
-        "Device time by step",
-        "Device time of the whole window",
-    ]
-    assert sections[0].rows[0][:3] == ("0", "5-6", 1.4)
-    assert sections[-1].rows[0][-1] == 1.0
-
-
-def test_without_marks_the_row_is_the_window_and_that_is_said(tmp_path: Path) -> None:
-    result = analyzed(tmp_path, leftover(2000, 2), in_steps(2000, [5]))
-    data: Any = result.data()
-    assert (data["ranks"][0]["marked"], data["ranks"][0]["outside"], data["all_marked"]) == (None, None, None)
-    table = result.sections()[0]
-    assert [row[1] for row in table.rows] == ["whole window", "5", None]
-    assert any("Its row is the whole window" in note for note in table.notes)
-
-
 @pytest.mark.parametrize(
     ("second", "expected"), [([6, 7], "compared over steps 6, which all marked"), ([8, 9], "not compared")]
 )

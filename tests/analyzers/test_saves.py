@@ -11,7 +11,6 @@ import pytest
 
 from perfscope.analyzers.saves import SaveTimes, analyze, summarize_saves
 from perfscope.analyzers.steps import analyze as analyze_steps
-from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
 from perfscope.tables.saves import Saves, SaveTiming
 from tests.conftest import ROOT
@@ -166,25 +165,6 @@ def test_a_tokenizer_alone_is_no_checkpoint(tmp_path: Path) -> None:
     result = times(tmp_path, {0: [alone, record(2, 3, "out/model.pt")]})
     assert [save.path for save in result.saves] == ["out/model.pt"]
     assert "1 save of configurations or tokenizers alone are not listed." in result.notes
-
-
-def test_only_tokenizers_are_no_save(tmp_path: Path) -> None:
-    alone = record(1, 1.1, "out/tokenizer", source="transformers", step=0, files=[["out/tokenizer/tokenizer.json", 9]])
-    with pytest.raises(MissingInput):
-        times(tmp_path, {0: [alone]})
-
-
-def test_a_step_that_waits_for_a_save_of_another_rank_is_not_steady(tmp_path: Path) -> None:
-    folder = write_run(tmp_path, {0: [record(2, 3, "out/model.pt")], 1: []})
-    for rank, extra in ((0, {"save_ns": 2 * SECOND}), (1, {"wall_ns": 3 * SECOND})):
-        file = folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
-        steps = [json.loads(line) for line in file.read_text().splitlines()]
-        steps[2].update(extra)
-        file.write_text("".join(json.dumps(step) + "\n" for step in steps))
-    saving, waiting = read_run(folder).steps
-    assert waiting.step[waiting.stalled_elsewhere].tolist() == [3]
-    assert not saving.stalled_elsewhere.any()
-    assert saving.step[~saving.steady].tolist() == waiting.step[~waiting.steady].tolist() == [1, 3]
 
 
 def test_a_rank_that_runs_ahead_and_waits_in_the_step_after_is_not_steady_there_and_its_wait_is_no_step(

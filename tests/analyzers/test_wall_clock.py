@@ -460,14 +460,6 @@ def test_a_rank_waits_for_the_first_step_of_another_one() -> None:
     assert (slow.step, slow.cause, slow.cause_ns) == (2, "first step on rank 0", 900 * MS)
 
 
-def test_a_slow_step_of_another_moment_is_not_explained() -> None:
-    rank0 = life(records_with(4, 300, MS, save_ns=300 * MS), hooked=0, saves=[(320 * MS, 620 * MS)])
-    ends_apart = records_with(9, 301, MS)
-    (_, _), (ledger, steps) = both_ranks(rank0, ends_apart)
-    (slow,) = find_slowest_steps([(ledger, steps)])
-    assert (slow.step, slow.cause) == (9, "unexplained")
-
-
 def test_ranks_of_two_hosts_are_compared_by_their_wall_clocks() -> None:
     """The clock of the second host begins 5 s later."""
     rank0 = life(records_with(7, 300, MS, save_ns=300 * MS), hooked=0, saves=[(620 * MS, 920 * MS)])

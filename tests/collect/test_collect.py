@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import shutil
 from pathlib import Path
@@ -224,16 +223,6 @@ def test_a_disk_that_fills_is_told_and_the_copy_goes_on_when_there_is_room(
     assert not list(tmp_path.rglob(".large*"))
     assert collect(names, tmp_path / "whole", None, Format.JSON).exit_code == 0
     assert (tmp_path / "whole" / wire.TRACES_FOLDER / "large.pt.trace.json.gz").stat().st_size == 20_000
-
-
-def test_a_name_that_is_a_file_and_a_folder_is_told(
-    tmp_path: Path, two: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = dict.fromkeys(("run.json", "hosts", "hosts/a.json"), 0)
-    monkeypatch.setattr("perfscope.collect.parts.list_below", lambda _: sizes)
-    monkeypatch.setattr("perfscope.collect.parts.open_stored", lambda _: io.BytesIO())
-    with pytest.raises(SourceError, match="cannot be written"):
-        collect([f"file://{two[0]}"], tmp_path / "whole", None, Format.JSON)
 
 
 def test_samples_of_two_containers_with_one_host_name_are_both_kept(tmp_path: Path) -> None:

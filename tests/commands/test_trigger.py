@@ -134,24 +134,6 @@ def test_a_malformed_request_does_not_stop_another_one(tmp_path: Path) -> None:
     assert look_at(LocalPart(str(run))).requests == {}
 
 
-def test_a_rank_that_never_started_is_not_waited_for(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "RUN")
-    shutil.rmtree(run / "ranks" / "00001")
-    ended = ask(run, {0: "planned"})
-    assert ended.code == 0, ended.stderr
-    assert [rank["rank"] for rank in json.loads(ended.stdout)["ranks"]] == [0]
-
-
-@pytest.mark.parametrize("age_s", [-3600.0, -5.0])
-def test_records_from_the_future_count_as_new(age_s: float, tmp_path: Path) -> None:
-    """The clock of the host was set back."""
-    run = make_run(tmp_path / "RUN", age_s=age_s)
-    assert [rank.steps_by_now for rank in look_at(LocalPart(str(run))).ranks] == [100, 100]
-    ended = ask(run, {0: "planned", 1: "planned"})
-    assert ended.code == 0, ended.stderr
-    assert 100 < json.loads(ended.stdout)["first"] < 600
-
-
 def test_a_clock_that_was_set_forward_makes_no_step_old(tmp_path: Path) -> None:
     """The process began by a clock that was two hours behind; its records come every two seconds since."""
     run = make_run(tmp_path / "RUN", age_s=7200)
@@ -218,12 +200,3 @@ def test_hosts_that_share_no_folder_are_asked_over_ssh(tmp_path: Path) -> None:
 def test_a_host_that_does_not_answer_is_an_error_of_one_line(tmp_path: Path) -> None:
     run = make_run(tmp_path / "RUN")
     assert "node2:/x: status 255" in refused(run, "node2:/x", "--ssh", "sh -c 'exit 255'")
-
-
-@pytest.mark.parametrize("age_s", [0.0, 1.0])
-def test_steps_since_the_last_record_count(age_s: float, tmp_path: Path) -> None:
-    began_ns = time.time_ns()
-    part = look_at(LocalPart(str(make_run(tmp_path / "RUN", ms=50, age_s=age_s))))
-    most = 101 + 20 * age_s + (time.time_ns() - began_ns) // (50 * MS)
-    assert all(100 + 20 * age_s <= rank.steps_by_now <= most for rank in part.ranks)
-    assert {rank.step_ns for rank in part.ranks} == {50 * MS}
