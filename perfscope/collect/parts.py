@@ -30,7 +30,7 @@ from perfscope.wire.records import WindowRecord
 from perfscope.wire.traces import PARTIALS_SUFFIX
 
 SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=15")
-_LIST_TIMEOUT_S = 120
+_TIMEOUT_S = 120
 #: Most files are small, and wait for the store longer than they take.
 _AT_ONCE = 16
 _AGAIN = "run the same command again"
@@ -172,18 +172,8 @@ class RemotePart:
     def list_files(self) -> dict[str, int]:
         """See ``Part``."""
         command = f"cd {self.quoted_path()} && find . -type f -printf '%s %P\\0'"
-        try:
-            answer = subprocess.run(
-                [*self.ssh, self.host, command], capture_output=True, timeout=_LIST_TIMEOUT_S, check=False
-            )
-        except subprocess.TimeoutExpired:
-            raise Unreachable(f"{self.name}: no answer in {_LIST_TIMEOUT_S} s") from None
-        except OSError as error:
-            raise Unreachable(f"{self.ssh[0]} cannot be started: {error.strerror}") from None
-        if answer.returncode != 0:
-            errors = answer.stderr.decode(errors="replace").strip().splitlines()
-            raise Unreachable(f"{self.name}: {errors[-1] if errors else f'ssh exited with {answer.returncode}'}")
-        entries = [entry.split(" ", 1) for entry in answer.stdout.decode(errors="surrogateescape").split("\0") if entry]
+        listing = execute(self.name, [*self.ssh, self.host, command]).decode(errors="surrogateescape")
+        entries = [entry.split(" ", 1) for entry in listing.split("\0") if entry]
         return {name: int(size) for size, name in entries}
 
     def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
@@ -218,6 +208,24 @@ class RemotePart:
         if re.fullmatch(r"~[\w.-]*", home):
             return f"{home}{slash}{shlex.quote(rest) if rest else ''}"
         return shlex.quote(self.path)
+
+
+def execute(name: str, words: Sequence[str], content: bytes = b"") -> bytes:
+    """Run a command on a part's host; returns what it prints.
+
+    Raises:
+        Unreachable: It cannot be started, fails, or does not end in time.
+    """
+    try:
+        answer = subprocess.run(words, input=content, capture_output=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise Unreachable(f"{name}: no answer in {_TIMEOUT_S} s") from None
+    except OSError as error:
+        raise Unreachable(f"{words[0]} cannot be started: {error.strerror}") from None
+    if answer.returncode != 0:
+        errors = answer.stderr.decode(errors="replace").strip().splitlines()
+        raise Unreachable(f"{name}: {errors[-1] if errors else f'exit status {answer.returncode}'}")
+    return answer.stdout
 
 
 def write_atomically(blocks: Iterable[bytes], target: Path) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 import statistics
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,13 +16,12 @@ from typing import TypeVar
 import msgspec
 
 from perfscope import wire
-from perfscope.collect.parts import LocalPart, Part, RemotePart, Unreachable
+from perfscope.collect.parts import LocalPart, Part, RemotePart, execute
 from perfscope.constants import NS_PER_S
 from perfscope.errors import SourceError
 from perfscope.wire import incidents, requests
 
 _STEPS = 40
-_TIMEOUT_S = 60
 _MARK = "@perfscope "
 _LOOK = f"""
 cd {{folder}} || exit 9
@@ -186,16 +184,7 @@ def _execute(part: Part, command: str, content: bytes) -> bytes:
     else:
         assert isinstance(part, LocalPart)
         words = ["/bin/sh", "-c", command.format(folder=shlex.quote(part.name))]
-    try:
-        answer = subprocess.run(words, input=content, capture_output=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise Unreachable(f"{part.name}: no answer in {_TIMEOUT_S} s") from None
-    except OSError as error:
-        raise Unreachable(f"{words[0]} cannot be started: {error.strerror}") from None
-    if answer.returncode != 0:
-        lines = answer.stderr.decode(errors="replace").strip().splitlines()
-        raise Unreachable(f"{part.name}: {lines[-1] if lines else f'status {answer.returncode}'}")
-    return answer.stdout
+    return execute(part.name, words, content)
 
 
 def _to_rank(rank: int, files: Mapping[str, str], now_ns: int, *, is_dead: bool) -> RunningRank:

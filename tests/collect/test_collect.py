@@ -260,6 +260,6 @@ def test_a_host_that_does_not_answer_keeps_nobody_else(two: tuple[Path, Path], t
         "collect", two[0], "nowhere.invalid:/run", "-o", tmp_path / "whole", "--ssh", "false", cwd=tmp_path
     )
     assert ended.code == 4
-    assert "warning: nowhere.invalid:/run: ssh exited with 1" in ended.stderr
+    assert "warning: nowhere.invalid:/run: exit status 1" in ended.stderr
     assert "2 of 4 ranks are missing: 2-3" in ended.stderr
     assert (tmp_path / "whole" / wire.RANKS_FOLDER / "00001").is_dir()
