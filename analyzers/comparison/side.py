@@ -303,8 +303,8 @@ def side_of_log(name: str, summary: LogSummary) -> Side:
         setup=Setup(
             parameters=setup.parameters,
             gpus=setup.gpus,
-            samples=setup.samples,
-            tokens=setup.samples * setup.seq_len if setup.samples and setup.seq_len else None,
+            samples=setup.gbs,
+            tokens=setup.gbs * setup.seq_len if setup.gbs and setup.seq_len else None,
             versions={} if summary.framework is None else {"framework": summary.framework},
         ),
         step_time_s=Samples((times_s,)) if len(times_s) else None,
