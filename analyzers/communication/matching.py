@@ -2,8 +2,7 @@
 
 Ranks of a group call its operations in the same order. The n-th call of a step on one rank is therefore the n-th call
 on every other. Where profiler windows do not begin at the same call, the shorter sequence is moved along the longer one
-until the operations agree; where they agree in several places, they are not matched. NCCL's sequence numbers, where the
-trace contains them, need none of that.
+until the operations agree. NCCL's sequence numbers, where the trace contains them, need none of that.
 
 No clocks are compared: an operation's *transfer* is its shortest duration on any rank, and the time that it takes
 longer on another rank is *waiting*.
@@ -11,16 +10,17 @@ longer on another rank is *waiting*.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Kind, uneven
+from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
+
+_FEWEST_ENDS = 3
 
 
 class MatchedCalls(Struct, frozen=True, eq=False):
@@ -54,7 +54,8 @@ class MatchedCalls(Struct, frozen=True, eq=False):
 def join_windows(first: GroupCalls, later: GroupCalls) -> GroupCalls:
     """The operations of two windows of one rank in one group, as one."""
     kinds = tuple(sorted({*first.kinds, *later.kinds}))
-    of_first, of_later = (np.array([kinds.index(kind) for kind in calls.kinds], np.int64) for calls in (first, later))
+    of_first = np.array([kinds.index(kind) for kind in first.kinds], np.int64)
+    of_later = np.array([kinds.index(kind) for kind in later.kinds], np.int64)
     covered_ns, hidden_ns = np.zeros(len(kinds), np.int64), np.zeros(len(kinds), np.int64)
     for index, calls in ((of_first, first), (of_later, later)):
         covered_ns[index] += calls.covered_ns
@@ -112,60 +113,35 @@ def _common_kinds(calls: Sequence[GroupCalls], rows: Sequence[Int64]) -> tuple[t
     exchanges = {kind for kind in own if kind.operation in EXCHANGES}
     kinds = tuple(sorted(own | {uneven(kind) for kind in exchanges}))
     number = {kind: index for index, kind in enumerate(kinds)}
-    of_first, *others = (
-        np.array([number[kind] for kind in rank_calls.kinds], np.int64)[rank_calls.kind[row]]
-        for rank_calls, row in zip(calls, rows if exchanges else rows[:1], strict=False)
-    )
+    of_first = _numbers_of(calls[0], rows[0], number)
     if not exchanges:
         return kinds, of_first
-    to_uneven = np.array([number[uneven(kind)] if kind in exchanges else index for kind, index in number.items()])
-    differs = np.any([of_other != of_first for of_other in others], axis=0) if others else np.zeros(1, np.bool_)
-    return kinds, np.where(differs, to_uneven[of_first], of_first)
+    is_exchange = np.array([kind in exchanges for kind in kinds], np.bool_)[of_first]
+    uneven_number = np.array([number[uneven(kind)] if kind in exchanges else ABSENT for kind in kinds])[of_first]
+    differs = np.zeros(len(of_first), np.bool_)
+    for rank_calls, row in zip(calls[1:], rows[1:], strict=True):
+        differs |= _numbers_of(rank_calls, row, number) != of_first
+    return kinds, np.where(is_exchange & differs, uneven_number, of_first)
+
+
+def _numbers_of(calls: GroupCalls, rows: Int64, number: Mapping[Kind, int]) -> Int64:
+    """For some operations of a rank the numbers of their kinds."""
+    return np.array([number[kind] for kind in calls.kinds], np.int64)[calls.kind[rows]]
 
 
 def _ends_at(ends: Int64, index: Int64) -> Int64:
-    """The ends of some operations; ABSENT after the first few, which alone have one."""
+    """The ends of some operations; ABSENT behind the first few, which alone have one."""
     return np.where(index < len(ends), ends[np.minimum(index, len(ends) - 1)], ABSENT)
 
 
 #: What must agree on every rank: an operation's sequence number, name, element type and size.
 _Label: TypeAlias = tuple[int, str, str, int]
-#: By step the rows of one rank's operations, and their labels.
-_Steps: TypeAlias = dict[int, tuple[list[int], list[_Label]]]
+#: An operation of one step on one rank: its row in the rank's calls, and its label.
+_LabelledRow: TypeAlias = tuple[int, _Label]
 
 
-def match_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
-    """For each rank the rows of the operations that all ranks have, in the same order."""
-    if all(_has_same_operations(calls[0], rank_calls) for rank_calls in calls):
-        return [np.arange(len(calls[0].kind))] * len(calls)
-    steps = [_by_step(rank_calls) for rank_calls in calls]
-    rows: list[list[int]] = [[] for _ in calls]
-    for step in sorted(set.intersection(*(set(of_rank) for of_rank in steps))):
-        sequences = [of_rank[step] for of_rank in steps]
-        shifts = [_find_shift(sequences[0][1], labels) for _, labels in sequences]
-        known = [shift for shift in shifts if shift is not None]
-        if len(known) < len(shifts):
-            continue
-        begin = max(known)
-        end = min(shift + len(labels) for shift, (_, labels) in zip(known, sequences, strict=True))
-        for of_rank, shift, (own, _) in zip(rows, known, sequences, strict=True):
-            of_rank.extend(own[begin - shift : max(end, begin) - shift])
-    return [np.array(rows_of_rank, np.int64) for rows_of_rank in rows]
-
-
-def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
-    """Whether two ranks made the same operations in the same order, by their columns: most ranks do."""
-    return first.kinds == second.kinds and all(
-        one is other or (one.dtype == other.dtype and one.tobytes() == other.tobytes()) or np.array_equal(one, other)
-        for one, other in (
-            (first.kind, second.kind),
-            (first.step, second.step),
-            (first.sequence, second.sequence),
-        )
-    )
-
-
-def _by_step(calls: GroupCalls) -> _Steps:
+def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
+    """For each operation its step and its label."""
     described = [
         (
             "all_to_all" if kind.operation in EXCHANGES else kind.operation,
@@ -175,24 +151,110 @@ def _by_step(calls: GroupCalls) -> _Steps:
         for kind in calls.kinds
     ]
     sequence = calls.sequence if len(calls.sequence) else np.full(len(calls.kind), ABSENT)
-    steps: _Steps = defaultdict(lambda: ([], []))
-    columns = (calls.step.tolist(), sequence.tolist(), calls.kind.tolist())
-    for row, (step, number, kind) in enumerate(zip(*columns, strict=True)):
-        steps[step][0].append(row)
-        steps[step][1].append((number, *described[kind]))
+    return [
+        (int(step), (int(number), *described[kind]))
+        for step, number, kind in zip(calls.step, sequence, calls.kind, strict=True)
+    ]
+
+
+def match_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
+    """For each rank the rows of the operations that all ranks have, in the same order."""
+    if all(_has_same_operations(calls[0], rank_calls) for rank_calls in calls):
+        return [np.arange(len(calls[0].kind))] * len(calls)
+    labels, ends = [_labels(rank_calls) for rank_calls in calls], [rank_calls.end_ns for rank_calls in calls]
+    if all(sequence == labels[0] for sequence in labels):
+        return [np.arange(len(labels[0])) for _ in labels]
+    rows: list[list[int]] = [[] for _ in labels]
+    steps = [_by_step(sequence) for sequence in labels]
+    for step in sorted(set.intersection(*(set(of_rank) for of_rank in steps))):
+        aligned = _align([of_rank[step] for of_rank in steps], ends)
+        for rows_of_rank, rows_of_step in zip(rows, aligned, strict=True):
+            rows_of_rank.extend(rows_of_step)
+    return [np.array(rows_of_rank, np.int64) for rows_of_rank in rows]
+
+
+def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
+    """Whether two ranks made the same operations in the same order, by their columns: most ranks do."""
+    return first.kinds == second.kinds and all(
+        _are_equal(of_first, of_second)
+        for of_first, of_second in (
+            (first.kind, second.kind),
+            (first.step, second.step),
+            (first.sequence, second.sequence),
+        )
+    )
+
+
+def _are_equal(first: Integers, second: Integers) -> bool:
+    """Whether two columns hold the same numbers: bytes of short columns are compared faster than numbers."""
+    if first is second or (first.dtype == second.dtype and first.tobytes() == second.tobytes()):
+        return True
+    return np.array_equal(first, second)
+
+
+def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, list[_LabelledRow]]:
+    """The rows and labels of each step."""
+    steps: dict[int, list[_LabelledRow]] = {}
+    for row, (step, label) in enumerate(labels):
+        steps.setdefault(step, []).append((row, label))
     return steps
 
 
-def _find_shift(reference: list[_Label], labels: list[_Label]) -> int | None:
-    """How far labels must be moved along the reference so that they agree where the two overlap, for the longest time.
+def _align(sequences: Sequence[list[_LabelledRow]], ends: Sequence[Int64]) -> list[list[int]]:
+    """The rows of the longest run of operations that all ranks have in the same order; none where it is ambiguous."""
+    begin, end = 0, len(sequences[0])
+    shifts = []
+    for sequence, end_ns in zip(sequences, ends, strict=True):
+        shift = _find_shift(sequences[0], sequence, ends[0], end_ns)
+        if shift is None:
+            return [[] for _ in sequences]
+        shifts.append(shift)
+        begin, end = max(begin, shift), min(end, shift + len(sequence))
+    if end <= begin:
+        return [[] for _ in sequences]
+    return [
+        [row for row, _ in sequence[begin - shift : end - shift]]
+        for sequence, shift in zip(sequences, shifts, strict=True)
+    ]
 
-    None where they never agree, or as long in several places.
+
+def _find_shift(
+    reference: list[_LabelledRow], sequence: list[_LabelledRow], reference_ends: Int64, ends: Int64
+) -> int | None:
+    """How far a sequence must be moved along the reference so that the labels agree where the two overlap.
+
+    The longest overlap counts. Of several shifts with the same overlap, the one counts under which the ends differ by
+    the most constant time.
     """
-    if labels == reference:
-        return 0
-    found: dict[int, int | None] = {}
-    for shift in range(-len(labels) + 1, len(reference)):
-        begin, end = max(0, shift), min(len(reference), shift + len(labels))
-        if reference[begin:end] == labels[begin - shift : end - shift]:
-            found[end - begin] = None if end - begin in found else shift
-    return found[max(found)] if found else None
+    reference_labels, labels = [label for _, label in reference], [label for _, label in sequence]
+    shifts_by_overlap: dict[int, list[int]] = {}
+    for shift in range(-len(labels) + 1, len(reference_labels)):
+        begin, end = max(0, shift), min(len(reference_labels), shift + len(labels))
+        if reference_labels[begin:end] == labels[begin - shift : end - shift]:
+            shifts_by_overlap.setdefault(end - begin, []).append(shift)
+    if not shifts_by_overlap:
+        return None
+    candidates = shifts_by_overlap[max(shifts_by_overlap)]
+    if len(candidates) == 1:
+        return candidates[0]
+    spreads = [(_spread(reference, sequence, shift, reference_ends, ends), abs(shift), shift) for shift in candidates]
+    comparable = sorted((spread, distance, shift) for spread, distance, shift in spreads if spread is not None)
+    return comparable[0][2] if comparable else None
+
+
+def _spread(
+    reference: list[_LabelledRow],
+    sequence: list[_LabelledRow],
+    shift: int,
+    reference_ends: Int64,
+    ends: Int64,
+) -> float | None:
+    """How much the difference of the ends varies under a shift, or None where too few operations have an end."""
+    begin, end = max(0, shift), min(len(reference), shift + len(sequence))
+    pairs = [(reference[index][0], sequence[index - shift][0]) for index in range(begin, end)]
+    with_ends = [pair for pair in pairs if pair[0] < len(reference_ends) and pair[1] < len(ends)]
+    if len(with_ends) < _FEWEST_ENDS:
+        return None
+    reference_rows, rows = np.array(with_ends).T
+    difference = ends[rows] - reference_ends[reference_rows]
+    return float(np.median(np.abs(difference - np.median(difference))))
