@@ -47,7 +47,6 @@ from perfscope.wire.records import EndRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from perfscope.wire.requests import WindowRequest
 
@@ -560,7 +559,7 @@ class Capture:
             self._recording.watch_for_errors(1)
             self.step.hook_ns -= _clock() - window_began_ns
 
-    # Micro-batches and ranges.
+    # Micro-batches.
     def on_pass_begin(
         self, kind: str, *, microbatch: int, stage: int, stages: int, device: int, devices: int
     ) -> TimedPass | None:
@@ -591,20 +590,6 @@ class Capture:
         """All of that pass was launched."""
         if timed_pass is not None:
             self.passes.end(timed_pass)
-
-    @hook_entry
-    def begin_range(self, name: str) -> AbstractContextManager[object] | None:
-        """Name a part of the timeline from here on, until ``end_range``; None outside windows with operators."""
-        if not OPEN_WINDOW.records_ranges or TRACERS.are_active():
-            return None
-        profiler_range: AbstractContextManager[object] = sys.modules["torch"].profiler.record_function(name)
-        profiler_range.__enter__()
-        return profiler_range
-
-    @hook_entry
-    def end_range(self, profiler_range: AbstractContextManager[object]) -> None:
-        """The named part ends."""
-        profiler_range.__exit__(None, None, None)
 
     @hook_entry
     def on_process_group_destroyed(self) -> None:

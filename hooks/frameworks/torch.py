@@ -13,7 +13,6 @@ from perfscope.hooks.guard import value_or_none
 from perfscope.hooks.introspection import COMPILER, TRACERS, subclasses
 
 if TYPE_CHECKING:
-    from collections.abc import Sized
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -186,26 +185,13 @@ def patch_tensor_parallel(module: ModuleType, capture: Capture) -> None:
 
 
 def patch_rpc(module: ModuleType, capture: Capture) -> None:
-    """Learn the rank of an RPC worker, and mark its calls that wait for another one: torch.profiler records none."""
+    """Learn the rank of an RPC worker."""
 
     def init_rpc(*_args: object, **_kwargs: object) -> RunningHook:
         yield
         capture.on_process_group()
 
-    def rpc_sync(to: object, func: object, *_args: object, **_kwargs: object) -> RunningHook:
-        return _mark_wait(capture, f"rpc_sync#{getattr(func, '__name__', 'call')}(-> {getattr(to, 'name', to)})")
-
-    wrap_functions(module, capture, {"init_rpc": init_rpc, "rpc_sync": rpc_sync})
-
-
-def _mark_wait(capture: Capture, name: str) -> RunningHook:
-    """Put a range around a call that waits for another worker, inside windows that record ranges."""
-    profiler_range = capture.begin_range(name)
-    try:
-        yield
-    finally:
-        if profiler_range is not None:
-            capture.end_range(profiler_range)
+    wrap_functions(module, capture, {"init_rpc": init_rpc})
 
 
 def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
@@ -214,11 +200,7 @@ def patch_distributed_optimizer(module: ModuleType, capture: Capture) -> None:
     def report(optimizer: Any, _result: object, _now_ns: int) -> None:
         capture.on_step_end("rpc_optimizer", optimizer)
 
-    def wait_for_all(futures: Sized) -> RunningHook:
-        return _mark_wait(capture, f"rpc_async#optimizers of {len(futures)} workers")
-
     wrap_outermost_step(module.DistributedOptimizer, capture, report, before=lambda: capture.arm("rpc_optimizer"))
-    wrap_functions(module, capture, {"_wait_for_all": wait_for_all})
 
 
 def patch_checkpointing(module: ModuleType, capture: Capture) -> None:

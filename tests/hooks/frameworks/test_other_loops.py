@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import SCRIPTS, event_names, profile, step_lines
+from tests.conftest import SCRIPTS, profile, step_lines
 from tests.hooks.frameworks.running import field, notes, torchrun
 
 pytestmark = pytest.mark.slow
@@ -21,10 +21,6 @@ def test_a_step_of_a_distributed_optimizer_is_the_trainer_s(optimizer: str, tmp_
     assert [line["step"] for line in step_lines(run, "00001")] == list(range(1, 7))
     assert (run / "ranks" / "00000" / "steps.jsonl").read_text() == "", "the server makes no steps of its own"
     assert json.loads((run / "ranks" / "00000" / "rank.json").read_text())["world_size"] == 2
-    # torch.profiler records no Python call to another worker by itself.
-    (trace,) = (run / "traces").glob("*.json*")
-    waits = [name for name in event_names(trace) if name.startswith(("rpc_sync#", "rpc_async#"))]
-    assert waits.count("rpc_sync#forward(-> server)") == waits.count("rpc_async#optimizers of 1 workers") == 3
 
 
 @pytest.mark.parametrize(("how", "samples"), [("replicas", 8), ("stages", None)])
