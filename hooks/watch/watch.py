@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope.constants import NS_PER_S
 from perfscope.hooks.guard import call_safely
@@ -31,7 +31,6 @@ from perfscope.wire.incidents import (
 )
 
 if TYPE_CHECKING:
-    from perfscope.hooks.capture import Capture
     from perfscope.hooks.config import Config
     from perfscope.wire.records import RankRecord
 
@@ -39,9 +38,9 @@ _POINTER_DIGITS = 16
 
 
 class Watch:
-    """The watch over one process; ``begin`` when its rank is known."""
+    """The watch over one process, whose ``Capture`` is the training; ``begin`` when its rank is known."""
 
-    def __init__(self, config: Config, training: Capture) -> None:
+    def __init__(self, config: Config, training: Any) -> None:
         self._config = config
         self._training = training
         self._control = ControlFolder(os.path.join(config.run_dir, CONTROL_FOLDER))
