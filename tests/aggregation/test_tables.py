@@ -9,8 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from perfscope.aggregation.spread import QUANTILES, choose_rows
-from perfscope.aggregation.tables import ALL_ROWS, Grouping, aggregate
+from perfscope.aggregation.tables import ALL_ROWS, QUANTILES, Grouping, aggregate, choose_rows
 from perfscope.constants import MANY_RANKS
 from perfscope.renderers.csv import render as render_csv
 from perfscope.report import Cell, Column, Report, Row, Section, long_table

@@ -1,4 +1,4 @@
-"""All rows go to files, and the JSON of many ranks keeps its keys: with the entries that stand out."""
+"""All rows of tables of many ranks go to files, as do the long lists of the JSON."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from benchmarks.synthetic_ranks import make_job
-from perfscope.aggregation.writing import write_rows
+from perfscope.aggregation.writing import list_tables, write_rows
 from perfscope.constants import KIB, MB
 from perfscope.engine.analysis_report import to_report
 from perfscope.errors import SourceError
 from perfscope.page import build_page
 from perfscope.renderers import Format, render
-from perfscope.report import Report
-from tests.api.test_schema import differences, types
+from perfscope.report import Json, Report
 from tests.conftest import ROOT, perfscope
 from tests.engine.many_ranks import analyze_job
 
@@ -48,11 +47,6 @@ def whole(report: Report) -> Any:
     return as_json(report)
 
 
-@pytest.fixture(scope="module")
-def document(written: Report) -> Any:
-    return as_json(written)
-
-
 def as_json(report: Report) -> Any:
     return json.loads(render(report, Format.JSON))
 
@@ -60,12 +54,6 @@ def as_json(report: Report) -> Any:
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
-
-
-def look_up(document: Any, pointer: str) -> Any:
-    for part in pointer.split("/")[1:]:
-        document = document[int(part)] if isinstance(document, list) else document[part]
-    return document
 
 
 def test_every_aggregated_table_names_a_file_with_all_its_rows(written: Report) -> None:
@@ -91,46 +79,6 @@ def test_entries_of_json_are_all_in_files(whole: Any, folder: Path) -> None:
     ]
 
 
-def test_json_keeps_its_keys_and_types(document: Any, whole: Any) -> None:
-    assert document["results"].keys() == whole["results"].keys()
-    for name, data in document["results"].items():
-        assert not list(differences(data, types()[name], name))
-    assert len(json.dumps(document)) < len(json.dumps(whole)) / 4
-
-
-def test_aggregated_says_what_each_list_was(document: Any, whole: Any) -> None:
-    lists = document["aggregated"]
-    assert {"/results/breakdown/ranks", "/results/idle/ranks", "/results/clock/ranks"} <= lists.keys()
-    for pointer, told in lists.items():
-        assert told["shown"] == len(look_up(document, pointer))
-        if pointer.count("/") == 3:
-            assert told["entries"] == len(look_up(whole, pointer)) == RANKS
-            assert Path(told["file"]).is_file()
-    ranks = whole["results"]["breakdown"]["ranks"]
-    times = sorted(entry["marked"]["idle_us"] for entry in ranks)
-    quantiles = lists["/results/breakdown/ranks"]["quantiles"]["marked_idle_us"]
-    assert (quantiles["smallest"], quantiles["median"], quantiles["largest"]) == (times[0], times[511], times[-1])
-
-
-def test_entries_that_stay_are_whole(document: Any, whole: Any) -> None:
-    for pointer in ("/results/breakdown/ranks", "/results/idle/ranks", "/results/stragglers/ranks"):
-        entries = look_up(whole, pointer)
-        assert all(entry in entries for entry in look_up(document, pointer))
-    assert document["results"]["breakdown"]["all"] == whole["results"]["breakdown"]["all"]
-
-
-def test_pointers_of_findings_lead_to_the_same_figures(document: Any, whole: Any) -> None:
-    pairs = [
-        (before, after)
-        for old, new in zip(whole["results"]["findings"], document["results"]["findings"], strict=True)
-        for first, second in zip(old["evidence"], new["evidence"], strict=True)
-        for before, after in zip(first["pointers"], second["pointers"], strict=True)
-    ]
-    assert any(before != after for before, after in pairs)
-    for before, after in pairs:
-        assert look_up(whole, before) == look_up(document, after)
-
-
 def test_few_ranks_get_files_and_the_answer_of_ever(tmp_path: Path) -> None:
     words = ["analyze", "--format", "json", str(TRACES)]
     plain = perfscope(*words, cwd=tmp_path)
@@ -146,6 +94,19 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert answer.code != 0
     assert "rows cannot be made" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_tables_have_a_cell_for_every_key_of_any_entry() -> None:
+    def entry_of(rank: int) -> dict[str, Json]:
+        late = {"late_us": rank / 3} if rank % 2 else {}
+        steps: list[Json] = [{"name": f"step {step}", "us": float(step * rank)} for step in range(rank % 3)]
+        return {"rank": rank, "calls": rank % 7, **late, "mixed": {"x": rank}, "steps": steps}
+
+    tables = dict(list_tables({"a": {"ranks": [entry_of(rank) for rank in range(2000)]}}))
+    assert list(dict.fromkeys(key for row in tables["a.ranks"] for key in row)) == [
+        "rank", "calls", "mixed_x", "steps", "late_us",
+    ]  # fmt: skip
+    assert len(tables["a.ranks.steps"]) == sum(rank % 3 for rank in range(2000))
 
 
 @contextmanager
