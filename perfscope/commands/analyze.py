@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -47,7 +48,7 @@ from perfscope.sources.joblog import find_logs, read_moments
 from perfscope.sources.joblog.files import is_log_name
 from perfscope.sources.memory.recorded import read_histories
 from perfscope.sources.runs.folder import find_runs, is_folder_at
-from perfscope.sources.runs.run import read_run_without_samples
+from perfscope.sources.runs.run import read_run
 from perfscope.sources.runs.stored import read_run_at
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
@@ -227,7 +228,7 @@ def _account(locations: Sequence[str], places: Places) -> tuple[Goodput, tuple[s
     for location in locations:
         folders = find_runs(location)
         for folder in folders:
-            run = read_run_at(folder, read_run_without_samples)
+            run = read_run_at(folder, partial(read_run, has_samples=False))
             damage += run.damage
             lives += find_lives(run)
         for log in [] if folders else find_logs([next(others)]):

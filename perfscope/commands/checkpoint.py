@@ -19,14 +19,14 @@ from perfscope.analyzers.checkpoints.plan import (
 )
 from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
-from perfscope.errors import ExitCode, UsageError
+from perfscope.errors import ExitCode, SourceError, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Json, Report
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.joblog import read_log_saves
 from perfscope.sources.runs.folder import is_run
-from perfscope.sources.runs.saves import read_run_saves
+from perfscope.sources.runs.run import read_run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
@@ -77,13 +77,20 @@ class ModelOptions:
         return bytes_per_parameter(self.optimizer or Optimizer.ADAM, self.precision or Precision.MIXED, stage)
 
 
+def _read_run_saves(path: Path) -> Saves:
+    saves = read_run(path).saves
+    if saves is None:
+        raise SourceError(path, "contains no timed checkpoint save", hint="a training log may state the times of saves")
+    return saves
+
+
 def _read_saves(source: str | None) -> Saves | None:
     """The timed saves of a run, a log or a typed time; None without a source."""
     if source is None:
         return None
     path = Path(source)
     if is_run(path):
-        return read_run_saves(path)
+        return _read_run_saves(path)
     if path.exists():
         return read_log_saves(path)
     saved_ns = parse_duration_ns(source)
@@ -152,7 +159,7 @@ def _report_plan(plan: Plan, saves: Saves | None) -> Report:
 def _report_saves(run: Path, parameters: int | None, per_parameter: BytesPerParameter | None) -> Report:
     """The saves that hooks timed; the planned size is used where the size of a save is unknown."""
     planned = None if parameters is None else parameters * (per_parameter or bytes_per_parameter()).total
-    timed = summarize_saves(read_run_saves(run), planned)
+    timed = summarize_saves(_read_run_saves(run), planned)
     data: dict[str, Json] = {"schema": _SCHEMA, "results": {"saves": timed.data()}}
     return Report(f"{run}: {format_count(len(timed.saves), 'checkpoint save')}", data, timed.sections())
 

@@ -45,7 +45,7 @@ class HostTimes:
 
     Attributes:
         cpu_ns, delay_ns, system_ns, faults, preempted: See ``HostWork``. Where they were read for several steps at
-            once, each has an estimate, see ``perfscope.sources.runs.host_times``; the sums are what was counted.
+            once, each has an estimate, see ``perfscope.sources.runs.step_columns``; the sums are what was counted.
         launcher_delay_ns: See ``StepRecord``; an estimate likewise. Masked where none was read in the process.
         collectives_ns, transfers_ns: See ``HostWaits``.
     """

@@ -21,7 +21,7 @@ from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.records import decode_step, read_rank_record
 from perfscope.sources.runs.run import read_rank
-from perfscope.sources.runs.step_records import to_steps
+from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Run
 from perfscope.wire import incidents
 from perfscope.wire.records import RankRecord, StepRecord

@@ -20,8 +20,8 @@ from perfscope.analyzers.shared.parts import Part
 from perfscope.analyzers.wall_clock import Ledger, analyze, find_slowest_steps, keep_ledger
 from perfscope.sources.runs.peer_stalls import find_peer_stalls
 from perfscope.sources.runs.run import read_run
-from perfscope.sources.runs.step_records import to_steps
-from perfscope.sources.runs.timeline import to_timeline
+from perfscope.sources.runs.save_records import to_timeline
+from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Window
 from perfscope.tables.steps import PeerStall, Steps
 from perfscope.tables.timeline import Timeline

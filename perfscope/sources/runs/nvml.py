@@ -219,6 +219,8 @@ def _first_line(path: Path, damage: list[str]) -> _Line | None:
 
 def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
     decode = msgspec.json.Decoder(_Line).decode
+    if not path.exists() and path.suffix != _COMPRESSED:
+        path = path.with_name(path.name + _COMPRESSED)  # it was compressed after it was listed
     try:
         with open_regular(path) as plain, gzip.open(plain) if path.suffix == _COMPRESSED else plain as file:
             for line in file:

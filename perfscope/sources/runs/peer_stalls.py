@@ -14,8 +14,7 @@ import numpy as np
 
 from perfscope import wire
 from perfscope.constants import NS_PER_MS
-from perfscope.sources.runs.save_records import host_offsets_ns
-from perfscope.sources.runs.timeline import SAVE
+from perfscope.sources.runs.save_records import SAVE, host_offsets_ns
 from perfscope.tables.columns import Int64, present
 from perfscope.tables.steps import FIRST_STEP, SLOW, WINDOW, PeerStall, Steps
 from perfscope.tables.timeline import Timeline

@@ -52,18 +52,19 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
         decode: Decodes a line.
         damage: Gets a text for each line that cannot be read.
     """
+    if not path.exists() and path.suffix != _COMPRESSED:
+        path = path.with_name(path.name + _COMPRESSED)  # it was compressed after it was listed
     if not path.is_file():
         if path.exists():
             damage.append(f"{path.parent.name}/{path.name}: is no file")
         return []
     records = []
-    content = path.read_bytes()
-    if path.suffix == _COMPRESSED:
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error):
-            damage.append(f"{path.parent.name}/{path.name}: cannot be read")
-            return []
+    try:
+        content = path.read_bytes()
+        content = gzip.decompress(content) if path.suffix == _COMPRESSED else content
+    except (OSError, EOFError, zlib.error):
+        damage.append(f"{path.parent.name}/{path.name}: cannot be read")
+        return []
     lines = content.split(b"\n")
     for number, line in enumerate(lines, 1):
         if not line:
@@ -85,6 +86,21 @@ def list_segments(folder: Path, name: str) -> list[Path]:
     segments = {path.name: path for path in folder.glob(f"{stem}.*.{suffix}")}
     segments |= {path.stem: path for path in folder.glob(f"{stem}.*.{suffix}{_COMPRESSED}")}
     return [*(segments[key] for key in sorted(segments)), folder / name]
+
+
+def read_segments(
+    folder: Path, name: str, decode: Callable[[bytes], _Record], damage: list[str]
+) -> list[list[_Record]]:
+    """The records of each file of ``list_segments``; where one was put aside meanwhile, all are read again."""
+    listed = list_segments(folder, name)
+    while True:
+        problems: list[str] = []
+        records = [read_records(path, decode, problems) for path in listed]
+        again = list_segments(folder, name)
+        if len(again) == len(listed):
+            damage += problems
+            return records
+        listed = again
 
 
 def read_rank_record(folder: Path) -> RankRecord | None:

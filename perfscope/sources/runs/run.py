@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import TypeVar
+
+import msgspec
 
 from perfscope import wire
 from perfscope.errors import SourceError
+from perfscope.files import read_regular
 from perfscope.sources.memory.recorded import find_histories, read_histories
 from perfscope.sources.runs.folder import is_run
-from perfscope.sources.runs.micro_batches import read_micro_batches
 from perfscope.sources.runs.model_record import read_model_record
 from perfscope.sources.runs.nvml import read_gpus
-from perfscope.sources.runs.objects import read_object, recorded_options
 from perfscope.sources.runs.peer_stalls import find_peer_stalls
-from perfscope.sources.runs.records import decode_event, read_rank_record, read_records
-from perfscope.sources.runs.save_records import ProcessSaves, read_process_saves, to_saves
-from perfscope.sources.runs.setup_record import read_setup
-from perfscope.sources.runs.step_columns import read_step_columns
-from perfscope.sources.runs.step_records import to_steps
-from perfscope.sources.runs.timeline import to_timeline
+from perfscope.sources.runs.records import (
+    decode_event,
+    decode_micro_batch,
+    read_rank_record,
+    read_records,
+    read_segments,
+)
+from perfscope.sources.runs.save_records import ProcessSaves, read_process_saves, to_saves, to_timeline
+from perfscope.sources.runs.step_columns import read_step_columns, to_steps
 from perfscope.sources.runs.visible_devices import find_device, find_devices, list_visible_devices
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.memory import AllocatorHistory
-from perfscope.tables.micro_batches import MicroBatches
+from perfscope.tables.micro_batches import MicroBatches, PassTotal
 from perfscope.tables.model import Model
 from perfscope.tables.run import Rank, Run, Window
 from perfscope.tables.steps import Steps
@@ -35,12 +40,11 @@ from perfscope.units import format_ranges
 from perfscope.wire.records import NoteRecord, WindowRecord
 from perfscope.wire.setup import SetupRecord
 
-_ReadSamples: TypeAlias = Callable[[Path, list[str]], tuple[tuple[GpuSamples, ...], tuple[str, ...]]]
+_T = TypeVar("_T")
+_D = TypeVar("_D")
 _MOST_RANGES_SHOWN = 16
 #: What torch reads the setting of its allocator from.
 _ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-#: A window is written as its first and its last step.
-_EDGES = 2
 _NO_RANKS = (
     "no training process reported: either none imported torch and reached a step, or the launcher dropped PYTHONPATH "
     "or started Python with -I, -E or -S"
@@ -74,34 +78,17 @@ class _Process:
     setup: SetupRecord | None
 
 
-def read_run(path: Path) -> Run:
-    """Read a run's folder, traces excepted.
+def read_run(path: Path, *, has_samples: bool = True) -> Run:
+    """Read a run's folder, traces excepted; without the samples of GPUs, of which a week has a million, if told so.
 
     Raises:
         SourceError: The folder is no run.
     """
-    return _read(path, read_gpus)
-
-
-def read_run_without_samples(path: Path) -> Run:
-    """Read a run's folder, traces and the samples of GPUs excepted: a week has a million of these.
-
-    Raises:
-        SourceError: The folder is no run.
-    """
-    return _read(path, _read_no_gpus)
-
-
-def _read_no_gpus(_path: Path, _damage: list[str]) -> tuple[tuple[GpuSamples, ...], tuple[str, ...]]:
-    return (), ()
-
-
-def _read(path: Path, read_samples: _ReadSamples) -> Run:
     if not is_run(path):
         raise SourceError(path, "is not a run of `perfscope profile`", hint="it has neither run.json nor ranks/")
     damage: list[str] = []
-    facts = read_object(path / wire.RUN_FILE, damage)
-    gpus, gpu_notes = read_samples(path, damage)
+    facts = _read_object(path / wire.RUN_FILE, damage)
+    gpus, gpu_notes = read_gpus(path, damage) if has_samples else ((), ())
     processes = [
         _read_process(folder, rank, attempt, gpus, damage)
         for folder, rank, attempt in _rank_folders(path / wire.RANKS_FOLDER)
@@ -112,8 +99,8 @@ def _read(path: Path, read_samples: _ReadSamples) -> Run:
     damage += _missing_ranks(ranks)
     return Run(
         path=str(path),
-        command=_command(facts),
-        exit_status=_exit_status(facts),
+        command=_stated(facts, "command", tuple[str, ...], ()),
+        exit_status=_stated(facts, "exit_status", str, None),
         ranks=ranks,
         steps=find_peer_stalls(steps, timelines),
         windows=tuple(window for process in processes for window in process.windows),
@@ -123,9 +110,9 @@ def _read(path: Path, read_samples: _ReadSamples) -> Run:
         micro_batches=tuple(passes for process in processes for passes in process.micro_batches),
         models=tuple(process.model for process in processes if process.model is not None),
         saves=to_saves([process.saves for process in processes], steps),
-        planned_windows=_planned_windows(facts),
+        planned_windows=_stated(facts, "windows", tuple[tuple[int, int], ...], ()),
         allocator=_allocator(facts),
-        recorded=recorded_options(facts),
+        recorded=_stated(facts, "recorded", frozenset[str], frozenset()),
         timelines=timelines,
         read_memory=partial(_read_memory, path),
         setups={process.number: process.setup for process in processes if process.setup is not None},
@@ -136,27 +123,18 @@ def _read_memory(run: Path) -> tuple[AllocatorHistory, ...]:
     return tuple(history for path in find_histories(run) for history in read_histories(path))
 
 
-def _command(facts: Mapping[str, object]) -> tuple[str, ...]:
-    words = facts.get("command")
-    return tuple(str(word) for word in words) if isinstance(words, list) else ()
-
-
-def _planned_windows(facts: Mapping[str, object]) -> tuple[tuple[int, int], ...]:
-    """The windows that were asked for, such as ``[[4, 6]]``; none where the run does not say."""
-    windows = facts.get("windows")
-    pairs = [tuple(pair) for pair in windows if isinstance(pair, list)] if isinstance(windows, list) else []
-    return tuple(pair for pair in pairs if len(pair) == _EDGES and all(isinstance(edge, int) for edge in pair))
+def _stated(facts: Mapping[str, object], name: str, kind: type[_T], default: _D) -> _T | _D:
+    """What a run states of itself, as a type; the default where it states nothing of that type."""
+    try:
+        return msgspec.convert(facts.get(name), kind)
+    except msgspec.ValidationError:
+        return default
 
 
 def _allocator(facts: Mapping[str, object]) -> str:
-    variables = facts.get("environment")
-    values = [variables.get(name) for name in _ALLOCATOR] if isinstance(variables, dict) else []
+    variables = _stated(facts, "environment", dict[str, object], {})
+    values = [variables.get(name) for name in _ALLOCATOR]
     return ",".join(value for value in values if isinstance(value, str))
-
-
-def _exit_status(facts: Mapping[str, object]) -> str | None:
-    status = facts.get("exit_status")
-    return status if isinstance(status, str) else None
 
 
 def _missing_ranks(ranks: Sequence[Rank]) -> list[str]:
@@ -197,7 +175,7 @@ def _read_process(folder: Path, rank: int, attempt: int, gpus: Sequence[GpuSampl
         timeline=timeline if columns.rows else None,
         model=read_model_record(folder, rank, damage),
         saves=saves,
-        setup=read_setup(folder, damage),
+        setup=_read_setup(folder, damage),
     )
 
 
@@ -228,7 +206,7 @@ def read_rank(
 
 def _coordinates(folder: Path) -> dict[str, int]:
     """The rank's index on each axis of parallelism; empty where it recorded none."""
-    coordinates = read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
+    coordinates = _read_object(folder / wire.PARALLEL_FILE, []).get("coordinates")
     if not isinstance(coordinates, dict):
         return {}
     return {str(axis): index for axis, index in coordinates.items() if type(index) is int and index >= 0}
@@ -245,21 +223,54 @@ def _options(words: Sequence[str]) -> dict[str, str]:
 
 
 def _to_window(rank: int, attempt: int, record: WindowRecord) -> Window:
-    return Window(
-        rank=rank,
-        first_step=record.first_step,
-        last_step=record.last_step,
-        trace=record.trace,
-        start_ns=record.start_ns,
-        stop_ns=record.stop_ns,
-        export_ns=record.export_ns,
-        trace_bytes=record.trace_bytes,
-        partial=record.partial,
-        release_ns=record.release_ns,
-        rss_before_bytes=record.rss_before_bytes,
-        rss_after_bytes=record.rss_after_bytes,
-        detached=record.detached,
-        attached_because=record.attached_because,
-        activities=record.activities,
-        attempt=attempt,
-    )
+    return Window(rank=rank, attempt=attempt, **{name: value for name, value in vars(record).items() if name != "kind"})
+
+
+def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str]) -> tuple[MicroBatches, ...]:
+    """The passes of micro-batches that the hooks timed; what cannot be read is added to ``damage``.
+
+    A record that leaves the order out has that of the record before it.
+    """
+    passes: list[MicroBatches] = []
+    order: tuple[str, ...] = ()
+    segments = read_segments(folder, wire.MICRO_BATCHES_FILE, decode_micro_batch, damage)
+    for record in (record for records in segments for record in records):
+        order = record.order or order
+        passes.append(
+            MicroBatches(
+                rank=rank,
+                attempt=attempt,
+                step=record.step,
+                device=record.device,
+                devices=record.devices,
+                stages=record.stages,
+                span_ns=record.span_ns,
+                totals=tuple(PassTotal(*total) for total in record.totals),
+                order=order,
+            )
+        )
+    return tuple(passes)
+
+
+def _read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
+    """How a process trains; None where it recorded nothing of it."""
+    try:
+        return msgspec.json.decode(read_regular(folder / wire.SETUP_FILE), type=SetupRecord)
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError):
+        damage.append(f"{wire.RANKS_FOLDER}/{folder.name}/{wire.SETUP_FILE} cannot be read")
+        return None
+
+
+def _read_object(path: Path, damage: list[str]) -> dict[str, object]:
+    """The JSON object in a file; empty where it cannot be read, which is added to ``damage``."""
+    if not path.is_file():
+        damage.append(f"{path.name} is missing")
+        return {}
+    try:
+        fields = json.loads(path.read_bytes())
+    except ValueError:
+        damage.append(f"{path} is not complete JSON")
+        return {}
+    return fields if isinstance(fields, dict) else {}

@@ -1,4 +1,4 @@
-"""The records of checkpoint saves of all ranks, on one clock."""
+"""The checkpoint saves of all ranks on one clock, and the life of each process."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from perfscope import wire
 from perfscope.constants import NS_PER_S
 from perfscope.sources.runs.records import decode_checkpoint, read_rank_record, read_records
 from perfscope.tables.columns import present
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.tables.steps import Steps
-from perfscope.tables.timeline import Timeline
-from perfscope.wire.records import CheckpointRecord
+from perfscope.tables.timeline import ProcessSpans, Timeline
+from perfscope.wire.records import CheckpointRecord, EndRecord, RankRecord, Span
+
+SAVE = "save"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +110,48 @@ def _training_ns(
     begins_ns += [start_ns for start_ns, _ in stalls_ns]
     ends_ns += [end_ns for _, end_ns in stalls_ns]
     return max(ends_ns) - min(begins_ns) or None
+
+
+def to_timeline(
+    number: tuple[int, int],
+    record: RankRecord | None,
+    step_spans: Iterable[Span],
+    events: Sequence[object],
+    saves: Sequence[CheckpointRecord],
+) -> Timeline:
+    """Put together what one process of a rank recorded.
+
+    Args:
+        number: The rank, and which of its processes it is.
+        record: Who the rank is; None where that cannot be read.
+        step_spans: What happened besides training in its completed steps.
+        events: Its windows, its notes and its end.
+        saves: Its checkpoint saves.
+    """
+    end = next((event for event in reversed(events) if isinstance(event, EndRecord)), None)
+    spans = list(step_spans)
+    spans += end.spans or () if end is not None else ()
+    for save in saves:
+        stalls = ((save.start_ns, save.end_ns), *(save.waits or ()))
+        spans += [Span(SAVE, start_ns, end_ns) for start_ns, end_ns in stalls]
+    return Timeline(
+        rank=number[0],
+        attempt=number[1],
+        host=None if record is None else record.host,
+        started_ns=None if record is None else record.started_ns,
+        torch_loaded_ns=None if record is None else record.torch_loaded_ns,
+        hooked_ns=None if record is None else record.hooked_ns,
+        ended_ns=None if end is None else end.end_ns,
+        spans=_to_spans(spans),
+        records_spans=record is not None and record.hooked_ns is not None,
+        offset_ns=None if record is None else record.wall_ns - record.monotonic_ns,
+    )
+
+
+def _to_spans(spans: Sequence[Span]) -> ProcessSpans:
+    return ProcessSpans(
+        kind=np.asarray([span.kind for span in spans], np.str_),
+        start_ns=np.asarray([span.start_ns for span in spans], np.int64),
+        end_ns=np.asarray([span.end_ns for span in spans], np.int64),
+        wait_ns=np.asarray([span.wait_ns for span in spans], np.int64),
+    )

@@ -21,7 +21,7 @@ from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import read_moments
 from perfscope.sources.runs import nvml
-from perfscope.sources.runs.run import read_run, read_run_without_samples
+from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT, perfscope
 
 
@@ -112,7 +112,7 @@ def test_a_ledger_needs_no_samples_of_gpus(monkeypatch: pytest.MonkeyPatch) -> N
     whole = read_run(path)
     assert whole.gpus
     monkeypatch.setattr(nvml, "_lines", None)
-    bare = read_run_without_samples(path)
+    bare = read_run(path, has_samples=False)
     assert not bare.gpus
     for ours, expected in zip(find_lives(bare), find_lives(whole), strict=True):
         assert (ours.start_ns, ours.end_ns, ours.other_ns) == (expected.start_ns, expected.end_ns, expected.other_ns)

@@ -17,7 +17,7 @@ from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.sources.runs.step_records import to_steps
+from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Rank, Run
 from perfscope.tables.steps import Steps
 from perfscope.wire import GARBAGE

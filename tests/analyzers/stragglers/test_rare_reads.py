@@ -15,9 +15,8 @@ from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK
-from perfscope.sources.runs.host_times import to_host_times
 from perfscope.sources.runs.run import read_run
-from perfscope.sources.runs.step_columns import StepColumns
+from perfscope.sources.runs.step_columns import StepColumns, to_host_times
 from perfscope.tables.columns import masked, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps

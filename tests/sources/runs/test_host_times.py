@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from perfscope.sources.runs.step_columns import read_step_columns
-from perfscope.sources.runs.step_records import to_steps
+from perfscope.sources.runs.step_columns import read_step_columns, to_steps
 from perfscope.tables.steps import HostTimes
 from perfscope.wire.host import HostWork
 from perfscope.wire.records import StepRecord, to_line
