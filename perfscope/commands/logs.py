@@ -10,8 +10,8 @@ import typer
 from perfscope.analyzers.logs.setup import Overrides
 from perfscope.analyzers.logs.summary import LogSummary, TrainingLogs, summarize_log
 from perfscope.commands.options import FormatOption, require_positive
+from perfscope.engine.execution import with_progress
 from perfscope.engine.places import at_hand
-from perfscope.engine.progress import with_lines
 from perfscope.errors import ExitCode, PerfscopeError, SourceError, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import fastest_gpu
@@ -87,7 +87,7 @@ def _summarize_logs(paths: list[Path], overrides: Overrides) -> tuple[list[LogSu
     logs = find_logs(paths)
     if len(logs) > _MOST_LOGS:
         raise UsageError(f"there are {len(logs):,} logs; at most {_MOST_LOGS:,} are read at once", hint="name folders")
-    for path in with_lines(logs, len(logs)):
+    for path in with_progress(logs, len(logs)):
         try:
             summary = summarize_log(read_log(path), overrides)
         except SourceError as error:

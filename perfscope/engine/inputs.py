@@ -15,7 +15,7 @@ from perfscope.errors import SourceError
 from perfscope.sources.partials import Refused, read_partials
 from perfscope.sources.runs.folder import find_runs, is_folder_at, is_run_at
 from perfscope.sources.stores.location import is_url, join
-from perfscope.sources.stores.reading import FILE, FOLDER, kind_of
+from perfscope.sources.stores.reading import FOLDER, kind_of
 from perfscope.sources.traces.files import TRACE_ENDINGS, find_absent, find_traces
 from perfscope.units import format_count
 from perfscope.wire import LIGHT_FOLDER, TRACES_FOLDER
@@ -102,33 +102,13 @@ def find_inputs(paths: Sequence[str | os.PathLike[str]]) -> Inputs:
         run = read_run_at(locations[0])
         folder = join(locations[0], TRACES_FOLDER) if is_url(locations[0]) else str(Path(locations[0]) / TRACES_FOLDER)
         traces = find_traces([folder]) if is_folder_at(folder) else []
-        late = _unlisted(run, traces, folder) if is_url(folder) else []
-        traces = sorted([*traces, *late])
         absent = _find_absent([folder], traces) if is_folder_at(folder) else []
-        absent = [*absent, *(_unlisted_partials(run, [*traces, *absent], folder) if is_url(folder) else [])]
         return Inputs(locations, run, tuple(sorted([*traces, *absent])), frozenset(absent))
     traces = find_traces(locations)
     absent = _find_absent(locations, traces)
     if not traces and not absent:
         raise SourceError(locations[0], "contains no trace", hint=f"traces end in {' or '.join(TRACE_ENDINGS)}")
     return Inputs(locations, None, tuple(sorted([*traces, *absent])), frozenset(absent))
-
-
-def _unlisted(run: Run, traces: Sequence[str], folder: str) -> list[str]:
-    """Traces that the run names and a store has, but does not list yet."""
-    return [url for trace in _missing(run, traces, folder) for url in (f"{trace}.gz", trace) if kind_of(url) == FILE]
-
-
-def _unlisted_partials(run: Run, traces: Sequence[str], folder: str) -> list[str]:
-    """Traces that stayed on their hosts, whose partials a store has, but does not list yet."""
-    missing = [f"{trace}.gz" for trace in _missing(run, traces, folder)]
-    return [trace for trace in missing if kind_of(partials_path(trace)) == FILE]
-
-
-def _missing(run: Run, traces: Sequence[str], folder: str) -> list[str]:
-    """Where the traces would be that the run's windows name, and that are not among some."""
-    listed = {Path(trace).name.removesuffix(".gz") for trace in traces}
-    return [join(folder, window.trace) for window in run.windows if Path(window.trace).name not in listed]
 
 
 def _find_absent(locations: Sequence[str], traces: Sequence[str]) -> list[str]:

@@ -11,19 +11,25 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial as bind
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from perfscope.engine.coverage import find_problems
-from perfscope.engine.execution import Execution, Mergers
+from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import FETCH, Inputs
 from perfscope.engine.partials import get, load, paths_of, require_traces
-from perfscope.engine.reading import read_each
 from perfscope.engine.registry import Analyzer, Partial
 from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
-from perfscope.engine.windows import TraceFiles, WindowPlan, WindowUse, describe_events_without_twin, plan_windows
+from perfscope.engine.windows import (
+    TraceFiles,
+    WindowPlan,
+    WindowUse,
+    describe_events_without_twin,
+    plan_windows,
+    read_each,
+)
 from perfscope.sources.partials import Missing, Refused
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME
 from perfscope.sources.traces.metadata import read_metadata
@@ -32,6 +38,8 @@ from perfscope.wire.traces import TraceMetadata, file_name, partials_path
 
 #: Why the other windows are measured, which are at hand.
 _STAYED = "their traces stayed on the hosts, without partials that can be taken"
+#: What merges two partials of an analyzer, by its name; None for one whose partials stay apart.
+Mergers: TypeAlias = Mapping[str, Callable[[Partial, Partial], Partial] | None]
 
 
 class OnDemand:
@@ -224,7 +232,7 @@ def measure_traces(
 
 
 def _measure_later(execution: Execution, task: Task, files: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
-    return execution.map(measuring(task), files, {})
+    return execution.map(measuring(task), files)
 
 
 def _answer(request: _Request, execution: Execution, files: Sequence[TraceFiles]) -> _Answers:
@@ -258,7 +266,7 @@ def _answer(request: _Request, execution: Execution, files: Sequence[TraceFiles]
             elif lacking:
                 to_measure.setdefault(lacking, []).append(trace)
     for names, group in to_measure.items():
-        for rest in execution.map(measuring(task_for_some(request.task, names)), group, request.mergers):
+        for rest in execution.map(measuring(task_for_some(request.task, names)), group):
             _merge(answers, rest, request.mergers)
             begun = by_path.get(rest.path)
             partials = begun.partials if begun is not None and rest.summary is not None else {}

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from perfscope.engine.coverage import summarize
 from perfscope.engine.kernel_patterns import mark_communication
-from perfscope.engine.partials import put, status_of
+from perfscope.engine.partials import identities, put
 from perfscope.engine.registry import Partial
 from perfscope.engine.tasks import MeasuredTrace, Task, named_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
@@ -22,7 +22,7 @@ from perfscope.tables.trace import Events, Trace
 
 def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
     """Read one trace, or two windows as one, and let every analyzer measure it; a failure is part of the answer."""
-    path, before = files.path, status_of(files) if task.stores else None
+    path, traces = files.path, identities(files) if task.stores else None
     try:
         trace = read_files(files, task)
     except NoMatch as error:
@@ -32,8 +32,8 @@ def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
     except MemoryError:
         return MeasuredTrace(path, None, (f"{path} does not fit in memory",))
     measured = measure_trace(path, trace, task)
-    if before is not None:
-        put(files, measured, task, before)
+    if traces is not None:
+        put(files, measured, task, traces)
     return measured
 
 

@@ -61,34 +61,31 @@ def storable(recorded: Collection[str]) -> frozenset[str]:
     )
 
 
-def put(files: TraceFiles, measured: MeasuredTrace, task: Task, before: object) -> bool:
+def identities(files: TraceFiles) -> tuple[Identity, ...] | None:
+    """The content of a trace, or of both windows; None where it cannot be read."""
+    try:
+        return tuple(map(identify, paths_of(files)))
+    except (OSError, SourceError):
+        return None
+
+
+def put(files: TraceFiles, measured: MeasuredTrace, task: Task, traces: tuple[Identity, ...]) -> bool:
     """Store what was measured of a trace beside it; False where there is nothing to store, or it cannot be stored.
 
     Args:
         files: The trace, or both windows.
         measured: What was measured.
         task: What was asked for.
-        before: What ``status_of`` gave before the trace was read.
+        traces: What ``identify`` gave before the trace was read: one that changed meanwhile is another one.
     """
     try:
         hooks = read_metadata(files.path) or TraceMetadata()
         events = events_of(measured, files, wanted_events(task))
-        content = to_content(measured, files, task.analyzers, events, tuple(map(identify, paths_of(files))), hooks)
-        if status_of(files) != before:
-            return False  # it says what was measured of one trace, and has the hash of another
+        content = to_content(measured, files, task.analyzers, events, traces, hooks)
         replace_file(Path(partials_path(files.path)), content)
     except (OSError, SourceError, Unstorable):
         return False
     return True
-
-
-def status_of(files: TraceFiles) -> object:
-    """What changes where a file of a trace is replaced, or somebody writes into it; None where one is gone."""
-    try:
-        statuses = [Path(path).stat() for path in paths_of(files)]
-    except OSError:
-        return None
-    return [(status.st_ino, status.st_size, status.st_mtime_ns) for status in statuses]
 
 
 def to_content(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
-import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from importlib.metadata import entry_points
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, get_type_hints, runtime_checkable
 
@@ -23,8 +21,6 @@ if TYPE_CHECKING:
     from perfscope.tables.run import Run
 
 ENTRY_POINTS = "perfscope.analyzers"
-#: How the folder of an installed distribution ends, and the file that lists its entry points.
-_DISTRIBUTION, _ENTRY_POINTS_FILE = "-info", "entry_points.txt"
 #: How many levels of a tree a result's tables show unless more are asked for.
 DEFAULT_DEPTH = 3
 
@@ -326,32 +322,4 @@ def analyzers() -> Sequence[Analyzer]:
 
     An entry point names an Analyzer object: ``name = "package.module:ANALYZER"``.
     """
-    if not _may_have_others():
-        return BUILT_IN
-    from importlib.metadata import entry_points  # takes longer to import than all analyzers
-
     return BUILT_IN + tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))
-
-
-def _may_have_others() -> bool:
-    """Whether an installed distribution names the group, or may be installed otherwise than in a folder."""
-    for location in sys.path:
-        try:
-            with os.scandir(location or ".") as entries:  # paths of pathlib would take several times as long
-                folders = [entry.path for entry in entries if entry.name.endswith(_DISTRIBUTION)]
-        except NotADirectoryError:
-            return True
-        except OSError:
-            continue
-        if any(_states_our_group(f"{folder}/{_ENTRY_POINTS_FILE}") for folder in folders):
-            return True
-    return False
-
-
-def _states_our_group(file: str) -> bool:
-    """Whether a distribution's list of entry points has our group."""
-    try:
-        with io.FileIO(file) as content:
-            return ENTRY_POINTS.encode() in content.readall()
-    except OSError:
-        return False

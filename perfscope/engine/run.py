@@ -51,9 +51,6 @@ _CUT_OFF = "every trace is cut off or damaged before its GPU events"
 #: Of more traces no results are derived that need large partials: they would fill the memory.
 _MOST_TRACES = 64
 
-#: What an analyzer raises of partials that no trace gives.
-_IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
-
 _P = TypeVar("_P")  # the type of an analyzer's partials
 
 
@@ -154,24 +151,6 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
         SourceError: No input can be read.
         UsageError: ``plan.only`` names an analyzer that does not exist.
     """
-    try:
-        return _analyze(inputs, plan)
-    except _IMPOSSIBLE as error:
-        if plan.is_fresh:
-            raise
-        problem = f"{type(error).__name__}: {error}"
-    try:
-        # Partials that are data of the right types, and yet none that a trace gives.
-        analysis = _analyze(inputs, replace(plan, is_fresh=True))
-    except _IMPOSSIBLE:
-        if not inputs.absent:
-            raise
-        raise SourceError(inputs.locations[0], f"holds partials that cannot be analyzed: {problem}") from None
-    note = f"partials that stand beside the traces cannot be analyzed: {problem}: the traces are read"
-    return replace(analysis, notes=(*analysis.notes, note))
-
-
-def _analyze(inputs: Inputs, plan: Plan) -> Analysis:
     recorded = inputs.run.recorded if inputs.run else frozenset()
     chosen = _choose(plan.only, plan.besides, recorded)
     measurements = _measure(inputs, plan, chosen, _needed_by_derivations(plan.only, chosen, len(inputs.traces)))

@@ -7,12 +7,12 @@ every process has one, else of the windows with operators: those of all ranks ar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from msgspec import Struct, field
 
 from perfscope import wire
-from perfscope.engine.reading import read_each
 from perfscope.report import Json
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.units import format_ranges
@@ -28,6 +28,10 @@ ReadMetadata: TypeAlias = "Callable[[str], TraceMetadata | None]"
 
 #: Light windows, and those with operators.
 _KINDS = 2
+#: Threads that read small files, how many files they read ahead, and of how many they are worth it.
+_READERS, _AHEAD, _FEWEST_IN_THREADS = 8, 256, 16
+_Item = TypeVar("_Item")
+_Answer = TypeVar("_Answer")
 
 
 class TraceFiles(Struct, frozen=True):
@@ -117,6 +121,16 @@ class _Process(Struct):
     def _partner(self, light: _Window) -> str | None:
         earlier = [window.path for window in self.operators if window.first_step < light.first_step]
         return earlier[-1] if earlier else self.operators[0].path if self.operators else None
+
+
+def read_each(read: Callable[[_Item], _Answer], items: Sequence[_Item]) -> Iterator[_Answer]:
+    """What ``read`` gives for each item, in their order; of many it is called in threads, for stores and networks."""
+    if len(items) < _FEWEST_IN_THREADS:
+        yield from map(read, items)
+        return
+    with ThreadPoolExecutor(_READERS) as readers:
+        for begin in range(0, len(items), _AHEAD):
+            yield from readers.map(read, items[begin : begin + _AHEAD])
 
 
 def plan_windows(traces: Sequence[str], run: Run | None, read: ReadMetadata = read_metadata) -> WindowPlan:

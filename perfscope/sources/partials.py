@@ -1,6 +1,6 @@
 """Files of partials: what analyzers measured of one trace, as data, which stands beside it.
 
-A file is 8 bytes, ``PSPART2`` and a newline, then a ``Stored`` as MessagePack, deflated by zlib. Nothing in it is code:
+A file is 8 bytes, ``PSPART3`` and a newline, then a ``Stored`` as MessagePack, deflated by zlib. Nothing in it is code:
 a value is decoded as the type that the analyzer's ``measure`` is annotated to return, or is refused.
 """
 
@@ -27,7 +27,7 @@ from perfscope.sources.stores.reading import NotStored
 from perfscope.sources.traces.files import open_small, open_trace
 from perfscope.wire.traces import TraceMetadata, file_name
 
-_MAGIC = b"PSPART2\n"
+_MAGIC = b"PSPART3\n"
 _LARGEST_FILE, _LARGEST_CONTENT = 8 * MIB, 32 * MIB
 _LEVEL = 6
 _ARRAY = 1
@@ -197,9 +197,6 @@ def _decoder(kind: object) -> msgspec.msgpack.Decoder[object]:
 def _encode_array(value: object) -> msgspec.msgpack.Ext:
     """An array as its type, its shape and its numbers.
 
-    Columns of integers are stored as differences, which wrap around, and their bytes by their place: that makes them
-    smaller when they are deflated.
-
     Raises:
         TypeError: It is no array of numbers.
     """
@@ -208,16 +205,7 @@ def _encode_array(value: object) -> msgspec.msgpack.Ext:
     little = np.ascontiguousarray(value, value.dtype.newbyteorder("<")).reshape(value.shape)
     if little.dtype.str not in _TYPES:
         raise TypeError(f"an array of {value.dtype} cannot be stored")
-    content = little.tobytes()
-    if _is_column(little.dtype, value.shape):
-        column = little.view(f"<u{little.itemsize}").copy()
-        column[1:] -= column[:-1].copy()
-        content = column.view(np.uint8).reshape(-1, little.itemsize).T.tobytes()
-    return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((little.dtype.str, value.shape, content)))
-
-
-def _is_column(kind: np.dtype[np.generic], shape: tuple[int, ...]) -> bool:
-    return len(shape) == 1 and kind.kind == "i"
+    return msgspec.msgpack.Ext(_ARRAY, msgspec.msgpack.encode((little.dtype.str, value.shape, little.tobytes())))
 
 
 def _read_extension(code: int, block: memoryview) -> npt.NDArray[np.generic]:
@@ -234,13 +222,7 @@ def _read_extension(code: int, block: memoryview) -> npt.NDArray[np.generic]:
     kind = np.dtype(name)
     if math.prod(shape) * kind.itemsize != len(content):
         raise ValueError("an array is longer or shorter than its shape")
-    if _is_column(kind, shape):
-        by_place = np.frombuffer(content, np.uint8).reshape(kind.itemsize, -1)
-        unsigned = np.dtype(f"<u{kind.itemsize}")
-        differences = np.frombuffer(by_place.tobytes("F"), unsigned)
-        array = np.add.accumulate(differences, dtype=unsigned).view(kind)
-    else:
-        array = np.frombuffer(bytearray(content), kind).reshape(shape)
+    array = np.frombuffer(bytearray(content), kind).reshape(shape)
     if kind.kind == "b" and content.translate(None, b"\0\1"):
         raise ValueError("a truth value is neither 0 nor 1")
     return array.astype(kind.newbyteorder("="), copy=False)

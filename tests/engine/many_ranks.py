@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from benchmarks.synthetic_ranks import Job, Made
-from perfscope.engine.execution import Execution, Mergers
+from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.engine.tasks import Measure, MeasuredTrace
@@ -17,9 +17,7 @@ class Answers(Execution, frozen=True):
 
     answers: tuple[MeasuredTrace, ...] = ()
 
-    def map(
-        self, measure: Measure, traces: Sequence[TraceFiles], mergers: Mergers | None = None
-    ) -> Iterator[MeasuredTrace]:
+    def map(self, measure: Measure, traces: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
         return iter(self.answers)
 
 

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 
 import dask
@@ -19,16 +19,14 @@ import pytest
 from distributed import LocalCluster
 from msgspec.structs import replace
 
-from perfscope.analyzers import kernels
-from perfscope.analyzers.kernels import Kernels, KernelTimes, merge
-from perfscope.engine.execution import Group, form_groups, measure_group, measure_on_dask
+from perfscope.engine.execution import measure_on_dask
 from perfscope.engine.measuring import measure
 from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import PerfscopeError
 from perfscope.sources.traces import reader
 from tests.conftest import environment
-from tests.engine.test_many_traces import groups, job
+from tests.engine.test_many_traces import files_of, job
 
 pytestmark = pytest.mark.slow
 
@@ -103,7 +101,7 @@ def test_a_worker_that_dies_at_any_stage_costs_no_trace(
     paths = job(tmp_path, 9)
     marks = marks_of(tmp_path)
     with cluster(2) as scheduler:
-        require_all(list(measure_on_dask(partial(dies, marks), groups(paths, 3), {}, scheduler)), paths)
+        require_all(list(measure_on_dask(partial(dies, marks), files_of(paths), scheduler)), paths)
     assert len(list(marks.iterdir())) == 1
 
 
@@ -113,10 +111,10 @@ def dies_always(files: TraceFiles) -> MeasuredTrace:
     return measure(files, TASK)
 
 
-def test_a_trace_that_kills_every_worker_is_named_and_its_group_is_answered_for(tmp_path: Path) -> None:
+def test_a_trace_that_kills_every_worker_is_named_and_the_others_are_answered_for(tmp_path: Path) -> None:
     paths = job(tmp_path, 6)
     with dask.config.set({"distributed.scheduler.allowed-failures": 0}), cluster(2) as scheduler:
-        answers = {answer.path: answer for answer in measure_on_dask(dies_always, groups(paths, 3), {}, scheduler)}
+        answers = {answer.path: answer for answer in measure_on_dask(dies_always, files_of(paths), scheduler)}
     assert sorted(answers) == paths
     assert [path for path, answer in answers.items() if answer.summary is None] == [paths[4]]
     assert "its worker was killed" in answers[paths[4]].damage[0]
@@ -131,7 +129,7 @@ def has_no_space(files: TraceFiles) -> MeasuredTrace:
 def test_a_failure_in_a_worker_is_named_as_what_it_is(tmp_path: Path) -> None:
     paths = job(tmp_path, 6)
     with cluster(2) as scheduler:
-        answers = {answer.path: answer for answer in measure_on_dask(has_no_space, groups(paths, 3), {}, scheduler)}
+        answers = {answer.path: answer for answer in measure_on_dask(has_no_space, files_of(paths), scheduler)}
     assert sorted(answers) == paths
     (problem,) = answers[paths[4]].damage
     assert problem == f"{paths[4]} could not be measured: OSError: [Errno 28] No space left on device"
@@ -157,7 +155,7 @@ def test_a_worker_whose_disk_is_full_answers_all_the_same(tmp_path: Path) -> Non
         with pytest.raises(OSError, match="No space left"):
             (disk / "filler").write_bytes(b"0" * (1 << 20))
         measuring = partial(measure, task=TASK)
-        answers = list(measure_on_dask(measuring, groups(paths, 2), {}, scheduler))
+        answers = list(measure_on_dask(measuring, files_of(paths), scheduler))
     require_all(answers, paths)
 
 
@@ -190,38 +188,8 @@ def test_a_scheduler_that_ends_is_said_so(tmp_path: Path) -> None:
             dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
             pytest.raises(PerfscopeError, match="the Dask scheduler ended before every trace was measured"),
         ):
-            list(measure_on_dask(measuring, groups(paths), {}, address))
+            list(measure_on_dask(measuring, files_of(paths), address))
     finally:
         for process in (worker, scheduler):
             process.kill()
             process.wait()
-
-
-def merge_kernels(first: object, second: object) -> object:
-    assert isinstance(first, KernelTimes)
-    assert isinstance(second, KernelTimes)
-    return merge(first, second)
-
-
-def test_groups_hold_every_trace_once_and_are_small_where_there_are_few(tmp_path: Path) -> None:
-    for count in (0, 1, 5, 63, 256, 16_384):
-        for workers in (1, 2, 64):
-            files = [TraceFiles(f"rank{rank}") for rank in range(count)]
-            formed = form_groups(files, workers)
-            assert [member for group in formed for member in group] == files
-            assert all(len(group) <= 16 for group in formed)
-            assert len(formed) >= min(count, 8 * workers)
-
-
-def kernels_of(measured: object) -> Kernels:
-    assert isinstance(measured, KernelTimes)
-    return kernels.analyze([measured])
-
-
-def test_a_group_sends_what_can_be_merged_once(tmp_path: Path) -> None:
-    group: Group = tuple(map(TraceFiles, job(tmp_path, 4)))
-    alone = [measure(files, TASK) for files in group]
-    answers = measure_group(group, partial(measure, task=TASK), {"kernels": merge_kernels, "breakdown": None})
-    assert [sorted(answer.partials) for answer in answers] == [["breakdown", "kernels"], *[["breakdown"]] * 3]
-    expected = reduce(merge_kernels, [measured.partials["kernels"] for measured in alone])
-    assert kernels_of(answers[0].partials["kernels"]) == kernels_of(expected)

@@ -7,7 +7,6 @@ import multiprocessing
 import os
 import shutil
 import signal
-import time
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
@@ -17,7 +16,7 @@ from typing import Any
 import pytest
 from distributed import LocalCluster
 
-from perfscope.engine.execution import Group, measure_in_processes
+from perfscope.engine.execution import measure_in_processes
 from perfscope.engine.measuring import measure
 from perfscope.engine.run import Analysis, analyze
 from perfscope.engine.tasks import MeasuredTrace, Task
@@ -74,10 +73,8 @@ def test_one_process_several_and_dask_give_the_same_bytes_over_copies_of_which_o
     assert document["results"]["collectives"]["operations"][0]["group_size"] == 8
 
 
-def groups(paths: Sequence[str], size: int = 1) -> list[Group]:
-    """The traces in groups of a size."""
-    files = [*map(TraceFiles, paths)]
-    return [tuple(files[start : start + size]) for start in range(0, len(files), size)]
+def files_of(paths: Sequence[str]) -> list[TraceFiles]:
+    return [*map(TraceFiles, paths)]
 
 
 def breaks_on(victim: str, marks: Path, files: TraceFiles) -> MeasuredTrace:
@@ -100,7 +97,7 @@ def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), groups(paths, 3), {}, 2))
+    answers = list(measure_in_processes(partial(breaks_on, "rank005.json.gz", marks), files_of(paths), 2))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
     assert [mark.name for mark in marks.iterdir()] == ["rank005.json.gz"]
@@ -108,7 +105,7 @@ def test_a_worker_that_is_killed_costs_no_trace(tmp_path: Path) -> None:
 
 def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered_for(tmp_path: Path) -> None:
     paths = job(tmp_path, 12)
-    measured = measure_in_processes(partial(dies_over, "rank005.json.gz"), groups(paths, 3), {}, 2)
+    measured = measure_in_processes(partial(dies_over, "rank005.json.gz"), files_of(paths), 2)
     answers = {answer.path: answer for answer in measured}
     lost = [path for path, answer in answers.items() if answer.summary is None]
     assert lost == [paths[5]]
@@ -136,7 +133,7 @@ def test_a_worker_that_is_killed_while_it_sends_costs_no_trace(tmp_path: Path) -
     paths = job(tmp_path, 9)
     marks = tmp_path / "marks"
     marks.mkdir()
-    answers = list(measure_in_processes(partial(dies_while_sending, marks), groups(paths, 3), {}, 2))
+    answers = list(measure_in_processes(partial(dies_while_sending, marks), files_of(paths), 2))
     assert sorted(answer.path for answer in answers) == paths
     assert all(answer.summary is not None for answer in answers)
     assert len(list(marks.iterdir())) == 1
@@ -268,42 +265,10 @@ def test_traces_are_read_through_fsspec(tmp_path: Path) -> None:
         analyzed("nosuch://x")
 
 
-def test_a_bar_is_shown_to_people_alone(tmp_path: Path) -> None:
+def test_a_quick_analysis_shows_no_progress(tmp_path: Path) -> None:
     job(tmp_path, 2)
     answer = perfscope("analyze", ".", cwd=tmp_path)
     assert (answer.code, answer.stderr) == (0, "")
-
-
-@pytest.mark.parametrize("workers", ["1", "2"])
-def test_on_a_terminal_the_bar_counts_the_traces(tmp_path: Path, workers: str) -> None:
-    import pty
-    import subprocess
-    import sys
-
-    job(tmp_path, 3)
-    reader, writer = pty.openpty()
-    words = [sys.executable, "-m", "perfscope", "analyze", "--workers", workers, "."]
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}", "TERM": "xterm"}
-    process = subprocess.Popen(words, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=writer, env=environment)
-    os.close(writer)
-    shown = _read_all(reader)
-    assert process.wait() == 0
-    assert "Reading traces" in shown
-    assert "3/3" in shown
-
-
-def _read_all(reader: int) -> str:
-    content = b""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            block = os.read(reader, 4096)
-        except OSError:  # the other end was closed, as Linux says it
-            break
-        if not block:
-            break
-        content += block
-    return content.decode("utf-8", "replace")
 
 
 @pytest.mark.parametrize(

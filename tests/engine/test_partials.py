@@ -104,7 +104,7 @@ def test_partials_serve_the_events_that_change_nothing(tmp_path: Path) -> None:
     assert lacking(Events.OPERATORS) == ("kernels",)
 
 
-def test_a_trace_that_is_replaced_while_it_is_measured_is_not_stored(
+def test_what_was_measured_of_a_trace_that_is_replaced_meanwhile_is_not_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = Path(shutil.copy(FIXTURES / TRACES[0], tmp_path))
@@ -119,7 +119,8 @@ def test_a_trace_that_is_replaced_while_it_is_measured_is_not_stored(
 
     monkeypatch.setattr(measuring, "read_files", read_and_replace)
     assert measure(TraceFiles(str(path)), replace(TASK, stores=True)).summary is not None
-    assert not list(tmp_path.glob("*.partials*"))
+    with pytest.raises(Refused, match="is of another trace"):
+        get(TraceFiles(str(path)), TASK, frozenset())
 
 
 def test_a_full_disk_leaves_no_half_file(tmp_path: Path) -> None:
@@ -168,7 +169,7 @@ def test_the_fingerprint_changes_with_the_code(tmp_path: Path, monkeypatch: pyte
 
 def test_a_trace_that_could_not_be_measured_is_not_stored(tmp_path: Path) -> None:
     files = TraceFiles(str(tmp_path / "none.json"))
-    assert not put(files, measure(files, TASK), TASK, None)
+    assert not put(files, measure(files, TASK), TASK, (Identity("a", 1, "0"),))
     broken = replace(measured(TRACES[2]), failed={"idle": "It could not be measured."})
     with pytest.raises(Unstorable):
         to_content(broken, TraceFiles(broken.path), NAMES, EVENTS, (Identity("a", 1, "0"),))

@@ -281,21 +281,6 @@ def test_partials_of_other_code_cost_one_note_for_all_ranks(
     assert "and 1 more: each is of perfscope 0.1.0" in note
 
 
-def test_data_of_the_right_types_that_no_trace_gives_is_not_believed(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = Plan(only=frozenset({"breakdown"}))
-    expected = texts(analyze([run], Plan(only=plan.only, is_fresh=True)))
-    unpack = cache._unpack
-    monkeypatch.setattr(cache, "_unpack", lambda *words: unpack(*words) if words[3] == "its trace" else (None,))
-    analysis = analyze([run], plan)
-    assert texts(analysis) == expected
-    assert "cannot be analyzed" in analysis.notes[-1]
-    without_traces(run)
-    with pytest.raises(SourceError, match="cannot be analyzed"):
-        analyze([run], plan)
-
-
 def test_absent_traces_whose_partials_are_damaged_are_damage(run: Path) -> None:
     trace = find_traces([str(run / "traces")])[0]
     without_traces(run)
