@@ -194,6 +194,21 @@ def test_a_deepspeed_config_gives_stage_batch_format_and_offload(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"model_type": "llama"}, "not a DeepSpeed config"),
+        ({"train_batch_size": 0}, "at least 1"),
+        ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, "does not divide"),
+        ({"train_batch_size": 8, "zero_optimization": {"stage": 4}}, "ZeRO stage"),
+    ],
+)
+def test_a_deepspeed_config_that_cannot_be_is_refused(tmp_path: Path, config: dict[str, object], said: str) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(config))
+    assert said in refused("plan", "--size", "52B", "--gpus", 4, "--deepspeed-config", path)
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("--model", "13B"), "--gpus is missing"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import pytest
 
 from tests.analyzers.flops.making import answer, ask, by_name, refused
@@ -171,31 +168,3 @@ def test_a_peak_of_ones_own_is_the_denominator() -> None:
 def test_the_number_format_picks_the_peak() -> None:
     bf16, fp8 = (answer(*LLAMA, "--gpu", "h200-sxm", "--dtype", dtype) for dtype in ("bf16", "fp8"))
     assert by_name(bf16)["6n"]["mfu"] == pytest.approx(2 * by_name(fp8)["6n"]["mfu"], rel=1e-3)
-
-
-def test_a_deepspeed_config_gives_batch_and_format(tmp_path: Path) -> None:
-    config = tmp_path / "ds.json"
-    config.write_text(
-        json.dumps({"train_batch_size": 1024, "fp16": {"enabled": True}, "zero_optimization": {"stage": 1}})
-    )
-    read = answer("tflops", "--size", "52B", "--time", 127, "--deepspeed-config", config, "--gpu", "a100-40")
-    assert read["tflops_per_gpu"] == answer(*SEED, "--time", 127)["tflops_per_gpu"]
-    assert read["gpu"]["dtype"] == "fp16"
-    config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 4}))
-    read = answer("tflops", "--size", "52B", "--time", 127, "--gpus", 64, "--deepspeed-config", config)
-    assert read["inputs"]["gbs"] == 1024
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": "llama"}, "not a DeepSpeed config"),
-        ({"train_batch_size": 0}, "at least 1"),
-        ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, "does not divide"),
-        ({"train_batch_size": 8, "zero_optimization": {"stage": 4}}, "ZeRO stage"),
-    ],
-)
-def test_a_deepspeed_config_that_cannot_be_is_refused(tmp_path: Path, config: dict[str, object], said: str) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(config))
-    assert said in refused("tflops", "--size", "52B", "--time", 127, "--deepspeed-config", path)

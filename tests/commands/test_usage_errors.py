@@ -32,8 +32,7 @@ MISSING = [
     "scaling --protocol dlperf-mxnet-bert nowhere",
     "tflops --size 1B --log nowhere",
     "tflops --model nowhere/config.json",
-    "tflops --size 1B --gbs 1 --time 1 --gpus 1 --deepspeed-config nowhere",
-    "tflops --trace nowhere",
+    "plan --size 1B --gpus 1 --deepspeed-config nowhere",
 ]
 
 

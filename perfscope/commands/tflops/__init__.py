@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
 from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
@@ -16,10 +21,8 @@ from perfscope.commands.model import (
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.commands.tflops.inputs import (
     DEFAULT_GPUS,
-    FileOptions,
     StepInputs,
     StepOptions,
-    supply_from_deepspeed_config,
 )
 from perfscope.commands.tflops.report import Answer, to_report
 from perfscope.errors import UsageError
@@ -33,8 +36,14 @@ def tflops(
     model: ModelOptions,
     step: StepOptions,
     training: TrainingOptions,
-    files: FileOptions,
     peak: PeakOptions,
+    log: Annotated[
+        Path | None,
+        typer.Option(
+            help="A training log: supplies missing values; its logged TFLOPs are compared with the conventions.",
+            show_default="none",
+        ),
+    ] = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Compute TFLOPs per GPU, MFU and HFU from a model, a global batch size and a step time, by every convention."""
@@ -46,29 +55,23 @@ def tflops(
         checkpointing=training.checkpointing,
         dtype=peak.dtype,
     )
-    log = trace = None
-    if files.log or files.trace:
-        # The readers of logs and traces import NumPy, which takes longer than the whole command without them.
-        from perfscope.commands.tflops.files import read_log_and_trace
-
-        log, trace = read_log_and_trace(files.log, files.trace)
+    step_log = None
     if log:
-        inputs = log.supply(inputs)
-    if files.deepspeed_config:
-        inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
-    if trace:
-        inputs = trace.supply(inputs)
-    if log and log.choice and model == ModelOptions():
-        choice = log.choice
+        # The readers of logs import NumPy, which takes longer than the whole command without them.
+        from perfscope.commands.tflops.log import read_step_log
+
+        step_log = read_step_log(log)
+        inputs = step_log.supply(inputs)
+    if step_log and step_log.choice and model == ModelOptions():
+        choice = step_log.choice
     else:
-        choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN, log.model if log else None)
+        choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN, step_log.model if step_log else None)
     answer = Answer(
         throughput=_compute_throughput(inputs, choice),
         choice=choice,
         inputs=inputs,
         peak=resolve_peak(peak._replace(dtype=inputs.dtype)),
-        log=log,
-        trace=trace,
+        log=step_log,
     )
     report = to_report(answer)
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

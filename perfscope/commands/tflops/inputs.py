@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -10,10 +9,8 @@ import typer
 from perfscope.commands.model import Dtype
 from perfscope.constants import NS_PER_S
 from perfscope.models.conventions import Checkpointing
-from perfscope.sources.models.deepspeed_config import read_deepspeed_config
 
 DEFAULT_GPUS = 64
-_FILES = "Input files"
 
 
 class StepOptions(NamedTuple):
@@ -23,36 +20,11 @@ class StepOptions(NamedTuple):
         int | None,
         typer.Option(
             help="Global batch size: sequences in one step over all GPUs.",
-            show_default="of --log or --deepspeed-config, else required",
+            show_default="of --log, else required",
         ),
     ] = None
     time: Annotated[str | None, typer.Option(help="Time of one step: 127, 127s, 2m7s, 127000ms.")] = None
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default=str(DEFAULT_GPUS))] = None
-
-
-class FileOptions(NamedTuple):
-    """Files that supply missing values."""
-
-    log: Annotated[
-        Path | None,
-        typer.Option(
-            help="A training log: supplies missing values; its logged TFLOPs are compared with the conventions.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            help="A trace taken with --shapes: its operations are counted and compared with the formula.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    deepspeed_config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A DeepSpeed config: supplies the global batch size and the data type.", rich_help_panel=_FILES
-        ),
-    ] = None
 
 
 class StepInputs(NamedTuple):
@@ -92,15 +64,3 @@ class StepInputs(NamedTuple):
             if getattr(self, name) is None and (value := getattr(supplied, name)) is not None
         }
         return self._replace(**values, read=(*self.read, *(f"{phrases[name]}, from {origin}" for name in values)))
-
-
-def supply_from_deepspeed_config(inputs: StepInputs, path: Path) -> StepInputs:
-    """Take missing values from a DeepSpeed config.
-
-    Raises:
-        SourceError: The file cannot be read.
-        UsageError: It is not a DeepSpeed config, or its batch sizes contradict each other.
-    """
-    config = read_deepspeed_config(path)
-    supplied = StepInputs(samples=config.global_batch(inputs.gpus), dtype=Dtype(config.dtype))
-    return inputs.fill_missing(supplied, str(path))

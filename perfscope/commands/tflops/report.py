@@ -18,8 +18,8 @@ from perfscope.report import Cell, Column, Json, Report, Section, percent
 from perfscope.result import to_object
 from perfscope.units import format_parameters, format_seconds
 
-if TYPE_CHECKING:  # the readers of logs and traces import NumPy
-    from perfscope.commands.tflops.files import StepLog, TracedStep
+if TYPE_CHECKING:  # the readers of logs import NumPy
+    from perfscope.commands.tflops.log import StepLog
 
 
 class Answer(NamedTuple):
@@ -31,7 +31,6 @@ class Answer(NamedTuple):
         inputs: What was typed or read.
         peak: The denominator of MFU and HFU.
         log: The log; None where none was named.
-        trace: A trace of the step; None where none was named.
     """
 
     throughput: Throughput
@@ -39,7 +38,6 @@ class Answer(NamedTuple):
     inputs: StepInputs
     peak: Peak
     log: StepLog | None
-    trace: TracedStep | None
 
     @property
     def step(self) -> Step:
@@ -54,7 +52,6 @@ class Answer(NamedTuple):
             step_ns=throughput.step_ns,
             gpus=throughput.gpus,
             peak_tflops=self.peak.tflops,
-            measured=self.trace.measured(throughput.checkpointing) if self.trace else None,
         )
 
 
@@ -63,7 +60,6 @@ def to_report(answer: Answer) -> Report:
     throughput, step = answer.throughput, answer.step
     conventions, other_forms = compare(step), variants(step)
     log = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else None
-    trace = answer.trace.compare(step) if answer.trace else None
     explanation = (*describe_doubts(conventions, step), *explain_spread(step, conventions))
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
     above_peak = _warn_above_peak(answer)
@@ -79,7 +75,6 @@ def to_report(answer: Answer) -> Report:
         "explanation": list(explanation),
         "doubts": list(above_peak),
         "log": log.data if log else None,
-        "trace": trace.data if trace else None,
         "assumed": list(assumptions),
         "read": list(answer.inputs.read),
     }
@@ -95,8 +90,6 @@ def to_report(answer: Answer) -> Report:
     ]
     if log:
         sections.append(Section("The log's own figure", notes=log.notes))
-    if trace:
-        sections.append(Section("Counted in the trace", notes=trace.notes))
     if answer.inputs.read:
         sections.append(Section("Read from files", notes=answer.inputs.read))
     if assumptions:

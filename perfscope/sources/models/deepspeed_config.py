@@ -21,7 +21,6 @@ class DeepSpeedConfig(NamedTuple):
     Attributes:
         train_batch_size: Global batch size.
         micro_batch: Sequences of one forward pass on one GPU.
-        accumulation: Micro-batches of one step.
         zero_stage: Stage of ZeRO; 0 without it.
         dtype: ``bf16``, ``fp16`` or ``fp32``.
         offload: States in host memory or on disk: ``optimizer``, ``parameters``.
@@ -29,16 +28,9 @@ class DeepSpeedConfig(NamedTuple):
 
     train_batch_size: int | None
     micro_batch: int | None
-    accumulation: int | None
     zero_stage: int
     dtype: str
     offload: tuple[str, ...] = ()
-
-    def global_batch(self, data_parallel: int | None) -> int | None:
-        """The global batch size; None where neither the size nor all of its factors are known."""
-        if self.train_batch_size is not None or not (self.micro_batch and data_parallel):
-            return self.train_batch_size
-        return self.micro_batch * (self.accumulation or 1) * data_parallel
 
 
 def read_deepspeed_config(path: Path) -> DeepSpeedConfig:
@@ -66,7 +58,6 @@ def read_deepspeed_config(path: Path) -> DeepSpeedConfig:
     return DeepSpeedConfig(
         train_batch_size=total,
         micro_batch=micro,
-        accumulation=accumulation,
         zero_stage=_stage(zero, path),
         dtype="bf16" if _enabled(config, "bf16") else "fp16" if _enabled(config, "fp16") else "fp32",
         offload=tuple(

@@ -7,7 +7,7 @@ from an entry are those of the model that ``transformers`` builds from the same 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 #: A fixed property, or the config key that states it and the default of that key.
 Flag = bool | tuple[str, bool]
@@ -44,103 +44,59 @@ class Family(NamedTuple):
     head_dim: int | None = None
 
 
-_GPT2 = Family(gated=False, norm_vectors=2, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0)
-_LLAMA = Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mlp_bias=("mlp_bias", False))
+def _biases(key: str, *, default: bool) -> dict[str, Any]:
+    """A key that states all biases."""
+    return dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), (key, default))
+
+
+#: Flags that several architectures share.
+_ATTENTION: dict[str, Any] = {"qkv_bias": ("attention_bias", False), "out_bias": ("attention_bias", False)}
+_MLP_BIAS = ("mlp_bias", False)
+_PLAIN: dict[str, Any] = {"gated": False, "norm_vectors": 2}
+_GPT2 = Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, positions=0)
+_LLAMA = Family(**_ATTENTION, mlp_bias=_MLP_BIAS)
 _DEEPSEEK = Family(mixture=True)
 
 FAMILIES: Mapping[str, Family] = {
     "gpt2": _GPT2,
     "gpt_bigcode": _GPT2,
-    "gpt_neo": Family(gated=False, norm_vectors=2, out_bias=True, mlp_bias=True, tied=True, positions=0),
-    "gpt_neox": Family(
-        gated=False,
-        norm_vectors=2,
-        qkv_bias=("attention_bias", True),
-        out_bias=("attention_bias", True),
-        mlp_bias=True,
-    ),
-    "gptj": Family(gated=False, norm_vectors=2, norms=1, mlp_bias=True, head_bias=True),
+    "gpt_neo": Family(**_PLAIN, out_bias=True, mlp_bias=True, tied=True, positions=0),
+    "gpt_neox": Family(**_PLAIN, qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=True),
+    "gptj": Family(**_PLAIN, norms=1, mlp_bias=True, head_bias=True),
     "opt": Family(
-        gated=False,
-        norm_vectors=2,
-        qkv_bias=("enable_bias", True),
-        out_bias=("enable_bias", True),
-        mlp_bias=("enable_bias", True),
+        **_PLAIN,
+        **_biases("enable_bias", default=True),
         tied=True,
         positions=2,
     ),
-    "bloom": Family(gated=False, norm_vectors=2, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, other_norms=2),
-    "falcon": Family(
-        gated=False,
-        norm_vectors=2,
-        qkv_bias=("bias", False),
-        out_bias=("bias", False),
-        mlp_bias=("bias", False),
-        tied=True,
-    ),
+    "bloom": Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, other_norms=2),
+    "falcon": Family(**_PLAIN, **_biases("bias", default=False), tied=True),
     "mpt": Family(gated=False, tied=True),
     "llama": _LLAMA,
     "mistral": Family(),
-    "smollm3": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mlp_bias=("mlp_bias", False), tied=True
-    ),
+    "smollm3": Family(**_ATTENTION, mlp_bias=_MLP_BIAS, tied=True),
     "granite": _LLAMA,
-    "phi": Family(gated=False, norm_vectors=2, norms=1, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True),
+    "phi": Family(**_PLAIN, norms=1, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True),
     "phi3": Family(),
-    "starcoder2": Family(
-        gated=False,
-        norm_vectors=2,
-        qkv_bias=("use_bias", True),
-        out_bias=("use_bias", True),
-        mlp_bias=("use_bias", True),
-        tied=True,
-    ),
+    "starcoder2": Family(**_PLAIN, **_biases("use_bias", default=True), tied=True),
     "stablelm": Family(norm_vectors=2, qkv_bias=("use_qkv_bias", False)),
-    "nemotron": Family(
-        gated=False,
-        norm_vectors=2,
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        mlp_bias=("mlp_bias", False),
-    ),
-    "olmo": Family(norm_vectors=0, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False)),
-    "olmo2": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
-    "cohere": Family(norms=1, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
-    "gemma": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True, head_dim=256),
-    "gemma2": Family(
-        norms=4, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True, head_dim=256
-    ),
-    "gemma3_text": Family(
-        norms=4,
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        tied=True,
-        qk_norm="head",
-        head_dim=256,
-    ),
+    "nemotron": Family(**_PLAIN, **_ATTENTION, mlp_bias=_MLP_BIAS),
+    "olmo": Family(norm_vectors=0, **_ATTENTION),
+    "olmo2": Family(**_ATTENTION, qk_norm="full"),
+    "cohere": Family(norms=1, **_ATTENTION, tied=True),
+    "gemma": Family(**_ATTENTION, tied=True, head_dim=256),
+    "gemma2": Family(norms=4, **_ATTENTION, tied=True, head_dim=256),
+    "gemma3_text": Family(norms=4, **_ATTENTION, tied=True, qk_norm="head", head_dim=256),
     "qwen2": Family(qkv_bias=True),
-    "qwen3": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", head_dim=128
-    ),
+    "qwen3": Family(**_ATTENTION, qk_norm="head", head_dim=128),
     "qwen2_moe": Family(qkv_bias=("qkv_bias", True), mixture=True),
-    "qwen3_moe": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", mixture=True
-    ),
+    "qwen3_moe": Family(**_ATTENTION, qk_norm="head", mixture=True),
     "mixtral": Family(mixture=True),
-    "arcee": Family(
-        gated=False,
-        qkv_bias=("attention_bias", False),
-        out_bias=("attention_bias", False),
-        mlp_bias=("mlp_bias", False),
-    ),
-    "cohere2": Family(norms=1, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), tied=True),
-    "dots1": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head", mixture=True
-    ),
+    "arcee": Family(gated=False, **_ATTENTION, mlp_bias=_MLP_BIAS),
+    "cohere2": Family(norms=1, **_ATTENTION, tied=True),
+    "dots1": Family(**_ATTENTION, qk_norm="head", mixture=True),
     "ernie4_5": Family(
-        qkv_bias=("use_bias", False),
-        out_bias=("use_bias", False),
-        mlp_bias=("use_bias", False),
+        **_biases("use_bias", default=False),
         tied=True,
         head_dim=128,
     ),
@@ -148,25 +104,18 @@ FAMILIES: Mapping[str, Family] = {
     "glm": Family(qkv_bias=("attention_bias", True), head_dim=128),
     "glm4": Family(norms=4, qkv_bias=("attention_bias", True), head_dim=128),
     "glm4_moe": Family(qkv_bias=("attention_bias", False), mixture=True),
-    "granitemoe": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mixture=True),
-    "hunyuan_v1_dense": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="head"),
+    "granitemoe": Family(**_ATTENTION, mixture=True),
+    "hunyuan_v1_dense": Family(**_ATTENTION, qk_norm="head"),
     "internlm3": Family(qkv_bias=("qkv_bias", False), out_bias=("bias", False), mlp_bias=("bias", False), head_dim=128),
     "minimax_m2": Family(qk_norm="full", mixture=True, head_dim=128),
     "ministral": Family(),
     "ministral3": Family(head_dim=128),
-    "olmo3": Family(qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full"),
-    "phimoe": Family(
-        norm_vectors=2, qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), mixture=True
-    ),
+    "olmo3": Family(**_ATTENTION, qk_norm="full"),
+    "phimoe": Family(norm_vectors=2, **_ATTENTION, mixture=True),
     "seed_oss": Family(
-        qkv_bias=("attention_bias", True),
-        out_bias=("attention_out_bias", False),
-        mlp_bias=("mlp_bias", False),
-        head_dim=128,
+        qkv_bias=("attention_bias", True), out_bias=("attention_out_bias", False), mlp_bias=_MLP_BIAS, head_dim=128
     ),
-    "olmoe": Family(
-        qkv_bias=("attention_bias", False), out_bias=("attention_bias", False), qk_norm="full", mixture=True
-    ),
+    "olmoe": Family(**_ATTENTION, qk_norm="full", mixture=True),
     "gpt_oss": Family(qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mixture=True, head_dim=64),
     "deepseek_v2": _DEEPSEEK,
     "deepseek_v3": _DEEPSEEK,

@@ -1,4 +1,4 @@
-"""The files that measured the step of ``perfscope tflops``: its log and its trace."""
+"""The log that measured the step of ``perfscope tflops``."""
 
 from __future__ import annotations
 
@@ -7,35 +7,26 @@ from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.flops.comparison import Convention, LogMatch, Step, match_log
-from perfscope.analyzers.flops.cross_check import cross_check
-from perfscope.analyzers.flops.operation_counts import Operations
-from perfscope.analyzers.flops.precision import Precision, find_precision
 from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
-from perfscope.analyzers.operations import measure
 from perfscope.analyzers.shared.statistics import median
 from perfscope.commands.model import DEFAULT_SEQ_LEN, Dtype, ModelChoice, choose_logged_model, describe_logged_model
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIB, GIGA, NS_PER_S, TERA
-from perfscope.errors import SourceError, UsageError
-from perfscope.models.conventions import Checkpointing, Recomputed
-from perfscope.models.hardware import lookup_gpu
+from perfscope.errors import UsageError
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import ModelDescription, Transformer
 from perfscope.report import Json
-from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
-from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.joblog import JobLog
-from perfscope.tables.trace import Events
 from perfscope.units import format_parameters
 
 
 class Comparison(NamedTuple):
-    """A measurement compared with the formulas.
+    """A log's figures compared with the formulas.
 
     Attributes:
-        data: The value of ``log`` or ``trace`` in JSON.
+        data: The value of ``log`` in JSON.
         notes: The same in sentences.
         convention: The convention that explains a log's figure; None where none does.
     """
@@ -43,71 +34,6 @@ class Comparison(NamedTuple):
     data: Json
     notes: tuple[str, ...]
     convention: str | None = None
-
-
-class TracedStep(NamedTuple):
-    """A trace and the operations of its steps."""
-
-    path: Path
-    operations: Operations
-
-    @property
-    def precision(self) -> Precision:
-        """The data types of the trace's products."""
-        return find_precision((), (self.operations,), lookup_gpu(self.operations.device_name))
-
-    def supply(self, inputs: StepInputs) -> StepInputs:
-        """Take the activation checkpointing and the data type that the trace shows, where they are missing."""
-        main = self.precision.main
-        supplied = StepInputs(
-            checkpointing=self.operations.repeats.checkpointing, dtype=Dtype(main) if main in set(Dtype) else None
-        )
-        return inputs.fill_missing(supplied, str(self.path))
-
-    def measured(self, checkpointing: Checkpointing) -> Recomputed | None:
-        """The shares that were recomputed, where the trace shows selective checkpointing and so do the inputs."""
-        repeats = self.operations.repeats
-        is_selective = checkpointing is Checkpointing.SELECTIVE is repeats.checkpointing
-        return repeats.recomputed if is_selective else None
-
-    def compare(self, step: Step) -> Comparison:
-        """Compare the operations of the trace with the formula's."""
-        check = cross_check(step, [self.operations], step.gpus)
-        assert check is not None
-        precision = (self.precision.sentence(),) if len(self.precision.by_type) > 1 else ()
-        notes = (*_compare_recomputation(step, self.operations), *precision, *check.explanation)
-        data: Json = {
-            "path": str(self.path),
-            "steps": self.operations.steps,
-            "tflops_per_gpu": (self.operations.flops_per_step or 0.0) / (step.step_ns / NS_PER_S) / TERA,
-            **to_object(check),
-            "explanation": list(notes),
-        }
-        return Comparison(data, (check.sentence(), *notes))
-
-
-def read_traced_step(path: Path) -> TracedStep:
-    """Count the operations of a trace's matrix products.
-
-    Raises:
-        SourceError: The file cannot be read, or contains no training step.
-        UsageError: The trace states no shapes.
-    """
-    operations = measure(read_trace(path, Events.ANNOTATIONS | Events.PRODUCTS))
-    if operations is None or not operations.flops_per_step:
-        raise UsageError(f"{path} states no shapes of matrix products", hint="profile with `--shapes`")
-    if not operations.steps:
-        raise SourceError(path, "contains no ProfilerStep, so the number of its steps is unknown")
-    return TracedStep(path, operations)
-
-
-def _compare_recomputation(step: Step, operations: Operations) -> tuple[str, ...]:
-    """A note where the trace shows another activation checkpointing than was typed."""
-    traced = operations.repeats.checkpointing
-    if traced is None or traced is step.checkpointing:
-        return ()
-    shown = "no recomputation" if traced is Checkpointing.NONE else f"recomputation (`{traced}`)"
-    return (f"The trace shows {shown}, but --checkpointing is {step.checkpointing}: HFU follows --checkpointing.",)
 
 
 _SIZE_TOLERANCE_BILLIONS = 0.6
@@ -284,13 +210,3 @@ def _describe_match(log: JobLog, log_match: LogMatch | None) -> str:
         f"`{log.tflops_label}` is none of these conventions; `{log_match.nearest}` is nearest, the log is "
         f"{log_match.nearest_deviation:+.1%} from it: do the dimensions, the batch or the number of GPUs differ?"
     )
-
-
-def read_log_and_trace(log: Path | None, trace: Path | None) -> tuple[StepLog | None, TracedStep | None]:
-    """Read the log and the trace, where there is one.
-
-    Raises:
-        SourceError: A file cannot be read.
-        UsageError: A file is no log of a training, or a trace without shapes.
-    """
-    return read_step_log(log) if log else None, read_traced_step(trace) if trace else None
