@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.pipeline_steps import PipelineSteps
     from perfscope.analyzers.pipelines.measurement import PipelineBubble
     from perfscope.analyzers.replay.scenarios import Regain
-    from perfscope.analyzers.roofline.result import Roofline
+    from perfscope.analyzers.roofline import Roofline
     from perfscope.analyzers.saves import SaveTimes
     from perfscope.analyzers.setup import RankSetup, Setup
     from perfscope.analyzers.steps import StepTimes

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from perfscope.analyzers.flops.counted_operators import count_operators
+from perfscope.analyzers.flops.counted_calls import count_operators
 from perfscope.analyzers.modules.attribution import ModuleMap, Owner, Owners, Phase, find_owners
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, distinct, join

@@ -27,7 +27,7 @@ from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.pipeline_steps import PipelineSteps
 from perfscope.analyzers.pipelines.measurement import PipelineBubble
-from perfscope.analyzers.roofline.result import Roofline
+from perfscope.analyzers.roofline import Roofline
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.setup import Setup
 from perfscope.analyzers.steps import StepTimes

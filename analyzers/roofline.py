@@ -1,0 +1,620 @@
+"""How near each operator is to what its GPU can do, by the shapes of its inputs.
+
+An operator needs at least ``flops / peak`` and at least ``bytes / bandwidth``; the longer of the two is its attainable
+time, and says what bounds it. Peaks are those of hardware.toml, or what ``doctor --ceiling`` measured, where that is
+known. A collective needs the bytes that nccl-tests counts for busbw over the link. A share above 1 cannot be: the data
+was in the cache, or the count is wrong. It is doubted, and regains nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
+
+import numpy as np
+
+from perfscope.analyzers.communication.bandwidth import bus_factor
+from perfscope.analyzers.communication.calls import dtype_bytes, operation_named, size_of
+from perfscope.analyzers.flops.byte_rules import count_bytes
+from perfscope.analyzers.flops.counted_calls import count_operators
+from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
+from perfscope.errors import NoDevice
+from perfscope.models.hardware import Gpu, lookup_gpu
+from perfscope.report import Section, percent_of
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
+from perfscope.tables.ceiling import Ceiling
+from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.kernel_precision import UNNAMED, element_precision, product_precision
+from perfscope.tables.operator_details import Inputs
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
+
+#: Data types that tensor cores multiply; fp32 products as they are do not run on them.
+_ON_TENSOR_CORES = ("bf16", "fp16", "tf32", "fp8", "fp4", "16-bit")
+_MOST_TENSORS = 4
+_ATEN = "aten::"
+NO_OPERATOR = "(no operator)"
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorWork:
+    """The calls of one operator with inputs of the same shapes and types, or of one collective, of all steps.
+
+    Attributes:
+        operator: Its name.
+        shapes: Its inputs in words: ``bf16 8192x2048, 2048x6144``; ``""`` where the trace does not state them.
+        dtype: The data type that it computes in, as peaks are listed; ``""`` where it is not known.
+        calls: How often it was called.
+        kernels: Device events that it launched.
+        device_ns: Their time.
+        tensor_ns: The part of it in kernels that multiply on tensor cores, by their names.
+        flops: Operations of all calls; 0 for those that only move data, absent where they cannot be counted.
+        bytes: What all calls read and write at least, or move over a link; absent where it cannot be counted.
+        moved_over_link: Whether the bytes are those of a collective, as nccl-tests counts busbw.
+    """
+
+    operator: str
+    shapes: str
+    dtype: str
+    calls: int
+    kernels: int
+    device_ns: int
+    tensor_ns: int
+    flops: int | None
+    bytes: int | None
+    moved_over_link: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """The operators of one trace.
+
+    Attributes:
+        rank: The rank; absent where nothing states it.
+        steps: How many marked steps it is of; 0 for the whole trace.
+        device_name: The GPU; ``""`` where the trace does not state one.
+        operators: The operators, those with the most time first.
+        device_ns: Time of all kernels.
+        has_shapes: Whether the trace states inputs of operators.
+        graph_ns: Time of kernels in CUDA graphs, whose operators are not known.
+        path: The trace.
+    """
+
+    rank: int | None
+    steps: int
+    device_name: str
+    operators: tuple[OperatorWork, ...]
+    device_ns: int
+    has_shapes: bool
+    graph_ns: int
+    path: str
+
+
+def measure(trace: Trace) -> RankWork | None:
+    """The operators of a trace; None without device events."""
+    if not len(trace.device):
+        return None
+    inside = trace.step != ABSENT if len(trace.steps) else np.ones(len(trace.device), np.bool_)
+    computes = inside & trace.device.is_work(Work.COMPUTE, Work.FUSED)
+    is_graph = np.array([name.endswith("GraphLaunch") for name in trace.names], np.bool_)
+    launch = trace.launch
+    in_graph = computes & (launch != ABSENT)
+    if len(trace.calls):
+        in_graph &= is_graph[trace.calls.name[np.maximum(launch, 0)]]
+    operators = [*_work_by_operator(trace, np.flatnonzero(computes & ~in_graph))]
+    operators += _work_by_collective(trace, inside & trace.device.is_work(Work.COMMUNICATION))
+    return RankWork(
+        rank=trace.rank,
+        steps=len(distinct(trace.step[inside])) if len(trace.steps) else 0,
+        device_name=next(iter(trace.devices), ""),
+        operators=tuple(sorted(operators, key=lambda work: (-work.device_ns, work.operator, work.shapes))),
+        device_ns=int(trace.device.duration_ns[inside].sum()),
+        has_shapes=trace.details is not None and bool(trace.details.distinct_inputs),
+        graph_ns=int(trace.device.duration_ns[in_graph].sum()),
+        path=trace.path,
+    )
+
+
+def _owners(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
+    """For each device event the operator that accounts for it, a row of ``Trace.operators`` or ABSENT; and its FLOPs.
+
+    A kernel belongs to the operator around its launch whose operations are counted, else to the innermost one.
+    """
+    owner = join(trace.device.external_id[rows], trace.operators.external_id)
+    counted = count_operators(trace)
+    launch = trace.launch[rows]
+    launched = np.flatnonzero(launch != ABSENT)
+    calls = launch[launched]
+    around = counted.around(trace.calls.start_ns[calls], trace.calls.thread[calls])
+    is_counted = around != ABSENT
+    owner[launched[is_counted]] = counted.rows[around[is_counted]]
+    flops = np.full(len(trace.operators) + 1, ABSENT, np.int64)
+    flops[counted.rows] = counted.flops
+    return owner, flops
+
+
+def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
+    owner, flops = _owners(trace, rows)
+    distinct_inputs = () if trace.details is None else trace.details.distinct_inputs
+    nothing = np.full(len(trace.operators), ABSENT, np.int64)
+    index = np.append(nothing if trace.details is None else trace.details.inputs, ABSENT)
+    name = np.append(trace.operators.name.astype(np.int64), ABSENT)
+    precisions = [product_precision(text) for text in trace.names]
+    is_tensor = np.array([precision in _ON_TENSOR_CORES for precision in precisions], np.bool_)
+    key = (name[owner] + 1) * (len(distinct_inputs) + 1) + index[owner] + 1
+    order = np.argsort(key, kind="stable")
+    begins = np.flatnonzero(np.diff(key[order], prepend=-1))
+    groups: dict[tuple[str, str], list[OperatorWork]] = {}
+    for members in np.split(order, begins[1:]) if len(order) else ():  # calls with the same name and inputs
+        row, events = int(owner[members[0]]), rows[members]
+        durations, kernels = trace.device.duration_ns[events], trace.device.name[events]
+        calls = len(np.unique(owner[members])) if row != ABSENT else len(events)
+        longest = int(kernels[int(durations.argmax())])
+        inputs = distinct_inputs[int(index[row])] if index[row] != ABSENT else None
+        operator = NO_OPERATOR if row == ABSENT else trace.names[trace.operators.name[row]]
+        size = None if inputs is None else count_bytes(operator, inputs, trace.names[longest])
+        counted = None if size is None else 0
+        if row != ABSENT and flops[row] != ABSENT:
+            counted = int(flops[row]) * calls
+        work = OperatorWork(
+            operator=operator.removeprefix(_ATEN),
+            shapes="" if inputs is None else describe(inputs),
+            dtype=_dtype(inputs, precisions[longest]),
+            calls=calls,
+            kernels=len(events),
+            device_ns=int(durations.sum()),
+            tensor_ns=int(durations[is_tensor[kernels]].sum()),
+            flops=counted,
+            bytes=None if size is None else size * calls,
+        )
+        groups.setdefault((work.operator, work.shapes), []).append(work)
+    for alike in groups.values():
+        yield _merge(alike)
+
+
+def _merge(alike: list[OperatorWork]) -> OperatorWork:
+    """Calls that differ in numbers alone, such as a seed, as one."""
+    first = alike[0]
+
+    def total(values: list[int | None]) -> int | None:
+        known = [value for value in values if value is not None]
+        return sum(known) if len(known) == len(values) else None
+
+    return OperatorWork(
+        operator=first.operator,
+        shapes=first.shapes,
+        dtype=first.dtype,
+        calls=sum(work.calls for work in alike),
+        kernels=sum(work.kernels for work in alike),
+        device_ns=sum(work.device_ns for work in alike),
+        tensor_ns=sum(work.tensor_ns for work in alike),
+        flops=total([work.flops for work in alike]),
+        bytes=total([work.bytes for work in alike]),
+        moved_over_link=first.moved_over_link,
+    )
+
+
+def _dtype(inputs: Inputs | None, of_kernel: str | None) -> str:
+    """What an operator computes in: as its kernel's name says, else as its first input's elements."""
+    if of_kernel in ("tf32", "fp8", "fp4", "bf16", "fp16", "fp32", "fp64"):
+        return of_kernel
+    elements = [] if inputs is None else [tensor.element for tensor in inputs.tensors if tensor.element]
+    found = element_precision(elements[0]) if elements else UNNAMED
+    return "" if found == UNNAMED else found
+
+
+def describe(inputs: Inputs) -> str:
+    """The tensors of some inputs in words, their types where they change.
+
+    >>> from perfscope.tables.operator_details import Tensor
+    >>> describe(Inputs((Tensor((2, 3), (), "float"), None, Tensor((3,), (), "float")), ()))
+    'fp32 2x3, 3'
+    """
+    words, before = [], ""
+    tensors = inputs.tensors
+    for tensor in tensors[:_MOST_TENSORS]:
+        precision = element_precision(tensor.element) if tensor.element else ""
+        kind = tensor.element.removeprefix("c10::") if precision == UNNAMED else precision
+        size = "x".join(map(str, tensor.shape)) or "1"
+        words.append(f"{kind} {size}" if kind != before and kind else size)
+        before = kind
+    more = len(tensors) - _MOST_TENSORS
+    return ", ".join(words) + (f" and {more} more" if more > 0 else "")
+
+
+def _work_by_collective(trace: Trace, chosen: Bool) -> Iterator[OperatorWork]:
+    rows = np.flatnonzero(chosen)
+    numbers = trace.device.collective[rows]
+    totals: dict[tuple[str, str], list[OperatorWork]] = {}
+    for number in distinct(numbers):
+        events = rows[numbers == number]
+        operation, shapes, moved = "(communication)", "", None
+        if number != ABSENT:
+            collective = trace.collectives[number]
+            operation = operation_named(collective.operation)
+            factor = bus_factor(operation, collective.group_size)
+            size = size_of(operation, collective) if dtype_bytes(collective.dtype) else 0
+            if size:
+                moved = None if factor is None else int(factor * size * len(events))
+                shapes = f"{collective.dtype} {size / 1e6:.1f} MB, {collective.group_size} ranks"
+        durations = int(trace.device.duration_ns[events].sum())
+        work = OperatorWork(
+            operation, shapes, "", len(events), len(events), durations, 0, 0, moved, moved_over_link=True
+        )
+        totals.setdefault((operation, shapes), []).append(work)
+    for alike in totals.values():
+        yield _merge(alike)
+
+
+COMPUTE, MEMORY, LINK = "compute", "memory", "link"
+#: Times are exact to a nanosecond, but clocks boost and a kernel may start in the shadow of another one.
+_TOLERANCE = 1.02
+#: Data that fits in the cache of a large GPU need not come from its memory.
+_CACHE_BYTES = 50_000_000
+
+
+class Bound(NamedTuple):
+    """What an operator attains.
+
+    Attributes:
+        tflops: Attained TFLOP/s; absent without operations.
+        tb_s: Attained TB/s, of its memory or over the link; absent where the bytes are not known.
+        bound: COMPUTE, MEMORY or LINK; absent where no ceiling is known.
+        share: Attainable time over measured time; absent where it is not known or doubted.
+        regain_ns: Measured less attainable time of all calls; absent likewise.
+        doubt: Why the share is doubted; absent where it is not.
+    """
+
+    tflops: float | None = None
+    tb_s: float | None = None
+    bound: str | None = None
+    share: float | None = None
+    regain_ns: float | None = None
+    doubt: str | None = None
+
+
+class Ceilings(NamedTuple):
+    """The rates that a machine can reach: its GPU's, where that is listed, and what was measured on it."""
+
+    gpu: Gpu | None
+    measured: Ceiling | None = None
+
+    def tflops(self, dtype: str) -> float | None:
+        """The ceiling of operations in a data type."""
+        measured = self.measured.tflops(dtype) if self.measured else None
+        return measured or (self.gpu.dense_tflops.get(dtype) if self.gpu else None)
+
+    def tb_s(self) -> float | None:
+        """The ceiling of memory."""
+        return (self.measured.tb_s if self.measured else None) or (self.gpu.memory_tb_s if self.gpu else None)
+
+    def link_gb_s(self, operation: str) -> float | None:
+        """The ceiling of a collective's busbw."""
+        measured = self.measured.busbw_gb_s(operation) if self.measured else None
+        return measured or (self.gpu.link.gb_s if self.gpu and self.gpu.link else None)
+
+
+def find_bound(work: OperatorWork, ceilings: Ceilings) -> Bound:
+    """What an operator attains, against what was measured; against the datasheet where it exceeds that."""
+    bound = _against(work, ceilings)
+    return _against(work, ceilings._replace(measured=None)) if bound.doubt and ceilings.measured else bound
+
+
+def _against(work: OperatorWork, ceilings: Ceilings) -> Bound:
+    seconds = work.device_ns / NS_PER_S
+    if not seconds:
+        return Bound()
+    attained = Bound(
+        work.flops / TERA / seconds if work.flops else None, None if work.bytes is None else work.bytes / TERA / seconds
+    )
+    needs: list[tuple[float, str]] = []
+    peak, memory = ceilings.tflops(work.dtype), ceilings.tb_s()
+    if work.moved_over_link:
+        link = ceilings.link_gb_s(work.operator)
+        if link and work.bytes:
+            needs.append((work.bytes / (link * GIGA), LINK))
+    elif not work.flops or peak:
+        if work.flops and peak:
+            needs.append((work.flops / (peak * TERA), COMPUTE))
+        if work.bytes and memory:
+            needs.append((work.bytes / (memory * TERA), MEMORY))
+    if not needs or work.flops is None:
+        return attained
+    attainable, bound = max(needs)
+    share = attainable / seconds
+    if share > _TOLERANCE:
+        return attained._replace(bound=bound, doubt=_doubt(work, bound))
+    share = min(share, 1.0)
+    return attained._replace(bound=bound, share=share, regain_ns=work.device_ns * (1 - share))
+
+
+def _doubt(work: OperatorWork, bound: str) -> str:
+    if bound != MEMORY:
+        return f"faster than the {'link' if bound == LINK else 'peak'}: what it did is not what its inputs say"
+    if work.bytes is not None and work.bytes / work.calls < _CACHE_BYTES:
+        return "faster than the memory: its data fits in the cache"
+    return "faster than the memory: it may not touch all of its inputs"
+
+
+_MOST_ROWS = 30
+_LONGEST_SHAPES = 60
+_MOST_DOUBTED = 3
+OTHER = "other"
+#: The first pattern that a name has decides.
+_CATEGORIES = (
+    ("no operator", re.compile(rf"^{re.escape(NO_OPERATOR)}$")),
+    ("fused (Triton)", re.compile(r"^triton")),
+    ("optimizer", re.compile(r"^_fused_(?:adam|adamw|sgd|adagrad)|^_foreach_(?!copy|zero)|(?i:lamb|muon)")),
+    ("convolution", re.compile(r"conv")),
+    ("attention", re.compile(r"attention|attn|fmha|mha_")),
+    ("matrix product", re.compile(r"mm\w*$|gemm|linear|matmul|experts")),
+    ("norm", re.compile(r"norm")),
+    ("softmax and loss", re.compile(r"softmax|nll_loss|cross_entropy|logsumexp|mse_loss|loss")),
+    ("embedding and indexing", re.compile(r"embedding|index|gather|scatter|topk|sort|masked|one_hot|unique")),
+    ("copy and layout", re.compile(r"copy|clone|^cat$|^stack|contiguous|transpose|permute|^fill|^zero|empty|pad")),
+    ("random", re.compile(r"dropout|bernoulli|normal_|uniform_|rand")),
+    ("reduction", re.compile(r"^(?:sum|mean|max|min|amax|amin|prod|var|std|any|all|argmax|argmin|cumsum|count)")),
+    ("pooling", re.compile(r"pool|upsample|interpolate")),
+    (
+        "elementwise",
+        re.compile(
+            r"^(?:add|sub|rsub|mul|div|pow|sqrt|rsqrt|exp|log|neg|abs|sigmoid|tanh|silu|gelu|relu|threshold|clamp|where|"
+            r"maximum|minimum|sin|cos|reciprocal|lerp|addc|eq|ne|lt|le|gt|ge|isnan|isinf|logical|bitwise|triu|tril|arange)"
+        ),
+    ),
+)  # fmt: skip
+
+
+def categorize(work: OperatorWork) -> str:
+    """The kind of an operator.
+
+    >>> work = OperatorWork("native_layer_norm", "", "", 1, 1, 1, 0, None, None)
+    >>> categorize(work)
+    'norm'
+    """
+    if work.moved_over_link:
+        return "communication"
+    return next((name for name, pattern in _CATEGORIES if pattern.search(work.operator)), OTHER)
+
+
+class OperatorShare(Figures, frozen=True):
+    """The calls of an operator with inputs of the same shapes and types, or of a collective; means of a step."""
+
+    operator: Annotated[str, Doc("Its name.")]
+    category: Annotated[
+        str,
+        Doc("Its kind: ``matrix product``, ``norm``, ``elementwise`` and so on; ``other`` for an unknown one."),
+    ]
+    inputs: Annotated[str | None, Doc("Its tensors in words; absent where the trace does not state them.")]
+    dtype: Annotated[str | None, Doc("The data type that it computes in; absent where it is not known.")]
+    calls: Annotated[float, Doc("How often it is called.")]
+    kernels: Annotated[float, Doc("Device events that it launches.")]
+    device_us: Annotated[float, Doc("Their time.")]
+    flops_per_call: Annotated[float | None, Doc("Operations of a call; absent where they cannot be counted.")]
+    bytes_per_call: Annotated[
+        float | None,
+        Doc("What a call reads and writes at least, or moves over a link; absent where it cannot be counted."),
+    ]
+    tflops: Annotated[float | None, Doc("What it attains; absent likewise.")]
+    tb_s: Annotated[float | None, Doc("What it attains; absent likewise.")]
+    bound: Annotated[str | None, Doc("``compute``, ``memory`` or ``link``; absent where no ceiling is known.")]
+    share: Annotated[float | None, Doc("Attainable time over measured time; absent where it is not known or doubted.")]
+    regain_us: Annotated[float | None, Doc("Measured less attainable time; absent likewise.")]
+    tensor_share: Annotated[
+        float | None,
+        Doc("Share of its time in kernels that multiply on tensor cores; absent without operations."),
+    ]
+    doubt: Annotated[str | None, Doc("Why the share is doubted; absent where it is not.")]
+    of_time: float | None
+
+
+class CategoryTime(Figures, frozen=True):
+    """Operators of one kind; means of a step."""
+
+    category: Annotated[str, Doc("The kind.")]
+    calls: Annotated[float, Doc("How often they are called.")]
+    kernels: Annotated[float, Doc("Device events that they launch.")]
+    device_us: Annotated[float, Doc("Their time.")]
+    of_time: float | None
+
+
+class RankShares(Figures, frozen=True):
+    """The operators of one rank; means of a step, or of the whole trace where it marks none."""
+
+    rank: Annotated[int | None, Doc("The rank.")]
+    steps: Annotated[int, Doc("How many steps the means are of; 0 for the whole trace.")]
+    device_name: Annotated[str | None, Doc("The GPU; absent where the trace does not state one.")]
+    memory_tb_s: Annotated[float | None, Doc("The ceiling of its memory; absent where none is known.")]
+    total_us: Annotated[float, Doc("Time of all device events.")]
+    has_shapes: Annotated[bool, Doc("Whether the trace states inputs of operators.")]
+    graphs_us: Annotated[float, Doc("Time of kernels in CUDA graphs, whose operators are not known.")]
+    categories: Annotated[tuple[CategoryTime, ...], Doc("Operators by kind, the most time first.")]
+    operators: Annotated[tuple[OperatorShare, ...], Doc("Every operator, the one first that would regain the most.")]
+
+
+def _ms(us: float) -> float:
+    return us / US_PER_MS
+
+
+def _shorten(inputs: str) -> str:
+    return inputs if len(inputs) <= _LONGEST_SHAPES else inputs[: _LONGEST_SHAPES - 3] + "..."
+
+
+class Roofline(Result, frozen=True):
+    """``results.roofline``: how far operators are from what the GPU can do.
+
+    Attributes:
+        traced: The operators of every rank, in order.
+        ceiling: What was measured on the machine; absent where the datasheet's peaks count.
+    """
+
+    traced: tuple[RankWork, ...]
+    ceiling: Ceiling | None = None
+
+    TABLES = (
+        Table(
+            "Roofline of operators",
+            "operators",
+            (
+                Column("Operator", "operator"),
+                Column("Inputs", "inputs", _shorten),
+                Column("Calls", "calls", None, 0),
+                Column("Total (ms)", "device_us", _ms, 3),
+                Column("Share (%)", "of_time"),
+                Column("GFLOP/call", lambda row: row.flops_per_call / GIGA if row.flops_per_call else None, None, 2),
+                Column("MB/call", "bytes_per_call", lambda size: size / MB, 2),
+                Column("TFLOP/s", "tflops"),
+                Column("TB/s", "tb_s", None, 3),
+                Column("Bound", "bound"),
+                Column("Of the attainable (%)", "share", PERCENT),
+                Column("Tensor cores (%)", "tensor_share", PERCENT, 0),
+                Column("Regain (ms)", "regain_us", _ms, 3),
+            ),
+        ),
+        Table(
+            "Operators by category",
+            "categories",
+            (
+                Column("Category", "category"),
+                Column("Calls", "calls", None, 0),
+                Column("Kernels", "kernels", None, 0),
+                Column("Total (ms)", "device_us", _ms, 3),
+                Column("Share (%)", "of_time"),
+            ),
+        ),
+    )
+
+    def with_ceiling(self, ceiling: Ceiling) -> Roofline:
+        """The same against what was measured."""
+        return Roofline(self.traced, ceiling)
+
+    @figure
+    def ceilings(self) -> str:
+        """``measured`` by `perfscope doctor --ceiling`, or ``datasheet``."""
+        return "datasheet" if self.ceiling is None else "measured"
+
+    @figure
+    def ranks(self) -> tuple[RankShares, ...]:
+        """Each rank."""
+        return tuple(map(self._shares, self.traced))
+
+    def _shares(self, rank: RankWork) -> RankShares:
+        steps, ceilings = max(1, rank.steps), self._ceilings(rank)
+        operators = [_share(work, ceilings, steps, rank.device_ns) for work in rank.operators]
+        return RankShares(
+            rank=rank.rank,
+            steps=rank.steps,
+            device_name=rank.device_name or None,
+            memory_tb_s=ceilings.tb_s(),
+            total_us=rank.device_ns / steps / NS_PER_US,
+            has_shapes=rank.has_shapes,
+            graphs_us=rank.graph_ns / steps / NS_PER_US,
+            categories=_by_category(rank, steps),
+            operators=tuple(sorted(operators, key=lambda each: (-(each.regain_us or 0), -each.device_us))),
+        )
+
+    def _ceilings(self, rank: RankWork) -> Ceilings:
+        gpu = lookup_gpu(rank.device_name) if rank.device_name else None
+        fits = self.ceiling is not None and self.ceiling.device == rank.device_name
+        return Ceilings(gpu, self.ceiling if fits else None)
+
+    def sections(self) -> tuple[Section, ...]:
+        """A table of the rank with the most time, and its kinds of operators."""
+        rank = max(self.traced, key=lambda rank: _computing(rank) / max(1, rank.steps))
+        shares = self._shares(rank)
+        operators, categories = self.TABLES
+        note = "Kernels by the kind of their operator; copies by the host and CUDA graphs are not among them."
+        return (
+            operators.section(shares.operators[:_MOST_ROWS], self._notes(rank, shares)),
+            categories.section(shares.categories, (note,)),
+        )
+
+    def _notes(self, rank: RankWork, shares: RankShares) -> Iterator[str]:
+        of = f"a mean of {rank.steps} steps" if rank.steps > 1 else "one step" if rank.steps else "the whole trace"
+        which = f" of rank {rank.rank}" if len(self.traced) > 1 and rank.rank is not None else ""
+        yield (
+            f"Of {of}{which}. Bytes are the inputs and outputs, once each: a lower bound of what moves. Regain is the "
+            "time above the attainable one: no change regains more without less work."
+        )
+        yield _describe_ceilings(self._ceilings(rank), rank)
+        if not rank.has_shapes:
+            yield "The trace states no inputs of operators: profile with `--shapes`."
+        known = sum(each.device_us for each in shares.operators if each.share is not None)
+        total = sum(each.regain_us or 0 for each in shares.operators) / US_PER_MS
+        share = percent_of(known, shares.total_us) or 0.0
+        yield f"{share:.1f} % of the time has a known share of the attainable; all of it would regain {total:.3f} ms."
+        doubted = [each for each in shares.operators if each.doubt]
+        for each in doubted[:_MOST_DOUBTED]:
+            yield f"Doubted: {each.operator} of {each.inputs or ''}: {each.doubt}."
+        if len(doubted) > _MOST_DOUBTED:
+            yield f"{len(doubted) - _MOST_DOUBTED} more are doubted, in --format json."
+        if rank.graph_ns:
+            yield f"{percent_of(rank.graph_ns, rank.device_ns):.1f} % of the time is in CUDA graphs, without operators."
+        if len(shares.operators) > _MOST_ROWS:
+            yield f"{len(shares.operators) - _MOST_ROWS} more rows are in --format json."
+
+
+def _by_category(rank: RankWork, steps: int) -> tuple[CategoryTime, ...]:
+    """Each kind of operators with its calls, kernels and time, the most time first; they add up to all kernels."""
+    totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+    for work in rank.operators:
+        for place, value in enumerate((work.calls, work.kernels, work.device_ns)):
+            totals[categorize(work)][place] += value
+    ordered = sorted(totals.items(), key=lambda entry: (-entry[1][2], entry[0]))
+    return tuple(
+        CategoryTime(name, calls / steps, kernels / steps, time / steps / NS_PER_US, percent_of(time, rank.device_ns))
+        for name, (calls, kernels, time) in ordered
+    )
+
+
+def _computing(rank: RankWork) -> int:
+    return sum(work.device_ns for work in rank.operators if not work.moved_over_link)
+
+
+def _describe_ceilings(ceilings: Ceilings, rank: RankWork) -> str:
+    memory = ceilings.tb_s()
+    if memory is None:
+        return f"{rank.device_name or 'The GPU'} has no listed rate of memory, so no attainable time is known."
+    source = "measured by `perfscope doctor --ceiling`" if ceilings.measured else "by its datasheet"
+    rates = [f"{memory:.3g} TB/s"]
+    for dtype in ("bf16", "fp8", "tf32", "fp32"):
+        peak = ceilings.tflops(dtype)
+        if peak is not None and any(work.dtype == dtype and work.flops for work in rank.operators):
+            rates.append(f"{peak:.4g} TFLOP/s in {dtype}")
+    return f"Attainable on {rank.device_name}, {source}: {', '.join(rates)}."
+
+
+def _share(work: OperatorWork, ceilings: Ceilings, steps: int, whole_ns: int) -> OperatorShare:
+    bound = find_bound(work, ceilings)
+    return OperatorShare(
+        operator=work.operator,
+        category=categorize(work),
+        inputs=work.shapes or None,
+        dtype=work.dtype or None,
+        calls=work.calls / steps,
+        kernels=work.kernels / steps,
+        device_us=work.device_ns / steps / NS_PER_US,
+        flops_per_call=None if work.flops is None else work.flops / work.calls,
+        bytes_per_call=None if work.bytes is None else work.bytes / work.calls,
+        tflops=bound.tflops,
+        tb_s=bound.tb_s,
+        bound=bound.bound,
+        share=bound.share,
+        regain_us=None if bound.regain_ns is None else bound.regain_ns / steps / NS_PER_US,
+        tensor_share=work.tensor_ns / work.device_ns if work.device_ns and work.flops else None,
+        doubt=bound.doubt,
+        of_time=percent_of(work.device_ns, whole_ns),
+    )
+
+
+def analyze(partials: Sequence[RankWork]) -> Roofline:
+    """Put the ranks in order.
+
+    Raises:
+        NoDevice: No trace has device events.
+    """
+    if not partials:
+        raise NoDevice("the traces contain no GPU events")
+    return Roofline(tuple(sorted(partials, key=lambda rank: (rank.rank is None, rank.rank or 0, rank.path))))
