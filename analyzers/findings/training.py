@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.kernels import Kernels, KernelWork
     from perfscope.analyzers.memory import MemoryUse
     from perfscope.analyzers.mfu import Utilisation
-    from perfscope.analyzers.modules.result import ModuleTree
+    from perfscope.analyzers.modules import ModuleTree
     from perfscope.analyzers.operations import CountedOperations
     from perfscope.analyzers.optimizer import OptimizerTime
     from perfscope.analyzers.overlap import Overlap

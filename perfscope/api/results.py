@@ -21,7 +21,7 @@ from perfscope.analyzers.idle import Idle
 from perfscope.analyzers.kernels import Kernels
 from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.mfu import Utilisation
-from perfscope.analyzers.modules.result import ModuleTree
+from perfscope.analyzers.modules import ModuleTree
 from perfscope.analyzers.operations import CountedOperations
 from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap

@@ -10,10 +10,8 @@ from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.kernels import Kernels
 from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.memory.peak import chart_memory
-from perfscope.analyzers.modules.attribution import Phase
-from perfscope.analyzers.modules.measurement import RankModules
-from perfscope.analyzers.modules.result import ModuleTree
-from perfscope.analyzers.modules.tree import ModuleNode, build_tree, fold
+from perfscope.analyzers.modules import ModuleNode, ModuleTree, build_tree, fold
+from perfscope.analyzers.modules.attribution import Phase, RankModules
 from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.pipelines.measurement import PipelineBubble
 from perfscope.analyzers.replay.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH

@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers import modules
-from perfscope.analyzers.modules.attribution import Owner, Phase
-from perfscope.analyzers.modules.measurement import ModuleTimes, RankModules
-from perfscope.analyzers.modules.tree import build_tree, fold
+from perfscope.analyzers.modules import build_tree, fold
+from perfscope.analyzers.modules.attribution import ModuleTimes, Owner, Phase, RankModules
 from perfscope.engine.registry import BUILT_IN
 from perfscope.errors import NotApplicable
 from perfscope.sources.traces.reader import read_trace
