@@ -38,7 +38,7 @@ from perfscope.errors import MissingInput
 from perfscope.report import Cell, Row, Section, percent
 from perfscope.result import PERCENT, Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
 from perfscope.schedules.catalog import Schedule
-from perfscope.schedules.drawing import Bar, GanttChart, Lane, draw_scaled_timeline, to_text
+from perfscope.schedules.drawing import Bar, GanttChart, Lane, draw_timeline, to_text
 from perfscope.schedules.operations import Block, PassKind
 from perfscope.schedules.prediction import PassTimes, Setup
 from perfscope.schedules.simulator import Deadlock
@@ -458,9 +458,7 @@ def _measure_step(label: str, stages: Sequence[RankStep | None]) -> BubbleStep:
         microbatches=recognised.plan.microbatches if recognised else traced[0].count(PassKind.FORWARD),
         parts=parts,
         measured=_chart_step(label, passes, parts, recognised),
-        ideal=draw_scaled_timeline("equal stages, no transfers", parts.ideal, parts.ticks_per_ns)
-        if parts.ideal
-        else None,
+        ideal=draw_timeline("equal stages, no transfers", parts.ideal, parts.ticks_per_ns) if parts.ideal else None,
     )
 
 

@@ -7,14 +7,14 @@ on one stage: forward pass, gradient of the input, weight gradient.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from fractions import Fraction
+
+from msgspec import Struct
 
 from perfscope.schedules.catalog import Schedule
 
 
-@dataclass(frozen=True, slots=True)
-class StageTimes:
+class StageTimes(Struct, frozen=True):
     """Times of one micro-batch on each of p equal stages: F, B and W."""
 
     forward: Fraction
@@ -27,8 +27,7 @@ class StageTimes:
         return self.forward + self.input_gradient + self.weight_gradient
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedForm:
+class ClosedForm(Struct, frozen=True):
     """A formula for the bubble, evaluated.
 
     Attributes:
@@ -56,24 +55,19 @@ class ClosedForm:
         return None if self.bubble is None else self.bubble / self.useful
 
 
-_SOURCES = {
-    Schedule.GPIPE: "Huang et al. 2019, arXiv 1811.06965",
-    Schedule.ONE_F_ONE_B: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1",
-    Schedule.INTERLEAVED: "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2",
-    Schedule.ZB_H1: "Qi et al. 2024, arXiv 2401.10241, table 2",
-    Schedule.ZB_H2: "Qi et al. 2024, arXiv 2401.10241, table 2",
-    Schedule.ZBV: "Qi et al. 2024, arXiv 2405.15362",
-    Schedule.DUALPIPE: "DeepSeek-AI 2024, arXiv 2412.19437, table 2",
-}
-
-_FORMULAS = {
-    Schedule.GPIPE: "(p-1)(F+B+W)",
-    Schedule.ONE_F_ONE_B: "(p-1)(F+B+W)",
-    Schedule.INTERLEAVED: "(p-1)(F+B+W)/v",
-    Schedule.ZB_H1: "(p-1)(F+B-W)",
-    Schedule.ZB_H2: "(p-1)(F+B-2W)",
-    Schedule.ZBV: "0 at F=B=W",
-    Schedule.DUALPIPE: "(p/2-1)(F&B+Bfull-3W), F&B=F+B+W, Bfull=B+W",
+_NARAYANAN, _QI = "Narayanan et al. 2021, arXiv 2104.04473, section", "Qi et al. 2024, arXiv"
+#: The formula of each schedule, and its source.
+_FORMS = {
+    Schedule.GPIPE: ("(p-1)(F+B+W)", "Huang et al. 2019, arXiv 1811.06965"),
+    Schedule.ONE_F_ONE_B: ("(p-1)(F+B+W)", f"{_NARAYANAN} 2.2.1"),
+    Schedule.INTERLEAVED: ("(p-1)(F+B+W)/v", f"{_NARAYANAN} 2.2.2"),
+    Schedule.ZB_H1: ("(p-1)(F+B-W)", f"{_QI} 2401.10241, table 2"),
+    Schedule.ZB_H2: ("(p-1)(F+B-2W)", f"{_QI} 2401.10241, table 2"),
+    Schedule.ZBV: ("0 at F=B=W", f"{_QI} 2405.15362"),
+    Schedule.DUALPIPE: (
+        "(p/2-1)(F&B+Bfull-3W), F&B=F+B+W, Bfull=B+W",
+        "DeepSeek-AI 2024, arXiv 2412.19437, table 2",
+    ),
 }
 
 
@@ -88,9 +82,10 @@ def closed_form(schedule: Schedule, devices: int, microbatches: int, times: Stag
         chunks: Virtual stages on a device, v.
     """
     reason = _find_limitation(schedule, devices, microbatches, times, chunks)
+    formula, source = _FORMS[schedule]
     return ClosedForm(
-        formula=_FORMULAS[schedule],
-        source=_SOURCES[schedule],
+        formula=formula,
+        source=source,
         useful=microbatches * times.total,
         bubble=_bubble(schedule, devices, times, chunks) if reason is None else None,
         reason=reason,
@@ -118,6 +113,6 @@ def _find_limitation(schedule: Schedule, devices: int, microbatches: int, times:
     fewest = {Schedule.ZB_H1: devices, Schedule.ZB_H2: 2 * devices - 1, Schedule.ZBV: 2 * devices - 1}
     if microbatches < fewest.get(schedule, 1):
         return f"it needs at least {fewest[schedule]} micro-batches to fill the pipeline"
-    if schedule in {Schedule.ZB_H1, Schedule.ZB_H2, Schedule.DUALPIPE} and _bubble(schedule, devices, times, 1) < 0:
+    if _bubble(schedule, devices, times, 1) < 0:
         return "it is negative: the weight gradient takes too long"
     return None
