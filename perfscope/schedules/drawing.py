@@ -75,7 +75,7 @@ def draw_timeline(title: str, timeline: Timeline, ticks: int = 1) -> GanttChart:
             cuts = [(start + (end - start) * index // len(block)) // ticks for index in range(len(block) + 1)]
             bars += [Bar(op.kind, op.microbatch, *edges) for op, edges in zip(block, pairwise(cuts), strict=True)]
         lanes.append(Lane(f"stage {device}", tuple(bars)))
-    return GanttChart(title, tuple(lanes), max(timeline.section // ticks, ticks > 1))
+    return GanttChart(title, tuple(lanes), timeline.section // ticks)
 
 
 def _rasterise(lane: Lane, end: int, columns: int, label: Callable[[Bar], _LabelT]) -> list[_LabelT | None]:
@@ -87,8 +87,11 @@ def _rasterise(lane: Lane, end: int, columns: int, label: Callable[[Bar], _Label
             votes[column][label(bar)] += min(bar.end * columns, (column + 1) * end) - max(
                 bar.start * columns, column * end
             )
-    winners = [(vote.most_common(1) or [(None, 0)])[0] for vote in votes]
-    return [winner if most >= end - vote.total() else None for (winner, most), vote in zip(winners, votes, strict=True)]
+    winners = [max(vote, key=vote.__getitem__, default=None) for vote in votes]
+    return [
+        winner if winner is not None and vote[winner] >= end - vote.total() else None
+        for winner, vote in zip(winners, votes, strict=True)
+    ]
 
 
 def to_text(chart: GanttChart, width: int) -> str:
