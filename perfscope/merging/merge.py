@@ -17,8 +17,7 @@ from typing import BinaryIO, TypeVar, cast
 import msgspec
 from isal import igzip
 
-from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
-from perfscope.analyzers.tracks.rank_tracks import RankTracks, measure_tracks
+from perfscope.analyzers.timeline.tracks import JobTracks, RankTracks, join_tracks, measure_tracks
 from perfscope.constants import MIB
 from perfscope.engine.inputs import Inputs
 from perfscope.errors import MissingInput, NotATrace, SourceError

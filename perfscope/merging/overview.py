@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perfscope.analyzers.tracks.job_tracks import JobTracks, JoinedOperation
-from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks
+from perfscope.analyzers.timeline.tracks import STATES, JobTracks, JoinedOperation, RankTracks
 from perfscope.constants import MIB, MS_PER_S, NS_PER_S, NS_PER_US
 from perfscope.merging.events import OVERVIEW, Slot, TraceEvent, arrow_id, name_track, to_json, to_us
 from perfscope.sources.traces.metadata import read_metadata

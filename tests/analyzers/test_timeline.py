@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec import structs
+from msgspec.structs import replace
 
 from perfscope.analyzers.collectives import measure as measure_collectives
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.analyzers.timeline import MOST_ROWS, DeviceTimeline, JobTimeline, analyze, measure
-from perfscope.analyzers.tracks.rank_tracks import STATES
+from perfscope.analyzers.timeline.tracks import STATES
 from perfscope.errors import MissingInput
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace, Work
@@ -87,7 +86,7 @@ def test_the_strip_has_the_times_of_all_devices(job: str) -> None:
 def renumbered(device: DeviceTimeline, rank: int) -> DeviceTimeline:
     calls = device.tracks.calls
     assert calls is not None
-    return replace(device, tracks=replace(device.tracks, rank=rank, calls=structs.replace(calls, rank=rank)))
+    return replace(device, tracks=replace(device.tracks, rank=rank, calls=replace(calls, rank=rank)))
 
 
 def large_job(ranks: int) -> JobTimeline:

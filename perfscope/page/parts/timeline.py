@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from perfscope.analyzers.timeline import DeviceTimeline, JobTimeline
-from perfscope.analyzers.tracks.job_tracks import JobTracks
-from perfscope.analyzers.tracks.rank_tracks import STATES
+from perfscope.analyzers.timeline.tracks import STATES, JobTracks
 from perfscope.charts.palette import Colour
 from perfscope.constants import NS_PER_US
 from perfscope.engine.run import Analysis

@@ -7,14 +7,22 @@ to their neighbours, and shows some ranks of a very large job; the times here ar
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from perfscope.analyzers.clock import analyze as align_clocks
-from perfscope.analyzers.tracks.job_tracks import JobTracks, join_tracks
-from perfscope.analyzers.tracks.rank_tracks import STATES, RankTracks, States, measure_tracks
+from perfscope.analyzers.timeline.tracks import (
+    STATES,
+    JobTracks,
+    RankTracks,
+    States,
+    clocks_of,
+    join_tracks,
+    measure_tracks,
+)
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Cell, Column, Section, long_table, percent_of
@@ -23,8 +31,7 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import Trace
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LongestEvents:
+class LongestEvents(Struct, frozen=True, eq=False):
     """Some of a device's events, in the order of their start; times on the wall clock of its host.
 
     Attributes:
@@ -46,8 +53,7 @@ def find_longest(trace: Trace, device: int, most: int) -> LongestEvents:
     rows = np.flatnonzero(trace.device.device == device)
     total = len(rows)
     if total > most:
-        longest = np.argpartition(-trace.device.duration_ns[rows], most)[:most] if most else rows[:0]
-        rows = rows[np.sort(longest)] if most else rows[:0]
+        rows = rows[np.sort(np.argpartition(-trace.device.duration_ns[rows], most)[:most])]
     used, name = np.unique(trace.device.name[rows], return_inverse=True)
     return LongestEvents(
         tuple(trace.names[index] for index in used.tolist()),
@@ -58,8 +64,7 @@ def find_longest(trace: Trace, device: int, most: int) -> LongestEvents:
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Simplified:
+class Simplified(NamedTuple):
     """States in fewer pieces.
 
     Attributes:
@@ -90,20 +95,11 @@ def _join(states: States, shortest_ns: int) -> States:
     stretch = (states.start_ns - states.start_ns[0]) // shortest_ns
     begins = np.ones(len(is_short), np.bool_)
     begins[1:] = ~is_short[1:] | ~is_short[:-1] | (stretch[1:] != stretch[:-1])
-    piece = np.cumsum(begins) - 1
     first = np.flatnonzero(begins)
-    time_ns = sum_states(states, piece, len(first))
-    ends = np.append(states.start_ns[first[1:]], states.end_ns[-1])
-    return _merge_equal(States(states.start_ns[first], ends, np.asarray(time_ns.argmax(axis=1), np.int64)))
-
-
-def _merge_equal(states: States) -> States:
-    """Neighbours of the same state as one."""
-    begins = np.ones(len(states.state), np.bool_)
-    begins[1:] = states.state[1:] != states.state[:-1]
-    first = np.flatnonzero(begins)
-    ends = np.append(states.start_ns[first[1:]], states.end_ns[-1])
-    return States(states.start_ns[first], ends, states.state[first])
+    state = sum_states(states, np.cumsum(begins) - 1, len(first)).argmax(axis=1)
+    changes = np.flatnonzero(np.diff(state, prepend=-1))  # neighbours of the same state are one
+    starts = states.start_ns[first[changes]]
+    return States(starts, np.append(starts[1:], states.end_ns[-1]), np.asarray(state[changes], np.int64))
 
 
 def sum_states(states: States, piece: Int64, pieces: int) -> Int64:
@@ -123,8 +119,7 @@ _BINS = 480
 _MOST_TABLE_ROWS = 64
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceTimeline:
+class DeviceTimeline(Struct, frozen=True, eq=False):
     """What one device of one rank did.
 
     Attributes:
@@ -250,7 +245,13 @@ def analyze(partials: Sequence[tuple[DeviceTimeline, ...]]) -> JobTimeline:
         raise NoDevice("the traces contain no GPU events")
     shown, why_shown = _choose(devices)
     job = join_tracks([devices[index].tracks for index in shown])
-    offsets = _find_offsets(devices)
+    try:  # nothing where no collective connects the ranks
+        clocks = clocks_of(
+            align_clocks([(device.tracks.calls,) for device in devices if device.tracks.calls is not None])
+        )
+    except MissingInput:
+        clocks = {}
+    offsets = {rank: clock.offset_ns for rank, clock in clocks.items()}
     start_ns, end_ns, shares = _sum_stretches(devices, offsets)
     return JobTimeline(tuple(devices), job, shown, why_shown, start_ns, end_ns, shares)
 
@@ -280,16 +281,6 @@ def _choose(devices: Sequence[DeviceTimeline]) -> tuple[tuple[int, ...], tuple[s
         reasons.setdefault(position, f"{quantile:.0%} of the ranks compute less")
     shown = sorted(reasons)
     return tuple(shown), tuple(reasons[index] for index in shown)
-
-
-def _find_offsets(devices: Sequence[DeviceTimeline]) -> dict[int, int]:
-    """What each rank's clock is ahead of the common one; nothing where no collective connects the ranks."""
-    partials = [(device.tracks.calls,) for device in devices if device.tracks.calls is not None]
-    try:
-        clock = align_clocks(partials)
-    except MissingInput:
-        return {}
-    return {rank.rank: round(rank.offset_ns) for rank in clock.ranks if rank.offset_ns is not None}
 
 
 def _sum_stretches(devices: Sequence[DeviceTimeline], offsets: dict[int, int]) -> tuple[int, int, Int64]:

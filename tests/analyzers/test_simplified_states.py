@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers.timeline import simplify, sum_states
-from perfscope.analyzers.tracks.rank_tracks import STATES, States
+from perfscope.analyzers.timeline.tracks import STATES, States
 
 
 def states_of(durations: list[int], kinds: list[int], start: int = 7) -> States:

@@ -1,1 +1,0 @@
-"""What a timeline of all ranks shows: steps, states of devices, passes and collectives, on one clock."""
