@@ -86,7 +86,7 @@ def test_what_gpus_at_their_limit_of_power_regain_may_be_nothing() -> None:
     """FSDP 1 without prefetch waits 12 ms more for communication, and its clock is 4 % higher: 4 ms are lost."""
     found, twin = (findings_of(RECORDED / "h200" / name) for name in ("fsdp1_no_prefetch", "fsdp1_clean"))
     assert found.findings[0].interval_us[0] == 0.0
-    assert found.step_us - twin.step_us < 0.4 * found.findings[0].cost_us
+    assert found.step_us - twin.step_us < 0.45 * found.findings[0].cost_us
 
 
 def test_intervals_hold_what_was_injected() -> None:
