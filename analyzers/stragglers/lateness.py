@@ -29,8 +29,6 @@ from perfscope.tables.columns import Bool, Float64, Int64
 _LIKELY = 0.75
 #: Page faults beyond the others' that explain time in the kernel.
 MANY_FAULTS = 200
-#: A step in which no rank is later by this share of a median step is none with a late rank.
-_LATE = 0.05
 #: How many steps a host runs ahead of its device.
 _MOST_AHEAD = 3
 #: In a step of which a rank is blocked for longer than usual by this share of a median step, it is looked why.
@@ -64,16 +62,6 @@ class Excesses:
     over_ns: Float64
 
 
-class LateStep(Figures, frozen=True):
-    """The rank that was latest in a step."""
-
-    step: Annotated[int, Doc("Its number.")]
-    rank: Annotated[int, Doc("The rank.")]
-    later_ns: Annotated[int, Doc("By how much, beyond the median of the others.")]
-    part: Annotated[Part, Doc("The part that was longer on it by most.")]
-    part_ns: Annotated[int, Doc("By how much.")]
-
-
 def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
     """Compare the parts of all ranks.
 
@@ -100,21 +88,6 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
         for part in counted:
             over += np.maximum(excess[part], 0)
     return Excesses(excess, counted, over)
-
-
-def find_late_steps(parts: StepParts, excesses: Excesses, most: int) -> tuple[LateStep, ...]:
-    """The steps in which a rank was later than the others by most, ascending by their number."""
-    latest = excesses.over_ns.max(axis=0)
-    columns = np.flatnonzero(latest > _LATE * float(np.median(parts.total_ns)))
-    if len(columns) > most:
-        columns = columns[np.argpartition(-latest[columns], most - 1)[:most]]
-    steps = []
-    for column in np.sort(columns).tolist():
-        row = int(excesses.over_ns[:, column].argmax())
-        part = max(excesses.counted, key=lambda part: excesses.by_part[part][row, column])
-        part_ns, later_ns = excesses.by_part[part][row, column], excesses.over_ns[row, column]
-        steps.append(LateStep(int(parts.step[column]), parts.ranks[row], round(later_ns), part, round(part_ns)))
-    return tuple(steps)
 
 
 def over_others(values: Int64) -> Float64:
@@ -241,109 +214,101 @@ def find_lateness(parts: StepParts, excesses: Excesses) -> list[Lateness]:
         parts: The same steps of at least two ranks.
         excesses: By how much they are later in each.
     """
-    excess, counted, over = excesses.by_part, excesses.counted, excesses.over_ns
-    median_ns = float(np.median(parts.total_ns))
+    over = excesses.over_ns
+    median_ns, whole_ns = float(np.median(parts.total_ns)), float(parts.total_ns.max(axis=0).sum())
     usual = np.maximum(np.median(over, axis=1), 0)
     usual[usual < _PERSISTENT * median_ns] = 0
     entries: list[Lateness] = []
-    for row in np.flatnonzero(usual).tolist():
-        entries += _describe_persistent(parts, excess, counted, row, over[row] > usual[row] / 2, over[row])
     for row in range(len(parts.ranks)):
+        rank = _Rank(parts, excesses, row)
+        if usual[row]:
+            entries += rank.in_most_steps(over[row] > usual[row] / 2, median_ns)
         beyond = over[row] - usual[row]
         late = (beyond > _RARE * median_ns) & (over[row] >= over.max(axis=0))
-        if beyond[late].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
-            entries += _describe_by_cause(parts, excess, counted, row, late, beyond, is_known=usual[row] > 0)
+        if beyond[late].sum() > _SIGNIFICANT * whole_ns:
+            entries += rank.in_some_steps(late, beyond, _SIGNIFICANT * whole_ns / 2, is_known=usual[row] > 0)
     entries += _find_slow_network(parts, median_ns) if parts.times_exchange else []
     return sorted(entries, key=lambda late: -late.cost_ns)
 
 
-def _describe_by_cause(
-    parts: StepParts,
-    excess: dict[Part, Float64],
-    counted: Sequence[Part],
-    row: int,
-    late: Bool,
-    beyond: Float64,
-    *,
-    is_known: bool,
-) -> list[Lateness]:
-    """The rare late steps of one rank, by the part that was longest in each."""
-    above = np.stack([excess[part][row] for part in counted])
-    if is_known:  # what is longer in every step does not explain a rare one
-        above = above - np.maximum(np.median(above, axis=1), 0)[:, None]
-    longest = above.argmax(axis=0)
-    entries = []
-    for index in range(len(counted)):
-        chosen = late & (longest == index)
-        if counted[index] is Part.BLOCKED and not parts.times_exchange:
-            chosen &= above[index] > np.median(parts.parts_ns[Part.BLOCKED][row])
-        if beyond[chosen].sum() > _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()) / 2:
-            entries.append(_describe(parts, excess, counted, row, chosen, beyond, counted[index]))
-    return entries
+class _Rank:
+    """One rank, and by how much it is later than the others in each part."""
+
+    def __init__(self, parts: StepParts, excesses: Excesses, row: int) -> None:
+        self._parts, self._row = parts, row
+        self._excess = {part: excesses.by_part[part][row] for part in excesses.counted}
+        self._over = excesses.over_ns[row]
+
+    def in_most_steps(self, late: Bool, median_ns: float) -> list[Lateness]:
+        """An entry for each part that explains much of most steps; costs add up to at most all."""
+        typical = {part: float(np.median(excess[late])) for part, excess in self._excess.items()}
+        entries: list[Lateness] = []
+        remaining = float(self._over[late].sum())
+        for part in sorted(typical, key=lambda part: -typical[part]):
+            share_ns = min(typical[part], remaining / int(late.sum()))  # a few long ones are no part of most steps
+            if not entries or share_ns > _PERSISTENT * median_ns:
+                entry = self._describe(late, self._over, part)
+                if entry.cause in {named.cause for named in entries}:
+                    continue
+                cost_ns = round(min(entry.cause_ns, remaining) if len(typical) > 1 else remaining)
+                entries.append(replace(entry, persistent=True, cost_ns=cost_ns))
+                remaining -= cost_ns
+        return entries
+
+    def in_some_steps(self, late: Bool, beyond: Float64, least_ns: float, *, is_known: bool) -> list[Lateness]:
+        """The rare late steps, by the part that was longest in each."""
+        counted = tuple(self._excess)
+        above = np.stack([self._excess[part] for part in counted])
+        if is_known:  # what is longer in every step does not explain a rare one
+            above = above - np.maximum(np.median(above, axis=1), 0)[:, None]
+        longest = above.argmax(axis=0)
+        entries = []
+        for index, part in enumerate(counted):
+            chosen = late & (longest == index)
+            if part is Part.BLOCKED and not self._parts.times_exchange:
+                chosen &= above[index] > np.median(self._parts.parts_ns[Part.BLOCKED][self._row])
+            if beyond[chosen].sum() > least_ns:
+                entries.append(self._describe(chosen, beyond, part))
+        return entries
+
+    def _describe(self, chosen: Bool, over: Float64, longest: Part) -> Lateness:
+        """The rank in some steps, late by one part."""
+        sums = {part: round(float(excess[chosen].sum())) for part, excess in self._excess.items()}
+        cost_ns = round(float(over[chosen].sum()))
+        cause, detail, cause_ns = _CAUSE_OF_PART[longest], None, sums[longest]
+        faults = float(np.median(over_others(self._parts.faults)[self._row][chosen]))
+        is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
+        if is_kernel and faults > MANY_FAULTS:
+            cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
+            cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
+        elif longest is Part.COMPUTE:
+            cause, detail = self._explain_compute(chosen)
+        return Lateness(
+            rank=self._parts.ranks[self._row],
+            persistent=False,
+            steps=int(chosen.sum()),
+            examples=_worst(self._parts, chosen, over),
+            cost_ns=cost_ns,
+            cause=cause,
+            cause_ns=min(max(cause_ns, 0), cost_ns),
+            excess_ns=sums,
+            detail=detail,
+        )
+
+    def _explain_compute(self, chosen: Bool) -> tuple[Cause, str | None]:
+        """Whether a rank computes longer because it has more to compute."""
+        work, unit = self._parts.work, self._parts.work_unit
+        own = float(work[self._row][chosen].sum())
+        usual = float(np.median(np.delete(work, self._row, axis=0)[:, chosen].sum(axis=1)))
+        if usual and own > _MORE_WORK * usual:
+            return Cause.WORK, f"{own / usual:.2f} times the {unit} of the others"
+        return Cause.COMPUTE, f"the same {unit}" if usual else None
 
 
-def _describe_persistent(
-    parts: StepParts, excess: dict[Part, Float64], counted: Sequence[Part], row: int, late: Bool, over: Float64
-) -> list[Lateness]:
-    """A rank that is late in most steps: an entry for each part that explains much; costs add up to at most all."""
-    sums = {part: float(excess[part][row][late].sum()) for part in counted}
-    cost = float(over[late].sum())
-    entries: list[Lateness] = []
-    remaining = cost
-    typical = {part: float(np.median(excess[part][row][late])) for part in counted}
-    for part in sorted(sums, key=lambda part: -typical[part]):
-        share_ns = min(typical[part], remaining / int(late.sum()))  # a few long ones are no part of most steps
-        if not entries or share_ns > _PERSISTENT * float(np.median(parts.total_ns)):
-            entry = _describe(parts, excess, counted, row, late, over, part)
-            if entry.cause in {named.cause for named in entries}:
-                continue
-            cost_ns = round(min(entry.cause_ns, remaining) if len(counted) > 1 else remaining)
-            entries.append(replace(entry, persistent=True, cost_ns=cost_ns))
-            remaining -= cost_ns
-    return entries
-
-
-def _describe(
-    parts: StepParts,
-    excess: dict[Part, Float64],
-    counted: Sequence[Part],
-    row: int,
-    chosen: Bool,
-    over: Float64,
-    longest: Part,
-) -> Lateness:
-    """One rank in some steps, late by one part."""
-    sums = {part: round(float(excess[part][row][chosen].sum())) for part in counted}
-    cost_ns = round(float(over[chosen].sum()))
-    cause, detail, cause_ns = _CAUSE_OF_PART[longest], None, sums[longest]
-    faults = float(np.median(over_others(parts.faults)[row][chosen]))
-    is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
-    if is_kernel and faults > MANY_FAULTS:
-        cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
-        cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
-    elif longest is Part.COMPUTE:
-        cause, detail = _explain_compute(parts, row, chosen)
+def _worst(parts: StepParts, chosen: Bool, over: Float64) -> tuple[int, ...]:
+    """The numbers of the five worst steps."""
     worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
-    return Lateness(
-        rank=parts.ranks[row],
-        persistent=False,
-        steps=int(chosen.sum()),
-        examples=tuple(sorted(parts.step[worst].tolist())),
-        cost_ns=cost_ns,
-        cause=cause,
-        cause_ns=min(max(cause_ns, 0), cost_ns),
-        excess_ns=sums,
-        detail=detail,
-    )
-
-
-def _explain_compute(parts: StepParts, row: int, chosen: Bool) -> tuple[Cause, str | None]:
-    """Whether a rank computes longer because it has more to compute."""
-    own = float(parts.work[row][chosen].sum())
-    usual = float(np.median(np.delete(parts.work, row, axis=0)[:, chosen].sum(axis=1)))
-    if usual and own > _MORE_WORK * usual:
-        return Cause.WORK, f"{own / usual:.2f} times the {parts.work_unit} of the others"
-    return Cause.COMPUTE, f"the same {parts.work_unit}" if usual else None
+    return tuple(sorted(parts.step[worst].tolist()))
 
 
 def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
@@ -360,14 +325,12 @@ def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
     cost_ns = round(float(beyond[slow].sum()))
     if cost_ns <= _SIGNIFICANT * float(parts.total_ns.max(axis=0).sum()):
         return []
-    worst = np.flatnonzero(slow)[np.argsort(-beyond[slow], kind="stable")[:5]]
-    examples = tuple(sorted(parts.step[worst].tolist()))
     return [
         Lateness(
             rank=None,
             persistent=False,
             steps=int(slow.sum()),
-            examples=examples,
+            examples=_worst(parts, slow, beyond),
             cost_ns=cost_ns,
             cause=Cause.NETWORK,
             cause_ns=cost_ns,

@@ -13,8 +13,6 @@ from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, 
 from perfscope.analyzers.stragglers.lateness import (
     Cause,
     Lateness,
-    LateStep,
-    find_late_steps,
     find_lateness,
     measure_excesses,
 )
@@ -28,7 +26,6 @@ from perfscope.units import format_ranges
 
 _FEWEST_RANKS = 2
 _FEWEST_STEPS = 5
-_MOST_LATE_STEPS = 20
 CAUSES = {
     Cause.SAVE: "it saved a checkpoint and the others did not",
     Cause.COMPILATION: "torch.compile compiled",
@@ -102,7 +99,6 @@ class LateRanks(Result, frozen=True):
     """
 
     late: Annotated[tuple[Lateness, ...], Doc("Each late rank and cause, what costs most first.")]
-    late_steps: Annotated[tuple[LateStep, ...], Doc("The steps in which a rank was later than the others by most.")]
     ranks: Annotated[tuple[HostSteps, ...], Doc("Each rank.")]
     devices: Annotated[tuple[DevicePace, ...], Doc("How fast the devices of the ranks are.")]
     parts: StepParts | None
@@ -137,17 +133,6 @@ class LateRanks(Result, frozen=True):
                 Column("SM clock (MHz)", "sm_clock_mhz"),
             ),
         ),
-        Table(
-            "Steps with the latest ranks",
-            "late_steps",
-            (
-                Column("Step", "step"),
-                Column("Latest rank", "rank", str),
-                Column("Later (ms)", "later_ns", MS_OF_NS, 2),
-                Column("Longest in", lambda late: _PART_LABELS[late.part].removesuffix(" (ms)")),
-                Column("By (ms)", "part_ns", MS_OF_NS, 2),
-            ),
-        ),
     )
 
     @figure
@@ -167,7 +152,7 @@ class LateRanks(Result, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """Who was late and why, what the steps of each rank are made of, and how fast the devices are."""
-        late, devices, steps = self.TABLES
+        late, devices = self.TABLES
         sections = [late.section(self.late, self._notes())]
         if self.parts is not None:
             sections.append(self._parts_section(self.parts))
@@ -178,9 +163,6 @@ class LateRanks(Result, frozen=True):
             )
             slowest_first = sorted(self.devices, key=lambda pace: -pace.ratio)
             sections.append(devices.section(slowest_first, (note,), most=_MOST_RANKS))
-        if self.late_steps:
-            note = "The steps in which a rank was later than the median of the others by most."
-            sections.append(steps.section(self.late_steps, (note,)))
         return tuple(sections)
 
     def in_a_sentence(self) -> str:
@@ -281,17 +263,14 @@ def analyze(run: Run) -> LateRanks:
         raise MissingInput(f"the ranks have fewer than {_FEWEST_STEPS} steps in common that can be compared")
     counts_compute = parts is not None and parts.times_exchange and not has_stages
     lateness: list[Lateness] = []
-    late_steps: tuple[LateStep, ...] = ()
     if parts is not None:
         excesses = measure_excesses(parts, counts_compute=counts_compute)
         lateness = find_lateness(parts, excesses)
-        late_steps = find_late_steps(parts, excesses, _MOST_LATE_STEPS)
     late = [*lateness, *find_slow_devices(devices.paces, tables)]
     compared_ns = 0 if parts is None else int(parts.total_ns.max(axis=0).sum())
     late = [replace(entry, share=entry.cost_ns / compared_ns if compared_ns else None) for entry in late]
     return LateRanks(
         late=tuple(sorted(late, key=lambda late: -late.cost_ns)),
-        late_steps=late_steps,
         ranks=() if parts is None else _host_steps(parts, run, has_stages=has_stages),
         devices=devices.paces,
         parts=parts,

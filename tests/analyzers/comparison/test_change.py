@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from math import log
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from perfscope.analyzers.comparison.change import Samples, Variation, block_length, compare_samples, resampled_medians
+from perfscope.analyzers.comparison.change import Samples, Variation, compare_samples
 from perfscope.tables.columns import Float64
 
 
@@ -31,38 +30,6 @@ def finds(a: Float64, b: Float64) -> int:
     interval = compare_samples(one(a), one(b)).interval
     assert interval is not None
     return 1 if interval[0] > 0 else -1 if interval[1] < 0 else 0
-
-
-def slow_medians(values: list[float], length: float, seed: int) -> list[float]:
-    """The stationary bootstrap, one step at a time, as its authors describe it."""
-    generator = random.Random(seed)
-    n, medians = len(values), []
-    for _ in range(3000):
-        row = generator.randrange(n)
-        drawn = []
-        for _ in range(n):
-            drawn.append(values[row])
-            row = generator.randrange(n) if generator.random() < 1 / length else (row + 1) % n
-        medians.append(float(np.median(drawn)))
-    return medians
-
-
-@pytest.mark.parametrize("correlation", [0.0, 0.5, 0.8])
-def test_the_resamples_are_those_of_the_slow_bootstrap(correlation: float) -> None:
-    values = autoregressive(np.random.default_rng(3), 120, correlation)
-    fast = resampled_medians(values, 0)
-    slow = slow_medians(values.tolist(), block_length(values), 1)
-    assert fast.std() == pytest.approx(np.std(slow), rel=0.1)
-    for share in (0.025, 0.5, 0.975):
-        assert np.quantile(fast, share) == pytest.approx(np.quantile(slow, share), abs=0.25 * float(np.std(slow)))
-
-
-@pytest.mark.parametrize(("correlation", "shortest", "longest"), [(0.0, 1, 3), (0.5, 3, 12), (0.9, 12, 60)])
-def test_blocks_are_as_long_as_steps_depend_on_each_other(correlation: float, shortest: float, longest: float) -> None:
-    """The best length for an autoregression is (2 r^2 n / (1 - r^2)^2)^(1/3): 1, 11 and 77 of 1,000 steps at most."""
-    generator = np.random.default_rng(5)
-    lengths = [block_length(autoregressive(generator, 1000, correlation)) for _ in range(20)]
-    assert shortest <= np.median(lengths) <= longest
 
 
 @pytest.mark.parametrize("correlation", [0.0, 0.6])

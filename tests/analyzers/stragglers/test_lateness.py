@@ -141,32 +141,6 @@ def test_a_few_long_waits_of_a_rank_that_is_always_late_are_not_in_most_steps() 
     assert [late.examples for late in result.late if late.cause is Cause.DATA] == [(9, 14, 22)]
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_the_latest_rank_of_each_step_is_that_of_a_slow_search(ranks: int) -> None:
-    source = random.Random(8)
-    changes: list[dict[int, dict[str, Any]]] = [
-        {
-            source.randrange(3, STEPS): {source.choice(["data", "sleep", "garbage"]): source.randrange(10, 90)}
-            for _ in range(9)
-        }
-        for _ in range(ranks)
-    ]
-    result = analyze(make_run(make_steps(changes)))
-    assert result.parts is not None
-    own = result.parts.own_ns
-    expected = {}
-    for column, step in enumerate(result.parts.step.tolist()):
-        over = [own[row, column] - median(np.delete(own[:, column], row).tolist()) for row in range(ranks)]
-        if max(over) > 0.05 * float(np.median(result.parts.total_ns)):
-            expected[step] = (over.index(max(over)), round(max(over)))
-    worst = sorted(expected, key=lambda step: -expected[step][1])[:20]
-    assert len(worst) >= 8
-    assert {late.step: (late.rank, late.later_ns) for late in result.late_steps} == {
-        step: expected[step] for step in worst
-    }
-    assert [late.step for late in result.late_steps] == sorted(worst)
-
-
 def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
     tables = make_steps([{}, {}])
     slow = [7, 19, 31]
