@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
@@ -91,7 +91,7 @@ def parse_limit(text: str) -> Limit:
     return Limit(text.strip(), Figure(normal), sign == ">", share)
 
 
-def check_limit(limit: Limit, changes: Mapping[Figure, Change], reasons: Mapping[Figure, str]) -> LimitVerdict:
+def check_limit(limit: Limit, changes: Mapping[Figure, Change], reasons: Mapping[str, str]) -> LimitVerdict:
     """Hold a comparison's figures against a limit."""
     change = changes.get(limit.figure)
     if change is None:
@@ -139,9 +139,31 @@ class SetupDifference:
         return f"different {self.fact}: {self.a} against {self.b}"
 
 
-def compare_setups(a: Setup, b: Setup) -> tuple[SetupDifference, ...]:
+def compare_setups(a: Setup, b: Setup) -> Iterator[SetupDifference]:
     """What differs, of what is known of both sides."""
-    return (*_model(a, b), *_batch(a, b), *_facts(a, b), *_versions(a, b))
+    if a.parameters is not None and b.parameters is not None and a.parameters != b.parameters:
+        words = [format_parameters(count) for count in (a.parameters, b.parameters)]
+        if words[0] == words[1]:
+            words = [f"{count:,}" for count in (a.parameters, b.parameters)]
+        yield SetupDifference("model", f"{words[0]} parameters", f"{words[1]} parameters", forbids=True)
+    elif a.dimensions is not None and b.dimensions is not None and a.dimensions != b.dimensions:
+        words = [
+            ", ".join(f"{count:,} {name}" for count, name in zip(dimensions, _DIMENSIONS, strict=True))
+            for dimensions in (a.dimensions, b.dimensions)
+        ]
+        yield SetupDifference("model", words[0], words[1], forbids=True)
+    if a.samples and b.samples and abs(a.samples / b.samples - 1) > _SAME_TOKENS:
+        yield SetupDifference("batch", f"{a.samples:g} samples a step", f"{b.samples:g} samples a step", forbids=True)
+    elif a.tokens and b.tokens and abs(a.tokens / b.tokens - 1) > _SAME_TOKENS:
+        yield SetupDifference("batch", f"{a.tokens:,.0f} tokens a step", f"{b.tokens:,.0f} tokens a step", forbids=True)
+    facts = [("GPU count", a.gpus, b.gpus), ("device", a.device, b.device), ("data type", a.dtype, b.dtype)]
+    for fact, first, second in (*facts, ("model class", a.model, b.model)):
+        if first is not None and second is not None and first != second:
+            yield SetupDifference(fact, str(first), str(second), forbids=fact == "GPU count")
+    for package in sorted({*a.versions, *b.versions}) if a.versions and b.versions else ():
+        versions = [setup.versions.get(package) or "not stated" for setup in (a, b)]
+        if versions[0] != versions[1]:
+            yield SetupDifference(f"version of {package}", versions[0], versions[1], forbids=False)
 
 
 def list_unknown(a: Side, b: Side) -> tuple[str, ...]:
@@ -169,46 +191,6 @@ def work_of(a: Setup, b: Setup) -> tuple[str, float, float] | None:
     if a.samples and b.samples:
         return "samples", a.samples, b.samples
     return None
-
-
-def _model(a: Setup, b: Setup) -> Iterator[SetupDifference]:
-    if a.parameters is not None and b.parameters is not None and a.parameters != b.parameters:
-        words = [format_parameters(count) for count in (a.parameters, b.parameters)]
-        if words[0] == words[1]:
-            words = [f"{count:,}" for count in (a.parameters, b.parameters)]
-        yield SetupDifference("model", f"{words[0]} parameters", f"{words[1]} parameters", forbids=True)
-    elif a.dimensions is not None and b.dimensions is not None and a.dimensions != b.dimensions:
-        words = [
-            ", ".join(f"{count:,} {name}" for count, name in zip(dimensions, _DIMENSIONS, strict=True))
-            for dimensions in (a.dimensions, b.dimensions)
-        ]
-        yield SetupDifference("model", words[0], words[1], forbids=True)
-
-
-def _batch(a: Setup, b: Setup) -> Iterator[SetupDifference]:
-    if a.samples and b.samples and abs(a.samples / b.samples - 1) > _SAME_TOKENS:
-        yield SetupDifference("batch", f"{a.samples:g} samples a step", f"{b.samples:g} samples a step", forbids=True)
-    elif a.tokens and b.tokens and abs(a.tokens / b.tokens - 1) > _SAME_TOKENS:
-        yield SetupDifference("batch", f"{a.tokens:,.0f} tokens a step", f"{b.tokens:,.0f} tokens a step", forbids=True)
-
-
-def _facts(a: Setup, b: Setup) -> Iterator[SetupDifference]:
-    if a.gpus is not None and b.gpus is not None and a.gpus != b.gpus:
-        yield SetupDifference("GPU count", str(a.gpus), str(b.gpus), forbids=True)
-    for fact, first, second in (
-        ("device", a.device, b.device),
-        ("data type", a.dtype, b.dtype),
-        ("model class", a.model, b.model),
-    ):
-        if first is not None and second is not None and first != second:
-            yield SetupDifference(fact, first, second, forbids=False)
-
-
-def _versions(a: Setup, b: Setup) -> Iterator[SetupDifference]:
-    for package in sorted({*a.versions, *b.versions}):
-        first, second = a.versions.get(package), b.versions.get(package)
-        if first != second and a.versions and b.versions:
-            yield SetupDifference(f"version of {package}", first or "not stated", second or "not stated", forbids=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,17 +335,17 @@ class Comparison:
     a: Side
     b: Side
     verdict: Verdict
-    reasons: tuple[str, ...]
-    is_refused: bool
     confidence: float
-    work: tuple[str, float, float] | None
-    is_per_work: bool
-    changes: Mapping[Figure, Change]
-    missing: Mapping[str, str]
-    budget: BudgetChange | None
     setup: tuple[SetupDifference, ...]
-    limits: tuple[LimitVerdict, ...]
-    notes: tuple[str, ...]
+    reasons: tuple[str, ...] = ()
+    is_refused: bool = False
+    work: tuple[str, float, float] | None = None
+    is_per_work: bool = False
+    changes: Mapping[Figure, Change] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    budget: BudgetChange | None = None
+    limits: tuple[LimitVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def damage(self) -> tuple[str, ...]:
@@ -384,11 +366,11 @@ def compare_sides(
 
     ``between_runs`` is the standard deviation between runs of the same code, see ``compare_samples``.
     """
-    setup = compare_setups(a.setup, b.setup)
+    setup = tuple(compare_setups(a.setup, b.setup))
     forbidding = [difference.sentence() for difference in setup if difference.forbids]
     work = work_of(a.setup, b.setup)
     if forbidding and not anyway:
-        return _refused(a, b, setup, tuple(forbidding), limits, confidence)
+        return _refused(a, b, setup, forbidding, limits, confidence)
     if forbidding and work is None:
         reasons = (*forbidding, "the tokens of a step are not known of both, so that nothing is per token")
         return _refused(a, b, setup, reasons, limits, confidence)
@@ -399,50 +381,35 @@ def compare_sides(
     if budget is None:
         missing["budget"] = next(side.why_absent("budget") for side in (a, b) if side.budget is None)
     notes = (*_explain(a, b, changes, forbidding, work), *list_unknown(a, b), *a.notes, *b.notes)
-    reasons_of_figures = {figure: missing.get(figure, "") for figure in Figure}
     return Comparison(
-        a=a,
-        b=b,
-        verdict=verdict,
+        a, b, verdict, confidence, setup,
         reasons=reasons,
-        is_refused=False,
-        confidence=confidence,
         work=work,
         is_per_work=factor != 1.0,
         changes=changes,
         missing=missing,
         budget=budget,
-        setup=setup,
-        limits=tuple(check_limit(limit, changes, reasons_of_figures) for limit in limits),
+        limits=tuple(check_limit(limit, changes, missing) for limit in limits),
         notes=tuple(dict.fromkeys(notes)),
-    )
+    )  # fmt: skip
 
 
 def _refused(
     a: Side,
     b: Side,
     setup: tuple[SetupDifference, ...],
-    reasons: tuple[str, ...],
+    reasons: Sequence[str],
     limits: Sequence[Limit],
     confidence: float,
 ) -> Comparison:
     why = "the sides did not train the same"
     return Comparison(
-        a=a,
-        b=b,
-        verdict=Verdict.INCOMPARABLE,
-        reasons=reasons,
+        a, b, Verdict.INCOMPARABLE, confidence, setup,
+        reasons=tuple(reasons),
         is_refused=True,
-        confidence=confidence,
-        work=None,
-        is_per_work=False,
-        changes={},
         missing=dict.fromkeys((*Figure, "budget"), why),
-        budget=None,
-        setup=setup,
         limits=tuple(LimitVerdict(limit, None, f"not checked: {why}") for limit in limits),
-        notes=(),
-    )
+    )  # fmt: skip
 
 
 def _judge(changes: Mapping[Figure, Change], missing: Mapping[str, str]) -> tuple[Verdict, tuple[str, ...]]:

@@ -30,7 +30,6 @@ KEYS: dict[str, tuple[list[list[object]], str]] = {
     "compare.md": (
         [
             ["compare", FIXTURES / "light" / "gpu_bound", FIXTURES / "light" / "ddp_gpu_bound", "--anyway"],
-            ["compare", FIXTURES / "whatif" / "base", FIXTURES / "whatif" / "slow_gpu", "--replay"],
         ],
         "slower faster same incomparable steps runs none comparisons",
     ),

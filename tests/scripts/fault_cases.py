@@ -21,8 +21,6 @@ MIDDLE = GptConfig(layers=4, hidden=1024, heads=16, vocabulary=4096, seq_len=257
 DEEP = GptConfig(layers=8, hidden=4096, heads=32, vocabulary=8192, seq_len=513)
 WIDE = GptConfig(layers=2, hidden=8192, heads=64, vocabulary=8192, seq_len=513)
 TINY = GptConfig(layers=6, hidden=128, heads=4, vocabulary=512, seq_len=65)
-MANY_LOGITS = GptConfig(layers=1, hidden=256, heads=4, vocabulary=65536, seq_len=1025)
-WIDE_OUTPUT = GptConfig(layers=1, hidden=32, heads=4, vocabulary=8192, seq_len=65)
 ON_CPU = GptConfig(layers=2, hidden=96, heads=4, vocabulary=256, seq_len=65)
 
 
@@ -51,16 +49,12 @@ class Case:
     lengths: tuple = ()
     compiles: bool = False
     returns_logits: bool = False  # whether the loss is computed outside of the model
-    cross_entropy: bool = False  # of these logits as they are, in place of their mean square
     norm_by_hand: bool = False
-    all_zeros: bool = False  # whether all parameters are 0, and stay so
     save_every: int = 0
     ddp: dict | None = None
     no_sync: bool = True
     reduce: object = None  # called with the model behind the backward pass
-    fsdp: bool = False
     fsdp1: dict | None = None  # options of FullyShardedDataParallel, which wraps each block
-    zero: dict | None = None  # the settings of DeepSpeed's zero_optimization
     slow_rank: dict = dataclasses.field(default_factory=dict)  # what is different on the last rank
     stages: tuple = ()
     microbatches: int = 0
@@ -72,14 +66,6 @@ class Case:
 
 def log_norm(states):
     states.float().norm().item()
-
-
-def select(states):
-    return states.flatten(0, 1)[states.flatten(0, 1)[:, 0] > 0].sum()
-
-
-def to_host(states):
-    states.detach().cpu()
 
 
 def pause(seconds):
@@ -124,10 +110,6 @@ def hold_objects(case):
     case.held = [{"number": number, "list": [number]} for number in range(400_000 if GPU else 60_000)]
 
 
-def empty_cache(*_):
-    torch.cuda.empty_cache()
-
-
 def outgrow_cache(step, *_):
     """Ask for more than any cached block, on a device without room for all: the allocator empties its cache.
 
@@ -148,26 +130,13 @@ def reduce_each(model):
         parameter.grad /= dist.get_world_size()
 
 
-def reduce_flat(model):
-    gradients = [parameter.grad for parameter in model.parameters()]
-    flat = torch.cat([gradient.flatten() for gradient in gradients])
-    dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for gradient, part in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
-        gradient.copy_(part.view_as(gradient))
-
-
 FIRST_OUTGROWN = 3
 SMALL = {"batch": 4}
 #: Large batches: the device, and not the host or the network, is what these trainings wait for.
 GATHERED = {"config": DEEP, "ranks": 2, "batch": 20, "steps": 26, "windows": "14-15"}
-FED_BY_ZERO = GATHERED | {"batch": 32}
-LOGITS = {"config": MANY_LOGITS, "ranks": 2, "batch": 24, "returns_logits": True}
 POWERFUL = {"config": WIDE, "batch": 16, "steps": 40, "windows": "28-29"}
 NEVER = "1000"
 BY_OPERATORS = {"batch": 8, "shapes": True, "modules": True}
-#: Where nothing is gathered ahead, and what is gathered is gathered between the products.
-NO_PREFETCH = {"stage": 3, "stage3_prefetch_bucket_size": 0, "overlap_comm": False}
 CASES = {
     "clean": Case(),
     "clean_small": Case(**SMALL),
@@ -175,10 +144,7 @@ CASES = {
     "eager_attention": Case(eager_attention=True),
     "recomputation": Case(recompute=True),
     "optimizer_loop": Case(**SMALL, optimizer={"foreach": False}),
-    "optimizer_foreach": Case(**SMALL, optimizer={}),
     "item": Case(batch=8, in_block=log_norm, stack=True),
-    "nonzero": Case(batch=8, in_block=select),
-    "to_cpu": Case(batch=8, in_block=to_host),
     "host_bound": Case(MIDDLE, batch=4, in_block=count(4000)),
     "batch_too_small": Case(TINY, batch=2, steps=40),
     "pause": Case(**SMALL, in_step=pause(0.012)),
@@ -187,39 +153,24 @@ CASES = {
     "few_workers": Case(**SMALL, sample_s=0.012, workers=2, steps=60),
     "unpinned": Case(**SMALL, feed=64 << 20, pin_memory=False),
     "pinned": Case(**SMALL, feed=64 << 20),
-    "empty_cache": Case(**SMALL, in_step=empty_cache),
     "recompilation": Case(MIDDLE, batch=4, compiles=True, lengths=tuple(range(32, 257, 8)), steps=40),
     "saves": Case(**SMALL, save_every=6, steps=48),
     "padding": Case(padding=0.6),
     "clean_operators": Case(**BY_OPERATORS, returns_logits=True),
     "norm_by_hand": Case(**BY_OPERATORS, returns_logits=True, norm_by_hand=True),
-    "clean_loss": Case(**BY_OPERATORS, returns_logits=True, cross_entropy=True),
-    "fp32_loss": Case(**BY_OPERATORS),
-    "fp32": Case(batch=2, dtype=torch.float32, steps=28),
     "ddp_clean": Case(ranks=2, ddp={}),
-    "ddp_clean_accumulation": Case(ranks=2, ddp={}, batch=4, accumulation=4),
     "ddp_no_no_sync": Case(ranks=2, ddp={}, batch=4, accumulation=4, no_sync=False),
-    "ddp_clean_small": Case(ranks=2, ddp={}, **SMALL),
     "ddp_tiny_buckets": Case(ranks=2, ddp={"bucket_cap_mb": 0.05}, **SMALL),
-    "ddp_clean_logits": Case(**LOGITS, ddp={}),
-    "ddp_find_unused": Case(**LOGITS, ddp={"find_unused_parameters": True}),
     "reduce_each": Case(MIDDLE, ranks=2, batch=8, reduce=reduce_each),
-    "reduce_flat": Case(ranks=2, reduce=reduce_flat, **SMALL),
-    "fsdp": Case(ranks=2, fsdp=True, batch=1),
     "fsdp1_clean": Case(**GATHERED, fsdp1={"backward_prefetch": "BACKWARD_PRE", "forward_prefetch": True}),
     "fsdp1_no_prefetch": Case(**GATHERED, fsdp1={"backward_prefetch": None, "forward_prefetch": False}),
-    "zero3_clean": Case(**FED_BY_ZERO, zero={"stage": 3}),
-    "zero3_no_prefetch": Case(**FED_BY_ZERO, zero=NO_PREFETCH),
     "straggler_host": Case(ranks=2, ddp={}, slow_rank={"in_step": pause(0.03)}, **SMALL),
     "straggler_data": Case(ranks=2, ddp={}, slow_rank={"sample_s": 0.01}, **SMALL),
     "straggler_work": Case(ranks=2, ddp={}, slow_rank={"batch": 24}),
     "straggler_device": Case(ranks=2, ddp={}, slow_rank={"rival": True}),
     "straggler_stall": Case(ranks=2, ddp={}, slow_rank={"in_block": stall_device(3000)}),
-    "memory_unused": Case(WIDE, batch=1),
     "allocator_retries": Case(**SMALL, in_step=outgrow_cache),
     "power": Case(**POWERFUL),  # products so large that the limit of power is reached
-    "power_of_zeros": Case(**POWERFUL, all_zeros=True),  # the same products of zeros, which take less power
-    "pipeline_clean": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=40, windows=NEVER),
     "pipeline_uneven": Case(MIDDLE, ranks=2, batch=8, stages=(3, 5), microbatches=40, windows=NEVER),
     "pipeline_bubble": Case(MIDDLE, ranks=2, batch=8, stages=(4, 4), microbatches=2, windows=NEVER),
 }
@@ -242,8 +193,6 @@ def on_cpu(case):
         changes |= {"slow_rank": {"sample_s": 0.04}}
     elif "in_step" in case.slow_rank:
         changes |= {"slow_rank": {"in_step": pause(0.2)}}
-    if case.returns_logits:
-        changes |= {"config": WIDE_OUTPUT}
     if case.compiles:
         changes |= {"lengths": tuple(range(8, 65, 4)), "steps": 11}
     return dataclasses.replace(case, **changes)

@@ -72,10 +72,7 @@ class Logits(Gpt):
 def loss_of(case, model, tokens):
     if not case.returns_logits:
         return model(tokens)
-    logits = model(tokens)
-    if not case.cross_entropy:
-        return logits.square().mean()
-    return functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    return model(tokens).square().mean()
 
 
 class NormByHand(torch.nn.LayerNorm):
@@ -89,9 +86,6 @@ class NormByHand(torch.nn.LayerNorm):
 
 
 def change_parts(case, model):
-    if case.all_zeros:
-        for parameter in model.parameters():
-            torch.nn.init.zeros_(parameter)
     if case.norm_by_hand:
         for module in model.modules():
             if isinstance(module, torch.nn.LayerNorm):
@@ -112,12 +106,6 @@ def build(case, device):
             return states
 
         block.forward = run
-    if case.fsdp:
-        from torch.distributed.fsdp import fully_shard
-
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
     if case.fsdp1 is not None:
         model = shard_by_fsdp1(case, model, device)
     if case.compiles:
@@ -141,29 +129,6 @@ def shard_by_fsdp1(case, model, device):
         backward_prefetch=BackwardPrefetch[prefetch] if prefetch else None,
         forward_prefetch=case.fsdp1["forward_prefetch"],
     )
-
-
-def train_deepspeed(case, device, turn):
-    import deepspeed
-
-    with device:
-        model = Gpt(case.config)
-    config = {
-        "train_micro_batch_size_per_gpu": case.batch,
-        "bf16": {"enabled": GPU},
-        "optimizer": {"type": "AdamW", "params": {"lr": 1e-4, "torch_adam": True, **case.optimizer}},
-        "zero_optimization": case.zero,
-        "steps_per_print": 10**9,
-    }
-    engine, *_ = deepspeed.initialize(
-        model=model, model_parameters=model.parameters(), config=config, dist_init_required=False
-    )
-    turn.take()
-    batches = iter(DataLoader(Tokens(case), case.batch, pin_memory=case.pin_memory))
-    for _ in range(case.steps):
-        loss = engine(next(batches)["input_ids"].to(device, non_blocking=True))
-        engine.backward(loss)
-        engine.step()
 
 
 def train(case, device, folder, turn):
@@ -288,8 +253,6 @@ def run(name, folder, rank, gpu, turn):
     torch.manual_seed(0)
     if case.stages:
         train_pipeline(case, device, turn)
-    elif case.zero:
-        train_deepspeed(case, device, turn)
     else:
         train(case, device, folder, turn)
     if GPU:
