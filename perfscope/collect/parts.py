@@ -373,21 +373,10 @@ def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
     Raises:
         UsageError: It is none of them, or nothing that is installed opens the URL.
     """
-    if not is_url(name):
-        return parse_folder(name, ssh)
-    with suppress(SourceError):  # a store that does not answer is said so where its files are listed
-        locate(name)
-    return StoredPart(name)
-
-
-def parse_folder(name: str, ssh: Sequence[str] = ()) -> LocalPart | RemotePart:
-    """Read the name of a part that a job may be writing: a folder that exists, else HOST:PATH.
-
-    Raises:
-        UsageError: It is neither.
-    """
     if is_url(name):
-        raise UsageError(f"{name} is in a store, where no job runs", hint="name the folder that the job writes into")
+        with suppress(SourceError):  # a store that does not answer is said so where its files are listed
+            locate(name)
+        return StoredPart(name)
     if Path(name).is_dir():
         return LocalPart(name)
     match = _REMOTE.fullmatch(name)

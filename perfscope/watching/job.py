@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,7 +26,7 @@ from perfscope.sources.runs.records import decode_step, read_rank_record
 from perfscope.sources.runs.run import read_rank
 from perfscope.sources.runs.step_columns import to_steps
 from perfscope.tables.run import Run
-from perfscope.wire import incidents
+from perfscope.wire import incidents, requests
 from perfscope.wire.records import RankRecord, StepRecord
 
 _R = TypeVar("_R")
@@ -74,6 +77,7 @@ class _DeathLine(msgspec.Struct):
 
 _decode_death = msgspec.json.Decoder(_DeathLine).decode
 _decode_sample = msgspec.json.Decoder(_SampleLine).decode
+_decode_answer = msgspec.json.Decoder(requests.Answer).decode
 
 
 @dataclass
@@ -87,6 +91,7 @@ class WatchedRank:
         has_ended: Whether its process is gone.
         is_stalled: Whether its own watchdog has noticed a stall.
         written_ns: When its last steps were written, on the wall clock.
+        answers: What it does about requests for windows, by the name of the request.
     """
 
     rank: int
@@ -95,6 +100,17 @@ class WatchedRank:
     has_ended: bool = False
     is_stalled: bool = False
     written_ns: int | None = None
+    answers: dict[str, requests.Answer] = field(default_factory=dict)
+
+    @property
+    def pace_ns(self) -> float | None:
+        """The median time from the end of one of its last steps to the next one's; None before the second one."""
+        times = [(later.end_ns - step.end_ns) / (later.step - step.step) for step, later in pairwise(self.steps)]
+        return statistics.median(times) if times else None
+
+    def steps_by_now(self, wall_ns: int) -> int:
+        """Steps that it has probably completed: records are up to two seconds old."""
+        return self.step + (int((self.age_ns(wall_ns) or 0) / self.pace_ns) if self.pace_ns else 0)
 
     @property
     def step(self) -> int:
@@ -274,6 +290,8 @@ class WatchedJob:
             rank.has_ended |= any(b'"kind":"end"' in line for line in read_end(events))
         if self._is_new(stalls) and (lines := read_end(stalls)):
             rank.is_stalled = b'"kind":"resumed"' not in lines[-1]
+        if self._is_new(answers := folder / requests.ANSWERS_FILE):
+            rank.answers = {answer.request: answer for answer in _decode_all(_decode_answer, read_end(answers))}
         if not self._is_new(steps):
             return False
         rank.written_ns = self._known[steps][2]
@@ -298,6 +316,34 @@ class WatchedJob:
             self.exit_status = status if isinstance(status, str) else None
         except (OSError, *_DAMAGE, AttributeError):
             return
+
+    def read_requests(self) -> dict[str, requests.WindowRequest]:
+        """The windows that were asked for, by the names of the requests; ranks say which ones are malformed."""
+        asked = {}
+        for path in sorted((self.path / incidents.CONTROL_FOLDER).glob(f"{requests.WINDOW_PREFIX}*")):
+            with suppress(OSError, ValueError):
+                asked[path.name] = requests.WindowRequest.from_json(path.read_bytes())
+        return asked
+
+    def publish(self, name: str, request: requests.WindowRequest) -> bool:
+        """Write a request, which appears with its whole content; False where there is one of that name.
+
+        Raises:
+            SourceError: The folder cannot be written.
+        """
+        control = self.path / incidents.CONTROL_FOLDER
+        hidden = control / f".{name}.{os.getpid()}.tmp"
+        try:
+            control.mkdir(exist_ok=True)
+            hidden.write_bytes(request.to_json())
+            os.link(hidden, control / name)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            raise SourceError(control, f"cannot be written: {error.strerror or error}") from None
+        finally:
+            hidden.unlink(missing_ok=True)
+        return True
 
     def _run(self) -> Run | None:
         """The last steps as those of a finished run; None before the first one, and of damaged ones."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tests.collect.hosts import Host, finish, hosts, scripts, write_on
-from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.timeout(500), pytest.mark.slow]
 
@@ -82,38 +78,3 @@ def test_torchrun_on_each_host_becomes_one_run_wherever_its_parts_are_collected(
     assert ended.code == 4
     assert "warning: 10.99.0.9:" in ended.stderr
     assert "1 of 2 ranks are missing" in ended.stderr
-
-
-def steps_of(host: Host) -> list[dict[str, Any]]:
-    lines = host.run("sh", "-c", "cat ASKED/ranks/*/steps.jsonl").stdout.splitlines()
-    return [json.loads(line) for line in lines]
-
-
-def test_a_window_is_asked_for_over_ssh_and_opens_at_the_same_step_on_each_host(two: list[Host]) -> None:
-    one, other = two
-    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"{one.address}:29513", "--rdzv_id", "asked"]
-    script = [str(ROOT / "benchmarks" / "stopping_training.py"), "ddp", "clean", "--steps", "1000000"]
-    torchrun = ["torchrun", "--nnodes", "2", "--nproc_per_node", "1", *meeting, *script]
-    command = [sys.executable, "-m", "perfscope", "profile", "-o", "ASKED", "--steps", "2000000", "--", *torchrun]
-    started = [host.start(*command) for host in two]
-    try:
-        until_s = time.monotonic() + 120
-        while not all(len(steps_of(host)) > 20 for host in two) and time.monotonic() < until_s:
-            time.sleep(1)
-        ended = one.perfscope("trigger", "ASKED", f"node2:{other.work}/ASKED", "--steps", "2", "--format", "json")
-        assert ended.code == 0, ended.stderr
-        answer = json.loads(ended.stdout)
-        assert [(rank["rank"], rank["status"]) for rank in answer["ranks"]] == [(0, "planned"), (1, "planned")]
-        labels: list[set[int]] = []
-        until_s = time.monotonic() + 120
-        while time.monotonic() < until_s:
-            labels = [{step["step"] for step in steps_of(host) if step.get("window") == "profiled"} for host in two]
-            if all(len(label) == 2 for label in labels):
-                break
-            time.sleep(1)
-        assert labels == [{answer["first"], answer["last"]}] * 2
-    finally:
-        for process in started:
-            os.killpg(process.pid, signal.SIGTERM)
-        for process in started:
-            process.communicate()

@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.collect.parts import LocalPart
-from perfscope.collect.running import look_at, publish
+from perfscope.watching.job import WatchedJob
 from perfscope.wire.records import RankRecord, StepRecord, to_line
 from perfscope.wire.requests import WindowRequest
 from tests.conftest import ROOT, perfscope
@@ -115,15 +114,15 @@ def test_another_folder_is_no_run(tmp_path: Path) -> None:
 
 def test_one_window_at_a_time(tmp_path: Path) -> None:
     run = make_run(tmp_path / "RUN")
-    assert publish(LocalPart(str(run)), "window-0001.json", WindowRequest(300, 302, 1))
+    assert WatchedJob(run).publish("window-0001.json", WindowRequest(300, 302, 1))
     assert "a window on steps 300-302 is asked for already" in refused(run)
 
 
 def test_of_two_requests_of_one_name_one_is_written(tmp_path: Path) -> None:
-    part = LocalPart(str(make_run(tmp_path / "RUN")))
-    written = [publish(part, "window-0001.json", WindowRequest(first, first, 1)) for first in (300, 400)]
+    job = WatchedJob(make_run(tmp_path / "RUN"))
+    written = [job.publish("window-0001.json", WindowRequest(first, first, 1)) for first in (300, 400)]
     assert written == [True, False]
-    assert look_at(part).requests["window-0001.json"].first == 300
+    assert job.read_requests()["window-0001.json"].first == 300
     assert [path.name for path in (tmp_path / "RUN" / "control").iterdir()] == ["window-0001.json"]
 
 
@@ -131,7 +130,7 @@ def test_a_malformed_request_does_not_stop_another_one(tmp_path: Path) -> None:
     run = make_run(tmp_path / "RUN")
     (run / "control").mkdir()
     (run / "control" / "window-x.json").write_text("{half")
-    assert look_at(LocalPart(str(run))).requests == {}
+    assert WatchedJob(run).read_requests() == {}
 
 
 def test_a_clock_that_was_set_forward_makes_no_step_old(tmp_path: Path) -> None:
@@ -172,31 +171,3 @@ def test_two_commands_at_once_open_one_window(tmp_path: Path) -> None:
     assert sorted(process.returncode for process in started) == [0, 1], said
     assert any("asked for already" in text or "asked for at the same time" in text for text in said), said
     assert [path.name for path in (run / "control").glob("*")] == ["window-0001.json"]
-
-
-def test_hosts_that_share_no_folder_are_asked_over_ssh(tmp_path: Path) -> None:
-    near, far = make_run(tmp_path / "near"), make_run(tmp_path / "far with space", steps=120)
-    for rank in range(2):
-        (far / "ranks" / f"{rank:05d}").rename(far / "ranks" / f"{rank + 2:05d}")
-    ssh = tmp_path / "ssh.sh"
-    ssh.write_text('[ "$1" = node2 ] || exit 255\nshift\nexec /bin/sh -c "$1"\n')
-    threads = [
-        threading.Thread(target=answer, args=(near, {0: "planned", 1: "planned"})),
-        threading.Thread(target=answer, args=(far, {2: "planned", 3: "planned"})),
-    ]
-    for thread in threads:
-        thread.start()
-    words = [str(near), f"node2:{far}", "--ssh", f"sh {ssh}", "--format", "json"]
-    ended = perfscope("trigger", *words, cwd=tmp_path)
-    for thread in threads:
-        thread.join()
-    assert ended.code == 0, ended.stderr
-    assert [rank["rank"] for rank in json.loads(ended.stdout)["ranks"]] == [0, 1, 2, 3]
-    written = [(run / "control" / "window-0001.json").read_bytes() for run in (near, far)]
-    assert written[0] == written[1]
-    assert json.loads(written[0])["first"] > 200, "the rank that is ahead decides"
-
-
-def test_a_host_that_does_not_answer_is_an_error_of_one_line(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "RUN")
-    assert "node2:/x: status 255" in refused(run, "node2:/x", "--ssh", "sh -c 'exit 255'")

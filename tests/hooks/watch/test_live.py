@@ -14,9 +14,8 @@ import pytest
 
 from benchmarks import postmortem
 from benchmarks.postmortem import Case
-from perfscope.collect.parts import LocalPart
-from perfscope.collect.running import look_at
 from perfscope.sources.postmortem.reading import read_post_mortem
+from perfscope.watching.job import WatchedJob
 from tests.conftest import ROOT, perfscope, profile
 
 pytestmark = pytest.mark.slow
@@ -41,8 +40,15 @@ def start(run: Path, ranks: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def look(run: Path) -> WatchedJob:
+    job = WatchedJob(run)
+    job.look()
+    return job
+
+
 def steps_by_now(run: Path) -> int:
-    return min((rank.steps_by_now for rank in look_at(LocalPart(str(run))).ranks), default=0)
+    job = look(run)
+    return min((rank.steps_by_now(job.wall_ns) for rank in job.ranks.values()), default=0)
 
 
 def ask(run: Path) -> tuple[int, int] | None:
@@ -129,6 +135,6 @@ def test_every_rank_opens_the_window_at_the_same_step(tmp_path: Path) -> None:
     finally:
         process.terminate()
         process.wait()
-    wait_until(lambda: all(rank.has_ended for rank in look_at(LocalPart(str(run))).ranks))
-    assert all(rank.has_ended for rank in look_at(LocalPart(str(run))).ranks)
+    wait_until(lambda: all(rank.has_ended for rank in look(run).ranks.values()))
+    assert all(rank.has_ended for rank in look(run).ranks.values())
     assert "no rank runs any more" in perfscope("trigger", str(run), cwd=ROOT).stderr
