@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
@@ -178,51 +178,43 @@ def check_torch(environment: Mapping[str, str] | None = None, *, gpus: int = 0) 
     result = probe(_PROFILE, environment)
     if result.values is None:
         return [fail("torch", f"a tiny profile failed: {result.problem}", 'try: python -c "import torch"')]
-    checks = [_check_version(result.values), _check_devices(result.values, gpus), _check_operators(result.values)]
-    if result.values["devices"]:
-        checks.append(_check_kernels(result, environment or os.environ))
-    return checks
+    return list(_judge_profile(result, gpus, environment or os.environ))
 
 
-def _check_version(values: Mapping[str, Any]) -> Check:
-    numbers = tuple(int(number) for number in str(values["torch"]).split("+")[0].split(".")[:2])
-    if numbers < _OLDEST_TORCH:
-        oldest = ".".join(str(number) for number in _OLDEST_TORCH)
+def _judge_profile(result: ProbeResult, gpus: int, environment: Mapping[str, str]) -> Iterator[Check]:
+    """What a tiny profile says of torch, the devices, the profiler and CUPTI."""
+    values = result.values or {}
+    if tuple(int(number) for number in re.findall(r"\d+", values["torch"])[:2]) < _OLDEST_TORCH:
+        oldest = ".".join(map(str, _OLDEST_TORCH))
         finding = f"{values['torch']}; the hooks are tested from {oldest} on"
-        return warn("torch", finding, f"use torch {oldest} or newer")
-    return ok("torch", str(values["torch"]))
-
-
-def _check_devices(values: Mapping[str, Any], gpus: int) -> Check:
+        yield warn("torch", finding, f"use torch {oldest} or newer")
+    else:
+        yield ok("torch", values["torch"])
     if values["devices"]:
-        return ok("CUDA", f"{values['devices']} x {values['device']}, CUDA {values['cuda']}")
-    if gpus and values["cuda"]:
+        yield ok("CUDA", f"{values['devices']} x {values['device']}, CUDA {values['cuda']}")
+    elif gpus and values["cuda"]:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         cause = f"CUDA_VISIBLE_DEVICES is {visible!r}" if visible is not None else "the driver may be too old for it"
-        return fail("CUDA", f"torch sees none of {gpus} GPUs", f"{cause}; compare nvidia-smi with torch.version.cuda")
-    if gpus:
+        yield fail("CUDA", f"torch sees none of {gpus} GPUs", f"{cause}; compare nvidia-smi with torch.version.cuda")
+    elif gpus:
         finding = f"this torch is built without CUDA, and there are {gpus} GPUs"
-        return fail("CUDA", finding, "install a CUDA build of torch")
-    return warn("CUDA", "no GPU here: CPU runs can be captured, and traces of GPUs can be read")
-
-
-def _check_operators(values: Mapping[str, Any]) -> Check:
-    if values["operators"]:
-        return ok("torch.profiler", f"a tiny profile contains {values['operators']} operators")
-    return fail("torch.profiler", "a tiny profile contains no operator", "install a torch that is built with Kineto")
-
-
-def _check_kernels(result: ProbeResult, environment: Mapping[str, str]) -> Check:
-    kernels = (result.values or {}).get("kernels")
-    if kernels:
-        return ok("CUPTI", f"a tiny profile contains {kernels} kernels")
-    messages = [line.strip() for line in result.stderr.splitlines() if "CUPTI" in line.upper()]
-    variable = find_profiler_variable(environment)
-    if variable is not None:
-        fix = f"{variable} is set: run without that profiler, which holds CUPTI"
+        yield fail("CUDA", finding, "install a CUDA build of torch")
     else:
+        yield warn("CUDA", "no GPU here: CPU runs can be captured, and traces of GPUs can be read")
+    if values["operators"]:
+        yield ok("torch.profiler", f"a tiny profile contains {values['operators']} operators")
+    else:
+        fix = "install a torch that is built with Kineto"
+        yield fail("torch.profiler", "a tiny profile contains no operator", fix)
+    if values["kernels"]:
+        yield ok("CUPTI", f"a tiny profile contains {values['kernels']} kernels")
+    elif values["devices"]:
+        messages = [f": {line.strip()}" for line in result.stderr.splitlines() if "CUPTI" in line.upper()]
+        variable = find_profiler_variable(environment)
         fix = "another profiler may hold CUPTI: see DCGM and Nsight below; else update the driver"
-    return fail("CUPTI", "a tiny profile contains no kernel" + (f": {messages[-1]}" if messages else ""), fix)
+        if variable is not None:
+            fix = f"{variable} is set: run without that profiler, which holds CUPTI"
+        yield fail("CUPTI", f"a tiny profile contains no kernel{messages[-1] if messages else ''}", fix)
 
 
 _DISTRIBUTIONS = {"megatron": "megatron-core", "lightning": "lightning", "pytorch_lightning": "pytorch-lightning"}
@@ -250,16 +242,12 @@ for name in {names}:
 def check_hook() -> list[Check]:
     """Start Python as a launcher would, and see whether the hook is active in it."""
     with tempfile.TemporaryDirectory(prefix="perfscope-doctor-") as folder:
-        environment = _make_environment(Path(folder) / "run")
+        config = Config(run_dir=str(Path(folder) / "run"), windows=(), nvml_hz=0)
+        environment = launch.build_environment(config, launch.prepare(config), os.environ)
         checks = [_check_activity(probe(_IS_ACTIVE, environment))]
         checks += _check_packages(_find_packages(), environment)
     obstacles = launch.find_obstacles(["deepspeed"])
     return checks + [warn("Hook under deepspeed", obstacle, "see the finding") for obstacle in obstacles]
-
-
-def _make_environment(run_dir: Path) -> dict[str, str]:
-    config = Config(run_dir=str(run_dir), windows=(), nvml_hz=0)
-    return launch.build_environment(config, launch.prepare(config), os.environ)
 
 
 def _check_activity(result: ProbeResult) -> Check:
@@ -270,9 +258,7 @@ def _check_activity(result: ProbeResult) -> Check:
         fix = "rename it, or take its folder off PYTHONPATH" if site else "start Python without -I, -E and -S"
         return fail("Hook", f"not active: {site or 'no sitecustomize'} runs instead", fix)
     shadowed = (probe(_FIND_SITECUSTOMIZE).values or {}).get("site")
-    if shadowed:
-        return ok("Hook", f"active in a Python that a launcher starts; {shadowed} runs after it")
-    return ok("Hook", "active in a Python that a launcher starts")
+    return ok("Hook", "active in a Python that a launcher starts" + (f"; {shadowed} runs after it" if shadowed else ""))
 
 
 def _find_packages() -> list[str]:
@@ -306,7 +292,10 @@ def _package_of(module: str) -> str:
 def _check_package(package: str, result: ProbeResult) -> Check:
     """Judge how a package was imported with the hook active, which itself reports what it cannot wrap."""
     part = f"Hooks of {package}"
-    installed = _installed_version(package)
+    try:
+        installed = version(_DISTRIBUTIONS.get(package, package))
+    except PackageNotFoundError:
+        installed = "of unknown version"
     if result.values is None:
         return fail(part, f"{installed} cannot be imported: {result.problem}", f"try: python -c 'import {package}'")
     names = _modules_of(package)
@@ -321,13 +310,6 @@ def _check_package(package: str, result: ProbeResult) -> Check:
     note = f"; not in this version: {', '.join(missing)}" if missing else ""
     count = len(names) - len(missing)
     return ok(part, f"{installed}: {count} {'module' if count == 1 else 'modules'} wrapped{note}")
-
-
-def _installed_version(package: str) -> str:
-    try:
-        return version(_DISTRIBUTIONS.get(package, package))
-    except PackageNotFoundError:
-        return "of unknown version"
 
 
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
