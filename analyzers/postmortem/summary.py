@@ -9,7 +9,8 @@ from perfscope.analyzers.postmortem.matching import signature_of
 from perfscope.analyzers.postmortem.places import Place, locate
 from perfscope.constants import NS_PER_S
 from perfscope.report import Cell, Column, Json, Report, Row, Section, escape_control_characters
-from perfscope.tables.postmortem import CodeLine, CollectiveCall, Death, PostMortem, RankState
+from perfscope.result import to_json, to_object
+from perfscope.tables.postmortem import CollectiveCall, Death, PostMortem, RankState
 from perfscope.units import format_ranges
 
 SCHEMA = "perfscope/postmortem/1"
@@ -58,20 +59,9 @@ class Summary:
             "source": evidence.source,
             "exit_status": evidence.exit_status,
             "world_size": evidence.world_size,
-            "reason": str(diagnosis.reason),
-            "ranks": list(diagnosis.ranks),
-            "text": diagnosis.text,
-            "line": _line_data(diagnosis.line),
-            "group": diagnosis.group,
-            "sequence": diagnosis.sequence,
-            "expected": diagnosis.expected,
-            "actual": diagnosis.actual,
-            "waiting": list(diagnosis.waiting),
+            **to_object(diagnosis),
             "advice": _ADVICE.get(diagnosis.reason),
-            "kernel_errors": [
-                {"uuid": error.uuid, "xid": error.xid, "wall_ns": error.wall_ns, "ranks": list(error.ranks)}
-                for error in evidence.kernel_errors
-            ],
+            "kernel_errors": to_json(evidence.kernel_errors),
             "states": [_rank_data(state) for _, state in sorted(evidence.ranks.items())],
             "damage": list(evidence.damage),
         }
@@ -152,10 +142,6 @@ def _describe_end(death: Death | None, state: RankState) -> str | None:
     return None if death.exit_code is None else f"exit code {death.exit_code}"
 
 
-def _line_data(line: CodeLine | None) -> Json:
-    return None if line is None else {"file": line.file, "line": line.line, "function": line.function}
-
-
 def _rank_data(state: RankState) -> dict[str, Json]:
     spot, death, failure = _place_of(state), state.death, state.failure
     return {
@@ -165,7 +151,7 @@ def _rank_data(state: RankState) -> dict[str, Json]:
         "stalled_ns": state.stalled_ns,
         "resumed": state.has_resumed,
         "activity": None if spot is None else str(spot.activity),
-        "line": _line_data(None if spot is None else spot.line),
+        "line": to_json(None if spot is None else spot.line),
         "error": None if failure is None else failure.error,
         "message": None if failure is None else failure.message,
         "exit_code": None if death is None else death.exit_code,
