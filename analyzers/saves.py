@@ -25,7 +25,7 @@ from perfscope.report import Section, in_unit
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.tables.saves import Saves, SaveTiming
-from perfscope.units import format_count, format_ranges
+from perfscope.units import format_count
 
 #: Folders inside a checkpoint, one for each part or rank.
 _PART_FOLDER = re.compile(
@@ -167,7 +167,7 @@ def _added_stalls_ns(checkpoints: Sequence[Sequence[SaveTiming]]) -> list[int | 
     united = list(accumulate(own, lambda first, second: first | second, initial=Intervals()))
     added = [after.measure - before.measure for before, after in pairwise(united)]
     return [
-        stall if any(timing.stalls_ns for timing in group) else _longest_ns(group)
+        stall if any(timing.stalls_ns for timing in group) else _longest(timing.blocked_ns for timing in group)
         for stall, group in zip(added, checkpoints, strict=True)
     ]
 
@@ -177,8 +177,8 @@ def _stalls(stalls_ns: Iterable[tuple[tuple[int, int], ...]]) -> Intervals:
     return union(edges[:, 0], edges[:, 1])
 
 
-def _longest_ns(group: Sequence[SaveTiming]) -> int | None:
-    return max((timing.blocked_ns for timing in group if timing.blocked_ns is not None), default=None)
+def _longest(times_ns: Iterable[int | None]) -> int | None:
+    return max((time_ns for time_ns in times_ns if time_ns is not None), default=None)
 
 
 def _summarize(
@@ -202,11 +202,15 @@ def _summarize(
         blocked_s=blocked_ns[slowest] / NS_PER_S if is_timed else None,
         blocked_share=blocked_share,
         slowest_rank=slowest if is_timed else None,
-        background_s=_longest_s(
-            None if timing.drained_ns is None else max(0, timing.drained_ns - _call_ns(timing)) for timing in timings
+        background_s=in_unit(
+            _longest(
+                None if timing.drained_ns is None else max(0, timing.drained_ns - _call_ns(timing))
+                for timing in timings
+            ),
+            NS_PER_S,
         ),
-        staged_s=_longest_s(timing.staged_ns for timing in timings),
-        drained_s=_longest_s(timing.drained_ns for timing in timings),
+        staged_s=in_unit(_longest(timing.staged_ns for timing in timings), NS_PER_S),
+        drained_s=in_unit(_longest(timing.drained_ns for timing in timings), NS_PER_S),
         files=files,
         bytes=checkpoint_bytes if size_bytes is None else size_bytes,
         asynchronous=any(modes) if modes else None,
@@ -223,10 +227,6 @@ def _call_ns(timing: SaveTiming) -> int:
     if timing.stalls_ns:
         return timing.stalls_ns[0][1] - timing.stalls_ns[0][0]
     return timing.blocked_ns or 0
-
-
-def _longest_s(times_ns: Iterable[int | None]) -> float | None:
-    return in_unit(max((time_ns for time_ns in times_ns if time_ns is not None), default=None), NS_PER_S)
 
 
 def _has_written(timings: Sequence[SaveTiming]) -> bool | None:
@@ -270,30 +270,9 @@ def _notes(
                 f"The share of the run is left out: saves took {blocked_ns / NS_PER_S:.3f} s, and the run only "
                 f"{run_ns / NS_PER_S:.3f} s."
             )
-    yield from _on_ranks(saves)
     left_out = len(groups) - len(saves)
     if left_out:
         yield f"{format_count(left_out, 'save')} of configurations or tokenizers alone are not listed."
-
-
-def _on_ranks(saves: Sequence[Save]) -> Iterable[str]:
-    """Which ranks waited for others, and which took no part."""
-    for ranks in dict.fromkeys(save.waiting_ranks for save in saves if save.waiting_ranks and save.writing_ranks):
-        waited = [save for save in saves if save.waiting_ranks == ranks and save.writing_ranks]
-        yield (
-            f"{_name(ranks)} wrote nothing in {format_count(len(waited), 'save')} and waited for the others "
-            f"inside, up to {max(save.blocked_s or 0 for save in waited):.3f} s."
-        )
-    for ranks in dict.fromkeys(save.absent_ranks for save in saves if save.absent_ranks):
-        absent = [save for save in saves if save.absent_ranks == ranks]
-        yield (
-            f"{_name(ranks)} took no part in {format_count(len(absent), 'save')}: the next collective waits "
-            "until the others are done."
-        )
-
-
-def _name(ranks: Sequence[int]) -> str:
-    return f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_ranges(ranks)}"
 
 
 def is_text(name: str) -> bool:
