@@ -22,7 +22,7 @@ from perfscope.analyzers.shared.host_activity import names_with, waits_for_devic
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Section
+from perfscope.report import MOST_ROWS, Section
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct, span_at
@@ -31,7 +31,6 @@ SYNCHRONISATION, PAGEABLE, ALLOCATION = KINDS = "synchronisation", "pageable", "
 _ALLOCATES = re.compile(r"^(?:cuda|hip)(?:Malloc|Free|HostAlloc|HostFree|MallocHost|FreeHost|MallocAsync)(?:_v\d+)?$")
 _PAGEABLE = re.compile(r"Pageable -> Device")
 _TO_PAGEABLE = re.compile(r"Device -> Pageable")
-_MOST_ROWS = 20
 #: The host does nothing else between two calls that are so near.
 _AT_ONCE_NS = 20_000
 _SCRIPT = ".py("
@@ -139,7 +138,7 @@ class Calls(Result, frozen=True):
         """A row a rank and caller."""
         rows = ((rank, caller) for rank in self.ranks for caller in rank.callers)
         note = "Of a mean step. Lost: idle time behind the calls until the next one, at most as long as they blocked."
-        return (self.TABLES[0].section(rows, [note], most=_MOST_ROWS),)
+        return (self.TABLES[0].section(rows, [note], most=MOST_ROWS),)
 
 
 def measure(trace: Trace) -> tuple[RankCalls, ...] | None:

@@ -21,12 +21,11 @@ from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_gro
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
-from perfscope.report import Section
+from perfscope.report import MOST_ROWS, Section
 from perfscope.result import Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT
 
-_MOST_ROWS = 40
 _FEWEST_RANKS = 2
 
 
@@ -82,7 +81,7 @@ class Clock(Result, frozen=True):
             f"Offset of each rank's clock from that of rank {self.reference_rank}: none on one host, else by the ends "
             "of common collectives. The residual limits how finely times of two ranks can be compared."
         )
-        return (self.TABLES[0].section(self.ranks, [note], most=_MOST_ROWS),)
+        return (self.TABLES[0].section(self.ranks, [note], most=MOST_ROWS),)
 
 
 class _Link(Struct, frozen=True):

@@ -22,7 +22,7 @@ from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, Undisturbed
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
-from perfscope.report import Section
+from perfscope.report import MOST_ROWS, Section
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64, present
 from perfscope.tables.gpus import GpuSamples
@@ -32,7 +32,6 @@ from perfscope.tables.run import Rank, Run
 DISAGREEMENT = 0.05
 #: Shorter than this, NVML's averaging at both ends can be 5 % of the energy by itself.
 _SHORTEST_COMPARED_NS = 10 * NS_PER_S
-_MOST_RANKS_SHOWN = 16
 #: NVML's power is a mean over so long before it was read (on Ampere and newer, but GA100).
 _AVERAGED_NS = NS_PER_S
 #: A step whose last second was training for a smaller part of it follows a pause.
@@ -250,7 +249,7 @@ def _notes(gpus: Sequence[GpuEnergy], uncovered: Sequence[int], ranks: Sequence[
         "undisturbed steps."
     ]
     if uncovered:
-        notes.append(f"No total: the energy is unknown for ranks {uncovered[:_MOST_RANKS_SHOWN]}.")
+        notes.append(f"No total: the energy is unknown for ranks {uncovered[:MOST_ROWS]}.")
     notes += [f"{gpu.host}, ranks {list(gpu.ranks)}: {gpu.reason}." for gpu in gpus if gpu.reason]
     compared = [gpu for gpu in gpus if gpu.difference is not None]
     for gpu in compared:

@@ -28,7 +28,7 @@ from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Section, long_table, percent_of
+from perfscope.report import MOST_ROWS, Cell, Section, long_table, percent_of
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct
@@ -41,9 +41,6 @@ _COMMUNICATION = (
 _WRAPPERS = ("autograd::engine::evaluate_function",)
 _MODULE = "nn.Module: "
 _LOADING = ("enumerate(DataLoader)",)
-_MOST_OPERATORS = 20
-_MOST_STEP_ROWS = 64
-_MOST_FUNCTIONS = 12
 #: Kinds of time outside of operators.
 SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED = "sleep", "waiting", "I/O", "Python", "not attributed"
 KINDS = (SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED)
@@ -207,11 +204,11 @@ class HostTime(Result, frozen=True):
         sections = [Section("Host time", (report.Column("Rank"), *_COLUMNS), ranks, self.notes)]
         if steps:
             columns = (report.Column("Rank"), report.Column("Step"), *_COLUMNS)
-            sections.append(long_table("Host time by step", columns, steps, most=_MOST_STEP_ROWS))
+            sections.append(long_table("Host time by step", columns, steps, most=MOST_ROWS))
         if any(rank.has_stacks for rank in self.ranks):
             sections.append(self._outside_section())
         note = "Over all ranks and threads, by self time: the time without the operators inside."
-        return (*sections, self.TABLES[0].section(self.operators[:_MOST_OPERATORS], [note]))
+        return (*sections, self.TABLES[0].section(self.operators[:MOST_ROWS], [note]))
 
     def _outside_section(self) -> Section:
         headings = (("Rank", 1), ("Kind", 1), ("Function", 1), ("Call", 1), ("Time (ms)", 2), ("Of the window (%)", 1))
@@ -225,11 +222,11 @@ class HostTime(Result, frozen=True):
                 percent_of(part.duration_ns, rank.total.window),
             )
             for rank in self.ranks
-            for part in rank.outside_operators[:_MOST_FUNCTIONS]
+            for part in rank.outside_operators[:MOST_ROWS]
         )
         notes = [
             "What the thread of the steps did in the part that is other: the innermost Python function, and the "
-            f"built-in function that it called; at most {_MOST_FUNCTIONS} rows a rank, the longest first."
+            f"built-in function that it called; at most {MOST_ROWS} rows a rank, the longest first."
         ]
         for rank in self.ranks:
             kinds = [f"{kind} {time_ns / NS_PER_MS:.2f} ms" for kind, time_ns in rank.by_kind().items() if time_ns]

@@ -16,13 +16,12 @@ from msgspec import Struct
 
 from perfscope.constants import NS_PER_US
 from perfscope.errors import NoDevice
-from perfscope.report import Section, percent_of
+from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import looks_like_communication, short_name
 from perfscope.tables.trace import ABSENT, Trace, Work, join
 
-_MOST_ROWS = 20
 _NO_OPERATOR = "(no operator)"
 #: Rows of times that are not added up, and the column of what never ran.
 _SHORTEST, _LONGEST = 2, 3
@@ -117,10 +116,10 @@ class Kernels(Result, frozen=True):
     def sections(self) -> tuple[Section, ...]:
         """The most expensive ones."""
         by_name, by_operator = self.TABLES
-        sections = [by_name.section(self.names[:_MOST_ROWS], self._notes())]
+        sections = [by_name.section(self.names[:MOST_ROWS], self._notes())]
         if self.operators is not None:
             note = "`--only roofline` says how far operators are from what the GPU can do, where the trace has shapes."
-            sections.append(by_operator.section(self.operators[:_MOST_ROWS], [note]))
+            sections.append(by_operator.section(self.operators[:MOST_ROWS], [note]))
         return tuple(sections)
 
     def _notes(self) -> Iterator[str]:

@@ -30,6 +30,8 @@ _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2
 _LARGEST_BYTE = 0xFF
 _NUMBER = re.compile(r"\d+")
 _FIRST_WARNINGS = 8
+#: Rows that a table shows of something of which there may be very many.
+MOST_ROWS = 20
 
 
 def escape_control_characters(text: str) -> str:

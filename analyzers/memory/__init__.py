@@ -11,13 +11,11 @@ from perfscope.analyzers.memory.categories import CATEGORY_NAMES, Category
 from perfscope.analyzers.memory.peak import DevicePeak, find_peak
 from perfscope.constants import GB
 from perfscope.errors import NotApplicable
-from perfscope.report import Cell, Section, in_unit, percent_of
+from perfscope.report import MOST_ROWS, Cell, Section, in_unit, percent_of
 from perfscope.result import GIGABYTES, PERCENT, Column, Doc, Result, Table, figure
 from perfscope.tables.memory import AllocatorHistory
 from perfscope.tables.run import Run
 
-_MOST_ROWS = 16
-_MOST_MODULES = 12
 #: So much more outside of the window is worth a note, as a share of the window's peak. Torch's counter has up to 0.5 %
 #: more than the history: blocks whose rest is too small to be split off.
 _NOTEWORTHY = 0.01
@@ -95,12 +93,10 @@ class MemoryUse(Result, frozen=True):
         peak = self.fullest_device
         sections = [self._peaks()]
         if peak.category_bytes(Category.ACTIVATIONS):
-            left_out = len(peak.modules) - _MOST_MODULES
-            notes = [f"Of {peak.who}. Repeated layers are one row; a module's row is without the modules inside it."]
-            notes += [f"{left_out} more modules are in --format json."] if left_out > 0 else []
-            sections.append(modules.section([(peak, part) for part in peak.modules[:_MOST_MODULES]], notes))
+            note = f"Of {peak.who}. Repeated layers are one row; a module's row is without the modules inside it."
+            sections.append(modules.section([(peak, part) for part in peak.modules], [note], most=MOST_ROWS))
         note = f"Of {peak.who}; allocations of one category, module and line are one row."
-        sections.append(allocations.section(peak.allocations[:_MOST_MODULES], [note]))
+        sections.append(allocations.section(peak.allocations, [note]))
         if peak.savings:
             note = f"Of {peak.who}. Each change by itself: the window is replayed with it, because the peak moves."
             sections.append(savings.section([(peak, saving) for saving in peak.savings], [note]))
@@ -118,7 +114,7 @@ class MemoryUse(Result, frozen=True):
             Column("Unused (%)", "unused", PERCENT),
             Column("Attributed (%)", "attributed", PERCENT, 2),
         )
-        return Table("Peak memory", "devices", columns).section(self.devices[:_MOST_ROWS], self._notes())
+        return Table("Peak memory", "devices", columns).section(self.devices, self._notes(), most=MOST_ROWS)
 
     def _notes(self) -> Iterator[str]:
         yield "Peak: the most bytes that tensors held; the columns up to Reserved add up to it."
@@ -126,8 +122,6 @@ class MemoryUse(Result, frozen=True):
             "Workspace: temporary tensors, which one pass allocates and frees. "
             "Unused: reserved by the allocator, but held by no tensor then (fragmentation and cache)."
         )
-        if len(self.devices) > _MOST_ROWS:
-            yield f"{len(self.devices) - _MOST_ROWS} more devices are in --format json."
         sizes = [peak.peak_bytes for peak in self.devices]
         if len(sizes) > 1:
             yield f"The peaks of the devices differ by {percent_of(max(sizes) - min(sizes), max(sizes)) or 0:.1f} %."

@@ -14,6 +14,7 @@ from perfscope.analyzers.memory.savings import Saving, find_savings
 from perfscope.charts.grammar import Area, Chart, Line, Mark, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, US_PER_S
+from perfscope.report import MOST_ROWS
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Int64
 from perfscope.tables.memory import AllocatorHistory
@@ -64,7 +65,6 @@ def draw_timeline(history: AllocatorHistory, lifetimes: Lifetimes, purposes: Pur
 
 _OUT_OF_MEMORY = ACTIONS["oom"].encode()
 OUTSIDE = "outside of modules"
-_MOST_ALLOCATIONS = 20
 
 
 class PeakPart(Figures, frozen=True):
@@ -248,7 +248,7 @@ def _largest(lifetimes: Lifetimes, purposes: Purposes, rows: Int64) -> tuple[All
         Allocation(category, size, count, module, name, place, operation)
         for (category, module, name, place, operation), (size, count) in folded.items()
     ]
-    return tuple(sorted(allocations, key=lambda allocation: -allocation.bytes)[:_MOST_ALLOCATIONS])
+    return tuple(sorted(allocations, key=lambda allocation: -allocation.bytes)[:MOST_ROWS])
 
 
 def _notes(history: AllocatorHistory, lifetimes: Lifetimes) -> tuple[str, ...]:

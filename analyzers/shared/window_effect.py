@@ -30,9 +30,8 @@ _DEVIATIONS = 2.576
 _MOST_CORRELATED = 0.95
 #: Steps on each side that are compared: those next to the window, which drift moves least.
 _MOST_COMPARED = 200
-#: Values further from the median than so many deviations are drawn in, so that a single stall is no trend.
-_FARTHEST = 4.0
-_MAD_TO_DEVIATION = 1.4826
+#: Values further from the median than so many median absolute deviations (four standard deviations) are drawn in.
+_FARTHEST = 5.93
 
 
 class Verdict(StrEnum):
@@ -131,7 +130,7 @@ def _obstacle(before: int, after: int, *, has_common_kind: bool) -> str:
 def _draw_in(values: Float64) -> Float64:
     """Values without outliers: no farther from the median than some deviations."""
     middle = np.median(values)
-    reach = _FARTHEST * _MAD_TO_DEVIATION * np.median(np.abs(values - middle))
+    reach = _FARTHEST * np.median(np.abs(values - middle))
     return np.asarray(np.clip(values, middle - reach, middle + reach) if reach else values, np.float64)
 
 

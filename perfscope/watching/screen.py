@@ -7,13 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from perfscope.constants import GB, NS_PER_S
-from perfscope.report import escape_control_characters
+from perfscope.report import MOST_ROWS, escape_control_characters
 from perfscope.tables.steps import FEWEST_STEPS
 from perfscope.units import format_ranges, format_seconds
 from perfscope.watching.job import WatchedGpu, WatchedJob, WatchedRank
 
-_MOST_RANKS = 16
-_MOST_GPUS = 16
 _MW_PER_W = 1000
 _WIDTH = 100
 
@@ -73,10 +71,10 @@ def _draw_ranks(job: WatchedJob) -> Table:
     for heading in ("Rank", "Host", "Step", "Step time", "Data wait", "Last step"):
         table.add_column(heading, justify="left" if heading == "Host" else "right")
     ranks = list(job.ranks.values())
-    for rank in ranks[:_MOST_RANKS]:
+    for rank in ranks[:MOST_ROWS]:
         table.add_row(*_rank_cells(job, rank))
-    if len(ranks) > _MOST_RANKS:
-        table.add_row("", f"{len(ranks) - _MOST_RANKS} more ranks", "", "", "", "")
+    if len(ranks) > MOST_ROWS:
+        table.add_row("", f"{len(ranks) - MOST_ROWS} more ranks", "", "", "", "")
     return table
 
 
@@ -98,7 +96,7 @@ def _draw_gpus(gpus: list[WatchedGpu]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("GPU", "Host", "Name", "Busy", "Memory", "Power", "Clock", "Temp."):
         table.add_column(heading, justify="left" if heading in ("Host", "Name") else "right")
-    for gpu in gpus[:_MOST_GPUS]:
+    for gpu in gpus[:MOST_ROWS]:
         values = gpu.values
         table.add_row(
             _text(values.index, "{}"),
@@ -110,8 +108,8 @@ def _draw_gpus(gpus: list[WatchedGpu]) -> Table:
             _text(values.sm_clock_mhz, "{} MHz"),
             _text(values.temperature_c, "{} C"),
         )
-    if len(gpus) > _MOST_GPUS:
-        table.add_row("", f"{len(gpus) - _MOST_GPUS} more GPUs", "", "", "", "", "", "")
+    if len(gpus) > MOST_ROWS:
+        table.add_row("", f"{len(gpus) - MOST_ROWS} more GPUs", "", "", "", "", "", "")
     return table
 
 
