@@ -70,12 +70,11 @@ def patch_fsdp2(module: ModuleType, capture: Capture) -> None:
                 _unwrap(self, "_root_pre_forward", original)  # it never will be one
             return result
         nonlocal has_begun
-        has_begun = has_begun or capture.steps > 0  # to ask for the steps takes a call
-        if has_begun and getattr(root, "training", False):
-            capture.on_forward(args, kwargs, model=root)
-        else:
-            report = _report_fsdp2 if getattr(root, "training", False) else _report_evaluation
-            capture.run_guarded(report, capture, self, root, args, kwargs)
+        is_training = getattr(root, "training", False)
+        if is_training and not has_begun:
+            has_begun = capture.steps > 0
+            capture.run_guarded(_report_meshes, capture, self)
+        capture.on_forward(args, kwargs, in_training_mode=is_training, model=root if is_training else None)
         return result
 
     state_class._root_pre_forward = root_pre_forward
@@ -121,11 +120,9 @@ def _fsdp1_replicas(wrapper: Any) -> list[int]:
     return [rank - own + shard for rank in distributed.get_process_group_ranks(nodes) for shard in shards]
 
 
-def _report_fsdp2(capture: Capture, state: Any, root: Any, args: Any, kwargs: Any) -> None:
-    if capture.steps == 0:
-        for mesh in value_or_none(lambda: [group.mesh_info.mesh for group in _parameter_groups(state)]) or ():
-            capture.set_sharding_mesh(mesh)
-    capture.on_forward(args, kwargs, model=root)
+def _report_meshes(capture: Capture, state: Any) -> None:
+    for mesh in value_or_none(lambda: [group.mesh_info.mesh for group in _parameter_groups(state)]) or ():
+        capture.set_sharding_mesh(mesh)
 
 
 def _parameter_groups(state: Any) -> Iterator[Any]:
@@ -133,10 +130,6 @@ def _parameter_groups(state: Any) -> Iterator[Any]:
     for part in state._state_ctx.all_states:
         groups = getattr(part, "_fsdp_param_groups", None)  # absent until torch 2.11
         yield from (part._fsdp_param_group,) if groups is None and part._fsdp_param_group else groups or ()
-
-
-def _report_evaluation(capture: Capture, _state: Any, _root: Any, args: Any, kwargs: Any) -> None:
-    capture.on_forward(args, kwargs, in_training_mode=False)
 
 
 PATCHES: Patches = {
