@@ -342,7 +342,10 @@ class Capture:
             sizes = self._source.on_boundary(boundary, emitter, continues=not step.has_begun, may_wait=may_wait)
         if sizes is None:
             if not (step.steps or self.is_training_thread()):
-                self._note_once("optimizers step in another thread than the one that loads data: they count no steps")
+                text = "optimizers step in another thread than the one that loads data: they count no steps"
+                if text not in self._noted:
+                    write_message(text)  # nothing may ever claim the files that notes are kept in
+                self._note_once(text)
             return
         is_plain = is_alone and not step.reevaluates and not self._recording.watches_for_errors
         self._add_boundary(now_ns, boundary, stated)

@@ -214,6 +214,19 @@ def test_a_step_of_another_thread_counts_for_nothing_and_one_of_another_optimize
     assert training.special_ends == ends + 1
 
 
+def test_an_optimizer_in_another_thread_than_the_loader_s_is_named_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    training = Training(tmp_path)
+    training.capture.on_batch_loaded([torch.zeros(2, 4)], 1)
+    for _ in range(2):
+        thread = threading.Thread(target=training.capture.on_optimizer_step, args=(training.optimizer,))
+        thread.start()
+        thread.join()
+    assert (training.capture.steps, training.capture.dead) == (0, False)
+    assert capsys.readouterr().err.count("they count no steps") == 1
+
+
 def test_steps_before_a_window_are_special(tmp_path: Path) -> None:
     training = Training(tmp_path, steps="12-13")
     assert training.capture._windows.quiet_steps == 9
