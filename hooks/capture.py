@@ -27,7 +27,7 @@ from perfscope.hooks.guard import call_safely, describe_failure, end_in_children
 from perfscope.hooks.introspection import TRACERS, is_grad_enabled
 from perfscope.hooks.memory.recording import MemoryRecording
 from perfscope.hooks.messages import write_message
-from perfscope.hooks.open_window import OPEN_WINDOW
+from perfscope.hooks.open_window import OPEN_WINDOW, UNTIMED
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
@@ -37,7 +37,7 @@ from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.exchanges import ExchangeTimer
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK, HostCounters
-from perfscope.hooks.timers.passes import UNTIMED, PassTimer, TimedPass
+from perfscope.hooks.timers.passes import PassTimer, TimedPass
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.watch.evidence import last_error

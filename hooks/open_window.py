@@ -16,3 +16,18 @@ class OpenWindow:
 
 
 OPEN_WINDOW = OpenWindow()
+
+
+class UntimedPasses:
+    """Tells wrappers of passes whether the running step is timed, without a capture, which they must not begin.
+
+    Attributes:
+        rest: The passes of the step that runs are not timed.
+        forwards: Forward passes of the step that runs.
+    """
+
+    rest = False
+    forwards = 0
+
+
+UNTIMED = UntimedPasses()

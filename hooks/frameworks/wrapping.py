@@ -17,7 +17,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.introspection import COMPILER
-from perfscope.hooks.timers.passes import UNTIMED
+from perfscope.hooks.open_window import UNTIMED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Mapping

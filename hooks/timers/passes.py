@@ -15,6 +15,7 @@ from time import monotonic_ns as _now_ns
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from perfscope.constants import NS_PER_MS
+from perfscope.hooks.open_window import UNTIMED
 from perfscope.wire.passes import MicroBatchRecord, PassRange
 
 if TYPE_CHECKING:
@@ -24,21 +25,6 @@ if TYPE_CHECKING:
 _MAX_PENDING = 16
 #: The passes of so many steps are timed, and then of one step in so many: a power of two.
 _FIRST_STEPS, _PERIOD = 32, 16
-
-
-class UntimedPasses:
-    """Tells wrappers of passes whether the running step is timed, without a capture, which they must not begin.
-
-    Attributes:
-        rest: The passes of the step that runs are not timed.
-        forwards: Forward passes of the step that runs.
-    """
-
-    rest = False
-    forwards = 0
-
-
-UNTIMED = UntimedPasses()
 
 
 class CudaEvent(Protocol):

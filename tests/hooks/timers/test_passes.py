@@ -18,7 +18,8 @@ from perfscope import wire
 from perfscope.hooks.frameworks.deepspeed import patch_instructions
 from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
 from perfscope.hooks.frameworks.torch_pipelining import patch_passes
-from perfscope.hooks.timers.passes import UNTIMED, PassTimer
+from perfscope.hooks.open_window import UNTIMED
+from perfscope.hooks.timers.passes import PassTimer
 from tests.conftest import SCRIPTS, analysis, profile, step_lines
 from tests.hooks.frameworks.running import TORCHRUN
 from tests.hooks.harm.runs import launcher
