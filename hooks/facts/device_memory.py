@@ -1,8 +1,8 @@
 """Peak device memory and allocations of a process, from the counters of torch's allocator: no synchronisation.
 
 Reading them took 17 to 60 us in a step on the host of an H100, and 100 us on that of an H200. The peaks only grow. So
-they are read at the end of each of the first steps, in which an optimizer allocates its state. From then on another
-thread reads them: twice a second at first, and then every eight seconds.
+they are read at the end of each of the first steps, in which an optimizer allocates its state. From then on the thread
+that writes records reads them, in each of its turns.
 """
 
 from __future__ import annotations
@@ -13,9 +13,6 @@ from dataclasses import dataclass, field
 
 #: So many steps are read one after another.
 _FIRST_READS = 4
-#: So many turns of the thread beside training read, one after another, and later ones once in so many.
-_FIRST_TURNS = 4
-_TURNS = 4
 #: Counts since the start, and torch's names of them; old versions have not both.
 _COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc"), ("ooms", "num_ooms")
 
@@ -33,7 +30,6 @@ class DeviceMemory:
     is_read_beside: bool = False
     _devices: list[int] = field(default_factory=list)
     _reads: int = 0
-    _turns: int = 0
 
     def read_at_step(self) -> dict[str, int]:
         """Read the peaks at the end of one of the first steps."""
@@ -42,11 +38,8 @@ class DeviceMemory:
         return peaks
 
     def read_beside(self) -> dict[str, int]:
-        """Read the peaks in another thread, where it is time to; empty during the first steps."""
-        if not self.is_read_beside:
-            return {}
-        self._turns += 1
-        return self._read_peaks() if self._turns <= _FIRST_TURNS or self._turns % _TURNS == 0 else {}
+        """Read the peaks in another thread; empty during the first steps."""
+        return self._read_peaks() if self.is_read_beside else {}
 
     def _read_peaks(self) -> dict[str, int]:
         """The peaks and counts of ``StepRecord`` since the start; empty before a device is used."""

@@ -4,18 +4,11 @@ An unrelated project on the package index installs a module that is also named `
 its own, so that it still runs, and can say so, where the other one comes first.
 """
 
-import resource
 import sys
-
-#: No module's bytecode is larger.
-_LARGEST_BYTECODE = 1 << 20
 
 
 def main() -> None:
     """Run the command line, or name the foreign module that Python finds instead."""
-    if 0 <= resource.getrlimit(resource.RLIMIT_FSIZE)[0] < _LARGEST_BYTECODE:
-        # Python does not notice that a file was cut off, and later commands could not import the module.
-        sys.dont_write_bytecode = True
     import perfscope  # here, so that this function can say so where the import finds another project
 
     if getattr(perfscope, "DISTRIBUTION", None) != "perfscope-toolkit":

@@ -59,7 +59,7 @@ class StepRecord:
         loss_scale: The loss scale, where it can be read without a synchronisation.
         iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
         memory_peak_bytes: Largest memory of one device allocated by tensors since the process started; read in the
-            first steps and then every half to eight seconds, absent in the steps between.
+            first steps and then every half to two seconds, absent in the steps between.
         memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
         boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
         alloc_retries: How often the allocator of a device had to free its cache and try again since the process

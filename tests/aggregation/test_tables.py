@@ -6,10 +6,8 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
 
-from perfscope.aggregation.tables import ALL_ROWS, QUANTILES, Grouping, aggregate, choose_rows
+from perfscope.aggregation.tables import ALL_ROWS, QUANTILES, Grouping, aggregate
 from perfscope.constants import MANY_RANKS
 from perfscope.renderers.csv import render as render_csv
 from perfscope.report import Cell, Column, Report, Row, Section, long_table
@@ -70,16 +68,6 @@ def test_totals_stay_as_they_are() -> None:
     assert aggregate(section).rows[-1] is section.rows[-1]
 
 
-def test_a_total_before_the_ranks_is_no_rank() -> None:
-    columns = (Column("Host"), Column("Rank"), Column("Energy (J)"))
-    rows: list[Row] = [("all", None, 1e6), *(("host0", str(rank), 10.0 + rank % 2) for rank in range(COUNT))]
-    section = aggregate(Section("Energy", columns, tuple(rows)))
-    assert section.rows[-1] == rows[0]
-    assert section.notes[-1].startswith(f"{COUNT} rows of {COUNT} ranks")
-    assert "; none is more than 8 standard deviations" in section.notes[-1]
-    assert {row[1]: row[2] for row in section.rows}["largest"] == 11.0
-
-
 def test_groups_equal_a_slow_oracle() -> None:
     rows = many_rows(2)
     shown = {row[0]: row for row in aggregate(made(rows), [SIDES]).rows}
@@ -114,14 +102,6 @@ def test_nothing_is_cut_silently() -> None:
     assert section.every == made(rows).rows
 
 
-def test_more_outliers_than_are_shown_are_counted() -> None:
-    rows = with_times(many_rows(1), range(1, COUNT, 10), 1000)
-    section = aggregate(made(rows))
-    outliers = [row for row in rows if row[2] is not None and (float(row[2]) > 110 or row[3] == 300)]
-    shown = [row for row in section.rows if row in outliers]
-    assert f"{len(shown)} of {len(outliers)} that are more than" in section.notes[-1]
-
-
 def test_steps_are_told_apart() -> None:
     rows = [(str(rank), f"step {step}", float(rank * step), 1) for rank in range(COUNT) for step in (1, 2)]
     section = aggregate(long_table("Steps", COLUMNS, rows, most=64))
@@ -144,17 +124,3 @@ def test_csv_has_all_rows() -> None:
     section = made(many_rows(1))
     whole = Report("Title", {"schema": "x"}, (section,))
     assert render_csv(Report("Title", {"schema": "x"}, (aggregate(section),))) == render_csv(whole)
-
-
-@example([0, 1, 2.2e-309])
-@given(st.lists(st.one_of(st.none(), st.integers(-5, 5), st.floats(-1e6, 1e6)), min_size=1, max_size=40))
-def test_the_extremes_are_always_chosen(cells: list[float | None]) -> None:
-    values = np.array([np.nan if cell is None else cell for cell in cells], np.float64)
-    chosen = choose_rows([values])
-    present = values[~np.isnan(values)]
-    assert len(set(chosen.rows)) == len(chosen.rows)
-    assert chosen.shown_outliers <= chosen.outliers
-    if len(present) and present.min() < present.max():
-        assert {present.min(), present.max()} <= {values[row] for row in chosen.rows}
-    else:
-        assert chosen.rows == ()

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 from collections.abc import Sequence
 from functools import partial
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -113,31 +111,6 @@ def test_a_trace_that_kills_every_worker_is_reported_and_the_others_are_answered
         f"{paths[5]} could not be measured: its worker was killed, perhaps because memory ran out",
     )
     assert sorted(answers) == paths
-
-
-def dies_while_sending(marks: Path, files: TraceFiles) -> MeasuredTrace:
-    """Measure a trace, but be killed the first time when a part of the answer is sent."""
-
-    def send_a_part(connection: Any, content: bytes) -> None:
-        os.write(connection.fileno(), bytes(content[:1000]))
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    mark = marks / str(os.getppid())
-    if Path(files.path).name == "rank004.json.gz" and not mark.exists():
-        mark.touch()
-        setattr(Connection, "_send", send_a_part)  # noqa: B010
-    return measure(files, TASK)
-
-
-def test_a_worker_that_is_killed_while_it_sends_costs_no_trace(tmp_path: Path) -> None:
-    paths = job(tmp_path, 9)
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    answers = list(measure_in_processes(partial(dies_while_sending, marks), files_of(paths), 2))
-    assert sorted(answer.path for answer in answers) == paths
-    assert all(answer.summary is not None for answer in answers)
-    assert len(list(marks.iterdir())) == 1
-    assert not multiprocessing.active_children()
 
 
 def analyzed(*paths: str | Path) -> Analysis:
@@ -263,12 +236,6 @@ def test_traces_are_read_through_fsspec(tmp_path: Path) -> None:
         store.rm("/bucket", recursive=True)
     with pytest.raises(UsageError, match="nosuch://x cannot be opened"):
         analyzed("nosuch://x")
-
-
-def test_a_quick_analysis_shows_no_progress(tmp_path: Path) -> None:
-    job(tmp_path, 2)
-    answer = perfscope("analyze", ".", cwd=tmp_path)
-    assert (answer.code, answer.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.kept_runs import kept_run
-from perfscope.engine import measurements, measuring
+from perfscope.engine import measuring
 from perfscope.engine import partials as cache
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import find_inputs
@@ -28,7 +28,7 @@ from perfscope.sources import partials as files_of_partials
 from perfscope.sources.traces.files import find_traces
 from perfscope.wire.traces import partials_path
 from tests.conftest import ROOT
-from tests.engine.storing import copy_with_partials, store_partials, without_traces
+from tests.engine.storing import copy_with_partials, without_traces
 
 FIXTURES = ROOT / "fixtures"
 #: Paired windows, one rank, several, pipelines, no device, operators, saves.
@@ -85,15 +85,6 @@ def test_answers_are_the_same_with_partials_and_without(
         return  # two windows that cannot be matched are found out by reading them
     assert len(read) in (0, traces)  # all of them where a finding asks for a replay
     assert {analyzers for _, analyzers in read} <= {("whatif",)}  # the graph is too large to be stored
-
-
-def test_no_trace_is_read_for_findings_that_no_replay_answers(
-    tmp_path: Path, read: list[tuple[str, tuple[str, ...]]]
-) -> None:
-    copy = copy_with_partials(FIXTURES / "findings" / "cpu" / "clean", tmp_path)
-    read.clear()
-    assert "findings" in analyze([copy]).results
-    assert not read
 
 
 def test_traces_are_read_once_for_all_findings_that_a_replay_answers(
@@ -186,16 +177,6 @@ def test_ranks_without_a_trace_are_answered_for_beside_those_with_one(run: Path)
     assert "needs 1 trace that stayed" in skipped.reason
 
 
-def test_which_windows_traces_are_of_is_taken_from_their_partials(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = render(to_report(analyze([run / "traces"], FRESH)), Format.JSON)
-
-    def read_head(path: str) -> None:
-        raise AssertionError(path)
-
-    monkeypatch.setattr(measurements, "read_metadata", read_head)
-    assert render(to_report(analyze([run / "traces"])), Format.JSON) == whole
-
-
 def test_traces_alone_have_partials_too(run: Path, read: list[tuple[str, tuple[str, ...]]]) -> None:
     plan = Plan(only=frozenset({"breakdown"}))
     traces = run / "traces"
@@ -271,16 +252,6 @@ def test_a_trace_that_cannot_be_compared_is_not_called_another_one(
     assert "another trace" not in note
 
 
-def test_partials_of_other_code_cost_one_note_for_all_ranks(
-    run: Path, monkeypatch: pytest.MonkeyPatch, read: list[tuple[str, tuple[str, ...]]]
-) -> None:
-    monkeypatch.setattr("perfscope.engine.partials.__version__", "9.9")
-    analysis = analyze([run], Plan(only=frozenset({"breakdown"})))
-    assert len(read) == 2
-    (note,) = analysis.notes
-    assert "and 1 more: each is of perfscope 0.1.0" in note
-
-
 def test_absent_traces_whose_partials_are_damaged_are_damage(run: Path) -> None:
     trace = find_traces([str(run / "traces")])[0]
     without_traces(run)
@@ -323,12 +294,6 @@ def test_the_windows_of_a_process_are_measured_as_one(tmp_path: Path) -> None:
     assert texts(analysis)[0] == expected[0]
 
 
-def test_a_window_that_cannot_be_matched_leaves_the_other_one_its_partials(tmp_path: Path) -> None:
-    copy = copy_with_partials(FIXTURES / "findings" / "h200" / "saves", tmp_path)
-    (partials,) = copy.rglob("*.partials")
-    assert partials.parent.name == "traces"
-
-
 def test_a_trace_is_hashed_where_its_time_of_change_is_another_one(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[str] = []
     whole = files_of_partials.identify
@@ -347,10 +312,3 @@ def test_a_trace_is_hashed_where_its_time_of_change_is_another_one(run: Path, mo
     assert hashed == [trace]
     assert texts(analysis) == expected
     assert not analysis.notes
-
-
-def test_storing_again_writes_the_same_bytes(run: Path) -> None:
-    before = {path: path.read_bytes() for path in run.rglob("*.partials")}
-    store_partials(run)
-    assert {path: path.read_bytes() for path in run.rglob("*.partials")} == before
-    assert len(before) == 2

@@ -119,12 +119,6 @@ def test_the_model_is_what_holds_the_parameters_of_the_optimizer(tiny: type[Tiny
     assert find_model(torch, torch.optim.SGD(loose, lr=0.1)) == []
 
 
-def test_a_head_that_is_trained_alone_is_found_with_its_model(tiny: type[Tiny]) -> None:
-    model = tiny()
-    chain = find_model(torch, torch.optim.SGD(model.head.parameters(), lr=0.1))
-    assert chain == [model, model.head]
-
-
 def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) -> None:
     model, stranger = tiny(), tiny()
     around = Around(model)

@@ -92,15 +92,6 @@ def test_without_the_marking_calls_the_wall_clock_gives_the_steps(tmp_path: Path
     assert light.steps.start_ns.tolist() == [edge + 4 for edge in window.edges[:-1]]
 
 
-def test_a_call_that_merely_has_the_name_of_a_mark_is_none(tmp_path: Path) -> None:
-    window = run_window([program(2)] * 2, first=9, light=True)
-    marks = [event for event in window.events if event["name"].endswith("PriorityRange")]
-    others = [{**mark, "ts": f"@{window.edges[0] - 5_000_000}@"} for mark in marks]
-    window.events[:0] = others
-    light = read_trace(write_window(tmp_path, window, first=9, light=True))
-    assert light.steps.start_ns.tolist() == window.edges[:-1]
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_a_launch_is_inside_the_same_operators_and_ranges_as_it_was(seed: int, tmp_path: Path) -> None:
     steps = [program(4)] * 2
@@ -180,16 +171,6 @@ def test_one_step_with_operators_explains_several_light_ones_each_with_operators
     calls = paired.launch
     assert (paired.calls.start_ns[calls] >= paired.operators.start_ns[rows]).all()
     assert (paired.calls.end_ns[calls] <= paired.operators.end_ns[rows]).all()
-
-
-def test_shapes_are_of_the_steps_with_operators(tmp_path: Path) -> None:
-    paths = write_pair(tmp_path, [program(3)] * 2, [program(3)] * 3)
-    operators, light = both(paths)
-    with_products = read_trace(paths[0], Events.PRODUCTS | Events.DEVICE | Events.CALLS | Events.ANNOTATIONS)
-    assert with_products.products is not None
-    paired = pair_windows(replace(operators, products=with_products.products), light)
-    assert paired.products is not None
-    assert paired.products.steps == 2
 
 
 @pytest.mark.parametrize(
