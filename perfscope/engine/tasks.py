@@ -100,8 +100,7 @@ def task_for_some(task: Task, names: tuple[str, ...]) -> Task:
 
 def wanted_events(task: Task) -> tuple[Events, Events]:
     """The events to read of a trace, and those to read besides where it holds no device events."""
-    # The kernels of one rank are compared with those of another one by their grids.
-    needs, needs_without_device = task.extra_events | BASIC_EVENTS | Events.GRIDS, task.extra_without_device
+    needs, needs_without_device = task.extra_events | BASIC_EVENTS, task.extra_without_device
     for analyzer in named_analyzers(task):
         needs |= analyzer.needs
         needs_without_device |= analyzer.needs_without_device

@@ -49,7 +49,6 @@ class Events(Flag):
         SHAPES: With OPERATORS, their inputs, where the profiler recorded shapes.
         CALLERS: The operators that may wait for the device, and the script's own functions, for ``Trace.callers``.
         PRODUCTS: The operators that multiply matrices, with their shapes, for ``Trace.products``.
-        GRIDS: The grids of kernels, which tell apart kernels of one name.
     """
 
     DEVICE = auto()
@@ -62,12 +61,11 @@ class Events(Flag):
     WAITS = auto()
     SEQUENCES = auto()
     CALLERS = auto()
-    GRIDS = auto()
     SHAPES = auto()
 
 
 NO_EVENTS = Events(0)
-ALL_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS | Events.OPERATORS | Events.GRIDS
+ALL_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS | Events.OPERATORS
 #: The events that every analyzer needs: device time, steps, and the launches that connect them.
 BASIC_EVENTS = Events.DEVICE | Events.CALLS | Events.ANNOTATIONS
 

@@ -36,7 +36,6 @@ TRACES = (
     "pipeline/ds_pp2_m8/rank0.pt.trace.json.gz",
     "modules/resnet50/rank0.json.gz",
 )
-EVENTS = BASIC_EVENTS | Events.GRIDS
 TASK = Task(NAMES)
 
 
@@ -172,7 +171,7 @@ def test_a_trace_that_could_not_be_measured_is_not_stored(tmp_path: Path) -> Non
     assert not put(files, measure(files, TASK), TASK, (Identity("a", 1, "0"),))
     broken = replace(measured(TRACES[2]), failed={"idle": "It could not be measured."})
     with pytest.raises(Unstorable):
-        to_content(broken, TraceFiles(broken.path), NAMES, EVENTS, (Identity("a", 1, "0"),))
+        to_content(broken, TraceFiles(broken.path), NAMES, BASIC_EVENTS, (Identity("a", 1, "0"),))
 
 
 @pytest.mark.parametrize("name", [*TRACES, "whatif/fsdp2/rank0.json.gz", "traces/rpc2/rank1.pt.trace.json.gz"])
@@ -188,11 +187,11 @@ def test_a_partial_depends_on_no_other_events_than_its_analyzer_says(name: str) 
     for analyzer in MEASURING:
         if not analyzer.is_stored or analyzer.name in ("modules", "roofline"):  # these read all that there is
             continue
-        needs = analyzer.needs | Events.GRIDS | (NO_EVENTS if has_device else analyzer.needs_without_device)
+        needs = analyzer.needs | (NO_EVENTS if has_device else analyzer.needs_without_device)
         kind = analyzer.partial_kind()
         expected = value(analyzer, needs)
         for event in Events:
-            if event not in needs | analyzer.varies_with | Events.GRIDS:
+            if event not in needs | analyzer.varies_with:
                 other = value(analyzer, needs | event)
                 assert other == expected or pack_value(other, kind) == pack_value(expected, kind), (
                     analyzer.name,

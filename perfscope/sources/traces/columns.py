@@ -104,7 +104,6 @@ class Columns:
         self._texts: dict[str, int] = {}
         self._grids: dict[bytes, int] = {}
         self._inputs = InputTexts()
-        self._needs_grids = Events.GRIDS in requested
         self._tables: dict[Events, HostSpans] = {}
         self._device: list[_Block] = []
         self._operator_times: list[ThreadSpans] = []
@@ -335,8 +334,6 @@ class Columns:
 
     def _grids_of(self, args: Sequence[Args]) -> Int64:
         """For each event the checksum of its grid as it is written, without spaces, so that ranks can be compared."""
-        if not self._needs_grids:
-            return np.full(len(args), ABSENT, np.int64)
         checksums = self._grids
         texts = [bytes(arguments.grid) for arguments in args]
         for text in set(texts).difference(checksums):

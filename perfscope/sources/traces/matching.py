@@ -86,24 +86,26 @@ def match_steps(operators: Trace, light: Trace) -> list[MatchedStep]:
         streams = _streams(light, step)
         # The step at the same place first: where steps differ, as every tenth does that logs, both windows may show it.
         order = sorted(range(len(candidates)), key=lambda candidate: (candidate != step, candidate))
-        match = next(
-            (
-                (candidate, pairs)
-                for pair in (_pair_streams, _align_streams)
-                for candidate in order
-                if (pairs := pair(candidates[candidate], streams, *names)) is not None
-            ),
-            None,
-        )
+        match: tuple[int, tuple[Int64, Int64]] | None = None
+        for candidate in order:
+            pairs = _align_streams(candidates[candidate], streams, *names)
+            if pairs is not None and (match is None or len(pairs[0]) > len(match[1][0])):
+                match = candidate, pairs
+            if pairs is not None and len(pairs[0]) == _events(streams) == _events(candidates[candidate]):
+                break
         if match is None:
             nearest = min(step, len(candidates) - 1)
             difference = _describe_difference(operators, light, candidates[nearest], streams)
             reason = f"{_name(light, step)} is not {_name(operators, nearest)} again: {difference}"
             raise NoMatch(reason, light.rank, light.damage)
         candidate, (operator_rows, light_rows) = match
-        left = sum(map(len, streams.values())) - len(light_rows)
+        left = _events(streams) - len(light_rows)
         matched.append(MatchedStep(step, candidate, light_rows, operator_rows, left))
     return matched
+
+
+def _events(streams: _Streams) -> int:
+    return sum(map(len, streams.values()))
 
 
 def _streams(trace: Trace, step: int) -> dict[tuple[int, int], Int64]:
@@ -116,39 +118,12 @@ def _streams(trace: Trace, step: int) -> dict[tuple[int, int], Int64]:
     }
 
 
-def _pair_streams(
-    operators: _Streams, light: _Streams, operator_names: Int64, light_names: Int64
-) -> tuple[Int64, Int64] | None:
-    """The rows of both, pair by pair; None where a stream has no counterpart that ran the same names in this order.
-
-    A stream is itself in both windows where it ran the same; the numbers of a CUDA graph's own streams may change.
-    """
-    if len(operators) != len(light):
-        return None
-    pairs: list[tuple[Int64, Int64]] = []
-    unused = dict(operators)
-    for key, rows in light.items():
-        names = light_names[rows]
-        same = next(
-            (
-                stream
-                for stream in _similar(key, unused, light)
-                if np.array_equal(operator_names[unused[stream]], names)
-            ),
-            None,
-        )
-        if same is None:
-            return None
-        pairs.append((unused.pop(same), rows))
-    return _joined(pairs) if pairs else None
-
-
 def _align_streams(
     operators: _Streams, light: _Streams, operator_names: Int64, light_names: Int64
 ) -> tuple[Int64, Int64] | None:
     """The rows of both that are twins, pair by pair; None where too few are, or the steps ran nothing.
 
-    A stream's counterpart is the one with the most twins.
+    A stream's counterpart is the one with the most twins; the numbers of a CUDA graph's own streams may change.
     """
     pairs: list[tuple[Int64, Int64]] = []
     unused = dict(operators)
@@ -160,7 +135,7 @@ def _align_streams(
             most = max(aligned, key=lambda stream: len(aligned[stream][0]))
             known, own = aligned[most]
             pairs.append((unused.pop(most)[known], rows[own]))
-    events = max(sum(map(len, streams.values())) for streams in (operators, light))
+    events = max(_events(operators), _events(light))
     twins = sum(len(rows) for _, rows in pairs)
     return _joined(pairs) if twins and twins >= _FEWEST_TWINS * events else None
 
@@ -202,6 +177,8 @@ def align(first: Int64, second: Int64) -> tuple[Int64, Int64]:
 
     They are as many as possible up to ``_MOST_DIFFERENCES`` names without a twin, and nearly so beyond.
     """
+    if np.array_equal(first, second):
+        return np.arange(len(first)), np.arange(len(first))
     names, twins = first.tolist(), second.tolist()
     row, twin = 0, 0
     stretches: list[tuple[int, int, int]] = []
