@@ -7,14 +7,16 @@ weights.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
+from typing import Annotated
 
 from perfscope.analyzers.checkpoints.plan import BytesPerParameter
 from perfscope.constants import GB, GIB, KB, KIB, MB, MIB, TB, TIB
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Column, Json, Section
-from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, CheckpointSummary, Kind, Layout, Role, TensorGroup
+from perfscope.report import Section
+from perfscope.result import Column, Doc, Figures, Result, Table, figure
+from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, CheckpointSummary, Kind, Layout, Role
 
 _NAMED_ROLES: Mapping[Kind, Role] = {
     Kind.LAYER: Role.WEIGHTS,
@@ -40,19 +42,18 @@ _WITHOUT_WEIGHTS = (Layout.DEEPSPEED_ZERO_3, Layout.DEEPSPEED_UNIVERSAL)
 _EXACT = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
-    """Bytes of one part of the checkpoint.
-
-    Attributes:
-        part: ``weights``, ``optimizer``, ``EMA copy``, ``buffers`` or ``other``.
-        size_bytes: Its size.
-        expected: Expected bytes per parameter; absent if nothing is expected.
-    """
+class Share(Figures, frozen=True):
+    """Bytes of one part of the checkpoint: ``weights``, ``optimizer``, ``EMA copy``, ``buffers`` or ``other``."""
 
     part: str
-    size_bytes: int
-    expected: int | None
+    bytes: Annotated[int, Doc("Its size.")]
+    parameters: int | None
+    expected_bytes_per_parameter: Annotated[int | None, Doc("What theory expects; null if nothing is expected.")]
+
+    @figure
+    def bytes_per_parameter(self) -> float | None:
+        """``bytes / parameters``."""
+        return self.bytes / self.parameters if self.parameters else None
 
 
 def sum_parts(checkpoint: Checkpoint) -> dict[str, int]:
@@ -75,10 +76,10 @@ def sum_copies(checkpoint: Checkpoint) -> dict[str, int]:
 
 def parts_of(checkpoint: Checkpoint, file: CheckpointFile) -> list[tuple[str, int]]:
     """A file's bytes by part."""
-    if file.contents is not None:
-        parts = [(_part(group.role), group.size_bytes) for group in file.contents]
-        return [*parts, ("other", file.size_bytes - sum(size for _, size in parts))]
-    return [(_part_by_name(checkpoint, file), file.size_bytes)]
+    if file.holds is not None:
+        parts = [(_part(group.role), group.bytes) for group in file.holds]
+        return [*parts, ("other", file.bytes - sum(size for _, size in parts))]
+    return [(_part_by_name(checkpoint, file), file.bytes)]
 
 
 def _part(role: Role) -> str:
@@ -101,9 +102,9 @@ def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: in
     """The number of parameters, and its origin in words; ``stated`` is what the user states."""
     if stated is not None:
         return stated, "from --size"
-    if checkpoint.parameters is not None:
+    if checkpoint.stated_parameters is not None:
         tied = f"; {checkpoint.tied} is a tied weight, stored again and counted once" if checkpoint.tied else ""
-        return checkpoint.parameters, f"from the shapes in the checkpoint{tied}"
+        return checkpoint.stated_parameters, f"from the shapes in the checkpoint{tied}"
     for role, name in ((Role.WEIGHTS, "weights"), (Role.MASTER, "fp32 master weights")):
         elements = count_elements(checkpoint, role)
         if elements:
@@ -116,8 +117,8 @@ def count_parameters(checkpoint: Checkpoint, sums: Mapping[str, int], stated: in
 def has_no_elements(checkpoint: Checkpoint) -> bool:
     """Whether all tables of contents were read, and no tensor with an element is in them."""
     files = checkpoint.files
-    is_read = any(file.contents is not None for file in files) and not any(file.unread for file in files)
-    return is_read and not any(group.elements for file in files for group in file.contents or ())
+    is_read = any(file.holds is not None for file in files) and not any(file.unread for file in files)
+    return is_read and not any(group.elements for file in files for group in file.holds or ())
 
 
 def _estimate_parameters(sums: Mapping[str, int]) -> tuple[int | None, str]:
@@ -135,25 +136,22 @@ def count_elements(checkpoint: Checkpoint, role: Role) -> int:
         if file.copy_of is not None:
             continue
         ending = file.path.rpartition(".")[2] if checkpoint.layout is Layout.HUGGING_FACE else ""
-        count = sum(group.elements for group in file.contents or () if group.role is role)
+        count = sum(group.elements for group in file.holds or () if group.role is role)
         by_format[ending] = by_format.get(ending, 0) + count
     return max(by_format.values(), default=0)
 
 
+_SHARES = ("weights", "optimizer", "weights and optimizer", "EMA copy", "buffers", "other")
+
+
 def compute_shares(
-    checkpoint: Checkpoint, sums: Mapping[str, int], per_parameter: BytesPerParameter | None
-) -> tuple[Share, ...]:
+    checkpoint: Checkpoint, sums: Mapping[str, int], parameters: int | None, per_parameter: BytesPerParameter | None
+) -> dict[str, Share]:
     """The parts of the checkpoint with their expected bytes per parameter."""
     weights, optimizer = _expect(checkpoint, sums, per_parameter)
-    shares = [
-        Share("weights", sums.get("weights", 0), weights),
-        Share("optimizer", sums.get("optimizer", 0), optimizer),
-        Share("weights and optimizer", sums.get("both", 0), (weights or 0) + (optimizer or 0)),
-        Share("EMA copy", sums.get("EMA copy", 0), None),
-        Share("buffers", sums.get("buffers", 0), None),
-        Share("other", sums.get("other", 0), None),
-    ]
-    return tuple(share for share in shares if share.size_bytes)
+    expected = {"weights": weights, "optimizer": optimizer, "weights and optimizer": (weights or 0) + (optimizer or 0)}
+    sizes = {name: sums.get("both" if name == "weights and optimizer" else name, 0) for name in _SHARES}
+    return {name: Share(name, size, parameters, expected.get(name)) for name, size in sizes.items() if size}
 
 
 def _expect(
@@ -182,9 +180,9 @@ def count_by_size(checkpoint: Checkpoint, role: Role) -> dict[int, int]:
     """The number of elements of a role by element size in bytes."""
     sizes: dict[int, int] = {}
     for file in checkpoint.files:
-        for group in file.contents or ():
+        for group in file.holds or ():
             if group.role is role and group.elements:
-                size = max(1, round(group.size_bytes / group.elements))
+                size = max(1, round(group.bytes / group.elements))
                 sizes[size] = sizes.get(size, 0) + group.elements
     return sizes
 
@@ -228,10 +226,10 @@ def check_sizes(
     overhead = overhead_bytes * len(checkpoint.files)
     copies = sum_copies(checkpoint)
     for share in shares:
-        if not parameters or not share.expected:
+        if not parameters or not share.expected_bytes_per_parameter:
             continue
-        expected = share.expected * parameters + _left_wide(checkpoint, share)
-        ratio = (share.size_bytes - copies.get(share.part, 0) - overhead) / expected
+        expected = share.expected_bytes_per_parameter * parameters + _left_wide(checkpoint, share)
+        ratio = (share.bytes - copies.get(share.part, 0) - overhead) / expected
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
             findings.append(Finding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
         elif ratio > _BLOATED:
@@ -247,7 +245,7 @@ def check_sizes(
 
 def _left_wide(checkpoint: Checkpoint, share: Share) -> int:
     """What is in more than a byte of quantized weights and moments: scales, and small tensors left as they are."""
-    if (share.part, share.expected) not in (("weights", 1), ("optimizer", 2)):
+    if (share.part, share.expected_bytes_per_parameter) not in (("weights", 1), ("optimizer", 2)):
         return 0
     role = Role.WEIGHTS if share.part == "weights" else Role.MOMENTS
     elements, left = count_by_size(checkpoint, role), 1 if role is Role.WEIGHTS else 0  # scales are no moments
@@ -261,7 +259,7 @@ def _doubled(checkpoint: Checkpoint, share: Share, parameters: int) -> str:
     files = " and ".join(f"the files of {kind}" for kind in kinds)
     return (
         f"The optimizer state was saved twice: {_per_parameter(share, parameters)}, in {files}. "
-        f"{share.size_bytes // 2:,} bytes are redundant."
+        f"{share.bytes // 2:,} bytes are redundant."
     )
 
 
@@ -275,8 +273,8 @@ def _holds_optimizer(checkpoint: Checkpoint, kind: Kind) -> bool:
 
 
 def _bloated(share: Share, parameters: int) -> str:
-    assert share.expected is not None
-    ratio = share.size_bytes / parameters / share.expected
+    assert share.expected_bytes_per_parameter is not None
+    ratio = share.bytes / parameters / share.expected_bytes_per_parameter
     return (
         f"{_takes(share)} {_per_parameter(share, parameters)} ({ratio:.1f} times as many): views saved with "
         "their full storage (fix: save tensor.clone()), or state saved twice."
@@ -288,13 +286,13 @@ def _takes(share: Share) -> str:
 
 
 def _per_parameter(share: Share, parameters: int) -> str:
-    return f"{share.size_bytes / parameters:.2f} bytes/parameter, {share.expected} expected"
+    return f"{share.bytes / parameters:.2f} bytes/parameter, {share.expected_bytes_per_parameter} expected"
 
 
 def check_files(checkpoint: Checkpoint) -> list[Finding]:
     """Files with bytes outside of every tensor, weights in two formats, and shards of unusual size."""
     findings: list[Finding] = []
-    unused = [file for file in checkpoint.files if file.unused_bytes > _UNUSED_SHARE * file.size_bytes]
+    unused = [file for file in checkpoint.files if file.unused_bytes > _UNUSED_SHARE * file.bytes]
     if unused:
         worst = max(unused, key=lambda file: file.unused_bytes)
         total = sum(file.unused_bytes for file in unused)
@@ -304,7 +302,7 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
                 "unused_storage",
                 f"{holders} {total:,} bytes outside of every tensor: views were saved with their full "
                 f"storage (fix: save tensor.clone()). The largest share is in {worst.path}: {worst.unused_bytes:,} of "
-                f"{worst.size_bytes:,} bytes.",
+                f"{worst.bytes:,} bytes.",
             )
         )
     findings.extend(_copied(checkpoint))
@@ -342,17 +340,17 @@ def _uneven(files: Sequence[CheckpointFile]) -> list[Finding]:
     """Ranks whose optimizer shard differs much in size from the median shard."""
     if len(files) < _FEWEST_SHARDS:
         return []
-    middle = median([file.size_bytes for file in files])
-    uneven = [file for file in files if middle and not 1 / _UNEVEN <= file.size_bytes / middle <= _UNEVEN]
+    middle = median([file.bytes for file in files])
+    uneven = [file for file in files if middle and not 1 / _UNEVEN <= file.bytes / middle <= _UNEVEN]
     return [
-        Finding("uneven", f"{file.path} is {file.size_bytes / middle:.2f} times the median size of its kind.")
+        Finding("uneven", f"{file.path} is {file.bytes / middle:.2f} times the median size of its kind.")
         for file in uneven[:_SHOWN_UNEVEN]
     ]
 
 
 def newest_complete(siblings: Sequence[CheckpointSummary]) -> CheckpointSummary | None:
     """The newest complete checkpoint, where the newest one is not complete and there is one; None otherwise."""
-    if not any(each.is_newest and each.problems for each in siblings):
+    if not any(each.newest and each.problems for each in siblings):
         return None
     complete = [each for each in siblings if not each.problems]
     return max(complete, key=lambda each: (-1 if each.step is None else each.step, each.modified_ns or 0), default=None)
@@ -360,10 +358,10 @@ def newest_complete(siblings: Sequence[CheckpointSummary]) -> CheckpointSummary 
 
 def _check_newest(checkpoint: Checkpoint) -> list[Finding]:
     """A newest checkpoint that is not complete, with the newest one that is."""
-    newest = next((each for each in checkpoint.siblings if each.is_newest), None)
-    if newest is None or not newest.problems or len(checkpoint.siblings) == 1:
+    newest = next((each for each in checkpoint.checkpoints if each.newest), None)
+    if newest is None or not newest.problems or len(checkpoint.checkpoints) == 1:
         return []
-    complete = newest_complete(checkpoint.siblings)
+    complete = newest_complete(checkpoint.checkpoints)
     instead = "no other one is" if complete is None else f"the newest complete one is {_name_of(complete)}"
     text = f"{_name_of(newest)} is the newest checkpoint and not complete ({newest.problems[0]}); {instead}."
     return [Finding("newest_incomplete", text)]
@@ -373,29 +371,24 @@ def _name_of(summary: CheckpointSummary) -> str:
     return summary.name or "(the folder itself)"
 
 
-def _list_siblings(checkpoint: Checkpoint) -> tuple[Section, ...]:
+def _list_checkpoints(checkpoint: Checkpoint) -> tuple[Section, ...]:
     """One row for each checkpoint of the folder; no section where there is only one."""
-    siblings = checkpoint.siblings
-    if len(siblings) <= 1:
+    listed = checkpoint.checkpoints
+    if len(listed) <= 1:
         return ()
-    (name, unit), _ = _units(max(each.size_bytes for each in siblings))
-    columns = ("Checkpoint", "Step", "Epoch", "Files", name, "Complete", "Shown here")
-    rows = tuple(
-        (
-            _name_of(each),
-            each.step,
-            each.epoch,
-            each.files,
-            each.size_bytes / unit,
-            f"no: {each.problems[0]}" if each.problems else "yes",
-            "yes" if each.is_shown else "",
-        )
-        for each in siblings[-_SHOWN_FILES:]
+    columns = (
+        Column("Checkpoint", _name_of),
+        Column("Step", "step"),
+        Column("Epoch", "epoch"),
+        Column("Files", "files"),
+        _size_columns("Bytes", max(each.bytes for each in listed))[1],
+        Column("Complete", lambda each: f"no: {each.problems[0]}" if each.problems else "yes"),
+        Column("Shown here", lambda each: "yes" if each.shown else ""),
     )
-    hidden = len(siblings) - len(rows)
-    more = (f"{hidden} older ones are in --format json.",) if hidden else ()
+    hidden = len(listed) - _SHOWN_FILES
+    more = (f"{hidden} older ones are in --format json.",) if hidden > 0 else ()
     notes = (*checkpoint.notes, *more, "Name a checkpoint's folder or file for the contents of another one.")
-    return (Section("Checkpoints in the folder", tuple(Column(each, 3) for each in columns), rows, notes),)
+    return (Table("Checkpoints in the folder", "", columns).section(listed[-_SHOWN_FILES:], notes),)
 
 
 _SHOWN_FILES = 60
@@ -409,136 +402,82 @@ _UNIT_PAIRS = (  # the smallest size, with its decimal and its binary unit
 _STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS, Role.EMA, Role.BUFFERS)
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointSizes:
-    """The sizes of a checkpoint.
+class CheckpointSizes(Result, frozen=True):
+    """The sizes of a checkpoint."""
 
-    Attributes:
-        checkpoint: Its files.
-        parameters: Number of parameters.
-        parameters_from: The origin of that number, in words.
-        read: ``contents`` if tables of contents were read, ``names`` if only names and sizes are known.
-        shares: Bytes by part.
-        findings: Problems.
-    """
+    INLINE = ("checkpoint",)
 
     checkpoint: Checkpoint
-    parameters: int | None
-    parameters_from: str
-    read: str
-    shares: tuple[Share, ...]
-    findings: tuple[Finding, ...]
+    parameters: Annotated[int | None, Doc("Number of parameters.")]
+    parameters_from: Annotated[str, Doc("The origin of that number.")]
+    read: Annotated[str, Doc("`contents` if tables of contents were read, `names` if only names and sizes are known.")]
+    parts: Annotated[Mapping[str, Share], Doc("Bytes by part.")]
+    findings: Annotated[tuple[Finding, ...], Doc("Problems.")]
 
-    def data(self) -> Json:
-        """The value of ``results.checkpoint``."""
-        checkpoint = self.checkpoint
-        return {
-            "path": checkpoint.path,
-            "tag": checkpoint.tag or None,
-            "layout": str(checkpoint.layout),
-            "mixture_of_experts": checkpoint.has_experts,
-            "bytes": checkpoint.size_bytes,
-            "parameters": self.parameters,
-            "parameters_from": self.parameters_from,
-            "bytes_per_parameter": self._per_parameter(checkpoint.size_bytes),
-            "read": self.read,
-            "parts": {
-                share.part: {
-                    "bytes": share.size_bytes,
-                    "bytes_per_parameter": self._per_parameter(share.size_bytes),
-                    "expected_bytes_per_parameter": share.expected,
-                }
-                for share in self.shares
-            },
-            "findings": [{"kind": finding.kind, "text": finding.text} for finding in self.findings],
-            "files": [_file_data(file) for file in checkpoint.files],
-            "other_checkpoints": {each.name: each.size_bytes for each in checkpoint.siblings if not each.is_shown},
-            "checkpoints": [
-                {
-                    "name": each.name,
-                    "step": each.step,
-                    "epoch": each.epoch,
-                    "files": each.files,
-                    "bytes": each.size_bytes,
-                    "modified_ns": each.modified_ns,
-                    "complete": not each.problems,
-                    "problems": list(each.problems),
-                    "newest": each.is_newest,
-                    "shown": each.is_shown,
-                }
-                for each in checkpoint.siblings
-            ],
-            "notes": list(checkpoint.notes),
-        }
-
-    def _per_parameter(self, size_bytes: int) -> float | None:
-        return size_bytes / self.parameters if self.parameters else None
+    @figure
+    def bytes_per_parameter(self) -> float | None:
+        """``bytes / parameters``."""
+        return self.checkpoint.bytes / self.parameters if self.parameters else None
 
     def sections(self) -> tuple[Section, ...]:
         """The parts, the problems, the files."""
-        sections = [self._parts()]
+        sections = [self.parts_section()]
         if self.findings:
             sections.append(Section("Findings", notes=tuple(finding.text for finding in self.findings)))
-        sections.extend((*_list_siblings(self.checkpoint), self._kinds(), self._files()))
+        sections.extend(
+            (*_list_checkpoints(self.checkpoint), _list_kinds(self.checkpoint), _list_files(self.checkpoint))
+        )
         return tuple(sections)
 
     def parts_section(self, title: str = "Parts") -> Section:
         """The bytes of each part, under a heading of its own."""
-        return replace(self._parts(), title=title)
-
-    def _parts(self) -> Section:
-        (decimal_name, decimal), (binary_name, binary) = _units(self.checkpoint.size_bytes)
         columns = (
-            Column("Part"),
-            Column("Bytes"),
-            Column(decimal_name, 3),
-            Column(binary_name, 3),
-            Column("Bytes per parameter", 3),
-            Column("Expected"),
+            Column("Part", "part"),
+            *_size_columns("Bytes", self.checkpoint.bytes),
+            Column("Bytes per parameter", "bytes_per_parameter", None, 3),
+            Column("Expected", "expected_bytes_per_parameter"),
         )
-        expected = [share.expected for share in self.shares if share.expected is not None]
-        total = Share("total", self.checkpoint.size_bytes, sum(expected) if expected else None)
-        rows: tuple[tuple[Cell, ...], ...] = tuple(
-            (
-                share.part,
-                share.size_bytes,
-                share.size_bytes / decimal,
-                share.size_bytes / binary,
-                self._per_parameter(share.size_bytes),
-                share.expected,
-            )
-            for share in (*self.shares, total)
-        )
+        expected = [share.expected_bytes_per_parameter for share in self.parts.values()]
+        known = [size for size in expected if size is not None]
+        total = Share("total", self.checkpoint.bytes, self.parameters, sum(known) if known else None)
         counted = f"{self.parameters:,} parameters, {self.parameters_from}" if self.parameters else self.parameters_from
         read = {
             "contents": "From the tables of contents; no code of the files was run.",
             "names": "From names and sizes alone; 2-byte weights and Adam are assumed.",
         }[self.read]
-        return Section("Parts", columns, rows, (f"{counted}.", read))
-
-    def _kinds(self) -> Section:
-        groups: dict[Kind, list[int]] = {}
-        for file in self.checkpoint.files:
-            groups.setdefault(file.kind, []).append(file.size_bytes)
-        columns = ("Kind of file", "Files", "Bytes", "Smallest", "Largest")
-        rows = tuple((str(kind), len(sizes), sum(sizes), min(sizes), max(sizes)) for kind, sizes in groups.items())
-        return Section("Kinds of file", tuple(Column(name) for name in columns), rows)
-
-    def _files(self) -> Section:
-        files = self.checkpoint.files
-        (decimal_name, decimal), (binary_name, binary) = _units(max(file.size_bytes for file in files))
-        columns = (Column("File"), Column("Bytes"), Column(decimal_name, 3), Column(binary_name, 3), Column("Contents"))
-        rows = tuple(
-            (file.path, file.size_bytes, file.size_bytes / decimal, file.size_bytes / binary, _describe(file))
-            for file in files[:_SHOWN_FILES]
-        )
-        hidden = len(files) - len(rows)
-        notes = (f"{hidden} more files are in --format json.",) if hidden else ()
-        return Section("Files", columns, rows, notes)
+        return Table(title, "", columns).section((*self.parts.values(), total), (f"{counted}.", read))
 
 
-def _units(size_bytes: int) -> tuple[tuple[str, int], tuple[str, int]]:
-    return next((decimal, binary) for least, decimal, binary in _UNIT_PAIRS if size_bytes >= least)
+def _size_columns(name: str, largest: int) -> tuple[Column, ...]:
+    """Bytes, and these in the decimal and the binary unit that fit the largest size."""
+    units = next(units for least, *units in _UNIT_PAIRS if largest >= least)
+    return (
+        Column(name, "bytes"),
+        *(Column(heading, "bytes", unit.__rtruediv__, 3) for heading, unit in units),
+    )
+
+
+def _list_kinds(checkpoint: Checkpoint) -> Section:
+    groups: dict[Kind, list[int]] = {}
+    for file in checkpoint.files:
+        groups.setdefault(file.kind, []).append(file.bytes)
+    columns = (
+        Column("Kind of file", lambda group: str(group[0])),
+        Column("Files", lambda group: len(group[1])),
+        Column("Bytes", lambda group: sum(group[1])),
+        Column("Smallest", lambda group: min(group[1])),
+        Column("Largest", lambda group: max(group[1])),
+    )
+    return Table("Kinds of file", "", columns).section(groups.items())
+
+
+def _list_files(checkpoint: Checkpoint) -> Section:
+    files = checkpoint.files
+    sizes = _size_columns("Bytes", max(file.bytes for file in files))
+    hidden = len(files) - _SHOWN_FILES
+    notes = (f"{hidden} more files are in --format json.",) if hidden > 0 else ()
+    columns = (Column("File", "path"), *sizes, Column("Contents", _describe))
+    return Table("Files", "", columns).section(files[:_SHOWN_FILES], notes)
 
 
 def check_checkpoint(
@@ -558,13 +497,13 @@ def check_checkpoint(
         raise MissingInput("the checkpoint has no file")
     sums = sum_parts(checkpoint)
     parameters, origin = count_parameters(checkpoint, sums, parameters)
-    shares = compute_shares(checkpoint, sums, per_parameter)
-    is_read = any(file.contents for file in checkpoint.files) or has_no_elements(checkpoint)
+    shares = compute_shares(checkpoint, sums, parameters, per_parameter)
+    is_read = any(file.holds for file in checkpoint.files) or has_no_elements(checkpoint)
     read = "contents" if is_read else "names"
     # Bytes of a file that cannot be read belong to parameters that were not counted.
     judged = None if read == "contents" and any(file.unread for file in checkpoint.files) else parameters
     findings = (
-        *check_sizes(checkpoint, shares, judged, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
+        *check_sizes(checkpoint, tuple(shares.values()), judged, 0 if read == "contents" else _FILE_OVERHEAD_BYTES),
         *check_files(checkpoint),
         *_check_newest(checkpoint),
         *(Finding("damage", text) for text in checkpoint.damage),
@@ -573,25 +512,7 @@ def check_checkpoint(
 
 
 def _describe(file: CheckpointFile) -> str:
-    if file.contents is None:
+    if file.holds is None:
         return f"{file.kind} ({file.unread})" if file.unread else str(file.kind)
-    state = [group for group in file.contents if group.role in _STATE]
+    state = [group for group in file.holds if group.role in _STATE]
     return ", ".join(f"{group.role}: {group.elements:,} {group.dtype}" for group in state) or str(file.kind)
-
-
-def _file_data(file: CheckpointFile) -> Json:
-    return {
-        "path": file.path,
-        "bytes": file.size_bytes,
-        "kind": str(file.kind),
-        "ranks": dict(file.ranks),
-        "holds": None if file.contents is None else [_group_data(group) for group in file.contents],
-        "unused_bytes": file.unused_bytes,
-        "unread": file.unread,
-        "dangerous_calls": list(file.dangerous_calls),
-        "copy_of": file.copy_of,
-    }
-
-
-def _group_data(group: TensorGroup) -> Json:
-    return {"role": str(group.role), "dtype": group.dtype, "elements": group.elements, "bytes": group.size_bytes}

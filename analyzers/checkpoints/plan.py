@@ -8,85 +8,83 @@ the master weights, so 12 are saved.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
-from fractions import Fraction
 from math import ceil, floor
+from typing import Annotated
 
-from perfscope.constants import GB, GIB, GIGA, MB, MIB, PETA, TB, TIB
-from perfscope.report import Column, Json, Section
+from perfscope.constants import GB, GIB, GIGA, TB, TIB
+from perfscope.report import Section
+from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
 
-_BINARY_UNITS = {MB: MIB, GB: GIB, TB: TIB, PETA: 2**50}
-
-
-@dataclass(frozen=True, slots=True)
-class PublishedSize:
-    """A published size, such as ``0.34TB``.
-
-    Attributes:
-        of: Which size of the plan it states: ``weights``, ``optimizer``, ``total``, or one of them with `` per file``.
-        text: As published.
-        number: Its digits as a number.
-        decimals: Its digits after the point.
-        decimal_unit: What its unit is worth when prefixes are decimal: 10**12 for TB.
-        source: Where it was published.
-    """
-
-    of: str
-    text: str
-    number: Fraction
-    decimals: int
-    decimal_unit: int
-    source: str
-
-
+_UNITS = {"TB": (TB, TIB), "GB": (GB, GIB)}
 _BIGSCIENCE = "bigscience-workshop/bigscience, experiments/gpt2.md"
 #: Published sizes of checkpoints by parameters and GPUs, which a plan of the same size is compared with.
-PUBLISHED_SIZES: Mapping[tuple[int, int], tuple[PublishedSize, ...]] = {
-    (181 * GIGA, 256): (
-        PublishedSize("weights", "0.34TB", Fraction(34, 100), 2, TB, _BIGSCIENCE),
-        PublishedSize("optimizer", "2.00TB", Fraction(2), 2, TB, _BIGSCIENCE),
-        PublishedSize("total", "2.4TB", Fraction(24, 10), 1, TB, _BIGSCIENCE),
-        PublishedSize("weights per file", "1.4GB", Fraction(14, 10), 1, GB, _BIGSCIENCE),
-        PublishedSize("optimizer per file", "8.0GB", Fraction(8), 1, GB, _BIGSCIENCE),
-    )
+PUBLISHED_SIZES: Mapping[tuple[int, int], Mapping[str, str]] = {
+    (181 * GIGA, 256): {
+        "weights": "0.34TB",
+        "optimizer": "2.00TB",
+        "total": "2.4TB",
+        "weights per file": "1.4GB",
+        "optimizer per file": "8.0GB",
+    }
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SizeComparison:
-    """A published size and the planned one, in both meanings of its unit.
+class PlannedPart(Figures, frozen=True):
+    """The size of one part, or of all."""
 
-    Attributes:
-        published: The published size.
-        decimal, binary: The planned size in units of 10**n and of 2**m.
-        decimal_fit, binary_fit: How the published digits follow from each: ``rounded``, ``rounded up``, ``cut off``;
-            empty if they do not.
-    """
+    part: str
+    files: int
+    bytes: Annotated[int, Doc("Its size.")]
+    bytes_per_parameter: Annotated[int, Doc("Its bytes for each parameter.")]
+    tb = InUnit("bytes", TB, "The size in 10**12 bytes.")
+    tib = InUnit("bytes", TIB, "The size in 2**40 bytes.")
 
-    published: PublishedSize
-    decimal: Fraction
-    binary: Fraction
-    decimal_fit: str
-    binary_fit: str
+    @figure
+    def per_file_bytes(self) -> float:
+        """The size of one of its files."""
+        return self.bytes / self.files
 
-
-def compare_size(published: PublishedSize, planned_bytes: Fraction) -> SizeComparison:
-    """Compare a published size with the planned size of the same part."""
-    decimal = planned_bytes / published.decimal_unit
-    binary = planned_bytes / _BINARY_UNITS[published.decimal_unit]
-    return SizeComparison(published, decimal, binary, _fit(published, decimal), _fit(published, binary))
+    per_file_gb = InUnit("per_file_bytes", GB, "The same in 10**9 bytes.")
+    per_file_gib = InUnit("per_file_bytes", GIB, "The same in 2**30 bytes.")
 
 
-def _fit(published: PublishedSize, value: Fraction) -> str:
+class PublishedSize(Figures, frozen=True):
+    """A published size and the planned one, in both meanings of its unit."""
+
+    of: Annotated[str, Doc("What it is the size of.")]
+    published: Annotated[str, Doc("As published.")]
+    planned_bytes: float
+    source: Annotated[str, Doc("Where it was published.")]
+
+    @figure
+    def decimal(self) -> float:
+        """The planned size in units of 10**n."""
+        return self.planned_bytes / _UNITS[self.published[-2:]][0]
+
+    @figure
+    def binary(self) -> float:
+        """The planned size in units of 2**n."""
+        return self.planned_bytes / _UNITS[self.published[-2:]][1]
+
+    @figure
+    def decimal_fit(self) -> str | None:
+        """How the digits follow from it: ``rounded``, ``rounded up``, ``cut off``; null if they do not."""
+        return _fit(self.published[:-2], self.decimal)
+
+    @figure
+    def binary_fit(self) -> str | None:
+        """The same of the unit of 2**n."""
+        return _fit(self.published[:-2], self.binary)
+
+
+def _fit(digits: str, value: float) -> str | None:
     """How published digits follow from a value."""
-    scale = 10**published.decimals
-    digits = published.number * scale
-    if abs(value * scale - digits) <= Fraction(1, 2):
-        return "rounded"
-    if ceil(value * scale) == digits:
-        return "rounded up"
-    return "cut off" if floor(value * scale) == digits else ""
+    scale = 10 ** len(digits.partition(".")[2])
+    published = round(float(digits) * scale)
+    ways = {"rounded": round(value * scale), "rounded up": ceil(value * scale), "cut off": floor(value * scale)}
+    return next((way for way, number in ways.items() if number == published), None)
 
 
 class Optimizer(StrEnum):
@@ -151,134 +149,74 @@ def bytes_per_parameter(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """The size of a checkpoint.
+class Plan(Result, frozen=True):
+    """The size of a checkpoint."""
 
-    Attributes:
-        parameters: Number of parameters of the model.
-        gpus: Number of GPUs; each writes one file of weights and one of optimizer states.
-        per_parameter: Bytes per parameter.
-        comparisons: Published sizes beside the planned ones.
-    """
+    parameters: Annotated[int, Doc("Number of parameters.")]
+    gpus: Annotated[int, Doc("Number of GPUs; each writes one file of weights and one of optimizer states.")]
+    weights: Annotated[PlannedPart, Doc("The weights.")]
+    optimizer: Annotated[PlannedPart, Doc("Master weights and moments.")]
+    total: Annotated[PlannedPart, Doc("Both.")]
+    published: Annotated[tuple[PublishedSize, ...], Doc("Published sizes of this model on these GPUs.")]
 
-    parameters: int
-    gpus: int
-    per_parameter: BytesPerParameter
-    comparisons: tuple[SizeComparison, ...]
+    TABLES = (
+        Table(
+            "Planned size",
+            "parts",
+            (
+                Column("Part", "part"),
+                Column("Bytes per parameter", "bytes_per_parameter"),
+                Column("TB", "tb", None, 3),
+                Column("TiB", "tib", None, 3),
+                Column("GB per file", "per_file_gb", None, 3),
+                Column("GiB per file", "per_file_gib", None, 3),
+            ),
+        ),
+        Table(
+            "Published sizes",
+            "published",
+            (
+                Column("Published", "published"),
+                Column("Of", "of"),
+                Column("Planned, decimal unit", "decimal", None, 3),
+                Column("Fits", lambda size: size.decimal_fit or "no"),
+                Column("Planned, binary unit", "binary", None, 3),
+                Column("Fits", lambda size: size.binary_fit or "no"),
+            ),
+        ),
+    )
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes by part."""
-        return {
-            "weights": self.parameters * self.per_parameter.weights,
-            "optimizer": self.parameters * self.per_parameter.optimizer,
-            "total": self.parameters * self.per_parameter.total,
-        }
+    @property
+    def parts(self) -> tuple[PlannedPart, ...]:
+        """The rows of its table."""
+        return self.weights, self.optimizer, self.total
 
-    def size_of(self, published: PublishedSize) -> Fraction:
-        """The planned bytes of the part, or the file of a part, that a published size states."""
-        part, _, per_file = published.of.partition(" per ")
-        return Fraction(self.sizes()[part], self.gpus if per_file else 1)
-
-    def data(self) -> Json:
-        """The value of ``results.plan``."""
-        parts: dict[str, Json] = {
-            name: {
-                "bytes": size,
-                "bytes_per_parameter": size // self.parameters,
-                "tb": size / TB,
-                "tib": size / TIB,
-                "per_file_bytes": size / self.gpus,
-                "per_file_gb": size / self.gpus / GB,
-                "per_file_gib": size / self.gpus / GIB,
-            }
-            for name, size in self.sizes().items()
-        }
-        published: list[Json] = [
-            {
-                "of": comparison.published.of,
-                "published": comparison.published.text,
-                "decimal": float(comparison.decimal),
-                "binary": float(comparison.binary),
-                "decimal_fit": comparison.decimal_fit or None,
-                "binary_fit": comparison.binary_fit or None,
-                "source": comparison.published.source,
-            }
-            for comparison in self.comparisons
-        ]
-        return {
-            "parameters": self.parameters,
-            "gpus": self.gpus,
-            **parts,
-            "published": published,
-            "single_unit": self.single_unit() if self.comparisons else None,
-        }
-
+    @figure
     def single_unit(self) -> str | None:
-        """The meaning of the units that gives every published size; None where none does."""
-        if all(comparison.decimal_fit for comparison in self.comparisons):
+        """The meaning of the units that gives every published size: ``decimal``, ``binary``; null where none does."""
+        if not self.published:
+            return None
+        if all(size.decimal_fit for size in self.published):
             return "decimal"
-        return "binary" if all(comparison.binary_fit for comparison in self.comparisons) else None
+        return "binary" if all(size.binary_fit for size in self.published) else None
 
     def sections(self) -> tuple[Section, ...]:
         """The planned sizes, and published ones beside them."""
-        columns = (
-            Column("Part"),
-            Column("Bytes per parameter"),
-            Column("TB", 3),
-            Column("TiB", 3),
-            Column("GB per file", 3),
-            Column("GiB per file", 3),
-        )
-        rows = tuple(
-            (
-                name,
-                size // self.parameters,
-                size / TB,
-                size / TIB,
-                size / self.gpus / GB,
-                size / self.gpus / GIB,
-            )
-            for name, size in self.sizes().items()
-        )
-        notes = (
-            f"TB is 10**12 bytes, TiB is 2**40; one file per GPU, {self.gpus} of each part; gradients are not saved.",
-        )
-        sections = [Section("Planned size", columns, rows, notes)]
-        if self.comparisons:
-            sections.append(self._published())
-        return tuple(sections)
-
-    def _published(self) -> Section:
-        columns = (
-            Column("Published"),
-            Column("Of"),
-            Column("Planned, decimal unit", 3),
-            Column("Fits", 0),
-            Column("Planned, binary unit", 3),
-            Column("Fits", 0),
-        )
-        rows = tuple(
-            (
-                comparison.published.text,
-                comparison.published.of,
-                float(comparison.decimal),
-                comparison.decimal_fit or "no",
-                float(comparison.binary),
-                comparison.binary_fit or "no",
-            )
-            for comparison in self.comparisons
-        )
-        sources = ", ".join(dict.fromkeys(comparison.published.source for comparison in self.comparisons))
-        return Section("Published sizes", columns, rows, (self.verdict(), f"Published by: {sources}."))
+        planned, published = self.TABLES
+        files = f"one file per GPU, {self.gpus} of each part"
+        note = f"TB is 10**12 bytes, TiB is 2**40; {files}; gradients are not saved."
+        if not self.published:
+            return (planned.section(self.parts, (note,)),)
+        sources = ", ".join(dict.fromkeys(size.source for size in self.published))
+        notes = (self.verdict(), f"Published by: {sources}.")
+        return planned.section(self.parts, (note,)), published.section(self.published, notes)
 
     def verdict(self) -> str:
         """Whether one meaning of the units explains all published sizes, in words."""
-        unit = self.single_unit()
-        if unit is not None:
-            return f"Every published size follows from the {unit} meaning of its unit."
-        neither = [each.published.text for each in self.comparisons if not each.decimal_fit and not each.binary_fit]
-        texts = " and ".join(each.published.text for each in self.comparisons)
+        if self.single_unit is not None:
+            return f"Every published size follows from the {self.single_unit} meaning of its unit."
+        neither = [size.published for size in self.published if not size.decimal_fit and not size.binary_fit]
+        texts = " and ".join(size.published for size in self.published)
         more = f"; {' and '.join(neither)} follow{'s' if len(neither) == 1 else ''} neither" if neither else ""
         return f"The published sizes, such as {texts}, follow no single unit, decimal or binary{more}."
 
@@ -291,6 +229,15 @@ def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter
         gpus: Number of GPUs; the files of a part are assumed to have one size.
         per_parameter: Bytes per parameter.
     """
-    published = PUBLISHED_SIZES.get((parameters, gpus), ())
-    plan = Plan(parameters, gpus, per_parameter, ())
-    return replace(plan, comparisons=tuple(compare_size(size, plan.size_of(size)) for size in published))
+    by_part = {
+        "weights": per_parameter.weights,
+        "optimizer": per_parameter.optimizer,
+        "total": per_parameter.total,
+    }
+    parts = {name: PlannedPart(name, gpus, parameters * size, size) for name, size in by_part.items()}
+    published = []
+    for of, text in PUBLISHED_SIZES.get((parameters, gpus), {}).items():
+        name, _, per_file = of.partition(" per ")
+        size = parts[name].per_file_bytes if per_file else float(parts[name].bytes)
+        published.append(PublishedSize(of, text, size, _BIGSCIENCE))
+    return Plan(parameters, gpus, **parts, published=tuple(published))

@@ -143,9 +143,9 @@ def checkpoint(
 
 
 def _report_plan(plan: Plan, saves: Saves | None) -> Report:
-    size = plan.sizes()["total"]
+    size = plan.total.bytes
     title = f"A checkpoint of {format_parameters(plan.parameters)} parameters: {format_bytes(size)}"
-    warnings = (plan.verdict(),) if plan.comparisons and plan.single_unit() is None else ()
+    warnings = (plan.verdict(),) if plan.published and plan.single_unit is None else ()
     results: dict[str, Json] = {"plan": plan.data()}
     sections = plan.sections()
     if saves is not None:
@@ -174,22 +174,22 @@ def _check(
     stored = read_checkpoint(directory)
     sizes = check_checkpoint(stored, parameters, per_parameter)
     name = f"{stored.path} ({stored.tag})" if stored.tag else stored.path
-    title = f"{name}: {stored.layout}, {format_count(len(stored.files), 'file')}, {format_bytes(stored.size_bytes)}"
+    title = f"{name}: {stored.layout}, {format_count(len(stored.files), 'file')}, {format_bytes(stored.bytes)}"
     results: dict[str, Json] = {"checkpoint": sizes.data()}
     sections = sizes.sections()
     if saves is not None:
-        timed = summarize_saves(saves, stored.size_bytes)
+        timed = summarize_saves(saves, stored.bytes)
         results["saves"] = timed.data()
         sections = (sections[0], *timed.sections(), *sections[1:])
-    complete = newest_complete(stored.siblings)
-    if complete is not None and not complete.is_shown:
+    complete = newest_complete(stored.checkpoints)
+    if complete is not None and not complete.shown:
         beside = check_checkpoint(read_checkpoint(directory, complete.name), parameters, per_parameter)
         sections = (*sections, beside.parts_section(f"Parts of {complete.name or 'the folder itself'}"))
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
     warnings = [finding.text for finding in sizes.findings if finding.kind not in _FACTS]
     if len(warnings) > _MOST_WARNINGS:
         warnings[_MOST_WARNINGS:] = [f"{len(warnings) - _MOST_WARNINGS:,} more findings are in the report"]
-    has_broken_newest = any(each.is_newest and each.problems for each in stored.siblings)
+    has_broken_newest = any(each.newest and each.problems for each in stored.checkpoints)
     return Outcome(
         Report(title, data, sections),
         output_format,

@@ -16,7 +16,7 @@ from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetad
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
 from perfscope.sources.checkpoints.listing import Listing, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
-from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, ShardExtents, read_safetensors
+from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
 from perfscope.sources.checkpoints.torch_files import TorchDamage, TorchFile, read_torch_file
 from perfscope.sources.pickles import Call, entries, parse_shape, without_collection
@@ -160,7 +160,6 @@ class _Reading:
         tied: The weights that are stored again under another name, by the folder of their ``.metadata``.
         metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
         shards: The tensors of which files hold the shards of single ranks.
-        extents: The same of safetensors files.
         elements: How many elements each tensor has, of all tables of contents.
     """
 
@@ -171,7 +170,6 @@ class _Reading:
     tied: dict[str, str] = field(default_factory=dict)
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
-    extents: ShardExtents = field(default_factory=ShardExtents)
     elements: list[int] = field(default_factory=list)
 
 
@@ -228,20 +226,19 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
             with without_collection():
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
-    gaps = [] if reading.damage else reading.extents.find_gaps()
     missing = [problem for problem in find_missing(selection.sizes) if not _is_there(problem, selection)]
     indexes = [name for name in selection.sizes if name.endswith(INDEX_ENDINGS)]
-    stored = {file.path: sum(group.size_bytes for group in file.contents or ()) for file in files}
+    stored = {file.path: sum(group.bytes for group in file.holds or ()) for file in files}
     wrong = [text for name in indexes for text in check_index(folder, name, selection.sizes, sum(stored.values()))]
-    damage = [*reading.damage, *missing, *gaps, *wrong, *_find_emptiness(reading, files)]
+    damage = [*reading.damage, *missing, *wrong, *_find_emptiness(reading, files)]
     return Checkpoint(
         path=str(path),
-        tag=selection.tag,
+        tag=selection.tag or None,
         layout=layout,
         files=files,
-        has_experts=any(file.kind in _EXPERT_KINDS for file in files),
-        parameters=_count_stated_parameters(reading),
-        siblings=selection.summaries,
+        mixture_of_experts=any(file.kind in _EXPERT_KINDS for file in files),
+        stated_parameters=_count_stated_parameters(reading),
+        checkpoints=selection.summaries,
         damage=tuple(dict.fromkeys(damage)),
         notes=selection.notes,
         tied=next(iter(reading.tied.values()), None),
@@ -266,7 +263,7 @@ def _find_emptiness(reading: _Reading, files: Sequence[CheckpointFile]) -> list[
 def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
     parsed = parse_name(name)
     if not size:
-        return CheckpointFile(name, size, parsed.kind, parsed.ranks, None, 0, "is empty", ())
+        return CheckpointFile(name, size, parsed.kind, parsed.ranks, None, unread="is empty")
     try:
         with without_collection():
             contents = _read_contents(reading, name, parsed.kind, size)
@@ -284,10 +281,10 @@ def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
         reading.damage.append(f"{name} would call {', '.join(calls)} when it is loaded: do not load it")
     return CheckpointFile(
         path=name,
-        size_bytes=size,
+        bytes=size,
         kind=parsed.kind,
         ranks=parsed.ranks,
-        contents=contents.groups,
+        holds=contents.groups,
         unused_bytes=contents.unused_bytes,
         unread=contents.unread,
         dangerous_calls=calls,
@@ -300,7 +297,6 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
     path = reading.folder / name
     if name.endswith(".safetensors"):
         tensors = read_safetensors(path)
-        reading.extents.add(tensors)
         reading.elements.extend(tensor.elements for tensor in tensors)
         groups = sum_safetensors(tensors, path.name)
         return _Contents(groups)
@@ -396,17 +392,17 @@ def _read_list(path: Path, tag: str | None) -> Checkpoint:
     layout = find_layout(list(selection.sizes))
     unread = "only its name and size are known"
     files = tuple(
-        CheckpointFile(name, size, parse_name(name).kind, parse_name(name).ranks, None, 0, unread, ())
+        CheckpointFile(name, size, parse_name(name).kind, parse_name(name).ranks, None, unread=unread)
         for name, size in sorted(selection.sizes.items())
     )
     return Checkpoint(
         path=str(path),
-        tag=selection.tag,
+        tag=selection.tag or None,
         layout=layout,
         files=files,
-        has_experts=any(file.kind in _EXPERT_KINDS for file in files),
-        parameters=None,
-        siblings=selection.summaries,
+        mixture_of_experts=any(file.kind in _EXPERT_KINDS for file in files),
+        stated_parameters=None,
+        checkpoints=selection.summaries,
         damage=(*selection.damage, *find_missing(selection.sizes)),
         notes=selection.notes,
     )

@@ -14,7 +14,7 @@ from perfscope.files import read_text
 from perfscope.sources.checkpoints.dcp import METADATA_FILE
 from perfscope.sources.checkpoints.file_names import holds_state, parse_name
 from perfscope.sources.checkpoints.listing import MOST_FILES
-from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, ShardExtents, read_safetensors
+from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
 from perfscope.sources.checkpoints.torch_files import TorchDamage, check_end
 from perfscope.tables.checkpoint import Kind
 
@@ -86,21 +86,18 @@ def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
     problems = find_missing(sizes)
     if folder is None:
         return problems
-    extents = ShardExtents()
     for name, size in itertools.islice(sizes.items(), _MOST_OPENED):
         if not size or not holds_state(name):
             continue
         try:
             if name.endswith(".safetensors"):
-                extents.add(read_safetensors(folder / name))
+                read_safetensors(folder / name)
             elif name.endswith(_TORCH_ENDINGS):
                 check_end(folder / name)
         except (SafetensorsDamage, TorchDamage) as damage:
             problems.append(f"{name} {damage}")
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")
-    if len(sizes) <= _MOST_OPENED and not problems:
-        problems += extents.find_gaps()
     indexes = [name for name in sizes if name.endswith(INDEX_ENDINGS)]
     return problems + [problem for name in indexes for problem in check_index(folder, name, sizes)]
 

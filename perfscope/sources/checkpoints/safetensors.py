@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -17,8 +17,6 @@ from perfscope.sources.pickles import without_collection
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
-#: Where torch's DCP states the places of a rank's shards.
-_SHARDING = "DCP_SHARDING_INFO"
 _BITS_PER_BYTE = 8
 _MOST_DIMENSIONS = 64
 _LARGEST_SIZE = 2**63 - 1
@@ -49,7 +47,6 @@ class StoredTensor:
         elements: How many these are.
         start, stop: Its place in the bytes behind the header.
         shape: Its shape.
-        offsets: Where it begins in a tensor of several ranks, as torch's DCP states it; None for a whole tensor.
     """
 
     name: str
@@ -58,7 +55,6 @@ class StoredTensor:
     start: int
     stop: int
     shape: tuple[int, ...] = ()
-    offsets: tuple[int, ...] | None = None
 
     @property
     def size_bytes(self) -> int:
@@ -101,24 +97,12 @@ def _parse_header(file: IO[bytes], size: int) -> tuple[StoredTensor, ...]:
         raise SafetensorsDamage("has a header that is not JSON") from None
     if not isinstance(header, dict):
         raise SafetensorsDamage("has a header that is not a JSON object")
-    places = _read_offsets(header.get("__metadata__"))
-    entries = ((name, entry) for name, entry in header.items() if name != "__metadata__")
-    tensors = tuple(_tensor(name, entry, places.get(name)) for name, entry in entries)
+    tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
     _check_places(tensors, size - _LENGTH_BYTES - length)
     return tensors
 
 
-def _read_offsets(metadata: object) -> dict[str, tuple[int, ...]]:
-    """Where the tensors of a rank's file begin in those of all ranks, by name; empty for any other file."""
-    text = metadata.get(_SHARDING) if isinstance(metadata, dict) else None
-    try:
-        stated = json.loads(text) if isinstance(text, str) else {}
-        return {str(name): tuple(map(int, entry["saved_offsets"])) for name, entry in stated.items()}
-    except (ValueError, RecursionError, TypeError, KeyError, AttributeError):
-        return {}
-
-
-def _tensor(name: str, entry: object, offsets: tuple[int, ...] | None) -> StoredTensor:
+def _tensor(name: str, entry: object) -> StoredTensor:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
             pass
@@ -131,7 +115,7 @@ def _tensor(name: str, entry: object, offsets: tuple[int, ...] | None) -> Stored
     bits = _ITEM_BITS.get(dtype)
     if not is_possible or (bits is not None and elements * bits != (stop - start) * _BITS_PER_BYTE):
         raise SafetensorsDamage(f"has an entry for {name[:60]!r} that cannot be right")
-    return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop, tuple(shape), offsets)
+    return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop, tuple(shape))
 
 
 def _check_places(tensors: Sequence[StoredTensor], data: int) -> None:
@@ -149,36 +133,3 @@ def _check_places(tensors: Sequence[StoredTensor], data: int) -> None:
         filled, before = max(filled, tensor.stop), tensor
     if data > end:
         raise SafetensorsDamage(f"has {data - end:,} bytes of no tensor at its end")
-
-
-@dataclass(slots=True)
-class _Extent:
-    """What is there of a tensor: where its shards end along each axis, and their elements."""
-
-    ends: list[int]
-    elements: int = 0
-
-
-class ShardExtents:
-    """The tensors whose shards state their places. No file states the whole size, so a last shard is not missed."""
-
-    def __init__(self) -> None:
-        self._extents: dict[str, _Extent] = {}
-
-    def add(self, tensors: Iterable[StoredTensor]) -> None:
-        """Add the tensors of a file."""
-        for tensor in tensors:
-            if tensor.offsets is None or len(tensor.offsets) != len(tensor.shape):
-                continue
-            ends = [offset + size for offset, size in zip(tensor.offsets, tensor.shape, strict=True)]
-            extent = self._extents.setdefault(tensor.name, _Extent(ends))
-            extent.ends = list(map(max, extent.ends, ends))
-            extent.elements += tensor.elements
-
-    def find_gaps(self) -> list[str]:
-        """That tensors lack shards before others of theirs, in words."""
-        lacking = [name for name, extent in self._extents.items() if 0 < extent.elements < prod(extent.ends)]
-        if not lacking:
-            return []
-        what = f"{len(lacking):,} tensors lack shards" if len(lacking) > 1 else "1 tensor lacks shards"
-        return [f"{what} before others of theirs, {lacking[0][:60]!r} first: the file of a rank is missing"]

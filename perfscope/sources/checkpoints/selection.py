@@ -7,8 +7,10 @@ epoch in the names, else the one that was modified last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from perfscope.errors import SourceError
 from perfscope.files import read_text
@@ -95,7 +97,7 @@ def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> S
         damage.append(f"{len(unreadable) - _MOST_NAMED} more cannot be read")
     if tracked is not None and not any(_is_named(each.unit, tracked) for each in candidates):
         damage.append(f"the tracker file names {tracked} as the latest checkpoint, which is missing")
-    summaries = tuple(replace(each.summary, is_newest=each is newest, is_shown=each is chosen) for each in candidates)
+    summaries = tuple(replace(each.summary, newest=each is newest, shown=each is chosen) for each in candidates)
     notes = (f"{newest.unit.name or 'The folder itself'} is the newest {reason}.",) if len(candidates) > 1 else ()
     return Selection(chosen.unit.name, chosen.unit.folder, chosen.unit.sizes, summaries, tuple(damage), notes)
 
@@ -122,11 +124,9 @@ def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[
             step=unit.identity.step,
             epoch=unit.identity.epoch,
             files=len(unit.sizes),
-            size_bytes=sum(unit.sizes.values()),
+            bytes=sum(unit.sizes.values()),
             modified_ns=max(modified, default=None),
             problems=tuple(problems),
-            is_newest=False,
-            is_shown=False,
         )
         candidates.append(_Candidate(unit, summary))
     return sorted(candidates, key=lambda each: (each.number, each.modified_ns, each.unit.name))

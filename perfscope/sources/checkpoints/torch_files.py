@@ -52,9 +52,7 @@ _ZIP_ERRORS = (
     OverflowError,
     struct.error,
 )
-_TAR_MAGIC = slice(257, 262)
 _LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
-_OLD_COUNT_BYTES = 8  # of the number of elements before each storage of the old format
 _ITEM_BYTES: Mapping[str, int] = {
     **dict.fromkeys(("Double", "float64", "Long", "int64", "ComplexFloat", "complex64"), 8),
     **dict.fromkeys(("Float", "float32", "Int", "int32"), 4),
@@ -156,8 +154,6 @@ def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFi
             return _read_legacy(file, largest_pickle)
         if not start.strip(b"\0"):
             raise TorchDamage("begins with zeros only: it was not written whole")
-        if start[_TAR_MAGIC] == b"ustar":
-            raise TorchDamage("is a tar archive, in which torch before 0.1.10 saved: it is not read")
         raise TorchDamage("is not a torch.save file")
 
 
@@ -249,49 +245,24 @@ def _replay(content: bytes, largest: int) -> InertPickle:
 def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
     """Five pickles: magic number, protocol, system, object, keys. Only files of torch begin with the first one."""
     content = file.read(min(largest, _FIRST_READ))
-    size = os.fstat(file.fileno()).st_size
     try:
         try:
-            return _parse_legacy(content, size)
+            return _parse_legacy(content)
         except PickleDamage:
             if len(content) < _FIRST_READ:
                 raise
-            return _parse_legacy(content + file.read(largest - len(content)), size)
+            return _parse_legacy(content + file.read(largest - len(content)))
     except PickleDamage as damage:
         raise TorchDamage(f"holds a pickle that {damage}", damage.names) from None
 
 
-def _parse_legacy(content: bytes, size: int) -> TorchFile:
+def _parse_legacy(content: bytes) -> TorchFile:
     replayed = read_pickle(content)
     if replayed.value != _LEGACY_MAGIC:
         return _describe(replayed, {}, {})
     for _ in range(3):
         replayed = read_pickle(content, replayed.end)
-    keys = read_pickle(content, replayed.end)
-    file = _describe(replayed, {}, {})
-    _check_old_end(file, keys, size)
-    return file
-
-
-def _check_old_end(file: TorchFile, keys: InertPickle, size: int) -> None:
-    """Compare the size of a file of the old format with that of its storages, each behind its number of elements.
-
-    Raises:
-        TorchDamage: It is cut off.
-    """
-    storages = {tensor.storage.key: tensor.storage for tensor in file.tensors}
-    sizes = [item_bytes(storages[key].dtype) if key in storages else None for key in _texts(keys.value)]
-    expected = keys.end
-    for key, item in zip(_texts(keys.value), sizes, strict=True):
-        if item is None:
-            return  # a storage of no tensor, or of an unknown dtype
-        expected += _OLD_COUNT_BYTES + storages[key].items * item
-    if size < expected:
-        raise TorchDamage(f"is cut off: its storages end at {expected:,} bytes, it has {size:,}", file.names)
-
-
-def _texts(value: object) -> list[str]:
-    return [str(key) for key in value] if isinstance(value, list | tuple) else []
+    return _describe(replayed, {}, {})
 
 
 def _describe(replayed: InertPickle, stored: Mapping[str, int], checksums: Mapping[str, int]) -> TorchFile:

@@ -53,18 +53,18 @@ class TestRealDeepSpeed:
         assert sizes.parameters == PARAMETERS
         state = {part: size for part, size in parts(sizes).items() if part != "other"}
         assert state == {part: each * PARAMETERS for part, each in expected.items()}
-        assert sum(parts(sizes).values()) == sizes.checkpoint.size_bytes
+        assert sum(parts(sizes).values()) == sizes.checkpoint.bytes
 
     def test_what_each_file_holds(self) -> None:
         files = {file.path: file for file in sizes_of(FIXTURES / "deepspeed_zero1").checkpoint.files}
         shard = files["bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"]
-        held = {(one.role, one.dtype): one.elements for one in shard.contents or ()}
+        held = {(one.role, one.dtype): one.elements for one in shard.holds or ()}
         assert held[Role.MASTER, "float32"] == PARAMETERS // 2
         assert held[Role.MOMENTS, "float32"] == PARAMETERS
         assert shard.ranks == {"dp": 1, "mp": 0}
         weights = {
             one.dtype: one.elements
-            for one in files["mp_rank_00_model_states.pt"].contents or ()
+            for one in files["mp_rank_00_model_states.pt"].holds or ()
             if one.role is Role.WEIGHTS
         }
         assert weights == {"bfloat16": PARAMETERS}
@@ -101,7 +101,7 @@ class TestSizesOnly:
         sizes = sizes_of(FIXTURES / f"{name}.csv")
         assert sizes.parameters == pytest.approx(H200_PARAMETERS, rel=1e-4)  # guessed from the sizes
         given_size = check_checkpoint(read_checkpoint(FIXTURES / f"{name}.csv"), H200_PARAMETERS)
-        assert given_size.checkpoint.size_bytes / H200_PARAMETERS == pytest.approx(total, abs=0.01)
+        assert given_size.checkpoint.bytes / H200_PARAMETERS == pytest.approx(total, abs=0.01)
         assert kinds(given_size) == kinds(sizes) == found
 
     def test_megatron_with_one_file_a_rank(self) -> None:

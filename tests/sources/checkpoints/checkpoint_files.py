@@ -19,7 +19,7 @@ def sizes_of(path: Path) -> CheckpointSizes:
 
 
 def parts(sizes: CheckpointSizes) -> dict[str, int]:
-    return {share.part: share.size_bytes for share in sizes.shares}
+    return {share.part: share.bytes for share in sizes.parts.values()}
 
 
 def kinds(sizes: CheckpointSizes) -> set[str]:

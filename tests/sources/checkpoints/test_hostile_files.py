@@ -6,7 +6,6 @@ import contextlib
 import os
 import pickle
 import struct
-import tarfile
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -190,28 +189,6 @@ def test_shards_that_torch_writes_as_safetensors_are_one_checkpoint(tmp_path: Pa
     assert (len(sizes.checkpoint.files), sizes.parameters) == (2, 45)
 
 
-class TestOldFormat:
-    """Files of torch.save before torch 1.6: pickles one behind the other, then the storages."""
-
-    def save(self, path: Path) -> None:
-        torch = pytest.importorskip("torch")
-        torch.save({"weight": torch.ones(64, 64)}, path, _use_new_zipfile_serialization=False)
-
-    def test_a_file_that_lacks_a_byte_is_cut_off(self, tmp_path: Path) -> None:
-        path = tmp_path / "pytorch_model.bin"
-        self.save(path)
-        path.write_bytes(path.read_bytes()[:-1])
-        (damage,) = read_checkpoint(tmp_path).damage
-        size = path.stat().st_size
-        assert damage == f"pytorch_model.bin is cut off: its storages end at {size + 1:,} bytes, it has {size:,}"
-
-    def test_a_tar_archive_of_the_first_versions_is_named(self, tmp_path: Path) -> None:
-        with tarfile.open(tmp_path / "model.pt", "w") as archive:
-            archive.addfile(tarfile.TarInfo("storages"))
-        (damage,) = read_checkpoint(tmp_path).damage
-        assert "is a tar archive, in which torch before 0.1.10 saved" in damage
-
-
 @pytest.mark.parametrize("size", [(2**62, 2**62), (-5, 64)])
 def test_a_metadata_with_an_impossible_shape_is_not_believed(tmp_path: Path, size: tuple[int, int]) -> None:
     torch = pytest.importorskip("torch")
@@ -223,5 +200,5 @@ def test_a_metadata_with_an_impossible_shape_is_not_believed(tmp_path: Path, siz
     metadata.state_dict_metadata["weight"].size = torch.Size(size)
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     read = read_checkpoint(tmp_path)
-    assert read.parameters is None
+    assert read.stated_parameters is None
     assert read.damage == (".metadata states a shape of weight that no tensor can have",)

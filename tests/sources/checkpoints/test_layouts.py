@@ -24,7 +24,7 @@ class TestLayouts:
         assert read_checkpoint(tmp_path).tag == "global_step100"  # by number, not by letters
         (tmp_path / "latest").write_text("global_step10\n")
         assert read_checkpoint(tmp_path).tag == "global_step10"
-        others = [each.name for each in read_checkpoint(tmp_path).siblings if not each.is_shown]
+        others = [each.name for each in read_checkpoint(tmp_path).checkpoints if not each.shown]
         assert others == ["global_step9", "global_step100"]
         (tmp_path / "latest").write_text("global_step11")
         answer = run(capsys, "checkpoint", tmp_path)
@@ -60,7 +60,7 @@ class TestLayouts:
             name = f"layer_0_expert_{expert}_mp_rank_00_model_states.pt"
             torch.save({"w": torch.zeros(100).bfloat16()}, tmp_path / name)
         sizes = sizes_of(tmp_path)
-        assert sizes.checkpoint.has_experts
+        assert sizes.checkpoint.mixture_of_experts
         assert sizes.parameters == 410
 
     def test_safetensors_with_an_index(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

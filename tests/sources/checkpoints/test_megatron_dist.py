@@ -33,11 +33,11 @@ def test_parts_are_those_of_the_whole_state_not_of_a_rank() -> None:
     checkpoint = read_checkpoint(SAVED)
     assert checkpoint.layout is Layout.MEGATRON_DIST
     assert checkpoint.damage == ()
-    assert checkpoint.parameters == PARAMETERS
+    assert checkpoint.stated_parameters == PARAMETERS
     sums: dict[Role, int] = {}
     for file in checkpoint.files:
-        for group in file.contents or ():
-            sums[group.role] = sums.get(group.role, 0) + group.size_bytes
+        for group in file.holds or ():
+            sums[group.role] = sums.get(group.role, 0) + group.bytes
     assert sums[Role.WEIGHTS] == 2 * PARAMETERS
     assert sums[Role.MASTER] == 4 * PARAMETERS
     assert sums[Role.MOMENTS] == 8 * PARAMETERS

@@ -36,7 +36,7 @@ def test_steps_and_buffers_are_no_parameters_whatever_the_key_of_the_optimizer(
     assert sizes.parameters == parameters
     assert parts(sizes)["optimizer"] == 8 * parameters
     assert parts(sizes)["buffers"] == 2 * 16 * 4
-    assert sum(parts(sizes).values()) == sizes.checkpoint.size_bytes
+    assert sum(parts(sizes).values()) == sizes.checkpoint.bytes
 
 
 def test_an_optimizer_in_a_file_of_its_own(tmp_path: Path, trained: tuple[Any, Any, int]) -> None:

@@ -117,7 +117,7 @@ def age(path: Path, seconds: int) -> None:
 
 def shown(path: Path) -> tuple[str, list[str]]:
     checkpoint = read_checkpoint(path)
-    return checkpoint.tag, [each.name for each in checkpoint.siblings]
+    return checkpoint.tag, [each.name for each in checkpoint.checkpoints]
 
 
 def test_a_universal_checkpoint_is_of_the_series_of_the_one_it_was_made_of_and_its_tracker_names_it(
@@ -232,7 +232,7 @@ def test_links_are_followed_once_and_broken_ones_are_said(tmp_path: Path, capsys
     (elsewhere / "around").symlink_to(elsewhere)
     checkpoint = read_checkpoint(folder)
     assert checkpoint.tag == "step_100"
-    assert [each.name for each in checkpoint.siblings] == ["step_100", "step_200", "step_300"]
+    assert [each.name for each in checkpoint.checkpoints] == ["step_100", "step_200", "step_300"]
     assert checkpoint.notes == ("step_100 is the newest by a link.",)
     assert checkpoint.damage == ()
     (folder / "best.pt").symlink_to("nowhere.pt")
@@ -257,7 +257,7 @@ def test_a_list_of_names_is_taken_apart_like_a_folder(tmp_path: Path) -> None:
     listing.write_text("".join(f"checkpoint-{step}/model.safetensors,{step}\n" for step in (500, 1000)))
     checkpoint = read_checkpoint(listing)
     assert checkpoint.tag == "checkpoint-1000"
-    assert [each.step for each in checkpoint.siblings] == [500, 1000]
+    assert [each.step for each in checkpoint.checkpoints] == [500, 1000]
 
 
 def test_another_one_that_cannot_be_read_does_not_hide_the_newest(

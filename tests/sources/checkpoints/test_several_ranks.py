@@ -34,11 +34,15 @@ class TestEachStateIsThereOnce:
         assert sizes.parameters == PARAMETERS
         assert parts(sizes)["weights"] == WEIGHTS
         assert parts(sizes)["optimizer"] == MOMENTS
-        assert {share.part: share.expected for share in sizes.shares if share.expected} == {
+        assert {
+            share.part: share.expected_bytes_per_parameter
+            for share in sizes.parts.values()
+            if share.expected_bytes_per_parameter
+        } == {
             "weights": 4,
             "optimizer": 8,
         }
-        assert sum(parts(sizes).values()) == sizes.checkpoint.size_bytes
+        assert sum(parts(sizes).values()) == sizes.checkpoint.bytes
         assert not kinds(sizes)
 
     def test_the_elements_of_a_shard_are_its_own_and_not_those_of_the_tensor(self) -> None:
@@ -46,7 +50,7 @@ class TestEachStateIsThereOnce:
         elements = [
             group.elements
             for file in sizes.checkpoint.files
-            for group in file.contents or ()
+            for group in file.holds or ()
             if group.role is Role.WEIGHTS
         ]
         assert sum(elements) == PARAMETERS
