@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from perfscope.bench.rows import Ratio, Row, compare_rows
 from perfscope.constants import GB, NS_PER_S
@@ -19,6 +18,8 @@ _WHY_ABSENT = {
     "Compute (%)": "No shares: the trace of the profiled step shows no GPU.",
     "Overlap (%)": "No overlap: no communication ran on a GPU.",
     "Bubble (%)": "No bubble: no micro-batches pass between processes.",
+    "TFLOPs": "No TFLOPs: the model's products and convolutions cannot be counted.",
+    "MFU (%)": "No MFU: it is of a GPT whose shapes the run records, on GPUs whose peak is known.",
     "J/sample": "No energy: NVML sampled none, not every rank marks steps, as in an RPC pipeline, or the measured "
     "steps last less than 2 s: NVML's power is a mean over up to 1 s.",
     "mJ/token": "No energy of a token: no energy, or the samples are not sequences of tokens.",
@@ -80,6 +81,8 @@ def time_section(rows: Sequence[Row]) -> Section:
         Column("Idle (%)"),
         Column("Overlap (%)"),
         Column("Bubble (%)"),
+        Column("TFLOPs", 2),
+        Column("MFU (%)"),
         Column("J/sample", 3),
         Column("mJ/token", 3),
         Column("Checkpoint (GB)", 3),
@@ -88,61 +91,12 @@ def time_section(rows: Sequence[Row]) -> Section:
     body = tuple(_timed(row, names[row.variant.key]) for row in measured)
     note = (
         "Compute, exposed communication, exposed copies and idle are shares of the profiled step on GPUs. Overlap is "
-        "the share of communication that computation hides, bubble the idle share of a pipeline's stages."
+        "the share of communication that computation hides, bubble the idle share of a pipeline's stages. TFLOPs of a "
+        "device count the model's own products and convolutions; MFU is by `megatron_core`."
     )
     absent = {column.heading for place, column in enumerate(columns) if any(line[place] is None for line in body)}
     reasons = (reason for heading, reason in _WHY_ABSENT.items() if heading in absent)
     return Section("Where the time goes", columns, body, (note, *reasons))
-
-
-def tflops_section(rows: Sequence[Row]) -> Section | None:
-    """TFLOPs per device by every convention; None where nothing is known."""
-    measured = [row for row in rows if row.trainings]
-    conventions = list(dict.fromkeys(name for row in measured for run in row.trainings for name in run.tflops))
-    if not conventions:
-        return None
-    conventions.sort(key=lambda name: name != "products")
-    names = name_rows(rows)
-    columns = (Column("Row"), *(Column(f"`{name}`", 2) for name in conventions), Column("MFU (%)"))
-    body = tuple(
-        (
-            names[row.variant.key],
-            *(row.mean_of("tflops", name) for name in conventions),
-            percent(row.mean("mfu")),
-        )
-        for row in measured
-    )
-    notes = ["`products` counts the model's own matrix products and convolutions, without recomputation."]
-    if any(None in line for line in body):
-        notes.append(
-            "The other conventions, and MFU by `megatron_core`, are for a GPT whose shapes the run records: no CNN, no "
-            "layers that tensor parallelism splits, no RPC; and MFU for GPUs."
-        )
-    return Section("TFLOPs per device by convention", columns, body, tuple(notes))
-
-
-def ranking_section(rows: Sequence[Row]) -> Section | None:
-    """Each row beside the next faster one, and whether they truly differ; None with fewer than two rows."""
-    ranked = sorted((row for row in rows if row.trainings), key=lambda row: -(row.samples_per_s or 0.0))
-    names = name_rows(rows)
-    body: list[tuple[Cell, ...]] = []
-    for faster, row in pairwise(ranked):
-        ratio = compare_rows(row, faster)
-        if ratio is not None:
-            low, high = ratio.interval or (None, None)
-            body.append((names[row.variant.key], names[faster.variant.key], ratio.value, low, high, _verdict(ratio)))
-    if not body:
-        return None
-    columns = (
-        Column("Row"),
-        Column("Next faster row"),
-        Column("Ratio", 3),
-        Column("From", 3),
-        Column("To", 3),
-        Column("Differs"),
-    )
-    note = "Ratio of their throughput, compared in each round; the interval is Student's at 95 %, n/a with one round."
-    return Section("Do neighbours differ", columns, tuple(body), (note,))
 
 
 def _compared(row: Row, first: Row | None) -> tuple[Cell, ...]:
@@ -178,6 +132,8 @@ def _timed(row: Row, name: str) -> tuple[Cell, ...]:
         percent(row.mean_of("shares", "idle")),
         percent(row.mean("overlap")),
         percent(row.mean("bubble")),
+        row.mean_of("tflops", "products"),
+        percent(row.mean("mfu")),
         row.joules_per_sample,
         milliseconds(joules),
         in_unit(save_bytes, GB),
@@ -263,4 +219,3 @@ def sections_of(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) -> Iter
     if first is None:
         return
     yield time_section(rows)
-    yield from filter(None, (tflops_section(rows), ranking_section(rows)))

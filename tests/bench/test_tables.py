@@ -10,8 +10,6 @@ from perfscope.bench.measurement import Measurement
 from perfscope.bench.rows import sum_up
 from perfscope.bench.tables import (
     comparison_section,
-    ranking_section,
-    tflops_section,
     time_section,
 )
 from tests.bench.examples import measurement, variant
@@ -54,6 +52,7 @@ def test_energy_bubble_and_checkpoint_have_their_columns() -> None:
     assert cells(section, "single x 1")["J/sample"] == pytest.approx(0.5)
     assert cells(section, "single x 1")["mJ/token"] == pytest.approx(1e3 * 8 / 256)
     assert cells(section, "ddp x 2")["Checkpoint (GB)"] == pytest.approx(1.0)
+    assert cells(section, "ddp x 2")["TFLOPs"] == pytest.approx(5.0)
     assert cells(section, "mp x 2")["Bubble (%)"] == pytest.approx(40.0)
     assert len(section.rows) == 3
 
@@ -67,26 +66,14 @@ def test_energy_of_a_training_of_less_than_two_seconds_is_absent() -> None:
 
 def test_what_is_absent_has_its_reason() -> None:
     whole = replace(
-        SINGLE, shares={"compute": 1.0}, overlap=0.5, bubble=0.0, save_bytes=1, save_ns=1, tflops={"palm": 1.0}, mfu=0.1
+        SINGLE,
+        shares={"compute": 1.0},
+        overlap=0.5,
+        bubble=0.0,
+        save_bytes=1,
+        save_ns=1,
+        tflops={"products": 1.0},
+        mfu=0.1,
     )
     assert len(time_section(sum_up([whole])).notes) == 1
     assert "No overlap: no communication ran on a GPU." in time_section(sum_up([whole, DDP])).notes
-    alone, both = tflops_section(sum_up([whole])), tflops_section(sum_up([whole, DDP]))
-    assert alone is not None
-    assert both is not None
-    assert (len(alone.notes), len(both.notes)) == (1, 2)
-
-
-def test_tflops_have_a_column_a_convention() -> None:
-    section = tflops_section(sum_up([SINGLE, DDP]))
-    assert section is not None
-    assert [column.heading for column in section.columns] == ["Row", "`products`", "`palm`", "MFU (%)"]
-    assert cells(section, "single x 1")["`palm`"] is None
-    assert tflops_section(sum_up([SINGLE])) is None
-
-
-def test_neighbours_in_speed_are_compared() -> None:
-    section = ranking_section(sum_up([SINGLE, DDP, MP, FAILED]))
-    assert section is not None
-    assert [row[:2] for row in section.rows] == [("single x 1", "ddp x 2"), ("mp x 2", "single x 1")]
-    assert ranking_section(sum_up([SINGLE])) is None

@@ -59,7 +59,6 @@ _DEEPSEEK = Family(mixture=True)
 
 FAMILIES: Mapping[str, Family] = {
     "gpt2": _GPT2,
-    "gpt_bigcode": _GPT2,
     "gpt_neo": Family(**_PLAIN, out_bias=True, mlp_bias=True, tied=True, positions=0),
     "gpt_neox": Family(**_PLAIN, qkv_bias=("attention_bias", True), out_bias=("attention_bias", True), mlp_bias=True),
     "gptj": Family(**_PLAIN, norms=1, mlp_bias=True, head_bias=True),
@@ -70,8 +69,6 @@ FAMILIES: Mapping[str, Family] = {
         positions=2,
     ),
     "bloom": Family(**_PLAIN, qkv_bias=True, out_bias=True, mlp_bias=True, tied=True, other_norms=2),
-    "falcon": Family(**_PLAIN, **_biases("bias", default=False), tied=True),
-    "mpt": Family(gated=False, tied=True),
     "llama": _LLAMA,
     "mistral": Family(),
     "smollm3": Family(**_ATTENTION, mlp_bias=_MLP_BIAS, tied=True),
@@ -79,7 +76,6 @@ FAMILIES: Mapping[str, Family] = {
     "phi": Family(**_PLAIN, norms=1, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True),
     "phi3": Family(),
     "starcoder2": Family(**_PLAIN, **_biases("use_bias", default=True), tied=True),
-    "stablelm": Family(norm_vectors=2, qkv_bias=("use_qkv_bias", False)),
     "nemotron": Family(**_PLAIN, **_ATTENTION, mlp_bias=_MLP_BIAS),
     "olmo": Family(norm_vectors=0, **_ATTENTION),
     "olmo2": Family(**_ATTENTION, qk_norm="full"),

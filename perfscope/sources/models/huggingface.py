@@ -97,7 +97,7 @@ def _to_transformer(config: Config, name: str) -> tuple[Transformer, tuple[str, 
         layers=_require_count(config, _LAYERS, name, "number of layers"),
         hidden=hidden,
         heads=heads,
-        kv_heads=heads if latent else _kv_heads(config, heads),
+        kv_heads=heads if latent else _find_count(config, _KV_HEADS) or heads,
         head_dim=latent.nope_dim + latent.rope_dim if latent else _head_dim(config, family, (hidden, heads), name),
         ffn=_ffn(config, family, hidden, name),
         mlp_matrices=GATED_MATRICES if family.gated else PLAIN_MATRICES,
@@ -166,19 +166,6 @@ def _flag(config: Config, flag: Flag) -> bool:
     return bool(config.get(key, default))
 
 
-def _kv_heads(config: Config, heads: int) -> int:
-    if config["model_type"] == "falcon":
-        if config.get("new_decoder_architecture"):
-            return config.get("num_kv_heads") or heads
-        return 1 if config.get("multi_query", True) else heads
-    if config["model_type"] == "gpt_bigcode":
-        return 1 if config.get("multi_query", True) else heads
-    nested = config.get("attn_config")
-    if isinstance(nested, Mapping):
-        return nested.get("kv_n_heads") or heads
-    return _find_count(config, _KV_HEADS) or heads
-
-
 def _head_dim(config: Config, family: Family, sizes: tuple[int, int], name: str) -> int:
     head_dim = config.get("head_dim", family.head_dim)
     if isinstance(head_dim, int):
@@ -197,7 +184,7 @@ def _ffn(config: Config, family: Family, hidden: int, name: str) -> int:
         if family.mixture and config.get("moe_intermediate_size"):
             return int(config["moe_intermediate_size"])
         raise UsageError(f"{name}: the hidden size of its MLP ({_FFN[0]}) is missing")
-    return hidden * int(config.get("expansion_ratio", 4))
+    return 4 * hidden
 
 
 def _positions(config: Config, family: Family, name: str) -> int:
@@ -261,8 +248,7 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
     """Add the numbers of norms and biases."""
     kind = config["model_type"]
     kv_dim = model.kv_heads * model.head_dim
-    norms = _norms(config, family)
-    vectors = norms * family.norm_vectors * model.hidden
+    vectors = family.norms * family.norm_vectors * model.hidden
     if model.latent:
         vectors += (model.latent.q_rank or 0) + model.latent.kv_rank
     if _flag(config, family.qkv_bias):
@@ -281,16 +267,6 @@ def _with_vectors(model: Transformer, config: Config, family: Family) -> Transfo
     if family.head_bias:
         outside += model.vocabulary
     return model._replace(layer_vectors=vectors, other_vectors=outside)
-
-
-def _norms(config: Config, family: Family) -> int:
-    if config["model_type"] == "falcon":
-        if config.get("new_decoder_architecture"):
-            return int(config.get("num_ln_in_parallel_attn") or 2)
-        return 1 if config.get("parallel_attn", True) else 2
-    if config["model_type"] == "stablelm" and config.get("use_parallel_residual"):
-        return 1
-    return family.norms
 
 
 def _notes(config: Config) -> tuple[str, ...]:

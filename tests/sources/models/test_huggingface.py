@@ -41,7 +41,6 @@ _LATENT = {
 BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
     ("gpt2", _GPT, 158528),
     ("gpt2", {**_GPT, "n_inner": 96, "tie_word_embeddings": False}, 103008),
-    ("gpt_bigcode", _GPT, 136688),
     (
         "gpt_neo",
         {"num_layers": 2, "hidden_size": 64, "num_heads": 8, "vocab_size": 100, "max_position_embeddings": 32},
@@ -51,10 +50,6 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
     ("gptj", {"n_layer": 3, "n_embd": 64, "n_head": 8, "vocab_size": 100}, 161828),
     ("opt", {**_SMALL, "ffn_dim": 256, "max_position_embeddings": 32, "word_embed_proj_dim": 64}, 158656),
     ("bloom", {"n_layer": 3, "hidden_size": 64, "n_head": 8, "vocab_size": 100}, 156608),
-    ("falcon", _SMALL, 132864),
-    ("falcon", {**_SMALL, "new_decoder_architecture": True, "num_kv_heads": 2}, 136320),
-    ("falcon", {**_SMALL, "multi_query": False, "parallel_attn": False, "bias": True}, 156480),
-    ("mpt", {"d_model": 64, "n_heads": 8, "n_layers": 3, "vocab_size": 100, "expansion_ratio": 4}, 154304),
     ("llama", _GROUPED, 136128),
     ("llama", {**_WIDE, "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}, 162368),
     ("mistral", _GROUPED, 136128),
@@ -63,8 +58,6 @@ BUILT_BY_TRANSFORMERS: list[tuple[str, dict[str, Any], int]] = [
     ("phi", {**_SMALL, "intermediate_size": 256}, 162596),
     ("phi3", _GROUPED, 136128),
     ("starcoder2", _GROUPED, 100608),
-    ("stablelm", _GROUPED, 136576),
-    ("stablelm", {**_GROUPED, "use_qkv_bias": True, "use_parallel_residual": True}, 136480),
     ("nemotron", _GROUPED, 105856),
     ("olmo", _GROUPED, 135680),
     ("olmo2", _GROUPED, 136368),
