@@ -1,4 +1,4 @@
-"""The measured values of a run that a plan estimates: memory, step time and checkpoint size, and the run's layout."""
+"""What a plan takes from a run: its layout and batch, its precision, and its peak of memory."""
 
 from __future__ import annotations
 
@@ -29,10 +29,7 @@ class MeasuredRun(NamedTuple):
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         global_batch: Sequences of a step over all ranks.
         states: Precision of weights, gradients and optimizer, as ``States`` of ``memory`` names it.
-        step_s: The median steady-state step.
         memory_peak_bytes: Peak memory of the tensors of any rank.
-        memory_used_bytes: Peak memory in use on any GPU by NVML.
-        checkpoint_bytes: Bytes that all ranks wrote in one save, the median of the saves.
         notes: Which of these are unknown, and why.
     """
 
@@ -45,10 +42,7 @@ class MeasuredRun(NamedTuple):
     micro_batch: int | None
     global_batch: int | None
     states: States | None
-    step_s: float | None
     memory_peak_bytes: int | None
-    memory_used_bytes: int | None
-    checkpoint_bytes: int | None
     notes: tuple[str, ...]
 
 
@@ -67,13 +61,12 @@ def measure_run(run: Run) -> MeasuredRun:
     try:
         tokens, seq_len = count_step_tokens(times)
     except MissingInput as missing:
-        notes.append(f"Not measured: tokens of a step. {missing.problem[:1].upper()}{missing.problem[1:]}.")
+        notes.append(f"the tokens of a step are unknown: {missing.problem}")
     zero = next((model.zero_stage for model in run.models if model.zero_stage is not None), None)
     is_deepspeed, is_megatron = (times.source.startswith(framework) for framework in (_DEEPSPEED, _MEGATRON))
     if zero is None and is_deepspeed:
-        notes.append("The run did not record its ZeRO stage: 0 is assumed unless --zero states it.")
+        notes.append("the run did not record its ZeRO stage: 0 is assumed unless --zero states it")
     peak_bytes = [rank.memory_peak_bytes for rank in times.ranks if rank.memory_peak_bytes]
-    used_bytes = [int(gpu.memory_used_bytes.max()) for gpu in run.gpus if gpu.memory_used_bytes.count()]
     return MeasuredRun(
         gpus=devices,
         tensor=_degree(run, "tp"),
@@ -84,10 +77,7 @@ def measure_run(run: Run) -> MeasuredRun:
         micro_batch=_micro_batch(run, times),
         global_batch=round(tokens / seq_len) if tokens and seq_len else None,
         states=_states(run, is_megatron=is_megatron, keeps_copies=is_deepspeed or is_megatron),
-        step_s=times.step_time_s,
         memory_peak_bytes=max(peak_bytes, default=None),
-        memory_used_bytes=max(used_bytes, default=None),
-        checkpoint_bytes=_checkpoint_bytes(run),
         notes=tuple(notes),
     )
 
@@ -121,12 +111,3 @@ def _states(run: Run, *, is_megatron: bool, keeps_copies: bool) -> States | None
 def _keeps_copies(optimizer: str | None) -> bool:
     """Whether it is an optimizer of Megatron-core or DeepSpeed that keeps an fp32 copy of the weights."""
     return optimizer is not None and any(name in optimizer for name in _OPTIMIZERS_WITH_COPIES)
-
-
-def _checkpoint_bytes(run: Run) -> int | None:
-    """Bytes that all ranks wrote in one save; the median over the saves of which every size is recorded."""
-    by_step: dict[int, list[int | None]] = {}
-    for save in run.saves.timings if run.saves else ():
-        by_step.setdefault(save.number if save.step is None else save.step, []).append(save.size_bytes)
-    sizes = [sum(filter(None, written)) for written in by_step.values() if None not in written]
-    return round(median(sizes)) if sizes else None

@@ -197,11 +197,6 @@ def test_analyze_and_scaling_agree_on_a_run(folder: Path) -> None:
         assert run["samples_per_s"] == (steps["samples_per_s"] if steps else None)
 
 
-def test_plan_reads_the_step_time_of_a_run_and_sizes_a_checkpoint_as_checkpoint_does() -> None:
-    steps = answer("analyze", RUNS[0], "--only", "steps")["results"]["steps"]
-    plan = answer("plan", "--run", RUNS[0], "--model", "gpt2-small")
-    measured = {quantity["name"]: quantity["measured"] for quantity in plan["run"]["quantities"]}
-    assert measured["step_s"] == pytest.approx(steps["step_time_s"])
-    assert plan["gpus"] == len(steps["ranks"])
+def test_plan_sizes_a_checkpoint_as_checkpoint_does() -> None:
     size = answer("plan", "--model", "7B", "--gpus", 8, "--zero", 1)["checkpoint_bytes"]
     assert str(size) in json.dumps(answer("checkpoint", "--size", "7B", "--gpus", 8))

@@ -116,18 +116,6 @@ def test_every_key_that_a_guide_names_is_printed(
     assert len(named) > 4
 
 
-def test_the_comparison_of_a_plan_with_a_run_is_what_is_printed(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    text = text_of("planning.md").partition("## Comparison with a run")[2].partition("\n## ")[0]
-    (command,) = re.findall(r"```sh\nperfscope (.*)\n```", text)
-    printed = [re.split(r" *\| *", line)[1:5] for line in run(capsys, *shlex.split(command)).out.splitlines()]
-    rows = [re.split(r" *\| *", line)[1:5] for line in text.splitlines() if re.match(r"\| [A-Z]", line)]
-    assert len(rows) == 4  # the heading, too
-    assert all(row in printed for row in rows)
-
-
 def test_the_guide_names_every_scenario() -> None:
     table = text_of("whatif.md").partition("## Scenarios")[2].partition("\n\nWithout ")[0]
     named = {name.partition("=")[0] for name in re.findall(r"`([a-z-]+(?:=[^`]*)?)`", table)}

@@ -71,5 +71,5 @@ def plan(
     choice = source.choose_model() if source else choose_model(model, inputs.seq_len)
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
-    report = to_report(training_plan, run.compare(training_plan) if run else None)
+    report = to_report(training_plan)
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -7,25 +7,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.comparison import compare
 from perfscope.analyzers.flops.operation_counts import Operations
 from perfscope.analyzers.flops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, stated_setup
 from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
-from perfscope.analyzers.planning.memory import Memory
 from perfscope.commands.model import Dtype, ModelChoice, choose_description, choose_logged_model
-from perfscope.commands.plan.calculation import Plan, make_step
 from perfscope.commands.plan.options import ConventionName, PlanInputs
-from perfscope.commands.plan.report import RunComparison
-from perfscope.constants import GB
 from perfscope.engine.run import measure_with
 from perfscope.errors import MissingInput, UsageError
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.transformer import ModelDescription
-from perfscope.report import Column, Json, Section, percent
 from perfscope.sources.joblog import read_log
 from perfscope.sources.runs.run import read_run
+from perfscope.units import format_bytes
 
 
 class PlannedLog(NamedTuple):
@@ -100,7 +95,7 @@ def read_planned_log(path: Path) -> PlannedLog:
 
 
 class PlannedRun(NamedTuple):
-    """A run that is compared with a plan.
+    """A run that supplies values to a plan.
 
     Attributes:
         path: Its folder.
@@ -133,9 +128,12 @@ class PlannedRun(NamedTuple):
             "dtype": self.dtype,
             "states": measured.states,
         }
-        phrase = f"{measured.gpus} GPUs, {inputs.describe_missing(supplied)}, from {self.path}"
+        read = [f"{measured.gpus} GPUs, {inputs.describe_missing(supplied)}, from {self.path}"]
+        if measured.memory_peak_bytes is not None:
+            peak = format_bytes(measured.memory_peak_bytes)
+            read.append(f"measured by {self.path}: tensors took {peak} on the fullest GPU")
         completed = inputs.fill_missing({**supplied, "gpu": self.device if inputs.peak.peak is None else None})
-        return replace(completed.fill_missing({"zero": 0}), read=(*inputs.read, phrase))
+        return replace(completed.fill_missing({"zero": 0}), read=(*inputs.read, *read, *measured.notes))
 
     def choose_model(self) -> ModelChoice:
         """The model of the run.
@@ -147,62 +145,6 @@ class PlannedRun(NamedTuple):
             raise UsageError(f"{self.path} does not record which model it trained", hint="give --model")
         origin = f"the parameters that {self.path} recorded"
         return choose_description(ModelDescription(self.trained.model, origin, self.trained.notes))
-
-    def compare(self, plan: Plan) -> RunComparison:
-        """Compare each estimate with what the run measured."""
-        quantities = _compare_quantities(self.measured, plan)
-        data: Json = {
-            "path": str(self.path),
-            "quantities": [
-                {
-                    "name": quantity.name,
-                    "estimated": quantity.estimated,
-                    "measured": quantity.measured,
-                    "difference": quantity.difference,
-                    "note": quantity.note,
-                }
-                for quantity in quantities
-            ],
-            "notes": list(self.measured.notes),
-        }
-        figures = (Column("Estimated", 3), Column("Measured", 3), Column("Difference (%)"))
-        rows = tuple(
-            (
-                quantity.title,
-                None if quantity.estimated is None else quantity.estimated / quantity.scale,
-                None if quantity.measured is None else quantity.measured / quantity.scale,
-                percent(quantity.difference),
-                quantity.note,
-            )
-            for quantity in quantities
-        )
-        title = f"Estimates compared with {self.path}"
-        section = Section(title, (Column("Quantity"), *figures, Column("Notes")), rows, self.measured.notes)
-        return RunComparison(data, section)
-
-
-class Quantity(NamedTuple):
-    """A quantity that is both estimated and measured.
-
-    Attributes:
-        name: The quantity in JSON, with its unit.
-        title: The quantity in the table, with the table's unit.
-        estimated, measured: In the unit of the name; None where unknown.
-        scale: The table's unit in units of the name.
-        note: Where the two values come from, or why one is missing.
-    """
-
-    name: str
-    title: str
-    estimated: float | None
-    measured: float | None
-    scale: float
-    note: str
-
-    @property
-    def difference(self) -> float | None:
-        """How far the measurement is above the estimate, as a share."""
-        return self.measured / self.estimated - 1 if self.measured is not None and self.estimated else None
 
 
 def read_planned_run(path: Path) -> PlannedRun:
@@ -216,7 +158,7 @@ def read_planned_run(path: Path) -> PlannedRun:
     try:
         measured = measure_run(run)
     except MissingInput as missing:
-        raise UsageError(f"{path}: {missing.problem}, so there is nothing to compare a plan with") from None
+        raise UsageError(f"{path}: {missing.problem}, so there is nothing to plan from") from None
     try:
         trained = find_trained_model(run)
     except MissingInput:
@@ -234,61 +176,3 @@ def read_planned_run(path: Path) -> PlannedRun:
         dtype=Dtype(dtype) if (dtype := device.precision.main) in set(Dtype) else None,
         checkpointing=recomputation.checkpointing,
     )
-
-
-def _compare_quantities(measured: MeasuredRun, plan: Plan) -> tuple[Quantity, ...]:
-    memory, (tflops, source) = plan.memory[0], _plan_speed(plan)
-    reached = _measure_tflops(measured, plan)
-    step_s = None
-    if tflops and reached and measured.step_s:
-        step_s = measured.step_s * reached / tflops
-    return (
-        Quantity(
-            "memory_bytes", "Memory of tensors (GB)", memory.total, measured.memory_peak_bytes, GB,
-            _describe_memory(measured, memory),
-        ),
-        Quantity(
-            "gpu_memory_bytes", "Memory in use (GB)", None, measured.memory_used_bytes, GB,
-            "NVML; includes CUDA's context, NCCL and the allocator's reserve"
-            if measured.memory_used_bytes else "no NVML sample",
-        ),
-        Quantity("step_s", "Step (s)", step_s, measured.step_s, 1, f"estimated at {source}"),
-        Quantity(
-            "tflops_per_gpu", "TFLOPs per GPU", tflops, reached, 1,
-            f"by `{plan.inputs.target.convention}`" if reached else "the number of tokens per step is unknown",
-        ),
-        Quantity(
-            "checkpoint_bytes", "Checkpoint (GB)", plan.checkpoint_bytes, measured.checkpoint_bytes, GB,
-            "all that the ranks wrote at one step" if measured.checkpoint_bytes else "no save was timed with its size",
-        ),
-    )  # fmt: skip
-
-
-def _measure_tflops(measured: MeasuredRun, plan: Plan) -> float | None:
-    """The speed of the run's median step, by the convention of the plan."""
-    if not (measured.step_s and measured.global_batch and measured.seq_len):
-        return None
-    tokens = measured.global_batch * measured.seq_len
-    step = make_step(plan.inputs, plan.choice, tokens, measured.step_s, plan.peak.tflops)
-    conventions = compare(step._replace(seq_len=measured.seq_len, gpus=measured.gpus))
-    speeds = {convention.name: convention.tflops_per_gpu for convention in conventions}
-    return speeds[plan.inputs.target.convention]
-
-
-def _describe_memory(measured: MeasuredRun, memory: Memory) -> str:
-    if measured.memory_peak_bytes is None:
-        return "the run recorded no peak of its memory"
-    note = "peak of the allocator on the fullest rank"
-    if memory.gathered:
-        note += f"; {memory.gathered / GB:.1f} GB of the estimate are weights and buckets that ZeRO 3 gathers"
-    return note
-
-
-def _plan_speed(plan: Plan) -> tuple[float | None, str]:
-    """The planned TFLOPs per GPU, or the peak, which no run exceeds; and where they come from, as a phrase."""
-    tflops, peak = plan.duration.tflops_per_gpu, plan.peak.tflops
-    if tflops is not None:
-        return (tflops, f"the planned {tflops:.1f} TFLOPs per GPU")
-    if peak is not None:
-        return (peak, f"the dense peak of {peak:g} TFLOPs, a lower bound; --tflops plans a speed")
-    return (None, "no speed: give --tflops, or --gpu for its peak")

@@ -151,7 +151,7 @@ class FileOptions(NamedTuple):
     run: Annotated[
         Path | None,
         typer.Option(
-            help="A run of perfscope profile: supplies missing values; compared with the estimates.",
+            help="A run of perfscope profile: supplies missing values, and its peak of memory.",
             rich_help_panel=_FILES,
         ),
     ] = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from perfscope.analyzers.planning.memory import Memory, States
 from perfscope.commands.model import Peak, describe_assumed_seq_len
@@ -223,15 +222,8 @@ def checkpoint_section(plan: Plan) -> Section:
     return Section("Checkpoint", columns, (row,), tuple(notes))
 
 
-class RunComparison(NamedTuple):
-    """The estimates compared with a run: the value of ``run`` in JSON, and the table."""
-
-    data: Json
-    section: Section
-
-
-def to_report(plan: Plan, comparison: RunComparison | None = None) -> Report:
-    """Write the plan, and the comparison with a run where there is one."""
+def to_report(plan: Plan) -> Report:
+    """Write the plan."""
     inputs, choice, peak = plan.inputs, plan.choice, plan.peak
     assumptions = _list_assumptions(plan)
     data: dict[str, Json] = {
@@ -256,17 +248,12 @@ def to_report(plan: Plan, comparison: RunComparison | None = None) -> Report:
         "fits": None if plan.fitting is None else [memory_data(memory, peak) for memory in plan.fitting],
         "checkpoint": checkpoint_data(plan),
         "checkpoint_bytes": plan.checkpoint_bytes,
-        "run": comparison.data if comparison else None,
         "assumptions": _assumptions_data(inputs, peak),
         "assumed": list(assumptions),
         "verdict": describe_fit(plan),
         "read": list(inputs.read),
     }
-    sections: list[Section] = []
-    if comparison:
-        sections.append(comparison.section)
-    if plan.duration.solved_for or not comparison:
-        sections.extend(duration_sections(plan))
+    sections: list[Section] = [*duration_sections(plan)]
     sections.extend((memory_section(plan.memory, peak), fitting_section(plan.fitting, peak), checkpoint_section(plan)))
     if inputs.read:
         sections.append(Section("Read from files", notes=inputs.read))
