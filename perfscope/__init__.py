@@ -25,7 +25,7 @@ _PUBLIC = {
     "OpenedRun": ("perfscope.api.opened_run", "OpenedRun"),
     "Page": ("perfscope.api.shown", "Page"),
     "PerfscopeError": ("perfscope.errors", "PerfscopeError"),
-    "Result": ("perfscope.api.results", "Result"),
+    "Result": ("perfscope.result", "Result"),
     "Results": ("perfscope.api.results", "Results"),
     "SourceError": ("perfscope.errors", "SourceError"),
     "UsageError": ("perfscope.errors", "UsageError"),

@@ -6,15 +6,12 @@ import inspect
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from perfscope.api import schema
 from perfscope.api.results import Results, type_of
 from perfscope.engine.registry import DERIVATIONS, analyzers
 from perfscope.result import describe, is_object
 
-_ORDER = ("windowed", "host", "pipelines")
 _HEAD = """# Metrics
 
 What each key of `perfscope analyze --format json` is, and each attribute of a result in Python; formulas stand where a figure is computed
@@ -29,56 +26,15 @@ the window recorded that its times are of, `operators` or `light`. How figures a
 def write_metrics() -> str:
     """The page: a section for each result, the method in the words of its analyzer, then every type in it."""
     blocks, written = [_HEAD], set[str]()
-    for name, hint in get_type_hints(Results).items():
-        blocks += [f"## {name}\n", _method(name)]
-        kinds = get_args(hint)
-        result = next(kind for kind in kinds if kind.__name__ != "Absent")
-        if is_object(result):
-            blocks += [_struct(kind) for kind in _structs(type_of(name), written)]
-            continue
-        data = _name(get_args(result)[0])
-        blocks.append(f"Type: [`{data}`](#{data.lower()}).\n")
-    blocks.append("## Types\n")
-    for module in _modules():
-        classes = inspect.getmembers(import_module(f"perfscope.api.schema.{module}"), inspect.isclass)
-        own = [kind for _, kind in classes if kind.__module__.endswith(f".{module}") and not kind.__name__.startswith("_")]
-        blocks += [_type(kind) for kind in sorted(own, key=lambda kind: inspect.getsourcelines(kind)[1])]
+    for name in get_type_hints(Results):
+        blocks += [f"## {name}\n", _method(name), *(_struct(kind) for kind in _structs(type_of(name), written))]
     return "\n".join(blocks)
-
-
-def _modules() -> list[str]:
-    """The modules of the schema, the usual ones first."""
-    stems = [path.stem for path in Path(schema.__file__).parent.glob("[a-z]*.py")]
-    return [name for name in _ORDER if name in stems] + sorted(set(stems) - set(_ORDER))
 
 
 def _method(name: str) -> str:
     """The words of the module that computes it: method, formulas, sources."""
     modules = {**{one.name: one.module for one in analyzers()}, **{one.name: one.module for one in DERIVATIONS}}
     return (inspect.getdoc(import_module(modules[name])) or "").replace("``", "`") + "\n"
-
-
-def _name(kind: object) -> str:
-    inner = get_args(kind)
-    return getattr(inner[0] if inner else kind, "__name__", str(kind))
-
-
-def _type(kind: type) -> str:
-    """A type: what it is, and a table of its own keys; those of its bases stand there."""
-    text = inspect.getdoc(kind) or ""
-    lead, _, attributes = text.partition("Attributes:\n")
-    rows = []
-    for line in attributes.splitlines():
-        if line.startswith("    ") and not line.startswith("     ") and ": " in line:
-            rows.append(line.strip().split(": ", 1))
-        elif rows and line.strip():
-            rows[-1][1] += " " + line.strip()
-    hints = inspect.get_annotations(kind)
-    table = [f"| `{key}` | `{_spell(hints.get(key.split(', ')[0]))}` | {meaning.replace('``', '`').replace('|', chr(92) + '|')} |" for key, meaning in rows]
-    bases = [base.__name__ for base in getattr(kind, "__orig_bases__", ()) if base.__name__ not in ("TypedDict", "_GroupWaitKinds")]
-    more = f" It has the keys of [`{bases[0]}`](#{bases[0].lower()}), too." if bases else ""
-    head = f"### {kind.__name__}\n\n{' '.join(lead.replace('``', '`').split())}{more}\n"
-    return "\n".join([head, "| Key | Type | Definition |", "|:--|:--|:--|", *table, ""])
 
 
 def _structs(kind: Any, written: set[str]) -> Iterator[type]:

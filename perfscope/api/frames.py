@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import UnionType
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_origin, get_type_hints, is_typeddict
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args, get_origin
 
 import numpy as np
 import pandas as pd
@@ -138,7 +138,7 @@ def _columns(row: Untyped, prefix: str = "") -> dict[str, str]:
     columns: dict[str, str] = {}
     for key, hint in _hints(_type_of(row) if isinstance(row, str) else row).items():
         kind = _kind(hint)
-        if is_typeddict(kind) or is_object(kind):
+        if is_object(kind):
             columns.update(_columns(kind, f"{prefix}{key}_"))
         else:
             columns[f"{prefix}{key}"] = _DTYPES.get(kind, "object")
@@ -146,9 +146,7 @@ def _columns(row: Untyped, prefix: str = "") -> dict[str, str]:
 
 
 def _hints(row: type) -> Mapping[str, Untyped]:
-    if is_object(row):
-        return {key: hint for key, (hint, _) in describe(row).items()}
-    return get_type_hints(row)
+    return {key: hint for key, (hint, _) in describe(row).items()}
 
 
 def _kind(hint: Untyped) -> Untyped:

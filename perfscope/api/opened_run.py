@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -18,7 +18,7 @@ from perfscope.engine.registry import Result as AnalyzerResult
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report
-from perfscope.result import Result as TypedResult
+from perfscope.result import Result
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.findings import Findings
     from perfscope.analyzers.steps import StepTimes
     from perfscope.api.comparing import ComparedRuns
-    from perfscope.api.results import Absent, AnyResult, Result, Results
+    from perfscope.api.results import Absent, AnyResult, Results
     from perfscope.api.shown import Page
     from perfscope.tables.run import Run
 
@@ -213,16 +213,12 @@ class OpenedRun:
 
 
 def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> AnyResult:
-    """The analyzer's own result where it is typed, which shows itself from now on."""
+    """The analyzer's own result, which shows itself from now on."""
 
     def draw() -> str:
         charts: str = import_module(_SHOWN).draw_charts(name, analysis)
         return charts
 
-    module = import_module(_RESULTS)
-    if isinstance(result, TypedResult):
-        result.show_by(module.Drawn(result, draw))
-        return result
-    kind: type[Result[Any]] = module.Result
-    data: Any = result.data()  # the schema has its type, which the tests hold
-    return kind(name, data, result.sections(), draw)
+    if isinstance(result, Result):
+        result.show_by(import_module(_RESULTS).Drawn(result, draw))
+    return result

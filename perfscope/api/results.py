@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
-from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, NoReturn, TypeAlias, get_args, get_type_hints
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.budget import Budget
@@ -42,14 +42,7 @@ from perfscope.errors import MissingInput, UsageError
 from perfscope.renderers.html import render_lines, render_sections
 from perfscope.renderers.markdown import render_sections as render_markdown
 from perfscope.report import Section
-from perfscope.result import Result as TypedResult
-from perfscope.result import ResultList
-
-T_co = TypeVar("T_co", covariant=True)
-
-
-def _draw_nothing() -> str:
-    return ""
+from perfscope.result import Result, ResultList
 
 
 class Absent:
@@ -94,52 +87,10 @@ class Absent:
         return render_lines([f"No {self.name}: {self.reason}"])
 
 
-class Result(Generic[T_co]):
-    """A result whose values are keys of its ``data()``. It is true, and ``str(result)`` is markdown.
-
-    Attributes:
-        name: Its key in ``results``.
-    """
-
-    def __init__(
-        self, name: str, data: T_co, sections: tuple[Section, ...], draw: Callable[[], str] = _draw_nothing
-    ) -> None:
-        self.name = name
-        self._data = data
-        self._sections = sections
-        self._draw = draw
-
-    def data(self) -> T_co:
-        """Its value in JSON, as plain dictionaries and lists; the type says which keys it has, and their units."""
-        return self._data
-
-    def sections(self) -> tuple[Section, ...]:
-        """Its tables and notes, for people."""
-        return self._sections
-
-    def __bool__(self) -> Literal[True]:
-        return True
-
-    def __iter__(self) -> Iterator[object]:
-        """Iterate over what is listed: the findings, GPUs and so on; over the keys of other results."""
-        return iter(self._data) if isinstance(self._data, Sequence | Mapping) else iter(())
-
-    def __str__(self) -> str:
-        return render_markdown(self._sections, level=2)
-
-    def __repr__(self) -> str:
-        if isinstance(self._data, Mapping):
-            return f"<{self.name}: {', '.join(self._data)}>"
-        return f"<{self.name}: {len(self._data) if isinstance(self._data, Sequence) else 1} entries>"
-
-    def _repr_html_(self) -> str:
-        return self._draw() + render_sections(self._sections)
-
-
 class Drawn:
     """How a typed result shows itself: its charts and tables in a notebook, its tables as markdown."""
 
-    def __init__(self, result: TypedResult, draw: Callable[[], str]) -> None:
+    def __init__(self, result: Result, draw: Callable[[], str]) -> None:
         self._result = result
         self._draw = draw
 
@@ -237,4 +188,4 @@ def type_of(name: str) -> Any:  # noqa: ANN401 - a type
         kind = next(kind for kind in get_args(hint) if kind is not Absent)
     if isinstance(kind, type) and issubclass(kind, ResultList):
         return get_type_hints(kind)[kind.__struct_fields__[0]]
-    return (get_args(kind) or (kind,))[0]
+    return kind

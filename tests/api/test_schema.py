@@ -8,7 +8,7 @@ from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import pytest
 
@@ -47,7 +47,7 @@ def structs(kind: Any, found: dict[str, type]) -> dict[str, type]:
 
 def hints_of(kind: Any) -> dict[str, Any]:
     """The type of each key of an object."""
-    return {key: hint for key, (hint, _) in describe(kind).items()} if is_object(kind) else get_type_hints(kind)
+    return {key: hint for key, (hint, _) in describe(kind).items()}
 
 
 def differences(value: object, hint: Any, where: str) -> Iterator[str]:
@@ -57,7 +57,7 @@ def differences(value: object, hint: Any, where: str) -> Iterator[str]:
             return
         kinds = [kind for kind in get_args(hint) if kind is not type(None)]
         hint = next((kind for kind in kinds if not any(differences(value, kind, where))), kinds[0])
-    if is_typeddict(hint) or is_object(hint):
+    if is_object(hint):
         yield from object_differences(value, hint, where)
     elif get_origin(hint) in LISTS and isinstance(value, list):
         for entry in value:
@@ -75,7 +75,7 @@ def object_differences(value: object, hint: Any, where: str) -> Iterator[str]:
         return
     hints = hints_of(hint)
     yield from (f"{where}/{key} has no type" for key in value.keys() - hints.keys() - {"window"})
-    yield from (f"{where}/{key} is missing" for key in getattr(hint, "__required_keys__", hints.keys()) - value.keys())
+    yield from (f"{where}/{key} is missing" for key in hints.keys() - value.keys())
     for key in value.keys() & hints.keys():
         yield from differences(value[key], hints[key], f"{where}/{key}")
 
