@@ -83,7 +83,7 @@ _KINDS = (
         otherwise="this is no run of `perfscope profile --modules`",
     ),
     _Kind("memory", "Memory", ("memory",), bars.draw_memory, ("steps", "gpus", "memory")),
-    _Kind("checkpoints", "Checkpoint files", ("saves",), bars.draw_checkpoints),
+    _Kind("checkpoints", "Checkpoints", ("saves",), bars.draw_checkpoints),
 )  # fmt: skip
 
 

@@ -175,29 +175,6 @@ class TestBadInput:
         with pytest.raises(perfscope.MissingInput):
             run.frame("ranks")
 
-    def test_one_step(self, tmp_path: Path) -> None:
-        run = run_with_steps(tmp_path, lambda lines: lines[:1])
-        assert run.steps.count == 1
-        assert run.steps.median_s is None
-        assert len(run.frame("steps")) == 1
-
-    def test_ten_thousand_steps(self, tmp_path: Path) -> None:
-        def repeat(lines: Lines) -> Lines:
-            last = lines[-1]
-            return [*lines, *({**last, "step": step, "end_ns": last["end_ns"] + (step - 34) * last["wall_ns"]}
-                              for step in range(35, 10_001))]  # fmt: skip
-
-        run = run_with_steps(tmp_path, repeat)
-        assert run.steps.count == len(run.frame("steps")) == 10_000
-        assert len(run._repr_html_()) < 200_000
-
-    def test_no_traces(self, tmp_path: Path) -> None:
-        shutil.copytree(UNPINNED, tmp_path / "run", ignore=shutil.ignore_patterns("traces"))
-        run = perfscope.open(tmp_path / "run")
-        assert run.steps
-        assert isinstance(run.results.breakdown, perfscope.Absent)
-        assert any("is missing" in line for line in run.warnings)
-
     def test_one_rank_without_a_run(self) -> None:
         run = perfscope.open(ONE_RANK_TRACES)
         assert isinstance(run.steps, perfscope.Absent)

@@ -21,7 +21,7 @@ from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
 from perfscope.charts.palette import Colour
-from perfscope.constants import GB, MB, NS_PER_MS, NS_PER_S
+from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.page.figures import draw_bars, select_rows
 from perfscope.page.part import Drawn, Figure, rank_name, result_of
@@ -31,7 +31,7 @@ from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Work
 
 _MOST_ROWS = 48
-_MOST_KERNELS, _MOST_MODULES, _MOST_SAVES, _MOST_FILES = 16, 24, 24, 24
+_MOST_KERNELS, _MOST_MODULES, _MOST_SAVES = 16, 24, 24
 _INDENT = "· "
 
 _DEVICE = (
@@ -259,35 +259,19 @@ _SAVES = (("training stalled", Colour.WORSE), ("writing beside training", Colour
 
 
 def draw_checkpoints(analysis: Analysis) -> Drawn:
-    """A bar for each save, and one for each of the largest files of the last save that states them."""
-    saves, run = result_of(analysis, "saves", SaveTimes), analysis.run
+    """A bar for each save."""
+    saves = result_of(analysis, "saves", SaveTimes)
     timed = [save for save in saves.saves if save.blocked_s is not None] if saves else []
-    shown, lead, figures = timed[-_MOST_SAVES:], "", []
-    if shown:
-        lead = f"The last {_MOST_SAVES} of {len(timed)} saves are drawn. " if len(shown) < len(timed) else ""
-        names = ["step unknown" if save.step is None else f"step {save.step}" for save in shown]
-        rows = [
-            [save.blocked_s, None if save.drained_s is None else max(save.drained_s - (save.blocked_s or 0.0), 0.0)]
-            for save in shown
-        ]
-        figures.append(draw_bars("Time of each save", "s", names, rows, _SAVES))
-    stated = [timing for timing in run.saves.timings if timing.files] if run is not None and run.saves else []
-    sizes = {
-        path: (path, size, rank_name(timing.rank))
-        for timing in stated
-        if timing.step == stated[-1].step
-        for path, size in timing.files or ()
-        if size
-    }
-    if sizes:
-        largest = sorted(sizes.values(), key=lambda file: (-file[1], file[0]))[:_MOST_FILES]
-        if len(largest) < len(sizes):
-            left_out = len(sizes) - len(largest)
-            lead += f"Of the last save the {_MOST_FILES} largest files are drawn; {left_out} smaller ones are not."
-        names = [f"{path.rpartition('/')[2]}, by {rank}" for path, _, rank in largest]
-        kinds = (("size", Colour.FOURTH),)
-        figures.append(draw_bars("Files of the last save", "MB", names, [[size / MB] for _, size, _ in largest], kinds))
-    return Drawn(lead, tuple(figures))
+    shown = timed[-_MOST_SAVES:]
+    if not shown:
+        return Drawn()
+    names = ["step unknown" if save.step is None else f"step {save.step}" for save in shown]
+    rows = [
+        [save.blocked_s, None if save.drained_s is None else max(save.drained_s - (save.blocked_s or 0.0), 0.0)]
+        for save in shown
+    ]
+    lead = f"The last {_MOST_SAVES} of {len(timed)} saves are drawn." if len(shown) < len(timed) else ""
+    return Drawn(lead, (draw_bars("Time of each save", "s", names, rows, _SAVES),))
 
 
 def draw_pipeline(analysis: Analysis) -> Drawn:

@@ -226,15 +226,6 @@ def test_the_user_may_state_the_precision_or_the_peak(tmp_path: Path) -> None:
     assert "sparsity" in refused.stderr
 
 
-def test_megatrons_arguments_tell_what_it_computes_in(tmp_path: Path) -> None:
-    config = {"padded_vocab_size": 512, "bf16": True}
-    run = run_folder(tmp_path, "NVIDIA H200", precision=None, config=config)
-    assert answer("analyze", run, "--only", "mfu")["results"]["mfu"]["dtype"] == "bf16"
-    (tmp_path / "fp8").mkdir()
-    run = run_folder(tmp_path / "fp8", "NVIDIA H200", precision=None, config={**config, "fp8": "hybrid"})
-    assert answer("analyze", run, "--only", "mfu")["results"]["mfu"]["peak_tflops"] == 1978.9
-
-
 def fsdp2_trace(path: Path) -> Path:
     """A step as FSDP2 with MixedPrecisionPolicy(bf16) shows it on an H200: parameters of fp32, products of bf16."""
     events: list[Event] = [

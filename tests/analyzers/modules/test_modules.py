@@ -85,15 +85,6 @@ def test_megatrons_layers_fold_and_all_of_its_time_has_an_owner_as_the_plain_wal
     assert layers.totals_ns()[Phase.RECOMPUTATION] == attention.totals_ns()[Phase.RECOMPUTATION]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_each_stage_of_a_pipeline_has_its_modules_and_all_of_its_time_an_owner(rank: int) -> None:
-    measurement = measured(FIXTURES / "modules" / "pipeline" / f"rank{rank}.json.gz")
-    assert measurement.owned is not None
-    assert measurement.owned >= 0.95
-    names = {module.path for module in measurement.modules}
-    assert ("logits" in names, "tokens" in names) == (rank == 1, rank == 0)
-
-
 def mark(path: str, start: int, end: int, **more: Any) -> Event:
     return span("user_annotation", f"nn.Module: {path}", start, end, **more)
 
