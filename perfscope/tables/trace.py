@@ -17,7 +17,6 @@ from msgspec import Struct, field
 
 from perfscope.tables.activity import ThreadSpans
 from perfscope.tables.columns import Bool, Int64, to_frame
-from perfscope.tables.device_waits import DeviceWaits
 from perfscope.tables.operator_details import OperatorDetails
 
 if TYPE_CHECKING:
@@ -44,7 +43,6 @@ class Events(Flag):
         OPERATORS: Operators of the framework, such as ``aten::mm``.
         OPERATOR_TIMES: When threads were inside operators, for ``Trace.in_operators``.
         FRAMES: Python functions, where the profiler recorded stacks.
-        WAITS: What streams and the host wait for, where the profiler recorded it.
         SEQUENCES: With OPERATORS, the numbers by which autograd joins an operator with its backward pass.
         SHAPES: With OPERATORS, their inputs, where the profiler recorded shapes.
         CALLERS: The operators that may wait for the device, and the script's own functions, for ``Trace.callers``.
@@ -58,7 +56,6 @@ class Events(Flag):
     PRODUCTS = auto()
     OPERATOR_TIMES = auto()
     FRAMES = auto()
-    WAITS = auto()
     SEQUENCES = auto()
     CALLERS = auto()
     SHAPES = auto()
@@ -238,7 +235,6 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         activities: What its times are of: ``operators`` (a window that recorded them), ``light`` (one that recorded
             kernels and their launches alone), or ``""`` where the trace does not say so.
         processors: Multiprocessors of a GPU; 0 where not stated.
-        waits: What streams and the host waited for; absent unless requested, empty where it was not recorded.
         details: What joins operators with their backward passes, and their inputs, row by row; absent unless the one
             or the other was requested.
         exporter: What wrote it, where that is not torch.profiler; ``""`` else.
@@ -269,7 +265,6 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
     activities: str = ""
     processors: int = 0
     details: OperatorDetails | None = None
-    waits: DeviceWaits | None = None
     exporter: str = ""
     without_twin: int = 0
     damage: tuple[str, ...] = ()

@@ -33,7 +33,6 @@ from perfscope.sources.traces.records import (
 )
 from perfscope.tables.activity import ThreadSpans, join_spans
 from perfscope.tables.columns import Float64, Int64
-from perfscope.tables.device_waits import DeviceWaits
 from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.operator_details import OperatorDetails
 from perfscope.tables.trace import (
@@ -57,7 +56,6 @@ _EXACT_BELOW_US = 2.0**43
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
 _MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
-_STREAM_WAIT = "Stream Wait Event"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 _DECIMALS = 3
 _MTIA_EVENT, _MTIA_COPY = "event_", "dma_request"
@@ -211,15 +209,6 @@ class Columns:
             return None
         return self._inputs.details(*_in_order(self._host[Events.OPERATORS], width=10, by=1)[7:])
 
-    def waits(self) -> DeviceWaits | None:
-        """What streams and the host waited for, where this is requested."""
-        if Events.WAITS not in self.requested:
-            return None
-        names, *columns = _in_order(self._host[Events.WAITS], width=9, by=1)
-        lets_stream_wait = np.array([text.startswith(_STREAM_WAIT) for text in self.names] or [False], np.bool_)
-        stream = np.where(lets_stream_wait[names], columns[3], ABSENT)
-        return DeviceWaits(columns[4], stream, columns[6], columns[7])
-
     def operators(self) -> HostSpans:
         """The operators, where they are requested; those that were collected for their times alone are left out."""
         operators = self.host_spans(Events.OPERATORS)
@@ -256,8 +245,6 @@ class Columns:
         if kind is Events.OPERATORS and self.requested & _DETAILS:
             numbers = (integers(args, "number"), integers(args, "forward_thread"))
             block = (*block, *numbers, self._inputs.number(events))
-        elif kind is Events.WAITS:
-            block = (*block, integers(args, "record"), integers(args, "record_stream"))
         self._host[kind].append(block)
 
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:

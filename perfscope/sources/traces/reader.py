@@ -256,7 +256,6 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         annotations=annotations,
         operators=columns.operators(),
         details=columns.operator_details(),
-        waits=columns.waits(),
         callers=columns.callers(),
         in_operators=None if hooks.activities == LIGHT else columns.in_operators(),
         frames=columns.host_spans(Events.FRAMES) if Events.FRAMES in columns.requested else None,

@@ -34,7 +34,6 @@ KIND = {
     "cpu_op": Events.OPERATORS,
     "Operator": Events.OPERATORS,
     "python_function": Events.FRAMES,
-    "cuda_sync": Events.WAITS,
 }
 
 
@@ -44,7 +43,6 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     "in_elements": "In msg nelems", "out_elements": "Out msg nelems", "sequence": "Seq", "source": "Src Rank",
     "destination": "Dst Rank", "old_external_id": "external id", "in_split": "In split size",
     "out_split": "Out split size", "number": "Sequence number", "forward_thread": "Fwd thread id",
-    "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
 }):  # fmt: skip
     """The arguments of an event of any kind that an analysis may need."""
 
@@ -70,8 +68,6 @@ class Args(msgspec.Struct, gc=False, frozen=True, rename={
     grid: msgspec.Raw = msgspec.Raw(b"")
     number: int | None = ABSENT
     forward_thread: int | None = ABSENT
-    record: int | None = ABSENT
-    record_stream: int | None = ABSENT
 
 
 class ShapedArgs(Args, gc=False, frozen=True, rename={
@@ -87,7 +83,7 @@ class ShapedArgs(Args, gc=False, frozen=True, rename={
 
 class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
     "external_id": "External id", "old_external_id": "external id", "number": "Sequence number",
-    "forward_thread": "Fwd thread id", "record": "wait_on_cuda_event_record_corr_id", "record_stream": "wait_on_stream",
+    "forward_thread": "Fwd thread id",
 }):  # fmt: skip
     """The arguments of an event on the host."""
 
@@ -96,8 +92,6 @@ class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
     old_external_id: int | None = ABSENT
     number: int | None = ABSENT
     forward_thread: int | None = ABSENT
-    record: int | None = ABSENT
-    record_stream: int | None = ABSENT
 
 
 class Event(msgspec.Struct, gc=False):

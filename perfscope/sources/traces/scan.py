@@ -29,7 +29,7 @@ from perfscope.sources.traces.salvage import FAILURES, Salvager, end_of_event, l
 from perfscope.tables.trace import Events
 
 #: Categories that exporters write and that are not read.
-_OTHER_CATEGORIES = "gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "cpu_instant_event", "Trace"
+_OTHER_CATEGORIES = "gpu_user_annotation", "ac2g", "fwdbwd", "overhead", "cpu_instant_event", "cuda_sync", "Trace"
 #: Letters of a category, with its closing quote, by which it is told: those that share them are of one kind.
 _LETTERS = 8
 _STARTS = {name: f'{name}"'.encode()[:_LETTERS] for name in (*KIND, *_OTHER_CATEGORIES)}
