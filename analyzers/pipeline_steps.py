@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, NamedTuple
 
-from perfscope.analyzers.pipelines.recognition import RecognisedSchedule, recognise_order
+from perfscope.analyzers.pipeline_bubble.recognition import RecognisedSchedule, recognise_order
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from perfscope.analyzers.operations import CountedOperations
     from perfscope.analyzers.optimizer import OptimizerTime
     from perfscope.analyzers.overlap import Overlap
+    from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
     from perfscope.analyzers.pipeline_steps import PipelineSteps
-    from perfscope.analyzers.pipelines.measurement import PipelineBubble
     from perfscope.analyzers.replay.scenarios import Regain
     from perfscope.analyzers.roofline import Roofline
     from perfscope.analyzers.saves import SaveTimes

@@ -13,9 +13,9 @@ from perfscope.analyzers.clock import analyze as align_clocks
 from perfscope.analyzers.communication.calls import GroupKey, Kind, calls_by_group
 from perfscope.analyzers.communication.matching import match
 from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, measure_device
-from perfscope.analyzers.pipelines.extraction import extract_passes
-from perfscope.analyzers.pipelines.layout import find_pipelines
-from perfscope.analyzers.pipelines.rank_passes import RankPasses
+from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
+from perfscope.analyzers.pipeline_bubble.layout import find_pipelines
+from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
 from perfscope.analyzers.shared.idle_gaps import gaps_of_device
 from perfscope.analyzers.shared.intervals import Intervals, covered, union
 from perfscope.analyzers.shared.marked_steps import step_number, step_numbers

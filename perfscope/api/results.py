@@ -25,8 +25,8 @@ from perfscope.analyzers.modules import ModuleTree
 from perfscope.analyzers.operations import CountedOperations
 from perfscope.analyzers.optimizer import OptimizerTime
 from perfscope.analyzers.overlap import Overlap
+from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
 from perfscope.analyzers.pipeline_steps import PipelineSteps
-from perfscope.analyzers.pipelines.measurement import PipelineBubble
 from perfscope.analyzers.roofline import Roofline
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.setup import Setup

@@ -19,7 +19,7 @@ from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life
 from perfscope.analyzers.goodput.result import Goodput
 from perfscope.analyzers.memory import describe_memory
-from perfscope.analyzers.pipelines.measurement import PipelineBubble, make_setup
+from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble, make_setup
 from perfscope.api.opening import open_each
 from perfscope.commands.model import Dtype
 from perfscope.commands.options import (

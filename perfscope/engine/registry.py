@@ -252,7 +252,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "pipeline_bubble",
         "perfscope.analyzers.pipeline_bubble",
         Reads.TRACES,
-        kind_module="perfscope.analyzers.pipelines.rank_passes",
+        kind_module="perfscope.analyzers.pipeline_bubble.rank_passes",
     ),
     Analyzer("pipeline_steps", "perfscope.analyzers.pipeline_steps", Reads.RUN),
     Analyzer(

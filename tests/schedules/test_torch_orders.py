@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 from torch.distributed.pipelining import schedules
 
-from perfscope.analyzers.pipelines.rank_passes import MeasuredPass
-from perfscope.analyzers.pipelines.recognition import recognise_passes
+from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass
+from perfscope.analyzers.pipeline_bubble.recognition import recognise_passes
 from perfscope.schedules.operations import PassKind
 
 

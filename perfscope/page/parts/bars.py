@@ -13,7 +13,7 @@ from perfscope.analyzers.memory.peak import chart_memory
 from perfscope.analyzers.modules import ModuleNode, ModuleTree, build_tree, fold
 from perfscope.analyzers.modules.attribution import Phase, RankModules
 from perfscope.analyzers.overlap import Overlap
-from perfscope.analyzers.pipelines.measurement import PipelineBubble
+from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
 from perfscope.analyzers.replay.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.shared.parts import Part as Spent

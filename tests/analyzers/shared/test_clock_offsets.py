@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.pipelines.measurement import align_clocks
-from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses, RankStep
+from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
 from perfscope.analyzers.replay.job_graph import join_ranks
 from tests.analyzers.replay.jobs import real_job
 

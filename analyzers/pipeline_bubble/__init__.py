@@ -16,8 +16,8 @@ from perfscope.tables.trace import Trace
 from perfscope.wire.passes import PASS_RANGE
 
 if TYPE_CHECKING:  # importing what measures pipelines takes 40 ms in every worker, and most traces have no pipeline
-    from perfscope.analyzers.pipelines.measurement import PipelineBubble
-    from perfscope.analyzers.pipelines.rank_passes import RankPasses
+    from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
+    from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
 
 #: Names that occur in the traces of pipelines only.
 PIPELINE_NAMES = re.compile(rf"sendrecv|^{PASS_RANGE}|^PP:|^(?:Forward|Backward) \d", re.IGNORECASE)
@@ -28,7 +28,7 @@ def measure(trace: Trace) -> RankPasses | None:
     if not any(map(PIPELINE_NAMES.search, trace.names)):
         return None
     # Takes 40 ms, which only traces of pipelines need.
-    from perfscope.analyzers.pipelines.extraction import extract_passes
+    from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
 
     return extract_passes(trace)
 
@@ -42,6 +42,6 @@ def analyze(partials: Sequence[RankPasses]) -> PipelineBubble:
     if not partials:
         raise MissingInput("no pipeline: no marked step has transfers between stages or marked micro-batches")
     # As above: runs without a pipeline end before.
-    from perfscope.analyzers.pipelines.measurement import measure_pipelines
+    from perfscope.analyzers.pipeline_bubble.measurement import measure_pipelines
 
     return measure_pipelines(partials)

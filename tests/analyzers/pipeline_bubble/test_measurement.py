@@ -17,7 +17,7 @@ from perfscope.renderers import Format, render
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Op, PassKind, Plan, single_block
 from perfscope.schedules.simulator import UniformTiming, simulate
-from tests.analyzers.pipelines.generator import ALL_REDUCE, Job, pytorch_marks, write_job
+from tests.analyzers.pipeline_bubble.generator import ALL_REDUCE, Job, pytorch_marks, write_job
 from tests.sources.traces import making
 
 PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")

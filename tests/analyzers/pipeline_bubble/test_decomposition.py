@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.pipelines.decomposition import StageParts, decompose
-from perfscope.analyzers.pipelines.rank_passes import MeasuredPass, RankStep, Transfer
+from perfscope.analyzers.pipeline_bubble.decomposition import StageParts, decompose
+from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
 from perfscope.schedules.operations import PassKind, Plan, single_block
 
 PLAN = Plan(

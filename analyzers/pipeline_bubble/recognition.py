@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec import Struct
 
-from perfscope.analyzers.pipelines.rank_passes import MeasuredPass
+from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass
 from perfscope.errors import UsageError
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Block, Op, PassKind, Plan

@@ -27,7 +27,7 @@ from typing import Annotated, TypeAlias
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.pipelines.rank_passes import MeasuredPass, RankStep, Transfer
+from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
 from perfscope.constants import NS_PER_US
 from perfscope.result import Doc, Figures, InUnitIfKnown
 from perfscope.schedules.operations import Block, Op, PassKind, Plan

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.pipelines.extraction import extract_passes
-from perfscope.analyzers.pipelines.measurement import align_clocks
-from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, RankPasses, RankStep
+from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
+from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Plan
 from perfscope.schedules.simulator import UniformTiming
 from perfscope.sources.traces.reader import read_trace
-from tests.analyzers.pipelines.generator import ALL_REDUCE, Job, write_job
-from tests.analyzers.pipelines.test_measurement import _bubble, _reason
+from tests.analyzers.pipeline_bubble.generator import ALL_REDUCE, Job, write_job
+from tests.analyzers.pipeline_bubble.test_measurement import _bubble, _reason
 
 MS = 1_000_000
 

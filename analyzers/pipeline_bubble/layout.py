@@ -12,7 +12,7 @@ from itertools import takewhile
 
 from msgspec import Struct
 
-from perfscope.analyzers.pipelines.rank_passes import RankPasses
+from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses
 from perfscope.constants import MOST_RANKS
 from perfscope.errors import MissingInput
 from perfscope.schedules.operations import PassKind

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 from msgspec.structs import asdict
 
-from perfscope.analyzers.pipelines.decomposition import (
+from perfscope.analyzers.pipeline_bubble.decomposition import (
     StageParts,
     StepParts,
     Time,
@@ -23,9 +23,9 @@ from perfscope.analyzers.pipelines.decomposition import (
     decompose,
     sum_idle_time,
 )
-from perfscope.analyzers.pipelines.layout import Pipeline, find_pipelines
-from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep
-from perfscope.analyzers.pipelines.recognition import (
+from perfscope.analyzers.pipeline_bubble.layout import Pipeline, find_pipelines
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep
+from perfscope.analyzers.pipeline_bubble.recognition import (
     CUSTOM,
     CUSTOM_ZERO_BUBBLE,
     DUALPIPEV,

@@ -26,7 +26,7 @@ import numpy as np
 from msgspec import Struct
 
 from perfscope.analyzers.communication.calls import SYNCHRONISING, members_of, operation_named
-from perfscope.analyzers.pipelines.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep, Transfer
+from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep, Transfer
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind
 from perfscope.tables.columns import Bool, Int64
