@@ -22,8 +22,8 @@ from perfscope.result import Result, ResultList
 from perfscope.units import format_ranges
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.replay.rank_graph import RankGraph
-    from perfscope.analyzers.replay.scenarios import Fixes, Regain
+    from perfscope.analyzers.whatif.rank_graph import RankGraph
+    from perfscope.analyzers.whatif.scenarios import Fixes, Regain
 
 #: The rules; those of what remains of a part come after the others.
 RULES: tuple[Rule, ...] = tuple(
@@ -110,7 +110,7 @@ class _Replays:
             graphs = self._graphs()
             if not graphs:
                 return None
-            from perfscope.analyzers.replay.scenarios import Fixes  # only where a finding asks
+            from perfscope.analyzers.whatif.scenarios import Fixes  # only where a finding asks
 
             step_s = self._steps.step_time_s if self._steps is not None else None
             self._fixes = Fixes(graphs, None if step_s is None else step_s * NS_PER_S)

@@ -12,7 +12,7 @@ from perfscope.analyzers.findings.training import Part, Training
 from perfscope.result import Doc, Figures, figure
 
 if TYPE_CHECKING:
-    from perfscope.analyzers.replay.scenarios import Regain
+    from perfscope.analyzers.whatif.scenarios import Regain
 
 
 class Confidence(StrEnum):

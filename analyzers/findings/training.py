@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from perfscope.analyzers.overlap import Overlap
     from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
     from perfscope.analyzers.pipeline_steps import PipelineSteps
-    from perfscope.analyzers.replay.scenarios import Regain
     from perfscope.analyzers.roofline import Roofline
     from perfscope.analyzers.saves import SaveTimes
     from perfscope.analyzers.setup import RankSetup, Setup
@@ -36,6 +35,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.stragglers.records import LateRanks
     from perfscope.analyzers.stragglers.traces import Stragglers
     from perfscope.analyzers.throttling import Throttling
+    from perfscope.analyzers.whatif.scenarios import Regain
 
 
 _T = TypeVar("_T")

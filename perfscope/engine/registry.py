@@ -276,7 +276,7 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "perfscope.analyzers.whatif",
         Reads.TRACES,
         is_default=False,
-        measure_module="perfscope.analyzers.replay.rank_graph",
+        measure_module="perfscope.analyzers.whatif.rank_graph",
         is_stored=False,
     ),
     Analyzer(

@@ -9,14 +9,14 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupKey
-from perfscope.analyzers.replay.contention import measure_contention
-from perfscope.analyzers.replay.rank_graph import RankGraph, measure
-from perfscope.analyzers.replay.scenarios import Fixes
 from perfscope.analyzers.whatif import Refused, WhatIf, answer
+from perfscope.analyzers.whatif.contention import measure_contention
+from perfscope.analyzers.whatif.rank_graph import RankGraph, measure
+from perfscope.analyzers.whatif.scenarios import Fixes
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Trace
-from tests.analyzers.replay.jobs import FIXTURES, real_job, truth_ms
+from tests.analyzers.whatif.jobs import FIXTURES, real_job, truth_ms
 
 NS_PER_MS = 1e6
 #: The step of `whatif/base` without any communication, on the same machine.

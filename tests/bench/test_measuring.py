@@ -18,7 +18,7 @@ from tests.conftest import ROOT
 
 TRACEBACK = """\
 ╭───────────────────── Traceback (most recent call last) ──────────────────────╮
-│ /opt/perfscope/analyzers/replay/replay.py:256 in sort                         │
+│ /opt/perfscope/analyzers/whatif/replay.py:256 in sort                         │
 ╰──────────────────────────────────────────────────────────────────────────────╯
 ValueError: the operations are ill
 """

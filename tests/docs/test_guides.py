@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.replay.scenarios import SCENARIOS
+from perfscope.analyzers.whatif.scenarios import SCENARIOS
 from tests.commands.report_cli import run
 from tests.conftest import ROOT, perfscope
 

@@ -14,12 +14,12 @@ from perfscope.analyzers.modules import ModuleNode, ModuleTree, build_tree, fold
 from perfscope.analyzers.modules.attribution import Phase, RankModules
 from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
-from perfscope.analyzers.replay.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH
 from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.shared.parts import Part as Spent
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
+from perfscope.analyzers.whatif.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis

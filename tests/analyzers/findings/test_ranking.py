@@ -9,7 +9,7 @@ import pytest
 from perfscope.analyzers.findings import Findings, rank_findings
 from perfscope.analyzers.findings.finding import Cause, Evidence, Finding, Rule
 from perfscope.analyzers.findings.training import Part, Results, Training
-from perfscope.analyzers.replay.scenarios import Regain
+from perfscope.analyzers.whatif.scenarios import Regain
 from perfscope.engine.run import Plan, analyze
 from tests.analyzers.findings.made import STEP_US, breakdown, idle, parts, steps
 from tests.conftest import ROOT

@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
 from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
-from perfscope.analyzers.replay.job_graph import join_ranks
-from tests.analyzers.replay.jobs import real_job
+from perfscope.analyzers.whatif.job_graph import join_ranks
+from tests.analyzers.whatif.jobs import real_job
 
 OFFSET_NS = 5_000_000
 SKEW_NS = 40_000

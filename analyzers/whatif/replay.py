@@ -21,8 +21,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.rank_graph import RankGraph
+from perfscope.analyzers.whatif.job_graph import JobGraph
+from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Bool, Int64

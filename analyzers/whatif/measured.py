@@ -9,10 +9,10 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.replay.contention import Contention, measure_contention
-from perfscope.analyzers.replay.job_graph import JobGraph, join_ranks
-from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.replay import (
+from perfscope.analyzers.whatif.contention import Contention, measure_contention
+from perfscope.analyzers.whatif.job_graph import JobGraph, join_ranks
+from perfscope.analyzers.whatif.rank_graph import RankGraph
+from perfscope.analyzers.whatif.replay import (
     JobTimes,
     Replay,
     Replayed,

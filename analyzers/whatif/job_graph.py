@@ -12,8 +12,8 @@ from msgspec import Struct
 from perfscope.analyzers.communication.calls import GroupKey, Kind
 from perfscope.analyzers.communication.matching import match_rows
 from perfscope.analyzers.communication.process_groups import is_transfer
-from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
+from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_MS, NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Int64

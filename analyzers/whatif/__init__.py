@@ -11,12 +11,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from perfscope.analyzers.replay.contention import Contention
-from perfscope.analyzers.replay.critical_path import HOST, LAUNCH, PathPart, find_critical_path
-from perfscope.analyzers.replay.measured import prepare
-from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.replay import StepSpan
-from perfscope.analyzers.replay.scenarios import (
+from perfscope.analyzers.whatif.contention import Contention
+from perfscope.analyzers.whatif.critical_path import HOST, LAUNCH, PathPart, find_critical_path
+from perfscope.analyzers.whatif.measured import prepare
+from perfscope.analyzers.whatif.rank_graph import RankGraph
+from perfscope.analyzers.whatif.replay import StepSpan
+from perfscope.analyzers.whatif.scenarios import (
     Outlook,
     apply_scenario,
     offered_scenarios,

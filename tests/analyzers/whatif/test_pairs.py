@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from benchmarks.whatif_pairs import PAIRS, Pair, document
-from perfscope.analyzers.replay.scenarios import SCENARIOS
+from perfscope.analyzers.whatif.scenarios import SCENARIOS
 from tests.conftest import ROOT
 
 LARGEST_ERROR = 0.05

@@ -18,12 +18,12 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupKey
-from perfscope.analyzers.replay.contention import Contention, is_matrix_product, without_contention
-from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.measured import Measured, prepare
-from perfscope.analyzers.replay.rank_graph import RankGraph
-from perfscope.analyzers.replay.replay import JobTimes, RankTimes
 from perfscope.analyzers.shared.intervals import union
+from perfscope.analyzers.whatif.contention import Contention, is_matrix_product, without_contention
+from perfscope.analyzers.whatif.job_graph import JobGraph
+from perfscope.analyzers.whatif.measured import Measured, prepare
+from perfscope.analyzers.whatif.rank_graph import RankGraph
+from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
 from perfscope.result import Doc, Figures, InUnit, InUnitIfKnown, figure
@@ -646,7 +646,7 @@ class Fixes:
     """Answers what fixes of one job regain; the job is prepared when it is asked for the first time.
 
     Args:
-        partials: What ``perfscope.analyzers.replay.rank_graph.measure`` gives for the trace of each rank.
+        partials: What ``perfscope.analyzers.whatif.rank_graph.measure`` gives for the trace of each rank.
         undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
     """
 

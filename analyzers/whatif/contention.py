@@ -17,8 +17,8 @@ from typing import Annotated
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.replay.rank_graph import RankGraph
 from perfscope.analyzers.shared.intervals import union
+from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_US
 from perfscope.result import Doc, Figures, InUnit
 from perfscope.tables.columns import Bool, Int64

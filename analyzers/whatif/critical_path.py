@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Annotated
 
-from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.replay import JobTimes, Replayed, StepSpan
+from perfscope.analyzers.whatif.job_graph import JobGraph
+from perfscope.analyzers.whatif.replay import JobTimes, Replayed, StepSpan
 from perfscope.constants import NS_PER_US
 from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Int64

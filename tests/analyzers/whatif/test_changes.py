@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perfscope.analyzers.replay.job_graph import match_unnamed_transfers
-from perfscope.analyzers.replay.scenarios import find_recomputed, find_repeats
-from tests.analyzers.replay.jobs import real_job
+from perfscope.analyzers.whatif.job_graph import match_unnamed_transfers
+from perfscope.analyzers.whatif.scenarios import find_recomputed, find_repeats
+from tests.analyzers.whatif.jobs import real_job
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.replay.rank_graph import measure
 from perfscope.analyzers.whatif import WhatIf, answer
+from perfscope.analyzers.whatif.rank_graph import measure
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS
-from tests.analyzers.replay.test_changes import event, write
+from tests.analyzers.whatif.test_changes import event, write
 
 _STEPS, _STEP_US = (1, 2, 3), 1000
 _NS_PER_US = 1000

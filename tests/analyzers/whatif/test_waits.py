@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.replay.job_graph import join_ranks
-from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
-from perfscope.analyzers.replay.replay import Replay, measured_ends, measured_times, span_of_steps
+from perfscope.analyzers.whatif.job_graph import join_ranks
+from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
+from perfscope.analyzers.whatif.replay import Replay, measured_ends, measured_times, span_of_steps
 from perfscope.sources.traces.reader import read_trace
 from tests.sources.traces.making import Event, call, kernel, step, write
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from perfscope.analyzers.replay.critical_path import find_critical_path
-from perfscope.analyzers.replay.job_graph import JobGraph
-from perfscope.analyzers.replay.replay import Replay, measured_ends, measured_times, span_of_steps
+from perfscope.analyzers.whatif.critical_path import find_critical_path
+from perfscope.analyzers.whatif.job_graph import JobGraph
+from perfscope.analyzers.whatif.replay import Replay, measured_ends, measured_times, span_of_steps
 from perfscope.errors import MissingInput
 from perfscope.tables.trace import ABSENT, Work
-from tests.analyzers.replay.jobs import random_job, real_job, replay_slowly
+from tests.analyzers.whatif.jobs import random_job, real_job, replay_slowly
 
 #: Every set of real traces with marked steps, and how far its replay may be from the measured step.
 REAL = {

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from perfscope.analyzers.communication.calls import GroupKey, Kind
-from perfscope.analyzers.replay.job_graph import JobGraph, Operation, join_ranks
-from perfscope.analyzers.replay.rank_graph import RankGraph, build_rank_graph
-from perfscope.analyzers.replay.replay import JobTimes, RankTimes
+from perfscope.analyzers.whatif.job_graph import JobGraph, Operation, join_ranks
+from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
+from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Work
