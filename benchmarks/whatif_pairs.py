@@ -14,8 +14,7 @@ from functools import cached_property
 from pathlib import Path
 
 from benchmarks.processes import ROOT
-from perfscope.analyzers.whatif import answer
-from perfscope.analyzers.whatif.rank_graph import measure
+from perfscope.analyzers.whatif import answer, measure
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS

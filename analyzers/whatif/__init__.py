@@ -14,7 +14,7 @@ from typing import Annotated
 from perfscope.analyzers.whatif.contention import Contention
 from perfscope.analyzers.whatif.critical_path import HOST, LAUNCH, PathPart, find_critical_path
 from perfscope.analyzers.whatif.measured import prepare
-from perfscope.analyzers.whatif.rank_graph import RankGraph
+from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.whatif.replay import StepSpan
 from perfscope.analyzers.whatif.scenarios import (
     Outlook,
@@ -28,6 +28,7 @@ from perfscope.errors import MissingInput
 from perfscope.report import Row, Section, percent
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.kernel_classes import short_name
+from perfscope.tables.trace import Trace, distinct
 
 _MOST_OFFERED = 10
 _MOST_PATH_ROWS = 12
@@ -210,6 +211,12 @@ class WhatIf(Result, frozen=True):
 
 def _count_steps(count: int) -> str:
     return "1 marked step" if count == 1 else f"{count} marked steps"
+
+
+def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
+    """The execution graph of each device of a trace; None where there is none."""
+    graphs = [build_rank_graph(trace, device) for device in distinct(trace.device.device)]
+    return tuple(graph for graph in graphs if graph is not None) or None
 
 
 def analyze(partials: Sequence[tuple[RankGraph, ...]]) -> WhatIf:

@@ -122,12 +122,6 @@ class RankGraph(Struct, frozen=True, eq=False):
         return np.asarray(self.work == Work.COMMUNICATION)
 
 
-def measure(trace: Trace) -> tuple[RankGraph, ...] | None:
-    """The execution graph of each device of a trace; None where there is none."""
-    graphs = [build_rank_graph(trace, device) for device in distinct(trace.device.device)]
-    return tuple(graph for graph in graphs if graph is not None) or None
-
-
 def build_rank_graph(trace: Trace, device: int) -> RankGraph | None:
     """Build the graph of one device of a trace; None where no event can be joined with its launch."""
     events = trace.device

@@ -646,7 +646,7 @@ class Fixes:
     """Answers what fixes of one job regain; the job is prepared when it is asked for the first time.
 
     Args:
-        partials: What ``perfscope.analyzers.whatif.rank_graph.measure`` gives for the trace of each rank.
+        partials: What ``perfscope.analyzers.whatif.measure`` gives for the trace of each rank.
         undisturbed_ns: The time of a step that nobody profiled, where it is known: the host is taken as fast as there.
     """
 

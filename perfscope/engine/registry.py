@@ -125,7 +125,6 @@ class Analyzer(Struct, frozen=True):
         is_default: Whether it runs where no analyzer is named; one with large partials, or that reads much more of a
             trace, runs only where it is named.
         recorded_by: The option of `perfscope profile` with which a run records what it needs: there it runs, too.
-        measure_module: The module with its ``measure`` where that is another one, which imports less.
         kind_module: A module with the type of its partials, where that of ``measure`` does not import it.
         varies_with: Kinds of events that change its partial where they are read, besides those that it needs and the
             grids of kernels, which are always read.
@@ -140,7 +139,6 @@ class Analyzer(Struct, frozen=True):
     partials_of: str | None = None
     is_default: bool = True
     recorded_by: str | None = None
-    measure_module: str = ""
     kind_module: str = ""
     varies_with: Events = NO_EVENTS
     is_stored: bool = True
@@ -152,12 +150,12 @@ class Analyzer(Struct, frozen=True):
 
     def measure(self, trace: Trace) -> Partial | None:
         """Measure one trace; None where the trace contains nothing of interest."""
-        partial: Partial | None = self._load_measure().measure(trace)
+        partial: Partial | None = self._load().measure(trace)
         return partial
 
     def partial_kind(self) -> object:
         """The type of its partials, or None: what its ``measure`` is annotated to return."""
-        return _kind_of(self.measure_module or self.module, self.kind_module)
+        return _kind_of(self.module, self.kind_module)
 
     def merger(self) -> Callable[[Partial, Partial], Partial] | None:
         """The function that merges two partials, where the module has one."""
@@ -179,9 +177,6 @@ class Analyzer(Struct, frozen=True):
         else:
             result = self._load().analyze(run)
         return result
-
-    def _load_measure(self) -> ModuleType:
-        return import_module(self.measure_module) if self.measure_module else self._load()
 
     def _load(self) -> ModuleType:
         return import_module(self.module)
@@ -276,7 +271,6 @@ BUILT_IN: tuple[Analyzer, ...] = (
         "perfscope.analyzers.whatif",
         Reads.TRACES,
         is_default=False,
-        measure_module="perfscope.analyzers.whatif.rank_graph",
         is_stored=False,
     ),
     Analyzer(

@@ -9,9 +9,9 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers.communication.calls import GroupKey
-from perfscope.analyzers.whatif import Refused, WhatIf, answer
+from perfscope.analyzers.whatif import Refused, WhatIf, answer, measure
 from perfscope.analyzers.whatif.contention import measure_contention
-from perfscope.analyzers.whatif.rank_graph import RankGraph, measure
+from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.scenarios import Fixes
 from perfscope.errors import MissingInput, UsageError
 from perfscope.sources.traces.reader import read_trace

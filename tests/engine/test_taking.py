@@ -101,7 +101,7 @@ def test_what_goes_wrong_with_graphs_is_damage_where_a_finding_asks_for_them(
         raise ValueError("no")
 
     quiet = copy_with_partials(FIXTURES / "findings" / "cpu" / "clean", tmp_path / "quiet")
-    monkeypatch.setattr("perfscope.analyzers.whatif.rank_graph.measure", fail)
+    monkeypatch.setattr("perfscope.analyzers.whatif.measure", fail)
     for path, lines in ((run, 2), (quiet, 0)):
         analysis, expected = analyze([path]), analyze([path], FRESH)
         assert texts(analysis) == texts(expected)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.whatif import WhatIf, answer
-from perfscope.analyzers.whatif.rank_graph import measure
+from perfscope.analyzers.whatif import WhatIf, answer, measure
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS
 from tests.analyzers.whatif.test_changes import event, write
