@@ -15,9 +15,9 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import EXCHANGES, SYNCHRONISING, Kind
-from perfscope.analyzers.communication.matching import MatchedCalls, match
-from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups
+from perfscope.analyzers.collectives.calls import EXCHANGES, SYNCHRONISING, Kind
+from perfscope.analyzers.collectives.matching import MatchedCalls, match
+from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice

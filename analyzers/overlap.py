@@ -22,7 +22,7 @@ from typing import Annotated, Self, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.process_groups import (
+from perfscope.analyzers.collectives.process_groups import (
     PRIORITY,
     described_role,
     is_point_to_point,

@@ -16,8 +16,8 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.communication.bandwidth import bus_factor
-from perfscope.analyzers.communication.calls import dtype_bytes, operation_named, size_of
+from perfscope.analyzers.collectives.bandwidth import bus_factor
+from perfscope.analyzers.collectives.calls import dtype_bytes, operation_named, size_of
 from perfscope.analyzers.flops.byte_rules import count_bytes
 from perfscope.analyzers.flops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS

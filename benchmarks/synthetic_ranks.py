@@ -30,8 +30,8 @@ from msgspec.structs import replace
 
 from benchmarks.processes import ROOT
 from perfscope.analyzers.breakdown import RankParts
-from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, Kind, members_of
-from perfscope.analyzers.communication.rank_calls import RankCalls
+from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, Kind, members_of
+from perfscope.analyzers.collectives.rank_calls import RankCalls
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile
 from perfscope.engine.measuring import measure
 from perfscope.engine.partials import to_content

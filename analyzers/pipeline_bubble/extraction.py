@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import SYNCHRONISING, members_of, operation_named
+from perfscope.analyzers.collectives.calls import SYNCHRONISING, members_of, operation_named
 from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, MeasuredPass, RankPasses, RankStep, Transfer
 from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.schedules.operations import PassKind

@@ -24,9 +24,9 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.calls import SYNCHRONISING, GroupCalls, GroupKey
-from perfscope.analyzers.communication.matching import MatchedCalls, match
-from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
+from perfscope.analyzers.collectives.calls import SYNCHRONISING, GroupCalls, GroupKey
+from perfscope.analyzers.collectives.matching import MatchedCalls, match
+from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
 from perfscope.analyzers.shared.kernel_medians import join_windows
 from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_profiles

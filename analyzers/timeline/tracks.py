@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.clock import Clock
 from perfscope.analyzers.clock import analyze as align_clocks
-from perfscope.analyzers.communication.calls import GroupKey, Kind, calls_by_group
-from perfscope.analyzers.communication.matching import match
-from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, measure_device
+from perfscope.analyzers.collectives.calls import GroupKey, Kind, calls_by_group
+from perfscope.analyzers.collectives.matching import match
+from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
 from perfscope.analyzers.pipeline_bubble.layout import find_pipelines
 from perfscope.analyzers.pipeline_bubble.rank_passes import RankPasses

@@ -9,9 +9,9 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import GroupKey, Kind
-from perfscope.analyzers.communication.matching import match_rows
-from perfscope.analyzers.communication.process_groups import is_transfer
+from perfscope.analyzers.collectives.calls import GroupKey, Kind
+from perfscope.analyzers.collectives.matching import match_rows
+from perfscope.analyzers.collectives.process_groups import is_transfer
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.constants import NS_PER_MS, NS_PER_S, NS_PER_US

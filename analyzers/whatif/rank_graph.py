@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import GroupCalls, calls_by_group, rows_by_group
+from perfscope.analyzers.collectives.calls import GroupCalls, calls_by_group, rows_by_group
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.constants import NS_PER_US

@@ -17,7 +17,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.calls import GroupKey
+from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.shared.intervals import union
 from perfscope.analyzers.whatif.contention import Contention, is_matrix_product, without_contention
 from perfscope.analyzers.whatif.job_graph import JobGraph

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers import clock
-from perfscope.analyzers.communication.rank_calls import RankCalls
+from perfscope.analyzers.collectives.rank_calls import RankCalls
 from perfscope.errors import MissingInput
 from tests.analyzers.test_collectives import made, measured
 

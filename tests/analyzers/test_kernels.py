@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from perfscope.analyzers import kernels, overlap, pipeline_bubble
-from perfscope.analyzers.communication.process_groups import described_role, roles_in
+from perfscope.analyzers.collectives.process_groups import described_role, roles_in
 from perfscope.analyzers.pipeline_bubble.extraction import find_marks
 from perfscope.sources.partials import Unstorable, pack_value
 from perfscope.sources.traces.reader import read_trace

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.calls import GroupKey
+from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.whatif import Refused, WhatIf, answer, measure
 from perfscope.analyzers.whatif.contention import measure_contention
 from perfscope.analyzers.whatif.rank_graph import RankGraph

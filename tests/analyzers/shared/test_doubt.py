@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from perfscope import wire
-from perfscope.analyzers.communication.bandwidth import bus_factor, check_busbw
+from perfscope.analyzers.collectives.bandwidth import bus_factor, check_busbw
 from perfscope.analyzers.shared.doubt import check_rate, check_share
 from perfscope.models.hardware import find_gpu, gpus
 from tests.analyzers.flops.making import answer, ask, by_name

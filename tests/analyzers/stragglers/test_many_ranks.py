@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.synthetic_ranks import ON_A_HOST, Job, Made, make_job
 from perfscope.analyzers import clock
-from perfscope.analyzers.communication.rank_calls import RankCalls
+from perfscope.analyzers.collectives.rank_calls import RankCalls
 from perfscope.analyzers.stragglers import traces as stragglers
 
 RANKS = 1024

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from perfscope.analyzers.communication.calls import GroupKey, Kind
+from perfscope.analyzers.collectives.calls import GroupKey, Kind
 from perfscope.analyzers.whatif.job_graph import JobGraph, Operation, join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
 from perfscope.analyzers.whatif.replay import JobTimes, RankTimes

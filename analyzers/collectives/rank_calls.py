@@ -10,9 +10,9 @@ from typing import NamedTuple
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.communication.calls import GroupCalls, GroupKey, calls_by_group, operation_named
-from perfscope.analyzers.communication.matching import join_windows
-from perfscope.analyzers.communication.process_groups import described_role, is_point_to_point, is_transfer, roles_in
+from perfscope.analyzers.collectives.calls import GroupCalls, GroupKey, calls_by_group, operation_named
+from perfscope.analyzers.collectives.matching import join_windows
+from perfscope.analyzers.collectives.process_groups import described_role, is_point_to_point, is_transfer, roles_in
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.analyzers.shared.kernel_medians import KernelMedians, measure_kernels
 from perfscope.analyzers.shared.marked_steps import step_numbers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.communication.rank_calls import NumberedCalls, RankCalls, number_ranks_and_runs
+from perfscope.analyzers.collectives.rank_calls import NumberedCalls, RankCalls, number_ranks_and_runs
 
 
 def calls(rank: int | None, first_ns: int, trace: str, device: int = 0) -> tuple[RankCalls]:

@@ -19,10 +19,10 @@ from typing import Annotated
 
 import numpy as np
 
-from perfscope.analyzers.communication.bandwidth import check_busbw
-from perfscope.analyzers.communication.calls import GroupCalls, Kind
-from perfscope.analyzers.communication.matching import MatchedCalls, match
-from perfscope.analyzers.communication.rank_calls import RankCalls, calls_of_groups, measure_device
+from perfscope.analyzers.collectives.bandwidth import check_busbw
+from perfscope.analyzers.collectives.calls import GroupCalls, Kind
+from perfscope.analyzers.collectives.matching import MatchedCalls, match
+from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, measure_device
 from perfscope.analyzers.shared.doubt import Checked
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice

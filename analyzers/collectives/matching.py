@@ -16,7 +16,7 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.communication.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
+from perfscope.analyzers.collectives.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from perfscope.analyzers.communication.process_groups import is_point_to_point, roles_in
+from perfscope.analyzers.collectives.process_groups import is_point_to_point, roles_in
 from perfscope.analyzers.shared.intervals import Intervals, covered
 from perfscope.analyzers.shared.marked_steps import step_numbers
 from perfscope.tables.columns import Int64
