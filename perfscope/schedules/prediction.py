@@ -8,9 +8,10 @@ pass.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
+
+from msgspec import Struct
 
 from perfscope.errors import UsageError
 from perfscope.schedules.catalog import Schedule, chunks_per_device, make_plan, require_possible
@@ -31,8 +32,7 @@ _ALTERNATIVE_SCHEDULES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class PassTimes:
+class PassTimes(Struct, frozen=True):
     """The times of one micro-batch on each of the p stages, in integer nanoseconds.
 
     Attributes:
@@ -64,8 +64,7 @@ class PassTimes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
+class Setup(Struct, frozen=True):
     """A pipeline: its schedule, p stages, m micro-batches, v virtual stages on each stage, and the times of passes."""
 
     schedule: Schedule
@@ -80,8 +79,7 @@ class Setup:
         return 3 * self.devices * self.microbatches * chunks_per_device(self.schedule, self.chunks)
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedStep:
+class SimulatedStep(Struct, frozen=True):
     """One simulated step; times are ticks of 1 / ``ticks_per_ns`` ns, so that virtual stages divide exactly.
 
     Attributes:
@@ -105,8 +103,7 @@ class SimulatedStep:
         return Fraction(self.timeline.period, self.ticks_per_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
+class Alternative(Struct, frozen=True):
     """A change of the setup, and its effect.
 
     Attributes:
@@ -122,8 +119,7 @@ class Alternative:
     peak_in_flight: Fraction | None
 
 
-@dataclass(frozen=True, slots=True)
-class ThroughputTarget:
+class ThroughputTarget(Struct, frozen=True):
     """The micro-batches that a throughput takes, in TFLOPs per GPU.
 
     Attributes:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+from msgspec import Struct
+from msgspec.structs import asdict
+
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Cell, Column, Json, Section, in_unit, percent, to_float
+from perfscope.report import Column, Json, Row, Section, in_unit, percent, to_float
 from perfscope.schedules.closed_forms import ClosedForm
 from perfscope.schedules.prediction import Alternative, Setup, SimulatedStep, ThroughputTarget
 from perfscope.schedules.simulator import to_fraction_of_ideal
 
 
-@dataclass(frozen=True, slots=True)
-class PredictionReport:
-    """The answer of ``perfscope plan --microbatches`` for a pipeline that has not run.
+class PredictionReport(Struct, frozen=True):
+    """The bubble of a pipeline that has not run.
 
     Attributes:
         setup: The pipeline.
@@ -46,7 +47,7 @@ class PredictionReport:
 
     def data(self) -> dict[str, Json]:
         """The result for JSON."""
-        share = self.fraction_of_total
+        share, form, times, target = self.fraction_of_total, self.form, self.setup.times, self.target
         return {
             "schedule": str(self.setup.schedule),
             "p": self.setup.devices,
@@ -55,25 +56,41 @@ class PredictionReport:
             "fraction_of_total": to_float(share),
             "fraction_of_ideal": None if share is None else float(to_fraction_of_ideal(share)),
             "closed_form": {
-                "fraction_of_total": to_float(self.form.fraction_of_total),
-                "fraction_of_ideal": to_float(self.form.fraction_of_ideal),
-                "bubble": self.form.formula,
-                "bubble_us": self._us(self.form.bubble),
-                "applies": self.setup.times.are_equal and self.form.bubble is not None,
-                "reason": self.form.reason,
-                "source": self.form.source,
+                "fraction_of_total": to_float(form.fraction_of_total),
+                "fraction_of_ideal": to_float(form.fraction_of_ideal),
+                "bubble": form.formula,
+                "bubble_us": self._us(form.bubble),
+                "applies": times.are_equal and form.bubble is not None,
+                "reason": form.reason,
+                "source": form.source,
             },
-            "simulated": self._simulated_data(),
-            "times": self._times_data(),
-            "alternatives": _alternatives_data(self.alternatives),
-            "target": None if self.target is None else _target_data(self.target),
+            "simulated": None if self.simulated is None else self._simulated_data(self.simulated),
+            "times": {f"{name}_us": [ns / NS_PER_US for ns in part] for name, part in asdict(times).items()}
+            if self.has_times
+            else None,
+            "alternatives": [
+                {
+                    "change": one.change,
+                    "fraction_of_total": float(one.fraction_of_total),
+                    "fraction_of_ideal": float(to_fraction_of_ideal(one.fraction_of_total)),
+                    "speedup": float(one.speedup),
+                    "peak_microbatches_in_flight": to_float(one.peak_in_flight),
+                }
+                for one in self.alternatives
+            ],
+            "target": None
+            if target is None
+            else {
+                "tflops": float(target.tflops),
+                "target_tflops": float(target.target_tflops),
+                "limit_tflops": float(target.limit),
+                "microbatches": target.microbatches,
+            },
         }
 
-    def _simulated_data(self) -> Json:
-        step = self.simulated
-        if step is None:
-            return None
-        timeline = step.timeline
+    def _simulated_data(self, step: SimulatedStep) -> Json:
+        timeline, ticks = step.timeline, step.ticks_per_ns
+        busy = [timeline.busy(stage) for stage in range(self.setup.devices)]
         return {
             "fraction_of_total": float(timeline.fraction_of_period),
             "fraction_of_ideal": float(to_fraction_of_ideal(timeline.fraction_of_period)),
@@ -83,23 +100,12 @@ class PredictionReport:
             "stages": [
                 {
                     "stage": stage,
-                    "useful_us": self._us(Fraction(timeline.busy(stage), step.ticks_per_ns)),
-                    "idle_us": self._us(Fraction(timeline.period - timeline.busy(stage), step.ticks_per_ns)),
+                    "useful_us": self._us(Fraction(useful, ticks)),
+                    "idle_us": self._us(Fraction(timeline.period - useful, ticks)),
                     "peak_microbatches_in_flight": float(step.peak_in_flight[stage]),
                 }
-                for stage in range(self.setup.devices)
+                for stage, useful in enumerate(busy)
             ],
-        }
-
-    def _times_data(self) -> Json:
-        times = self.setup.times
-        if not self.has_times:
-            return None
-        return {
-            "forward_us": [time / NS_PER_US for time in times.forward],
-            "backward_us": [time / NS_PER_US for time in times.backward],
-            "weight_us": [time / NS_PER_US for time in times.weight],
-            "transfer_us": [time / NS_PER_US for time in times.transfer],
         }
 
     def sections(self) -> tuple[Section, ...]:
@@ -114,7 +120,7 @@ class PredictionReport:
         return tuple(sections)
 
     def _summary(self) -> Section:
-        rows: list[tuple[Cell, ...]] = []
+        rows: list[Row] = []
         if self.simulated:
             share = self.simulated.timeline.fraction_of_period
             of_ideal = percent(to_fraction_of_ideal(share))
@@ -128,56 +134,41 @@ class PredictionReport:
         cells = tuple(row[: len(columns)] for row in rows)
         return Section("Pipeline bubble", tuple(columns), cells, notes=tuple(self._notes()))
 
-    def _notes(self) -> list[str]:
-        notes = [
+    def _notes(self) -> Iterator[str]:
+        yield (
             "Of the total: idle time over the total time of the passes. Of the ideal: the same idle time over the "
-            "compute time.",
-            f"Closed form: equal stages and no transfer time; source: {self.form.source}.",
-        ]
+            "compute time."
+        )
+        yield f"Closed form: equal stages and no transfer time; source: {self.form.source}."
         if self.form.reason:
-            notes.append(f"The closed form does not apply: {self.form.reason}.")
+            yield f"The closed form does not apply: {self.form.reason}."
         elif not self.setup.times.are_equal:
-            notes.append("The closed form assumes equal stages with the same total work; the simulation does not.")
+            yield "The closed form assumes equal stages with the same total work; the simulation does not."
         if not self.has_times:
-            notes.append(
+            yield (
                 "Without times, the forward pass, the input gradient and the weight gradient are assumed to take "
                 "equally long."
             )
-        notes += self.assumed
+        yield from self.assumed
         if self.simulated is None:
-            notes.append("Too large to simulate: closed form only.")
+            yield "Too large to simulate: closed form only."
         elif self.simulated.timeline.section != self.simulated.timeline.period:
             section = percent(self.simulated.timeline.fraction_of_total)
-            notes.append(
+            yield (
                 "A stage that is done may begin its next step. From the first forward pass to the end of the last "
                 f"backward pass on any stage, {section:.2f} % is idle."
             )
         if self.setup.microbatches < self.setup.devices:
-            notes.append(
+            yield (
                 f"{self.setup.microbatches} micro-batches cannot fill {self.setup.devices} stages: "
                 "some stage is idle all the time."
             )
-        return notes
 
     def _us(self, time_ns: Fraction | None) -> float | None:
         return in_unit(time_ns, NS_PER_US) if self.has_times else None
 
     def _ms(self, time_ns: Fraction | None) -> float | None:
         return in_unit(time_ns, NS_PER_MS) if self.has_times else None
-
-
-def _alternatives_data(alternatives: Sequence[Alternative]) -> Json:
-    """The effect of changes, for JSON."""
-    return [
-        {
-            "change": alternative.change,
-            "fraction_of_total": float(alternative.fraction_of_total),
-            "fraction_of_ideal": float(to_fraction_of_ideal(alternative.fraction_of_total)),
-            "speedup": float(alternative.speedup),
-            "peak_microbatches_in_flight": to_float(alternative.peak_in_flight),
-        }
-        for alternative in alternatives
-    ]
 
 
 def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str) -> Section:
@@ -189,13 +180,8 @@ def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str)
         Column("Micro-batches in flight"),
     )
     rows = tuple(
-        (
-            alternative.change,
-            percent(alternative.fraction_of_total),
-            float(alternative.speedup),
-            to_float(alternative.peak_in_flight),
-        )
-        for alternative in alternatives
+        (one.change, percent(one.fraction_of_total), float(one.speedup), to_float(one.peak_in_flight))
+        for one in alternatives
     )
     notes = (
         "Each change by itself, with the same times per micro-batch. More micro-batches of the same size make the "
@@ -207,15 +193,6 @@ def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str)
     return Section("Alternatives", columns, rows, notes=notes)
 
 
-def _target_data(target: ThroughputTarget) -> Json:
-    return {
-        "tflops": float(target.tflops),
-        "target_tflops": float(target.target_tflops),
-        "limit_tflops": float(target.limit),
-        "microbatches": target.microbatches,
-    }
-
-
 def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
     columns = (
         Column("Measured TFLOPs per GPU"),
@@ -224,12 +201,12 @@ def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
         Column("Micro-batches needed"),
         Column("TFLOPs per GPU without a bubble"),
     )
-    goal, limit, measured = float(target.target_tflops), float(target.limit), float(target.tflops)
+    goal = float(target.target_tflops)
     notes = [
         "Micro-batches are also called PP chunks or gradient accumulation steps. Assumes that a micro-batch keeps its "
         "size and its time, and that a step consists of its passes: no optimizer, no input."
     ]
     if target.microbatches is None:
         notes.append(f"{goal:g} cannot be reached by more micro-batches: make a micro-batch faster.")
-    row = (measured, setup.microbatches, goal, target.microbatches, limit)
+    row = (float(target.tflops), setup.microbatches, goal, target.microbatches, float(target.limit))
     return Section("Micro-batches for a target throughput", columns, (row,), notes=tuple(notes))
