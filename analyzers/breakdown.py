@@ -145,33 +145,7 @@ class Breakdown(Result, frozen=True):
         if steps:
             of_steps = (Column("Rank"), Column("Step"), Column("Host (ms)", 2), *COLUMNS)
             sections.append(long_table("Device time by step", of_steps, steps, most=_MOST_STEP_ROWS))
-        if any(rank.outside and rank.outside.busy for rank in self.ranks):
-            sections.append(self._windows(labels))
         return tuple(sections)
-
-    def _windows(self, labels: Sequence[str]) -> Section:
-        """The whole windows, with what ran in them besides the marked steps."""
-        rows = tuple(
-            (
-                label,
-                *rank.total.cells(),
-                *(rank.outside.cells() if rank.outside else (None,) * 4),
-            )
-            for label, rank in zip(labels, self.ranks, strict=True)
-        )
-        columns = (
-            Column("Rank"),
-            *COLUMNS,
-            Column("Before steps (ms)", 2),
-            Column("After steps (ms)", 2),
-            Column("Outside steps (ms)", 2),
-            Column("Other steps"),
-        )
-        note = (
-            "From the first to the last device event of the trace. Outside steps is the time of events launched in no "
-            "marked step; other steps is how many steps' kernels they are, by the number of kernels of a marked step."
-        )
-        return Section("Device time of the whole window", columns, rows, (note,))
 
 
 def measure(trace: Trace) -> tuple[RankParts, ...]:

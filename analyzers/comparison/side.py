@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
@@ -28,7 +28,6 @@ from perfscope.tables.columns import Float64
 from perfscope.tables.run import Run
 
 BASELINE = "perfscope/baseline/1"
-_FIGURES = ("step_time_s", "memory_bytes", "energy_j")
 _LOG_CONVENTION = "bigscience"
 
 
@@ -321,6 +320,9 @@ def side_of_log(name: str, summary: LogSummary) -> Side:
     )
 
 
+_Runs = tuple[tuple[float, ...], ...] | None
+
+
 class _Term(Struct):
     """A term: its time of a step, and of each step, and its events of the device a step."""
 
@@ -342,11 +344,13 @@ class _Budget(Struct):
 class _Baseline(Struct):
     """A baseline as it is stored."""
 
+    schema: str = BASELINE
+    name: str = ""
     setup: Setup | None = None
     is_profiled: bool = False
-    step_time_s: tuple[tuple[float, ...], ...] | None = None
-    memory_bytes: tuple[tuple[float, ...], ...] | None = None
-    energy_j: tuple[tuple[float, ...], ...] | None = None
+    step_time_s: _Runs = None
+    memory_bytes: _Runs = None
+    energy_j: _Runs = None
     tflop_per_step: tuple[float, str] | None = None
     budget: _Budget | None = None
     reasons: dict[str, str] = {}
@@ -354,37 +358,32 @@ class _Baseline(Struct):
 
 def to_baseline(side: Side) -> dict[str, Json]:
     """A side as data, whole."""
-    return {
-        "schema": BASELINE,
-        "name": side.name,
-        "is_profiled": side.is_profiled,
-        "setup": {**asdict(side.setup), "versions": {name: str(text) for name, text in side.setup.versions.items()}},
-        **{name: _samples_data(getattr(side, name)) for name in _FIGURES},
-        "tflop_per_step": None if side.tflop_per_step is None else list(side.tflop_per_step),
-        "budget": None if side.budget is None else _budget_data(side.budget),
-        "reasons": {str(name): reason for name, reason in side.reasons.items()},
-    }
+    budget = None
+    if side.budget is not None:
+        kept = side.budget
+        terms = (
+            _Term(term, kept.times.get(term, 0), tuple(times.tolist()), kept.calls.get(term))
+            for term, times in kept.by_step.items()
+        )
+        budget = _Budget(tuple(terms), kept.steps, kept.ranks, kept.activities)
+    data: dict[str, Json] = msgspec.to_builtins(
+        _Baseline(
+            name=side.name,
+            setup=side.setup,
+            is_profiled=side.is_profiled,
+            step_time_s=_lists(side.step_time_s),
+            memory_bytes=_lists(side.memory_bytes),
+            energy_j=_lists(side.energy_j),
+            tflop_per_step=side.tflop_per_step,
+            budget=budget,
+            reasons={str(name): reason for name, reason in side.reasons.items()},
+        )
+    )
+    return data
 
 
-def _samples_data(samples: Samples | None) -> Json:
-    return None if samples is None else [run.tolist() for run in samples.runs]
-
-
-def _budget_data(budget: Budget) -> dict[str, Json]:
-    return {
-        "steps": list(budget.steps),
-        "ranks": budget.ranks,
-        "activities": budget.activities,
-        "terms": [
-            {
-                "term": list(term),
-                "ns": budget.times.get(term, 0),
-                "by_step": times.tolist(),
-                "calls": budget.calls.get(term),
-            }
-            for term, times in budget.by_step.items()
-        ],
-    }
+def _lists(samples: Samples | None) -> _Runs:
+    return None if samples is None else tuple(tuple(run.tolist()) for run in samples.runs)
 
 
 def from_saved(name: str, data: Mapping[str, object]) -> Side:
@@ -423,7 +422,7 @@ def _from_baseline(name: str, data: _Baseline) -> Side:
     )
 
 
-def _samples(runs: tuple[tuple[float, ...], ...] | None, *, is_mean: bool = False) -> Samples | None:
+def _samples(runs: _Runs, *, is_mean: bool = False) -> Samples | None:
     if not runs:
         return None
     if any(not run or min(run) <= 0 for run in runs):

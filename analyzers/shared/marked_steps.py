@@ -13,7 +13,6 @@ import numpy as np
 
 from perfscope.analyzers.shared.intervals import covered, union
 from perfscope.constants import NS_PER_MS, NS_PER_US
-from perfscope.report import Cell
 from perfscope.result import Doc, Figures, InUnit
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, Trace, Work
@@ -47,10 +46,6 @@ class Outside(Figures, frozen=True, array_like=True):
             device_events=self.device_events + addend.device_events,
             steps=sum(counts) if counts else None,
         )
-
-    def cells(self) -> tuple[Cell, ...]:
-        """The times before, after and of events outside marked steps, in milliseconds, and the number of steps."""
-        return (*(ns / NS_PER_MS for ns in (self.before, self.after, self.busy)), self.steps)
 
     def sentence(self) -> str:
         """What it is, in words."""
