@@ -327,9 +327,8 @@ def _on_devices(training: Training) -> tuple[str, Cause] | None:
 
 def _takes_in_more(training: Training, straggler: int) -> bool:
     """Whether the rank takes in more tokens or samples than each of the others."""
-    steps = training.results.steps
     for name in ("tokens", "samples"):
-        counts = {rank.rank: getattr(rank.means, name) or 0.0 for rank in (steps.ranks if steps is not None else ())}
+        counts = {rank.rank: getattr(rank.means, name) or 0.0 for _, rank in training.step_ranks}
         own = counts.pop(straggler, 0.0)
         if counts and min(counts.values()) > 0 and own > (1 + _NOTICEABLE) * max(counts.values()):
             return True
@@ -436,9 +435,7 @@ def find_large_bubble(training: Training) -> Cause | None:
         f"{percent(pipeline.schedule_share):.1f} % of the stages' time is the schedule's bubble: {stages} stages, "
         f"{microbatches} micro-batches.",
         pipeline.pointer,
-        "schedule_fraction_of_total",
-        "microbatches",
-        "p",
+        "schedule_fraction_of_total microbatches p",
     )
     is_plain, is_interleaved = pipeline.schedule in _PLAIN, pipeline.schedule == Schedule.INTERLEAVED
     advice = f"{doubled} micro-batches halve it: " + training.option(

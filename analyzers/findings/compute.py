@@ -76,8 +76,7 @@ def find_padding(training: Training) -> Cause | None:
     evidence = fact(
         f"{percent(share):.0f} % of the positions in {padding.batches} batches are padding.",
         f"{row}/padding",
-        "padded",
-        "positions",
+        "padded positions",
     )
     advice = "Try " + training.option(
         {
@@ -108,10 +107,7 @@ def find_unfused_optimizer(training: Training) -> Cause | None:
         f"{step.name} launches {step.kernels:.0f} kernels a step ({step.way}), which take "
         f"{step.device_us / US_PER_MS:.2f} ms, with gaps of {idle_us / US_PER_MS:.2f} ms.",
         row,
-        "way",
-        "kernels",
-        "device_us",
-        "idle_us",
+        "way kernels device_us idle_us",
     )
     if stated is not None and not stated.has_fused and stated.name == step.name:
         foreach = "" if step.way == "foreach" else ", or `foreach=True`"
@@ -229,9 +225,7 @@ def find_unfused_norms(training: Training) -> Cause | None:
         f"{len(norms)} norms, such as `{norm.path}`, launch {kernels:.0f} kernels each, and take "
         f"{whole_us / US_PER_MS:.2f} ms of a step.",
         row,
-        "path",
-        "self_kernels",
-        "self_us",
+        "path self_kernels self_us",
     )
     advice = "Try " + training.option(
         {
@@ -335,9 +329,7 @@ def find_full_memory(training: Training) -> Cause | None:
                 f"The allocator holds {peak.reserved_bytes / GB:.2f} GB at the peak, of which {saved / GB:.2f} GB hold "
                 "no tensor.",
                 row,
-                "reserved_bytes",
-                "unused_bytes",
-                "device_bytes",
+                "reserved_bytes unused_bytes device_bytes",
             )
         ]
         segments = "`PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`", training.has_expandable_segments
@@ -346,13 +338,13 @@ def find_full_memory(training: Training) -> Cause | None:
         saved, change = round(peak.savings[0].saved_bytes), peak.savings[0].change
         whole = (peak.device_bytes or 0) / GB
         text = f"Tensors take {peak.peak_bytes / GB:.2f} GB at the peak, of {whole:.2f} GB of the GPU."
-        evidence = [fact(text, row, "peak_bytes", "device_bytes")]
+        evidence = [fact(text, row, "peak_bytes device_bytes")]
         for place, saving in numbered(f"{row}/savings", peak.savings)[:_MOST_SAVINGS]:
             text = (
                 f"{saving.saved_bytes / GB:.2f} GB ({percent(saving.saved_bytes / peak.peak_bytes):.0f} %) less: "
                 f"{saving.change}; its price: {saving.price}."
             )
-            evidence.append(fact(text, place, "saved_bytes", "change", "price"))
+            evidence.append(fact(text, place, "saved_bytes change price"))
         advice = f"{change[:1].upper()}{change[1:]}."
     else:
         return None

@@ -40,9 +40,9 @@ class Evidence(Figures, frozen=True):
     ] = ()
 
 
-def fact(text: str, pointer: str = "", *keys: str) -> Evidence:
-    """A fact, and where its figures are: keys of one object of the results, or the object."""
-    pointers = tuple(f"/results{pointer}/{key}" for key in keys) or ((f"/results{pointer}",) if pointer else ())
+def fact(text: str, pointer: str = "", keys: str = "") -> Evidence:
+    """A fact, and where its figures are: some keys of one object of the results, or the object."""
+    pointers = tuple(f"/results{pointer}/{key}" for key in keys.split()) or ((f"/results{pointer}",) if pointer else ())
     return Evidence(text, pointers)
 
 

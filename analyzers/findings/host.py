@@ -42,10 +42,9 @@ _MOST_NAMED = 3
 
 def find_slow_loading(training: Training) -> Cause | None:
     """Training waits for data loaders: by the hooks, limited to the time that the device has left in a step."""
-    steps = training.results.steps
     waits: dict[int | None, tuple[float, str]] = {}
     busy = {rank.rank: rank.compute + rank.copy for rank in training.ranks if training.has_device}
-    for row, rank in numbered("/steps/ranks", steps.ranks if steps is not None else ()):
+    for row, rank in training.step_ranks:
         spare_us = max((training.step_us or 0.0) - busy.get(rank.rank, 0.0), 0.0)
         wait_us = (rank.means.data_wait_s or 0.0) * US_PER_S
         waits[rank.rank] = min(wait_us, spare_us) if rank.rank in busy else wait_us, f"{row}/means/data_wait_s"
@@ -63,7 +62,7 @@ def find_slow_loading(training: Training) -> Cause | None:
         pinned = "pinned" if loader.pin_memory else "not pinned"
         text = f"The DataLoader has {loader.workers} workers; its batches are {pinned}."
         evidence.append(fact(text, "/setup/ranks/0/loaders/0", "workers"))
-    means = next((rank.means for rank in steps.ranks if rank.rank == slowest), None) if steps is not None else None
+    means = next((rank.means for _, rank in training.step_ranks if rank.rank == slowest), None)
     low_us = high_us = cost_us
     if means is not None:
         low_us = min((means.data_wait_low_s or 0.0) * US_PER_S, cost_us)
@@ -82,15 +81,14 @@ def find_slow_loading(training: Training) -> Cause | None:
     )
     return Cause(
         cost_us, (low_us, high_us), tuple(slow), tuple(evidence), advice,
-        scenario="data-loading-free", is_of_all_steps=steps is not None and bool(steps.ranks),
+        scenario="data-loading-free", is_of_all_steps=bool(training.step_ranks),
     )  # fmt: skip
 
 
 def find_unpinned_copies(training: Training) -> Cause | None:
     """Batches are copied from pageable memory: the copy is slow, and the host waits for it."""
     names = training.kernels("copy", _PAGEABLE)
-    ranks = numbered("/calls/ranks", training.results.calls.ranks if training.results.calls is not None else ())
-    blocked = [(row, rank, rank.pageable) for row, rank in ranks if rank.pageable_bytes]
+    blocked = [(row, rank, rank.pageable) for row, rank in training.call_ranks if rank.pageable_bytes]
     if not names or not blocked or not training.ranks:
         return None
     row, rank, pageable = max(blocked, key=lambda entry: entry[2].regained_us)
@@ -99,8 +97,7 @@ def find_unpinned_copies(training: Training) -> Cause | None:
         f"A step copies {pageable.bytes / MEGA:.1f} MB from memory that is not pinned, and its host is blocked for "
         f"{pageable.blocked_us / US_PER_MS:.2f} ms.",
         f"{row}/pageable",
-        "bytes",
-        "blocked_us",
+        "bytes blocked_us",
     )
     loaders = training.setup.loaders if training.setup is not None else ()
     if loaders and all(loader.pin_memory for loader in loaders):
@@ -120,9 +117,7 @@ def find_unpinned_copies(training: Training) -> Cause | None:
 
 def find_garbage_collection(training: Training) -> Cause | None:
     """Full collections of Python's garbage interrupt steps; on several ranks each one makes the others wait."""
-    steps = training.results.steps
-    ranks = numbered("/steps/ranks", steps.ranks if steps is not None else ())
-    collecting = [(row, rank, rank.means.garbage_s) for row, rank in ranks if rank.means.garbage_s]
+    collecting = [(row, rank, rank.means.garbage_s) for row, rank in training.step_ranks if rank.means.garbage_s]
     if not collecting:
         return None
     row, rank, garbage_s = max(collecting, key=lambda entry: entry[2])
@@ -131,8 +126,7 @@ def find_garbage_collection(training: Training) -> Cause | None:
         f"Full collections of Python's garbage interrupted {count} of {rank.undisturbed} steps, for "
         f"{cost_us * rank.undisturbed / max(count, 1) / US_PER_MS:.1f} ms each.",
         f"{row}/means",
-        "garbage_s",
-        "garbage_steps",
+        "garbage_s garbage_steps",
     )
     is_off = training.setup is not None and training.setup.collects_garbage is False
     advice = "Try " + training.option(
@@ -154,9 +148,7 @@ def find_garbage_collection(training: Training) -> Cause | None:
 
 def find_recompilation(training: Training) -> Cause | None:
     """torch.compile still compiles after the first steps."""
-    steps = training.results.steps
-    ranks = numbered("/steps/ranks", steps.ranks if steps is not None else ())
-    compiling = [entry for entry in ranks if entry[1].means.compiled_steps >= _FEWEST_COMPILED_STEPS]
+    compiling = [entry for entry in training.step_ranks if entry[1].means.compiled_steps >= _FEWEST_COMPILED_STEPS]
     if not compiling:
         return None
     row, rank = max(compiling, key=lambda entry: entry[1].means.compile_s or 0.0)
@@ -165,8 +157,7 @@ def find_recompilation(training: Training) -> Cause | None:
         f"torch.compile compiled in {rank.means.compiled_steps} steps after the first five, "
         f"{cost_us / US_PER_MS:.1f} ms in a mean step.",
         f"{row}/means",
-        "compiled_steps",
-        "compile_s",
+        "compiled_steps compile_s",
     )
     advice = (
         "Find the changing shape or value with `TORCH_LOGS=recompiles`, then try `torch.compile(dynamic=True)`, "
@@ -210,10 +201,8 @@ def find_blocking_saves(training: Training) -> Cause | None:
 
 def find_synchronisations(training: Training) -> Cause | None:
     """Calls that wait for the device, by who makes them."""
-    calls = training.results.calls
-    ranks = numbered("/calls/ranks", calls.ranks if calls is not None else ())
-    regained_us = {row: rank.synchronisation.regained_us for row, rank in ranks}
-    row, rank = max(ranks, key=lambda entry: regained_us[entry[0]], default=("", None))
+    regained_us = {row: rank.synchronisation.regained_us for row, rank in training.call_ranks}
+    row, rank = max(training.call_ranks, key=lambda entry: regained_us[entry[0]], default=("", None))
     if rank is None:
         return None
     callers = [
@@ -234,13 +223,13 @@ def find_synchronisations(training: Training) -> Cause | None:
             f"{caller.operator or 'a call outside of operators'}{f' in {caller.function}' if caller.function else ''} "
             f"waits {caller.calls:.0f} times a step, {caller.blocked_us / US_PER_MS:.2f} ms.",
             place,
-            "calls",
-            "blocked_us",
-            "regained_us",
+            "calls blocked_us regained_us",
         )
         for place, caller in callers[:_MOST_NAMED]
     )
-    of_ranks = tuple(rank.rank for row, rank in ranks if rank.rank is not None and regained_us[row] >= _ALSO * cost_us)
+    of_ranks = tuple(
+        rank.rank for row, rank in training.call_ranks if rank.rank is not None and regained_us[row] >= _ALSO * cost_us
+    )
     advice = _advise_waiting(training, callers[0][1])
     return Cause(cost_us, (cost_us / 2, cost_us), of_ranks, evidence, advice, basis=Basis.BOUND)
 
@@ -279,9 +268,7 @@ def _advise_waiting(training: Training, caller: Caller) -> str:
 
 def find_allocations(training: Training) -> Cause | None:
     """Steps ask the driver for memory: each call holds the host up, and freeing waits for the device."""
-    calls, steps = training.results.calls, training.results.steps
-    ranks = numbered("/calls/ranks", calls.ranks if calls is not None else ())
-    row, rank = max(ranks, key=lambda entry: entry[1].allocation.blocked_us, default=("", None))
+    row, rank = max(training.call_ranks, key=lambda entry: entry[1].allocation.blocked_us, default=("", None))
     if rank is None or not rank.allocation.calls:
         return None
     allocation = rank.allocation
@@ -290,12 +277,10 @@ def find_allocations(training: Training) -> Cause | None:
             f"A step calls cudaMalloc and cudaFree {allocation.calls:.0f} times, for "
             f"{allocation.blocked_us / US_PER_MS:.2f} ms.",
             f"{row}/allocation",
-            "calls",
-            "blocked_us",
-            "regained_us",
+            "calls blocked_us regained_us",
         )
     ]
-    for place, entry in numbered("/steps/ranks", steps.ranks if steps is not None else ()):
+    for place, entry in training.step_ranks:
         retries = entry.means.alloc_retries
         if entry.rank == rank.rank and retries:
             text = f"The allocator freed its cache and tried again {retries:.2f} times a step: memory is nearly full."
@@ -335,7 +320,7 @@ def find_host_pauses(training: Training) -> Cause | None:
             if entry.function:
                 called = f", which calls {entry.call}" if entry.call else ""
                 text = f"{entry.us / rank.steps / US_PER_MS:.2f} ms in {entry.function}{called}."
-                evidence.append(fact(text, place, "function", "us"))
+                evidence.append(fact(text, place, "function us"))
     if len(evidence) > 1 or training.has_stacks:
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
@@ -359,7 +344,7 @@ def find_slow_launches(training: Training) -> Cause | None:
         fact(
             f"The device waits {cost_us / US_PER_MS:.2f} ms of a step for launches: {parts}.",
             f"{rank.idle_pointer}/marked",
-            *(f"{cause}_us" for cause in LAUNCHING),
+            " ".join(f"{cause}_us" for cause in LAUNCHING),
         )
     ]
     larger = training.option(

@@ -14,7 +14,7 @@ from perfscope.constants import NS_PER_US, US_PER_S
 
 if TYPE_CHECKING:
     from perfscope.analyzers.breakdown import Breakdown, RankParts
-    from perfscope.analyzers.calls import Calls
+    from perfscope.analyzers.calls import Calls, RankCalls
     from perfscope.analyzers.collectives import Collectives, Operation
     from perfscope.analyzers.gpus import Gpu, Gpus
     from perfscope.analyzers.host import HostRank, HostTime
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from perfscope.analyzers.roofline import Roofline
     from perfscope.analyzers.saves import SaveTimes
     from perfscope.analyzers.setup import RankSetup, Setup
-    from perfscope.analyzers.steps import StepTimes
+    from perfscope.analyzers.steps import RankSteps, StepTimes
     from perfscope.analyzers.stragglers.records import LateRanks
     from perfscope.analyzers.stragglers.traces import Stragglers
     from perfscope.analyzers.throttling import Throttling
@@ -203,6 +203,16 @@ class Training:
         setup = self.results.setup
         return setup.ranks[0] if setup is not None else None
 
+    @cached_property
+    def step_ranks(self) -> list[tuple[str, RankSteps]]:
+        """The recorded steps of each rank; empty without records."""
+        return numbered("/steps/ranks", self.results.steps.ranks if self.results.steps is not None else ())
+
+    @cached_property
+    def call_ranks(self) -> list[tuple[str, RankCalls]]:
+        """The calls that hold each rank's host up; empty without traces of a device."""
+        return numbered("/calls/ranks", self.results.calls.ranks if self.results.calls is not None else ())
+
     @property
     def devices(self) -> Sequence[RankParts]:
         """The device time of each rank; empty without a device."""
@@ -338,17 +348,7 @@ class Training:
         steps = self.results.pipeline_steps
         if steps is None or not steps.section_ns:
             return None
-        return Pipeline(
-            "/pipeline_steps",
-            steps.section_ns / NS_PER_US,
-            tuple((stage.ranks, stage.useful / NS_PER_US) for stage in steps.stages),
-            steps.schedule_fraction_of_total or 0.0,
-            steps.imbalance_fraction_of_total or 0.0,
-            steps.transfer_and_host_fraction_of_total or 0.0,
-            steps.theory_fraction_of_total,
-            steps.schedule,
-            steps.microbatches,
-        )
+        return _pipeline("/pipeline_steps", steps, steps.section_ns, steps.transfer_and_host_fraction_of_total)
 
     @cached_property
     def traced_pipeline(self) -> Pipeline | None:
@@ -356,17 +356,7 @@ class Training:
         bubble = self.results.pipeline_bubble
         if bubble is None or not bubble.section:
             return None
-        return Pipeline(
-            "/pipeline_bubble",
-            float(bubble.section) / NS_PER_US,
-            tuple((stage.ranks, float(stage.useful or 0) / NS_PER_US) for stage in bubble.stages),
-            bubble.schedule_fraction_of_total or 0.0,
-            bubble.imbalance_fraction_of_total or 0.0,
-            bubble.host_fraction_of_total or 0.0,
-            bubble.theory_fraction_of_total,
-            bubble.schedule,
-            bubble.microbatches,
-        )
+        return _pipeline("/pipeline_bubble", bubble, float(bubble.section), bubble.host_fraction_of_total)
 
     @cached_property
     def window_steps(self) -> float:
@@ -397,7 +387,7 @@ class Training:
 
     def gpu_of(self, uuid: str) -> tuple[str, Gpu] | None:
         """A GPU by its UUID."""
-        gpus = numbered("/gpus", self.results.gpus.entries() if self.results.gpus is not None else ())
+        gpus = numbered("/gpus", self.results.gpus.gpus if self.results.gpus is not None else ())
         return next((entry for entry in gpus if entry[1].uuid == uuid), None)
 
     @cached_property
@@ -410,10 +400,8 @@ class Training:
     @cached_property
     def used_memory(self) -> tuple[float, tuple[str, str]] | None:
         """The share of the fullest GPU that tensors ever used, and where that is; None where it is unknown."""
-        steps, gpus = self.results.steps, self.results.gpus
-        peaks = numbered("/steps/ranks", steps.ranks if steps is not None else ())
-        totals = numbered("/gpus", gpus.entries() if gpus is not None else ())
-        peak, rank = max(peaks, key=lambda entry: entry[1].memory_peak_bytes or 0, default=("", None))
+        totals = numbered("/gpus", self.results.gpus.gpus if self.results.gpus is not None else ())
+        peak, rank = max(self.step_ranks, key=lambda entry: entry[1].memory_peak_bytes or 0, default=("", None))
         total, gpu = max(totals, key=lambda entry: entry[1].memory_total_bytes or 0, default=("", None))
         if rank is None or gpu is None or not rank.memory_peak_bytes or not gpu.memory_total_bytes:
             return None
@@ -466,8 +454,7 @@ class Training:
     @property
     def has_stacks(self) -> bool:
         """Whether the traces hold the lines of Python that called."""
-        calls = self.results.calls
-        return calls is not None and any(caller.function for rank in calls.ranks for caller in rank.callers)
+        return any(caller.function for _, rank in self.call_ranks for caller in rank.callers)
 
 
 def offer(*choices: tuple[str, bool]) -> str:
@@ -477,6 +464,22 @@ def offer(*choices: tuple[str, bool]) -> str:
     '`--b`, or less'
     """
     return ", or ".join(text for text, is_used in choices if not is_used)
+
+
+def _pipeline(
+    pointer: str, measured: PipelineSteps | PipelineBubble, section_ns: float, gaps_share: float | None
+) -> Pipeline:
+    return Pipeline(
+        pointer,
+        section_ns / NS_PER_US,
+        tuple((stage.ranks, float(stage.useful or 0) / NS_PER_US) for stage in measured.stages),
+        measured.schedule_fraction_of_total or 0.0,
+        measured.imbalance_fraction_of_total or 0.0,
+        gaps_share or 0.0,
+        measured.theory_fraction_of_total,
+        measured.schedule,
+        measured.microbatches,
+    )
 
 
 def _busy_ns(device: RankParts) -> float:

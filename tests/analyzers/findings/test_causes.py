@@ -21,7 +21,7 @@ def throttled(*, limit_w: float = 700.0, clock_mhz: float = 1500.0, count: int =
     entry = Made(
         uuid="A", name="NVIDIA H200", ranks=(0,), known_steps=80, steps=cause.steps, causes=(cause,), hit_mhz=clock_mhz
     )  # fmt: skip
-    return training(gpus=Made(gpus=gpus, entries=lambda: gpus), throttling=Made(gpus=(entry,)))
+    return training(gpus=Made(gpus=gpus), throttling=Made(gpus=(entry,)))
 
 
 def test_a_gpu_at_its_own_power_limit_is_no_finding() -> None:
@@ -120,12 +120,14 @@ def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance:
         for work, pause, launches in zip(works, pauses, LAUNCHES_US, strict=True)
     ]
     waits = [{"not_shown": pause, "operator": launches} for pause, launches in zip(pauses, LAUNCHES_US, strict=True)]
-    timed = {"schedule": 0.132, "imbalance": imbalance, "transfer_and_host": 0.009}
-    traced = {"schedule": 0.051, "imbalance": 0.002, "host": gaps}
-    bubble = Made(
-        section_ns=1000 * section_us, stages=4, ranks=tuple((rank,) for rank in range(4)), share=traced.get,
-        mean_part=lambda stage, _: 1000 * works[stage], steps=[Made(microbatches=8)],
-    )  # fmt: skip
+    traced = Made(
+        section=1000 * section_us,
+        stages=[Made(ranks=(rank,), useful=1000 * us) for rank, us in enumerate(works)],
+        schedule_fraction_of_total=0.051,
+        imbalance_fraction_of_total=0.002,
+        host_fraction_of_total=gaps,
+        microbatches=8,
+    )
     return training(
         breakdown=breakdown(*devices),
         idle=idle(*waits),
@@ -133,10 +135,12 @@ def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance:
         pipeline_steps=Made(
             section_ns=round(1000 * section_us),
             stages=[Made(ranks=(rank,), useful=round(1000 * us)) for rank, us in enumerate(times["passes"])],
-            share=timed.get,
+            schedule_fraction_of_total=0.132,
+            imbalance_fraction_of_total=imbalance,
+            transfer_and_host_fraction_of_total=0.009,
             microbatches=8,
         ),
-        pipeline_bubble=Made(bubble=bubble),
+        pipeline_bubble=traced,
     )
 
 
