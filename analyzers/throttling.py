@@ -14,12 +14,11 @@ from typing import Annotated
 import numpy as np
 
 from perfscope.analyzers.shared.doubt import check_share
-from perfscope.analyzers.shared.gpu_steps import UsedGpu, step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, UsedGpu, step_intervals_ns, used_gpus
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import read_column
 from perfscope.analyzers.shared.statistics import mean, median
 from perfscope.analyzers.shared.step_selection import UndisturbedSteps, find_undisturbed
-from perfscope.analyzers.shared.throttle_causes import CAUSES
 from perfscope.constants import NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Section, milliseconds, percent
@@ -115,7 +114,7 @@ def _find_throttled_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuTh
     starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
     covered, bits = _bits_of_steps(used.samples, starts_ns, ends_ns)
     step = used.steps.step[rows]
-    throttled = covered & (bits & sum(CAUSES) != 0)
+    throttled = covered & (bits & sum(THROTTLING_CAUSES) != 0)
     unthrottled = covered & ~throttled
     steady = undisturbed.mask(used.steps)[rows]
     times_s = (ends_ns - starts_ns) / NS_PER_S
@@ -127,7 +126,7 @@ def _find_throttled_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuTh
             steps=tuple(step[covered & (bits & bit != 0)].tolist()),
             time_fraction=_active_fraction(used.samples, counter, training_ns),
         )
-        for bit, (name, counter) in CAUSES.items()
+        for bit, (name, counter) in THROTTLING_CAUSES.items()
     ]
     return GpuThrottling(
         host=used.samples.host,

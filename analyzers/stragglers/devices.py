@@ -14,8 +14,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
-from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
-from perfscope.analyzers.shared.throttle_causes import CAUSES
+from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.stragglers.lateness import Cause, Lateness
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
@@ -238,7 +237,7 @@ def _read_clocks(run: Run) -> dict[int, tuple[int, str]]:
     for gpu in run.gpus:
         works = np.ma.filled(gpu.util_percent, 0) > 0
         clock, bits = gpu.sm_clock_mhz[works], gpu.throttle[works].compressed()
-        causes = [name for bit, (name, _) in CAUSES.items() if 2 * np.count_nonzero(bits & bit) > len(bits)]
+        causes = [name for bit, (name, _) in THROTTLING_CAUSES.items() if 2 * np.count_nonzero(bits & bit) > len(bits)]
         for rank in ranks_on_gpu(gpu, ranks_by_device):
             if present(clock).any():
                 clocks[rank] = round(float(np.median(clock.compressed()))), " and ".join(causes)
