@@ -54,7 +54,7 @@ def test_gpm_states_means_between_two_samples_once_a_second(library: Path, sampl
     seconds = (lines[-1]["t_ns"] - lines[1]["t_ns"]) / 1e9
     assert 1 <= len(tensor) <= 1 + seconds
     begin, end = (values(lines, 1, name)[0][1] for name in ("gpm_from_ns", "gpm_to_ns"))
-    assert 0.5e9 < end - begin <= end - lines[0]["t_ns"]
+    assert 0.45e9 < end - begin <= end - lines[0]["t_ns"]  # half a period, less what a round may come early
     (tmp_path / "nvml").mkdir()
     (tmp_path / "nvml" / "vm.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     gpus, _ = read_gpus(tmp_path, [])
