@@ -139,7 +139,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         if cause.cost_us < least_us and cause.basis is Basis.BOUND:
             continue  # no replay is needed to leave it out
         cause, replay = _replayed(training, cause)
-        cost_us = cause.cost_us
+        cost_us = cause.cost_us if cause.is_beside else min(cause.cost_us, step_us)
         if not cause.is_of_all_steps and cause.basis is not Basis.REPLAY:
             cost_us = min(cost_us, training.part_us(rule.parts[0]))
         named_us = sum(each.cost_us for other, each in found if not {*other.parts}.isdisjoint(rule.parts))
