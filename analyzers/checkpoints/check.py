@@ -402,22 +402,33 @@ _UNIT_PAIRS = (  # the smallest size, with its decimal and its binary unit
 _STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS, Role.EMA, Role.BUFFERS)
 
 
-class CheckpointSizes(Result, frozen=True):
+class CheckpointSizes(Result, frozen=True, kw_only=True):
     """The sizes of a checkpoint."""
 
-    INLINE = ("checkpoint",)
-
     checkpoint: Checkpoint
+    path: Annotated[str, Doc("Its folder, or a list of its files.")]
+    tag: Annotated[str | None, Doc("Its name in a folder of several; null if the folder itself is the checkpoint.")]
+    layout: Annotated[Layout, Doc("Which framework wrote it, and how it is split.")]
+    mixture_of_experts: Annotated[bool, Doc("There are files of experts.")]
+    bytes: Annotated[int, Doc("The size of all files.")]
     parameters: Annotated[int | None, Doc("Number of parameters.")]
     parameters_from: Annotated[str, Doc("The origin of that number.")]
     read: Annotated[str, Doc("`contents` if tables of contents were read, `names` if only names and sizes are known.")]
     parts: Annotated[Mapping[str, Share], Doc("Bytes by part.")]
     findings: Annotated[tuple[Finding, ...], Doc("Problems.")]
+    files: Annotated[tuple[CheckpointFile, ...], Doc("Its files, by path.")]
+    checkpoints: Annotated[tuple[CheckpointSummary, ...], Doc("All of the folder; empty for a single file.")]
+    notes: Annotated[tuple[str, ...], Doc("Why this one was taken, and what is unusual about the folder.")]
 
     @figure
     def bytes_per_parameter(self) -> float | None:
         """``bytes / parameters``."""
-        return self.checkpoint.bytes / self.parameters if self.parameters else None
+        return self.bytes / self.parameters if self.parameters else None
+
+    @figure
+    def other_checkpoints(self) -> dict[str, int]:
+        """The sizes of the others of the folder."""
+        return {each.name: each.bytes for each in self.checkpoints if not each.shown}
 
     def sections(self) -> tuple[Section, ...]:
         """The parts, the problems, the files."""
@@ -508,7 +519,22 @@ def check_checkpoint(
         *_check_newest(checkpoint),
         *(Finding("damage", text) for text in checkpoint.damage),
     )
-    return CheckpointSizes(checkpoint, parameters, origin, read, shares, tuple(findings))
+    return CheckpointSizes(
+        checkpoint=checkpoint,
+        path=checkpoint.path,
+        tag=checkpoint.tag,
+        layout=checkpoint.layout,
+        mixture_of_experts=checkpoint.mixture_of_experts,
+        bytes=checkpoint.bytes,
+        parameters=parameters,
+        parameters_from=origin,
+        read=read,
+        parts=shares,
+        findings=findings,
+        files=checkpoint.files,
+        checkpoints=checkpoint.checkpoints,
+        notes=checkpoint.notes,
+    )
 
 
 def _describe(file: CheckpointFile) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
-from typing import Annotated
-
-from perfscope.result import Doc, Figures, figure
 
 
 class Role(StrEnum):
@@ -54,77 +52,111 @@ class Layout(StrEnum):
     UNKNOWN = "not recognised"
 
 
-class TensorGroup(Figures, frozen=True):
-    """The tensors of a file with one role and dtype, summed."""
+@dataclass(frozen=True, slots=True)
+class TensorGroup:
+    """The tensors of a file with one role and dtype, summed.
 
-    role: Annotated[Role, Doc("What they are for.")]
-    dtype: Annotated[str, Doc("Their data type.")]
-    elements: Annotated[int, Doc("Their number of elements; tensors that share a storage count once.")]
-    bytes: Annotated[int, Doc("Their size.")]
+    Attributes:
+        role: What they are for.
+        dtype: Their data type.
+        elements: Their number of elements; tensors that share a storage count once.
+        bytes: Their size.
+    """
 
-
-class CheckpointFile(Figures, frozen=True):
-    """One file."""
-
-    path: Annotated[str, Doc("Its path below the checkpoint.")]
-    bytes: Annotated[int, Doc("Its size.")]
-    kind: Annotated[Kind, Doc("What it is, by its name.")]
-    ranks: Annotated[Mapping[str, int], Doc("The ranks, layer or expert that it belongs to, by its name.")]
-    holds: Annotated[tuple[TensorGroup, ...] | None, Doc("Its tensors, by its own table of contents, if that is read.")]
-    unused_bytes: Annotated[int, Doc("Bytes of storages outside of every tensor: views saved without a copy.")] = 0
-    unread: Annotated[str | None, Doc("Why its contents are not known; null if they are.")] = None
-    dangerous_calls: Annotated[tuple[str, ...], Doc("Functions it would call that no checkpoint needs.")] = ()
-    copy_of: Annotated[str | None, Doc("The file of another rank with the same tensors, by their checksums.")] = None
+    role: Role
+    dtype: str
+    elements: int
+    bytes: int
 
 
-class CheckpointSummary(Figures, frozen=True):
-    """One of the checkpoints in a folder, from its names, its sizes and the ends of its files."""
+@dataclass(frozen=True, slots=True)
+class CheckpointFile:
+    """One file.
 
-    name: Annotated[str, Doc("Its name in the folder; empty for the folder itself.")]
-    step: Annotated[int | None, Doc("The training step after which it was saved, where it is stated.")]
-    epoch: Annotated[int | None, Doc("The epoch, as for the step.")]
-    files: Annotated[int, Doc("How many files it has.")]
-    bytes: Annotated[int, Doc("Their size.")]
-    modified_ns: Annotated[int | None, Doc("When one of them was last modified; null for a list of names.")]
-    problems: Annotated[tuple[str, ...], Doc("What is missing or cut off; empty where it seems complete.")]
-    newest: Annotated[bool, Doc("It is the newest of the folder.")] = False
-    shown: Annotated[bool, Doc("It is the one whose files are read.")] = False
+    Attributes:
+        path: Its path below the checkpoint.
+        bytes: Its size.
+        kind: What it is, by its name.
+        ranks: The ranks, layer or expert that it belongs to, by its name.
+        holds: Its tensors, by its own table of contents; absent if that was not read.
+        unused_bytes: Bytes of storages outside of every tensor: views that were saved without a copy.
+        unread: The reason why its contents are not known; absent if they are.
+        dangerous_calls: Functions that loading it would call and that no checkpoint needs.
+        copy_of: The file of another rank with the same tensors, by their checksums; absent if there is none.
+    """
 
-    @figure
-    def complete(self) -> bool:
-        """It has no problems."""
-        return not self.problems
+    path: str
+    bytes: int
+    kind: Kind
+    ranks: Mapping[str, int]
+    holds: tuple[TensorGroup, ...] | None
+    unused_bytes: int = 0
+    unread: str | None = None
+    dangerous_calls: tuple[str, ...] = ()
+    copy_of: str | None = None
 
 
-class Checkpoint(Figures, frozen=True, kw_only=True, dict=True):
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """One of the checkpoints in a folder, from its names, its sizes and the ends of its files.
+
+    Attributes:
+        name: Its name in the folder; empty for the folder itself.
+        step: The training step after which it was saved; absent where nothing states it.
+        epoch: The epoch, as for the step.
+        files: How many files it has.
+        bytes: Their size.
+        modified_ns: When one of them was last modified; absent for a list of names.
+        problems: What is missing or cut off, in words; empty where it seems complete.
+        complete: Whether it has no problems.
+        newest: Whether it is the newest of the folder.
+        shown: Whether it is the one whose files are read.
+    """
+
+    name: str
+    step: int | None
+    epoch: int | None
+    files: int
+    bytes: int
+    modified_ns: int | None
+    problems: tuple[str, ...]
+    complete: bool
+    newest: bool = False
+    shown: bool = False
+
+
+@dataclass(frozen=True)
+class Checkpoint:
     """One checkpoint.
 
     Attributes:
+        path: Its folder, or a list of its files.
+        tag: Its name in a folder of several; absent if the folder itself is the checkpoint.
+        layout: Which framework wrote it, and how it is split.
+        files: Its files, by path.
+        mixture_of_experts: Whether its model is a mixture of experts.
         stated_parameters: The number of parameters that the checkpoint itself states; absent if it states none.
+        checkpoints: All checkpoints in the same folder, this one included; empty for a single file.
         damage: What is missing or cannot be read, in words.
+        notes: Why this checkpoint of the folder was taken, and what is unusual about the folder.
         tied: A weight that is stored again under this name; absent if none is.
     """
 
-    path: Annotated[str, Doc("Its folder, or a list of its files.")]
-    tag: Annotated[str | None, Doc("Its name in a folder of several; null if the folder itself is the checkpoint.")]
-    layout: Annotated[Layout, Doc("Which framework wrote it, and how it is split.")]
-    files: Annotated[tuple[CheckpointFile, ...], Doc("Its files, by path.")]
-    mixture_of_experts: Annotated[bool, Doc("There are files of experts.")]
+    path: str
+    tag: str | None
+    layout: Layout
+    files: tuple[CheckpointFile, ...]
+    mixture_of_experts: bool
     stated_parameters: int | None
-    checkpoints: Annotated[tuple[CheckpointSummary, ...], Doc("All of the folder; empty for a single file.")]
+    checkpoints: tuple[CheckpointSummary, ...]
     damage: tuple[str, ...]
-    notes: Annotated[tuple[str, ...], Doc("Why this one was taken, and what is unusual about the folder.")] = ()
+    notes: tuple[str, ...] = ()
     tied: str | None = None
 
-    @figure
+    @property
     def bytes(self) -> int:
         """The size of all files."""
         return sum(file.bytes for file in self.files)
-
-    @figure
-    def other_checkpoints(self) -> dict[str, int]:
-        """The sizes of the others of the folder."""
-        return {each.name: each.bytes for each in self.checkpoints if not each.shown}
 
     @cached_property
     def has_optimizer_files(self) -> bool:

@@ -7,10 +7,8 @@ epoch in the names, else the one that was modified last.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-from msgspec.structs import replace
 
 from perfscope.errors import SourceError
 from perfscope.files import read_text
@@ -127,6 +125,7 @@ def _find_candidates(path: Path, listing: Listing, tracked: str | None) -> list[
             bytes=sum(unit.sizes.values()),
             modified_ns=max(modified, default=None),
             problems=tuple(problems),
+            complete=not problems,
         )
         candidates.append(_Candidate(unit, summary))
     return sorted(candidates, key=lambda each: (each.number, each.modified_ns, each.unit.name))
