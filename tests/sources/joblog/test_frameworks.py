@@ -284,11 +284,6 @@ class TestTorchtitan:
         behind = f"{head}Finish saving the checkpoint in the background process in 9.00 seconds.\n"
         assert read(tmp_path, titan(10, "22:30:50,000"), behind).saves == ()
 
-    def test_a_line_without_a_gradient_norm_and_with_a_clash_of_runs(self, tmp_path: Path) -> None:
-        line = "[rank0]:[titan] 2025-06-16 22:30:48,735 - root - INFO - step: {}  loss:  6.1384  memory: 49.66GiB(52.28%)  tps: 5,856  tflops: 339.16  mfu: 34.29%\n"
-        log = read(tmp_path, line.format(200), line.format(210).replace("48,735", "58,735"))
-        assert seconds(log) == [None, 1.0]
-
 
 class TestGluonNlp:
     def test_a_step_is_the_median_of_its_ranks(self, tmp_path: Path) -> None:
@@ -305,14 +300,6 @@ class TestGluonNlp:
 
 
 class TestNemo:
-    def test_the_second_generation_prints_lines(self, tmp_path: Path) -> None:
-        line = "Training epoch 0, iteration {0}/149 | lr: 3e-05 | consumed_samples: {1} | global_batch_size: 4 | global_step: {0} | reduced_train_loss: 2.501 | train_step_timing in s: 0.0512 | val_loss: 3.9\n"
-        log = read(tmp_path, line.format(0, 4), line.format(1, 8))
-        assert log.framework == "nemo"
-        assert seconds(log) == [0.0512, 0.0512]
-        assert log.iterations.iteration.tolist() == [1, 2]
-        assert log.iterations.samples.tolist() == [4, 4]
-
     def test_the_first_generation_draws_a_bar_that_loses_digits(self, tmp_path: Path) -> None:
         bar = "\rEpoch 0: :  60%|######    | {}/10000 [4:26:54<2:56:09, v_num=0, reduced_train_loss=0.0252, global_step={}, consumed_samples={}, train_step_timing in s={}]"
         log = read(tmp_path, bar.format(2000, "2e+3", "3.2e+4", 2.59), bar.format(2001, "2e+3", "3.2e+4", 2.61), "\n")
@@ -384,10 +371,3 @@ class TestStepsOfEpochs:
             tmp_path, *lines, "Step 3 | val_loss:2.0\n", bars.format(n=4, t="07:00"), bars.format(n=5, t="07:30")
         )
         assert log.iterations.disturbed.tolist() == ["", "", "", "evaluation", ""]
-
-    def test_torchtune_states_its_throughput_alone(self, tmp_path: Path) -> None:
-        line = "Step {} | loss:1.5 lr:2e-05 tokens_per_second_per_gpu:1234.5 peak_memory_reserved:12.5 grad_norm:1.2\n"
-        log = read(tmp_path, *(line.format(n) for n in (1, 2)))
-        assert (log.framework, seconds(log)) == ("torchtune", [None, None])
-        assert log.iterations.tokens_per_s_per_gpu.tolist() == [1234.5, 1234.5]
-        assert log.memory.reserved_bytes == int(12.5 * 2**30)
