@@ -9,8 +9,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import as_completed
-from concurrent.futures.process import BrokenProcessPool
 from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import Struct
@@ -19,7 +17,6 @@ from perfscope.engine.tasks import Measure, MeasuredTrace, could_not_be_measured
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import PerfscopeError, UsageError
 from perfscope.hooks.messages import write_line, write_message
-from perfscope.workers import start_workers
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -70,6 +67,12 @@ def with_progress(answers: Iterable[_T], total: int, period_s: float = _LINE_PER
 
 def measure_in_processes(measure: Measure, traces: Sequence[TraceFiles], workers: int) -> Iterator[MeasuredTrace]:
     """Measure every trace in as many processes; the answers come in any order."""
+    # One trace needs none of them, and they take long to import.
+    from concurrent.futures import as_completed
+    from concurrent.futures.process import BrokenProcessPool
+
+    from perfscope.workers import start_workers
+
     suspects = []
     with start_workers(max(1, min(workers, len(traces)))) as pool:
         running = {pool.submit(measure, files): files for files in traces}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeAlias, get_type_hints, runtime_checkable
 
@@ -316,4 +318,18 @@ def analyzers() -> Sequence[Analyzer]:
 
     An entry point names an Analyzer object: ``name = "package.module:ANALYZER"``.
     """
+    if not _has_others():
+        return BUILT_IN
+    from importlib.metadata import entry_points  # takes as long to import as all analyzers
+
     return BUILT_IN + tuple(entry.load() for entry in entry_points(group=ENTRY_POINTS))
+
+
+def _has_others() -> bool:
+    """Whether an installed distribution's list of entry points has our group."""
+    for location in sys.path:
+        with suppress(OSError):
+            files = Path(location).glob("*-info/entry_points.txt")
+            if any(ENTRY_POINTS.encode() in file.read_bytes() for file in files):
+                return True
+    return False
