@@ -15,9 +15,9 @@ Several runs of a side
 All of it is on logarithms, so that A against B is the reverse of B against A. With several comparisons each interval is
 wider (C. Bonferroni), so that all of them hold together with the stated confidence.
 
-Steps are no independent draws: a slow one is followed by slow ones. So the unit is not the step but a stretch of
-consecutive steps, an eighth of the run: the interval is Welch's for the medians of the stretches (batch means, as in
-A. Law, "Simulation Modeling and Analysis"). A run that drifts has stretches that differ, and a wider interval.
+Steps are no independent draws: a slow one is followed by slow ones. So the unit is a stretch of consecutive steps, an
+eighth of the run. The interval is Welch's for the medians of the stretches (batch means, A. Law, "Simulation Modeling
+and Analysis"). A run that drifts has stretches that differ, and a wider interval.
 """
 
 from __future__ import annotations
