@@ -6,18 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from perfscope.aggregation.writing import write_rows
-from perfscope.analyzers.goodput import account
-from perfscope.analyzers.goodput.from_log import find_logged_lives
-from perfscope.analyzers.goodput.from_run import find_lives
-from perfscope.analyzers.goodput.lives import Life
-from perfscope.analyzers.goodput.result import Goodput
 from perfscope.analyzers.memory import describe_memory
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble, make_setup
 from perfscope.api.opening import open_each
@@ -36,7 +30,7 @@ from perfscope.engine.analysis_report import to_report, to_reports
 from perfscope.engine.places import Places, at_hand
 from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Analysis, Plan
-from perfscope.errors import MissingInput, SourceError, UsageError
+from perfscope.errors import SourceError, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -44,12 +38,8 @@ from perfscope.report import Section, shorten_warnings
 from perfscope.schedules.prediction import list_alternatives
 from perfscope.schedules.prediction_report import alternatives_section
 from perfscope.sources.ceilings import read_ceiling
-from perfscope.sources.joblog import find_logs, read_moments
-from perfscope.sources.joblog.files import is_log_name
 from perfscope.sources.memory.recorded import read_histories
-from perfscope.sources.runs.folder import find_runs, is_folder_at
-from perfscope.sources.runs.run import read_run
-from perfscope.sources.runs.stored import read_run_at
+from perfscope.sources.runs.folder import is_folder_at
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.tables.stated import Stated
@@ -187,8 +177,9 @@ def analyze(
 def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analysis], Places]]:
     """The analysis of each run, and where files that are no run's lie now."""
     if plan.only == _JOB:
-        with at_hand([path for path in locations if not find_runs(path)], is_log_name) as places:
-            goodput, damage = _account(locations, places)
+        from perfscope.commands.goodput import account_for  # it reads logs, whose formats no other view needs
+
+        with account_for(locations) as (goodput, damage, places):
             yield [Analysis(locations, {"goodput": goodput}, (), damage, None)], places
     elif plan.only == _MEMORY and not any(map(is_folder_at, locations)):
         with at_hand(locations) as places:
@@ -214,31 +205,6 @@ def _list_alternatives(analysis: Analysis) -> Iterator[Section]:
             "Simulated with each stage's measured forward and backward times, without transfers and host gaps: compare "
             "the rows with the first row, not with the measured bubble.",
         )
-
-
-def _account(locations: Sequence[str], places: Places) -> tuple[Goodput, tuple[str, ...]]:
-    """The goodput of one job, whose runs and logs these are, and what could not be read.
-
-    Raises:
-        SourceError: None of them recorded a step.
-    """
-    lives: list[Life] = []
-    damage: list[str] = []
-    others = iter(places.paths)
-    for location in locations:
-        folders = find_runs(location)
-        for folder in folders:
-            run = read_run_at(folder, partial(read_run, has_samples=False))
-            damage += run.damage
-            lives += find_lives(run)
-        for log in [] if folders else find_logs([next(others)]):
-            moments = read_moments(log)
-            damage += moments.damage
-            lives += find_logged_lives(moments)
-    try:
-        return account(lives), tuple(damage)
-    except MissingInput as error:
-        raise SourceError(locations[0], f"says nothing of goodput: {error}") from None
 
 
 def _parse_names(only: str | None) -> frozenset[str]:

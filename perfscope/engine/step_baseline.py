@@ -116,7 +116,7 @@ def measure_step(step: Callable[[], object], steps: int, warmup: int, name: str)
         setup=Setup(
             gpus=1,
             device=torch.cuda.get_device_name() if torch is not None and has_gpu else platform.processor() or "cpu",
-            versions={"Python": platform.python_version(), **({"PyTorch": torch.__version__} if torch else {})},
+            versions={"Python": platform.python_version(), **({"PyTorch": str(torch.__version__)} if torch else {})},
         ),
         step_time_s=Samples((np.array(times_ns, np.float64) / NS_PER_S,)),
         memory_bytes=Samples((np.array([float(peak)]),)) if peak else None,
