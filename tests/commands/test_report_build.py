@@ -281,7 +281,7 @@ class TestBlocks:
             ("profile -- rm -rf .", "is not a read-only command"),
             ("report build .", "is not a read-only command"),
             ("report refresh x.md", "is not a read-only command"),
-            ("bubble --pp 4 -o out.svg", "writes a file"),
+            ("plan --pp 4 --microbatches 8 --svg out.svg", "writes a file"),
             ("checkpoint nowhere", "does not exist"),
             ("checkpoint --size 52Q", "is not a model size"),
             ("checkpoint --nonsense", "o such option: --nonsense"),
