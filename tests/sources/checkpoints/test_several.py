@@ -115,7 +115,7 @@ def age(path: Path, seconds: int) -> None:
         os.utime(file, (1_700_000_000 - seconds,) * 2)
 
 
-def shown(path: Path) -> tuple[str, list[str]]:
+def shown(path: Path) -> tuple[str | None, list[str]]:
     checkpoint = read_checkpoint(path)
     return checkpoint.tag, [each.name for each in checkpoint.checkpoints]
 
