@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers.findings import Findings
 from perfscope.constants import US_PER_MS
 from perfscope.engine.run import Plan, analyze

@@ -17,7 +17,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers.stragglers.lateness import Cause, Lateness
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS

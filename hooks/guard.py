@@ -60,8 +60,8 @@ def value_or_none(read: Callable[[], _Value]) -> _Value | None:
 def hook_entry(method: _Method) -> _Method:
     """Make a method safe to call from training: no exception leaves it, and its time counts as the hooks' time.
 
-    Its object has ``hook_ns``, the time that its entries took; ``dead``, after a failure and in a forked child, where
-    the method is not called and the result is None; and ``abandon(reason)``, which ends it after a failure.
+    Its object has ``hook_ns``, the time that its entries took, and ``abandon(reason)``, which ends it after a failure.
+    After a failure and in a forked child it is ``dead``: the method is not called, and the result is None.
     """
 
     @functools.wraps(method)

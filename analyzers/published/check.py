@@ -8,8 +8,8 @@ Figures by another definition are left as they are. Of TFLOPs these are columns 
 cells that other passes or another sequence length explain. A speed-up that is far from the row's own is relative to
 something that the table does not show.
 
-A row contradicts itself where a global batch is not accumulation x micro batch x DP, or GPUs are not TP x PP x DP or
-nodes x GPUs per node. It does not show which of its columns is wrong.
+A row contradicts itself where a global batch is not accumulation x micro batch x DP. So does one whose GPUs are not
+TP x PP x DP or nodes x GPUs per node. It does not show which of its columns is wrong.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """One vocabulary of time: what a device did, why it was idle, what the life of a process and of a job went to.
 
-=========  ======================================================================================================
-A device   ``Parts``: compute, exposed communication, exposed copy, idle; they add up to the window
-idle       ``CAUSES``: what the device waited for; they add up to the idle time
-the host   ``HOST_CAUSES``: the causes that are the host's
-a process  ``Part``: start-up, steps, saves and the rest; they add up to its wall time
-a job      ``Spent``: the parts of all its starts, with the steps that were redone and the time between starts
-=========  ======================================================================================================
+- A device: ``Parts``, which are compute, exposed communication, exposed copy and idle. They add up to the window.
+- Idle: ``CAUSES``, what the device waited for. They add up to the idle time. ``HOST_CAUSES`` are the host's.
+- A process: ``Part``, which are start-up, steps, saves and the rest. They add up to its wall time.
+- A job: ``Spent``, the parts of all its starts, with redone steps and the time between starts.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Whether a profiler window slowed the steps after it: a test that accounts for autocorrelation and drift.
 
 Steps are no independent draws: a slow one is followed by slow ones. So the standard error of a least-squares estimate
-is that of a first-order autoregression: larger by ``sqrt((1 + r) / (1 - r))``, where ``r`` is the correlation of
-neighbouring residuals (G. E. P. Box and G. M. Jenkins, "Time series analysis", 1970). A training that drifts, as on a
+is that of a first-order autoregression. It is larger by ``sqrt((1 + r) / (1 - r))``. Here ``r`` is the correlation of
+neighbouring residuals (Box and Jenkins, "Time series analysis", 1970). A training that drifts, as on a
 GPU that warms up, differs on both sides of a window, too. So a second interval is of the jump at the window, fitted
 together with a straight line. A difference counts where both intervals lie above 0 and it is large enough to matter.
 """

@@ -74,8 +74,8 @@ class Outlook(Figures, frozen=True):
 
     Attributes:
         step_ns, saved_ns: The time of a step, and what is saved of the replayed one.
-        uncertain_ns: How far that may be off: by the replay, by the spread of the measured steps, by what this scenario
-            cannot know, and by a fifth of the saving, as predictions were (reports/what-if.md).
+        uncertain_ns: How far that may be off: by the replay, by the spread of the measured steps, and by what this
+            scenario cannot know. A fifth of the saving comes on top, as predictions were (reports/what-if.md).
         replayed_ns: The step that it is compared with.
     """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers import calls, optimizer
 from perfscope.sources.traces.callers import is_caller
 from perfscope.sources.traces.reader import read_trace

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.engine import measuring
 from perfscope.engine import partials as cache
 from perfscope.engine.analysis_report import to_report

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from prometheus_client.openmetrics import parser
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers.mfu import analyze
 from perfscope.errors import SourceError
 from perfscope.sources.runs.run import read_run

@@ -1,7 +1,7 @@
 """Which checkpoint of a folder, or of a list of files, is the newest one, and which others there are.
 
-The newest is the one that the tracker file names, else that of a link ``latest`` or ``last``, else the highest step or
-epoch in the names, else the one that was modified last.
+The newest is the one that the tracker file names, else that of a link ``latest`` or ``last``. Without these it has the
+highest step or epoch in its name, or else it was modified last.
 """
 
 from __future__ import annotations

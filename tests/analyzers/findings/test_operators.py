@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from benchmarks import kept_run
 from benchmarks.injected_faults import find
-from benchmarks.kept_runs import kept_run
 from perfscope.analyzers.findings import Findings
 from perfscope.analyzers.findings.finding import Finding
 from perfscope.engine.analysis_report import to_report

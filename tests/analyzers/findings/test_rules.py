@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers.findings import RULES
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import analyze

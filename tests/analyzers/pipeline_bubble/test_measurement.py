@@ -307,7 +307,7 @@ def test_pipelines_that_ran_side_by_side_are_found_by_their_groups(tmp_path: Pat
 
 def test_ranks_that_nothing_sorts_into_pipelines_are_not_guessed(tmp_path: Path) -> None:
     _pipelines_of(tmp_path, [{"pg_name": "1", "pg_desc": "undefined", "pg_size": 2, "ranks": [0, 1]}])
-    assert "the transfers name no peer" in _reason(tmp_path)
+    assert "no process group is described as one" in _reason(tmp_path)
 
 
 def test_stages_are_ordered_by_who_waits_for_whom_whatever_their_ranks(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from benchmarks.stragglers import FIXTURES, judge_fixtures
 from perfscope.analyzers.stragglers.lateness import Cause, without_peer_waits
 from perfscope.analyzers.stragglers.parts import Part

@@ -10,8 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks import stragglers
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run, stragglers
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers.host_counters import EACH_READ_MASK

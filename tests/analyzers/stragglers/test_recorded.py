@@ -6,7 +6,7 @@ import csv
 
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from benchmarks.stragglers import FIXTURES, REPORT, judge_fixtures, to_markdown
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run

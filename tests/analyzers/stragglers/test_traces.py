@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers import collectives
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.analyzers.stragglers.compute_pace import compare

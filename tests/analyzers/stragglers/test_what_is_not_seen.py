@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers.stragglers import records
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT

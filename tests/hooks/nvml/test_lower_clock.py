@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.kept_runs import kept_run
+from benchmarks import kept_run
 from perfscope.analyzers.stragglers.lateness import Cause
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run
