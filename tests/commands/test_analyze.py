@@ -92,7 +92,7 @@ def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
 
 
 def test_a_trace_is_analyzed_without_loading_what_it_does_not_need(tmp_path: Path) -> None:
-    trace = ROOT / "fixtures" / "traces" / "single" / "rank0.pt.trace.json.gz"
+    trace = ROOT / "fixtures" / "traces" / "gloo2" / "rank0.pt.trace.json.gz"
     program = (
         "import sys\n"
         "from perfscope.cli import main\n"
@@ -100,7 +100,7 @@ def test_a_trace_is_analyzed_without_loading_what_it_does_not_need(tmp_path: Pat
         "try:\n"
         "    main()\n"
         "finally:\n"
-        "    heavy = {'pandas', 'scipy', 'torch', 'numpy.ma', 'rich'}\n"
+        "    heavy = {'pandas', 'scipy', 'torch', 'numpy.ma', 'rich', 'multiprocessing'}\n"
         "    heavy |= {'perfscope.sources.joblog', 'perfscope.tables.joblog'}\n"
         "    print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
