@@ -131,7 +131,12 @@ class _Stretch(Struct, frozen=True, eq=False):
     ) -> tuple[HostSpans, OperatorDetails | None]:
         """The operators that begin in these steps, where they are in the light window, and their details."""
         moved = self.move(trace.operators, number_of, largest_id)
-        return moved, trace.details and trace.details.take(self._begins_inside(trace.operators))
+        if trace.details is None:
+            return moved, None
+        details = trace.details.take(self._begins_inside(trace.operators))
+        # Nodes of autograd find their forward operators by these numbers, and those of another step are others.
+        largest = int(trace.details.sequence.max(initial=0))
+        return moved, replace(details, sequence=self.move_ids(details.sequence, largest))
 
     def move_times(self, spans: ThreadSpans) -> ThreadSpans:
         """The stretches of time that begin in these steps, where they are in the light window."""

@@ -260,3 +260,16 @@ def test_the_details_of_operators_follow_them_into_the_light_window(tmp_path: Pa
     names = names_of(operators, operators.operators)
     assert names_of(paired, paired.operators) == [names[number] for number in paired.details.sequence.tolist()]
     assert (np.diff(paired.operators.start_ns) >= 0).all()
+
+
+def test_a_step_that_is_matched_again_has_numbers_of_its_own_that_join_its_passes(tmp_path: Path) -> None:
+    """With the numbers of the last step alone, the backward passes of the others stood outside of all modules."""
+    paths = write_pair(tmp_path, [program(2)], [program(2)] * 3)
+    operators, light = (read_trace(path, ALL_EVENTS | Events.SEQUENCES | Events.SHAPES) for path in paths)
+    assert operators.details is not None
+    numbered = np.arange(len(operators.operators)) // 2  # a forward operator and its node share one
+    paired = pair_windows(replace(operators, details=replace(operators.details, sequence=numbered)), light)
+    assert paired.details is not None
+    _, counts = np.unique(paired.details.sequence, return_counts=True)
+    _, expected = np.unique(numbered, return_counts=True)
+    assert sorted(counts) == sorted([*expected] * 3)
