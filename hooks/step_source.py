@@ -37,16 +37,22 @@ class StepRounds:
         is_settled: Whether it is clear what the next events mean; until then, no profiler window may begin.
     """
 
-    def __init__(self, is_finished: Callable[[int], bool]) -> None:
+    def __init__(self, is_finished: Callable[[int], bool], leftover: int = 0) -> None:
         self.boundary: int | None = None
         self.is_settled = False
         self._is_finished = is_finished
         self._waiting: list[int] = []
         self._updates = 0  # of those that wait; an event that continues one belongs to it
+        self._update: set[int] = set()  # the optimizers of the last one
         self._single: int | None = None
         self._longest = 0
         #: Events of a round that was never completed; they join the next step.
-        self._leftover = 0
+        self._leftover = leftover
+
+    @property
+    def left(self) -> int:
+        """How many events no step holds yet."""
+        return len(self._waiting) + self._leftover
 
     @property
     def waits(self) -> bool:
@@ -71,7 +77,9 @@ class StepRounds:
         if self.is_alone(optimizer) and not awaits_others:
             return (1,)
         self._waiting.append(optimizer)
-        self._updates += not continues
+        is_other = not continues or optimizer in self._update  # one that steps again begins another update
+        self._updates += is_other
+        self._update = {optimizer} if is_other else {*self._update, optimizer}
         sizes = None if self.boundary is None else self._advance_round(optimizer, self.boundary)
         if sizes is None:
             may_await = awaits_others and may_wait and self._updates <= LARGEST_ROUND
@@ -80,6 +88,9 @@ class StepRounds:
 
     def finish(self) -> tuple[int, ...]:
         """Training ended: the sizes of the steps that the waiting events make; a round that is not whole is none."""
+        waiting = self._waiting
+        if self.boundary is None and len(list(groupby(waiting))) > len(set(waiting)):
+            return self._complete(self._begin_rounds(_rarest(waiting)))
         is_round = self.boundary is not None and len(self._waiting) <= 2 * self._longest
         return self._complete(() if is_round else (1,) * len(self._waiting))
 
@@ -106,7 +117,7 @@ class StepRounds:
             return None
         if self._updates > max(LARGEST_ROUND, 2 * self._longest):
             self.boundary = None
-            return None
+            return self._begin_rounds(optimizer) if len(set(waiting)) == 1 else None
         return ()
 
     def _decide(self, optimizer: int, *, may_wait: bool) -> tuple[int, ...]:
@@ -302,7 +313,7 @@ class StepSource:
     def _set_name(self, name: str) -> None:
         self.name, self.alone = name, None
         self._emitters.clear()
-        self._rounds = StepRounds(self._emitters.is_finished)
+        self._rounds = StepRounds(self._emitters.is_finished, leftover=self._rounds.left)  # parts of the next step
 
 
 class _Emitters:

@@ -132,7 +132,7 @@ def _align_streams(
             stream: align(operator_names[unused[stream]], light_names[rows]) for stream in _similar(key, unused, light)
         }
         if aligned:
-            most = max(aligned, key=lambda stream: len(aligned[stream][0]))
+            most = max(aligned, key=lambda stream: 2 * len(aligned[stream][0]) - len(unused[stream]))
             known, own = aligned[most]
             pairs.append((unused.pop(most)[known], rows[own]))
     events = max(_events(operators), _events(light))

@@ -6,12 +6,13 @@ import dataclasses
 import json
 from itertools import combinations, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from perfscope.sources.traces.matching import NoMatch
+from perfscope.sources.traces.matching import NoMatch, _align_streams
 from perfscope.sources.traces.metadata import read_metadata
 from perfscope.sources.traces.pairing import Timeline, pair_windows
 from perfscope.sources.traces.reader import read_trace
@@ -208,6 +209,27 @@ def test_streams_of_a_graph_may_have_other_numbers(tmp_path: Path) -> None:
     operators, light = both(write_pair(tmp_path, [program(3)] * 2, [program(3)] * 2))
     moved = replace(light, device=replace(light.device, stream=np.where(light.device.stream == 20, 33, 7)))
     assert operator_names(pair_windows(operators, moved)) == operator_names(pair_windows(operators, light))
+
+
+def test_a_short_stream_takes_no_long_one_that_begins_as_it_does() -> None:
+    long, short = list("abcdef"), list("ab")
+    names = [*dict.fromkeys([*(f"m{number}" for number in range(50)), *long])]
+
+    def streams(of: dict[int, list[str]]) -> dict[tuple[int, int], Any]:
+        rows, start = {}, 0
+        for stream, kernels in of.items():
+            rows[0, stream] = np.arange(start, start + len(kernels))
+            start += len(kernels)
+        return rows
+
+    def numbers(of: dict[int, list[str]]) -> Any:
+        return np.array([names.index(name) for kernels in of.values() for name in kernels])
+
+    main = names[:50] * 4
+    operators, light = {7: main, 20: long, 21: short}, {7: main, 30: short, 31: long}
+    pairs = _align_streams(streams(operators), streams(light), numbers(operators), numbers(light))
+    assert pairs is not None
+    assert len(pairs[0]) == len(main) + len(long) + len(short)
 
 
 def test_the_metadata_are_read_from_the_beginning_of_a_trace(tmp_path: Path) -> None:
