@@ -89,6 +89,11 @@ class ProfilerWindow:
         self._mark_edge()
         self.start_ns = time.monotonic_ns() - self._began_ns
 
+    def move(self, steps: StepWindow, next_step: int) -> None:
+        """Record other steps, before the warm-up ends; ``next_step`` is the one that ``step()`` is about to begin."""
+        self.steps = steps
+        self._current_step = self.profiler.step_num = next_step - 1
+
     def step(self) -> None:
         """Go from one training step to the next."""
         self.profiler.step()

@@ -224,9 +224,16 @@ class WindowSchedule:
 
     def _catch_up(self, next_step: int) -> None:
         """Move the windows that could not begin in time, because nothing told what a training step was."""
-        if self._window is not None or not self._pending or self._pending[0].first > next_step:
+        warming_up = self._window
+        planned = warming_up.steps if warming_up is not None else self._pending[0] if self._pending else None
+        delay = 0 if planned is None else next_step + (warming_up is None) - planned.first
+        if planned is None or (warming_up is None and delay <= 0):
             return
-        planned, delay = self._pending[0], next_step + 1 - self._pending[0].first
+        delay = max(0, delay)
+        if warming_up is not None:
+            warming_up.move(planned.delayed(delay), next_step)
+        if not delay:
+            return
         self._configs = {window.delayed(delay): config for window, config in self._configs.items()}
         self._pending = [window.delayed(delay) for window in self._pending]
         self._files.note(

@@ -42,7 +42,7 @@ def attach_process(
     boundary = None if step_optimizer is None else parse_step_optimizer(str(step_optimizer))
     if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return
-    recorded = tuple(name for name, is_on in options.items() if is_on is True)
+    recorded = tuple(name for name, is_on in options.items() if is_on and name != "nvml_hz")
     start_capture(
         Config(
             run_dir=make_run_dir(run_dir, windows, recorded),

@@ -105,7 +105,11 @@ class WatchedRank:
     @property
     def pace_ns(self) -> float | None:
         """The median time from the end of one of its last steps to the next one's; None before the second one."""
-        times = [(later.end_ns - step.end_ns) / (later.step - step.step) for step, later in pairwise(self.steps)]
+        times = [
+            (later.end_ns - step.end_ns) / (later.step - step.step)
+            for step, later in pairwise(self.steps)
+            if later.step > step.step
+        ]
         return statistics.median(times) if times else None
 
     def steps_by_now(self, wall_ns: int) -> int:
@@ -215,6 +219,7 @@ class WatchedJob:
         self.mfu_reason = "too few steps"
         self._mfu_due = 0
         self._by_folder: dict[str, WatchedRank] = {}
+        self._dead: set[str] = set()
         self._samples: dict[str, _Samples] = {}  # of each host, the latest
         self._known: dict[Path, tuple[int, int, int]] = {}
         self._gone_since_ns: int | None = None
@@ -224,7 +229,8 @@ class WatchedJob:
     @property
     def ranks(self) -> dict[int, WatchedRank]:
         """The ranks, by number."""
-        return {rank.rank: rank for _, rank in sorted(self._by_folder.items())}
+        by_attempt = sorted(self._by_folder.items(), key=lambda item: wire.parse_rank_folder(item[0]) or (0, 0))
+        return {rank.rank: rank for _, rank in by_attempt}
 
     @property
     def gpus(self) -> list[WatchedGpu]:
@@ -260,9 +266,10 @@ class WatchedJob:
         for path in (self.path / incidents.DEATHS_FOLDER).glob("*.jsonl"):
             if self._is_new(path):  # processes that were killed write no end of their own
                 for death in _decode_all(_decode_death, read_end(path, _MOST_DEATH_BYTES)):
-                    rank = self._by_folder.get(wire.rank_folder(death.rank, death.attempt))
-                    if death.kind == "death" and rank is not None:
-                        rank.has_ended = True
+                    if death.kind == "death" and death.rank >= 0:
+                        self._dead.add(wire.rank_folder(death.rank, max(death.attempt, 0)))
+        for name in self._dead & self._by_folder.keys():  # a process may die before it is found
+            self._by_folder[name].has_ended = True
         for host, samples in self._samples.items():
             if self._is_new(samples.path):
                 samples.gpus = _last_sample(host, samples)

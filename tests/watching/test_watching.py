@@ -193,6 +193,25 @@ def test_a_killed_rank_has_ended_and_the_job_is_over_minutes_after_the_last(
     assert [rank.has_ended for rank in watched.ranks.values()] == [True, False]
 
 
+def test_a_death_counts_that_is_noted_before_its_process_is_found_and_the_latest_attempt_is_the_rank(
+    tmp_path: Path,
+) -> None:
+    job = Job(tmp_path / "RUN", ranks=1)
+    job.add_steps(0, 1, 5)
+    watched = look(job)
+    for attempt in (9, 11):
+        shutil.copytree(job.folder / "ranks" / "00000", job.folder / "ranks" / f"00000.{attempt}")
+    with (job.folder / "ranks" / "00000.11" / "steps.jsonl").open("ab") as file:
+        file.write(to_line(StepRecord(6, 600 * MS, "optimizer", 100 * MS)) * 2)  # the same step twice
+    (job.folder / "deaths").mkdir()
+    death = asdict(DeathRecord(0, 11, 1000, job.now_ns, 0, signal=9))
+    (job.folder / "deaths" / "node.jsonl").write_text(json.dumps(death) + "\n")
+    for _ in range(9):
+        watched.look()
+    (rank,) = watched.ranks.values()
+    assert (rank.step, rank.has_ended, rank.pace_ns) == (6, True, 100 * MS)
+
+
 def test_a_rank_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN", ranks=3)
     shutil.rmtree(job.folder / "ranks" / "00001")

@@ -92,7 +92,9 @@ def _sound(records: Sequence[StepRecord], path: Path, damage: list[str]) -> list
 
 
 def _has_sound_numbers(record: StepRecord) -> bool:
-    """Whether every number fits into a column."""
+    """Whether every number is there and fits into a column."""
+    if record.waits is not None and len(record.waits) < _LISTS["waits"]:
+        return False
     values = [value for value in vars(record).values() if type(value) is int]
     values += [value for values in (record.host, record.waits, record.probe) for value in values or () if value]
     return max(values) < _LARGEST and min(values) > -_LARGEST
