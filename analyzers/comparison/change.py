@@ -216,11 +216,12 @@ def _between_steps(a: Samples, b: Samples, confidence: float) -> float:
 
 
 def _stretches(side: Samples) -> list[float]:
-    """The centre of each stretch of a run; of few steps each step."""
+    """The centre of each stretch of a run, which has two steps at least; of fewer than eight steps each step."""
     logs = np.log(side.runs[0])
-    if len(logs) < 2 * _STRETCHES:
+    if len(logs) < _STRETCHES:
         return [float(value) for value in logs]
-    return [float(np.mean(part) if side.is_mean else np.median(part)) for part in np.array_split(logs, _STRETCHES)]
+    stretches = np.array_split(logs, min(_STRETCHES, len(logs) // 2))
+    return [float(np.mean(part) if side.is_mean else np.median(part)) for part in stretches]
 
 
 def _spread(values: Float64) -> float:

@@ -262,8 +262,14 @@ def compare_budgets(a: Side, b: Side, factor: float) -> BudgetChange | None:
         change_ns = round(round(b.step_time_s.centre * NS_PER_S) * factor) - round(a.step_time_s.centre * NS_PER_S)
         explains = "the undisturbed steps"
     every = {*first, *second, *calls, *other_calls}
+    counted = {*calls, *other_calls}
     terms = (
-        TermChange(term, first.get(term, 0), second.get(term, 0), calls.get(term), other_calls.get(term))
+        TermChange(
+            term,
+            first.get(term, 0),
+            second.get(term, 0),
+            *(of.get(term, 0.0 if of and term in counted else None) for of in (calls, other_calls)),
+        )
         for term in sorted(every, key=lambda term: (KINDS.index(term.kind), term.name, term.operator))
     )
     changed = (term for term in terms if term.change_ns or term.a_ns or term.a_calls != term.b_calls)

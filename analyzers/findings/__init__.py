@@ -147,6 +147,7 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
             # A replay knows of more than its part: it may take away what other causes cost, too.
             replayed_us = cost_us if cause.basis is Basis.REPLAY else 0.0
             cost_us = min(cost_us, max(training.part_us(*rule.parts), replayed_us) - named_us)
+            cause = replace(cause, interval_us=(cause.interval_us[0], cause.interval_us[1] - named_us))
         if cost_us >= least_us:
             cause = _judged(training, rule, cause)
             found.append((rule, _finding(rule, cause, cost_us, step_us + cost_us * cause.is_beside, replay)))
@@ -155,12 +156,13 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
 
 def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float, replay: Regain | None) -> Finding:
     low, high = cause.interval_us
+    step_us = max(step_us, cost_us)
     return Finding(
         id=rule.id,
         title=rule.title,
         cost_us=cost_us,
-        interval_us=(min(low, cost_us), max(high, cost_us)),
-        step_us=max(step_us, cost_us),
+        interval_us=(min(low, cost_us), max(min(high, step_us), cost_us)),  # nothing regains more than a step
+        step_us=step_us,
         saved_bytes=cause.saved_bytes,
         basis=cause.basis,
         replay=None if replay is None else Replay.of(replay),

@@ -19,7 +19,9 @@ from perfscope.models.transformer import Transformer
 from perfscope.result import Doc, Figures
 from perfscope.tables.model import StatedDimensions
 
-NEEDS_DIMENSIONS = "needs the dimensions of the model: give --model, or --layers, --hidden, --heads and --vocab"
+NEEDS_DIMENSIONS = (
+    "needs the dimensions of the model: give --model, a name or layers=32,hidden=4096,heads=32,vocab=32000"
+)
 
 _STATED = {
     Checkpointing.NONE: Recomputed(0, 0),

@@ -242,14 +242,18 @@ def _parse_dimensions(words: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for word in words:
         name, _, value = (part.strip().replace("-", "_") for part in word.partition("="))
+        if (_FLAGS[name][0] if name in _FLAGS else name) in found:
+            raise UsageError(f"--model: {name} is given twice")
         if name in _FLAGS and not value:
             flag, found_value = _FLAGS[name]
             found[flag] = int(found_value)
         elif name not in _NUMBERS:
             known = ", ".join((*_NUMBERS, *_FLAGS))
             raise UsageError(f"--model: {word!r} is no dimension of a model", hint=f"dimensions: {known}")
-        elif not value.isdigit() or int(value) < (0 if name in _MAY_BE_ZERO else 1):
-            raise UsageError(f"--model: {name} must be at least 1, not {value or 'nothing'}")
+        elif not (value.isascii() and value.isdecimal()):
+            raise UsageError(f"--model: {name} must be a whole number, not {value or 'nothing'}")
+        elif int(value) < (0 if name in _MAY_BE_ZERO else 1):
+            raise UsageError(f"--model: {name} must be at least 1, not {value}")
         else:
             found[name] = int(value)
     return found

@@ -45,9 +45,14 @@ def plan(
     With --pp and --microbatches alone it predicts the bubble of a pipeline schedule.
     """
     if bubble.microbatches is not None:
-        if gpus is not None or model != ModelOptions() or any(files):
+        of_training = (gpus, *files, duration.tokens, duration.days, *layout._replace(pp=None, virtual_stages=None))
+        if any(of_training) or model != ModelOptions() or memory != MemoryOptions() or peak != PeakOptions():
             raise UsageError("--microbatches predicts a bubble, without a model", hint="--gbs plans a training")
         return predict_bubble(bubble, layout.pp, layout.virtual_stages, duration.tflops, format)
+    if bubble != BubbleOptions():
+        raise UsageError(
+            "--schedule, --svg, --target-tflops and the times of passes are of a bubble", hint="add --microbatches"
+        )
     run = log = None
     if files.run or files.log:
         # Reading a run or a log imports NumPy, which a plan without one does not need.

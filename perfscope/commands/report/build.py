@@ -32,7 +32,7 @@ READING = (
 )
 #: A block can hold tables of raw files, too.
 _TABLE = ("report", "table")
-_WRITING_OPTIONS = ("-o", "--output", "--svg")
+_WRITING_OPTIONS = ("-o", "--output", "--svg", "--rows", "--save")
 _ANSWERED = (ExitCode.OK, ExitCode.DIFFERENCE, ExitCode.DAMAGED_INPUT)
 #: The error that typer raises for invalid options: typer exports its subclass BadParameter only.
 _TYPER_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
