@@ -48,7 +48,7 @@ _NEED_EXPERTS = ("top_k", "expert_ffn", "shared_ffn", "dense_layers")
 _OF_TRAINING = ("mtp_layers", "padded_vocab")
 _NUMBERS = (*_REQUIRED, "heads", "kv_heads", "head_dim", "ffn", "experts", *_NEED_EXPERTS, *_OF_TRAINING)
 _MAY_BE_ZERO = ("shared_ffn", "dense_layers", "mtp_layers")
-_FLAGS = {"gated": ("gated", True), "tied": ("tied", True), "untied": ("tied", False)}
+_FLAGS = {"gated": ("gated", 1), "tied": ("tied", 1), "untied": ("tied", 0)}
 _EXAMPLE = "layers=32,hidden=4096,heads=32,vocab=32000"
 
 
@@ -242,20 +242,18 @@ def _parse_dimensions(words: list[str]) -> dict[str, int]:
     found: dict[str, int] = {}
     for word in words:
         name, _, value = (part.strip().replace("-", "_") for part in word.partition("="))
-        if (_FLAGS[name][0] if name in _FLAGS else name) in found:
-            raise UsageError(f"--model: {name} is given twice")
         if name in _FLAGS and not value:
-            flag, found_value = _FLAGS[name]
-            found[flag] = int(found_value)
+            name, number = _FLAGS[name]
         elif name not in _NUMBERS:
             known = ", ".join((*_NUMBERS, *_FLAGS))
             raise UsageError(f"--model: {word!r} is no dimension of a model", hint=f"dimensions: {known}")
-        elif not (value.isascii() and value.isdecimal()):
-            raise UsageError(f"--model: {name} must be a whole number, not {value or 'nothing'}")
-        elif int(value) < (0 if name in _MAY_BE_ZERO else 1):
-            raise UsageError(f"--model: {name} must be at least 1, not {value}")
+        elif not (value.isascii() and value.isdecimal()) or int(value) < (0 if name in _MAY_BE_ZERO else 1):
+            raise UsageError(f"--model: {name} must be at least 1, not {value or 'nothing'}")
         else:
-            found[name] = int(value)
+            number = int(value)
+        if name in found:
+            raise UsageError(f"--model: {name} is given twice")
+        found[name] = number
     return found
 
 
