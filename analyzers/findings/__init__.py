@@ -148,6 +148,9 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
             replayed_us = cost_us if cause.basis is Basis.REPLAY else 0.0
             cost_us = min(cost_us, max(training.part_us(*rule.parts), replayed_us) - named_us)
             cause = replace(cause, interval_us=(cause.interval_us[0], cause.interval_us[1] - named_us))
+        if rule.is_rest:  # a profiled step may be longer than the step time, of which all causes are a part
+            inside_us = sum(each.cost_us for other, each in found if Part.OUTSIDE not in other.parts)
+            cost_us = min(cost_us, step_us - inside_us)
         if cost_us >= least_us:
             cause = _judged(training, rule, cause)
             found.append((rule, _finding(rule, cause, cost_us, step_us + cost_us * cause.is_beside, replay)))

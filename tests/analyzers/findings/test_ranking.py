@@ -51,6 +51,12 @@ def test_a_rest_costs_what_others_leave_of_its_part() -> None:
     assert costs(training(), rule("kernels", 5000.0, COMPUTE), launches) == {"kernels": 5000.0, "launches": 4000.0}
 
 
+def test_a_rest_and_all_others_are_no_more_than_a_step() -> None:
+    """A wait for data that was measured in every step, and the pauses of one longer step, were 108 % of a step."""
+    data = rule("data", 8000.0, COMPUTE, is_of_all_steps=True)
+    assert costs(training(), data, rule("pauses", 4000.0, HOST, is_rest=True)) == {"data": 8000.0, "pauses": 2000.0}
+
+
 def test_a_late_host_and_the_wait_for_it_are_one_time() -> None:
     wait = rule("wait", 4000.0, COMMUNICATION, HOST, is_rest=True)
     assert costs(training(), rule("host", 4000.0, HOST), wait) == {"host": 4000.0}
