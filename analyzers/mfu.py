@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-from perfscope.analyzers.flops.comparison import (
+from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, find_undisturbed
+from perfscope.analyzers.steps import analyze as analyze_steps
+from perfscope.analyzers.tflops.comparison import (
     Convention,
     Step,
     compare,
@@ -18,21 +21,18 @@ from perfscope.analyzers.flops.comparison import (
     explain_spread,
     explain_window,
 )
-from perfscope.analyzers.flops.counter_check import CounterCheck, check_by_counters
-from perfscope.analyzers.flops.cross_check import CrossCheck, cross_check
-from perfscope.analyzers.flops.operation_counts import Operations, doubt_twins
-from perfscope.analyzers.flops.per_token import recomputed_products, recomputed_scores, scores_and_values
-from perfscope.analyzers.flops.precision import Precision
-from perfscope.analyzers.flops.trained_run import (
+from perfscope.analyzers.tflops.counter_check import CounterCheck, check_by_counters
+from perfscope.analyzers.tflops.cross_check import CrossCheck, cross_check
+from perfscope.analyzers.tflops.operation_counts import Operations, doubt_twins
+from perfscope.analyzers.tflops.per_token import recomputed_products, recomputed_scores, scores_and_values
+from perfscope.analyzers.tflops.precision import Precision
+from perfscope.analyzers.tflops.trained_run import (
     Recomputation,
     count_step_tokens,
     find_device,
     find_recomputation,
     find_trained_model,
 )
-from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
-from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, find_undisturbed
-from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import GIGA, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing

@@ -1,7 +1,7 @@
 """How many operations a step did, counted from the shapes of its operators, and what was recomputed.
 
 TFLOP/s while profiled = operations of a step / mean host time of the profiled steps; how operations are counted is
-defined in ``perfscope.analyzers.flops.operation_counts``.
+defined in ``perfscope.analyzers.tflops.operation_counts``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from perfscope.analyzers.flops.operation_counts import ENOUGH, Operations, count_operations
-from perfscope.analyzers.flops.precision import Precision, find_precision
+from perfscope.analyzers.tflops.operation_counts import ENOUGH, Operations, count_operations
+from perfscope.analyzers.tflops.precision import Precision, find_precision
 from perfscope.constants import GIGA, TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu

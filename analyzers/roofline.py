@@ -18,8 +18,8 @@ import numpy as np
 
 from perfscope.analyzers.collectives.bandwidth import bus_factor
 from perfscope.analyzers.collectives.calls import dtype_bytes, operation_named, size_of
-from perfscope.analyzers.flops.byte_rules import count_bytes
-from perfscope.analyzers.flops.counted_calls import count_operators
+from perfscope.analyzers.tflops.byte_rules import count_bytes
+from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
 from perfscope.errors import NoDevice
 from perfscope.models.hardware import Gpu, lookup_gpu

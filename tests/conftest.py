@@ -85,6 +85,7 @@ def environment() -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "MASTER_PORT": str(port),
         "COLUMNS": "120",
+        "PYTHONFAULTHANDLER": "1",  # a crash tells its stack
     }
 
 

@@ -13,7 +13,7 @@ REACHED_SO_FAR = {
     "Files of fixtures": 1_380,
     "Class names of several modules": 68,
     "Thresholds": 745,
-    "Entries of analyzers/ that `--only` does not take": 9,
+    "Entries of analyzers/ that no command line takes": 1,
     "Lines of docs": 3_500,
     "Reports": 13,
 }

@@ -14,11 +14,11 @@ from typing import Annotated
 import numpy as np
 import numpy.typing as npt
 
-from perfscope.analyzers.flops.throughput import Throughput
 from perfscope.analyzers.logs.flags import find_flags
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, determine_setup
 from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records, warmup_records
 from perfscope.analyzers.shared.statistics import median
+from perfscope.analyzers.tflops.throughput import Throughput
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.report import Section
 from perfscope.result import GIGABYTES, Column, Doc, Figures, Result, Table

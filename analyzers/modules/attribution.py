@@ -15,8 +15,8 @@ from enum import IntEnum
 
 import numpy as np
 
-from perfscope.analyzers.flops.counted_calls import count_operators
 from perfscope.analyzers.shared.nesting import Nesting
+from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.operator_details import OperatorDetails, no_details

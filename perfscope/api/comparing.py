@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from perfscope.analyzers.comparison.change import CONFIDENCE
-from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
-from perfscope.analyzers.comparison.comparison import compare_sides as compare_two
-from perfscope.analyzers.comparison.report import describe_verdict, shorten, summarize, to_data, to_sections
-from perfscope.analyzers.comparison.side import Side
+from perfscope.analyzers.compare.change import CONFIDENCE
+from perfscope.analyzers.compare.comparison import Comparison, parse_limit
+from perfscope.analyzers.compare.comparison import compare_sides as compare_two
+from perfscope.analyzers.compare.report import describe_verdict, shorten, summarize, to_data, to_sections
+from perfscope.analyzers.compare.side import Side
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.renderers import Format, render

@@ -7,7 +7,7 @@ from base64 import b64encode
 from html import escape
 from pathlib import Path
 
-from perfscope.analyzers.comparison.comparison import Comparison
+from perfscope.analyzers.compare.comparison import Comparison
 from perfscope.charts.svg import draw_file
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.run import Analysis, Plan

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.checkpoints.check import check_checkpoint, newest_complete
-from perfscope.analyzers.checkpoints.plan import (
+from perfscope.analyzers.checkpoint.check import check_checkpoint, newest_complete
+from perfscope.analyzers.checkpoint.plan import (
     BytesPerParameter,
     Optimizer,
     Plan,

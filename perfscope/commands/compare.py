@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.comparison.comparison import Comparison, parse_limit
-from perfscope.analyzers.comparison.report import describe_verdict, shorten
-from perfscope.analyzers.comparison.side import to_baseline
+from perfscope.analyzers.compare.comparison import Comparison, parse_limit
+from perfscope.analyzers.compare.report import describe_verdict, shorten
+from perfscope.analyzers.compare.side import to_baseline
 from perfscope.api.comparing import compare_sides, to_report
 from perfscope.commands.options import (
     ScreenFormat,

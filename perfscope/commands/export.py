@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.comparison.comparison import compare_sides
+from perfscope.analyzers.compare.comparison import compare_sides
 from perfscope.analyzers.scaling.study import study_scaling
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.commands.scaling.runs import read_runs

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perfscope.analyzers.budget import Budget
-from perfscope.analyzers.comparison.side import (
+from perfscope.analyzers.compare.side import (
     Side,
     from_saved,
     join_runs,

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.comparison.change import Samples
-from perfscope.analyzers.comparison.comparison import Comparison, compare_sides, parse_limit
-from perfscope.analyzers.comparison.report import describe_verdict
-from perfscope.analyzers.comparison.side import Figure, Kind, Setup, Side, to_baseline
+from perfscope.analyzers.compare.change import Samples
+from perfscope.analyzers.compare.comparison import Comparison, compare_sides, parse_limit
+from perfscope.analyzers.compare.report import describe_verdict
+from perfscope.analyzers.compare.side import Figure, Kind, Setup, Side, to_baseline
 from perfscope.constants import NS_PER_S
 from perfscope.engine.sides import read_saved
 from perfscope.errors import UsageError

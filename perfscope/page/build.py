@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
-from perfscope.analyzers.comparison.comparison import Comparison
-from perfscope.analyzers.comparison.report import describe_verdict
+from perfscope.analyzers.compare.comparison import Comparison
+from perfscope.analyzers.compare.report import describe_verdict
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfscope.analyzers.published.check import (
+from perfscope.errors import SourceError
+from perfscope.files import replace_file
+from perfscope.regenerate.published.check import (
     CheckedCell,
     CheckedTables,
     Contradiction,
@@ -15,8 +17,6 @@ from perfscope.analyzers.published.check import (
     find_contradictions,
     leave_conventions,
 )
-from perfscope.errors import SourceError
-from perfscope.files import replace_file
 from perfscope.report import Column, Json, Report, Section
 from perfscope.sources.published.markdown import Document
 from perfscope.sources.published.tables import PublishedFile, read_published

@@ -7,7 +7,8 @@ from fractions import Fraction
 from pathlib import Path
 from typing import NamedTuple
 
-from perfscope.analyzers.published.check import (
+from perfscope.errors import SourceError
+from perfscope.regenerate.published.check import (
     CheckedCell,
     CheckedTables,
     Contradiction,
@@ -15,8 +16,7 @@ from perfscope.analyzers.published.check import (
     find_contradictions,
     format_rounded,
 )
-from perfscope.analyzers.published.derived import NotComputable, find_baselines, recompute
-from perfscope.errors import SourceError
+from perfscope.regenerate.published.derived import NotComputable, find_baselines, recompute
 from perfscope.regenerate.refresh import cell_data
 from perfscope.report import Cell, Column, Json, Report, Section
 from perfscope.sources.published.tables import read_published

@@ -10,8 +10,8 @@ import pytest
 from perfscope.analyzers import clock, collectives
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.errors import MissingInput
-from tests.analyzers.flops.making import answer
 from tests.analyzers.test_collectives import made, measured, operations
+from tests.analyzers.tflops.making import answer
 from tests.sources.traces.making import kernel, write
 
 PAIR = {"elements": 10, "out": 10}

@@ -18,11 +18,11 @@ from torch.profiler import profile, record_function
 
 from perfscope import wire
 from perfscope.analyzers import mfu
-from perfscope.analyzers.flops.model_inference import infer_dimensions
-from perfscope.analyzers.flops.operation_counts import Operations
-from perfscope.analyzers.flops.per_token import megatron_whole_attention
-from perfscope.analyzers.flops.repeats import Repeats
 from perfscope.analyzers.steps import analyze as analyze_steps
+from perfscope.analyzers.tflops.model_inference import infer_dimensions
+from perfscope.analyzers.tflops.operation_counts import Operations
+from perfscope.analyzers.tflops.per_token import megatron_whole_attention
+from perfscope.analyzers.tflops.repeats import Repeats
 from perfscope.errors import MissingInput
 from perfscope.hooks.facts.model import describe_model
 from perfscope.models.parameter_counts import total_parameters
@@ -33,8 +33,8 @@ from perfscope.tables.model import Model
 from perfscope.wire.model import IN_USE, ModelRecord, PrecisionRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
 from perfscope.workloads.gpt import Gpt, GptConfig
-from tests.analyzers.flops.making import answer
-from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
+from tests.analyzers.tflops.making import answer
+from tests.analyzers.tflops.networks import Decoder, Shape, counted_flops_per_token
 
 GPT = Shape(layers=3)
 UNTIED = Shape(layers=3, ffn=224, gated=True, vocabulary=384, tied=False)

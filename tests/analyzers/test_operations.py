@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from perfscope.analyzers.flops import per_token as conventions
+from perfscope.analyzers.tflops import per_token as conventions
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.parameter_counts import total_parameters
-from tests.analyzers.flops.networks import Shape, counted_flops_per_token, parameters
+from tests.analyzers.tflops.networks import Shape, counted_flops_per_token, parameters
 
 SEQ_LEN = 96
 WITHIN = 0.01

@@ -19,9 +19,9 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfscope.analyzers import roofline
-from perfscope.analyzers.flops.byte_rules import count_bytes
-from perfscope.analyzers.flops.counted_calls import count_operators
 from perfscope.analyzers.roofline import COMPUTE, LINK, MEMORY, Ceilings, OperatorWork, RankWork, find_bound
+from perfscope.analyzers.tflops.byte_rules import count_bytes
+from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.engine.registry import BUILT_IN
 from perfscope.errors import NoDevice
 from perfscope.models.hardware import find_gpu

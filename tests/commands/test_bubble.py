@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 
 from perfscope.schedules.catalog import Schedule
-from tests.analyzers.flops.making import answer, ask, refused
+from tests.analyzers.tflops.making import answer, ask, refused
 
 
 def _words(**options: Any) -> list[str]:

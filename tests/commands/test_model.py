@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from perfscope.models.parameter_counts import bigscience_parameters
-from tests.analyzers.flops.making import answer, refused
+from tests.analyzers.tflops.making import answer, refused
 
 STEP = ("--gbs", 1, "--time", 1)
 

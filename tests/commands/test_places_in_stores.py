@@ -10,7 +10,7 @@ import fsspec
 import pytest
 
 from perfscope.errors import ExitCode
-from tests.analyzers.flops.making import ask
+from tests.analyzers.tflops.making import ask
 from tests.conftest import ROOT
 
 FIXTURES = ROOT / "fixtures"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.analyzers.flops.making import answer, ask, refused
+from tests.analyzers.tflops.making import answer, ask, refused
 from tests.conftest import ROOT
 
 PLAN = ("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--gpu", "a100-40", "--tflops", 45)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from perfscope import wire
-from tests.analyzers.flops.making import answer, ask, refused
 from tests.analyzers.test_mfu import run_folder
+from tests.analyzers.tflops.making import answer, ask, refused
 from tests.conftest import ROOT
 
 H200_ZERO1 = ROOT / "fixtures" / "runs" / "h200_zero1"

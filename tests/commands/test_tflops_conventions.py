@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.analyzers.flops.making import answer, ask, by_name, refused
+from tests.analyzers.tflops.making import answer, ask, by_name, refused
 
 SEED = ("tflops", "--size", "52B", "--gbs", 1024)
 NAMES = ["bigscience", "6n", "megatron_paper", "megatron_core", "torchtitan", "palm"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.analyzers.flops.making import FIXTURES, answer, ask, by_name, refused
+from tests.analyzers.tflops.making import FIXTURES, answer, ask, by_name, refused
 from tests.sources.joblog.lines import neox
 
 H200_LOG = FIXTURES / "megatron_core_tp2_pp2_h200.iterations.log"

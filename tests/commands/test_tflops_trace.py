@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.profiler import profile, record_function
 
-from perfscope.analyzers.flops.operator_rules import count_flops
+from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.products import Product
 from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
-from tests.analyzers.flops.making import answer
-from tests.analyzers.flops.networks import Decoder, Shape, counted_flops_per_token
+from tests.analyzers.tflops.making import answer
+from tests.analyzers.tflops.networks import Decoder, Shape, counted_flops_per_token
 
 pytestmark = pytest.mark.slow
 

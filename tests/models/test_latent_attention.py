@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfscope.analyzers.flops import per_token as conventions
+from perfscope.analyzers.tflops import per_token as conventions
 from perfscope.models.parameter_counts import attention_weights
 from perfscope.models.transformer import Latent, Transformer
 from perfscope.sources.models.presets import find_preset
-from tests.analyzers.flops.making import answer, by_name
+from tests.analyzers.tflops.making import answer, by_name
 
 SEQ_LEN = 96
 LATENT = Latent(q_rank=24, kv_rank=16, nope_dim=12, rope_dim=4, value_dim=10)

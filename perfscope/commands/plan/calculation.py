@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from perfscope.analyzers.flops.comparison import Convention, Step, compare
-from perfscope.analyzers.planning.duration import Duration, solve_duration
-from perfscope.analyzers.planning.memory import LAST_STAGE, Attention, Layout, Memory, estimate_memory
+from perfscope.analyzers.plan.duration import Duration, solve_duration
+from perfscope.analyzers.plan.memory import LAST_STAGE, Attention, Layout, Memory, estimate_memory
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
+from perfscope.analyzers.tflops.comparison import Convention, Step, compare
 from perfscope.commands.model import ModelChoice, Peak
 from perfscope.commands.plan.options import PlanInputs
 from perfscope.constants import NS_PER_S

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.operation_counts import Operations
-from perfscope.analyzers.flops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, stated_setup
 from perfscope.analyzers.logs.summary import summarize_log
-from perfscope.analyzers.planning.measured_run import MeasuredRun, measure_run
+from perfscope.analyzers.plan.measured_run import MeasuredRun, measure_run
+from perfscope.analyzers.tflops.operation_counts import Operations
+from perfscope.analyzers.tflops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
 from perfscope.commands.model import Dtype, ModelChoice, choose_description, choose_logged_model
 from perfscope.commands.plan.options import ConventionName, PlanInputs
 from perfscope.engine.run import measure_with

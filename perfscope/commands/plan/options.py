@@ -10,7 +10,7 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.analyzers.planning.memory import Attention, Loss, Optimizer, Precision, States, state_bytes_of
+from perfscope.analyzers.plan.memory import Attention, Loss, Optimizer, Precision, States, state_bytes_of
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
     DEFAULT_SEQ_LEN,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.analyzers.planning.memory import Memory, States
+from perfscope.analyzers.plan.memory import Memory, States
 from perfscope.commands.model import Peak, describe_assumed_seq_len
 from perfscope.commands.plan.calculation import Plan
 from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH, PlanInputs

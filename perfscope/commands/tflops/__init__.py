@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.flops.throughput import Throughput
+from perfscope.analyzers.tflops.throughput import Throughput
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
     DEFAULT_SEQ_LEN,

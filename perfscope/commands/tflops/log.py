@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from perfscope.analyzers.flops.comparison import Convention, LogMatch, Step, match_log
 from perfscope.analyzers.logs.setup import Overrides, determine_setup, stated_setup
 from perfscope.analyzers.logs.step_times import measure_step_times, warmup_records
 from perfscope.analyzers.shared.statistics import median
+from perfscope.analyzers.tflops.comparison import Convention, LogMatch, Step, match_log
 from perfscope.commands.model import DEFAULT_SEQ_LEN, Dtype, ModelChoice, choose_logged_model, describe_logged_model
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIB, GIGA, NS_PER_S, TERA

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from perfscope.analyzers.flops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
-from perfscope.analyzers.flops.throughput import Throughput
+from perfscope.analyzers.tflops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
+from perfscope.analyzers.tflops.throughput import Throughput
 from perfscope.commands.model import UNNAMED, ModelChoice, Peak, describe_assumed_seq_len
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIGA, NS_PER_S

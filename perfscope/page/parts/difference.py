@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.analyzers.comparison.comparison import BudgetChange, Comparison
-from perfscope.analyzers.comparison.report import shorten, to_sections
+from perfscope.analyzers.compare.comparison import BudgetChange, Comparison
+from perfscope.analyzers.compare.report import shorten, to_sections
 from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
 from perfscope.charts.palette import Colour
 from perfscope.constants import NS_PER_MS

@@ -12,8 +12,8 @@ from perfscope import wire
 from perfscope.analyzers.collectives.bandwidth import bus_factor, check_busbw
 from perfscope.analyzers.shared.doubt import check_rate, check_share
 from perfscope.models.hardware import find_gpu, gpus
-from tests.analyzers.flops.making import answer, ask, by_name
 from tests.analyzers.test_mfu import run_folder
+from tests.analyzers.tflops.making import answer, ask, by_name
 from tests.conftest import ROOT
 from tests.sources.traces.making import Event, call, distributed, kernel, step, write
 

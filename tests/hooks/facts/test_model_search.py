@@ -25,7 +25,7 @@ from perfscope.hooks.facts.model import describe_model
 from perfscope.hooks.facts.model_search import find_model, report_calls
 from perfscope.wire.model import IN_USE
 from perfscope.workloads.gpt import Block, Gpt, GptConfig
-from tests.analyzers.flops.making import answer, ask
+from tests.analyzers.tflops.making import answer, ask
 
 CONFIG = GptConfig(layers=3, hidden=64, vocabulary=512, seq_len=128)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.flops.model_inference import infer_dimensions
-from perfscope.analyzers.flops.trained_run import find_trained_model
+from perfscope.analyzers.tflops.model_inference import infer_dimensions
+from perfscope.analyzers.tflops.trained_run import find_trained_model
 from perfscope.hooks.facts.model import describe_model
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.sources.models.config_fields import read_stated

@@ -7,7 +7,7 @@ import struct
 from pathlib import Path
 from typing import Any
 
-from perfscope.analyzers.checkpoints.check import CheckpointSizes, check_checkpoint
+from perfscope.analyzers.checkpoint.check import CheckpointSizes, check_checkpoint
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from tests.conftest import ROOT
 

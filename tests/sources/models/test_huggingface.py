@@ -14,7 +14,7 @@ from perfscope.errors import UsageError
 from perfscope.models.parameter_counts import active_parameters, total_parameters
 from perfscope.sources.models.families import FAMILIES
 from perfscope.sources.models.huggingface import to_transformer
-from tests.analyzers.flops.making import answer, refused
+from tests.analyzers.tflops.making import answer, refused
 
 STEP = ("--gbs", 1, "--time", 1)
 

@@ -13,7 +13,7 @@ from perfscope.analyzers import clock, collectives
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Work
-from tests.analyzers.flops.making import answer
+from tests.analyzers.tflops.making import answer
 from tests.sources.traces.making import Event, call, copy, distributed, kernel, span, write
 
 KERNEL = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"

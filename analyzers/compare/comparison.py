@@ -1,0 +1,563 @@
+"""Two sides compared: the verdict by the step time, all figures, the budget of the change, what else differs."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+
+from perfscope.analyzers.budget import COMMUNICATION, KINDS, Budget, Term, apportion
+from perfscope.analyzers.compare.change import (
+    CONFIDENCE,
+    Change,
+    Samples,
+    Variation,
+    compare_samples,
+    exact_change,
+    welch_half_width,
+)
+from perfscope.analyzers.compare.side import Figure, Setup, Side
+from perfscope.constants import NS_PER_S
+from perfscope.errors import UsageError
+from perfscope.report import Json
+from perfscope.tables.columns import Float64
+from perfscope.units import format_parameters
+
+_LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
+_PERCENT = 100
+#: Amounts of work are scaled in whole parts of this.
+_SCALE = 10**9
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A limit.
+
+    Attributes:
+        text: As it was typed.
+        figure: What it is on.
+        is_upper: Whether it is exceeded by what is above it.
+        share: The change, as a share of A.
+    """
+
+    text: str
+    figure: Figure
+    is_upper: bool
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitVerdict:
+    """What a comparison says to a limit.
+
+    Attributes:
+        limit: The limit.
+        is_exceeded: Whether the whole interval lies beyond it; None where that cannot be told.
+        reason: What was decided, in words.
+    """
+
+    limit: Limit
+    is_exceeded: bool | None
+    reason: str
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``limits``."""
+        return {"limit": self.limit.text, "exceeded": self.is_exceeded, "reason": self.reason}
+
+
+def parse_limit(text: str) -> Limit:
+    """Parse a limit.
+
+    Raises:
+        UsageError: It is none.
+    """
+    match = _LIMIT.fullmatch(text)
+    figures = ", ".join(Figure)
+    if match is None:
+        raise UsageError(
+            f"--fail-on {text!r} is no limit", hint=f"such as 'step_time>+3%' or 'tflops<-3%'; figures: {figures}"
+        )
+    name, sign, direction, number, percent = match.groups()
+    if not percent:
+        raise UsageError(f"--fail-on {text!r} has no %", hint=f"limits are changes in percent: '{text.strip()}%'")
+    normal = name.strip().lower().replace(" ", "_").replace("-", "_")
+    if normal not in list(Figure):
+        raise UsageError(f"--fail-on {text!r} names no figure that is compared", hint=f"figures: {figures}")
+    share = float(number) / _PERCENT * (-1 if direction == "-" else 1)
+    return Limit(text.strip(), Figure(normal), sign == ">", share)
+
+
+def check_limit(limit: Limit, changes: Mapping[Figure, Change], reasons: Mapping[str, str]) -> LimitVerdict:
+    """Hold a comparison's figures against a limit."""
+    change = changes.get(limit.figure)
+    if change is None:
+        return LimitVerdict(limit, None, f"not checked: {reasons.get(limit.figure, 'the figure is not known')}")
+    if change.interval is None:
+        return LimitVerdict(limit, None, f"cannot tell: {change.reason}")
+    low, high = change.interval
+    words = f"{change.change:+.2%}, interval {low:+.2%} to {high:+.2%}"
+    nearest = low if limit.is_upper else high
+    is_exceeded = nearest > limit.share if limit.is_upper else nearest < limit.share
+    if is_exceeded:
+        return LimitVerdict(limit, is_exceeded, f"exceeded: {words}")
+    is_beyond = change.change > limit.share if limit.is_upper else change.change < limit.share
+    return LimitVerdict(
+        limit, is_exceeded, f"not proven: {words} contains the limit" if is_beyond else f"kept: {words}"
+    )
+
+
+#: Sequences of many lengths make the tokens of a step vary.
+_SAME_TOKENS = 0.01
+_DIMENSIONS = ("layers", "hidden size", "vocabulary")
+
+
+@dataclass(frozen=True, slots=True)
+class SetupDifference:
+    """A fact that is not the same on both sides.
+
+    Attributes:
+        fact: What differs.
+        a, b: What it is.
+        forbids: Whether steps are not comparable with it.
+    """
+
+    fact: str
+    a: str
+    b: str
+    forbids: bool
+
+    def data(self) -> dict[str, Json]:
+        """One entry of ``setup.differences``."""
+        return {"fact": self.fact, "a": self.a, "b": self.b, "forbids": self.forbids}
+
+    def sentence(self) -> str:
+        """It in words."""
+        return f"different {self.fact}: {self.a} against {self.b}"
+
+
+def compare_setups(a: Setup, b: Setup) -> Iterator[SetupDifference]:
+    """What differs, of what is known of both sides."""
+    if a.parameters is not None and b.parameters is not None and a.parameters != b.parameters:
+        words = [format_parameters(count) for count in (a.parameters, b.parameters)]
+        if words[0] == words[1]:
+            words = [f"{count:,}" for count in (a.parameters, b.parameters)]
+        yield SetupDifference("model", f"{words[0]} parameters", f"{words[1]} parameters", forbids=True)
+    elif a.dimensions is not None and b.dimensions is not None and a.dimensions != b.dimensions:
+        words = [
+            ", ".join(f"{count:,} {name}" for count, name in zip(dimensions, _DIMENSIONS, strict=True))
+            for dimensions in (a.dimensions, b.dimensions)
+        ]
+        yield SetupDifference("model", words[0], words[1], forbids=True)
+    if a.samples and b.samples and abs(a.samples / b.samples - 1) > _SAME_TOKENS:
+        yield SetupDifference("batch", f"{a.samples:g} samples a step", f"{b.samples:g} samples a step", forbids=True)
+    elif a.tokens and b.tokens and abs(a.tokens / b.tokens - 1) > _SAME_TOKENS:
+        yield SetupDifference("batch", f"{a.tokens:,.0f} tokens a step", f"{b.tokens:,.0f} tokens a step", forbids=True)
+    facts = [("GPU count", a.gpus, b.gpus), ("device", a.device, b.device), ("data type", a.dtype, b.dtype)]
+    for fact, first, second in (*facts, ("model class", a.model, b.model)):
+        if first is not None and second is not None and first != second:
+            yield SetupDifference(fact, str(first), str(second), forbids=fact == "GPU count")
+    for package in sorted({*a.versions, *b.versions}) if a.versions and b.versions else ():
+        versions = [setup.versions.get(package) or "not stated" for setup in (a, b)]
+        if versions[0] != versions[1]:
+            yield SetupDifference(f"version of {package}", versions[0], versions[1], forbids=False)
+
+
+def list_unknown(a: Side, b: Side) -> tuple[str, ...]:
+    """The facts that must be equal and that a side does not state."""
+    facts = {"model": "parameters", "batch": "samples", "GPU count": "gpus"}
+    unknown = {
+        side.name: [
+            fact
+            for fact, name in facts.items()
+            if getattr(side.setup, name) is None and not (fact == "batch" and side.setup.tokens is not None)
+        ]
+        for side in (a, b)
+    }
+    return tuple(
+        f"{name} does not state its {', '.join(missing)}: that it is the same on both sides is not checked."
+        for name, missing in unknown.items()
+        if missing
+    )
+
+
+def work_of(a: Setup, b: Setup) -> tuple[str, float, float] | None:
+    """Tokens of a step on both sides, or samples, with their unit; None where neither is known of both."""
+    if a.tokens and b.tokens:
+        return "tokens", a.tokens, b.tokens
+    if a.samples and b.samples:
+        return "samples", a.samples, b.samples
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class TermChange:
+    """A term on both sides, in nanoseconds of a step.
+
+    Attributes:
+        term: The term.
+        a_ns, b_ns: Its time on each side.
+        a_calls, b_calls: Its events of the device a step; absent where it has none.
+    """
+
+    term: Term
+    a_ns: int
+    b_ns: int
+    a_calls: float | None = None
+    b_calls: float | None = None
+
+    @property
+    def change_ns(self) -> int:
+        """By how much it changed the step."""
+        return self.b_ns - self.a_ns
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetChange:
+    """The budget of a change.
+
+    Attributes:
+        change_ns: What is explained: the change of the step.
+        explains: Which steps that is of, in words.
+        terms: The terms, those with the largest changes first.
+        unexplained_ns: The rest: ``change_ns`` is the sum of the terms and this.
+        step_ns: A's step, for shares.
+        notes: What a reader must know.
+    """
+
+    change_ns: int
+    explains: str
+    terms: tuple[TermChange, ...]
+    unexplained_ns: int
+    step_ns: int
+    notes: tuple[str, ...]
+
+    @property
+    def traced_ns(self) -> int:
+        """What the traces show of the change."""
+        return sum(term.change_ns for term in self.terms)
+
+    def __post_init__(self) -> None:
+        assert self.traced_ns + self.unexplained_ns == self.change_ns
+
+
+def compare_budgets(a: Side, b: Side, factor: float) -> BudgetChange | None:
+    """The budget of the change of a step; None where a side has none.
+
+    ``factor`` is how much of B's step is compared.
+    """
+    if a.budget is None or b.budget is None:
+        return None
+    by_operator = all(any(term.operator for term in budget.times) for budget in (a.budget, b.budget))
+    (first, calls), (second, other_calls) = (_at_level(side, by_operator=by_operator) for side in (a.budget, b.budget))
+    if factor != 1:
+        names = sorted(second)
+        means = apportion([second[term] * round(factor * _SCALE) for term in names], _SCALE)
+        second = dict(zip(names, means, strict=True))
+    change_ns, explains = sum(second.values()) - sum(first.values()), "the profiled steps"
+    if not (a.is_profiled or b.is_profiled) and a.step_time_s is not None and b.step_time_s is not None:
+        change_ns = round(round(b.step_time_s.centre * NS_PER_S) * factor) - round(a.step_time_s.centre * NS_PER_S)
+        explains = "the undisturbed steps"
+    every = {*first, *second, *calls, *other_calls}
+    counted = {*calls, *other_calls}
+    terms = (
+        TermChange(
+            term,
+            first.get(term, 0),
+            second.get(term, 0),
+            *(of.get(term, 0.0 if of and term in counted else None) for of in (calls, other_calls)),
+        )
+        for term in sorted(every, key=lambda term: (KINDS.index(term.kind), term.name, term.operator))
+    )
+    changed = (term for term in terms if term.change_ns or term.a_ns or term.a_calls != term.b_calls)
+    ordered = sorted(changed, key=lambda term: -abs(term.change_ns))
+    return BudgetChange(
+        change_ns=change_ns,
+        explains=explains,
+        terms=tuple(ordered),
+        unexplained_ns=change_ns - sum(term.change_ns for term in ordered),
+        step_ns=sum(first.values()),
+        notes=_describe(a.budget, b.budget),
+    )
+
+
+def _describe(a: Budget, b: Budget) -> tuple[str, ...]:
+    steps = [f"{len(budget.steps) or 1} of {'A' if budget is a else 'B'}" for budget in (a, b)]
+    notes = [
+        f"Terms are means over profiled steps ({', '.join(steps)}) and ranks. Profiled steps are slower than others, "
+        "on both sides by not quite the same: that is in what is unexplained."
+    ]
+    if a.activities != b.activities:
+        kinds = " and ".join(budget.activities or "unknown" for budget in (a, b))
+        notes.append(f"The windows differ ({kinds}): a window with operators slows the host more than a light one.")
+    return tuple(notes)
+
+
+def _at_level(budget: Budget, *, by_operator: bool) -> tuple[Mapping[Term, int], Mapping[Term, float]]:
+    """The times and events of a budget's terms; without operators where one side has none."""
+    if by_operator:
+        return budget.times, budget.calls
+    times: Counter[Term] = Counter()
+    calls: Counter[Term] = Counter()
+    for term, ns in budget.times.items():
+        times[term._replace(operator="")] += ns
+    for term, count in budget.calls.items():
+        calls[term._replace(operator="")] += count  # type: ignore[assignment]  # means of counts
+    return times, calls
+
+
+class Verdict(StrEnum):
+    """The answer."""
+
+    SLOWER = "slower"
+    FASTER = "faster"
+    SAME = "same"
+    INCOMPARABLE = "incomparable"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Comparison:
+    """B compared with A.
+
+    Attributes:
+        a, b: The sides.
+        verdict: The answer.
+        reasons: Why it cannot be told, where it cannot.
+        is_refused: Whether the sides did not train the same, and nothing was compared.
+        confidence: Of every interval.
+        work: What a step's work is counted in, and how much of it each side does; absent where unknown.
+        is_per_work: Whether B is compared for as much work as a step of A.
+        changes: The figures that both sides have.
+        missing: Why a figure is absent.
+        budget: What the change is made of; absent with ``missing["budget"]``.
+        setup: What is not the same in the set-ups.
+        limits: What became of the limits.
+        notes: What a reader must know.
+    """
+
+    a: Side
+    b: Side
+    verdict: Verdict
+    confidence: float
+    setup: tuple[SetupDifference, ...]
+    reasons: tuple[str, ...] = ()
+    is_refused: bool = False
+    work: tuple[str, float, float] | None = None
+    is_per_work: bool = False
+    changes: Mapping[Figure, Change] = field(default_factory=dict)
+    missing: Mapping[str, str] = field(default_factory=dict)
+    budget: BudgetChange | None = None
+    limits: tuple[LimitVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def damage(self) -> tuple[str, ...]:
+        """What could not be read on either side."""
+        return tuple(dict.fromkeys((*self.a.damage, *self.b.damage)))
+
+
+def compare_sides(
+    a: Side,
+    b: Side,
+    *,
+    anyway: bool = False,
+    limits: Sequence[Limit] = (),
+    confidence: float = CONFIDENCE,
+    between_runs: float | None = None,
+) -> Comparison:
+    """Compare B with A; sides that did not train the same are refused, unless ``anyway``: then per token.
+
+    ``between_runs`` is the standard deviation between runs of the same code, see ``compare_samples``.
+    """
+    setup = tuple(compare_setups(a.setup, b.setup))
+    forbidding = [difference.sentence() for difference in setup if difference.forbids]
+    work = work_of(a.setup, b.setup)
+    if forbidding and not anyway:
+        return _refused(a, b, setup, forbidding, limits, confidence)
+    if forbidding and work is None:
+        reasons = (*forbidding, "the tokens of a step are not known of both, so that nothing is per token")
+        return _refused(a, b, setup, reasons, limits, confidence)
+    factor = work[1] / work[2] if forbidding and work else 1.0
+    changes, missing = _figures(a, b, work, factor, (confidence, between_runs))
+    verdict, reasons = _judge(changes, missing)
+    budget = compare_budgets(a, b, factor)
+    if budget is None:
+        missing["budget"] = next(side.why_absent("budget") for side in (a, b) if side.budget is None)
+    notes = (*_explain(a, b, changes, forbidding, work), *list_unknown(a, b), *a.notes, *b.notes)
+    return Comparison(
+        a, b, verdict, confidence, setup,
+        reasons=reasons,
+        work=work,
+        is_per_work=factor != 1.0,
+        changes=changes,
+        missing=missing,
+        budget=budget,
+        limits=tuple(check_limit(limit, changes, missing) for limit in limits),
+        notes=tuple(dict.fromkeys(notes)),
+    )  # fmt: skip
+
+
+def _refused(
+    a: Side,
+    b: Side,
+    setup: tuple[SetupDifference, ...],
+    reasons: Sequence[str],
+    limits: Sequence[Limit],
+    confidence: float,
+) -> Comparison:
+    why = "the sides did not train the same"
+    return Comparison(
+        a, b, Verdict.INCOMPARABLE, confidence, setup,
+        reasons=tuple(reasons),
+        is_refused=True,
+        missing=dict.fromkeys((*Figure, "budget"), why),
+        limits=tuple(LimitVerdict(limit, None, f"not checked: {why}") for limit in limits),
+    )  # fmt: skip
+
+
+def _judge(changes: Mapping[Figure, Change], missing: Mapping[str, str]) -> tuple[Verdict, tuple[str, ...]]:
+    change = changes.get(Figure.STEP_TIME)
+    if change is None:
+        return Verdict.INCOMPARABLE, (missing[Figure.STEP_TIME],)
+    if change.interval is None:
+        return Verdict.INCOMPARABLE, (f"cannot tell: {change.reason}",)
+    low, high = change.interval
+    return (Verdict.SLOWER if low > 0 else Verdict.FASTER if high < 0 else Verdict.SAME), ()
+
+
+def _figures(
+    a: Side, b: Side, work: tuple[str, float, float] | None, factor: float, certainty: tuple[float, float | None]
+) -> tuple[dict[Figure, Change], dict[str, str]]:
+    """The figures that both sides have, B's for as much work as A's; and why the others are absent."""
+    changes: dict[Figure, Change] = {}
+    missing: dict[str, str] = {}
+    for figure, first, second in (
+        (Figure.STEP_TIME, a.step_time_s, b.step_time_s),
+        (Figure.MEMORY, a.memory_bytes, b.memory_bytes),
+        (Figure.ENERGY, a.energy_j, b.energy_j),
+        (Figure.EXPOSED_COMMUNICATION, _exposed(a), _exposed(b)),
+    ):
+        if first is None or second is None:
+            missing[figure] = _why(figure, a if first is None else b)
+        elif figure is Figure.MEMORY and max(len(first.runs), len(second.runs)) == 1:
+            changes[figure] = exact_change(first.centre, second.centre)
+        elif figure is Figure.EXPOSED_COMMUNICATION:
+            changes[figure] = _change_of_means(first.runs[0], second.runs[0] * factor, certainty[0])
+        else:
+            scaled = second if figure is Figure.MEMORY else second.scaled(factor)
+            changes[figure] = compare_samples(first, scaled, *certainty)
+    step = changes.get(Figure.STEP_TIME)
+    if step is None or work is None or a.is_profiled != b.is_profiled:
+        missing[Figure.THROUGHPUT] = missing.get(Figure.STEP_TIME) or "the tokens of a step are not known of both"
+    else:
+        changes[Figure.THROUGHPUT] = step.reversed_rate(work[1], work[2] * factor)
+    _add_tflops(a, b, step, factor, changes, missing)
+    return changes, missing
+
+
+def _add_tflops(
+    a: Side, b: Side, step: Change | None, factor: float, changes: dict[Figure, Change], missing: dict[str, str]
+) -> None:
+    for side in (a, b):
+        if side.tflop_per_step is None:
+            missing.setdefault(Figure.TFLOPS, side.why_absent(Figure.TFLOPS))
+    if a.tflop_per_step is None or b.tflop_per_step is None:
+        return
+    if a.tflop_per_step[1] != b.tflop_per_step[1]:
+        conventions = f"{a.tflop_per_step[1]} and {b.tflop_per_step[1]}"
+        missing[Figure.TFLOPS] = f"TFLOPs of the sides are of different conventions: {conventions}"
+    elif step is not None:
+        changes[Figure.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
+
+
+def _why(figure: Figure, side: Side) -> str:
+    if figure is not Figure.EXPOSED_COMMUNICATION:
+        return side.why_absent(figure)
+    if side.budget is None:
+        return side.why_absent("budget")
+    return f"{side.name}: no communication is exposed in its profiled steps"
+
+
+def _exposed(side: Side) -> Samples | None:
+    """Exposed communication of each profiled step in seconds; None where there is none."""
+    if side.budget is None:
+        return None
+    steps = max(len(side.budget.steps), 1)
+    times = [times for term, times in side.budget.by_step.items() if term.kind == COMMUNICATION]
+    total = sum(times, np.zeros(steps)) / NS_PER_S
+    return Samples((total,)) if total.sum() > 0 else None
+
+
+def _change_of_means(a: Float64, b: Float64, confidence: float) -> Change:
+    """The change of a mean over few profiled steps; A's error counts as the change's in proportion."""
+    first, second = float(a.mean()), float(b.mean())
+    half = welch_half_width(a.tolist(), b.tolist(), confidence) if min(len(a), len(b)) > 1 else None
+    if half is None:
+        return Change(first, second, None, Variation.NONE, "one profiled step: an interval needs several")
+    middle = second / first - 1
+    return Change(first, second, (max(middle - half / first, -1.0), middle + half / first), Variation.STEPS)
+
+
+def _one_run_notes(step: Change) -> list[str]:
+    """What the interval of one run of each side covers, and what the steps say without it."""
+    notes = [
+        "One run of each side: the interval covers how steps of these two processes vary, and an allowance for how "
+        "runs of the same code differ, by how much their steps spread. On a busy machine they differ by more: compare "
+        "several runs of each side (A1,A2,A3 B1,B2,B3)."
+    ]
+    if step.interval is not None and step.steps_interval is not None and step.interval[0] <= 0 <= step.interval[1]:
+        low, high = step.steps_interval
+        if low > 0 or high < 0:
+            notes.append(
+                f"The steps of these two runs differ ({low:+.2%} to {high:+.2%} without the allowance), but runs of "
+                "the same code may differ as much: whether the code does, several runs of each side can tell."
+            )
+    return notes
+
+
+def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
+    """What the mean step says that the median does not: some steps alone became slower."""
+    assert a.step_time_s is not None
+    assert b.step_time_s is not None
+    mean = compare_samples(Samples(a.step_time_s.runs, is_mean=True), Samples(b.step_time_s.runs, is_mean=True))
+    if mean.interval is None or step.interval is None or mean.interval[0] <= max(step.interval[1], 0):
+        return []
+    low, high = mean.interval
+    return [
+        f"The mean step is {mean.change:+.2%} (interval {low:+.2%} to {high:+.2%}), more than the median: some steps "
+        "alone became slower. `perfscope analyze` lists the slowest ones."
+    ]
+
+
+def _are_equal(a: Samples, b: Samples) -> bool:
+    return len(a.runs) == len(b.runs) and all(map(np.array_equal, a.runs, b.runs))
+
+
+def _explain(
+    a: Side,
+    b: Side,
+    changes: Mapping[Figure, Change],
+    forbidding: Sequence[str],
+    work: tuple[str, float, float] | None,
+) -> tuple[str, ...]:
+    notes = []
+    step = changes.get(Figure.STEP_TIME)
+    if a.step_time_s and b.step_time_s and _are_equal(a.step_time_s, b.step_time_s):
+        notes.append("A and B are the same steps: one measurement was named twice.")
+    if step is not None and step.variation is Variation.STEPS:
+        notes += _one_run_notes(step)
+        notes += _mean_note(a, b, step)
+    if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
+        counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"
+        notes.append(f"Several runs ({counts}): the run is the unit, and the interval covers how runs vary.")
+    if a.is_profiled or b.is_profiled:
+        notes.append("Step times are those of profiled steps, which are slower than others.")
+    if forbidding and work is not None:
+        notes.append(
+            f"Compared per {work[0].removesuffix('s')}, although {'; '.join(forbidding)}: B's figures are for "
+            f"{work[1]:,.0f} {work[0]}, as a step of A."
+        )
+    return tuple(notes)

@@ -1,0 +1,445 @@
+"""One side of a comparison: what is known of a training, from a run, traces, a log or a saved baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from perfscope.analyzers.budget import KINDS, Budget, Term
+from perfscope.analyzers.compare.change import Samples
+from perfscope.analyzers.energy import Energy
+from perfscope.analyzers.logs.step_times import steady_records
+from perfscope.analyzers.logs.summary import LogSummary
+from perfscope.analyzers.mfu import HEADLINE, Utilisation
+from perfscope.analyzers.shared.gpu_steps import step_intervals_ns, used_gpus
+from perfscope.analyzers.shared.readings import PowerCurve, read_column
+from perfscope.analyzers.shared.step_selection import TOO_FEW_STEPS, UndisturbedSteps, find_undisturbed
+from perfscope.analyzers.steps import StepTimes
+from perfscope.analyzers.tflops.trained_run import find_device, find_trained_model
+from perfscope.constants import NS_PER_S
+from perfscope.errors import MissingInput, PerfscopeError
+from perfscope.report import Json
+from perfscope.tables.columns import Float64
+from perfscope.tables.run import Run
+
+BASELINE = "perfscope/baseline/1"
+_LOG_CONVENTION = "bigscience"
+
+
+class Kind(StrEnum):
+    """What a side was read from."""
+
+    RUN = "run"
+    TRACES = "traces"
+    LOG = "log"
+    BASELINE = "baseline"
+
+
+class Figure(StrEnum):
+    """A figure that is compared; the names are those of limits and of JSON."""
+
+    STEP_TIME = "step_time"
+    THROUGHPUT = "throughput"
+    TFLOPS = "tflops"
+    MEMORY = "memory"
+    ENERGY = "energy"
+    EXPOSED_COMMUNICATION = "exposed_communication"
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What was trained, on what; absent where it is not known.
+
+    Attributes:
+        model: Its class, or what a log calls it.
+        parameters: Parameters of all of it.
+        dimensions: Layers, hidden size and vocabulary.
+        gpus: Ranks, or GPUs.
+        device: Name of the GPU; ``cpu`` where there was none.
+        dtype: Type of the products, or of the weights.
+        samples, tokens: Of a step over all ranks.
+        versions: Versions of software, by package.
+    """
+
+    model: str | None = None
+    parameters: int | None = None
+    dimensions: tuple[int, ...] | None = None
+    gpus: int | None = None
+    device: str | None = None
+    dtype: str | None = None
+    samples: float | None = None
+    tokens: float | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Side:
+    """One side.
+
+    Attributes:
+        name: What was typed.
+        kind: What it was read from.
+        setup: What was trained.
+        step_time_s: Times of the undisturbed steps in seconds, a series for each run; absent where unknown.
+        is_profiled: Whether these are the times of profiled steps, because nothing else is known.
+        tflop_per_step: Operations of a step and GPU in 10**12, and the convention that they are counted by.
+        memory_bytes: Peak memory of tensors of the rank with the largest; one a run.
+        energy_j: Energy of each undisturbed step over all GPUs, a series for each run.
+        budget: What a profiled step is made of; of several runs that of the first with traces.
+        reasons: Why a figure, or ``budget``, is absent.
+        notes: What a reader must know.
+        damage: What could not be read.
+    """
+
+    name: str
+    kind: Kind
+    setup: Setup
+    step_time_s: Samples | None = None
+    is_profiled: bool = False
+    tflop_per_step: tuple[float, str] | None = None
+    memory_bytes: Samples | None = None
+    energy_j: Samples | None = None
+    budget: Budget | None = None
+    reasons: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    damage: tuple[str, ...] = ()
+
+    def why_absent(self, name: str) -> str:
+        """Why a figure of this side is absent."""
+        return f"{self.name}: {self.reasons.get(name, f'a {self.kind} does not state it')}"
+
+
+#: A single step may be the same by chance, where times are rounded.
+_FEWEST_STEPS = 2
+_SAME_PARAMETERS = ("parameters", "gpus", "dimensions")
+
+
+def join_runs(name: str, sides: Sequence[Side]) -> Side:
+    """One side of several runs; its budget is that of the first run with traces.
+
+    A run that is named twice counts once: its copy would show that runs do not vary.
+
+    Raises:
+        PerfscopeError: They are not runs of the same training, or there is none.
+    """
+    if not sides:
+        raise PerfscopeError(f"{name!r} names no run", hint="several runs of a side: A1,A2,A3")
+    distinct = [side for place, side in enumerate(sides) if not any(_is_copy(side, each) for each in sides[:place])]
+    copies = len(sides) - len(distinct)
+    if copies:
+        note = f"{name}: {copies} of its {len(sides)} runs are copies of others, with the same steps, and do not count."
+        distinct[0] = replace(distinct[0], notes=(*distinct[0].notes, note))
+    if len(distinct) == 1:
+        return replace(distinct[0], name=name)
+    return _join_distinct(name, distinct)
+
+
+def _is_copy(side: Side, other: Side) -> bool:
+    """Whether two runs have the same steps, to the nanosecond."""
+    series = [each.step_time_s.runs if each.step_time_s else () for each in (side, other)]
+    if not series[0] or len(series[0]) != len(series[1]) or max(map(len, series[0])) < _FEWEST_STEPS:
+        return False
+    return all(map(np.array_equal, *series))
+
+
+def _join_distinct(name: str, sides: Sequence[Side]) -> Side:
+    first = sides[0]
+    for side in sides[1:]:
+        for fact in _SAME_PARAMETERS:
+            values = getattr(first.setup, fact), getattr(side.setup, fact)
+            if None not in values and values[0] != values[1]:
+                raise PerfscopeError(
+                    f"{first.name} and {side.name} did not train the same: {fact} {values[0]} and {values[1]}",
+                    hint="a side is one run, or several runs of the same training",
+                )
+    of_budget = next((side for side in sides if side.budget is not None), first)
+    return replace(
+        of_budget,
+        name=name,
+        step_time_s=_join([side.step_time_s for side in sides]),
+        memory_bytes=_join([side.memory_bytes for side in sides]),
+        energy_j=_join([side.energy_j for side in sides]),
+        notes=(*dict.fromkeys(note for side in sides for note in side.notes),),
+        damage=tuple(f"{side.name}: {line}" for side in sides for line in side.damage),
+    )
+
+
+def _join(samples: Sequence[Samples | None]) -> Samples | None:
+    stated = [sample for sample in samples if sample is not None]
+    if not stated or len(stated) < len(samples):
+        return None
+    return Samples(tuple(run for sample in stated for run in sample.runs), stated[0].is_mean)
+
+
+def side_of_run(
+    name: str,
+    run: Run,
+    results: Mapping[str, object],
+    reasons: Mapping[str, str],
+    versions: Mapping[str, str],
+    damage: tuple[str, ...] = (),
+) -> Side:
+    """A run with the results of ``steps``, ``mfu``, ``energy`` and ``budget``, as far as there are any."""
+    undisturbed = find_undisturbed(run.steps)
+    times_s = undisturbed.times_s()
+    steps, mfu, energy, budget = (results.get(name) for name in ("steps", "mfu", "energy", "budget"))
+    budget = budget if isinstance(budget, Budget) else None
+    return Side(
+        name=name,
+        kind=Kind.RUN,
+        setup=_setup(run, steps if isinstance(steps, StepTimes) else None, mfu, versions),
+        step_time_s=Samples((times_s,)) if len(times_s) else None,
+        tflop_per_step=_operations(mfu, undisturbed.step_time_s()),
+        memory_bytes=_memory(undisturbed),
+        energy_j=_energies(run, undisturbed) if isinstance(energy, Energy) and energy.step_j is not None else None,
+        budget=budget,
+        reasons={
+            Figure.STEP_TIME: reasons.get("steps") or TOO_FEW_STEPS,
+            Figure.MEMORY: "no rank recorded the peak memory of a device",
+            Figure.TFLOPS: reasons.get("mfu", "its operations are not known"),
+            Figure.ENERGY: reasons.get("energy", "the energy of a GPU is not known"),
+            "budget": reasons.get("budget", "it has no traces"),
+        },
+        damage=damage,
+    )
+
+
+def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[str, ...] = ()) -> Side:
+    """Traces alone: the times of their profiled steps are all that is known."""
+    times_s = None
+    if budget is not None:
+        periods = sum(budget.by_step.values(), np.zeros(max(len(budget.steps), 1)))
+        times_s = Samples((np.asarray(periods, np.float64) / NS_PER_S,))
+    why = "traces alone do not state it"
+    return Side(
+        name=name,
+        kind=Kind.TRACES,
+        setup=Setup(gpus=None if budget is None else budget.ranks),
+        step_time_s=times_s,
+        is_profiled=True,
+        budget=budget,
+        reasons={
+            Figure.STEP_TIME: reason,
+            "budget": reason,
+            **dict.fromkeys((Figure.THROUGHPUT, Figure.TFLOPS, Figure.MEMORY, Figure.ENERGY), why),
+        },
+        damage=damage,
+    )
+
+
+def _setup(run: Run, steps: StepTimes | None, mfu: object, versions: Mapping[str, str]) -> Setup:
+    model = run.models[0] if run.models else None
+    parameters = model.parameters if model else None
+    dimensions = None
+    try:
+        trained = find_trained_model(run)
+        parameters = trained.parameters
+        dimensions = trained.model.layers, trained.model.hidden, trained.model.vocabulary
+    except MissingInput:
+        pass  # what cannot be counted can still be compared by its number of parameters
+    devices = {rank.device_name or rank.device_type or "" for rank in run.ranks} - {""}
+    precision = (mfu if isinstance(mfu, Utilisation) else find_device(run)).precision
+    dtype = precision.main if precision.shares else None
+    return Setup(
+        model=model.name if model else None,
+        parameters=parameters,
+        dimensions=dimensions,
+        gpus=run.devices,
+        device=", ".join(sorted(devices)) or None,
+        dtype=dtype or (model.weights_dtype if model else None),
+        samples=steps.samples_per_step if steps else None,
+        tokens=steps.tokens_per_step if steps else None,
+        versions=dict(versions),
+    )
+
+
+def _operations(mfu: object, step_s: float | None) -> tuple[float, str] | None:
+    if not isinstance(mfu, Utilisation) or step_s is None or mfu.headline.tflops_per_gpu is None:
+        return None
+    return mfu.headline.tflops_per_gpu * step_s, HEADLINE
+
+
+def _memory(undisturbed: UndisturbedSteps) -> Samples | None:
+    peaks = [float(table.memory_peak_bytes.max()) for table in undisturbed.tables if table.memory_peak_bytes.count()]
+    return Samples((np.array([max(peaks)]),)) if peaks and max(peaks) > 0 else None
+
+
+def _energies(run: Run, undisturbed: UndisturbedSteps) -> Samples | None:
+    """The energy of each undisturbed step that the samples of all GPUs cover."""
+    total: dict[int, list[float]] = {}
+    gpus = used_gpus(run)
+    for used in gpus:
+        starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
+        power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
+        is_covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
+        energies_j = power.energy_j(starts_ns[is_covered], ends_ns[is_covered]).tolist()
+        for step, energy_j in zip(used.steps.step[rows][is_covered].tolist(), energies_j, strict=True):
+            total.setdefault(step, []).append(energy_j)
+    complete = [sum(total[step]) for step in sorted(total) if len(total[step]) == len(gpus)]
+    values: Float64 = np.array(complete, np.float64)
+    return Samples((values,), is_mean=True) if len(values) and (values > 0).all() else None
+
+
+def side_of_log(name: str, summary: LogSummary) -> Side:
+    """A log: each steady-state record counts as a step, even where it is the mean of several."""
+    rows = summary.log.iterations
+    times_s = np.ma.getdata(rows.wall_ns)[steady_records(rows, None)].astype(np.float64) / NS_PER_S
+    times_s = times_s[times_s > 0]
+    setup, median_s = summary.setup, summary.times.median_s
+    tflop = summary.tflops_per_gpu * median_s if summary.tflops_per_gpu is not None and median_s else None
+    memory = summary.log.memory.allocated_bytes or summary.log.memory.reserved_bytes
+    spans = sorted({int(span) for span in rows.span})
+    several = f"{spans[0]} to {spans[-1]}" if len(spans) > 1 else str(*spans)
+    note = f"{name}: each record is the mean of {several} iterations." if spans[-1:] > [1] else ""
+    return Side(
+        name=name,
+        kind=Kind.LOG,
+        setup=Setup(
+            parameters=setup.parameters,
+            gpus=setup.gpus,
+            samples=setup.gbs,
+            tokens=setup.gbs * setup.seq_len if setup.gbs and setup.seq_len else None,
+            versions={} if summary.framework is None else {"framework": summary.framework},
+        ),
+        step_time_s=Samples((times_s,)) if len(times_s) else None,
+        tflop_per_step=None if tflop is None else (tflop, _LOG_CONVENTION),
+        memory_bytes=Samples((np.array([float(memory)]),)) if memory else None,
+        reasons={
+            Figure.STEP_TIME: summary.reason or "it states no step time",
+            Figure.TFLOPS: "it does not state model, batch and GPUs in full",
+            Figure.MEMORY: "it states no device memory",
+            Figure.ENERGY: "logs state no energy",
+            "budget": "a log has no traces",
+        },
+        notes=(note,) if note else (),
+    )
+
+
+_Runs = tuple[tuple[float, ...], ...] | None
+
+
+class _Term(Struct):
+    """A term: its time of a step, and of each step, and its events of the device a step."""
+
+    term: tuple[str, ...]
+    ns: int
+    by_step: tuple[float, ...]
+    calls: float | None = None
+
+
+class _Budget(Struct):
+    """A budget as it is stored."""
+
+    terms: tuple[_Term, ...]
+    steps: tuple[int, ...] = ()
+    ranks: int = 1
+    activities: str = ""
+
+
+class _Baseline(Struct):
+    """A baseline as it is stored."""
+
+    schema: str = BASELINE
+    name: str = ""
+    setup: Setup | None = None
+    is_profiled: bool = False
+    step_time_s: _Runs = None
+    memory_bytes: _Runs = None
+    energy_j: _Runs = None
+    tflop_per_step: tuple[float, str] | None = None
+    budget: _Budget | None = None
+    reasons: dict[str, str] = {}
+
+
+def to_baseline(side: Side) -> dict[str, Json]:
+    """A side as data, whole."""
+    budget = None
+    if side.budget is not None:
+        kept = side.budget
+        terms = (
+            _Term(term, kept.times.get(term, 0), tuple(times.tolist()), kept.calls.get(term))
+            for term, times in kept.by_step.items()
+        )
+        budget = _Budget(tuple(terms), kept.steps, kept.ranks, kept.activities)
+    data: dict[str, Json] = msgspec.to_builtins(
+        _Baseline(
+            name=side.name,
+            setup=side.setup,
+            is_profiled=side.is_profiled,
+            step_time_s=_lists(side.step_time_s),
+            memory_bytes=_lists(side.memory_bytes),
+            energy_j=_lists(side.energy_j),
+            tflop_per_step=side.tflop_per_step,
+            budget=budget,
+            reasons={str(name): reason for name, reason in side.reasons.items()},
+        )
+    )
+    return data
+
+
+def _lists(samples: Samples | None) -> _Runs:
+    return None if samples is None else tuple(tuple(run.tolist()) for run in samples.runs)
+
+
+def from_saved(name: str, data: Mapping[str, object]) -> Side:
+    """A saved side.
+
+    Raises:
+        PerfscopeError: It is of another schema or version, or damaged.
+    """
+    schema = data.get("schema")
+    if schema != BASELINE:
+        raise PerfscopeError(
+            f"{name} is {schema!r}, which this version of perfscope cannot compare: it reads {BASELINE}",
+            hint="save it again: perfscope compare RUN --save FILE",
+        )
+    try:
+        return _from_baseline(name, msgspec.convert(data, _Baseline))
+    except (msgspec.ValidationError, TypeError, ValueError, AssertionError) as error:
+        raise PerfscopeError(
+            f"{name} is damaged: it is no complete {schema} ({type(error).__name__}: {error})",
+            hint="save it again",
+        ) from None
+
+
+def _from_baseline(name: str, data: _Baseline) -> Side:
+    return Side(
+        name=name,
+        kind=Kind.BASELINE,
+        setup=data.setup or Setup(),
+        step_time_s=_samples(data.step_time_s),
+        is_profiled=data.is_profiled,
+        tflop_per_step=data.tflop_per_step,
+        memory_bytes=_samples(data.memory_bytes),
+        energy_j=_samples(data.energy_j, is_mean=True),
+        budget=None if data.budget is None else _budget(data.budget),
+        reasons=data.reasons,
+    )
+
+
+def _samples(runs: _Runs, *, is_mean: bool = False) -> Samples | None:
+    if not runs:
+        return None
+    if any(not run or min(run) <= 0 for run in runs):
+        raise ValueError("a figure is no list of lists of positive numbers")
+    return Samples(tuple(np.asarray(run, np.float64) for run in runs), is_mean)
+
+
+def _budget(data: _Budget) -> Budget:
+    terms = {Term(*row.term): row for row in data.terms}
+    unknown = next((term.kind for term in terms if term.kind not in KINDS), None)
+    if unknown is not None:
+        raise ValueError(f"there is no term {unknown!r}")
+    return Budget(
+        times={term: row.ns for term, row in terms.items() if row.ns},
+        by_step={term: np.asarray(row.by_step, np.float64) for term, row in terms.items()},
+        calls={term: row.calls for term, row in terms.items() if row.calls is not None},
+        steps=data.steps,
+        ranks=data.ranks,
+        activities=data.activities,
+    )

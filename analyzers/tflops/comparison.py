@@ -1,0 +1,395 @@
+"""The same step by every convention: TFLOPs per GPU, MFU and HFU side by side.
+
+MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
+Each convention states one of the two. The variants are the other passes of a formula, other versions of code, and each
+convention with the recomputed operations added. Formulas are in the letters of ``Convention.inputs``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, NamedTuple
+
+from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
+from perfscope.analyzers.tflops import per_token
+from perfscope.analyzers.tflops.per_token import scores_and_values
+from perfscope.constants import GIGA, NS_PER_S, TERA
+from perfscope.models.conventions import Checkpointing, Recomputed, bigscience, bigscience_passes, six_n
+from perfscope.models.transformer import Transformer
+from perfscope.result import Doc, Figures
+from perfscope.tables.model import StatedDimensions
+
+NEEDS_DIMENSIONS = (
+    "needs the dimensions of the model: give --model, a name or layers=32,hidden=4096,heads=32,vocab=32000"
+)
+
+_STATED = {
+    Checkpointing.NONE: Recomputed(0, 0),
+    Checkpointing.SELECTIVE: Recomputed(0, 1),
+    Checkpointing.FULL: Recomputed(1, 1),
+}
+_NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
+
+
+class _Formula(NamedTuple):
+    """Operations per token in letters, where that is published, how it is computed, and the log that prints it."""
+
+    text: str
+    source: str
+    of_model: Callable[[Transformer, int], int] | None = None
+    printed_by: str | None = None
+
+
+_NARAYANAN = "Narayanan et al. 2021, arXiv 2104.04473, equation 3"
+_PRODUCTS = "6 (attention + MLP or top-k experts + h V)"
+_PAPER = {
+    Checkpointing.FULL: _Formula("96 L h^2 (1 + s/6h + V/16Lh)", _NARAYANAN),
+    Checkpointing.SELECTIVE: _Formula(
+        "72 L h^2 (1 + s/6h + V/12Lh) + 4 L s h", "Korthikanti et al. 2022, arXiv 2205.05198, section 5"
+    ),
+    Checkpointing.NONE: _Formula("72 L h^2 (1 + s/6h + V/12Lh)", _NARAYANAN),
+}
+#: With the measured shares of the layers' products (p) and of their attention matrices (q) that run again.
+_MEASURED_PAPER = _Formula(
+    "72 L h^2 (1 + s/6h + V/12Lh) + 24 p L h^2 + 4 q L s h", f"{_NARAYANAN}; shares measured by perfscope"
+)
+_FORMULAS = {
+    "megatron_core": _Formula(
+        f"{_PRODUCTS} + 3 L a (d_qk + d_v) s",
+        "NVIDIA/Megatron-LM d98e8a6, megatron/training/training.py, num_floating_point_operations",
+        per_token.megatron_core,
+        "Megatron-LM since March 2025: throughput per GPU (TFLOP/s/GPU)",
+    ),
+    "torchtitan": _Formula(
+        "6 (N - embedding, tied too) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan v0.2.2, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        per_token.torchtitan,
+        "torchtitan since 2024-04-26, all releases until 0.2.2: tflops and mfu",
+    ),
+    "palm": _Formula(
+        "6 N + 6 L a (d_qk + d_v) s",
+        "Chowdhery et al. 2022, arXiv 2204.02311, appendix B, N with embeddings",
+        per_token.palm,
+    ),
+    "megatron_before_2025": _Formula(
+        f"{_PRODUCTS} + 6 L a (d_qk + d_v) s",
+        "NVIDIA/Megatron-LM before 8873b55 (2025-03-06), num_floating_point_operations",
+        per_token.megatron_whole_attention,
+        "Megatron-LM from November 2023 to March 2025: throughput per GPU (TFLOP/s/GPU)",
+    ),
+    "torchtitan_before_april_2024": _Formula(
+        "6 N + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan e5d1b89 (2024-03-20) until 0c6ca90 (2024-04-26), get_num_flop_per_token, all parameters",
+        per_token.palm,
+        "torchtitan from 2024-03-20 to 2024-04-26, and its published tables of Llama 2 and 3 on A100: mfu",
+    ),
+    "torchtitan_since_may_2026": _Formula(
+        "6 (N - embedding unless tied) + 6 L a (d_qk + d_v) s",
+        "pytorch/torchtitan b5bcd76, torchtitan/models/utils.py, get_dense_model_nparams_and_flops",
+        per_token.torchtitan_with_tied_table,
+        "torchtitan's main branch since 4ed3c53 (2026-05-08): tflops and mfu",
+    ),
+}
+_SIX_N = _Formula("6 N", "Kaplan et al. 2020, arXiv 2001.08361, section 2.1")
+_BIGSCIENCE_CODE = _Formula(
+    "24 k L h^2 (1 + s/6h + V/16Lh), 32 k with a gate",
+    "bigscience-workshop/Megatron-DeepSpeed, megatron/training.py, training_log",
+    printed_by="Megatron-DeepSpeed: TFLOPs",
+)
+
+
+class Step(NamedTuple):
+    """One training step, as far as its operations depend on it.
+
+    Attributes:
+        parameters: N of the formulas that need no dimensions: the parameters that a token uses.
+        model: The dimensions; absent where only the size is known.
+        tokens: Tokens of the step over all GPUs.
+        seq_len: Tokens in a sequence.
+        checkpointing: Activation checkpointing: what is recomputed.
+        step_ns: Time of the step.
+        gpus: Number of GPUs.
+        peak_tflops: The peak of one GPU; absent for an unknown GPU.
+        measured: What selective checkpointing was measured to recompute; absent where it is the attention matrix, as in
+            the formulas.
+    """
+
+    parameters: int
+    model: Transformer | None
+    tokens: int
+    seq_len: int
+    checkpointing: Checkpointing
+    step_ns: int
+    gpus: int
+    peak_tflops: float | None
+    measured: Recomputed | None = None
+
+    @property
+    def recomputed(self) -> Recomputed:
+        """What of the layers' forward pass runs again."""
+        return self.measured or _STATED[self.checkpointing]
+
+    def between(self, checkpointing: Checkpointing, count: Callable[[Checkpointing], int]) -> float:
+        """A figure that formulas state for each kind of checkpointing; that of measured shares lies between these."""
+        if self.measured is None or checkpointing is not self.checkpointing:
+            return count(checkpointing)
+        none, selective, full = (count(kind) for kind in _STATED)
+        return none + self.measured.attention * (selective - none) + self.measured.weights * (full - selective)
+
+    def tflops_per_gpu(self, flops_per_token: int) -> float:
+        """TFLOPs per GPU from operations per token."""
+        return flops_per_token * self.tokens / (self.step_ns / NS_PER_S) / self.gpus / TERA
+
+    def utilisation(self, flops_per_token: int) -> float | None:
+        """The share of the peak, however large; absent without a peak."""
+        return None if self.peak_tflops is None else self.tflops_per_gpu(flops_per_token) / self.peak_tflops
+
+
+class Convention(Figures, frozen=True):
+    """The median step by one convention of counting operations."""
+
+    name: Annotated[str, Doc("Its name in perfscope.")]
+    formula: Annotated[str, Doc("Its formula.")]
+    source: Annotated[str, Doc("Where the formula is from.")]
+    printed_by: Annotated[str | None, Doc("The framework that prints it.")]
+    counts_recomputation: Annotated[bool, Doc("Whether recomputed activations count: the share is then an HFU.")]
+    flops_per_token: Annotated[int | None, Doc("Operations for a token; None where dimensions are missing.")]
+    tflops_per_gpu: Annotated[
+        float | None, Doc("``flops_per_token * tokens_per_s / gpus / 10**12``; None where dimensions are missing.")
+    ]
+    mfu: Annotated[float | None, Doc("``tflops_per_gpu`` over the dense peak, without recomputation.")]
+    hfu: Annotated[float | None, Doc("The same, where the convention counts recomputation.")]
+    inputs: Annotated[Mapping[str, float], Doc("What went into the formula.")]
+    reason: Annotated[str | None, Doc("Why there is no figure, or what makes it doubtful.")]
+
+
+def compare(step: Step) -> tuple[Convention, ...]:
+    """Count a step by each of the six conventions, in the order from the plainest to the most detailed."""
+    return (
+        _bigscience(step, step.checkpointing, "bigscience"),
+        _six_n(step),
+        _paper(step, step.checkpointing, "megatron_paper"),
+        *_by_formulas(step, _NEED_DIMENSIONS),
+    )
+
+
+def variants(step: Step) -> tuple[Convention, ...]:
+    """The other passes of the formulas that have them, other versions of code, and all with recomputation added."""
+    found = [
+        _bigscience(step, kind, f"bigscience_{bigscience_passes(kind)}_passes")
+        for kind in (Checkpointing.NONE, Checkpointing.FULL)
+    ]
+    if step.model is not None:
+        stated = step._replace(measured=None)
+        found += [_paper(stated, kind, f"megatron_paper_{kind}") for kind in Checkpointing]
+        code = per_token.bigscience_code(step.model, step.seq_len, step.checkpointing)
+        before_2025, *other_torchtitan = _by_formulas(
+            step, [name for name in _FORMULAS if name not in _NEED_DIMENSIONS]
+        )
+        found += [
+            before_2025,
+            _evaluate(
+                step, "bigscience_code", _BIGSCIENCE_CODE, code, recomputes=step.checkpointing is Checkpointing.FULL
+            ),
+            *other_torchtitan,
+        ]
+    if step.checkpointing is not Checkpointing.NONE:
+        by_dimensions = _by_formulas(step, _NEED_DIMENSIONS) if step.model else ()
+        found += [_add_recomputation(step, convention) for convention in (_six_n(step), *by_dimensions)]
+    return tuple(found)
+
+
+def _six_n(step: Step) -> Convention:
+    return _evaluate(step, "6n", _SIX_N, six_n(step.parameters), {"N": step.parameters})
+
+
+def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
+    passes = step.between(checkpointing, bigscience_passes)
+    formula = _Formula(f"{passes:.4g} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
+    flops = round(step.between(checkpointing, lambda kind: bigscience(step.parameters, kind)))
+    recomputes = passes > bigscience_passes(Checkpointing.NONE)
+    return _evaluate(step, name, formula, flops, {"N": step.parameters, "passes": passes}, recomputes=recomputes)
+
+
+def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
+    model, formula = step.model, _PAPER[checkpointing]
+    if model is None:
+        return _evaluate(step, name, formula, None)
+    if checkpointing is step.checkpointing and step.measured is not None:
+        formula = _MEASURED_PAPER
+    flops = round(step.between(checkpointing, lambda kind: per_token.megatron_paper(model, step.seq_len, kind)))
+    reason = None if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h"
+    return _evaluate(step, name, formula, flops, recomputes=checkpointing is not Checkpointing.NONE, reason=reason)
+
+
+def _by_formulas(step: Step, names: Iterable[str]) -> tuple[Convention, ...]:
+    """Conventions of ``_FORMULAS``, which count no recomputation."""
+    found = []
+    for name in names:
+        formula, flops = _FORMULAS[name], None
+        if step.model is not None and formula.of_model is not None:
+            flops = formula.of_model(step.model, step.seq_len)
+        found.append(_evaluate(step, name, formula, flops))
+    return tuple(found)
+
+
+def _evaluate(
+    step: Step,
+    name: str,
+    formula: _Formula,
+    flops_per_token: int | None,
+    inputs: Mapping[str, float] | None = None,
+    *,
+    recomputes: bool = False,
+    reason: str | None = None,
+) -> Convention:
+    """A convention with its figure, as MFU or as HFU; without a figure where the dimensions are missing."""
+    tflops = share = None
+    if flops_per_token is None:
+        reason, recomputes = NEEDS_DIMENSIONS, False
+    else:
+        tflops = step.tflops_per_gpu(flops_per_token)
+        name_of_share = f"the {'HFU' if recomputes else 'MFU'} by `{name}`"
+        share, doubt = check_share(step.utilisation(flops_per_token), name_of_share, UTILISATION_CAUSES)
+        reason = doubt or reason
+    return Convention(
+        name=name,
+        formula=formula.text,
+        source=formula.source,
+        printed_by=formula.printed_by,
+        counts_recomputation=recomputes,
+        flops_per_token=flops_per_token,
+        tflops_per_gpu=tflops,
+        mfu=None if recomputes else share,
+        hfu=share if recomputes else None,
+        inputs=_letters(step, formula) if inputs is None else inputs,
+        reason=reason,
+    )
+
+
+def _letters(step: Step, formula: _Formula) -> dict[str, float]:
+    """The letters of a formula that needs dimensions."""
+    model = step.model
+    if model is None:
+        return {}
+    return {
+        **({"N": step.parameters} if "N" in formula.text else {}),
+        "L": model.layers,
+        "h": model.hidden,
+        "a": model.heads,
+        "d_qk": model.query_dim // model.heads,
+        "d_v": model.value_dim // model.heads,
+        "V": per_token.vocabulary_rows(model),
+        "s": step.seq_len,
+    }
+
+
+def _add_recomputation(step: Step, convention: Convention) -> Convention:
+    """A convention that counts no recomputation, with the recomputed operations added."""
+    recomputed, term = _recomputed_per_token(step, convention.name)
+    source = f"{convention.source}; recomputation added by perfscope"
+    total = (convention.flops_per_token or 0) + recomputed
+    return _evaluate(
+        step,
+        f"{convention.name}+recomputation",
+        _Formula(f"{convention.formula} + {term}", source),
+        total,
+        convention.inputs,
+        recomputes=True,
+    )
+
+
+def _recomputed_per_token(step: Step, name: str) -> tuple[int, str]:
+    """Operations that are repeated, counted as the convention counts them the first time, and their formula."""
+    model = step.model
+    if model is None:
+        return (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
+    weights, attention = step.recomputed
+    products = round(weights * per_token.recomputed_products(model))
+    of_layers = f"{_factor(weights)}2 N of the layers" if weights else ""
+    if name == "6n":
+        return products, of_layers or "0"
+    halved = name == "megatron_core"
+    scores = round(attention * (per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)))
+    of_scores = f"{_factor(attention)}{1 if halved else 2} L a (d_qk + d_v) s" if attention else ""
+    return products + scores, " + ".join(filter(None, (of_layers, of_scores))) or "0"
+
+
+def _factor(share: float) -> str:
+    return "" if share == 1 else f"{share:.3g} x "
+
+
+def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str, ...]:
+    """Why MFU and HFU are withheld, in one sentence for all conventions; empty where they are not."""
+    withheld = [each for each in conventions if each.flops_per_token and each.mfu is None and each.hfu is None]
+    if not withheld or step.peak_tflops is None:
+        return ()
+    names = ", ".join(f"`{convention.name}`" for convention in withheld)
+    largest = max(step.utilisation(convention.flops_per_token or 0) or 0.0 for convention in withheld)
+    doubt = check_share(largest, f"MFU or HFU by {names}", UTILISATION_CAUSES).doubt
+    return (doubt.replace("would be", "would be up to") if len(withheld) > 1 else doubt,)
+
+
+def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, ...]:
+    """Say by how much the conventions without recomputation differ."""
+    figures = {each.name: each.flops_per_token for each in conventions if not each.counts_recomputation}
+    known = {name: flops for name, flops in figures.items() if flops is not None}
+    low, high = min(known, key=known.__getitem__, default=""), max(known, key=known.__getitem__, default="")
+    if low == high:
+        return ()
+    quantity = "TFLOPs per GPU" if step.peak_tflops is None else "MFU"
+    return (
+        f"Spread: {known[high] / known[low] - 1:.1%} in {quantity} for the same step, from `{low}` to `{high}`, "
+        "recomputation excluded. Compare figures of the same convention only.",
+    )
+
+
+def explain_window(step: Step, stated: StatedDimensions, headline: Convention) -> tuple[str, ...]:
+    """Say what the headline counts too much where layers do not attend to the whole sequence."""
+    model, window = step.model, stated.window
+    if model is None or window is None or window >= step.seq_len or not headline.flops_per_token:
+        return ()
+    some = stated.window_layers
+    # Under a causal mask a token attends to half of the sequence in the mean, with a window to less.
+    unseen = (step.seq_len - window) ** 2 / (2 * step.seq_len)
+    excess = scores_and_values(model, 1) * unseen * (some or model.layers) / model.layers
+    layers, at_most = ("Layers", "up to ") if some is None else (f"{some} of {model.layers} layers", "")
+    return (
+        f"{layers} attend to the last {window} tokens alone. Every convention counts the whole sequence: {at_most}"
+        f"{excess / GIGA:.3g} GFLOP/token more, {excess / headline.flops_per_token:.1%} of `{headline.name}`.",
+    )
+
+
+class LogMatch(NamedTuple):
+    """How a log's own figure compares with the conventions.
+
+    Attributes:
+        convention: The convention that explains every line; absent for none.
+        lines: How many lines state a figure.
+        nearest: The convention that is nearest to the log, in its most precise line.
+        nearest_deviation: How far the log is above it, as a share.
+    """
+
+    convention: str | None
+    lines: int
+    nearest: str
+    nearest_deviation: float
+
+
+def match_log(allowed: Sequence[tuple[float, float]], conventions: Sequence[Convention]) -> LogMatch | None:
+    """Find the convention that a log used; absent where no line states a figure or no convention has one.
+
+    Of several that explain every line, the first is taken, so the order of ``conventions`` is the preference.
+
+    Args:
+        allowed: The operations per token that each line allows, from the lowest to the highest.
+        conventions: Those that come into question.
+    """
+    figures = {each.name: each.flops_per_token for each in conventions if each.flops_per_token is not None}
+    if not allowed or not figures:
+        return None
+    explaining = [name for name, figure in figures.items() if all(low <= figure <= high for low, high in allowed)]
+    low, high = min(allowed, key=lambda edges: 1 - edges[0] / edges[1])
+    logged = (low + high) / 2
+    nearest = min(figures, key=lambda name: abs(logged / figures[name] - 1))
+    return LogMatch(next(iter(explaining), None), len(allowed), nearest, logged / figures[nearest] - 1)

@@ -1,0 +1,180 @@
+"""Counts the operations of a traced step from the shapes of its operators.
+
+How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``, and what of them
+ran forward twice in ``repeats``. The last product of a layer, which PyTorch begins to recompute and then skips because
+it is not needed, is in the trace and is counted; ``skipped_flops`` states it. Multiplications that are not counted are
+listed, with their share of the time of all kernels that multiply. The rate of operations is withheld where counted
+kernels take less than ``ENOUGH`` of this time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from msgspec import Struct, field
+
+from perfscope.analyzers.tflops.counted_calls import count_calls
+from perfscope.analyzers.tflops.operator_rules import FIRST_IS_ADDED
+from perfscope.analyzers.tflops.repeats import IS_ATTENTION, Repeats, find_repeats
+from perfscope.constants import KILO
+from perfscope.tables.kernel_precision import element_precision, product_precision
+from perfscope.tables.products import Product, Products
+from perfscope.tables.trace import Trace, Work
+
+#: PyTorch calls the one inside the other.
+_SHOWN_AS = {"_convolution": "convolution"}
+_BACKWARD = "_backward"
+#: Replicas whose operations differ by more are doubted; sequences of different lengths differ by less.
+_TWINS_DIFFER = 0.25
+#: The least share of the time of kernels that multiply whose operations must be counted for a rate.
+ENOUGH = 0.95
+
+
+class NotCounted(NamedTuple):
+    """An operator that multiplies and is not counted: its calls in a step, and its share of the time of all of them."""
+
+    operator: str
+    calls: float
+    share: float | None
+
+
+class Operations(Struct, frozen=True, array_like=True):
+    """The operations of one trace.
+
+    Attributes:
+        rank: The rank that was traced; absent where unknown.
+        steps: Training steps in it; 0 where it marks none.
+        flops_per_step: Operations of one step on this rank, of the entire trace where no step is marked; absent where
+            no shape is stated.
+        step_ns: Mean time from one step to the next; absent without a step.
+        by_operator: Calls and operations of one step, by operator.
+        repeats: What ran forward again.
+        without_shapes: Products that could not be counted.
+        by_precision: Operations of one step by the data type of their operands, where the trace states it; products of
+            fp32, also those that are multiplied as TF32, are under ``fp32``.
+        kernel_ns: Device time of all kernels that multiply, by the data type in their names.
+        device_name: The GPU; ``""`` where the trace does not state one.
+        not_counted: Operators that multiply and are not counted, by their share of the time of kernels that multiply.
+        covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
+        recorded_flops: Operations that were recorded as graphs while the trace was, once each; that ran nothing.
+        skipped_flops: Operations of a step in ``flops_per_step`` that were begun and launched no kernel.
+        replays: Launches of graphs, whose operations are not counted.
+        replays_share: Their share of the time of kernels that multiply.
+    """
+
+    rank: int | None
+    steps: int
+    flops_per_step: float | None
+    step_ns: float | None
+    by_operator: Mapping[str, tuple[float, float]]
+    repeats: Repeats
+    without_shapes: int
+    by_precision: Mapping[str, float] = field(default_factory=dict)
+    kernel_ns: Mapping[str, int] = field(default_factory=dict)
+    device_name: str = ""
+    not_counted: tuple[NotCounted, ...] = ()
+    covered: float | None = None
+    recorded_flops: int = 0
+    skipped_flops: float = 0.0
+    replays: int = 0
+    replays_share: float | None = None
+
+    @property
+    def is_covered(self) -> bool:
+        """Whether enough is counted for a rate; without times of kernels all must be."""
+        return not self.not_counted if self.covered is None else self.covered >= ENOUGH
+
+    @property
+    def attention_share(self) -> float | None:
+        """The share of attention in the operations; absent without operations."""
+        if not self.flops_per_step:
+            return None
+        return (
+            sum(flops for name, (_, flops) in self.by_operator.items() if IS_ATTENTION.search(name))
+            / self.flops_per_step
+        )
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s of this rank while it was profiled; absent without steps, or where too little is counted."""
+        if self.flops_per_step is None or not self.step_ns or not self.is_covered:
+            return None
+        gflops = self.flops_per_step / self.step_ns
+        return gflops / KILO
+
+
+def count_operations(trace: Trace, products: Products) -> Operations | None:
+    """Add up the products of a trace; None where it has none, shows no recomputation and no kernel that multiplies."""
+    repeats = find_repeats(trace, products)
+    kernel_ns = _time_products(trace)
+    if not (len(products.calls) or repeats.checkpointing or kernel_ns):
+        return None
+    steps = len({trace.name_of(int(name)) for name in trace.steps.name}) if products.steps is None else products.steps
+    counted = count_calls(trace, products)
+    in_a_step = max(1, steps)
+    by_operator: dict[str, tuple[float, float]] = {}
+    by_precision: dict[str, float] = {}
+    for product, runs, flops in counted.products:
+        operator = _SHOWN_AS.get(product.operator, product.operator)
+        calls, total = by_operator.get(operator, (0.0, 0.0))
+        by_operator[operator] = calls + runs / in_a_step, total + flops / in_a_step
+        precision = _operand_precision(product)
+        by_precision[precision] = by_precision.get(precision, 0.0) + flops / in_a_step
+
+    def share(part_ns: int) -> float | None:
+        return part_ns / counted.multiplying_ns if counted.multiplying_ns else None
+
+    return Operations(
+        rank=trace.rank,
+        steps=steps,
+        flops_per_step=sum(total for _, total in by_operator.values()) if by_operator else None,
+        step_ns=float(trace.steps.duration_ns.mean()) if len(trace.steps) else None,
+        by_operator=dict(sorted(by_operator.items(), key=lambda item: -item[1][1])),
+        repeats=repeats,
+        without_shapes=counted.without_shapes,
+        by_precision=by_precision,
+        kernel_ns=kernel_ns,
+        device_name=next(iter(trace.devices), ""),
+        not_counted=tuple(
+            NotCounted(operator, calls / in_a_step, share(kernels_ns))
+            for operator, (calls, kernels_ns) in counted.not_counted.items()
+        ),
+        covered=share(counted.counted_ns),
+        recorded_flops=counted.recorded_flops,
+        skipped_flops=counted.skipped_flops / in_a_step,
+        replays=counted.replays,
+        replays_share=share(counted.replays_ns),
+    )
+
+
+def _operand_precision(product: Product) -> str:
+    """The data type of a product's first operand that has one; ``UNNAMED`` where the trace does not state it."""
+    skipped = 1 if product.operator in FIRST_IS_ADDED or _BACKWARD in product.operator else 0
+    return element_precision(next(iter(product.elements[skipped:]), ""))
+
+
+def _time_products(trace: Trace) -> dict[str, int]:
+    """Device time of the kernels that multiply, by the data type in their names."""
+    kernels = trace.device.is_work(Work.COMPUTE, Work.FUSED)
+    totals = np.bincount(trace.device.name[kernels], trace.device.duration_ns[kernels], len(trace.names))
+    kernel_ns: dict[str, int] = {}
+    for index in np.flatnonzero(totals).tolist():
+        precision = product_precision(trace.names[index])
+        if precision is not None:
+            kernel_ns[precision] = kernel_ns.get(precision, 0) + int(totals[index])
+    return kernel_ns
+
+
+def doubt_twins(ranks: Sequence[Operations]) -> tuple[str, ...]:
+    """A sentence where a rank counted clearly fewer operations a step than another that should do the same."""
+    counts = {rank.rank: rank.flops_per_step for rank in ranks if rank.flops_per_step}
+    most, least = max(counts, key=counts.__getitem__, default=None), min(counts, key=counts.__getitem__, default=None)
+    if not counts or counts[least] / counts[most] > 1 - _TWINS_DIFFER:
+        return ()
+    return (
+        f"Doubtful: rank {least} counted {counts[least] / counts[most]:.0%} of the operations per step of rank {most}, "
+        "which trains the same part of the model: their windows hold different parts of steps, or their batches "
+        "differ.",
+    )

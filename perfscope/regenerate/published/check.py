@@ -1,0 +1,475 @@
+"""Whether the figures of a published table follow from each other.
+
+Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed again, exactly, from its own row and the
+baseline. A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is
+*from unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*.
+
+Figures by another definition are left as they are. Of TFLOPs these are columns of which nearly all cells differ, and
+cells that other passes or another sequence length explain. A speed-up that is far from the row's own is relative to
+something that the table does not show.
+
+A row contradicts itself where a global batch is not accumulation x micro batch x DP. So does one whose GPUs are not
+TP x PP x DP or nodes x GPUs per node. It does not show which of its columns is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from fractions import Fraction
+from math import prod
+
+from perfscope.constants import GB, GIB
+from perfscope.regenerate.published.derived import (
+    ASSUMED_PASSES,
+    ASSUMED_SEQ_LEN,
+    Interval,
+    NotComputable,
+    exact_interval,
+    find_baselines,
+    find_constant,
+    measured_interval,
+    recompute,
+    tflops,
+)
+from perfscope.tables.published import (
+    DERIVED,
+    Change,
+    ChangeKind,
+    Constant,
+    Figure,
+    PublishedTable,
+    Quantity,
+    Row,
+    Span,
+)
+
+_Q = Quantity
+_IN_PERCENT = re.compile(r"[*_~`≈\s]*[\d.,]{1,30} ?%")
+#: A change that is farther off was meant to be against something else, a speed-up is relative to something else.
+_NEAR = Fraction(1, 5)
+_FAR = Fraction(3, 2)
+_SHARE_DIFFERENT = 0.8
+_NEARLY = Fraction(1, 50)
+_PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
+# Of the passes and the sequence length that nothing states: 3 passes instead of 4, 512 to 32768 tokens.
+_ASSUMED_FACTORS = tuple(
+    factor
+    for passes in (Fraction(1), Fraction(3, 4), Fraction(4, 3))
+    for factor in (passes * Fraction(2) ** power for power in range(-1, 6))
+    if factor != 1
+)
+#: A total, its factors, and the factor that a table may leave out.
+_PRODUCTS: tuple[tuple[Quantity, tuple[Quantity, ...], Quantity | None], ...] = (
+    (_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION),
+    (_Q.GPUS, (_Q.TENSOR_PARALLEL, _Q.PIPELINE_PARALLEL, _Q.DATA_PARALLEL), _Q.PIPELINE_PARALLEL),
+    (_Q.GPUS, (_Q.NODES, _Q.GPUS_PER_NODE), None),
+)
+_SHORT = {
+    _Q.GLOBAL_BATCH: "GBS",
+    _Q.ACCUMULATION: "GAS",
+    _Q.MICRO_BATCH: "MBS",
+    _Q.DATA_PARALLEL: "DP",
+    _Q.TENSOR_PARALLEL: "TP",
+    _Q.PIPELINE_PARALLEL: "PP",
+    _Q.GPUS: "GPUs",
+    _Q.NODES: "nodes",
+    _Q.GPUS_PER_NODE: "GPUs per node",
+}
+
+
+class Verdict(StrEnum):
+    """How a published figure compares with the recomputed one."""
+
+    ROUNDED = "rounded"
+    TRUNCATED = "truncated"
+    FROM_UNROUNDED = "from unrounded inputs"
+    WRONG = "wrong"
+    CONVENTION = "other convention"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedCell:
+    """One derived cell.
+
+    Attributes:
+        table_line: Line of the table's heading row.
+        table_title: The heading above the table.
+        line: The row's line.
+        row: The label of the row.
+        column: The column's heading.
+        quantity: What the cell states: a ``Quantity``, or a change.
+        published: The cell's digits; empty for an empty cell.
+        recomputed: The exact value, in the unit of the printed digits.
+        text: The recomputed value with as many decimals as the cell.
+        verdict: How the two compare.
+        why: For a wrong cell, the simple mistake that explains it, if there is one.
+        span: Where the digits are in the file.
+    """
+
+    table_line: int
+    table_title: str
+    line: int
+    row: str
+    column: str
+    quantity: str
+    published: str
+    recomputed: Fraction
+    text: str
+    verdict: Verdict
+    why: str
+    span: Span
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the cell follows from its row, or may follow from it by another convention."""
+        return self.verdict in (Verdict.ROUNDED, Verdict.CONVENTION)
+
+
+@dataclass(frozen=True, slots=True)
+class Uncheckable:
+    """A cell that could not be recomputed, and why."""
+
+    line: int
+    row: str
+    column: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Contradiction:
+    """A row whose columns cannot all be right."""
+
+    table_title: str
+    line: int
+    row: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedTables:
+    """The derived cells of a file's tables.
+
+    Attributes:
+        cells: Every derived cell that could be recomputed.
+        uncheckable: Cells that could not be recomputed; deliberately empty ones (OOM) are not listed.
+        conventions: Tables whose TFLOPs follow another convention, in words.
+        assumed: Constants that neither the file nor an option states: ``sequence length 1024 (tokens)``.
+    """
+
+    cells: tuple[CheckedCell, ...]
+    uncheckable: tuple[Uncheckable, ...]
+    conventions: tuple[str, ...]
+    assumed: tuple[str, ...]
+
+    @property
+    def differences(self) -> tuple[CheckedCell, ...]:
+        """The cells that do not follow from their rows."""
+        return tuple(cell for cell in self.cells if not cell.agrees)
+
+    @property
+    def unfounded(self) -> tuple[CheckedCell, ...]:
+        """The differences that no input before it was rounded can explain: what such an input gives may be right."""
+        return tuple(cell for cell in self.differences if cell.verdict is not Verdict.FROM_UNROUNDED)
+
+
+def check_tables(tables: Sequence[PublishedTable], peak_tflops: float | None = None) -> CheckedTables:
+    """Recompute every derived cell.
+
+    Args:
+        tables: The tables of a file.
+        peak_tflops: The GPU's dense peak, for columns with a share of it; without it they are not recomputed.
+    """
+    peak = Fraction(str(peak_tflops)) if peak_tflops else None
+    results = [result for table in tables for result in _check_table(table, peak)]
+    cells = tuple(result for result in results if isinstance(result, CheckedCell))
+    return CheckedTables(
+        cells,
+        tuple(result for result in results if isinstance(result, Uncheckable)),
+        (),
+        _find_assumed(tables, {(cell.table_line, cell.line) for cell in cells if cell.quantity == _Q.TFLOPS}),
+    )
+
+
+def find_contradictions(tables: Sequence[PublishedTable]) -> tuple[Contradiction, ...]:
+    """List every row that contradicts itself."""
+    return tuple(
+        Contradiction(table.title, row.line, row.label, problem)
+        for table in tables
+        for row in table.rows
+        for problem in _contradictions(row, table.constants)
+    )
+
+
+def leave_conventions(checked: CheckedTables) -> CheckedTables:
+    """Give the figures that follow another convention that verdict, and say so once for a column."""
+    columns: dict[tuple[int, str], list[CheckedCell]] = {}
+    for cell in checked.cells:
+        if cell.published:
+            columns.setdefault((cell.table_line, cell.column), []).append(cell)
+    left: set[tuple[int, int]] = set()
+    described: list[str] = []
+    for (line, column), cells in columns.items():
+        others = _others(cells)
+        if not others:
+            continue
+        left |= {(cell.line, cell.span.start) for cell in others}
+        if cells[0].quantity == _Q.TFLOPS:
+            shares = [_ratio(cell) - 1 for cell in others]
+            described.append(
+                f"line {line}: {len(others)} of {len(cells)} TFLOPs are off by {float(min(shares)):+.1%} to "
+                f"{float(max(shares)):+.1%}: they may follow another convention, or a log; they are left as they are"
+            )
+        else:
+            described.append(
+                f"line {line}: {len(others)} of {len(cells)} cells of {column} are far from what the rows give: "
+                "they may be relative to something that the table does not show; they are left as they are"
+            )
+    judged = tuple(
+        replace(cell, verdict=Verdict.CONVENTION, why="") if (cell.line, cell.span.start) in left else cell
+        for cell in checked.cells
+    )
+    return replace(checked, cells=judged, conventions=tuple(described))
+
+
+def _others(cells: Sequence[CheckedCell]) -> list[CheckedCell]:
+    """The wrong cells of a column that follow another definition."""
+    wrong = [cell for cell in cells if cell.verdict is Verdict.WRONG and cell.recomputed]
+    if cells[0].quantity in (_Q.SPEEDUP, _Q.EFFICIENCY):
+        return [cell for cell in wrong if not 1 / _FAR <= _ratio(cell) <= _FAR]
+    if cells[0].quantity != _Q.TFLOPS or not wrong:
+        return []
+    are_most = len(cells) > 1 and len(wrong) >= _SHARE_DIFFERENT * len(cells)
+    ratios = [_ratio(cell) for cell in wrong]
+    are_explained = len(wrong) == len(cells) and any(
+        all(abs(ratio / factor - 1) <= _NEARLY for ratio in ratios) for factor in _ASSUMED_FACTORS
+    )
+    return wrong if are_most or are_explained else []
+
+
+def _ratio(cell: CheckedCell) -> Fraction:
+    return Fraction(cell.published.replace(",", "")) / cell.recomputed if cell.recomputed else Fraction(0)
+
+
+def _check_table(table: PublishedTable, peak: Fraction | None) -> Iterator[CheckedCell | Uncheckable | None]:
+    derived = [quantity for quantity in DERIVED if quantity in table.columns]
+    for index, (row, baseline) in enumerate(zip(table.rows, find_baselines(table), strict=True)):
+        for quantity in derived:
+            yield _check_cell(table, row, quantity, baseline, peak)
+        for change in row.changes:
+            yield _check_change(table, index, change)
+
+
+def _check_cell(
+    table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, peak: Fraction | None
+) -> CheckedCell | Uncheckable | None:
+    """Check one cell; None if it has no figure and needs none, as in a row with OOM."""
+    published = row.figures.get(quantity)
+    blank = row.blanks.get(quantity)
+    column = table.columns[quantity]
+    try:
+        exact = recompute(table, row, quantity, baseline, peak)
+    except NotComputable as error:
+        if published is None and not row.problems:
+            return None
+        return Uncheckable(row.line, row.label, table.headings[column], row.problems.get(quantity, str(error)))
+    if published is not None:
+        printed = exact / exact_interval(published.unit)
+        verdict = judge(published, printed)
+        if verdict is Verdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
+            verdict = Verdict.FROM_UNROUNDED
+        why = _explain(table, row, quantity, baseline, published) if verdict is Verdict.WRONG else ""
+        return _make_cell(table, row, column, published, str(quantity), printed.value, verdict, why)
+    if blank is not None:
+        decimals = _usual_decimals(table, quantity)
+        empty = Figure(exact.value, Fraction(1), decimals, "", blank)
+        return _make_cell(table, row, column, empty, str(quantity), exact.value, Verdict.MISSING, "")
+    reason = row.absent.get(quantity) or row.problems.get(quantity, "")
+    return Uncheckable(row.line, row.label, table.headings[column], reason)
+
+
+def _make_cell(
+    table: PublishedTable,
+    row: Row,
+    column: int,
+    published: Figure,
+    quantity: str,
+    value: Fraction,
+    verdict: Verdict,
+    why: str,
+) -> CheckedCell:
+    """A cell with its exact value in the unit of the printed digits."""
+    return CheckedCell(
+        table_line=table.line,
+        table_title=table.title,
+        line=row.line,
+        row=row.label,
+        column=table.headings[column],
+        quantity=quantity,
+        published=published.text,
+        recomputed=value,
+        text=format_rounded(value, published.decimals),
+        verdict=verdict,
+        why=why,
+        span=published.span,
+    )
+
+
+def _is_of_printed_speedup(table: PublishedTable, row: Row, baseline: Row | None) -> bool:
+    """Whether the efficiency is that of the speed-up as printed, which itself follows from its table."""
+    speedup, efficiency = row.figures.get(_Q.SPEEDUP), row.figures[_Q.EFFICIENCY]
+    if speedup is None or baseline is None:
+        return False
+    try:
+        exact = recompute(table, row, _Q.SPEEDUP, baseline, None)
+        ratio = recompute(table, row, _Q.EFFICIENCY, baseline, None).value / exact.value
+    except NotComputable:
+        return False
+    printed = exact_interval(speedup.number * ratio / efficiency.unit)
+    return judge(speedup, exact) is not Verdict.WRONG and judge(efficiency, printed) is Verdict.ROUNDED
+
+
+def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:
+    printed = [row.figures[quantity].decimals for row in table.rows if quantity in row.figures]
+    return max(set(printed), key=printed.count) if printed else 1
+
+
+def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, published: Figure) -> str:
+    """Name a simple mistake that gives exactly the published figure; else the input that it would need."""
+    if quantity is _Q.SPEEDUP and baseline is not None and _Q.RATE in row.figures and _Q.RATE in baseline.figures:
+        rate = published.number * baseline.figures[_Q.RATE].number
+        return f"it needs {format_rounded(rate, row.figures[_Q.RATE].decimals)} samples/s"
+    if quantity is not _Q.TFLOPS or published.number <= 0:
+        return ""
+    exact = tflops(table, row).value
+    passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES).value
+    wrong_passes = _PASSES_WITH_AND_WITHOUT_RECOMPUTATION - passes
+    mistakes = (
+        (Fraction(wrong_passes, passes), f"{wrong_passes} passes instead of {passes} would give this figure"),
+        (Fraction(GIB, GB), "a size in units of 2**30 would give this figure"),
+        (Fraction(GB, GIB), "a size divided by 2**30 instead of 10**9 would give this figure"),
+    )
+    for factor, name in mistakes:
+        if judge(published, exact_interval(exact * factor)) is Verdict.ROUNDED:
+            return name
+    if _Q.STEP_TIME not in row.figures:
+        return ""
+    time = row.figures[_Q.STEP_TIME]
+    return f"would need a step time of {format_rounded(time.number * exact / published.number, time.decimals + 1)} s"
+
+
+def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
+    """A change is against a row above that has none of its own: the one that it follows from, or the only one."""
+    row, column = table.rows[index], change.column
+    value = row.numbers[column]
+    references: dict[Fraction, Row] = {}  # of equal values the nearest
+    for above in reversed(table.rows[:index]):
+        number = above.numbers[column] if column < len(above.numbers) else None
+        if number and number.number != 0 and all(other.column != column for other in above.changes):
+            references.setdefault(number.number, above)
+    reason = "no row above to compare with"
+    if value is not None and references:
+        judged = [_judge_change(row, change, value, reference) for reference in references.values()]
+        best = next((each for each in judged if each[0] is not Verdict.WRONG), judged[0])
+        _, printed, _ = best
+        is_near = abs(change.figure.number / change.figure.unit - printed) <= _NEAR * printed
+        if best[0] is not Verdict.WRONG or (len(judged) == 1 and is_near):
+            name = "change in %" if change.kind is ChangeKind.PERCENT else "change"
+            return _make_cell(table, row, column, change.figure, name, printed, best[0], best[2])
+        reason = "several rows above may be the one to compare with" if len(judged) > 1 else "it is of something else"
+    return Uncheckable(row.line, row.label, table.headings[column], reason)
+
+
+def _judge_change(row: Row, change: Change, value: Figure, reference: Row) -> tuple[Verdict, Fraction, str]:
+    """The verdict on a change against one row, the exact change, and the mistake where one explains it."""
+    old = reference.numbers[change.column]
+    assert old is not None
+    difference = value.number - old.number
+    points = exact_interval(abs(difference))
+    is_percent = change.kind is ChangeKind.PERCENT
+    printed = _percent_change(value, old) if is_percent else points
+    verdict, why = judge(change.figure, printed), ""
+    if verdict is Verdict.WRONG and is_percent:
+        are_percent = all(_IN_PERCENT.match(cells[change.column]) for cells in (row.cells, reference.cells))
+        if are_percent and judge(change.figure, points) is not Verdict.WRONG:
+            verdict, printed = judge(change.figure, points), points
+        share = abs(difference) / value.number * 100 if value.number else Fraction(0)
+        if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
+            why = "the difference was divided by the new value, not the old one"
+    if change.sign * difference < 0:
+        verdict, why = Verdict.WRONG, "the sign is reversed"
+    return verdict, printed.value, why if verdict is Verdict.WRONG else ""
+
+
+def _percent_change(value: Figure, reference: Figure) -> Interval:
+    ratio = measured_interval(value) / measured_interval(reference)
+    ends = []
+    for low, high in (ratio.nearest, ratio.cut):
+        smaller, larger = sorted((abs(low - 1) * 100, abs(high - 1) * 100))
+        ends.append((Fraction(0) if low < 1 < high else smaller, larger))
+    return Interval(abs(ratio.value - 1) * 100, ends[0], ends[1])
+
+
+def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:
+    """The constants that nothing states, for rows whose TFLOPs were computed."""
+    assumed: dict[str, None] = {}
+    for table in tables:
+        for row in table.rows:
+            if (table.line, row.line) not in computed:
+                continue
+            for quantity, fallback in ((_Q.SEQ_LEN, ASSUMED_SEQ_LEN), (_Q.PASSES, ASSUMED_PASSES)):
+                needed = quantity is _Q.PASSES or not {_Q.TOKEN_RATE, _Q.TOKENS} & set(row.figures)
+                if needed and find_constant(table, row, quantity, fallback) is fallback:
+                    assumed[f"{quantity} {fallback.value} ({fallback.origin})"] = None
+    return tuple(assumed)
+
+
+def _contradictions(row: Row, constants: Mapping[Quantity, Constant]) -> Iterator[str]:
+    """Say which columns of a row cannot all be right."""
+    values = {quantity: figure.number for quantity, figure in row.figures.items()}
+    texts = {
+        quantity: f"{_SHORT[quantity]} {figure.text}" for quantity, figure in row.figures.items() if quantity in _SHORT
+    }
+    for quantity in (_Q.TENSOR_PARALLEL, _Q.GPUS):
+        if quantity not in values and quantity in constants:
+            values[quantity] = Fraction(constants[quantity].value)
+            texts[quantity] = f"{_SHORT[quantity]} {constants[quantity].value} ({constants[quantity].origin})"
+    for total, factors, optional in _PRODUCTS:
+        present = [factor for factor in factors if factor in values]
+        if total not in values or not set(factors) - {optional} <= set(present):
+            continue
+        value = prod((values[factor] for factor in present), start=Fraction(1))
+        written = " x ".join(texts[factor] for factor in present)
+        if len(present) == len(factors) and values[total] != value:
+            yield f"{texts[total]}, but {written} = {value}"
+        elif values[total] % value:  # without the optional factor it must at least be a multiple of the others
+            yield f"{texts[total]} is not a multiple of {written} = {value}"
+
+
+def judge(published: Figure, printed: Interval) -> Verdict:
+    """Compare a published figure with the computed value, both in the unit of the printed digits."""
+    stated = published.number / published.unit
+    last_place = Fraction(1, 10**published.decimals)
+    half = last_place / 2
+    if abs(printed.value - stated) <= half:
+        return Verdict.ROUNDED
+    if stated <= printed.value < stated + last_place:
+        return Verdict.TRUNCATED
+    if any(low <= stated + half and high >= stated - half for low, high in (printed.nearest, printed.cut)):
+        return Verdict.FROM_UNROUNDED
+    return Verdict.WRONG
+
+
+def format_rounded(value: Fraction, decimals: int) -> str:
+    """Write a fraction with a number of decimals, halves to even.
+
+    >>> format_rounded(Fraction(4974996, 100000), 1)
+    '49.7'
+    """
+    digits = round(value * 10**decimals)
+    sign = "-" if digits < 0 else ""
+    whole, part = divmod(abs(digits), 10**decimals)
+    return f"{sign}{whole}.{part:0{decimals}d}" if decimals else f"{sign}{whole}"

@@ -1,0 +1,146 @@
+"""Bytes per parameter of real checkpoints against theory, from their contents or from sizes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.checkpoint.check import check_checkpoint
+from perfscope.analyzers.checkpoint.plan import Optimizer, Precision, bytes_per_parameter
+from perfscope.sources.checkpoints.checkpoint import read_checkpoint
+from perfscope.tables.checkpoint import Layout, Role
+from tests.commands.report_cli import run
+from tests.sources.checkpoints.checkpoint_files import FIXTURES, kinds, parts, sizes_of, write_safetensors
+
+PARAMETERS = 64 * 16 + (16 * 32 + 32) + (32 * 16 + 16)  # the model of the DeepSpeed fixtures
+H200_PARAMETERS = 812_445_696
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "stage", "expected"),
+    [
+        (Optimizer.ADAM, Precision.MIXED, 1, (2, 12)),
+        (Optimizer.ADAM, Precision.MIXED, 3, (0, 12)),
+        (Optimizer.ADAM, Precision.FP32, 0, (4, 8)),
+        (Optimizer.SGD_MOMENTUM, Precision.MIXED, 0, (2, 8)),
+        (Optimizer.ADAM_8BIT, Precision.MIXED, 0, (2, 6)),
+        (Optimizer.NONE, Precision.MIXED, 0, (2, 0)),
+    ],
+)
+def test_bytes_of_a_parameter(
+    optimizer: Optimizer, precision: Precision, stage: int, expected: tuple[int, int]
+) -> None:
+    each = bytes_per_parameter(optimizer, precision, stage)
+    assert (each.weights, each.optimizer) == expected
+
+
+class TestRealDeepSpeed:
+    """What DeepSpeed itself wrote, for a model whose parameters can be counted by hand."""
+
+    @pytest.mark.parametrize(
+        ("folder", "layout", "expected"),
+        [
+            ("deepspeed_zero1", Layout.DEEPSPEED_ZERO_1_2, {"weights": 2, "optimizer": 12}),
+            ("deepspeed_zero3", Layout.DEEPSPEED_ZERO_3, {"optimizer": 12}),
+            ("deepspeed_pipeline", Layout.DEEPSPEED_PIPELINE, {"weights": 2, "optimizer": 24}),
+        ],
+    )
+    def test_bytes_per_parameter(self, folder: str, layout: Layout, expected: dict[str, int]) -> None:
+        sizes = sizes_of(FIXTURES / folder)
+        assert sizes.checkpoint.layout is layout
+        assert sizes.checkpoint.tag == "global_step2"
+        assert sizes.parameters == PARAMETERS
+        state = {part: size for part, size in parts(sizes).items() if part != "other"}
+        assert state == {part: each * PARAMETERS for part, each in expected.items()}
+        assert sum(parts(sizes).values()) == sizes.checkpoint.bytes
+
+    def test_what_each_file_holds(self) -> None:
+        files = {file.path: file for file in sizes_of(FIXTURES / "deepspeed_zero1").checkpoint.files}
+        shard = files["bf16_zero_pp_rank_1_mp_rank_00_optim_states.pt"]
+        held = {(one.role, one.dtype): one.elements for one in shard.holds or ()}
+        assert held[Role.MASTER, "float32"] == PARAMETERS // 2
+        assert held[Role.MOMENTS, "float32"] == PARAMETERS
+        assert shard.ranks == {"dp": 1, "mp": 0}
+        weights = {
+            one.dtype: one.elements
+            for one in files["mp_rank_00_model_states.pt"].holds or ()
+            if one.role is Role.WEIGHTS
+        }
+        assert weights == {"bfloat16": PARAMETERS}
+
+    def test_state_that_is_there_twice_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert "doubled_optimizer" in kinds(sizes_of(FIXTURES / "deepspeed_pipeline"))
+        assert not kinds(sizes_of(FIXTURES / "deepspeed_zero1"))
+        answer = run(capsys, "checkpoint", FIXTURES / "deepspeed_pipeline")
+        assert answer.code == 0
+        assert "The optimizer state was saved twice: 24.00 bytes/parameter, 12 expected" in answer.err
+
+    def test_a_missing_rank_is_named_and_ends_with_4(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for rank in (0, 1, 3):
+            (tmp_path / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt").write_bytes(
+                (FIXTURES / "deepspeed_zero1/global_step2/bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt").read_bytes()
+            )
+        answer = run(capsys, "checkpoint", tmp_path)
+        assert answer.code == 4
+        assert "1 of 4 files of optimizer states are missing" in answer.err
+
+
+class TestSizesOnly:
+    """Lists of the files that a real run wrote on GPUs: names and sizes are all there is."""
+
+    @pytest.mark.parametrize(
+        ("name", "total", "found"),
+        [
+            ("deepspeed_zero1_h200", 14.0, set()),
+            ("deepspeed_zero3_h200", 12.0, set()),
+            ("deepspeed_pipeline_h200", 26.0, {"doubled_optimizer"}),
+        ],
+    )
+    def test_measured_bytes_per_parameter(self, name: str, total: float, found: set[str]) -> None:
+        sizes = sizes_of(FIXTURES / f"{name}.csv")
+        assert sizes.parameters == pytest.approx(H200_PARAMETERS, rel=1e-4)  # guessed from the sizes
+        given_size = check_checkpoint(read_checkpoint(FIXTURES / f"{name}.csv"), H200_PARAMETERS)
+        assert given_size.checkpoint.bytes / H200_PARAMETERS == pytest.approx(total, abs=0.01)
+        assert kinds(given_size) == kinds(sizes) == found
+
+    def test_megatron_with_one_file_a_rank(self) -> None:
+        sizes = sizes_of(FIXTURES / "megatron_legacy_h200.csv")
+        assert sizes.checkpoint.layout is Layout.MEGATRON_LEGACY
+        assert sizes.checkpoint.tag == "iter_0000015"
+        assert [file.ranks for file in sizes.checkpoint.files][-1] == {"tp": 1, "pp": 1}
+
+    def test_layers_ten_times_too_large_are_bloated(self, tmp_path: Path) -> None:
+        count = 10**8
+        rows = ["path,bytes", f"global_step1/zero_pp_rank_0_mp_rank_00_optim_states.pt,{12 * count}"]
+        rows += [f"global_step1/layer_{layer:02d}-model_00-model_states.pt,{2 * count}" for layer in range(10)]
+        (tmp_path / "files.csv").write_text("\n".join([*rows, "global_step1/mp_rank_00_model_states.pt,5000"]))
+        sizes = sizes_of(tmp_path / "files.csv")
+        assert sizes.parameters == pytest.approx(count, rel=1e-5)
+        assert "bloated" in kinds(sizes)
+
+    def test_a_file_of_zeros_is_judged_by_its_name_and_ends_with_4(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for name, size in (("mp_rank_00_model_states.pt", 2), ("zero_pp_rank_0_mp_rank_00_optim_states.pt", 12)):
+            with (tmp_path / name).open("wb") as file:
+                file.truncate(size * 10**9)  # a hole: no disk is used
+        answer = run(capsys, "checkpoint", tmp_path, "--format", "json")
+        assert answer.code == 4
+        assert answer.data["results"]["checkpoint"]["bytes_per_parameter"] == 14
+        assert "zeros only" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("embedding", "expected"), [("BF16", {"weights_only"}), ("F32", {"weights_only"}), ("I8", {"weights_only"})]
+)
+def test_what_quantization_left_as_it_was_is_no_redundancy(embedding: str, expected: set[str], tmp_path: Path) -> None:
+    tensors = {"embedding.weight": (embedding, [100, 16]), "up.weight": ("I8", [256, 16])}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert kinds(sizes_of(tmp_path)) == expected
+
+
+def test_wide_weights_beside_others_are_still_told(tmp_path: Path) -> None:
+    tensors = {"embedding.weight": ("F32", [100, 16]), "up.weight": ("BF16", [256, 16])}
+    write_safetensors(tmp_path / "model.safetensors", tensors)
+    assert kinds(sizes_of(tmp_path)) == {"weights_only", "larger"}

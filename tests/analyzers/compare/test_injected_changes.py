@@ -1,0 +1,109 @@
+"""Changes that were put into a real trace are found in the budget, exactly; a clean twin has none."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from perfscope.analyzers.budget import COMMUNICATION, COMPUTE, IDLE
+from perfscope.analyzers.compare.comparison import Comparison, compare_sides
+from perfscope.engine.sides import read_side
+from tests.analyzers.compare.injection import (
+    TRACE,
+    Content,
+    add_collective,
+    edit,
+    insert,
+    is_of_device,
+    load,
+    marks,
+    slow_down,
+    start_ns,
+)
+
+US = 1000
+
+
+@pytest.fixture(scope="module")
+def gemm() -> str:
+    """The product that takes most time."""
+    times: Counter[str] = Counter()
+    for event in load()["traceEvents"]:
+        if event.get("cat") == "kernel" and "nccl" not in event["name"]:
+            times[event["name"]] += event["dur"]
+    return times.most_common(1)[0][0]
+
+
+def compare(changed: Path) -> Comparison:
+    comparison = compare_sides(read_side(str(TRACE)), read_side(str(changed)))
+    budget = comparison.budget
+    assert budget is not None
+    assert sum(term.change_ns for term in budget.terms) + budget.unexplained_ns == budget.change_ns
+    assert budget.unexplained_ns == 0
+    return comparison
+
+
+def test_the_clean_twin_has_no_change_at_all(tmp_path: Path) -> None:
+    def move(content: Content) -> None:
+        for event in content["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = (start_ns(event) + 5_000_000) / 1000
+
+    comparison = compare(edit(tmp_path, "twin", move))
+    assert comparison.budget is not None
+    assert comparison.budget.change_ns == 0
+    assert not any(term.change_ns for term in comparison.budget.terms)
+    assert all(term.a_calls == term.b_calls for term in comparison.budget.terms)
+    assert comparison.verdict == "same"
+
+
+def test_a_slower_kernel_is_the_first_term_with_all_of_the_change(tmp_path: Path, gemm: str) -> None:
+    comparison = compare(edit(tmp_path, "slow", lambda content: slow_down(content, gemm, 50 * US)))
+    assert comparison.budget is not None
+    first, *others = comparison.budget.terms
+    assert (first.term.kind, first.term.name) == (COMPUTE, gemm)
+    assert first.change_ns == pytest.approx(comparison.budget.change_ns, rel=0.02)
+    assert comparison.budget.change_ns > 1_000_000
+    assert sum(abs(term.change_ns) for term in others) <= 0.03 * first.change_ns
+    assert all(term.a_calls == term.b_calls for term in comparison.budget.terms)
+
+
+def test_an_added_collective_is_exposed_communication_of_its_axis(tmp_path: Path) -> None:
+    comparison = compare(edit(tmp_path, "collective", lambda content: add_collective(content, 2000 * US)))
+    assert comparison.budget is not None
+    first = comparison.budget.terms[0]
+    assert first.term.kind == COMMUNICATION
+    assert first.change_ns == pytest.approx(2_000_000, rel=0.01)
+    assert comparison.budget.change_ns == 2_000_000
+    assert first.a_calls is not None
+    assert first.b_calls == first.a_calls + 1
+
+
+def test_a_host_that_sleeps_is_idle_time_by_its_cause(tmp_path: Path) -> None:
+    def sleep(content: Content) -> None:
+        """Between two kernels of each step, where the device is idle, nothing happens for 3 ms."""
+        insert(content, {start_ns(mark) + 1: 3_000 * US for mark in marks(content)})
+
+    comparison = compare(edit(tmp_path, "sleep", sleep))
+    assert comparison.budget is not None
+    assert comparison.budget.change_ns == 3_000_000
+    assert comparison.budget.terms[0].term.kind in (IDLE, COMPUTE, COMMUNICATION)
+    assert sum(term.change_ns for term in comparison.budget.terms) == 3_000_000
+
+
+def test_a_renamed_kernel_vanished_and_appeared(tmp_path: Path, gemm: str) -> None:
+    def rename(content: Content) -> None:
+        for event in content["traceEvents"]:
+            if is_of_device(event) and event["name"] == gemm:
+                event["name"] = "gemm_fp32"
+
+    comparison = compare(edit(tmp_path, "renamed", rename))
+    assert comparison.budget is not None
+    assert comparison.budget.change_ns == 0
+    gone, new = sorted(comparison.budget.terms[:2], key=lambda term: term.change_ns)
+    assert (gone.term.name, new.term.name) == (gemm, "gemm_fp32")
+    assert gone.change_ns == -new.change_ns
+    assert (gone.b_calls, new.a_calls) == (0, 0)
+    assert gone.a_calls == new.b_calls

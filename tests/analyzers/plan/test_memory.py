@@ -1,0 +1,180 @@
+"""Estimates of memory, against what papers count, what frameworks log and what a reader can add up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from perfscope.analyzers.plan.memory import (
+    Attention,
+    Layout,
+    Loss,
+    Optimizer,
+    States,
+    activation_bytes,
+    estimate_memory,
+    state_bytes_of,
+)
+from perfscope.models.conventions import Checkpointing
+from perfscope.models.parameter_counts import total_parameters
+from perfscope.models.transformer import Transformer
+from perfscope.sources.models.presets import find_preset
+
+
+def preset(name: str) -> Transformer:
+    known = find_preset(name)
+    assert known is not None
+    return known.transformer
+
+
+def layout(**degrees: Any) -> Layout:
+    usual = {"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "checkpointing": Checkpointing.NONE, "micro_batch": 1}
+    return Layout(**{**usual, **degrees})
+
+
+@pytest.mark.parametrize("attention", list(Attention))
+def test_a_gpt_layer_keeps_what_the_paper_counts(attention: Attention) -> None:
+    """Korthikanti et al. 2022, equations 1 to 4: s b h (34 + 5 a s / h), and its forms in parallel."""
+    model = preset("megatron-22b")
+    seq_len, batch, tensor = 2048, 4, 8
+    sbh = seq_len * batch * model.hidden
+    scores = 5 * model.heads * seq_len / model.hidden if attention is Attention.EAGER else 0.0
+    # A pipeline of one layer a stage with one micro-batch leaves a single layer and no output layer.
+    single = {"pipeline": model.layers, "micro_batches": 1, "micro_batch": batch}
+    found = {
+        "alone": activation_bytes(model, seq_len, 2, attention, layout(**single)),
+        "tensor": activation_bytes(model, seq_len, 2, attention, layout(**single, tensor=tensor)),
+        "sequence": activation_bytes(
+            model, seq_len, 2, attention, layout(**single, tensor=tensor, sequence_parallel=True)
+        ),
+        "selective": activation_bytes(
+            model, seq_len, 2, attention, layout(**single, tensor=tensor, checkpointing=Checkpointing.SELECTIVE)
+        ),
+    }
+    assert found["alone"] == pytest.approx(sbh * (34 + scores))
+    assert found["tensor"] == pytest.approx(sbh * (10 + (24 + scores) / tensor))
+    assert found["sequence"] == pytest.approx(sbh * (34 + scores) / tensor)
+    assert found["selective"] == pytest.approx(sbh * (10 + 24 / tensor))
+
+
+def test_megatron_cores_own_estimate_is_reproduced() -> None:
+    """Its log of 16 layers, tensor and pipeline parallel 2, says 4019.66 MB of states and 88.0 MB a layer."""
+    model = Transformer(
+        name="logged",
+        layers=16,
+        hidden=2048,
+        heads=16,
+        kv_heads=16,
+        head_dim=128,
+        ffn=8192,
+        mlp_matrices=2,
+        vocabulary=32000,
+        tied=True,
+    )
+    spread = layout(tensor=2, pipeline=2, micro_batch=2, micro_batches=16)
+    memory = estimate_memory(
+        model,
+        spread,
+        parameters=total_parameters(model),
+        seq_len=1024,
+        precision=state_bytes_of(States.MEGATRON, Optimizer.ADAM),
+        attention=Attention.FLASH,
+    )
+    mebi = 2**20
+    assert (memory.weights + memory.gradients + memory.optimizer) / mebi == pytest.approx(4019.66, rel=0.001)
+    assert memory.activations / (8 * 2) / mebi == pytest.approx(88.0, abs=0.05)  # 8 layers, 2 micro-batches in flight
+
+
+def test_full_checkpointing_keeps_the_input_of_each_layer_and_one_layer() -> None:
+    model = preset("gpt3-1.3b")._replace(vocabulary=1024)
+    sbh = 2048 * model.hidden
+    kept = {
+        form: activation_bytes(model, 2048, 2, Attention.FLASH, layout(checkpointing=form, loss=Loss.CHUNKED))
+        for form in (Checkpointing.NONE, Checkpointing.FULL)
+    }
+    head = 4 * sbh + 14 * 2048 * 1024 // 8  # the norm, its product, an eighth of the logits
+    assert kept[Checkpointing.NONE] - kept[Checkpointing.FULL] == pytest.approx(
+        sbh * 34 * (model.layers - 1) + head - sbh * 2 * model.layers
+    )
+
+
+def test_the_logits_are_there_several_times_unless_the_loss_is_fused() -> None:
+    """PyTorch: 16-bit logits, and in fp32 what log_softmax saves and the gradients of both steps of the loss."""
+    model = preset("llama3-8b")
+    head = {
+        loss: activation_bytes(model, 8192, 2, Attention.FLASH, layout(loss=loss))
+        - activation_bytes(model, 8192, 2, Attention.FLASH, layout(pipeline=1, loss=Loss.CHUNKED))
+        for loss in Loss
+    }
+    logits = 8192 * 128256
+    chunk = 14 * logits // 8
+    parts = {Loss.PLAIN: 14 * logits, Loss.COMPILED: 2 * logits, Loss.FUSED: 4 * logits, Loss.CHUNKED: chunk}
+    assert head == {loss: part - chunk for loss, part in parts.items()}
+
+
+def test_ddp_holds_buckets_of_the_size_of_all_gradients_beside_the_activations() -> None:
+    model = preset("gpt2")
+    totals = {
+        data: estimate_memory(
+            model,
+            layout(data=data),
+            parameters=total_parameters(model),
+            seq_len=1024,
+            precision=state_bytes_of(States.AUTOCAST, Optimizer.ADAM),
+            attention=Attention.FLASH,
+        )
+        for data in (1, 2)
+    }
+    assert totals[1].buckets == 0
+    assert totals[2].buckets == 4 * total_parameters(model)
+    assert totals[2].total - totals[1].total == totals[2].buckets
+
+
+def test_the_fuller_end_of_a_pipeline_counts() -> None:
+    """A large vocabulary makes the last stage the fuller one, many micro-batches in flight the first."""
+    llama = preset("llama3-8b")
+    few, many = (
+        estimate_memory(
+            llama,
+            layout(pipeline=4, micro_batches=batches, checkpointing=form),
+            parameters=total_parameters(llama),
+            seq_len=8192,
+            precision=state_bytes_of(States.MIXED, Optimizer.ADAM),
+            attention=Attention.FLASH,
+        )
+        for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
+    )
+    assert few.activations > 14 * 8192 * 128256
+    assert many.activations == activation_bytes(llama, 8192, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+
+
+def test_a_pipeline_keeps_a_micro_batch_for_each_stage() -> None:
+    model = preset("gpt3-13b")
+    alone = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=1))
+    filled = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, micro_batches=8))
+    assert filled == 4 * alone
+
+
+def test_interleaving_holds_a_little_more_in_flight() -> None:
+    """Korthikanti et al. 2022, section 4.2.3: 1 + (p - 1) / (p v) times as much."""
+    model = preset("gpt3-13b")
+    plain = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4))
+    interleaved = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5))
+    assert interleaved / plain == pytest.approx(1 + 3 / (4 * 5))
+    few = activation_bytes(model, 1024, 2, Attention.FLASH, layout(pipeline=4, virtual=5, micro_batches=2))
+    assert few / plain == pytest.approx(2 / 4)
+
+
+def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
+    llama = activation_bytes(preset("llama3-8b"), 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
+    assert llama == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 4 * 14336)
+    mixtral = preset("mixtral-8x7b")
+    visited = activation_bytes(mixtral, 1, 2, Attention.FLASH, layout(pipeline=32, micro_batches=1))
+    assert visited == 2 * (4 * 4096 + 2 * 4096 + 2 * 1024 + 2 * 4 * 14336)
+
+
+def test_fp32_keeps_16_bytes_of_another_kind() -> None:
+    mixed, full = state_bytes_of(States.MIXED, Optimizer.ADAM), state_bytes_of(States.FP32, Optimizer.ADAM)
+    assert (mixed.weights, mixed.gradients, mixed.optimizer, mixed.checkpoint) == (2, 2, 12, 14)
+    assert (full.weights, full.gradients, full.optimizer, full.checkpoint) == (4, 4, 8, 12)

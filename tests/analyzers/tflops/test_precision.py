@@ -1,0 +1,277 @@
+"""In which types a run multiplies, by its kernels, its operators and its record; and the peak of a mixture."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.profiler import profile, record_function
+
+from perfscope import wire
+from perfscope.analyzers.tflops.operation_counts import Operations, count_operations
+from perfscope.analyzers.tflops.precision import find_precision, peak_of, read_signs
+from perfscope.analyzers.tflops.repeats import Repeats
+from perfscope.models.hardware import Gpu, find_gpu
+from perfscope.sources.traces.reader import read_trace
+from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED, product_precision
+from perfscope.tables.model import Model, PrecisionSigns
+from perfscope.tables.trace import BASIC_EVENTS, Events
+from perfscope.wire.model import PrecisionRecord
+from tests.analyzers.test_mfu import run_folder
+from tests.analyzers.tflops.making import answer, ask
+from tests.sources.traces.making import Event, kernel, span, step, write
+
+H200 = find_gpu("h200-sxm")
+
+#: Names of kernels of real trainings, shortened behind what tells their type.
+PRODUCTS = {
+    "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_bias_TNT": "bf16",
+    "nvjet_hsh_256x128_64x4_1x2_h_bz_coopA_NNT": "fp16",
+    "nvjet_sss_128x256_32x4_1x2_h_bz_TNT": "tf32",
+    "nvjet_qqtst_128x256_128x6_2x1_2cta_v_bz_TNT": "fp8",
+    "nvjet_sm100_ootst_128x256_Avec16UE4M3_Bvec16UE4M3_TNT": "fp4",
+    "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize64x64x64_warpgroupsize1x1x1_execute_segment_k_off": "bf16",
+    "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1": "tf32",
+    "sm89_xmma_gemm_e4m3bf16_e4m3f32_f32_tn_n_tilesize64x64x64": "fp8",
+    "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw": "tf32",
+    "ampere_bf16_s16816gemm_bf16_128x256_ldg8_f2f_stages_64x3_tn": "bf16",
+    "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2_ldg8_relu_f2f_stages_64x5_tn": "fp16",
+    "volta_h884gemm_128x128_ldg8_nn": "fp16",
+    "volta_sgemm_128x64_nn": "fp32",
+    "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(Params)": "fp32",
+    "void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4>(Params)": "tf32",
+    "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_relu_bf16_256x128_32x3_nn_align8>(Params)": "bf16",
+    "cutlass3x_sm90_tensorop_s64x128x32gemm_e4m3_e4m3_f32_bf16_bf16_64x128x128": "fp8",
+    "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 4096u>": "fp8",
+    "void flash::flash_fwd_kernel<Flash_fwd_kernel_traits<128, 128, 64, 4, false, false, cutlass::bfloat16_t>>": "bf16",
+    "void pytorch_flash::flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel<Flash_bwd_kernel_traits<64, cutlass::half_t>>":
+        "fp16",
+    "fmha_cutlassF_bf16_aligned_64x128_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)": "bf16",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1": SIXTEEN_BIT,
+    "Cijk_Ailk_Bljk_BBS_BH_Bias_HA_S_SAV_UserArgs_MT256x224x64_MI16x16x1": "bf16",
+    "Cijk_Alik_Bljk_SB_MT64x64x16": "fp32",
+    "void gemv2T_kernel_val<int, int, float, float, float, float, 128>(float)": "fp32",
+    "triton_tem_fused_mm_0": UNNAMED,
+}  # fmt: skip
+OTHER = [
+    "triton_poi_fused_add_1",
+    "void cublasLt::splitKreduce_kernel<32, 16, int, float, __nv_bfloat16, float, __nv_bfloat16>",
+    "void cudnn::fusion::compute_dot_do_o_specialized<true, 64>(void const*)",
+    "void cudnn::fusion::convert_dq_to_16bits<true>(void const*)",
+    "void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float, false>(int)",
+    "void at::native::vectorized_elementwise_kernel<8, at::native::bfloat16_copy_kernel_cuda>",
+    "void at::native::multi_tensor_apply_kernel<float>",
+    "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+]
+
+
+@pytest.mark.parametrize(("name", "precision"), PRODUCTS.items())
+def test_the_name_of_a_kernel_tells_what_it_multiplies(name: str, precision: str) -> None:
+    assert product_precision(name) == precision
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_kernels_that_do_not_multiply_tell_nothing(name: str) -> None:
+    assert product_precision(name) is None
+
+
+def operations(
+    kernel_ns: dict[str, int] | None = None, by_precision: dict[str, float] | None = None, **more: Any
+) -> Operations:
+    fields: dict[str, Any] = {
+        "rank": 0, "steps": 1, "flops_per_step": None, "step_ns": None, "by_operator": {},
+        "repeats": Repeats(None), "without_shapes": 0,
+        "by_precision": by_precision or {}, "kernel_ns": kernel_ns or {}, **more,
+    }  # fmt: skip
+    return Operations(**fields)
+
+
+def model(rank: int = 0, weights: str | None = "fp32", **signs: Any) -> Model:
+    return Model(rank, "Net", 1, 1, (), None, "", PrecisionSigns(**signs), None, weights_dtype=weights)
+
+
+def slow_peak(gpu: Gpu, shares: dict[str, float]) -> float:
+    """Operations of 1 second at the peaks, one data type after the other, by definition."""
+    total = 1e6
+    seconds = sum(total * share / gpu.dense_tflops[dtype] for dtype, share in shares.items())
+    return total / seconds
+
+
+def test_the_peak_of_a_mixture_is_the_rate_at_the_peaks() -> None:
+    generator = random.Random(7)
+    for _ in range(200):
+        weights = {dtype: generator.random() for dtype in generator.sample(sorted(H200.dense_tflops), 3)}
+        shares = {dtype: weight / sum(weights.values()) for dtype, weight in weights.items()}
+        assert peak_of(H200, shares) == pytest.approx(slow_peak(H200, shares))
+    assert peak_of(H200, {"bf16": 1.0}) == H200.dense_tflops["bf16"]
+
+
+def test_a_type_without_a_peak_has_none_unless_it_hardly_counts() -> None:
+    assert peak_of(H200, {"fp64": 1.0}) is None
+    assert peak_of(H200, {"bf16": 0.9, "fp64": 0.1}) is None
+    assert peak_of(H200, {"bf16": 0.995, "fp64": 0.005}) == pytest.approx(989.4)
+
+
+def test_kernels_go_before_what_was_recorded_and_a_contradiction_is_said() -> None:
+    precision = find_precision([model(engine="fp16")], [operations({"bf16": 100, SIXTEEN_BIT: 50})], H200)
+    assert precision.by_type == {"bf16": 1.0}
+    assert "kernels" in precision.evidence
+    assert any("fp16; the traces show bf16" in note for note in precision.notes)
+
+
+def test_sixteen_bit_kernels_are_of_the_type_that_the_others_have_or_that_the_gpu_can() -> None:
+    shown = [operations({"fp16": 10, SIXTEEN_BIT: 50})]
+    assert find_precision([], shown, H200).shares == {"fp16": 1.0}
+    alone = [operations({SIXTEEN_BIT: 50})]
+    assert find_precision([], alone, H200).main == "bf16"
+    assert find_precision([], alone, find_gpu("v100-32")).main == "fp16"
+
+
+def test_the_time_of_kernels_is_weighed_by_their_peaks() -> None:
+    """1 s of fp8 at twice the rate of 2 s in bf16: as many operations."""
+    precision = find_precision([], [operations({"fp8": 1_000, "bf16": 2_000})], H200)
+    assert precision.by_type["fp8"] == pytest.approx(0.5, abs=1e-3)
+    peak = peak_of(H200, precision.by_type)
+    assert peak == pytest.approx((1_000 * 1978.9 + 2_000 * 989.4) / 3_000)
+
+
+def test_types_of_operators_count_operations_exactly() -> None:
+    shown = operations({"bf16": 10, "tf32": 900}, {"bf16": 3e12, "fp32": 1e12})
+    precision = find_precision([], [shown], H200)
+    assert precision.by_type == {"bf16": 0.75, "tf32": 0.25}
+    assert "operators" in precision.evidence
+
+
+@pytest.mark.parametrize("float32", ["tf32", "fp32"])
+def test_products_of_fp32_without_kernels_follow_the_recorded_setting(float32: str) -> None:
+    shown = operations({}, {"fp32": 1e12})
+    assert find_precision([model(float32=float32)], [shown], H200).main == float32
+    assert find_precision([model()], [shown], H200).main is None
+
+
+def test_kernels_of_another_library_make_the_operators_types_incomplete() -> None:
+    """Transformer Engine's fp8 products state no types: the kernels must be asked."""
+    shown = operations({"fp8": 800, "bf16": 200}, {"bf16": 1e12})
+    precision = find_precision([], [shown], H200)
+    assert precision.main == "fp8"
+    assert "kernels" in precision.evidence
+
+
+def test_kernels_that_hide_their_type_are_no_evidence() -> None:
+    precision = find_precision([model(autocast="bf16")], [operations({UNNAMED: 90, "fp32": 10})], H200)
+    assert (precision.main, precision.evidence) == ("bf16", "autocast")
+
+
+def test_a_light_window_of_a_rank_does_not_hide_its_operators() -> None:
+    with_operators = operations({"bf16": 50, "tf32": 50}, {"bf16": 3e12, "fp32": 1e12})
+    light = operations({"bf16": 100})
+    for traced in ([with_operators, light], [light, with_operators]):
+        assert find_precision([], traced, H200).shares == {"bf16": 0.75, "tf32": 0.25}
+
+
+def test_ranks_that_differ_are_said() -> None:
+    traced = [operations({"bf16": 10}, rank=0), operations({"tf32": 10}, rank=1)]
+    assert "bf16 on 0; tf32 on 1" in find_precision([], traced, H200).notes[0]
+    recorded = [model(0, autocast="bf16"), model(1, autocast="fp16")]
+    assert "bf16 on 0; fp16 on 1" in find_precision(recorded, [], H200).notes[0]
+    assert find_precision([], [operations({"bf16": 10}, rank=rank) for rank in (0, 1)], H200).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("signs", "main", "evidence"),
+    [
+        ({"products": {"bf16": 9, "fp32": 1}, "engine": "fp16"}, "bf16", "operators of a forward pass"),
+        ({"products": {"fp32": 9}, "float32": "tf32"}, "tf32", "PyTorch's setting"),
+        ({"products": {"fp32": 9}, "float32": "fp32"}, "fp32", "PyTorch's setting"),
+        ({"autocast": "fp16", "policy": "bf16"}, "fp16", "autocast"),
+        ({"policy": "bf16"}, "bf16", "FSDP"),
+        ({"engine": "fp16"}, "fp16", "configuration"),
+        ({"fp8": "Transformer Engine", "products": {"bf16": 9}}, "fp8", "Transformer Engine"),
+        ({"products": {"fp32": 9}}, None, "TF32 was not recorded"),
+        ({}, None, "the parameters are fp32, but"),
+        ({"float32": "tf32"}, None, "the parameters are fp32, but"),
+    ],
+)
+def test_what_was_recorded_is_trusted_in_this_order(signs: dict[str, Any], main: str | None, evidence: str) -> None:
+    found, source = read_signs(model(**signs))
+    assert found == main
+    assert evidence in source
+    assert find_precision([model(**signs)], [], H200).main == main
+
+
+@pytest.mark.parametrize("weights", ["fp32", "bf16", "fp16"])
+def test_no_peak_is_taken_from_the_type_of_the_parameters_alone(weights: str, tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200", dtype=weights, precision=PrecisionRecord(float32="tf32"))
+    result = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
+    assert (result["mfu"], result["peak_tflops"], result["dtype"]) == (None, None, None)
+    assert result["tflops_per_gpu"] > 0
+    assert result["precision"]["shares"] is None
+    (reason,) = (note for note in result["notes"] if note.startswith("No MFU"))
+    assert weights in reason
+    assert "--precision" in reason
+    assert "--peak" in reason
+
+
+def test_the_user_may_state_the_precision_or_the_peak(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200", dtype="fp32", precision=PrecisionRecord())
+    by_precision = answer("analyze", run, "--only", "mfu", "--precision", "bf16")["results"]["mfu"]
+    assert by_precision["peak_tflops"] == 989.4
+    by_peak = answer("analyze", run, "--only", "mfu", "--peak", 500)["results"]["mfu"]
+    assert by_peak["mfu"] == pytest.approx(by_precision["mfu"] * 989.4 / 500)
+    refused = ask("analyze", run, "--peak", 1979)
+    assert refused.code == 2
+    assert "sparsity" in refused.stderr
+
+
+def fsdp2_trace(path: Path) -> Path:
+    """A step as FSDP2 with MixedPrecisionPolicy(bf16) shows it on an H200: parameters of fp32, products of bf16."""
+    events: list[Event] = [
+        step(4, 0, 1_000_000),
+        span("cpu_op", "aten::mm", 1_000, 2_000, args={
+            "External id": 1, "Input type": ["c10::BFloat16", "c10::BFloat16"], "Input Dims": [[8, 16], [16, 32]],
+        }),
+        span("cpu_op", "aten::addmm", 3_000, 4_000, args={
+            "External id": 2, "Input type": ["float", "c10::BFloat16", "c10::BFloat16", "Scalar", "Scalar"],
+            "Input Dims": [[32], [8, 16], [16, 32], [], []],
+        }),
+        kernel("nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_NNT", 10_000, 60_000),
+        kernel("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", 60_000, 70_000),
+        kernel("void at::native::multi_tensor_apply_kernel<float>", 70_000, 90_000),
+    ]  # fmt: skip
+    return write(path, events)
+
+
+def test_fsdp2_in_bf16_with_fp32_parameters_has_the_peak_of_bf16(tmp_path: Path) -> None:
+    run = run_folder(tmp_path, "NVIDIA H200", dtype="fp32", precision=PrecisionRecord(float32="fp32"))
+    (run / wire.TRACES_FOLDER).mkdir()
+    fsdp2_trace(run / wire.TRACES_FOLDER / "node_1.1.pt.trace.json")
+    result = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
+    assert (result["dtype"], result["peak_tflops"]) == ("bf16", 989.4)
+    assert result["mfu"] < 1
+
+
+def test_operators_and_kernels_of_a_trace_are_told_apart_by_type(tmp_path: Path) -> None:
+    trace = read_trace(fsdp2_trace(tmp_path / "rank0.json"), BASIC_EVENTS | Events.PRODUCTS)
+    assert trace.products is not None
+    counted = count_operations(trace, trace.products)
+    assert counted is not None
+    # The first input of addmm is added, and it is the second one's type that is multiplied.
+    assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}
+    assert counted.kernel_ns == {"bf16": 50_000, SIXTEEN_BIT: 10_000}
+
+
+def test_real_autocast_is_counted_once(tmp_path: Path) -> None:
+    weight, bias = torch.zeros(16, 32, requires_grad=True), torch.zeros(32, requires_grad=True)
+    autocast = torch.autocast("cpu", torch.bfloat16)
+    with profile(record_shapes=True) as profiler, record_function("ProfilerStep#1"), autocast:
+        torch.addmm(bias, torch.ones(8, 16), weight).float().sum().backward()
+    profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
+    trace = read_trace(tmp_path / "rank0.json", BASIC_EVENTS | Events.PRODUCTS)
+    assert trace.products is not None
+    counted = count_operations(trace, trace.products)
+    assert counted is not None
+    # Forward once, and the gradient of the weight.
+    assert counted.by_precision == {"bf16": 2 * 2 * 8 * 16 * 32}

@@ -1,0 +1,115 @@
+"""Published models, by every convention, against figures that were computed by hand from the papers' formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.analyzers.tflops.making import answer, by_name
+
+TOLERANCE = 1e-3
+
+#: Operations per token, forward and backward; the paper's form with 72 is without recomputation, with 96 full.
+VECTORS: dict[tuple[str, int], dict[str, float]] = {
+    ("gpt3-175b", 2048): {
+        "6n": 1.0475e12,
+        "bigscience": 1.3966e12,
+        "megatron_paper none": 1.07644e12,
+        "megatron_paper": 1.4340e12,
+        "megatron_core": 1.0619e12,
+        "torchtitan": 1.0764e12 - 6 * 51200 * 12288,  # the table is tied
+        "torchtitan_since_may_2026": 1.0764e12,
+        "palm": 1.0764e12,
+    },
+    ("megatron-22b", 2048): {
+        "6n": 1.3235e11,
+        "bigscience": 1.7646e11,
+        "megatron_paper none": 1.3960e11,
+        "megatron_paper": 1.8550e11,
+        "megatron_core": 1.3597e11,
+        "torchtitan": 1.3959e11 - 6 * 51200 * 6144,
+        "torchtitan_since_may_2026": 1.3959e11,
+        "palm": 1.3959e11,
+    },
+    ("llama3-8b", 8192): {
+        "6n": 4.818e10,
+        "bigscience": 6.424e10,
+        "megatron_paper none": 5.4692e10,
+        "megatron_paper": 7.187e10,
+        "megatron_core": 5.147e10,
+        "torchtitan": 5.791e10,
+        "palm": 6.107e10,
+    },
+}
+
+
+def flops_per_token(document: dict[str, Any], name: str) -> float:
+    """From the printed TFLOPs back to operations per token: 64 GPUs, 1 second, 1 sequence."""
+    tflops = (by_name(document) | by_name(document, "variants"))[name]["tflops_per_gpu"]
+    seq_len = document["assumptions"]["seq_len"]
+    return float(tflops) * 1e12 * 64 / int(seq_len)
+
+
+@pytest.mark.parametrize(("model", "seq_len"), VECTORS)
+def test_published_models_have_their_published_operations(model: str, seq_len: int) -> None:
+    words = ("tflops", "--model", model, "--seq-len", seq_len, "--gbs", 1, "--time", "1s")
+    full, none = answer(*words), answer(*words, "--checkpointing", "none")
+    for name, expected in VECTORS[model, seq_len].items():
+        convention, _, form = name.partition(" ")
+        found = flops_per_token(none if form else full, convention)
+        assert found == pytest.approx(expected, rel=TOLERANCE), name
+
+
+def test_llama_differs_by_27_percent_between_6n_and_palm() -> None:
+    document = answer("tflops", "--model", "llama3-8b", "--seq-len", 8192, "--gbs", 1, "--time", 1, "--gpu", "h200-sxm")
+    found = by_name(document)
+    assert found["palm"]["mfu"] / found["6n"]["mfu"] == pytest.approx(1.27, abs=0.005)
+    assert found["torchtitan"]["mfu"] / found["megatron_core"]["mfu"] == pytest.approx(1.125, abs=0.001)
+    assert any("26.7%" in line for line in document["explanation"])
+
+
+def test_the_papers_forms_are_its_closed_forms() -> None:
+    """``96 L h^2 (1 + s/6h + V/16Lh)`` and the like, in floating point, on dimensions that are no model's."""
+    layers, hidden, seq_len, vocabulary = 10, 512, 256, 1024
+    words = (
+        "tflops",
+        "--model",
+        f"layers={layers},hidden={hidden},heads=8,vocab={vocabulary}",
+        "--seq-len",
+        seq_len,
+    )
+    shared = 1 + seq_len / (6 * hidden)
+    expected = {
+        "full": 96 * layers * hidden**2 * (shared + vocabulary / (16 * layers * hidden)),
+        "none": 72 * layers * hidden**2 * (shared + vocabulary / (12 * layers * hidden)),
+    }
+    expected["selective"] = expected["none"] + 4 * layers * seq_len * hidden
+    for form, operations in expected.items():
+        document = answer(*words, "--gbs", 1, "--time", 1, "--checkpointing", form)
+        assert by_name(document)["megatron_paper"]["flops_per_token"] == pytest.approx(operations)
+
+
+#: torchtitan 1ea476e (2024-04-24), docs/performance.md, 64 A100: model, sequence length, tokens/s a GPU, MFU in %.
+TORCHTITAN_TABLES = [
+    ("llama3-8b", 8192, 2904, 56.8),
+    ("llama3-70b", 8192, 331, 51.7),
+    ("llama2-13b", 4096, 2162, 61.1),
+]
+
+
+@pytest.mark.parametrize(("model", "seq_len", "rate", "printed"), TORCHTITAN_TABLES)
+def test_torchtitans_tables_count_the_embedding_table_as_its_code_then_did(
+    model: str, seq_len: int, rate: int, printed: float
+) -> None:
+    document = answer(
+        "tflops", "--model", model, "--seq-len", seq_len, "--gbs", 1, "--gpus", 1, "--gpu", "a100-80",
+        "--time", f"{seq_len / rate}s",
+    )  # fmt: skip
+    found, older = by_name(document), by_name(document, "variants")
+    rounding = 0.05 + printed * 0.5 / rate
+    assert 100 * older["torchtitan_before_april_2024"]["mfu"] == pytest.approx(printed, abs=rounding)
+    assert older["torchtitan_before_april_2024"]["flops_per_token"] == found["palm"]["flops_per_token"]
+    assert "published tables" in older["torchtitan_before_april_2024"]["printed_by"]
+    # Since April 2024 the table would have said less.
+    assert printed - 100 * found["torchtitan"]["mfu"] > rounding
