@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import perfscope
+from benchmarks import kept_run
 from perfscope.constants import MS_PER_S
 from perfscope.renderers.markdown import render_sections
 from perfscope.report import Column, Section
@@ -36,8 +37,14 @@ def table() -> str:
         Column("Its own log", 1),
         Column("Difference (%)", 2),
     )
-    rows = tuple(row for run in sorted(path.parent for path in RUNS.glob("*/truth.json")) for row in _rows(run))
+    rows = tuple(row for run in kept_runs() for row in _rows(run))
     return render_sections((Section("Figures beside the log", columns, rows),), 2)
+
+
+def kept_runs() -> list[Path]:
+    """The folders of all runs, by their names."""
+    names = sorted({path.name.removesuffix(".tar.gz") for path in RUNS.iterdir() if path.suffix != ".md"})
+    return [kept_run(RUNS / name) for name in names]
 
 
 def _rows(run: Path) -> Iterator[tuple[str | float | None, ...]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import kept_run
 from perfscope.analyzers.saves import SaveTimes, analyze, summarize_saves
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.sources.runs.run import read_run
@@ -203,7 +204,7 @@ def test_a_rank_that_runs_ahead_and_waits_in_the_step_after_is_not_steady_there_
     ],
 )
 def test_real_runs_have_one_row_a_checkpoint(name: str, expected: list[tuple[str, int, int]]) -> None:
-    result = analyze(read_run(ROOT / "fixtures" / "runs" / name))
+    result = analyze(read_run(kept_run(ROOT / "fixtures" / "runs" / name)))
     rows = [((save.path or "").rpartition("/")[2], save.ranks, save.files) for save in result.saves]
     assert rows == expected
     assert all(save.bytes and save.blocked_s for save in result.saves)

@@ -100,7 +100,7 @@ def test_what_goes_wrong_with_graphs_is_damage_where_a_finding_asks_for_them(
     def fail(_: object) -> None:
         raise ValueError("no")
 
-    quiet = copy_with_partials(FIXTURES / "findings" / "cpu" / "clean", tmp_path / "quiet")
+    quiet = copy_with_partials(kept_run(FIXTURES / "findings" / "cpu" / "clean"), tmp_path / "quiet")
     monkeypatch.setattr("perfscope.analyzers.whatif.measure", fail)
     for path, lines in ((run, 2), (quiet, 0)):
         analysis, expected = analyze([path]), analyze([path], FRESH)
@@ -111,7 +111,7 @@ def test_what_goes_wrong_with_graphs_is_damage_where_a_finding_asks_for_them(
 
 @pytest.mark.parametrize("name", ["runs/h200_zero2", "light/host_bound", "findings/cpu/clean"])
 def test_pages_are_the_same_with_partials_and_without(name: str, tmp_path: Path) -> None:
-    copy = copy_with_partials(FIXTURES / name, tmp_path)
+    copy = copy_with_partials(kept_run(FIXTURES / name), tmp_path)
     inputs = find_inputs([copy])
     pages = [build_page(analyze_for_page(inputs, Plan(is_fresh=is_fresh))) for is_fresh in (True, False)]
     assert pages[0] == pages[1]

@@ -82,9 +82,8 @@ def cases() -> Iterator[Case]:
         for name, archive in _runs(folder):
             yield Case(f"analyze/{name}.json", ("analyze", name, "-f", "json"), archive=archive)
             yield Case(f"analyze/{name}.md", ("analyze", name, "-f", "md"), archive=archive)
-    for run in sorted(path.parent for path in (FIXTURES / "postmortem").rglob("run.json")):
-        name = run.relative_to(FIXTURES).as_posix()
-        yield Case(f"postmortem/{name}.json", ("postmortem", name, "-f", "json"))
+    for name, archive in _runs("postmortem"):
+        yield Case(f"postmortem/{name}.json", ("postmortem", name, "-f", "json"), archive=archive)
     for path in sorted((FIXTURES / "traces").iterdir()):
         if ".json" in path.name:
             name = path.relative_to(FIXTURES).as_posix()

@@ -24,7 +24,7 @@ from tests.conftest import ROOT
 
 MODULES = ROOT / "fixtures" / "modules"
 BY_HAND, CHANGED = MODULES / "llama", MODULES / "llama_changed"
-CLEAN_RUN = ROOT / "fixtures" / "findings" / "h200" / "clean_small"
+CLEAN_RUN = kept_run(ROOT / "fixtures" / "findings" / "h200" / "clean_small")
 HISTORY = ROOT / "fixtures" / "memory" / "pure.memory.jsonl.gz"
 ALL = frozenset({"findings", "modules", "roofline", *(item.name for item in BUILT_IN if item.is_default)})
 #: What names the part that each measured change replaced.

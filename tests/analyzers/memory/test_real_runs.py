@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks import kept_run
 from perfscope.analyzers.memory import MemoryUse, analyze
 from perfscope.analyzers.memory.peak import DevicePeak
 from perfscope.sources.runs.run import read_run
@@ -21,7 +22,7 @@ RECOMPUTED, CHUNKED = 6_601_945_088, 5_419_491_328
 
 
 def use(name: str) -> MemoryUse:
-    return analyze(read_run(RUNS / name))
+    return analyze(read_run(kept_run(RUNS / name)))
 
 
 def peak(name: str) -> DevicePeak:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from benchmarks import kept_run
 from perfscope.analyzers import mfu
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.analyzers.tflops.counter_check import CounterCheck
@@ -125,7 +126,7 @@ def test_what_was_recomputed_counts_as_what_ran() -> None:
 
 
 def test_the_last_product_of_a_checkpoint_did_not_run_where_the_trace_shows_no_kernel_of_it() -> None:
-    run = ROOT / "fixtures" / "runs" / "gpm_h200_recomputed"
+    run = kept_run(ROOT / "fixtures" / "runs" / "gpm_h200_recomputed")
     result = engine.analyze([run], engine.Plan(only=frozenset({"mfu"}))).results["mfu"]
     assert isinstance(result, mfu.Utilisation)
     assert result.counted is not None

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import kept_run
 from perfscope.analyzers.tflops.precision import read_signs
 from perfscope.sources.runs.run import read_run
 from tests.analyzers.tflops.making import answer
@@ -27,14 +28,14 @@ FRAMEWORKS = {
 
 @pytest.fixture(scope="module")
 def runs() -> dict[str, Any]:
-    return {name: answer("analyze", RUNS / name, "--only", "mfu")["results"] for name in FRAMEWORKS}
+    return {name: answer("analyze", kept_run(RUNS / name), "--only", "mfu")["results"] for name in FRAMEWORKS}
 
 
 @pytest.mark.parametrize(("name", "types"), FRAMEWORKS.items())
 def test_the_precision_is_that_of_the_products(name: str, types: tuple[str, str], runs: dict[str, Any]) -> None:
     stored, multiplied = types
     found = runs[name]
-    model = read_run(RUNS / name).models[0]
+    model = read_run(kept_run(RUNS / name)).models[0]
     assert (model.weights_dtype, read_signs(model)[0], found["mfu"]["dtype"]) == (stored, multiplied, multiplied)
     assert found["mfu"]["doubt"] is None
     assert 0.1 < found["mfu"]["mfu"] < 0.8
@@ -59,11 +60,11 @@ def test_the_peak_is_that_of_the_products(runs: dict[str, Any]) -> None:
 
 
 def test_with_the_peak_of_the_parameters_type_fsdp2_would_be_withheld() -> None:
-    wrong = answer("analyze", RUNS / "fsdp2", "--only", "mfu", "--precision", "fp32")["results"]["mfu"]
+    wrong = answer("analyze", kept_run(RUNS / "fsdp2"), "--only", "mfu", "--precision", "fp32")["results"]["mfu"]
     assert wrong["mfu"] is None
     assert "571.4 %" in wrong["doubt"]
 
 
 def test_operations_and_mfu_agree_on_the_precision(runs: dict[str, Any]) -> None:
-    counted = answer("analyze", RUNS / "tf32", "--only", "operations")["results"]["operations"]["ranks"][0]
+    counted = answer("analyze", kept_run(RUNS / "tf32"), "--only", "operations")["results"]["operations"]["ranks"][0]
     assert counted["precision"]["shares"] == pytest.approx(runs["tf32"]["mfu"]["precision"]["shares"])

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import kept_run
 from perfscope.analyzers.postmortem.diagnosis import Reason, diagnose
 from perfscope.sources.postmortem.reading import read_post_mortem
 from tests.conftest import ROOT, perfscope
@@ -34,7 +35,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_recorded_run_has_its_rank_reason_and_line(name: str) -> None:
     reason, ranks, line = CASES[name]
-    diagnosis = diagnose(read_post_mortem(RUNS / name))
+    diagnosis = diagnose(read_post_mortem(kept_run(RUNS / name)))
     assert (diagnosis.reason, diagnosis.ranks) == (reason, ranks)
     assert (None if diagnosis.line is None else diagnosis.line.line) == line
 
@@ -52,7 +53,7 @@ def test_the_command_answers_in_json(tmp_path: Path) -> None:
 
 def test_a_cut_dump_is_named_and_stacks_still_answer(tmp_path: Path) -> None:
     run = tmp_path / "RUN"
-    shutil.copytree(RUNS / "pipeline-host-2", run)
+    shutil.copytree(kept_run(RUNS / "pipeline-host-2"), run)
     dump = run / "ranks" / "00001" / "recorder.1.generic.pickle"
     dump.write_bytes(dump.read_bytes()[:500])
     ended = perfscope("postmortem", "RUN", "--format", "json", cwd=tmp_path)
@@ -64,7 +65,7 @@ def test_a_cut_dump_is_named_and_stacks_still_answer(tmp_path: Path) -> None:
 
 def test_a_full_disk_leaves_half_a_record_which_is_named(tmp_path: Path) -> None:
     run = tmp_path / "RUN"
-    shutil.copytree(RUNS / "deepspeed-loader-2", run)
+    shutil.copytree(kept_run(RUNS / "deepspeed-loader-2"), run)
     incidents = run / "ranks" / "00001" / "incidents.jsonl"
     incidents.write_bytes(incidents.read_bytes()[:60])
     (run / "ranks" / "00000" / "stacks.1.txt").write_bytes(b"Thread 0x00")
@@ -74,7 +75,7 @@ def test_a_full_disk_leaves_half_a_record_which_is_named(tmp_path: Path) -> None
 
 def test_a_rank_that_never_started_is_named(tmp_path: Path) -> None:
     run = tmp_path / "RUN"
-    shutil.copytree(RUNS / "ddp-crash-2", run)
+    shutil.copytree(kept_run(RUNS / "ddp-crash-2"), run)
     shutil.rmtree(run / "ranks" / "00001")
     report = json.loads(perfscope("postmortem", "RUN", "--format", "json", cwd=tmp_path).stdout)
     assert (report["reason"], report["ranks"]) == ("rank never started", [1])
@@ -89,7 +90,7 @@ def test_a_run_in_which_no_rank_started_is_an_error_of_one_line(tmp_path: Path) 
 
 def test_of_a_restarted_rank_the_last_process_counts(tmp_path: Path) -> None:
     run = tmp_path / "RUN"
-    shutil.copytree(RUNS / "ddp-crash-2", run)
-    shutil.copytree(RUNS / "ddp-clean-2" / "ranks" / "00000", run / "ranks" / "00000.1")
-    shutil.copytree(RUNS / "ddp-clean-2" / "ranks" / "00001", run / "ranks" / "00001.1")
+    shutil.copytree(kept_run(RUNS / "ddp-crash-2"), run)
+    shutil.copytree(kept_run(RUNS / "ddp-clean-2") / "ranks" / "00000", run / "ranks" / "00000.1")
+    shutil.copytree(kept_run(RUNS / "ddp-clean-2") / "ranks" / "00001", run / "ranks" / "00001.1")
     assert diagnose(read_post_mortem(run)).reason is Reason.NOTHING
