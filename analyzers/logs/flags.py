@@ -23,7 +23,6 @@ _COARSE = 0.1
 _SIZE_TOLERANCE = 0.03
 _LOWER_BOUND = "DeepSpeed's timers"
 _MEDIANS = "metrics.json's median"
-_DEFAULT_WINDOW = "scalars.json's time"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
 
@@ -185,5 +184,4 @@ def _name_spans(source: str, span: int, records: int) -> str:
         return f"means: the only figure is a {figure} over {span} iterations, warm-up included"
     if source.startswith(_MEDIANS):
         return f"medians: a record is the median of {span} iterations; all figures are of those medians"
-    unless = ", unless MMEngine's configuration sets another window" if source.startswith(_DEFAULT_WINDOW) else ""
-    return f"means: a record is the mean of {span} iterations{unless}; median and p95 are of those means"
+    return f"means: a record is the mean of {span} iterations; median and p95 are of those means"

@@ -1,28 +1,30 @@
 """Which files of the given paths are logs, and which of them repeat another one.
 
-The names of JSON files in which trainers keep their metrics are common, so that their beginnings decide. A run that a
-text log beside them tells, too, is read from the text log, which says more: set-up, saves, the window of a mean.
+The name of Detectron2's ``metrics.json`` is common, so that its beginning decides. Where ``log.txt`` of the same folder
+is the log of the run, that is read: it says more.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 from perfscope.errors import SourceError
 from perfscope.sources.joblog.text import read_blocks
 
 _ENDINGS = (".out", ".log", ".txt", ".err")
 #: Logs that trainers keep under a name of their own.
-_NAMES = {"trainer_state.json", "trainer_log.jsonl", "logging.jsonl"}
+_METRICS = "metrics.json"
+_NAMES = {"trainer_state.json", "trainer_log.jsonl", "logging.jsonl", _METRICS}
+#: What Detectron2's ``metrics.json`` has, and how the lines of its ``log.txt`` begin.
+_MARKS = (b'{"', b'"data_time": ', b'"iteration": ', b'"total_loss": ')
+_LOGGED = re.compile(rb"^\[\d\d/\d\d \d\d:\d\d:\d\d", re.MULTILINE)
 _DIGITS = re.compile(r"(\d+)")
 _HEAD = 1 << 16  # a line of set-up may come first
-STATE = "trainer_state.json"
+_STATE = "trainer_state.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
-_DATED = r"(?:.*/)?\d{8}_\d{6}(?:_\d{1,4})?\.json"
 
 
 def find_logs(paths: Iterable[Path]) -> list[Path]:
@@ -55,84 +57,50 @@ def _logs_below(folder: Path) -> Iterator[Path]:
     """The logs in a folder and its folders; of the other files, which may be very many, only the names are seen."""
     superseded: set[Path] = set()
     for parent, folders, names in os.walk(folder):
-        superseded.update(superseded_states(Path(parent), folders, names))
+        superseded.update(_superseded_states(Path(parent), folders, names))
         for name in filter(is_log_name, names):
             path = Path(parent, name)
-            if is_new_run(path, folder) if _is_uncertain(name) else path.is_file() and path not in superseded:
+            if not path.is_file() or path in superseded:
+                continue
+            if not _may_be_metrics(name) or (_is_metrics_file(path) and not _is_told_by_a_log(path)):
                 yield path
 
 
 def is_log_name(name: str) -> bool:
     """Whether a file in a folder may be a log, by its name, or its path relative to the folder."""
     name = name.removesuffix(".gz")
-    return name.endswith(_ENDINGS) or name.rpartition("/")[2] in _NAMES or may_be_metrics(name)
+    return name.endswith(_ENDINGS) or name.rpartition("/")[2] in _NAMES
 
 
 def is_log(path: Path) -> bool:
     """Whether a file is a log, by its name and, where that says too little, by its beginning."""
-    return is_log_name(path.name) and path.is_file() and (not _is_uncertain(path.name) or is_metrics_file(path))
+    return is_log_name(path.name) and path.is_file() and (not _may_be_metrics(path.name) or _is_metrics_file(path))
 
 
-def _is_uncertain(name: str) -> bool:
-    """Whether other programs keep files of this name, too."""
-    return may_be_metrics(name.removesuffix(".gz"))
+def _may_be_metrics(name: str) -> bool:
+    return name.removesuffix(".gz") == _METRICS
 
 
-class _Kind(NamedTuple):
-    """A kind of file: its names, what its beginning contains, and the files beside it that tell the same run."""
-
-    name: re.Pattern[str]
-    marks: tuple[bytes, ...]
-    twins: Callable[[Path], Iterable[Path]]
+def _is_metrics_file(path: Path) -> bool:
+    """Whether a file that is named so is Detectron2's, by its beginning."""
+    head = _head(path)
+    return all(mark in head for mark in _MARKS)
 
 
-def _twins_of_mmengine(path: Path) -> Iterable[Path]:
-    if path.name.endswith(".log.json"):
-        return (path.with_suffix(""),)
-    run = path.parent.parent
-    return (run / f"{run.name}.log", *((path.with_name("scalars.json"),) if path.name != "scalars.json" else ()))
+def _is_told_by_a_log(metrics: Path) -> bool:
+    """Whether ``log.txt`` in the folder of a ``metrics.json`` is the log of the same run."""
+    return _LOGGED.search(_head(metrics.with_name("log.txt"))) is not None
 
 
-def _twins_of_results(path: Path) -> Iterable[Path]:
-    return (path.with_name(name) for name in (STATE, "train_results.json") if name != path.name)
+def _head(path: Path) -> bytes:
+    """The beginning of a file; empty where it cannot be read."""
+    try:
+        return next(read_blocks(path, _HEAD), b"")
+    except SourceError:
+        return b""
 
 
-_KINDS = (
-    _Kind(
-        re.compile(r"(?:.*/)?metrics\.json"),
-        (b'{"', b'"data_time": ', b'"iteration": ', b'"total_loss": '),
-        lambda path: (path.with_name("log.txt"),),
-    ),
-    _Kind(
-        re.compile(rf"(?:.*/)?scalars\.json|.*\.log\.json|{_DATED}"),
-        (b'{"', b'lr": ', b'"data_time": ', b'"time": ', b'"step": '),
-        _twins_of_mmengine,
-    ),
-    _Kind(re.compile(r".*\.log\.json"), (b'{"mode": "train", "epoch": ', b'"iter": '), _twins_of_mmengine),
-    _Kind(re.compile(r"(?:.*/)?(?:train|all)_results\.json"), (b'    "train_runtime": ',), _twins_of_results),
-)
-
-
-def may_be_metrics(name: str) -> bool:
-    """Whether a file may hold a trainer's metrics, by its name without ``.gz``."""
-    return name.endswith(".json") and any(kind.name.fullmatch(name) for kind in _KINDS)
-
-
-def is_metrics_file(path: Path) -> bool:
-    """Whether a file holds a trainer's metrics, by its name and its beginning."""
-    return _kind_of(path) is not None
-
-
-def is_new_run(path: Path, folder: Path) -> bool:
-    """Whether a file holds a trainer's metrics, and no other file below a folder tells the same run."""
-    kind, root = _kind_of(path), folder.absolute()
-    twins = () if kind is None else kind.twins(_plain(path.absolute()))
-    return kind is not None and not any(
-        twin.is_relative_to(root) and (twin.is_file() or twin.with_name(f"{twin.name}.gz").is_file()) for twin in twins
-    )
-
-
-def superseded_states(folder: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:
+def _superseded_states(folder: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:
     """Of the ``trainer_state.json`` in the checkpoints of a run, those that a later one goes on from.
 
     Args:
@@ -141,26 +109,10 @@ def superseded_states(folder: Path, folders: Iterable[str], names: Iterable[str]
         names: The names of all files in it.
     """
     numbers = {int(number[1]): name for name in folders if (number := _CHECKPOINT.fullmatch(name))}
-    is_last = STATE not in names
+    is_last = _STATE not in names
     for _, name in sorted(numbers.items(), reverse=True):
-        state = folder / name / STATE
+        state = folder / name / _STATE
         if is_last and state.is_file():
             is_last = False
         else:
             yield state
-
-
-def _kind_of(path: Path) -> _Kind | None:
-    name = _plain(path).name
-    kinds = [kind for kind in _KINDS if kind.name.fullmatch(name)]
-    if not kinds or not path.is_file():
-        return None
-    try:
-        head = next(read_blocks(path, _HEAD), b"")
-    except SourceError:
-        return None
-    return next((kind for kind in kinds if all(mark in head for mark in kind.marks)), None)
-
-
-def _plain(path: Path) -> Path:
-    return path.with_suffix("") if path.suffix == ".gz" else path

@@ -16,9 +16,9 @@ from perfscope.sources.joblog.log_format import Format
 _MODULES = (
     "job", "megatron", "deepspeed",
     "nemo", "automodel", "verl", "gluon_nlp", "composer", "oneflow", "torchtitan", "torchtune", "nanogpt", "llm_c",
-    "modded_nanogpt", "litgpt", "maxtext", "olmo_core", "nanotron", "openmmlab", "mmengine_scalars", "mmcv_json",
-    "detectron2", "detectron2_metrics", "fairseq", "open_clip", "colossalai", "paddle", "paddle_detection", "mlperf",
-    "swift", "trainer_files", "lightning", "hf_trainer", "trainer_results",
+    "modded_nanogpt", "litgpt", "maxtext", "olmo_core", "nanotron", "openmmlab", "detectron2", "detectron2_metrics",
+    "fairseq", "open_clip", "colossalai", "paddle", "paddle_detection", "mlperf", "swift", "trainer_files", "lightning",
+    "hf_trainer",
 )
 # fmt: on
 

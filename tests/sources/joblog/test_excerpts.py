@@ -19,7 +19,7 @@ OF_OTHERS = load(FOREIGN)
 ONE_OF_EACH = list({str(excerpt.expect["framework"]): excerpt for excerpt in PUBLISHED}.values())
 FEWEST = 46
 #: Formats whose logs bear the name of one of several programs.
-NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory", "hf-trainer-results": "hf-trainer"}
+NAMED = {"megatron": "megatron-lm", "hf-trainer-files": "llama-factory"}
 
 
 def name(excerpt: Excerpt) -> str:

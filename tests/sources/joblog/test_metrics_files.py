@@ -1,13 +1,16 @@
-"""The JSON files of Detectron2, MMEngine and MMCV; the lines are of short runs of the frameworks' own trainers."""
+"""Detectron2's ``metrics.json`` and which files of a folder are logs; MMEngine's windows."""
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
-from perfscope.sources.joblog import read_log
+from perfscope.engine.sides import read_side
+from perfscope.sources.joblog import find_logs, read_log
+from perfscope.sources.joblog.files import is_log, is_log_name
 
 DETECTRON2 = """\
 {"data_time": 2.8e-05, "eta_seconds": 2.40, "iteration": 19, "loss_cls": 0.35, "time": 0.0218, "total_loss": 0.51}
@@ -16,36 +19,8 @@ DETECTRON2 = """\
 {"bbox/AP": 1.0, "data_time": 2.5e-05, "eta_seconds": 0.0, "iteration": 59, "time": 0.0215, "total_loss": 0.01}
 {"bbox/AP": 1.0, "iteration": 60}
 """
-MMENGINE = """\
-{"lr": 0.01, "data_time": 0.0005, "loss": 0.99, "time": 0.0226056, "iter": 10, "step": 10}
-{"lr": 0.01, "data_time": 0.0002, "loss": 1.07, "time": 0.0220036, "iter": 20, "step": 20}
-{"acc": 0.5, "data_time": 0.0001, "time": 0.00027, "step": 0}
-{"lr": 0.01, "data_time": 0.0506, "loss": 0.97, "time": 0.0725642, "iter": 30, "step": 30}
-{"lr": 0.01, "data_time": 0.0006, "loss": 0.77, "time": 0.0224702, "iter": 40, "step": 40}
-"""
-MMENGINE_TEXT = """\
-2026/11/24 00:28:11 - mmengine - INFO - Iter(train) [10/40]  lr: 1e-02  eta: 0:00:02  time: 0.0226  data_time: 0.0005
-2026/11/24 00:28:11 - mmengine - INFO - Iter(train) [20/40]  lr: 1e-02  eta: 0:00:01  time: 0.0220  data_time: 0.0002
-2026/11/24 00:28:12 - mmengine - INFO - Iter(val) [30/30]    acc: 0.5000  data_time: 0.0002  time: 0.0003
-2026/11/24 00:28:13 - mmengine - INFO - Iter(train) [30/40]  lr: 1e-02  eta: 0:00:01  time: 0.0726  data_time: 0.0506
-2026/11/24 00:28:13 - mmengine - INFO - Iter(train) [40/40]  lr: 1e-02  eta: 0:00:00  time: 0.0225  data_time: 0.0006
-"""
-MMCV_EPOCHS = """\
-{"env_info": "sys.platform: linux\\nPython: 3", "seed": 0, "exp_name": "tiny.py"}
-{"mode": "train", "epoch": 1, "iter": 10, "lr": 0.01, "data_time": 0.20078, "loss": 0.92975, "time": 0.22205}
-{"mode": "train", "epoch": 1, "iter": 20, "lr": 0.01, "data_time": 0.0002, "loss": 1.0367, "time": 0.02164}
-{"mode": "val", "epoch": 1, "iter": 47, "lr": 0.01, "acc": 0.5}
-{"mode": "train", "epoch": 2, "iter": 10, "lr": 0.01, "data_time": 0.0003, "loss": 0.89, "time": 0.02123}
-{"mode": "train", "epoch": 2, "iter": 20, "lr": 0.01, "data_time": 0.00059, "loss": 0.75998, "time": 0.02175}
-"""
-MMCV_ITERATIONS = """\
-{"mode": "train", "epoch": 1, "iter": 20, "lr": 0.01, "data_time": 0.00026, "loss": 1.05559, "time": 0.0217}
-{"mode": "train", "epoch": 1, "iter": 40, "lr": 0.01, "data_time": 0.00022, "loss": 0.86556, "time": 0.02133}
-{"mode": "val", "epoch": 1, "iter": 47, "lr": 0.01, "acc": 0.5}
-{"mode": "train", "epoch": 2, "iter": 60, "lr": 0.01, "data_time": 0.12525, "loss": 0.84459, "time": 0.14621}
-{"mode": "train", "epoch": 2, "iter": 80, "lr": 0.01, "data_time": 0.0002, "loss": 1.09431, "time": 0.02113}
-"""
-ALL = {"d2": DETECTRON2, "mmengine": MMENGINE, "epochs": MMCV_EPOCHS, "iterations": MMCV_ITERATIONS}
+DETECTRON2_TEXT = "[11/24 00:29:43] d2.engine.train_loop INFO: Starting training from iteration 0\n"
+STATE = '{\n  "log_history": [\n    {\n      "step": 120,\n      "train_runtime": 80.2776\n    }\n  ]\n}\n'
 
 
 def read(folder: Path, text: str | bytes) -> LogSummary:
@@ -66,28 +41,6 @@ def test_detectron2_appended_runs_are_a_restart(tmp_path: Path) -> None:
     assert (summary.log.iterations.attempt.max(), summary.log.redone) == (1, 60)
 
 
-def test_mmengine_says_the_same_as_its_text_log(tmp_path: Path) -> None:
-    file, text = read(tmp_path, MMENGINE), read(tmp_path, MMENGINE_TEXT)
-    for summary in (file, text):
-        assert (summary.framework, summary.iterations, summary.times.left_out.evaluation) == ("openmmlab", 40, 1)
-    assert file.times.median_s == pytest.approx(text.times.median_s, abs=0.5e-4)
-
-
-def test_mmcv_numbers_only_what_its_file_numbers(tmp_path: Path) -> None:
-    epochs, iterations = read(tmp_path, MMCV_EPOCHS), read(tmp_path, MMCV_ITERATIONS)
-    assert (epochs.iterations, len(epochs.log.iterations), epochs.times.left_out.evaluation) == (None, 4, 0)
-    assert (epochs.times.median_s, epochs.log.iterations.attempt.max()) == (0.02164, 0)
-    assert (iterations.iterations, iterations.times.left_out.evaluation) == (80, 1)
-    assert iterations.times.median_s == pytest.approx(0.02123)
-
-
-def test_an_evaluation_that_mmcv_calls_training_is_one(tmp_path: Path) -> None:
-    text = MMCV_ITERATIONS.replace('"mode": "val", "epoch": 1, "iter": 47', '"mode": "train", "epoch": 1, "iter": 500')
-    summary = read(tmp_path, text)
-    assert summary.times.left_out.evaluation == 1
-    assert summary.times.median_s == pytest.approx(0.02123)
-
-
 def test_of_disturbed_times_those_without_an_evaluation_count(tmp_path: Path) -> None:
     """The save at 40 and at 80 takes less than the evaluations behind it, which the records of 60 and 100 contain."""
     record = (
@@ -101,43 +54,6 @@ def test_of_disturbed_times_those_without_an_evaluation_count(tmp_path: Path) ->
     assert (summary.times.median_s, summary.times.left_out.evaluation, summary.times.used_records) == (0.021, 2, 2)
     (flag,) = [flag for flag in summary.flags if flag.startswith("disturbed")]
     assert "2 of the 2 times that the median is of contain a checkpoint save" in flag
-
-
-def test_where_every_time_contains_an_evaluation_that_is_said(tmp_path: Path) -> None:
-    lines = MMCV_ITERATIONS.splitlines()
-    text = "\n".join((lines[0], lines[2], lines[3], lines[2], lines[3].replace('"iter": 60', '"iter": 80')))
-    flags = read(tmp_path, text).flags
-    assert any("2 of the 2 times that the median is of contain an evaluation" in flag for flag in flags)
-
-
-@pytest.mark.parametrize("text", ALL.values(), ids=ALL)
-def test_arrays_and_changed_keys_are_no_log(tmp_path: Path, text: str) -> None:
-    lines = text.splitlines()
-    for other in (
-        f"[{', '.join(lines)}]",
-        "[\n" + ",\n".join(lines) + "\n]\n",
-        text.replace("time", "thyme"),
-        "[" * 10_000,
-        '{"data_time": ' * 3_000,
-    ):
-        assert read(tmp_path, other).times.median_s is None
-
-
-@pytest.mark.parametrize("text", ALL.values(), ids=ALL)
-def test_encodings_half_a_line_and_no_numbers_change_nothing_else(tmp_path: Path, text: str) -> None:
-    truth = read(tmp_path, text).times.median_s
-    half = text.splitlines()[1][:60]
-    giant = '{"note": "' + "x" * 1_000_000 + '"}\n'
-    for other in (
-        b"\xef\xbb\xbf" + text.encode(),
-        text.encode("utf-16"),
-        (text + half).encode(),
-        (giant + text).encode(),
-    ):
-        assert read(tmp_path, other).times.median_s == truth
-    for token in ("NaN", "Infinity", "-Infinity"):
-        line = text.splitlines()[1].replace('"time": 0.02', f'"time": {token}, "x": 0.02')
-        assert read(tmp_path, line + "\n" + text).times.median_s == pytest.approx(truth, rel=0.02)
 
 
 def test_epochs_of_three_digits_are_read_from_the_first_on(tmp_path: Path) -> None:
@@ -165,15 +81,6 @@ def test_a_log_that_begins_with_a_later_epoch_counts_the_earlier_ones(tmp_path: 
         for step in (10, 20, 30)
     )
     assert read(tmp_path, text).last_iteration == 120
-
-
-def test_what_a_record_is_of_is_named_as_its_framework_makes_it(tmp_path: Path) -> None:
-    flags = {name: [flag for flag in read(tmp_path, text).flags if "a record is" in flag] for name, text in ALL.items()}
-    assert flags["d2"] == ["medians: a record is the median of 20 iterations; all figures are of those medians"]
-    assert flags["mmengine"] == [
-        "means: a record is the mean of 10 iterations, unless MMEngine's configuration sets another window; "
-        "median and p95 are of those means"
-    ]
 
 
 def test_detectron2_counts_all_iterations_of_a_start_that_it_states(tmp_path: Path) -> None:
@@ -225,3 +132,63 @@ def test_a_window_that_the_log_does_not_print_is_called_assumed(tmp_path: Path, 
     log = read_log(path)
     assert len(log.iterations) == len(lines)
     assert any("MMEngine's default" in remark for remark in log.remarks) != is_stated
+
+
+def put(folder: Path, name: str, text: str | bytes) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@pytest.mark.parametrize(("name", "content"), [("", DETECTRON2.encode()), (".gz", gzip.compress(DETECTRON2.encode()))])
+def test_a_metrics_file_is_found_unless_a_log_beside_it_is_of_the_same_run(
+    tmp_path: Path, name: str, content: bytes
+) -> None:
+    path = put(tmp_path, f"metrics.json{name}", content)
+    assert find_logs([tmp_path]) == [path]
+    assert is_log(path)
+    assert is_log_name(f"runs/metrics.json{name}")
+    note = put(tmp_path, "log.txt", "submitted on Monday\n")
+    assert find_logs([tmp_path]) == [note, path]
+    put(tmp_path, "log.txt", DETECTRON2_TEXT)
+    assert find_logs([tmp_path]) == [note]
+    assert find_logs([path, tmp_path]) == [path, note]
+
+
+@pytest.mark.parametrize("other", ["", "{}", '{"accuracy": 0.9, "iteration": 3}', "[1, 2]", b"\x1f\x8bbroken"])
+def test_a_metrics_file_of_another_program_is_no_log(tmp_path: Path, other: str | bytes) -> None:
+    path = put(tmp_path, "metrics.json", other)
+    assert not find_logs([tmp_path])
+    assert not is_log(path)
+
+
+def test_arrays_changed_keys_and_half_a_line_of_metrics(tmp_path: Path) -> None:
+    lines, truth = DETECTRON2.splitlines(), read(tmp_path, DETECTRON2).times.median_s
+    for other in (f"[{', '.join(lines)}]", "[\n" + ",\n".join(lines) + "\n]\n", '{"data_time": ' * 3_000):
+        assert read(tmp_path, other).times.median_s is None
+    for same in (DETECTRON2.encode("utf-16"), (DETECTRON2 + lines[1][:60]).encode()):
+        assert read(tmp_path, same).times.median_s == truth
+
+
+def test_other_json_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("config.json", "coco/instances.json", "tokenizer.json", "x.metrics.json", "2026.json"):
+        put(tmp_path, name, DETECTRON2)
+    monkeypatch.setattr("perfscope.sources.joblog.files.read_blocks", lambda *_: pytest.fail("opened"))
+    assert not find_logs([tmp_path])
+
+
+def test_folders_with_such_files_are_compared_as_logs(tmp_path: Path) -> None:
+    before = put(tmp_path / "a", "metrics.json", DETECTRON2)
+    put(tmp_path / "b", "metrics.json", DETECTRON2)
+    for side in (before, tmp_path / "b"):
+        assert read_side(str(side)).name == str(side)
+
+
+def test_the_states_in_checkpoints_are_one_run_with_the_last_one(tmp_path: Path) -> None:
+    states = [put(tmp_path, f"out/checkpoint-{step}/trainer_state.json", STATE) for step in (90, 100, 500)]
+    other = put(tmp_path, "other/checkpoint-1000/trainer_state.json", STATE)
+    assert find_logs([tmp_path]) == [other, states[-1]]
+    assert find_logs([states[0].parent]) == states[:1]
+    last = put(tmp_path, "out/trainer_state.json", STATE)
+    assert find_logs([tmp_path]) == [other, last]

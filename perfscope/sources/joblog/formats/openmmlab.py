@@ -15,9 +15,7 @@ import re
 from dataclasses import dataclass, field
 
 from perfscope.constants import MIB, NS_PER_S
-from perfscope.sources.joblog.builder import JobLogBuilder
 from perfscope.sources.joblog.log_format import Format, FormatState, LineMatch, Rule
-from perfscope.sources.joblog.records import Record
 from perfscope.sources.joblog.step_times import EpochCounter
 from perfscope.sources.joblog.text import parse_number
 from perfscope.tables.joblog import Disturbance
@@ -29,49 +27,24 @@ _CELL = re.compile(rb"(?<![\w_])(time|memory|loss): ([\d.eE+naif-]{1,20})")
 
 
 @dataclass(slots=True)
-class EngineClock:
-    """What MMEngine's times contain: each is the mean of the last iterations.
+class _State(FormatState):
+    """Iterations over all epochs, and what MMEngine's times contain: each is the mean of the last iterations.
 
     Attributes:
+        epochs: The epochs.
+        is_engine: MMEngine prints the log.
         window: How many iterations.
+        has_window: The log states it.
         last: The last iteration.
         paused: The last iteration before an evaluation or a save through which the clock runs on, and which it was.
     """
 
+    epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1))
+    is_engine: bool = False
     window: int = 10
+    has_window: bool = False
     last: int = 0
     paused: tuple[int, Disturbance] | None = None
-
-    def pause(self, kind: Disturbance, iteration: int | None = None) -> None:
-        """Training is interrupted after an iteration, the last one without a number."""
-        self.paused = (self.last if iteration is None else iteration, kind)
-
-    def add(self, log: JobLogBuilder, source: str, record: Record, line: LineMatch, *, by_epoch: bool) -> None:
-        """Add a record; epochs begin with a new clock."""
-        assert record.iteration is not None
-        if record.iteration == 1:
-            record.wall_ns = None
-        series = log.series_of(source)
-        series.clock_runs_on = not by_epoch
-        if self.paused is not None and not by_epoch:
-            iteration, kind = self.paused
-            if iteration < record.iteration <= iteration + self.window:
-                series.on_disturbance(kind)
-            else:
-                self.paused = None
-        self.last = record.iteration
-        # Lines are counted from the beginning of each epoch.
-        log.add(source, record, line, expects_gaps=True, stated_interval=self.window, untimed_after_start=self.window)
-
-
-@dataclass(slots=True)
-class _State(FormatState):
-    """Iterations over all epochs, and MMEngine's clock where it prints the log."""
-
-    epochs: EpochCounter = field(default_factory=lambda: EpochCounter(1))
-    clock: EngineClock = field(default_factory=EngineClock)
-    is_engine: bool = False
-    has_window: bool = False
 
 
 def _on_iteration(state: _State, line: LineMatch) -> None:
@@ -81,14 +54,30 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
         return
     in_epoch, total = int(line["step"]), int(line["total"])
     record.iteration = state.epochs.add(int(line["epoch"]), in_epoch, total) if line["epoch"] else in_epoch
+    settings: dict[str, int | bool] = {"expects_gaps": True}  # lines are counted from the beginning of each epoch
+    log.series_of(SOURCE).clock_runs_on = not line["epoch"]  # epochs begin with a new clock
     if line["engine"]:
         state.is_engine = True
-        state.clock.add(log, SOURCE, record, line, by_epoch=bool(line["epoch"]))
-    else:
-        log.add(SOURCE, record, line, expects_gaps=True, clock_runs_on=not line["epoch"])
+        _look_back(state, record.iteration)
+        settings |= {"stated_interval": state.window, "untimed_after_start": state.window}
+        if record.iteration == 1:
+            record.wall_ns = None
+    log.add(SOURCE, record, line, **settings)
     if not line["epoch"]:
         log.set_fact("train_iterations", total, "records")
     log.add_memory(MIB, allocated=parse_number(cells.get(b"memory", b"")))
+
+
+def _look_back(state: _State, iteration: int) -> None:
+    """Whether a mean of the last iterations contains a pause; an iteration without a number is the last one."""
+    series = state.log.series_of(SOURCE)
+    if state.paused is not None and series.clock_runs_on:
+        paused, kind = state.paused
+        if paused < iteration <= paused + state.window:
+            series.on_disturbance(kind)
+        else:
+            state.paused = None
+    state.last = iteration
 
 
 def _on_evaluation(state: _State, _line: LineMatch) -> None:
@@ -101,12 +90,12 @@ def _on_save(state: _State, line: LineMatch) -> None:
 
 def _pause(state: _State, kind: Disturbance, iteration: int | None = None) -> None:
     if state.is_engine:
-        state.clock.pause(kind, iteration)
+        state.paused = (state.last if iteration is None else iteration, kind)
     state.log.on_disturbance(kind, is_in_times=not state.is_engine)
 
 
 def _on_window(state: _State, line: LineMatch) -> None:
-    state.clock.window, state.has_window = max(int(line[1]), 1), True
+    state.window, state.has_window = max(int(line[1]), 1), True
 
 
 def _close(state: _State) -> None:
