@@ -77,9 +77,9 @@ def _check_other_sources(log: JobLog, median_s: float | None, samples: int | Non
 
 
 def _check_tokens_per_s(log: JobLog, setup: TrainingSetup) -> Iterator[str]:
-    """The tokens/s per GPU, where they count full sequences: not in gluon-nlp, which counts valid tokens."""
+    """The tokens/s per GPU, where they count full sequences."""
     rows = log.iterations
-    if log.framework == "gluon-nlp" or not (setup.gbs and setup.seq_len and setup.gpus):
+    if not (setup.gbs and setup.seq_len and setup.gpus):
         return
     timed = ~np.ma.getmaskarray(rows.wall_ns) & ~np.ma.getmaskarray(rows.tokens_per_s_per_gpu)
     timed &= rows.disturbed == ""

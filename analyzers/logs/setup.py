@@ -145,15 +145,9 @@ def count_gpt_parameters(log: JobLog) -> int | None:
 
 
 def _gpus(log: JobLog) -> int | None:
-    stated = log.number("gpus")
-    if stated is not None:
-        return stated
-    for parts in (("tp", "pp", "dp"), ("nodes", "gpus_per_node")):
-        sizes = [log.number(name) for name in parts]
-        stated_sizes = [size for size in sizes if size]
-        if len(stated_sizes) == len(parts):
-            return prod(stated_sizes) * (log.number("cp") or 1 if "dp" in parts else 1)
-    return None
+    sizes = [log.number(name) for name in ("tp", "pp", "dp")]
+    product = prod(size or 0 for size in sizes) * (log.number("cp") or 1)
+    return log.number("gpus") or product or None
 
 
 def _layout(log: JobLog, gpus: int | None, samples: int | None) -> Layout:

@@ -35,6 +35,15 @@ def bert(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def gpt2(tmp_path: Path) -> Path:
+    """Two runs each on one, eight and sixteen GPUs."""
+    for case, speed in (("1n1g", 20.0), ("1n8g", 150.0), ("2n8g", 260.0)):
+        for number in (1, 2):
+            write_deepspeed(tmp_path / "b8" / case, number, [f"{speed + number:.1f}"] * 198)
+    return tmp_path
+
+
 def test_a_protocols_object_is_under_results_and_nothing_else_is(bert: Path) -> None:
     document = as_json(bert, "bz32", "--protocol", "dlperf-mxnet-bert")
     assert document["schema"] == "perfscope/scaling/1"
@@ -63,16 +72,15 @@ def test_deepspeeds_protocol(tmp_path: Path) -> None:
     assert document["results"]["gpt2-small"]["1n4g"]["speedup"] == 3.93
 
 
-def test_the_same_logs_without_a_protocol(bert: Path) -> None:
-    document = as_json(bert, "bz32")
+def test_the_same_logs_without_a_protocol(gpt2: Path) -> None:
+    document = as_json(gpt2, "b8")
     weak = document["weak"][0]
     assert document["strong"] == []
-    assert weak["constant_batch"] == 32
+    assert weak["constant_batch"] == 8
     assert [point["case"] for point in weak["points"]] == ["1n1g", "1n8g", "2n8g"]
-    # Latencies 201 and 202 ms on one GPU, 251 and 252 ms on sixteen: the mean of two runs is their median.
-    one, sixteen = (32 / 0.201 + 32 / 0.202) / 2, (512 / 0.251 + 512 / 0.252) / 2
-    assert weak["points"][2]["speedup"] == pytest.approx(sixteen / one)
-    assert weak["points"][2]["efficiency"] == pytest.approx(sixteen / one / 16)
+    # 21 and 22 samples/s on one GPU, 261 and 262 on sixteen: the mean of two runs is their median.
+    assert weak["points"][2]["speedup"] == pytest.approx(261.5 / 21.5)
+    assert weak["points"][2]["efficiency"] == pytest.approx(261.5 / 21.5 / 16)
     assert set(weak["fits"]) == {"amdahl", "gustafson", "usl"}
     assert weak["fits"]["amdahl"]["predictions"][0]["gpus"] == 32
 
@@ -107,11 +115,11 @@ def test_a_zero_comparison_of_logs_with_samples_of_nvidia_smi(tmp_path: Path) ->
     assert "14199 (1188, ↓7.7%)" in ended.stdout
 
 
-def test_the_drawing_is_svg_with_every_point(bert: Path) -> None:
-    ended = scaling(bert, "bz32", "--svg", "out.svg")
+def test_the_drawing_is_svg_with_every_point(gpt2: Path) -> None:
+    ended = scaling(gpt2, "b8", "--svg", "out.svg")
     assert ended.code == 0
     assert "wrote out.svg" in ended.stderr
-    tree = ET.fromstring((bert / "out.svg").read_text())
+    tree = ET.fromstring((gpt2 / "out.svg").read_text())
     dots = tree.findall(".//{http://www.w3.org/2000/svg}circle")
     assert len(dots) == 3 + 1
     assert len(tree.findall(".//{http://www.w3.org/2000/svg}polyline")) == 4
@@ -129,8 +137,8 @@ def test_the_drawings_series_are_told_apart_by_what_differs(tmp_path: Path) -> N
     assert labels == ["gpt2-small, fp16, ZeRO 0", "gpt2-small, fp16, ZeRO 1"]
 
 
-def test_a_drawing_that_cannot_be_written_leaves_nothing(bert: Path) -> None:
-    ended = scaling(bert, "bz32", "--svg", "none/out.svg")
+def test_a_drawing_that_cannot_be_written_leaves_nothing(gpt2: Path) -> None:
+    ended = scaling(gpt2, "b8", "--svg", "none/out.svg")
     assert ended.code == 1
     assert "cannot be written" in ended.stderr
 
@@ -140,34 +148,34 @@ def test_a_drawing_that_cannot_be_written_leaves_nothing(bert: Path) -> None:
     [
         ["none"],
         ["."],
-        ["bz32", "--protocol", "mine"],
-        ["bz32", "--svg", "out.png"],
-        ["bz32", "--predict", "0"],
-        ["bz32", "--predict", "many"],
-        ["bz32", "--warmup", "-1"],
-        ["bz32", "--protocol", "dlperf-mxnet-bert", "--warmup", "5"],
+        ["b8", "--protocol", "mine"],
+        ["b8", "--svg", "out.png"],
+        ["b8", "--predict", "0"],
+        ["b8", "--predict", "many"],
+        ["b8", "--warmup", "-1"],
+        ["b8", "--protocol", "dlperf-deepspeed", "--warmup", "5"],
     ],
 )
-def test_wrong_usage(bert: Path, arguments: list[str]) -> None:
-    (bert / "empty").mkdir()
-    ended = scaling(bert / "empty" if arguments == ["."] else bert, *arguments)
+def test_wrong_usage(gpt2: Path, arguments: list[str]) -> None:
+    (gpt2 / "empty").mkdir()
+    ended = scaling(gpt2 / "empty" if arguments == ["."] else gpt2, *arguments)
     assert ended.code == (1 if arguments in (["."], ["none"]) else 2)
     assert "Traceback" not in ended.stderr
 
 
-def test_a_log_that_tells_no_number_of_gpus_is_named(bert: Path) -> None:
-    (bert / "bz32" / "stray.log").write_text("dear diary\n")
-    ended = scaling(bert, "bz32", "--format", "json")
+def test_a_log_that_tells_no_number_of_gpus_is_named(gpt2: Path) -> None:
+    (gpt2 / "b8" / "stray.log").write_text("dear diary\n")
+    ended = scaling(gpt2, "b8", "--format", "json")
     assert ended.code == 4
     assert "stray.log" in ended.stderr
 
 
-def test_every_example_of_the_guide_runs(bert: Path) -> None:
+def test_every_example_of_the_guide_runs(gpt2: Path) -> None:
     guide = (ROOT / "docs" / "scaling.md").read_text()
     examples = [line.strip() for line in guide.splitlines() if line.startswith("    perfscope ")]
-    (bert / "logs" / "mxnet" / "bert").mkdir(parents=True)
-    (bert / "bz32").rename(bert / "logs" / "mxnet" / "bert" / "bz32")
+    (gpt2 / "logs" / "deepspeed").mkdir(parents=True)
+    (gpt2 / "b8").rename(gpt2 / "logs" / "deepspeed" / "gpt2-small")
     assert len(examples) == 3
     for example in examples:
-        ended = run(["bash", "-c", example.replace("perfscope", f"{sys.executable} -m perfscope", 1)], bert)
+        ended = run(["bash", "-c", example.replace("perfscope", f"{sys.executable} -m perfscope", 1)], gpt2)
         assert ended.code == 0, ended.stderr

@@ -205,11 +205,6 @@ def test_logs_of_megatron_with_times(tmp_path: Path) -> None:
             "elapsed_time_per_iteration_ms: 11.5K | lm_loss: 2.38",
             True,
         ),
-        (
-            "2021-03-30 06:{:02}:57 [INFO]\t[TRAIN] epoch: 1, iter: {number}/500, loss: 2.0859, lr: 0.009657, "
-            "batch_cost: 0.5344, reader_cost: 0.07273, ips: 3.7425 samples/sec | ETA 00:04:16",
-            True,
-        ),
     ],
 )
 def test_iterations_and_times_are_found_in_what_other_frameworks_print(

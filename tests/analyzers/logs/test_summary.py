@@ -13,7 +13,7 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
-from tests.sources.joblog.lines import gluon, megatron, neox, read, titan
+from tests.sources.joblog.lines import megatron, neox, read, titan
 
 FIXTURES = ROOT / "fixtures" / "logs"
 EVALUATION = " validation loss at iteration 2 | lm loss value: 7.0E+00 | \n"
@@ -55,10 +55,6 @@ def test_what_is_not_stated_follows_from_what_is(tmp_path: Path) -> None:
     stated = "  world_size ... 64\n  model_parallel_size ... 4\n  micro_batch_size ... 48\n  gradient_accumulation_steps ... 1\n"
     result = summary(tmp_path, stated, megatron(1, 100.0, batch=768))
     assert (result.setup.layout.dp, result.setup.layout.pp) == (16, 1)
-    nodes = "batch_size_per_device = 32\ngpu_num_per_node = 8\nnum_nodes = 2\n"
-    line = "step: {}, total_loss: 9.1, throughput: 1.0 {}.0\n"
-    result = summary(tmp_path, nodes, line.format(10, 1598056510), line.format(20, 1598056530))
-    assert (result.setup.gpus, result.setup.gbs, result.samples_per_s) == (16, 512, 256.0)
 
 
 def test_tokens_a_second_that_the_batch_contradicts_are_flagged(tmp_path: Path) -> None:
@@ -210,13 +206,6 @@ def test_a_growing_batch_is_all_samples_over_all_time(tmp_path: Path) -> None:
     result = summary(tmp_path, *lines)
     assert result.samples_per_s == pytest.approx(48 / 4)
     assert "batch-ramp-up" in codes(result)
-
-
-def test_gluon_ranks_are_counted_into_the_batch(tmp_path: Path) -> None:
-    lines = [gluon(step, 200.0) for step in (1, 2, 3) for _ in range(4)]
-    result = summary(tmp_path, *lines, name="bert_b32_fp32_1.log")
-    assert result.setup.gbs == 128
-    assert result.samples_per_s == pytest.approx(640)
 
 
 def test_a_run_of_megatron_core_on_four_gpus() -> None:

@@ -45,15 +45,6 @@ def titan(step: int, stamp: str, tps: str = "5,801", label: str = "[rank0]:") ->
     )
 
 
-def gluon(step: int, latency: float, label: str = "", batch: int = 32) -> str:
-    """gluon-nlp's BERT line, without accuracies."""
-    tokens = batch * 128 / latency
-    return (
-        f"{label}INFO:root:03:21:22 [step {step}]\tmlm_loss=7.38120\tnsp_loss=0.60130\tthroughput={tokens:.1f}K tks/s\t"
-        f"lr=0.0000500 time={latency / 1000:.2f}, latency={latency:.1f} ms/batch\n"
-    )
-
-
 def read(folder: Path, *lines: str, name: str = "run.log") -> JobLog:
     """Write lines to a log and read it."""
     path = folder / name

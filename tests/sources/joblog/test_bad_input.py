@@ -123,13 +123,6 @@ def test_messages_in_other_languages_change_nothing(encoding: str, tmp_path: Pat
     assert (summary.framework, summary.times.median_s, summary.iterations) == ("megatron-lm", 1.0, 199)
 
 
-def test_published_lines_between_chinese_ones_are_read(tmp_path: Path) -> None:
-    text = (ROOT / "fixtures" / "published_logs" / "paddlenlp.log").read_text()
-    path = tmp_path / "run.log"
-    path.write_text("".join("正在加载数据集请稍候\n" + line for line in text.splitlines(keepends=True)))
-    assert summarize_log(read_log(path)).times.median_s == 0.9396
-
-
 def test_a_folder_of_very_many_files_is_searched_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for part in range(20):
         folder = tmp_path / f"part{part}"

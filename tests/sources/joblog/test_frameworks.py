@@ -9,7 +9,7 @@ import pytest
 
 from perfscope.sources.joblog import read_log
 from tests.conftest import ROOT
-from tests.sources.joblog.lines import gluon, read, seconds, titan
+from tests.sources.joblog.lines import read, seconds, titan
 
 FIXTURES = ROOT / "fixtures" / "logs"
 
@@ -285,20 +285,6 @@ class TestTorchtitan:
         assert read(tmp_path, titan(10, "22:30:50,000"), behind).saves == ()
 
 
-class TestGluonNlp:
-    def test_a_step_is_the_median_of_its_ranks(self, tmp_path: Path) -> None:
-        lines = [gluon(step, 200.0 + rank) for step in (1, 2) for rank in (0, 5, 50)]
-        log = read(tmp_path, *lines)
-        assert log.framework == "gluon-nlp"
-        assert seconds(log) == [0.205, 0.205]
-        assert log.number("gpus") == 3
-
-    def test_ranks_may_run_ahead_and_carry_labels(self, tmp_path: Path) -> None:
-        order = [(1, 0), (2, 0), (1, 1), (3, 0), (2, 1), (3, 1)]
-        log = read(tmp_path, *(gluon(step, 100.0 * step + rank, label=f"[1,{rank}]<stderr>:") for step, rank in order))
-        assert seconds(log) == [0.1005, 0.2005, 0.3005]
-
-
 class TestNemo:
     def test_the_first_generation_draws_a_bar_that_loses_digits(self, tmp_path: Path) -> None:
         bar = "\rEpoch 0: :  60%|######    | {}/10000 [4:26:54<2:56:09, v_num=0, reduced_train_loss=0.0252, global_step={}, consumed_samples={}, train_step_timing in s={}]"
@@ -322,30 +308,11 @@ class TestComposer:
         assert log.memory.reserved_bytes == 8_229_200_000
 
 
-class TestOneFlow:
-    def test_bert_is_timed_by_its_stamps(self, tmp_path: Path) -> None:
-        log = read(
-            tmp_path,
-            "batch_size_per_device = 24\ngpu_num_per_node = 1\nnum_nodes = 1\n",
-            "step: 19, total_loss: 9.725, mlm_loss: 8.960, nsp_loss: 0.766, throughput: 54.982 1598056519.8844702\n",
-            "step: 119, total_loss: 8.010, mlm_loss: 7.331, nsp_loss: 0.679, throughput: 139.896 1598056537.0029895\n",
-        )
-        assert log.framework == "oneflow"
-        assert seconds(log) == [None, pytest.approx(0.171185193)]
-        assert log.number("mbs") == 24
-
-    def test_wide_and_deep_prints_its_latency(self, tmp_path: Path) -> None:
-        line = "[rank:0] iter: {}/1200, loss: 0.1, latency(ms): {} | 2021-12-01 13:19:02.625\n"
-        log = read(tmp_path, line.format(100, 81.58), line.format(200, 10.5))
-        assert seconds(log) == [0.08158, 0.0105]
-
-
 class TestStepsOfEpochs:
     def test_a_step_that_counts_anew_in_each_epoch_is_no_restart(self, tmp_path: Path) -> None:
         composer = "[epoch={0}][batch={1}/3]:\n\t Train throughput/samples_per_sec: 32.0\n\t Train time/sample: 0\n"
         nemo = "\rEpoch {0}: :  60%|###  | {1}/3 [00:01<00:01, global_step={1}.0, train_step_timing in s=0.5]"
-        oneflow = "train: epoch {0}, iter {1}, loss: 6.9, top_1: 0.1, samples/s: 100.0 15979339{0}{1}.0\n"
-        for index, line in enumerate((composer, nemo, oneflow)):
+        for index, line in enumerate((composer, nemo)):
             lines = [line.format(epoch, step) for epoch in (1, 2, 3) for step in (1, 2, 3)]
             log = read(tmp_path, *lines, "\n", name=f"{index}.log")
             assert log.iterations.iteration.tolist() == list(range(1, 10)), line

@@ -15,7 +15,7 @@ from perfscope.sources.joblog.resolve import Turns
 from perfscope.tables.joblog import JobLog
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
-from tests.sources.joblog.lines import gluon, megatron, read, seconds, titan
+from tests.sources.joblog.lines import megatron, read, seconds, titan
 from tests.sources.joblog.test_progress_bars import bar
 
 LOGS = ROOT / "fixtures"
@@ -94,9 +94,6 @@ ONE_JOB = {
     "every hundredth": [megatron(100 * n, 1000.0) for n in (*range(1, 30), *range(21, 60))],
     "lost lines": [megatron(n, 1000.0) for n in (*range(1, 30), *range(200, 240), *range(30, 90))],
     "a batch that grows": [megatron(n, 1000.0 + n, batch=16 * (1 + n // 20)) for n in range(1, 90)],
-    "gluon's ranks": [
-        gluon(100 * n, 200.0 + 90 * rank, f"[1,{rank}]<stdout>:") for n in range(1, 9) for rank in range(8)
-    ],
     "torchtitan's ranks": [
         titan(n, f"10:00:{n:02d},{rank}00", label=f"[rank{rank}]:") for n in range(1, 50) for rank in range(8)
     ],

@@ -59,7 +59,6 @@ class _State(FormatState):
         bars: The progress bars without a name.
         has_scaled_bars: Bars count their steps in thousands.
         imitates: Another framework prints the Trainer's lines.
-        has_global_steps: Its dictionaries of losses have their step, as those of PaddleNLP's trainer of early 2022.
     """
 
     end: EndFigures = field(default_factory=EndFigures)
@@ -67,7 +66,6 @@ class _State(FormatState):
     bars: ProgressBars = field(default_factory=ProgressBars)
     has_scaled_bars: bool = False
     imitates: bool = False
-    has_global_steps: bool = False
 
 
 def _on_start(state: _State, _line: LineMatch) -> None:
@@ -148,7 +146,6 @@ def _on_losses(state: _State, line: LineMatch) -> None:
     text, end = line[0], state.end
     epoch, loss = _EPOCH.search(text), _LOSS.search(text)
     if b"'epoch':" in text:
-        state.has_global_steps = state.has_global_steps or b"'global_step':" in text
         state.log.frameworks.add(_FRAMEWORK)
         state.bars.on_losses()
     if epoch and end.second_epoch is None:
@@ -191,9 +188,7 @@ def _set_runtime(state: _State, runtime_s: float | None) -> None:
 def _close(state: _State) -> None:
     """Make records of the bar, and one of the run time: a mean over all steps."""
     log = state.log
-    if state.imitates and state.has_global_steps:
-        state.name = "paddle"  # the same bars, and no other times
-    elif state.imitates:
+    if state.imitates:
         log.frameworks.discard(_FRAMEWORK)
     if _FRAMEWORK not in log.frameworks:
         return
