@@ -3,13 +3,12 @@
 With N GPUs and throughput X(N), lambda the throughput of one GPU:
 
 - Amdahl (1967), for a fixed amount of work: ``lambda N / (1 + sigma (N - 1))``; sigma is the serial share.
-- Gustafson (1988), for work that grows with N: ``lambda (N - alpha (N - 1))``; alpha is the serial share.
 - Universal scalability law (Gunther 1993): ``lambda N / (1 + sigma (N - 1) + kappa N (N - 1))``. Sigma is contention,
   kappa the cost of coherency. The peak is at ``sqrt((1 - sigma) / kappa)``.
 
 Fitted by least squares on relative errors to the medians of the configurations. Repeats on one configuration share its
 error: the nodes that a job got, the network between them. So a configuration is one observation. Intervals are
-Student's, of the law in its linear form: Amdahl's and the universal law in N / X, Gustafson's in X. Of few
+Student's, of the law in its linear form, in N / X. Of few
 configurations that happen to agree, the error would be underestimated; it is taken to be at least 2 %. A prediction
 includes the error of the predicted configuration.
 """
@@ -32,7 +31,7 @@ from perfscope.result import Doc, Figures
 #: What configurations are taken to differ by at least, as a share of the throughput.
 _LEAST_ERROR = 0.02
 #: With fewer configurations, the few studies whose configurations happen to agree would get too narrow an interval.
-_LEAST_CONFIGURATIONS = {"amdahl": 4, "gustafson": 4, "usl": 7}
+_LEAST_CONFIGURATIONS = {"amdahl": 4, "usl": 7}
 _CONFIDENCE = 0.95
 _WEIGHTINGS = 10
 #: A kappa that is not distinguished from 0.
@@ -65,7 +64,7 @@ class Prediction(Figures, frozen=True):
 
 
 class Fit(Figures, frozen=True, kw_only=True):
-    """One fitted scaling law: ``amdahl``, ``gustafson`` or ``usl``."""
+    """One fitted scaling law: ``amdahl`` or ``usl``."""
 
     law: str
     parameters: Annotated[Mapping[str, float] | None, Doc("By name; null without a fit.")] = None
@@ -92,11 +91,6 @@ def amdahl(gpus: _Floats, speed: float, serial: float) -> _Floats:
     return np.asarray(speed * gpus / (1 + serial * (gpus - 1)), np.float64)
 
 
-def gustafson(gpus: _Floats, speed: float, serial: float) -> _Floats:
-    """Throughput by Gustafson's law."""
-    return np.asarray(speed * (gpus - serial * (gpus - 1)), np.float64)
-
-
 def usl(gpus: _Floats, speed: float, contention: float, coherency: float) -> _Floats:
     """Throughput by the universal scalability law."""
     return np.asarray(speed * gpus / (1 + contention * (gpus - 1) + coherency * gpus * (gpus - 1)), np.float64)
@@ -113,7 +107,6 @@ class Law(NamedTuple):
 #: The laws by name.
 LAWS = {
     "amdahl": Law(amdahl, ("lambda", "sigma"), (np.inf, 1.0)),
-    "gustafson": Law(gustafson, ("lambda", "alpha"), (np.inf, 1.0)),
     "usl": Law(usl, ("lambda", "sigma", "kappa"), (np.inf, 1.0, np.inf)),
 }
 
@@ -147,16 +140,13 @@ def fit_law(law: str, configurations: Sequence[Configuration], predicted_gpus: S
     parameters = dict(zip(names, values.tolist(), strict=True))
     linear = _fit_linear(law, gpus, speeds)
     intervals = _clip(parameters, linear, upper_bounds)
-    saturating = fit_law("amdahl", configurations, predicted_gpus).predictions if law == "gustafson" else ()
     predictions = []
-    for number, count in enumerate(predicted_gpus):
+    for count in predicted_gpus:
         speed = float(function(np.asarray([float(count)]), *values)[0])
         if all(one.nodes == 1 for one in configurations) and count > gpus.max():
             answer: Interval | str = "all runs are on one node: what a network between nodes costs was not measured"
         else:
             answer = linear if isinstance(linear, str) else linear.predict(count, speed)
-        if not isinstance(answer, str) and saturating:
-            answer = _or_saturates(answer, saturating[number].interval, speed)
         efficiency = speed / count / float(function(np.ones(1), *values)[0])
         why = answer if isinstance(answer, str) else None
         predictions.append(Prediction(count, speed, None if isinstance(answer, str) else answer, efficiency, why))
@@ -199,9 +189,7 @@ class LinearFit:
         value = float(terms @ self.coefficients)
         half = self.factor * (float(terms @ self.covariance @ terms) + (self.error * value) ** 2) ** 0.5
         low, high = value - half, value + half
-        if self.law != "gustafson":
-            low, high = (gpus / high if high > 0 else 0.0), (gpus / low if low > 0 else float("inf"))
-        low = max(low, 0.0)
+        low, high = (gpus / high if high > 0 else 0.0), (gpus / low if low > 0 else float("inf"))
         if not low <= speed <= high:
             return f"the law allows no such throughput: it says {speed:.4g}, the runs {low:.4g} to {high:.4g}"
         if high - low > speed:
@@ -214,9 +202,7 @@ class LinearFit:
         first = float(self.coefficients[0])
         half = self.factor * float(self.covariance[0, 0]) ** 0.5
         low, high = first - half, first + half
-        if self.law != "gustafson":
-            low, high = 1 / high, 1 / low if low > 0 else float("inf")
-        intervals = [(low, high)]
+        intervals = [(1 / high, 1 / low if low > 0 else float("inf"))]
         for index in range(1, len(self.coefficients)):
             ratio = float(self.coefficients[index]) / first
             gradient = np.zeros(len(self.coefficients))
@@ -232,7 +218,7 @@ def _fit_linear(law: str, gpus: _Floats, speeds: _Floats) -> LinearFit | str:
     degrees_of_freedom = len(gpus) - terms.shape[1]
     if degrees_of_freedom <= 0:
         return f"{len(gpus)} configurations leave no error to judge {terms.shape[1]} parameters by"
-    values = speeds if law == "gustafson" else gpus / speeds
+    values = gpus / speeds
     expected = values
     for _ in range(_WEIGHTINGS):  # errors are relative to the law's values, which the fit gives
         weighted = terms / expected[:, None]
@@ -247,8 +233,6 @@ def _fit_linear(law: str, gpus: _Floats, speeds: _Floats) -> LinearFit | str:
 
 def _list_terms(law: str, gpus: _Floats) -> _Floats:
     """The terms of a law's linear form, a row a configuration."""
-    if law == "gustafson":  # X = lambda N - lambda alpha (N - 1)
-        return np.column_stack([gpus, 1 - gpus])
     columns = [np.ones_like(gpus), gpus - 1]  # N / X = 1 / lambda + sigma / lambda (N - 1)
     if law == "usl":
         columns.append(gpus * (gpus - 1))
@@ -267,20 +251,6 @@ def _clip(
         holds = interval[0] * (1 - _ROUNDING) <= value <= interval[1] * (1 + _ROUNDING)
         clipped[name] = interval if holds and np.isfinite(interval[1]) else None
     return clipped if None not in clipped.values() else dict.fromkeys(clipped)
-
-
-def _or_saturates(interval: Interval, other: Interval | None, speed: float) -> Interval | str:
-    """The interval of a straight line, widened by the one of Amdahl's law where the runs fit both.
-
-    A straight line cannot bend, and few runs do not show that throughput will. In published series of 1 to 512 GPUs
-    throughput grew as a line. It fell short of the line by 5 to 40 % at the next doubling.
-    """
-    if other is None:
-        return interval
-    low, high = min(interval[0], other[0]), max(interval[1], other[1])
-    if high - low > speed:
-        return f"the runs do not tell a line from a curve that saturates ({low:.4g} to {high:.4g})"
-    return low, high
 
 
 def _peak(parameters: Mapping[str, float], intervals: Mapping[str, Interval | None]) -> float | None:

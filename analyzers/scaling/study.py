@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
-from statistics import mean, median
 from typing import Annotated, NamedTuple
 
-import msgspec
 import numpy as np
 
 from perfscope.analyzers.scaling.dlperf import ProtocolResult, Speed
@@ -21,9 +19,8 @@ from perfscope.analyzers.scaling.fits import Configuration, Fit, fit_laws
 from perfscope.analyzers.shared.statistics import count_values
 from perfscope.charts.grammar import Chart, Dots, Line, Scale, Values
 from perfscope.charts.palette import SERIES, Colour
-from perfscope.constants import MIB
-from perfscope.report import Cell, Section, in_unit, percent, percent_of
-from perfscope.result import PERCENT, Column, Doc, Figures, InUnitIfKnown, Result, Table
+from perfscope.report import Cell, Section, percent
+from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.scaling import ClusterSize, ScalingRun
 
 #: Efficiency so far above 1 is more than the runs' own spread.
@@ -32,7 +29,6 @@ _CURVE_POINTS = 60
 _FOUR_DIGITS = 10_000
 _LAW_NAMES = {
     "amdahl": "Amdahl (fixed work)",
-    "gustafson": "Gustafson (growing work)",
     "usl": "Universal scalability law",
 }
 
@@ -81,12 +77,6 @@ class Point(Figures, frozen=True):
     efficiency: Annotated[float, Doc("Median per GPU over the baseline's median per GPU.")]
 
 
-class ConfiguredPoint(Point, frozen=True):
-    """The runs on one cluster size, with the batch of a GPU."""
-
-    batch_size_per_device: Annotated[float | None, Doc("Batch per GPU.")]
-
-
 class Series(Figures, frozen=True):
     """One set-up over several numbers of GPUs."""
 
@@ -114,33 +104,12 @@ class RunOfStudy(Figures, frozen=True):
 
     path: Annotated[str, Doc("Its log or folder.")]
     case: Annotated[str, Doc("Nodes and GPUs.")]
-    xn_xg_xdp_xmp_xbs: Annotated[str, Doc("The set-up as DLPerf writes it.")]
     model: Annotated[str, Doc("The trained model.")]
     global_batch_size: Annotated[int | None, Doc("Global batch.")]
     batch_size_per_device: Annotated[float | None, Doc("Batch per GPU.")]
     zero_stage: Annotated[int | None, Doc("ZeRO stage.")]
     samples_per_s: Annotated[float | None, Doc("Throughput.")]
-    memory_used_bytes: Annotated[int | None, Doc("Most memory in use on any GPU.")]
-    memory_total_bytes: Annotated[int | None, Doc("Memory of that GPU.")]
-    gpu_util_percent: Annotated[float | None, Doc("Mean utilisation.")]
     oom: Annotated[bool, Doc("It ran out of memory.")]
-
-
-class ZeroStage(Figures, frozen=True):
-    """One ZeRO stage of one set-up; changes are against stage 0."""
-
-    memory_bytes: int | None
-    memory_saved_bytes: int | None
-    xn_xg_xdp_xmp_xbs: Annotated[str, Doc("The set-up as DLPerf writes it.")]
-    model: Annotated[str, Doc("The trained model.")]
-    zero_stage: Annotated[int, Doc("The stage.")]
-    gpu_mem_change: Annotated[float | None, Doc("Change of the memory, as a share.")]
-    gpu_util_percent: Annotated[float | None, Doc("Mean utilisation.")]
-    samples_per_s: Annotated[float | None, Doc("Median throughput.")]
-    samples_per_s_change: Annotated[float | None, Doc("Change of the throughput, as a share.")]
-
-    gpu_mem_mib = InUnitIfKnown("memory_bytes", MIB, "Peak of memory in use on a GPU.")
-    gpu_mem_saved_mib = InUnitIfKnown("memory_saved_bytes", MIB, "Memory less than stage 0.")
 
 
 _POINTS = (
@@ -183,33 +152,6 @@ _SPEEDS = Table(
         ),
     ),
 )
-_STAGES = Table(
-    "ZeRO stages",
-    "zero",
-    (
-        Column("test_desc", lambda row: f"zero-stage-{row.zero_stage}"),
-        Column("xn_xg_xdp_xmp_xbs", "xn_xg_xdp_xmp_xbs"),
-        Column("gpu_mem (MiB)", lambda row: _with_change(row.gpu_mem_mib, row.gpu_mem_change, row.gpu_mem_saved_mib)),
-        Column("gpu_util (%)", "gpu_util_percent", decimals=0),
-        Column("throughput (samples/s)", lambda row: _with_change(row.samples_per_s, row.samples_per_s_change)),
-    ),
-)
-_MEMORY = Table(
-    "Memory",
-    "runs",
-    (
-        Column("Set-up", "xn_xg_xdp_xmp_xbs"),
-        Column("Model", "model"),
-        Column("Batch per GPU", "batch_size_per_device", decimals=0),
-        Column("Used (MiB)", lambda run: in_unit(run.memory_used_bytes, MIB), decimals=0),
-        Column("Total (MiB)", lambda run: in_unit(run.memory_total_bytes, MIB), decimals=0),
-        Column(
-            "Used (%)",
-            lambda run: percent_of(run.memory_used_bytes, run.memory_total_bytes) if run.memory_total_bytes else None,
-        ),
-        Column("Out of memory", lambda run: "OOM" if run.oom else "no"),
-    ),
-)
 
 
 class Scaling(Result, frozen=True, kw_only=True):
@@ -218,18 +160,17 @@ class Scaling(Result, frozen=True, kw_only=True):
     schema: Annotated[str, Doc("The version of these keys.")] = "perfscope/scaling/1"
     protocol: Annotated[str | None, Doc("The benchmark whose rules are applied.")] = None
     results: Annotated[
-        Mapping[str, Mapping[str, ConfiguredPoint | Speed]],
-        Doc("Every configuration under its model, with the keys of DLPerf's scripts."),
+        Mapping[str, Mapping[str, Speed]],
+        Doc("By a protocol: every configuration under its model, with the keys of DLPerf's scripts."),
     ]
     series: Annotated[tuple[Series, ...], Doc("Series, weak scaling first.")]
     weak: Annotated[tuple[Series, ...], Doc("Those of weak scaling.")]
     strong: Annotated[tuple[Series, ...], Doc("Those of strong scaling.")]
     runs: Annotated[tuple[RunOfStudy, ...], Doc("All runs.")]
-    zero: Annotated[tuple[ZeroStage, ...], Doc("ZeRO stages of set-ups that were run with more than one.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
 
     def sections(self) -> tuple[Section, ...]:
-        """A table for each series, or the benchmark's own; then laws, ZeRO stages and memory."""
+        """A table for each series, or the benchmark's own; then laws."""
         if self.protocol is not None:
             note = "samples/s is the median of the runs; each run is the mean over iterations 101 to 200."
             speeds = [(model, speed) for model, cases in self.results.items() for speed in cases.values()]
@@ -240,15 +181,7 @@ class Scaling(Result, frozen=True, kw_only=True):
             )
             for each in self.series
         ]
-        parts += self._laws()
-        if self.zero:
-            note = "Changes are against stage 0; memory is the peak in use on any GPU, utilisation a mean."
-            parts.append(_STAGES.section(self.zero, (note,)))
-        runs = sorted(self.runs, key=lambda run: (run.model, run.case, run.batch_size_per_device or 0))
-        measured = [run for run in runs if run.memory_used_bytes is not None or run.oom]
-        if measured:
-            parts.append(_MEMORY.section({_MEMORY.row(run): run for run in measured}.values()))
-        return tuple(parts)
+        return (*parts, *self._laws())
 
     def _laws(self) -> list[Section]:
         fits = [(each.title, fit) for each in self.series for fit in each.fits.values()]
@@ -298,48 +231,26 @@ def study_scaling(
     series = (*weak, *strong)
     return Scaling(
         protocol=protocol,
-        results=_results(series) if published is None else published.results,
+        results={} if published is None else published.results,
         series=series,
         weak=weak,
         strong=strong,
         runs=tuple(_describe_run(run) for run in runs),
-        zero=compare_zero_stages(runs),
         notes=(*problems, *(_notes(runs, series) if published is None else published.notes)),
     )
 
 
 def _describe_run(run: ScalingRun) -> RunOfStudy:
-    device = run.device
     return RunOfStudy(
         path=run.path,
         case=str(run.cluster),
-        xn_xg_xdp_xmp_xbs=run.name,
         model=run.model,
         global_batch_size=run.batch,
         batch_size_per_device=run.batch_per_gpu,
         zero_stage=run.zero_stage,
         samples_per_s=run.samples_per_s,
-        memory_used_bytes=device.memory_used_bytes if device else None,
-        memory_total_bytes=device.memory_total_bytes if device else None,
-        gpu_util_percent=device.util_percent if device else None,
         oom=run.out_of_memory,
     )
-
-
-def _results(all_series: Sequence[Series]) -> dict[str, dict[str, ConfiguredPoint]]:
-    """Every configuration, under its model or, where this has several series, under its set-up."""
-    results: dict[str, dict[str, ConfiguredPoint]] = {}
-    for series in all_series:
-        name = series.model
-        if sum(other.model == series.model for other in all_series) > 1:
-            size = "" if series.constant_batch is None else f", batch {series.constant_batch:g}"
-            name = f"{series.setup}{size}, {series.kind}"
-        for point in series.points:
-            batch = None if point.global_batch_size is None else point.global_batch_size / point.gpus
-            size_of_one = int(batch) if batch is not None and batch == int(batch) else batch
-            fields = msgspec.structs.asdict(point)
-            results.setdefault(name, {})[point.case] = ConfiguredPoint(**fields, batch_size_per_device=size_of_one)
-    return results
 
 
 def _group_runs(runs: Sequence[ScalingRun], kind: ScalingKind, predict: Sequence[int]) -> Iterator[Series]:
@@ -418,44 +329,6 @@ def _notes(runs: Sequence[ScalingRun], all_series: Sequence[Series]) -> Iterator
         )
 
 
-def compare_zero_stages(runs: Sequence[ScalingRun]) -> tuple[ZeroStage, ...]:
-    """The stages of every set-up that was run with more than one stage."""
-    groups: dict[tuple[str, str, str | None, int | None], dict[int, list[ScalingRun]]] = {}
-    for run in runs:
-        if run.zero_stage is not None:
-            key = (run.model, run.name, run.precision, run.seq_len)
-            groups.setdefault(key, {}).setdefault(run.zero_stage, []).append(run)
-    return tuple(row for stages in groups.values() if len(stages) > 1 for row in _compare_stages(stages))
-
-
-def _compare_stages(stages: Mapping[int, Sequence[ScalingRun]]) -> Iterator[ZeroStage]:
-    base_memory: int | None = None
-    base_speed: float | None = None
-    for stage, runs in sorted(stages.items()):
-        devices = [run.device for run in runs if run.device is not None]
-        memory = max((device.memory_used_bytes for device in devices), default=None)
-        utilisation = [device.util_percent for device in devices if device.util_percent is not None]
-        speeds = [run.samples_per_s for run in runs if run.samples_per_s is not None]
-        speed = median(speeds) if speeds else None
-        yield ZeroStage(
-            memory_bytes=memory,
-            memory_saved_bytes=None if memory is None or base_memory is None else base_memory - memory,
-            xn_xg_xdp_xmp_xbs=runs[0].name,
-            model=runs[0].model,
-            zero_stage=stage,
-            gpu_mem_change=_relative_change(memory, base_memory),
-            gpu_util_percent=mean(utilisation) if utilisation else None,
-            samples_per_s=speed,
-            samples_per_s_change=_relative_change(speed, base_speed),
-        )
-        if stage == 0:
-            base_memory, base_speed = memory, speed
-
-
-def _relative_change(value: float | None, base: float | None) -> float | None:
-    return value / base - 1 if value is not None and base else None
-
-
 def _list_marks(all_series: Sequence[Series]) -> Iterator[Line | Dots]:
     """Measured medians, the ideal line from the baseline, and every law up to the largest prediction."""
     for index, series in enumerate(all_series):
@@ -501,10 +374,3 @@ def _predictions(fit: Fit) -> Cell:
             )
             texts.append(f"{prediction.gpus} GPUs: {speed} ({low} to {high})")
     return "; ".join(texts) or None
-
-
-def _with_change(value: float | None, change: float | None, saving: float | None = None) -> Cell:
-    if value is None or change is None:
-        return None if value is None else f"{value:.5g}"
-    difference = f"{saving:.0f}, " if saving is not None and saving > 0 else ""
-    return f"{value:.5g} ({difference}{'↓' if change < 0 else '↑'}{percent(abs(change)):.1f}%)"

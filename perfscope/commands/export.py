@@ -12,7 +12,7 @@ import typer
 from perfscope.analyzers.compare.comparison import compare_sides
 from perfscope.analyzers.scaling.study import study_scaling
 from perfscope.commands.options import FormatOption, outcome_of
-from perfscope.commands.scaling.runs import read_runs
+from perfscope.commands.scaling import read_runs
 from perfscope.constants import MB, NS_PER_US
 from perfscope.engine.analysis_report import to_report as describe_analyzed
 from perfscope.engine.execution import Execution, available_processors

@@ -58,21 +58,6 @@ class ProtocolRun:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceUse:
-    """Memory and utilisation of the GPUs of one run, as NVML or nvidia-smi sampled them.
-
-    Attributes:
-        memory_used_bytes: Most memory in use on any GPU.
-        memory_total_bytes: Memory of that GPU; absent where it was not sampled.
-        util_percent: Mean utilisation over samples and GPUs; absent where it was not sampled.
-    """
-
-    memory_used_bytes: int
-    memory_total_bytes: int | None
-    util_percent: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class ScalingRun:
     """One run of a scaling study.
 
@@ -82,9 +67,7 @@ class ScalingRun:
         model: The trained model, by name or size.
         batch: Global batch size; absent where unknown.
         precision, seq_len, zero_stage: Of the training set-up; absent where unknown.
-        dp, mp: Data- and model-parallel size; absent where unknown.
         samples_per_s: Throughput; absent where the run failed or logged none.
-        device: Memory and utilisation; absent without samples.
         out_of_memory: It ran out of memory.
         notes: Doubts about the run.
     """
@@ -96,10 +79,7 @@ class ScalingRun:
     precision: str | None
     seq_len: int | None
     zero_stage: int | None
-    dp: int | None
-    mp: int | None
     samples_per_s: float | None
-    device: DeviceUse | None
     out_of_memory: bool
     notes: tuple[str, ...] = field(default=())
 
@@ -107,20 +87,3 @@ class ScalingRun:
     def batch_per_gpu(self) -> float | None:
         """Samples per step and GPU."""
         return None if self.batch is None else self.batch / self.cluster.gpus
-
-    @property
-    def name(self) -> str:
-        """The set-up as DLPerf writes it: x nodes, x GPUs, x data parallel, x model parallel, x batch per GPU.
-
-        >>> ScalingRun("", ClusterSize(2, 8), "gpt2", 64, None, None, 1, 16, 1, None, None, False).name
-        '2n_8g_16dp_1mp_4bs'
-        """
-        per_gpu = self.batch_per_gpu
-        parts = (
-            f"{self.cluster.nodes}n",
-            f"{self.cluster.gpus_per_node}g",
-            f"{self.dp or ''}dp",
-            f"{self.mp}mp" if self.mp else "",
-            f"{per_gpu * (self.mp or 1):g}bs" if per_gpu else "",
-        )
-        return "_".join(part for part in parts if part)

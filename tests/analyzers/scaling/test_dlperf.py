@@ -11,7 +11,7 @@ import pytest
 from perfscope.analyzers.scaling import dlperf
 from perfscope.errors import MissingInput, SourceError, UsageError
 from perfscope.result import to_json
-from perfscope.sources.scaling.dlperf import Protocol, read_protocol
+from perfscope.sources.dlperf import Protocol, read_protocol
 from tests.analyzers.scaling.benchmark import (
     gluon_line,
     latencies_for,

@@ -1,1 +1,0 @@
-"""Runs of a scaling study: their logs, sizes and GPU samples."""
