@@ -8,7 +8,7 @@ others wait in, and what does it do instead? Does a device not begin what all ra
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from perfscope.analyzers.postmortem.matching import (
@@ -20,7 +20,6 @@ from perfscope.analyzers.postmortem.matching import (
     find_first_open,
     match_calls,
     signature_of,
-    with_launched_calls,
 )
 from perfscope.analyzers.postmortem.places import (
     Activity,
@@ -156,13 +155,8 @@ class _Case:
         """A communication library gave up, and no rank left its collectives: they disagree, or one was lost."""
         if (first := find_first_failure(self.evidence, with_libraries=True)) is None:
             return None
-        spot, launched = self.places.get(first.rank), with_launched_calls(self.ranks)
+        spot = self.places.get(first.rank)
         line = spot.line if spot else None
-        case = _Case(replace(self.evidence, ranks=launched), match_calls(launched, self.evidence.world_size))
-        answer = case.find_difference()
-        if answer is not None and answer.reason is not Reason.UNKNOWN:
-            text = f"{_ranks(answer.ranks)} called {answer.actual}, where the others called {answer.expected}"
-            return replace(answer, text=text, line=line, group=None, sequence=None)
         where = "" if spot is None else f" in {spot}"
         text = f"the communication library of rank {first.rank} gave up first{where}: {first.text}"
         return self.find_apart() or self._answer(Reason.UNKNOWN, (first.rank,), text, line=line)

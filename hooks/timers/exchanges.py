@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.introspection import COMPILER
-from perfscope.hooks.timers.launched_calls import LaunchedCalls
 from perfscope.wire.host import HostWaits, parse_delay
-from perfscope.wire.launched_calls import LAUNCHES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,12 +38,10 @@ class ExchangeTimer:
 
     Attributes:
         is_in_use: Whether waits are timed.
-        calls: The last collectives that the thread launched.
     """
 
     def __init__(self) -> None:
         self.is_in_use = False
-        self.calls = LaunchedCalls()
         self._thread: int | None = None
         self._is_waiting = self._is_in_backward = False
         self._collective_ns = self._transfer_ns = 0
@@ -64,10 +60,6 @@ class ExchangeTimer:
         if c10d.get_world_size() == 1:
             return
         self.is_in_use, self._thread = True, thread
-        call_safely(self.calls.begin)
-        for name in LAUNCHES:
-            if hasattr(c10d.ProcessGroup, name):
-                self._wrap_launch(c10d.ProcessGroup, name)
         kind_of = getattr(c10d.Work, "_get_op_type", None)
         self._wrap_wait(c10d.Work, "wait", lambda work: kind_of is not None and int(kind_of(work)) in _TRANSFERS)
         functional: Any = sys.modules.get("torch.distributed._functional_collectives")
@@ -81,7 +73,6 @@ class ExchangeTimer:
         """The waits since this was last asked; None where they are not timed."""
         if not self.is_in_use:
             return None
-        self.calls.end_step()
         waits = self._collective_ns, self._transfer_ns, self._backwards
         self._collective_ns = self._transfer_ns = 0
         self._backwards = []
@@ -89,18 +80,6 @@ class ExchangeTimer:
 
     def _is_timed(self) -> bool:
         return threading.get_ident() == self._thread and not COMPILER.is_tracing()
-
-    def _wrap_launch(self, group_class: Any, name: str) -> None:
-        original = getattr(group_class, name)
-
-        def launch(group: Any, *args: object, **kwargs: object) -> Any:
-            if self._is_timed():
-                call_safely(lambda: self.calls.add(name, group, args))  # what fails in it may end the process
-            return original(group, *args, **kwargs)
-
-        # A group that is written in Python asks for its own method by this name, and must not find this one in it.
-        launch.__code__ = launch.__code__.replace(co_name=name)
-        setattr(group_class, name, functools.update_wrapper(launch, original))
 
     def _wrap_wait(self, owner: Any, name: str, is_transfer: Callable[[Any], bool]) -> None:
         original = getattr(owner, name)
@@ -133,7 +112,6 @@ class ExchangeTimer:
             if self._is_in_backward or not self._is_timed():
                 return original(tensor, *args, **kwargs)
             self._is_in_backward = True
-            call_safely(self.calls.add_backward)
             before = call_safely(lambda: read_counters(counters_file))[0] or b""
             cpu_ns, began_ns = _cpu(), _clock()
             try:

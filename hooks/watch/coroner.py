@@ -2,15 +2,14 @@
 
 Run by itself: ``python -I -S coroner.py RANKS_FOLDER FOLDER_OF_PYNVML_OR_- PID``. A launcher ends all ranks when one
 fails, so that the first one is the one to look at. This process is no parent of theirs: it is woken by the kernel
-when one ends, and reads how from what the system keeps until the parent asks. Of ranks that end badly it writes the
-memory in which they count the collectives that they launch. Errors of GPUs (Xid) are written, too.
+when one ends, and reads how from what the system keeps until the parent asks. Errors of GPUs
+(Xid) are written, too.
 The lines are those of ``perfscope.wire.incidents``; this file imports nothing of perfscope, because it runs without
 it on its path.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -31,11 +30,6 @@ _START_FIELD = 19  # of /proc/PID/stat, behind the name of the program
 _EXIT_CODE_FIELD = 49
 _LARGEST_DIFFERENCE_NS = 2 * 10**9
 _XID_EVENT = 8  # nvmlEventTypeXidCriticalError
-#: What ``perfscope.wire.launched_calls`` describes; a rank has it some time after its start, or never.
-_MEMORY_NAME = "/memfd:perfscope-launched-calls"
-_LONGEST_PAUSE_S = 64.0
-#: It is looked for again after this part of the time since the start.
-_PAUSES = 32
 
 
 class Ranks:
@@ -46,7 +40,7 @@ class Ranks:
         self._host = socket.gethostname()
         self._seen: set[str] = set()
         self.poll = select.poll()
-        self.processes: dict[int, tuple[int, int, int, _Memory]] = {}
+        self.processes: dict[int, tuple[int, int, int]] = {}
 
     def scan(self) -> None:
         """Find the ranks that have appeared."""
@@ -68,60 +62,23 @@ class Ranks:
             if record["host"] == self._host and _is_same_process(pid, record.get("started_ns")):
                 descriptor = os.pidfd_open(pid)
                 self.poll.register(descriptor, select.POLLIN)
-                self.processes[descriptor] = int(rank), int(attempt or 0), pid, _Memory(pid)
+                self.processes[descriptor] = int(rank), int(attempt or 0), pid
 
     def wait(self) -> None:
         """Wait for the end of ranks, and write it down."""
-        for *_, memory in self.processes.values():
-            memory.look()
         for descriptor, _ in self.poll.poll(_LOOK_MS):
-            rank, attempt, pid, memory = self.processes.pop(descriptor)
+            rank, attempt, pid = self.processes.pop(descriptor)
             ended = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns()}
             status = _read_exit_status(pid)
             self.poll.unregister(descriptor)
             os.close(descriptor)
-            how: dict[str, int | str] = {}
+            how: dict[str, int] = {}
             if status is not None:
                 how = {"signal": status & 0x7F} if status & 0x7F else {"exit_code": status >> 8}
             kills = count_memory_kills()
             if kills is not None and _KILLS_AT_START is not None:
                 how["memory_kills"] = kills - _KILLS_AT_START
-            launched = memory.take()
-            if launched and how.get("exit_code") != 0:
-                how["launched"] = base64.b64encode(launched).decode()
             _write({"kind": "death", "rank": rank, "attempt": attempt, "pid": pid, **ended, **how})
-
-
-class _Memory:
-    """The memory in which a rank counts the collectives that it launches; what is open here outlives the rank."""
-
-    def __init__(self, pid: int) -> None:
-        self._folder = f"/proc/{pid}/fd"
-        self._descriptor: int | None = None
-        self._began_s = self._due_s = time.monotonic()
-
-    def look(self) -> None:
-        """Open it, if it is there: at first often, and then seldom."""
-        now_s = time.monotonic()
-        if self._descriptor is not None or now_s < self._due_s:
-            return
-        self._due_s = now_s + min((now_s - self._began_s) / _PAUSES, _LONGEST_PAUSE_S)
-        with contextlib.suppress(OSError):  # the rank closes files meanwhile, or has ended
-            for name in os.listdir(self._folder):
-                if os.readlink(f"{self._folder}/{name}").startswith(_MEMORY_NAME):
-                    self._descriptor = os.open(f"{self._folder}/{name}", os.O_RDONLY | os.O_CLOEXEC)
-                    return
-
-    def take(self) -> bytes:
-        """Its bytes, when the rank has ended; none where there is no such memory."""
-        if self._descriptor is None:
-            return b""
-        try:
-            return os.pread(self._descriptor, 1 << 16, 0)
-        except OSError:
-            return b""
-        finally:
-            os.close(self._descriptor)
 
 
 def _is_same_process(pid: int, started_ns: object) -> bool:

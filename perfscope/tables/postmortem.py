@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from perfscope.wire.launched_calls import LaunchedCall
-
 
 @dataclass(frozen=True, slots=True)
 class CodeLine:
@@ -89,16 +87,12 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """How a process ended, and when on its host's wall clock; both are None where that was not seen in time.
-
-    ``launched`` are the last collectives that it launched, where it ended badly and these are known.
-    """
+    """How a process ended, and when on its host's wall clock; both are None where that was not seen in time."""
 
     wall_ns: int
     exit_code: int | None = None
     signal: int | None = None
     memory_kills: int | None = None
-    launched: tuple[LaunchedCall, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

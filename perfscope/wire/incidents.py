@@ -113,8 +113,6 @@ class DeathRecord:
         exit_code: Its exit code; absent where a signal ended it, or where it was not seen in time.
         signal: The signal that ended it.
         memory_kills: How often the kernel killed a process of this group for want of memory since the start.
-        launched: The last collectives that it launched, as ``perfscope.wire.launched_calls`` describes, in base64;
-            absent where it ended well, or has no such memory.
     """
 
     rank: int
@@ -125,7 +123,6 @@ class DeathRecord:
     exit_code: int | None = None
     signal: int | None = None
     memory_kills: int | None = None
-    launched: str | None = None
     kind: str = "death"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 import signal
@@ -29,7 +28,6 @@ from perfscope.tables.postmortem import (
     ThreadStack,
 )
 from perfscope.wire import incidents
-from perfscope.wire.launched_calls import LaunchedCall, parse_memory
 
 _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)[^:]*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
@@ -246,17 +244,10 @@ def _read_deaths(folder: Path) -> tuple[dict[tuple[int, int], Death], list[Kerne
             continue
         if fields.get("kind") == "death" and {"rank", "attempt"} <= set(numbers):
             how = {name: numbers.get(name) for name in ("exit_code", "signal", "memory_kills")}
-            deaths[numbers["rank"], numbers["attempt"]] = Death(wall_ns, **how, launched=_launched(fields))
+            deaths[numbers["rank"], numbers["attempt"]] = Death(wall_ns, **how)
         elif fields.get("kind") == "xid" and "xid" in numbers:
             errors.append(KernelError(str(fields.get("uuid")), numbers["xid"], wall_ns))
     return deaths, errors
-
-
-def _launched(fields: Mapping[str, int | str]) -> tuple[LaunchedCall, ...]:
-    try:
-        return parse_memory(base64.b64decode(str(fields.get("launched", ""))))
-    except ValueError:
-        return ()  # the line was damaged
 
 
 def _read_lines(folder: Path) -> Iterator[Mapping[str, int | str]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import socket
@@ -11,10 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from perfscope.hooks.facts.launched_rank import read_start_ns
-from perfscope.wire.launched_calls import MEMORY_NAME
 from perfscope.wire.records import RankRecord, to_line
 from tests.conftest import ROOT
 
@@ -76,35 +72,6 @@ def test_ends_are_written_in_their_order_with_codes_and_signals(tmp_path: Path) 
     output += watcher.communicate(timeout=LONGEST_S)[0]
     assert watcher.returncode == 0
     assert deaths(output) == [(1, 3, None), (2, None, 9), (0, 0, None)]
-
-
-@pytest.mark.parametrize(("code", "is_kept"), [("os.abort()", True), ("os._exit(0)", False)])
-def test_the_memory_of_a_rank_that_ends_badly_is_kept(tmp_path: Path, code: str, is_kept: bool) -> None:
-    begin = f"import os; m = os.memfd_create('{MEMORY_NAME}'); os.write(m, b'seven'); print(flush=True)"
-    command = [sys.executable, "-I", "-S", "-c", f"{begin}; import sys; sys.stdin.read(); {code}"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.readline()
-    process.stdout.close()
-    now = {"wall_ns": time.time_ns(), "monotonic_ns": time.monotonic_ns(), "python": "3", "host": socket.gethostname()}
-    record = RankRecord(rank=0, world_size=1, pid=process.pid, **now)  # type: ignore[arg-type]
-    (tmp_path / "00000").mkdir()
-    (tmp_path / "00000" / "rank.json").write_bytes(to_line(record))
-    watcher = start_watcher(tmp_path, process)
-    until_s = time.monotonic() + LONGEST_S
-    while time.monotonic() < until_s and not has_memory(watcher.pid):
-        time.sleep(0.02)
-    end(process)
-    assert watcher.stdout is not None
-    death = json.loads(watcher.stdout.readline())  # the parent has not asked yet how it ended
-    process.wait()
-    watcher.communicate(timeout=LONGEST_S)
-    assert death.get("launched") == (base64.b64encode(b"seven").decode() if is_kept else None)
-
-
-def has_memory(pid: int) -> bool:
-    links = [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]
-    return any(link.startswith(f"/memfd:{MEMORY_NAME}") for link in links)
 
 
 def test_another_hosts_ranks_and_reused_process_ids_are_not_its_own(tmp_path: Path) -> None:

@@ -21,7 +21,6 @@ CASES = {
     "ddp-crash-2": (Reason.CRASH, (1,), 128),
     "ddp-clean-2": (Reason.NOTHING, (), None),
     # gloo ended rank 0, the launcher the other before it could dump its collectives, and nobody saw the signal
-    "ddp-skip-2": (Reason.SKIPPED, (1,), 148),
     # on two H200
     "nccl/ddp-skip-2": (Reason.SKIPPED, (1,), None),
     "nccl/ddp-group-2": (Reason.GROUP, (0,), 142),
