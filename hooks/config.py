@@ -40,8 +40,6 @@ class Config:
         watchdog: Keep stacks and collectives of a training that stalls or fails.
         stall_factor: No step for so many times the median step is a stall.
         stall_s: No stall is shorter, in seconds.
-        slowdown: A window opens where steps take so many times the usual time; None for never.
-        slowdown_windows: At most so many a day.
     """
 
     run_dir: str
@@ -61,8 +59,6 @@ class Config:
     watchdog: bool = False
     stall_factor: float = 20.0
     stall_s: float = 60.0
-    slowdown: float | None = None
-    slowdown_windows: int = 2
 
     @property
     def recorded(self) -> tuple[str, ...]:

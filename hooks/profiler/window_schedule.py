@@ -219,8 +219,7 @@ class WindowSchedule:
                 self._config, ranks=ranks, shapes=request.shapes, stack=request.stack, memory=request.memory
             )
         self._files.claim().write_answer(Answer(name, status, completed_steps, reason))
-        origin = f" ({request.reason})" if request.reason else ""
-        self._files.note(f"the window {window} was asked for{origin}: {status}{f', {reason}' if reason else ''}")
+        self._files.note(f"the window {window} was asked for: {status}{f', {reason}' if reason else ''}")
 
     def _catch_up(self, next_step: int) -> None:
         """Move the windows that could not begin in time, because nothing told what a training step was."""

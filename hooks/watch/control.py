@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
 
 from perfscope.constants import NS_PER_S
-from perfscope.wire import requests
-
-if TYPE_CHECKING:
-    from perfscope.hooks.config import Config
 
 #: A file that came in the same tick of the file system's clock as the last look does not change the folder's time.
 _COARSEST_CLOCK_NS = 5 * NS_PER_S
 _LARGEST_REQUEST_BYTES = 65536
-#: The window of a request that is no older may still be open.
-_LATELY_S = 120.0
-_WINDOW_STEPS = 3
 
 
 class ControlFolder:
@@ -64,24 +56,3 @@ def publish(folder: str, name: str, content: bytes) -> bool:
         if os.path.exists(unfinished):
             os.unlink(unfinished)
     return True
-
-
-def ask_for_window(config: Config, folder: str, steps: int, step_ns: float, ratio: float) -> bool:
-    """Ask all ranks for a window, because steps of usually ``step_ns`` have become ``ratio`` times longer.
-
-    False where today's windows are used up, or another rank was quicker.
-
-    Raises:
-        OSError: The folder cannot be written to.
-    """
-    first = requests.first_step(steps, step_ns)
-    reason = f"steps take {ratio:.2f} times as long as usual"
-    request = requests.WindowRequest(first, first + _WINDOW_STEPS - 1, time.time_ns(), reason=reason)
-    day = time.strftime("%Y%m%d")
-    for number in range(1, config.slowdown_windows + 1):
-        name = f"{requests.ANOMALY_PREFIX}{day}-{number}.json"
-        if publish(folder, name, request.to_json()):
-            return True
-        if abs(time.time() - os.stat(os.path.join(folder, name)).st_mtime) < _LATELY_S:
-            return False
-    return False

@@ -34,7 +34,6 @@ _LARGEST_DUMP_BYTES = 16_000_000
 _LONGEST_MESSAGE = 2000
 _MOST_FRAMES = 60
 _LONGEST_LINE = 200
-_MOST_CAUSES = 8
 
 
 class Evidence:
@@ -100,11 +99,6 @@ def last_error() -> BaseException | None:
 
 def describe_error(error: BaseException, number: int, step: int) -> IncidentRecord:
     """The record of a failure."""
-    causes: list[str] = []
-    cause = error.__cause__ or error.__context__
-    while cause is not None and len(causes) < _MOST_CAUSES:
-        causes.append(_class_of(cause))
-        cause = cause.__cause__ or cause.__context__
     frames, trace = [], error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -119,7 +113,6 @@ def describe_error(error: BaseException, number: int, step: int) -> IncidentReco
         error=_class_of(error),
         message=redact_text(str(error)[:_LONGEST_MESSAGE]),
         frames=tuple(frames[-_MOST_FRAMES:]),
-        caused_by=tuple(causes) or None,
     )
 
 

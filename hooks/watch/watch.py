@@ -1,4 +1,4 @@
-"""Watches this process's training from the thread that writes records: stalls, requests for windows, slower steps.
+"""Watches this process's training from the thread that writes records: stalls and requests for windows.
 
 The thread looks every two seconds. A step pays nothing for it: what is asked of training is left where it looks anyway.
 """
@@ -16,7 +16,7 @@ from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.side_process import start_once_a_node
 from perfscope.hooks.watch.arming import FaultHandler, arm_recorder
-from perfscope.hooks.watch.control import ControlFolder, ask_for_window, publish
+from perfscope.hooks.watch.control import ControlFolder, publish
 from perfscope.hooks.watch.evidence import MOST_INCIDENTS, Evidence, describe_error, last_error, read_source
 from perfscope.hooks.watch.progress import Progress, Stall
 from perfscope.wire import RANKS_FOLDER, requests
@@ -89,10 +89,6 @@ class Watch:
         for name in self._control.find_new():
             self._on_request(name)
         self._training.wake_for_requests()
-        if self._config.slowdown is not None:
-            ratio = self._progress.find_slowdown(self._config.slowdown)
-            if ratio is not None:
-                ask_for_window(self._config, self._control.path, steps, self._progress.step_ns or 0, ratio)
 
     def finish(self) -> None:
         """The interpreter ends: keep why, where it is a failure."""
@@ -104,8 +100,8 @@ class Watch:
         if error is not None and not self._training.dead:
             self._evidence.keep(describe_error(error, self._evidence.count + 1, self._training.steps))
 
-    def _on_stall(self, stall: Stall, asked_by: int | None = None) -> None:
-        """Keep what this rank is doing, and let the others do so, too."""
+    def _on_stall(self, stall: Stall, *, is_first: bool = True) -> None:
+        """Keep what this rank is doing, and let the others do so, too, where it is the first to notice the stall."""
         assert self._evidence is not None
         assert self._rank is not None
         thread = self._training.training_thread or threading.main_thread().ident or 0
@@ -116,17 +112,15 @@ class Watch:
             monotonic_ns=time.monotonic_ns(),
             step=self._training.steps,
             idle_ns=stall.idle_ns,
-            limit_ns=stall.limit_ns,
             training_thread=f"0x{thread:0{_POINTER_DIGITS}x}",
             source=call_safely(lambda: read_source(thread))[0],
-            asked_by=asked_by,
         )
         self._stall_number = record.number
-        if asked_by is None and record.number <= MOST_INCIDENTS:
+        if is_first and record.number <= MOST_INCIDENTS:
             name = f"{requests.STALL_PREFIX}{record.step:08d}.json"
             content = b'{"rank": %d}\n' % self._rank.rank
-            is_first, _ = call_safely(lambda: publish(self._control.path, name, content))
-            if is_first:
+            is_new, _ = call_safely(lambda: publish(self._control.path, name, content))
+            if is_new:
                 idle_s, limit_s = stall.idle_ns / NS_PER_S, stall.limit_ns / NS_PER_S
                 write_message(
                     f"rank {self._rank.rank} has finished no step for {idle_s:.0f} s (limit {limit_s:.0f} s): stacks "
@@ -148,11 +142,10 @@ class Watch:
             is_current = step.isdigit() and abs(int(step) - self._training.steps) <= 1
             if self._evidence is not None and is_current and not self._progress.is_stalled:
                 self._progress.is_stalled = True
-                rank = self._control.read(name).partition(b":")[2].strip(b" }\n")
-                idle = Stall(self._progress.idle_ns(time.monotonic_ns()), self._progress.limit_ns)
-                self._on_stall(idle, int(rank) if rank.isdigit() else None)
+                idle_ns = self._progress.idle_ns(time.monotonic_ns())
+                self._on_stall(Stall(idle_ns, self._progress.limit_ns), is_first=False)
             return
-        if name.startswith((requests.WINDOW_PREFIX, requests.ANOMALY_PREFIX)):
+        if name.startswith(requests.WINDOW_PREFIX):
             try:
                 request = requests.WindowRequest.from_json(self._control.read(name))
             except (OSError, ValueError) as error:

@@ -72,14 +72,11 @@ class IncidentRecord:
         monotonic_ns: The same moment on the monotonic clock.
         step: Completed training steps.
         idle_ns: Since when no step was completed; absent for a failure.
-        limit_ns: After how long that counts as a stall.
         training_thread: The thread that trains, as faulthandler writes it.
         source: The innermost line of code of that thread.
-        asked_by: The rank that noticed the stall first; absent where this one did.
         error: Class of the exception that ended the process.
         message: Its text, without secrets.
         frames: Its traceback, the innermost call last.
-        caused_by: Classes of the exceptions that it was raised from, the nearest first.
         missing: Why a part of the evidence could not be kept.
     """
 
@@ -89,14 +86,11 @@ class IncidentRecord:
     monotonic_ns: int
     step: int
     idle_ns: int | None = None
-    limit_ns: int | None = None
     training_thread: str | None = None
     source: str | None = None
-    asked_by: int | None = None
     error: str | None = None
     message: str | None = None
     frames: tuple[Frame, ...] | None = None
-    caused_by: tuple[str, ...] | None = None
     missing: str | None = None
 
 

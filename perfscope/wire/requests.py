@@ -4,8 +4,7 @@ A request is a file in ``RUN/control`` that appears with its whole content. Each
 two seconds, during training::
 
     RUN/control/window-0001.json     WindowRequest: open a profiler window.
-    RUN/control/anomaly-DAY-1.json   the same, asked for by a rank whose steps have become slower.
-    RUN/control/stall-0001.json      StallRequest: keep stacks and collectives now.
+    RUN/control/stall-STEP.json      a rank has stalled: keep stacks and collectives now.
     RUN/ranks/00000/answers.jsonl    one Answer per request for a window.
 
 This module is imported inside training jobs: standard library only.
@@ -15,12 +14,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 ANSWERS_FILE = "answers.jsonl"
 WINDOW_PREFIX = "window-"
-ANOMALY_PREFIX = "anomaly-"
 STALL_PREFIX = "stall-"
 
 #: What a rank answers: it will open the window, it learned of it too late, or it does not open it.
@@ -47,7 +44,6 @@ class WindowRequest:
         ranks: The ranks to profile; None for all.
         light: Record kernels and their launches alone.
         shapes, stack, memory: Options of torch.profiler.
-        reason: Why a rank asks for it; absent where a person does.
     """
 
     first: int
@@ -58,7 +54,6 @@ class WindowRequest:
     shapes: bool = False
     stack: bool = False
     memory: bool = False
-    reason: str | None = None
 
     def to_json(self) -> bytes:
         """The content of its file."""
@@ -80,7 +75,18 @@ class WindowRequest:
         unknown = set(fields) - set(cls.__dataclass_fields__)
         if unknown:
             raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}")
-        return _check_request(fields)
+        for name in ("light", "shapes", "stack", "memory"):
+            if type(fields.get(name, False)) is not bool:
+                raise ValueError(f"{name} is neither true nor false")
+        first, last, ranks = fields.get("first", 0), fields.get("last", 0), fields.get("ranks")
+        are_numbers = all(type(fields.get(name)) is int for name in ("first", "last", "wall_ns"))
+        if not (are_numbers and 1 < first <= last < first + _LONGEST_WINDOW):
+            raise ValueError(f"the window {first}-{last} cannot be profiled")
+        if ranks is not None:
+            if not isinstance(ranks, list) or any(type(rank) is not int for rank in ranks):
+                raise ValueError("ranks is not a list of whole numbers")
+            fields["ranks"] = tuple(ranks)
+        return cls(**fields)
 
 
 @dataclass(frozen=True)
@@ -102,32 +108,6 @@ class Answer:
     def to_line(self) -> bytes:
         """One line of ``answers.jsonl``."""
         return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
-
-
-def _check_request(fields: Mapping[str, object]) -> WindowRequest:
-    flags = {name: fields.get(name, False) for name in ("light", "shapes", "stack", "memory")}
-    for name, flag in flags.items():
-        if type(flag) is not bool:
-            raise ValueError(f"{name} is neither true nor false")
-    numbers = [fields.get(name) for name in ("first", "last", "wall_ns")]
-    first, last, wall_ns = (number if type(number) is int else 0 for number in numbers)
-    if not 1 < first <= last < first + _LONGEST_WINDOW:
-        raise ValueError(f"the window {numbers[0]}-{numbers[1]} cannot be profiled")
-    ranks = fields.get("ranks")
-    if ranks is not None and (not isinstance(ranks, list) or any(type(rank) is not int for rank in ranks)):
-        raise ValueError("ranks is not a list of whole numbers")
-    reason = fields.get("reason")
-    return WindowRequest(
-        first,
-        last,
-        wall_ns,
-        ranks=tuple(ranks) if isinstance(ranks, list) else None,
-        light=flags["light"] is True,
-        shapes=flags["shapes"] is True,
-        stack=flags["stack"] is True,
-        memory=flags["memory"] is True,
-        reason=reason if isinstance(reason, str) else None,
-    )
 
 
 def first_step(steps: int, step_ns: float | None) -> int:

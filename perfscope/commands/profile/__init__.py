@@ -21,7 +21,6 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.reach.supervise import Ending, replace_process, run, words_of_script
 from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_ranks, parse_step_optimizer, parse_windows
-from perfscope.hooks.watch.progress import parse_anomaly
 from perfscope.outcome import Outcome
 
 #: Options after the command's first word are the command's own.
@@ -29,7 +28,7 @@ SETTINGS = {"context_settings": {"allow_interspersed_args": False}}
 
 _RUN_PANEL = "Run"
 _WINDOW_PANEL = "Profiler windows"
-_WATCH_PANEL = "Stalls, failures and slower steps"
+_WATCH_PANEL = "Stalls and failures"
 _EVENT_PANEL = "Extra profiler events (they slow windows down)"
 _T = TypeVar("_T")
 
@@ -108,7 +107,7 @@ class EventOptions:
 
 @dataclass(frozen=True, slots=True)
 class WatchOptions:
-    """What is kept of a training that stalls, fails or becomes slower."""
+    """What is kept of a training that stalls or fails."""
 
     watchdog: Annotated[
         bool,
@@ -126,15 +125,6 @@ class WatchOptions:
             rich_help_panel=_WATCH_PANEL,
         ),
     ] = 60.0
-    on_anomaly: Annotated[
-        str | None,
-        typer.Option(
-            metavar="step>1.2x",
-            help="Open a window of 3 steps on all ranks where steps take longer by this factor; at most two a day.",
-            show_default="never",
-            rich_help_panel=_WATCH_PANEL,
-        ),
-    ] = None
 
 
 @expand_groups
@@ -213,7 +203,6 @@ def _configure(windows: WindowOptions, events: EventOptions, nvml_hz: float, wat
         run_id=uuid.uuid4().hex,
         watchdog=watch.watchdog,
         stall_s=watch.stall_seconds,
-        slowdown=None if watch.on_anomaly is None else _parse_option("--on-anomaly", parse_anomaly, watch.on_anomaly),
     )
 
 

@@ -84,10 +84,16 @@ os.abort()
 
 
 def test_stacks_are_not_written_to_a_file_that_has_the_number_of_ours(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", CLOSED, str(tmp_path / "fatal.txt"), str(tmp_path / "own.txt")]
-    assert subprocess.run(command, env=environment(), capture_output=True, check=False).returncode == -6
+    fatal(CLOSED, tmp_path)
     assert (tmp_path / "own.txt").read_text() == ""
     assert "line 9 in <module>" in (tmp_path / "fatal.txt").read_text()
+
+
+def fatal(code: str, folder: Path) -> None:
+    """Run code that dies by a signal, with the names of our file and of the script's own."""
+    variables = {name: value for name, value in environment().items() if name != "PYTHONFAULTHANDLER"}
+    command = [sys.executable, "-c", code, str(folder / "fatal.txt"), str(folder / "own.txt")]
+    assert subprocess.run(command, env=variables, capture_output=True, check=False).returncode == -6
 
 
 OWN = """
@@ -102,7 +108,6 @@ os.abort()
 
 
 def test_the_scripts_own_file_comes_first(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", OWN, str(tmp_path / "fatal.txt"), str(tmp_path / "own.txt")]
-    assert subprocess.run(command, env=environment(), capture_output=True, check=False).returncode == -6
+    fatal(OWN, tmp_path)
     assert "line 8 in <module>" in (tmp_path / "own.txt").read_text()
     assert (tmp_path / "fatal.txt").read_text() == ""

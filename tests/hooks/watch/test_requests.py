@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
-import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from perfscope.hooks.config import Config
-from perfscope.hooks.selection import parse_windows
-from perfscope.hooks.watch.control import ControlFolder, ask_for_window, publish
+from perfscope.hooks.watch.control import ControlFolder, publish
 from perfscope.wire.requests import WindowRequest, first_step
 
 REQUEST = WindowRequest(100, 102, 1, ranks=(0, 3), stack=True)
@@ -74,28 +70,6 @@ def test_a_folder_that_does_not_change_is_not_listed(tmp_path: Path, monkeypatch
 
 def test_without_a_folder_nothing_is_asked(tmp_path: Path) -> None:
     assert ControlFolder(str(tmp_path / "none")).find_new() == []
-
-
-def test_of_many_ranks_that_become_slower_one_asks_and_at_most_so_often_a_day(tmp_path: Path) -> None:
-    config = Config(str(tmp_path), parse_windows("4"), slowdown=1.2, slowdown_windows=2)
-    asked: list[bool] = []
-    ranks = [
-        threading.Thread(target=lambda: asked.append(ask_for_window(config, str(tmp_path), 100, 1e8, 1.4)))
-        for _ in range(8)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert sum(asked) == 1
-    for _ in range(3):  # later on the same day
-        for path in tmp_path.iterdir():
-            os.utime(path, (0, 0))
-        asked.append(ask_for_window(config, str(tmp_path), 100, 1e8, 1.4))
-    assert sum(asked) == 2
-    (first, second) = sorted(tmp_path.iterdir())
-    assert json.loads(first.read_bytes())["reason"] == "steps take 1.40 times as long as usual"
-    assert second.name.endswith("-2.json")
 
 
 @pytest.mark.parametrize("step_ns", [None, 1e6, 1e8, 1e9, 60e9])
