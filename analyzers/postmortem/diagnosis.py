@@ -156,10 +156,9 @@ class _Case:
         if (first := find_first_failure(self.evidence, with_libraries=True)) is None:
             return None
         spot = self.places.get(first.rank)
-        line = spot.line if spot else None
         where = "" if spot is None else f" in {spot}"
         text = f"the communication library of rank {first.rank} gave up first{where}: {first.text}"
-        return self.find_apart() or self._answer(Reason.UNKNOWN, (first.rank,), text, line=line)
+        return self.find_apart() or self._answer(Reason.UNKNOWN, (first.rank,), text, line=spot.line if spot else None)
 
     def find_apart(self) -> Diagnosis | None:
         """All ranks wait in collectives, not all in one; a rank that died of it stood where its traceback says."""

@@ -2,8 +2,8 @@
 
 Run by itself: ``python -I -S coroner.py RANKS_FOLDER FOLDER_OF_PYNVML_OR_- PID``. A launcher ends all ranks when one
 fails, so that the first one is the one to look at. This process is no parent of theirs: it is woken by the kernel
-when one ends, and reads how from what the system keeps until the parent asks. Errors of GPUs
-(Xid) are written, too.
+when one ends, and reads how from what the system keeps until the parent asks. Errors of
+GPUs (Xid) are written, too.
 The lines are those of ``perfscope.wire.incidents``; this file imports nothing of perfscope, because it runs without
 it on its path.
 """

@@ -20,7 +20,8 @@ CASES = {
     "pipeline-host-2": (Reason.HOST, (0,), 153),
     "ddp-crash-2": (Reason.CRASH, (1,), 128),
     "ddp-clean-2": (Reason.NOTHING, (), None),
-    # gloo ended rank 0, the launcher the other before it could dump its collectives, and nobody saw the signal
+    # gloo ended rank 0, and the launcher the other before it could dump its collectives
+    "ddp-skip-2": (Reason.UNKNOWN, (0,), 148),
     # on two H200
     "nccl/ddp-skip-2": (Reason.SKIPPED, (1,), None),
     "nccl/ddp-group-2": (Reason.GROUP, (0,), 142),
