@@ -55,7 +55,6 @@ class Save(Figures, frozen=True):
     ]
     slowest_rank: Annotated[int | None, Doc("The rank that it stalled longest.")]
     background_s: Annotated[float | None, Doc("From when training could go on until all was on disk.")]
-    staged_s: Annotated[float | None, Doc("Time until the state was copied beside training.")]
     drained_s: Annotated[float | None, Doc("Time until all was on disk.")]
     files: Annotated[int | None, Doc("Number of files.")]
     bytes: Annotated[int | None, Doc("Size of all files.")]
@@ -209,7 +208,6 @@ def _summarize(
             ),
             NS_PER_S,
         ),
-        staged_s=in_unit(_longest(timing.staged_ns for timing in timings), NS_PER_S),
         drained_s=in_unit(_longest(timing.drained_ns for timing in timings), NS_PER_S),
         files=files,
         bytes=checkpoint_bytes if size_bytes is None else size_bytes,

@@ -109,7 +109,7 @@ FRAMEWORK_HOOKS = (
     ),
     FrameworkHooks(
         "deepspeed",
-        watches=("deepspeed.runtime.engine", "deepspeed.runtime.pipe.dualpipev", "deepspeed.runtime.pipe.engine"),
+        watches=("deepspeed.runtime.engine", "deepspeed.runtime.pipe.engine"),
         boundaries=(
             StepBoundary("deepspeed", 30, "DeepSpeed `global_steps`"),
             StepBoundary("deepspeed_pipeline", 40, "DeepSpeed `PipelineEngine.train_batch`"),

@@ -26,7 +26,6 @@ from perfscope.hooks.introspection import is_grad_enabled, subclasses
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
@@ -39,7 +38,7 @@ _ZERO_OPTIONS = (
     "stage", "overlap_comm", "reduce_bucket_size", "allgather_bucket_size", "contiguous_gradients",
     "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
 )  # fmt: skip
-#: It has a map of instructions of its own.
+#: Its instructions have other arguments: its passes are not timed.
 _DUALPIPEV = "DualPipeVEngine"
 _ENABLED = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16"}
 
@@ -164,33 +163,12 @@ def patch_instructions(module: ModuleType, capture: Capture) -> None:
             kind, microbatch=microbatch, stage=stage, stages=stages, device=stage, devices=stages
         )
 
-    for owner in (engine_class, *subclasses(engine_class)):
-        if owner.__name__ != _DUALPIPEV:
-            _time_instructions(owner, schedule, capture, begin)
+    for owner in (engine_class, *(child for child in subclasses(engine_class) if child.__name__ != _DUALPIPEV)):
+        functions = vars(owner).get("_INSTRUCTION_MAP")
+        for key, kind in {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}.items() if functions else ():
+            begin_kind = functools.partial(begin, kind)
+            functions[key] = time_passes(functions[key], capture, begin_kind, is_forward=kind == "F")
     wrap_functions(engine_class, capture, {"train_batch": train_batch})
-
-
-def patch_dualpipev(module: ModuleType, capture: Capture) -> None:
-    """Time the passes of DualPipeV, whose devices hold two stages: the phase of an instruction says which."""
-
-    def begin(kind: str, engine: Any, buffer_id: int, phase: int) -> TimedPass | None:
-        if not is_grad_enabled():
-            return None
-        device, devices = engine.stage_id, engine.num_stages
-        microbatch, stage = buffer_id - phase * engine.micro_batches, 2 * devices - 1 - device if phase else device
-        return capture.on_pass_begin(
-            kind, microbatch=microbatch, stage=stage, stages=2 * devices, device=device, devices=devices
-        )
-
-    _time_instructions(getattr(module, _DUALPIPEV), module.schedule, capture, begin)
-
-
-def _time_instructions(owner: Any, schedule: Any, capture: Capture, begin: Callable[..., TimedPass | None]) -> None:
-    """Time the passes that a class has in a map of its own; ``begin`` takes a pass's kind and its arguments."""
-    functions = vars(owner).get("_INSTRUCTION_MAP")
-    for key, kind in {schedule.ForwardPass: "F", schedule.BackwardPass: "B"}.items() if functions is not None else ():
-        begin_kind = functools.partial(begin, kind)
-        functions[key] = time_passes(functions[key], capture, begin_kind, is_forward=kind == "F")
 
 
 def patch_save_checkpoint(module: ModuleType, capture: Capture) -> None:
@@ -229,5 +207,4 @@ PATCHES: Patches = {
         "counting DeepSpeed pipeline steps": patch_pipeline_engine,
         "timing micro-batches of DeepSpeed's pipelines": patch_instructions,
     },
-    "deepspeed.runtime.pipe.dualpipev": {"timing micro-batches of DeepSpeed's DualPipeV": patch_dualpipev},
 }

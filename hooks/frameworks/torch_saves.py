@@ -80,12 +80,8 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
         for future in (upload, staging):
             if future is not None:
                 value_or_none(functools.partial(_time_waits, future, capture, timed_save))
-        for future, on_done in (
-            (upload, lambda future: timer.on_drained(timed_save, failed=_has_failed(future))),
-            (staging, lambda _: timer.on_staged(timed_save)),
-        ):
-            if future is not None and hasattr(future, "add_done_callback"):
-                future.add_done_callback(on_done)
+        if hasattr(upload, "add_done_callback"):
+            upload.add_done_callback(lambda future: timer.on_drained(timed_save, failed=_has_failed(future)))
 
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
 

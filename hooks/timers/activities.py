@@ -11,36 +11,21 @@ from __future__ import annotations
 import gc
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely, hook_entry
+from perfscope.hooks.timers.saves import CaptureTimer
 from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION
 from perfscope.wire.records import Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from perfscope.hooks.step import StepAccumulator
-    from perfscope.hooks.timers.saves import SaveTimer
+    from perfscope.hooks.capture import Capture
 
 #: A step that compiles more often is recorded with the first compilations only.
 _MOST_SPANS = 200
 _SHORTEST_GARBAGE_NS = 200_000
-
-
-class ActiveProcess(Protocol):
-    """What the timer needs of the capture that it belongs to."""
-
-    dead: bool
-    pid: int
-    save_timer: SaveTimer
-    step: StepAccumulator
-
-    def abandon(self, reason: str) -> None:
-        """End the capture after a failure."""
-
-    def is_training_thread(self) -> bool:
-        """Whether this is the thread that trains."""
 
 
 @dataclass
@@ -84,18 +69,16 @@ class StepActivities:
 NO_ACTIVITIES = StepActivities()
 
 
-class ActivityTimer:
-    """The activities of one process; its methods are safe to call from training.
+class ActivityTimer(CaptureTimer):
+    """The activities of one process.
 
     Attributes:
-        hook_ns: Time that they took.
         evaluation: The stretch without gradients that is under way; None without one.
     """
 
-    def __init__(self, process: ActiveProcess) -> None:
-        self.hook_ns = 0
+    def __init__(self, process: Capture) -> None:
+        super().__init__(process)
         self.evaluation: _Evaluation | None = None
-        self._process = process
         self._step = StepActivities()
         self._depth = 0
         self._compilations = 0
@@ -108,20 +91,6 @@ class ActivityTimer:
                 call_safely(lambda: self._on_full_collection(phase))
 
         gc.callbacks.append(on_collection)
-
-    @property
-    def dead(self) -> bool:
-        """Whether the capture has ended."""
-        return self._process.dead
-
-    @property
-    def pid(self) -> int:
-        """The process of the capture."""
-        return self._process.pid
-
-    def abandon(self, reason: str) -> None:
-        """End the capture after a failure."""
-        self._process.abandon(reason)
 
     @property
     def has_spans(self) -> bool:
@@ -243,11 +212,6 @@ class ActivityTimer:
         began_ns, self._collecting_since_ns = self._collecting_since_ns, now_ns if phase == "start" else 0
         if phase != "start" and began_ns and now_ns - began_ns >= _SHORTEST_GARBAGE_NS and not self._process.dead:
             self._add(Span(GARBAGE, began_ns, now_ns))
-
-    def take_hook_ns(self) -> int:
-        """How long these hooks took since this was last asked."""
-        hook_ns, self.hook_ns = self.hook_ns, 0
-        return hook_ns
 
     def take_step(self) -> StepActivities:
         """What happened in the step that ends here; a validation that is still open ended with its last sign."""

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from perfscope.hooks.facts.launched_rank import is_daemon_process
 from perfscope.hooks.facts.secrets import redact_path
@@ -22,8 +22,7 @@ from perfscope.wire.records import CheckpointRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from perfscope.hooks.rank_files import RankFiles
-    from perfscope.hooks.step import StepAccumulator
+    from perfscope.hooks.capture import Capture
 
 #: Asking whether a save is complete is no wait.
 _SHORTEST_WAIT_NS = 1_000_000
@@ -106,7 +105,6 @@ class Save:
         is_asynchronous: Whether writing goes on during training.
         is_stalling: Whether it began in the thread that trains, which waits until the call returns.
         end_ns: When training could go on; None while it is stalled.
-        staged_ns: When the state was copied during training; None where it was not.
         is_drained: Whether an asynchronous save was seen to end.
         drained_ns: When it was complete on disk; None where it was not seen, or failed.
         waits: When training waited for its end, later.
@@ -122,7 +120,6 @@ class Save:
     is_asynchronous: bool
     is_stalling: bool
     end_ns: int | None = None
-    staged_ns: int | None = None
     is_drained: bool = False
     drained_ns: int | None = None
     waits: list[tuple[int, int]] = field(default_factory=list)
@@ -137,54 +134,49 @@ class Save:
             self.waits.append((began_ns, now_ns))
 
 
-class SavingProcess(Protocol):
-    """What the timer needs of the capture that it belongs to."""
-
-    dead: bool
-    pid: int
-    files: RankFiles
-    step: StepAccumulator
-
-    def abandon(self, reason: str) -> None:
-        """End the capture after a failure."""
-
-    def is_training_thread(self) -> bool:
-        """Whether this is the thread that trains."""
-
-
-class SaveTimer:
-    """Times the saves of one process; its methods are safe to call from training.
+class CaptureTimer:
+    """A part of a capture whose methods are safe to call from training.
 
     Attributes:
-        hook_ns: Time that they took since it was last taken, without what they took inside a stall.
-        is_in_use: Whether there is anything to say of the step that runs.
-        stalled_ns: How long saves have stalled the running step so far.
+        hook_ns: Time that they took since it was last taken.
     """
 
-    def __init__(self, process: SavingProcess) -> None:
-        self.hook_ns = self.stalled_ns = 0
-        self.is_in_use = False
-        self._hook_ns_before_stall = 0
+    def __init__(self, process: Capture) -> None:
+        self.hook_ns = 0
         self._process = process
-        #: The save that stalls training, and the asynchronous ones that do not lie on disk yet.
-        self._stalling: Save | None = None
-        self._draining: list[Save] = []
-        self._was_draining = False
-        self._lock = threading.RLock()
 
     @property
     def dead(self) -> bool:
         """Whether the capture has ended."""
         return self._process.dead
 
-    @property
-    def pid(self) -> int:
-        """The process of the capture."""
-        return self._process.pid
-
     def abandon(self, reason: str) -> None:
         """End the capture after a failure."""
         self._process.abandon(reason)
+
+    def take_hook_ns(self) -> int:
+        """How long these hooks took since this was last asked."""
+        hook_ns, self.hook_ns = self.hook_ns, 0
+        return hook_ns
+
+
+class SaveTimer(CaptureTimer):
+    """Times the saves of one process; what its methods take inside a stall is no time of hooks.
+
+    Attributes:
+        is_in_use: Whether there is anything to say of the step that runs.
+        stalled_ns: How long saves have stalled the running step so far.
+    """
+
+    def __init__(self, process: Capture) -> None:
+        super().__init__(process)
+        self.stalled_ns = self._hook_ns_before_stall = 0
+        self.is_in_use = False
+        #: The save that stalls training, and the asynchronous ones that do not lie on disk yet.
+        self._stalling: Save | None = None
+        self._draining: list[Save] = []
+        self._was_draining = False
+        self._lock = threading.RLock()
 
     @hook_entry
     def run_guarded(
@@ -291,22 +283,12 @@ class SaveTimer:
             save.files.add_file(path, size_of_file(path) if size_bytes is None else size_bytes)
 
     @hook_entry
-    def on_staged(self, save: Save) -> None:
-        """The state of an asynchronous save was copied; called in any thread."""
-        save.staged_ns = time.monotonic_ns()
-
-    @hook_entry
     def on_written_beside(self, source: str, path: object, *, failed: bool) -> None:
         """Another thread than the training's wrote all of an asynchronous save to this path, or failed to."""
         if not self._process.is_training_thread():
             written = source, _path_text(path)
             for save in [save for save in self._draining if (save.source, save.path) == written][:1]:
                 self.on_drained(save, failed=failed)
-
-    def take_hook_ns(self) -> int:
-        """How long the hooks of saves took since this was last asked, but for what they took inside a stall."""
-        hook_ns, self.hook_ns = self.hook_ns, 0
-        return hook_ns
 
     def take_step_times(self) -> tuple[int | None, bool | None]:
         """How long saves stalled the step that ended, and whether one was writing during it; None for neither."""
@@ -411,7 +393,6 @@ class SaveTimer:
                     drained_ns=save.drained_ns,
                     files=save.files.named(),
                     file_count=save.files.count,
-                    staged_ns=save.staged_ns,
                     waits=tuple(save.waits) or None,
                 )
             )

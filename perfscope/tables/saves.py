@@ -23,7 +23,6 @@ class SaveTiming:
         host: The machine; absent where unknown.
         stalls_ns: The intervals in which it stalled training, on a wall clock that all ranks share: its call, and
             waits for its end; empty for a log.
-        staged_ns: From the start of the save until the state was copied beside training; absent where it was not.
         files: Path and size of each file; absent where unknown. Empty where it is certain that none was written.
         file_count: How many files were written; absent where unknown.
     """
@@ -40,7 +39,6 @@ class SaveTiming:
     attempt: int = 0
     host: str | None = None
     stalls_ns: tuple[tuple[int, int], ...] = ()
-    staged_ns: int | None = None
     files: tuple[tuple[str, int | None], ...] | None = None
     file_count: int | None = None
 

@@ -182,7 +182,6 @@ class CheckpointRecord:
         files: Path and size of each file that this process wrote, as far as its writers name them. Empty where it
             certainly wrote none; absent where unknown, or where there are very many.
         file_count: How many files it wrote; absent where unknown.
-        staged_ns: When an asynchronous save had copied the state, where that went on during training, too.
         waits: Intervals in which training waited for the end of an asynchronous save, later than ``end_ns``.
     """
 
@@ -196,7 +195,6 @@ class CheckpointRecord:
     drained_ns: int | None = None
     files: tuple[tuple[str, int | None], ...] | None = None
     file_count: int | None = None
-    staged_ns: int | None = None
     waits: tuple[tuple[int, int], ...] | None = None
 
 

@@ -1,7 +1,4 @@
-"""DeepSpeed's PipelineEngine: 2 stages, 8 steps of 4 micro-batches of 2 samples, or as many steps as STEPS says.
-
-With DUALPIPEV set each of the 2 devices holds two stages.
-"""
+"""DeepSpeed's PipelineEngine: 2 stages, 8 steps of 4 micro-batches of 2 samples, or as many steps as STEPS says."""
 
 import argparse
 import os
@@ -16,12 +13,7 @@ parser.parse_args()
 deepspeed.init_distributed(dist_backend="gloo")
 torch.manual_seed(0)
 layers = [torch.nn.Linear(16, 16) for _ in range(4)]
-kind = PipelineModule
-if "DUALPIPEV" in os.environ:
-    from deepspeed.runtime.pipe import dualpipev
-
-    kind = dualpipev.DualPipeVModule
-model = kind(layers=layers, num_stages=2, loss_fn=torch.nn.MSELoss(), partition_method="uniform")
+model = PipelineModule(layers=layers, num_stages=2, loss_fn=torch.nn.MSELoss(), partition_method="uniform")
 engine, *_ = deepspeed.initialize(
     model=model,
     model_parameters=[parameter for parameter in model.parameters() if parameter.requires_grad],

@@ -88,7 +88,6 @@ def _to_timing(number: int, process: ProcessSaves, record: CheckpointRecord, off
         attempt=process.attempt,
         host=process.host,
         stalls_ns=tuple((start_ns + offset_ns, end_ns + offset_ns) for start_ns, end_ns in stalls_ns),
-        staged_ns=None if record.staged_ns is None else record.staged_ns - record.start_ns,
         files=record.files,
         file_count=record.file_count,
     )

@@ -54,17 +54,3 @@ def test_pipeline_steps_are_train_batches(tmp_path: Path) -> None:
     found = analysis(tmp_path / "RUN")["results"]["pipeline_steps"]
     assert (found["schedule"], found["microbatches"], found["p"]) == ("1f1b", 4, 2)
     assert found["theory_fraction_of_total"] == pytest.approx(0.2)
-
-
-def test_passes_of_dualpipev_are_those_of_two_stages_a_device(tmp_path: Path) -> None:
-    """Its engine has a map of instructions of its own: no pass was timed."""
-    ended = profile(*launcher("deepspeed", ranks=2), SCRIPTS / "deepspeed_pipeline.py", cwd=tmp_path, DUALPIPEV="1")
-    assert ended.code == 0, ended.stderr
-    for rank, stages in (("00000", {0, 3}), ("00001", {1, 2})):
-        lines = (tmp_path / "RUN" / "ranks" / rank / "micro_batches.jsonl").read_text().splitlines()
-        first = json.loads(lines[0])
-        assert (first["stages"], first["devices"]) == (4, 2)
-        assert {stage for _, stage, _, _ in first["totals"]} == stages
-        assert {(kind, count) for kind, _, count, _ in first["totals"]} == {("F", 4), ("B", 4)}
-    found = analysis(tmp_path / "RUN")["results"]["pipeline_steps"]
-    assert (found["schedule"], found["microbatches"], found["p"]) == ("dualpipev", 4, 2)

@@ -35,7 +35,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def process() -> Any:
     return SimpleNamespace(
         dead=False,
-        pid=0,
         save_timer=SimpleNamespace(stalled_ns=0),
         is_training_thread=lambda: True,
         abandon=print,
