@@ -80,7 +80,7 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
         for future in (upload, staging):
             if future is not None:
                 value_or_none(functools.partial(_time_waits, future, capture, timed_save))
-        if hasattr(upload, "add_done_callback"):
+        if upload is not None and hasattr(upload, "add_done_callback"):
             upload.add_done_callback(lambda future: timer.on_drained(timed_save, failed=_has_failed(future)))
 
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
