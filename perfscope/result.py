@@ -34,7 +34,6 @@ from typing import (
     ClassVar,
     Literal,
     NamedTuple,
-    Protocol,
     TypeAlias,
     get_args,
     get_origin,
@@ -188,18 +187,6 @@ class Figures(Struct, frozen=True):
         return to_json(self)
 
 
-class Shown(Protocol):
-    """How a result shows itself."""
-
-    def to_markdown(self) -> str:
-        """Its tables."""
-        ...
-
-    def to_html(self) -> str:
-        """Its charts and tables."""
-        ...
-
-
 class Result(Figures, frozen=True, dict=True):
     """What an analyzer returns. ``data()`` is its JSON, ``sections()`` are its tables for people."""
 
@@ -222,20 +209,15 @@ class Result(Figures, frozen=True, dict=True):
 
     def __str__(self) -> str:
         """Markdown, of a result that ``perfscope.open`` gave."""
-        shown = self._shown()
-        return shown.to_markdown() if shown else repr(self)
+        render: Callable[[Iterable[Section]], str] | None = self.__dict__.get("render")
+        return render(self.sections()) if render else repr(self)
 
-    def _repr_html_(self) -> str | None:
-        shown = self._shown()
-        return shown.to_html() if shown else None
+    def _repr_markdown_(self) -> str:
+        return str(self)
 
-    def _shown(self) -> Shown | None:
-        shown: Shown | None = self.__dict__.get("shown")
-        return shown
-
-    def show_by(self, shown: Shown) -> None:
-        """Set how it shows itself; analyzers know no renderer."""
-        self.__dict__["shown"] = shown
+    def show_by(self, render: Callable[[Iterable[Section]], str]) -> None:
+        """Set what writes its tables; analyzers know no renderer."""
+        self.__dict__["render"] = render
 
 
 class ResultList(Result, frozen=True):

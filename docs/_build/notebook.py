@@ -26,7 +26,9 @@ def _write_cell(cell: Cell) -> Iterator[str]:
     yield f"```python\n{text}\n```"
     for output in cell["outputs"]:
         data = output.get("data", {})
-        if "text/html" in data:
+        if "text/markdown" in data:
+            yield "".join(data["text/markdown"])
+        elif "text/html" in data:
             yield f'<div class="notebook-output">{"".join(data["text/html"])}</div>'
         else:
             yield f"```text\n{''.join(data.get('text/plain', output.get('text', ''))).rstrip()}\n```"

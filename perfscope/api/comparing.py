@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from perfscope.analyzers.compare.change import CONFIDENCE
 from perfscope.analyzers.compare.comparison import Comparison, parse_limit
@@ -14,18 +13,9 @@ from perfscope.analyzers.compare.side import Side
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.renderers import Format, render
-from perfscope.renderers.html import render_lines, render_sections
 from perfscope.report import Json, Report
 
-if TYPE_CHECKING:
-    from perfscope.api.shown import Page
-
-#: GitHub refuses longer comments and cuts longer summaries.
-LONGEST_MARKDOWN = 65_536
-#: Loaded by name when a page is asked for.
-_SHOWN = "perfscope.api.shown"
-_ROWS = (25, 12, 6, 3, 1)
-_MOST_DAMAGE = 20
+_MOST_ROWS = 25
 _MANY_SCHEMA = "perfscope/comparisons/1"
 
 
@@ -57,12 +47,7 @@ class ComparedRuns:
 
     def report(self) -> Report:
         """The report that ``perfscope compare`` prints, as a neutral document."""
-        return to_report([self], is_markdown=True)
-
-    def page(self) -> Page:
-        """The page of ``perfscope export A B``: what the difference is made of. ``save`` writes it."""
-        page: Page = import_module(_SHOWN).build_page_of_two(self.comparison)
-        return page
+        return to_report([self])
 
     def __str__(self) -> str:
         return render(self.report(), Format.MARKDOWN)
@@ -70,9 +55,7 @@ class ComparedRuns:
     def __repr__(self) -> str:
         return f"<{describe_verdict(self.comparison)}>"
 
-    def _repr_html_(self) -> str:
-        report = self.report()
-        return render_lines([report.title, *report.warnings]) + render_sections(report.sections)
+    _repr_markdown_ = __str__
 
 
 def compare_locations(
@@ -102,32 +85,13 @@ def compare_sides(
     )
 
 
-def to_report(compared: Sequence[ComparedRuns], *, is_markdown: bool) -> Report:
-    """Write comparisons as the neutral document; as markdown it fits a summary or a comment of GitHub."""
+def to_report(compared: Sequence[ComparedRuns]) -> Report:
+    """Write comparisons as the neutral document."""
     comparisons = [runs.comparison for runs in compared]
-    report = _report(comparisons, _ROWS[0])
-    for rows in _ROWS[1:]:
-        if not is_markdown or len(render(report, Format.MARKDOWN)) <= LONGEST_MARKDOWN:
-            break
-        report = _report(comparisons, rows)
-    return report
-
-
-def _report(comparisons: Sequence[Comparison], most_rows: int) -> Report:
-    damage = list(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
-    if len(damage) > _MOST_DAMAGE:
-        damage[_MOST_DAMAGE:] = [f"{len(damage) - _MOST_DAMAGE} more are in --format json."]
-    if len(comparisons) == 1:
-        return Report(
-            describe_verdict(comparisons[0]),
-            to_data(comparisons[0]),
-            to_sections(comparisons[0], most_rows),
-            tuple(damage),
-        )
+    damage = tuple(dict.fromkeys(line for comparison in comparisons for line in comparison.damage))
+    first, *others = comparisons
+    if not others:
+        return Report(describe_verdict(first), to_data(first), to_sections(first, _MOST_ROWS), damage)
     data: dict[str, Json] = {"schema": _MANY_SCHEMA, "comparisons": [to_data(comparison) for comparison in comparisons]}
-    return Report(
-        f"{len(comparisons)} compared with {shorten(comparisons[0].a.name)}",
-        data,
-        summarize(comparisons, most_rows),
-        tuple(damage),
-    )
+    title = f"{len(comparisons)} compared with {shorten(first.a.name)}"
+    return Report(title, data, summarize(comparisons, _MOST_ROWS), damage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -14,9 +14,9 @@ from msgspec.structs import replace
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import Inputs
 from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
-from perfscope.engine.registry import Result as AnalyzerResult
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
+from perfscope.renderers.markdown import render_sections
 from perfscope.report import Json, Report
 from perfscope.result import Result
 
@@ -181,11 +181,7 @@ class OpenedRun:
         command = f": {shlex.join(self.command)}" if self.command else ""
         return f"<{what} {', '.join(self.paths)}{command}>"
 
-    def _repr_html_(self) -> str:
-        shown = (self.findings, self.steps, self.results.breakdown or self.results.host)
-        warnings = [f"Warning: {line}" for line in self.warnings]
-        heading: str = import_module(_RESULTS).render_lines([repr(self)[1:-1], *warnings])
-        return heading + "".join(result._repr_html_() or "" for result in shown)
+    _repr_markdown_ = __str__
 
     def _look_up(self, name: str) -> AnyResult:
         analysis = self.analysis
@@ -197,7 +193,9 @@ class OpenedRun:
         if result is None:
             absent: Absent = import_module(_RESULTS).Absent(name, reason or self._why_not_derived(name))
             return absent
-        return _to_result(name, result, analysis)
+        if isinstance(result, Result):
+            result.show_by(partial(render_sections, level=2))
+        return result
 
     def _analyze_further(self, name: str) -> Analysis:
         """Run one analyzer that the plan leaves out."""
@@ -210,15 +208,3 @@ class OpenedRun:
         needed = next((derivation.needs_results for derivation in DERIVATIONS if derivation.name == name), ())
         reasons = self.absent
         return next((f"{source}: {reasons[source]}" for source in needed if source in reasons), _NO_DERIVED)
-
-
-def _to_result(name: str, result: AnalyzerResult, analysis: Analysis) -> AnyResult:
-    """The analyzer's own result, which shows itself from now on."""
-
-    def draw() -> str:
-        charts: str = import_module(_SHOWN).draw_charts(name, analysis)
-        return charts
-
-    if isinstance(result, Result):
-        result.show_by(import_module(_RESULTS).Drawn(result, draw))
-    return result

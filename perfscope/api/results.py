@@ -39,10 +39,8 @@ from perfscope.analyzers.wall_clock import WallClock
 from perfscope.analyzers.whatif import WhatIf
 from perfscope.engine.registry import analyzers
 from perfscope.errors import MissingInput, UsageError
-from perfscope.renderers.html import render_lines, render_sections
-from perfscope.renderers.markdown import render_sections as render_markdown
 from perfscope.report import Section
-from perfscope.result import Result, ResultList
+from perfscope.result import ResultList
 
 
 class Absent:
@@ -83,24 +81,8 @@ class Absent:
     def __repr__(self) -> str:
         return f"<no {self.name}: {self.reason}>"
 
-    def _repr_html_(self) -> str:
-        return render_lines([f"No {self.name}: {self.reason}"])
-
-
-class Drawn:
-    """How a typed result shows itself: its charts and tables in a notebook, its tables as markdown."""
-
-    def __init__(self, result: Result, draw: Callable[[], str]) -> None:
-        self._result = result
-        self._draw = draw
-
-    def to_markdown(self) -> str:
-        """Its tables."""
-        return render_markdown(self._result.sections(), level=2)
-
-    def to_html(self) -> str:
-        """Its charts and tables."""
-        return self._draw() + render_sections(self._result.sections())
+    def _repr_markdown_(self) -> str:
+        return f"No {self.name}: {self.reason}"
 
 
 #: A result of any analyzer, by a name that is known when it is looked up.

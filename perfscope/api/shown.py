@@ -1,23 +1,19 @@
-"""What notebooks show besides tables: the charts of results, and pages. Loaded when a notebook asks for it."""
+"""The page of a run. Loaded when it is asked for."""
 
 from __future__ import annotations
 
 import os
-from base64 import b64encode
 from html import escape
 from pathlib import Path
 
-from perfscope.analyzers.compare.comparison import Comparison
-from perfscope.charts.svg import draw_file
 from perfscope.engine.inputs import Inputs
-from perfscope.engine.run import Analysis, Plan
+from perfscope.engine.run import Plan
 from perfscope.files import replace_file
-from perfscope.page import analyze_for_page, build_comparison_page, build_page
-from perfscope.page.build import draw_result
+from perfscope.page import analyze_for_page, build_page
 
 
 class Page:
-    """A run or a comparison on one HTML page that needs no network; a notebook shows it in a frame.
+    """A run on one HTML page that needs no network; a notebook shows it in a frame.
 
     Attributes:
         html: The page.
@@ -47,22 +43,3 @@ class Page:
 def build_run_page(inputs: Inputs, plan: Plan) -> Page:
     """The page of a run, or of traces."""
     return Page(build_page(analyze_for_page(inputs, plan)))
-
-
-def build_page_of_two(comparison: Comparison) -> Page:
-    """The page of a comparison."""
-    return Page(build_comparison_page(comparison))
-
-
-def draw_charts(name: str, analysis: Analysis) -> str:
-    """The charts of a result as images in HTML; ``""`` where it has none."""
-    title, figures = draw_result(name, analysis)
-    return "".join(
-        _image(draw_file(figure.charts), title) for figure in figures if any(chart.marks for chart in figure.charts)
-    )
-
-
-def _image(svg: str, title: str) -> str:
-    """An image of its own: its style must not reach into the notebook."""
-    encoded = b64encode(svg.encode()).decode()
-    return f'<p><img style="max-width:100%" alt="{escape(title)}" src="data:image/svg+xml;base64,{encoded}"></p>'

@@ -107,15 +107,6 @@ class Spans:
 
 
 @dataclass(frozen=True, slots=True)
-class Shades:
-    """Stretches of x behind all other marks: from, to and what it shows when pointed at."""
-
-    label: str
-    colour: Colour
-    ranges: tuple[tuple[float, float, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class HeatCell:
     """A cell of a heat map: its column, its row, how hot it is from 0 to 1, its text and what it shows pointed at."""
 
@@ -134,7 +125,7 @@ class Heat:
     cells: tuple[HeatCell, ...]
 
 
-Mark: TypeAlias = Line | Dots | Area | Spans | Shades | Heat
+Mark: TypeAlias = Line | Dots | Area | Spans | Heat
 
 
 @dataclass(frozen=True, slots=True)

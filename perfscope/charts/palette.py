@@ -89,7 +89,6 @@ _RULES = """
 .chart .line{fill:none;stroke-width:1.75;stroke-linejoin:round}
 .chart .dashed{stroke-dasharray:5 4}
 .chart .area{opacity:.22}
-.chart .shade{opacity:.16}
 .chart .edge{stroke:var(--ground);stroke-width:.6}
 """
 

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
-from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, Line, Mark, Scale, Shades, Spans, Values
+from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, Line, Mark, Scale, Spans, Values
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.report import escape_control_characters
 
@@ -92,10 +92,10 @@ def fit_extent(axis: Values, values: Sequence[float], start: float, end: float) 
 
 def values_of(charts: Sequence[Chart], axis: str) -> list[float]:
     """All numbers that the marks of charts have on an axis, ``x`` or ``y``."""
-    return [value for chart in charts for mark in chart.marks for value in _values(mark, axis, chart)]
+    return [value for chart in charts for mark in chart.marks for value in _values(mark, axis)]
 
 
-def _values(mark: Mark, axis: str, chart: Chart) -> Iterator[float]:
+def _values(mark: Mark, axis: str) -> Iterator[float]:
     if isinstance(mark, Line | Dots):
         yield from (point[0 if axis == "x" else 1] for point in mark.points)
     elif isinstance(mark, Area):
@@ -104,11 +104,6 @@ def _values(mark: Mark, axis: str, chart: Chart) -> Iterator[float]:
     elif isinstance(mark, Spans) and axis == "x":
         for span in mark.spans:
             yield from (span.start, span.end)
-    elif isinstance(mark, Shades) and axis == "x" and isinstance(chart.x, Values):
-        for start, end, _ in mark.ranges:
-            yield from (start, end)
-    elif isinstance(mark, Heat):
-        return
 
 
 def label_levels(levels: Sequence[float]) -> list[str]:
@@ -132,20 +127,12 @@ def format_level(value: float, step: float) -> str:
     return (text.rstrip("0").rstrip(".") if "." in text else text) + suffix
 
 
-#: Of a drawing on a screen and in a file, and of one on a phone, whose names are cut earlier.
-WIDE, NARROW = 860, 400
-_RIGHT = 24
-_LETTER = 7.0
-_LETTERS_OF_WIDTH, _LONGEST_TEXT = 28, 400
+_WIDTH, _RIGHT = 860, 836
+_LETTER, _LONGEST_NAME, _LONGEST_TEXT = 7.0, 30, 400
 _AXIS_HEIGHT, _LEGEND_LINE, _HEADING = 40, 20, 26
 _TICK_GAP = 8
 #: A row of more spans is drawn without tips, or a long step would make a file that no browser opens.
 _MOST_TIPS = 2_000
-_SMALLEST_PX = 0.3
-_NARROWEST_MARK = 1.0
-_DARK_CELL = 0.7
-_MOST_LARGE_DOTS = 200
-_LEAST_WITH_GAP = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,13 +157,12 @@ class _Frame:
         return self.left + index * (self.right - self.left) / max(count, 1)
 
 
-def draw(charts: Sequence[Chart], identity: str, width: int = WIDE) -> str:
+def draw(charts: Sequence[Chart], identity: str) -> str:
     """Draw charts for a page, whose style sheet has the colours; ``identity`` is the page's name for them."""
-    body, height = _draw_all(charts, width, with_titles=len(charts) > 1, skipped=1)
-    kind = "wide" if width == WIDE else "narrow"
+    body, height = _draw_all(charts, with_titles=len(charts) > 1, skipped=1)
     title, description = charts[0].title, " ".join(chart.description for chart in charts)
     return (
-        f'<svg class="chart {kind}" viewBox="0 0 {width} {height}" role="img" '
+        f'<svg class="chart" viewBox="0 0 {_WIDTH} {height}" role="img" '
         f'aria-labelledby="{identity}-t {identity}-d">'
         f'<title id="{identity}-t">{_write(title)}</title><desc id="{identity}-d">{_write(description)}</desc>'
         f"{body}</svg>"
@@ -191,29 +177,29 @@ def draw_file(charts: Sequence[Chart]) -> str:
     """
     if not any(chart.marks for chart in charts):
         raise ValueError("nothing to draw")
-    body, height = _draw_all(charts, WIDE, with_titles=True, skipped=0)
+    body, height = _draw_all(charts, with_titles=True, skipped=0)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {WIDE} {height}">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {_WIDTH} {height}">\n'
         f"<title>{_write(charts[0].title)}</title>\n<style>\n{style_variables()}{style_rules()}</style>\n"
-        f'<rect class="ground" width="{WIDE}" height="{height}"/>\n{body}\n</svg>\n'
+        f'<rect class="ground" width="{_WIDTH}" height="{height}"/>\n{body}\n</svg>\n'
     )
 
 
-def _draw_all(charts: Sequence[Chart], width: int, *, with_titles: bool, skipped: int) -> tuple[str, int]:
+def _draw_all(charts: Sequence[Chart], *, with_titles: bool, skipped: int) -> tuple[str, int]:
     """All charts and their height; the page has the title of the first one as text."""
-    left = max(_left_margin(chart, width) for chart in charts)
+    left = max(map(_left_margin, charts))
     numeric = [chart for chart in charts if isinstance(chart.x, Values)]
     shared = None
     if numeric and isinstance(numeric[0].x, Values):
-        shared = fit_extent(numeric[0].x, values_of(numeric, "x"), left, width - _RIGHT)
+        shared = fit_extent(numeric[0].x, values_of(numeric, "x"), left, _RIGHT)
     parts: list[str] = []
     top = 0.0
     for number, chart in enumerate(charts):
         is_last = number == len(charts) - 1
         has_title = with_titles and number >= skipped
-        lines = list(_draw_heading(chart, top, width, has_title=has_title))
-        top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart, width)
-        frame = _frame(chart, shared, top, left, width - _RIGHT)
+        lines = list(_draw_heading(chart, top, has_title=has_title))
+        top += (_HEADING if has_title else 4) + _LEGEND_LINE * _legend_lines(chart)
+        frame = _frame(chart, shared, top, left, _RIGHT)
         is_labelled = is_last or bool(chart.x.label) or isinstance(chart.x, Categories)
         lines += _draw_axes(frame, is_labelled=is_labelled)
         lines += [line for mark in chart.marks for line in _draw_mark(mark, frame)]
@@ -231,9 +217,9 @@ def _frame(chart: Chart, shared: Extent | None, top: float, left: float, right: 
     return _Frame(chart, x, fit_extent(chart.y, values_of([chart], "y"), bottom, top), top, bottom, left, right)
 
 
-def _left_margin(chart: Chart, width: int) -> float:
+def _left_margin(chart: Chart) -> float:
     if isinstance(chart.y, Categories):
-        return 16 + _LETTER * min(max((len(name) for name in chart.y.names), default=4), width // _LETTERS_OF_WIDTH)
+        return 16 + _LETTER * min(max((len(name) for name in chart.y.names), default=4), _LONGEST_NAME)
     return 68
 
 
@@ -245,29 +231,29 @@ def _labelled(chart: Chart) -> list[Mark]:
     return list(seen.values())
 
 
-def _legend_places(chart: Chart, width: int) -> list[tuple[Mark, float, int]]:
+def _legend_places(chart: Chart) -> list[tuple[Mark, float, int]]:
     """Each legend entry with its x and its line."""
     places: list[tuple[Mark, float, int]] = []
     x, line = 14.0, 0
     for mark in _labelled(chart):
         size = 30 + _LETTER * len(mark.label)
-        if x + size > width and places:
+        if x + size > _WIDTH and places:
             x, line = 14.0, line + 1
         places.append((mark, x, line))
         x += size
     return places
 
 
-def _legend_lines(chart: Chart, width: int) -> int:
-    places = _legend_places(chart, width)
+def _legend_lines(chart: Chart) -> int:
+    places = _legend_places(chart)
     return places[-1][2] + 1 if places else 0
 
 
-def _draw_heading(chart: Chart, top: float, width: int, *, has_title: bool) -> Iterator[str]:
+def _draw_heading(chart: Chart, top: float, *, has_title: bool) -> Iterator[str]:
     if has_title:
         yield f'<text class="heading" x="14" y="{top + 17:.0f}">{_write(chart.title)}</text>'
         top += _HEADING
-    for mark, x, line in _legend_places(chart, width):
+    for mark, x, line in _legend_places(chart):
         y = top + 13 + line * _LEGEND_LINE
         assert not isinstance(mark, Heat)
         if isinstance(mark, Line):
@@ -276,7 +262,7 @@ def _draw_heading(chart: Chart, top: float, width: int, *, has_title: bool) -> I
         elif isinstance(mark, Dots):
             yield f'<circle class="fill-{mark.colour}" cx="{x + 7:.0f}" cy="{y - 4:.0f}" r="3.5"/>'
         else:
-            faint = {Area: " area", Shades: " shade"}.get(type(mark), "")
+            faint = " area" if isinstance(mark, Area) else ""
             place = f'x="{x:.0f}" y="{y - 10:.0f}" width="14" height="12" rx="2"'
             yield f'<rect class="fill-{mark.colour}{faint}" {place}/>'
         yield f'<text class="faint" x="{x + 19:.0f}" y="{y:.0f}">{_write(mark.label)}</text>'
@@ -336,9 +322,7 @@ def _draw_columns(frame: _Frame, axis: Categories) -> Iterator[str]:
 
 
 def _draw_mark(mark: Mark, frame: _Frame) -> Iterator[str]:
-    if isinstance(mark, Shades):
-        yield from _draw_shades(mark, frame)
-    elif isinstance(mark, Spans):
+    if isinstance(mark, Spans):
         yield from _draw_spans(mark, frame)
     elif isinstance(mark, Heat):
         yield from _draw_heat(mark, frame)
@@ -358,22 +342,11 @@ def _draw_curves(mark: Line | Dots | Area, frame: _Frame, y: Extent) -> Iterator
         dashed = " dashed" if mark.is_dashed else ""
         yield f'<polyline class="mark line line-{mark.colour}{dashed}" points="{path}"/>'
     else:
-        radius = 3.5 if len(mark.points) <= _MOST_LARGE_DOTS else 2
         for index, (a, b) in enumerate(mark.points):
             if frame.x.holds(a) and y.holds(b):
                 end = _close("circle", mark.tips[index] if index < len(mark.tips) else "")
                 place = f'cx="{frame.x.place(a):.1f}" cy="{y.place(b):.1f}"'
-                yield f'<circle class="mark fill-{mark.colour}" {place} r="{radius}"{end}'
-
-
-def _draw_shades(mark: Shades, frame: _Frame) -> Iterator[str]:
-    for start, end, tip in mark.ranges:
-        x = frame.x.place(start)
-        width = max(frame.x.place(end) - x, 2)
-        yield (
-            f'<rect class="mark shade fill-{mark.colour}" x="{x:.1f}" y="{frame.top:.1f}" width="{width:.1f}" '
-            f'height="{frame.bottom - frame.top:.1f}"{_close("rect", tip)}'
-        )
+                yield f'<circle class="mark fill-{mark.colour}" {place} r="3"{end}'
 
 
 def _draw_spans(mark: Spans, frame: _Frame) -> Iterator[str]:
@@ -382,10 +355,8 @@ def _draw_spans(mark: Spans, frame: _Frame) -> Iterator[str]:
     for span in mark.spans:
         x = frame.x.place(min(span.start, span.end))
         width = frame.x.place(max(span.start, span.end)) - x
-        if width < _SMALLEST_PX and not has_tips:
-            continue
         top = frame.row(span.row) + min(2, height / 8)
-        edge = " edge" if width > 4 * _NARROWEST_MARK else ""
+        edge = " edge" if width > 4 else ""  # noqa: PLR2004 - pixels
         yield (
             f'<rect class="mark{edge} fill-{mark.colour}" x="{x:.2f}" y="{top:.1f}" width="{max(width, 0.2):.2f}" '
             f'height="{height - min(4, height / 4):.1f}"{_close("rect", span.tip if has_tips else "")}'
@@ -400,17 +371,16 @@ def _draw_spans(mark: Spans, frame: _Frame) -> Iterator[str]:
 
 def _draw_heat(mark: Heat, frame: _Frame) -> Iterator[str]:
     height = frame.chart.row_height
-    gap = 1 if height >= _LEAST_WITH_GAP else 0
     for cell in mark.cells:
         x, end = frame.column(cell.column), frame.column(cell.column + 1)
         depth = min(max(cell.heat, 0), 1)
         yield (
             f'<rect class="mark fill-heat" fill-opacity="{0.06 + 0.94 * depth:.3f}" x="{x:.2f}" '
-            f'y="{frame.row(cell.row):.1f}" width="{max(end - x - gap, 0.5):.2f}" height="{height - gap}"'
+            f'y="{frame.row(cell.row):.1f}" width="{max(end - x - 1, 0.5):.2f}" height="{height - 1}"'
             f"{_close('rect', cell.tip)}"
         )
         if cell.text and end - x > _LETTER * len(cell.text):
-            style = ' class="on-mark"' if depth > _DARK_CELL else ""
+            style = ' class="on-mark"' if depth > 2 / 3 else ""
             down = frame.row(cell.row) + height / 2 + 4
             yield f'<text{style} x="{(x + end) / 2:.1f}" y="{down:.1f}" text-anchor="middle">{_write(cell.text)}</text>'
 

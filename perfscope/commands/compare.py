@@ -13,19 +13,13 @@ from perfscope.analyzers.compare.comparison import Comparison, parse_limit
 from perfscope.analyzers.compare.report import describe_verdict, shorten
 from perfscope.analyzers.compare.side import to_baseline
 from perfscope.api.comparing import compare_sides, to_report
-from perfscope.commands.options import (
-    ScreenFormat,
-    Sections,
-    choose_sections,
-    require_readable,
-)  # fmt: skip
+from perfscope.commands.options import ScreenFormat, Sections, choose_sections, require_readable
 from perfscope.commands.traces import Kernels, read_kernels
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
-from perfscope.renderers import Format
 
 _FEWEST_SIDES = 2
 _PERCENT = 100
@@ -90,7 +84,7 @@ def compare(
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
     between = None if between_runs is None else between_runs / _PERCENT
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
-    report = to_report(compared, is_markdown=format in (None, Format.MARKDOWN))
+    report = to_report(compared)
     comparisons = [runs.comparison for runs in compared]
     return Outcome(
         choose_sections(report, section),

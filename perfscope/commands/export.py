@@ -9,22 +9,17 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.compare.comparison import compare_sides
-from perfscope.analyzers.scaling.study import study_scaling
 from perfscope.commands.options import FormatOption, outcome_of
-from perfscope.commands.scaling import read_runs
 from perfscope.constants import MB, NS_PER_US
 from perfscope.engine.analysis_report import to_report as describe_analyzed
 from perfscope.engine.execution import Execution, available_processors
 from perfscope.engine.inputs import find_inputs, split_into_runs
-from perfscope.engine.run import Analysis, Plan
-from perfscope.engine.sides import is_saved, read_side
+from perfscope.engine.run import Plan
 from perfscope.errors import SourceError, UsageError
 from perfscope.files import replace_file
 from perfscope.merging.merge import Choice, Merged, merge
 from perfscope.outcome import Outcome
-from perfscope.page import describe_analysis, describe_comparison, describe_scaling, read_for_page, render
-from perfscope.page.part import Document
+from perfscope.page import describe_analysis, read_for_page, render
 from perfscope.renderers import Format
 from perfscope.report import Column, Json, Report, Section, first_rows
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
@@ -33,7 +28,6 @@ from perfscope.watching.job import WatchedJob
 from perfscope.watching.openmetrics import to_openmetrics
 
 _MOST_ROWS = 40
-_PAIR = 2
 
 
 class Kind(StrEnum):
@@ -51,9 +45,7 @@ _ENDINGS = {Kind.PAGE: (".html", ".htm"), Kind.TRACE: (".json.gz", *TRACE_ENDING
 def export(
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN_DIR | TRACE... | A B", help="A run, traces of a job; for a page two runs to compare, or more."
-        ),
+        typer.Argument(metavar="RUN_DIR | TRACE...", help="A run, or the traces of a job."),
     ],
     output: Annotated[
         Path | None,
@@ -79,8 +71,8 @@ def export(
 ) -> Outcome:
     """Write one page with charts, one trace of all ranks, or metrics for Prometheus.
 
-    The page is one HTML file that needs no network; two runs are compared, three or more are a scaling study. The trace
-    has all ranks on one clock, for Perfetto, with tracks of steps, collectives and bubbles above them.
+    The page is one HTML file that needs no network. The trace has all ranks on one clock, for Perfetto, with tracks of
+    steps, collectives and bubbles above them.
     """
     chosen, path = _choose(kind, output)
     if chosen is not Kind.TRACE and (ranks or steps):
@@ -122,39 +114,26 @@ def _choose(kind: Kind | None, output: Path | None) -> tuple[Kind, Path]:
 
 
 def _write_page(paths: Sequence[str], path: Path) -> Report:
-    """Write the page; what it has nothing to show of, and the analysis where it is of one run."""
-    document, analysis = _describe(paths, Plan(execution=Execution(available_processors())))
+    """Write the page; what it has nothing to show of, and the analysis."""
+    groups = split_into_runs(paths)
+    if len(groups) != 1:
+        raise UsageError(f"a page shows one run; these are {len(groups)}", hint="perfscope compare A B")
+    analysis = read_for_page(groups[0], Plan(execution=Execution(available_processors())))
+    document = describe_analysis(analysis)
     content = render(document).encode()
     replace_file(path, content)
-    analyzed = None if analysis is None else describe_analyzed(analysis)
+    analyzed = describe_analyzed(analysis)
     data: dict[str, Json] = {
         "schema": "perfscope/page/1",
         "path": str(path),
         "bytes": len(content),
         "parts": [{"part": part.identity, "absent": part.absent or None} for part in document.parts],
-        "analysis": None if analyzed is None else {**analyzed.data, "warnings": list(analyzed.warnings)},
+        "analysis": {**analyzed.data, "warnings": list(analyzed.warnings)},
     }
     rows = tuple((part.title, part.absent or "shown") for part in document.parts)
     note = f"{path}: {len(content) / MB:.2f} MB, one file, no network. Open it in a browser."
     section = Section("Parts of the page", (Column("Part"), Column("Shown")), rows, (note,))
     return Report(f"A page of {document.title}", data, (section,), document.damage)
-
-
-def _describe(paths: Sequence[str], plan: Plan) -> tuple[Document, Analysis | None]:
-    """What the page shows, and the analysis where it is of one run."""
-    saved = [path for path in paths if Path(path).is_file() and is_saved(Path(path))]
-    if saved and len(paths) != _PAIR:
-        problem = f"{saved[0]} is a saved result, which has no timeline and no charts of its own"
-        raise UsageError(problem, hint="name the run, or two sides: perfscope export A B")
-    groups = [tuple(paths[:1]), tuple(paths[1:])] if saved else split_into_runs(paths)
-    if len(groups) == 1:
-        analysis = read_for_page(groups[0], plan)
-        return describe_analysis(analysis), analysis
-    if len(groups) == _PAIR:
-        first, second = (read_side(group[0], Plan()) for group in groups)
-        return describe_comparison(compare_sides(first, second)), None
-    runs, problems = read_runs([Path(group[0]) for group in groups], None)
-    return describe_scaling(study_scaling(runs, ()), tuple(problems)), None
 
 
 def _write_trace(paths: Sequence[str], path: Path, choice: Choice) -> Report:

@@ -1,27 +1,11 @@
-"""One page that shows a run, traces or a comparison: a single HTML file that needs no network.
+"""One page that shows a run or traces: a single HTML file that needs no network.
 
-``build_page(analysis)`` gives the HTML of ``read_for_page(paths)``, or of any other analysis; ``build_comparison_page``
-that of two sides. ``describe_...`` say what a page shows, and ``render`` writes that as HTML.
+``build_page(analysis)`` gives the HTML of ``read_for_page(paths)``, or of any other analysis; ``describe_analysis``
+says what a page shows, and ``render`` writes that as HTML.
 """
 
-from perfscope.page.build import (
-    build_comparison_page,
-    build_page,
-    describe_analysis,
-    describe_comparison,
-    describe_scaling,
-)
+from perfscope.page.build import build_page, describe_analysis
 from perfscope.page.html import render
 from perfscope.page.reading import PAGE_ANALYZERS, analyze_for_page, read_for_page
 
-__all__ = [
-    "PAGE_ANALYZERS",
-    "analyze_for_page",
-    "build_comparison_page",
-    "build_page",
-    "describe_analysis",
-    "describe_comparison",
-    "describe_scaling",
-    "read_for_page",
-    "render",
-]
+__all__ = ["PAGE_ANALYZERS", "analyze_for_page", "build_page", "describe_analysis", "read_for_page", "render"]

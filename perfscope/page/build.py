@@ -1,4 +1,4 @@
-"""Builds pages: of an analysis, of a comparison, of several runs."""
+"""Builds the page of an analysis."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ from dataclasses import dataclass, replace
 
 from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
-from perfscope.analyzers.compare.comparison import Comparison
-from perfscope.analyzers.compare.report import describe_verdict
 from perfscope.analyzers.energy import Energy
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.mfu import Utilisation
-from perfscope.analyzers.scaling.study import Scaling
 from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis
 from perfscope.page.html import render
-from perfscope.page.part import Document, Drawn, Figure, Part, Tile, result_of
+from perfscope.page.part import Document, Drawn, Part, Tile, result_of
 from perfscope.page.parts import bars, curves
-from perfscope.page.parts.difference import show_difference
 from perfscope.page.parts.findings import draw_findings
 from perfscope.page.parts.timeline import draw_timeline
-from perfscope.report import Cell, Column, Section, percent
+from perfscope.report import Column, Section, percent
 from perfscope.units import format_count, format_seconds
 
 
@@ -36,7 +32,7 @@ class _Kind:
         identity: Its name in links.
         title: Its heading.
         results: The results whose tables it has, below what is drawn of them.
-        draw: Draws them.
+        draw: Draws them; None where the tables are all.
         needs: Results of which one must exist; where it is empty those of ``results``.
         otherwise: Why there is nothing to show where no analyzer says it.
     """
@@ -44,7 +40,7 @@ class _Kind:
     identity: str
     title: str
     results: tuple[str, ...]
-    draw: Callable[[Analysis], Drawn]
+    draw: Callable[[Analysis], Drawn] | None = None
     needs: tuple[str, ...] = ()
     otherwise: str = "this was not analyzed"
 
@@ -55,7 +51,7 @@ class _Kind:
             reasons = [each.reason for each in (*analysis.skipped, *analysis.inapplicable) if each.analyzer == needs[0]]
             reason = "; ".join(dict.fromkeys(reasons)) or self.otherwise
             return Part(self.identity, self.title, absent=f"Nothing to show: {reason}.")
-        drawn = self.draw(analysis)
+        drawn = self.draw(analysis) if self.draw else Drawn()
         results = [analysis.results[name] for name in self.results if name in analysis.results]
         sections = tuple(section for result in results for section in result.sections())
         if drawn.absent and not sections:
@@ -71,49 +67,22 @@ _KINDS = (
     _Kind("goodput", "Goodput", ("wall_clock",), bars.draw_wall_clock),
     _Kind("breakdown", "Device time", ("breakdown", "idle", "host"), bars.draw_breakdown, ("breakdown", "host")),
     _Kind("timeline", "Timeline", ("timeline",), draw_timeline),
-    _Kind("overlap", "Overlap by axis", ("overlap",), bars.draw_overlap),
+    _Kind("overlap", "Overlap by axis", ("overlap",)),
     _Kind("collectives", "Collectives", ("collectives",), curves.draw_collectives),
     _Kind("stragglers", "Stragglers", ("stragglers",), curves.draw_stragglers),
     _Kind("gpus", "GPUs under the steps", ("gpus", "energy", "throttling"), curves.draw_gpus, ("gpus",)),
     _Kind("pipeline", "Pipeline", ("pipeline_bubble", "pipeline_steps"), bars.draw_pipeline),
     _Kind("critical-path", "Critical path", ("whatif",), bars.draw_critical_path),
-    _Kind("kernels", "Kernels", ("kernels",), bars.draw_kernels),
-    _Kind(
-        "modules", "Modules", ("modules",), bars.draw_modules,
-        otherwise="this is no run of `perfscope profile --modules`",
-    ),
+    _Kind("kernels", "Kernels", ("kernels",)),
+    _Kind("modules", "Modules", ("modules",), otherwise="this is no run of `perfscope profile --modules`"),
     _Kind("memory", "Memory", ("memory",), bars.draw_memory, ("steps", "gpus", "memory")),
-    _Kind("checkpoints", "Checkpoints", ("saves",), bars.draw_checkpoints),
+    _Kind("checkpoints", "Checkpoints", ("saves",)),
 )  # fmt: skip
-
-
-def draw_result(name: str, analysis: Analysis) -> tuple[str, tuple[Figure, ...]]:
-    """The title and the charts of a result; none where the page draws none of it."""
-    kind = next((kind for kind in _KINDS if name in kind.results[:1] and name in analysis.results), None)
-    return (kind.title, kind.draw(analysis).figures) if kind else ("", ())
 
 
 def build_page(analysis: Analysis) -> str:
     """The page of a run or of traces, as HTML; its analysis is that of ``read_for_page``, or any other one."""
     return render(describe_analysis(analysis))
-
-
-def build_comparison_page(comparison: Comparison) -> str:
-    """The page of a comparison, as HTML."""
-    return render(describe_comparison(comparison))
-
-
-def describe_comparison(comparison: Comparison) -> Document:
-    """What the page of a comparison shows."""
-    title = describe_verdict(comparison)
-    facts = (f"A: {comparison.a.name}", f"B: {comparison.b.name}")
-    return Document(title, facts, comparison.damage, comparison.reasons, (), (show_difference(comparison),))
-
-
-def describe_scaling(study: Scaling, problems: tuple[str, ...] = ()) -> Document:
-    """What the page of several runs on different numbers of GPUs shows; ``problems`` are of runs that could not be."""
-    facts = (format_count(len(study.runs), "run"), f"{len(study.series)} series")
-    return Document("Scaling", facts, problems, study.notes, (), (show_scaling(study),))
 
 
 def describe_analysis(analysis: Analysis) -> Document:
@@ -207,17 +176,3 @@ def _show_others(analysis: Analysis) -> Part:
         return Part("others", "Other results", absent="Nothing to show: all results are drawn above.")
     lead = "Tables of `perfscope analyze` that no chart draws, and what could not be computed."
     return Part("others", "Other results", lead, sections=tuple(sections))
-
-
-def show_scaling(study: Scaling) -> Part:
-    """Measured medians, the ideal line, and every law."""
-    sections = study.sections()
-    if not study.series:
-        reason = "Nothing to draw: no set-up was run on two different numbers of GPUs."
-        return Part("scaling", "Scaling", reason, sections=sections)
-    columns = (Column("Model"), Column("GPUs"), Column("Samples/s", 3))
-    rows: list[tuple[Cell, ...]] = [
-        (series.model, point.gpus, point.median_speed) for series in study.series for point in series.points
-    ]
-    figure = Figure((study.chart(),), Section("Throughput over GPUs", columns, tuple(rows)))
-    return Part("scaling", "Scaling", "Measured medians, the ideal line, and the fitted laws.", (figure,), sections)

@@ -13,7 +13,7 @@ from html import escape
 from importlib.resources import files
 
 from perfscope.charts.palette import style_rules, style_variables
-from perfscope.charts.svg import NARROW, draw
+from perfscope.charts.svg import draw
 from perfscope.page.part import Document, Figure, Part, Tile
 from perfscope.report import Cell, Column, Section, escape_control_characters
 
@@ -178,7 +178,7 @@ def _figure(figure: Figure, identity: str) -> str:
     return (
         f'<figure id="{identity}"><figcaption><h3>{clean(title)}</h3></figcaption>'
         f'<div class="scroll chart-scroll" tabindex="0" role="region" aria-label="{clean(title)}">'
-        f"{draw(figure.charts, identity)}{draw(figure.charts, f'{identity}-n', NARROW)}</div>{details}</figure>"
+        f"{draw(figure.charts, identity)}</div>{details}</figure>"
     )
 
 

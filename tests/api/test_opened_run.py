@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
 import shutil
-from base64 import b64decode
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
@@ -133,24 +130,21 @@ def test_two_runs_compared() -> None:
     assert perfscope.open(clean).compare(slow).verdict == perfscope.open(clean).compare(str(slow)).verdict
 
 
-def test_a_page_of_a_run_and_of_a_comparison(tmp_path: Path) -> None:
+def test_a_page_of_a_run(tmp_path: Path) -> None:
     page = perfscope.open(UNPINNED).page()
     assert page.save(tmp_path / "page.html").read_text() == page.html
     assert "Unpinned copies" in page.html
     assert page._repr_html_().startswith("<iframe")
-    compared = perfscope.open(PINNED).compare(UNPINNED, anyway=True).page()
-    assert "slower" in compared.html
     with pytest.raises(perfscope.SourceError):
         page.save(tmp_path / "nothing" / "page.html")
 
 
-@pytest.mark.parametrize("name", ["steps", "breakdown", "kernels"])
-def test_a_result_shows_a_chart_and_a_table(name: str) -> None:
-    html = perfscope.open(UNPINNED).results[name]._repr_html_() or ""
-    svg = b64decode(re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html)[0])
-    assert ElementTree.fromstring(svg).tag.endswith("svg")
-    assert "<table>" in html
-    assert "<script" not in html
+def test_a_notebook_shows_tables() -> None:
+    run = perfscope.open(UNPINNED)
+    assert run.results.steps._repr_markdown_() == str(run.results.steps)
+    assert "| Rank" in str(run.results.steps)
+    assert run._repr_markdown_() == str(run)
+    assert run.results.saves._repr_markdown_() == "No saves: no checkpoint save was timed"
 
 
 class TestBadInput:
@@ -189,22 +183,11 @@ class TestBadInput:
             trace.write_bytes(trace.read_bytes()[:-2000])
         run = perfscope.open(tmp_path / "run")
         assert run.warnings
-        assert "Warning: " in run._repr_html_() or ""
+        assert "**Warning:** " in str(run)
 
     def test_several_runs(self) -> None:
         with pytest.raises(perfscope.UsageError, match="these are 2 runs"):
             perfscope.open(UNPINNED, ZERO1)
-
-    def test_hostile_names_show_as_text(self, tmp_path: Path) -> None:
-        trace = json.loads(gzip.decompress(next((UNPINNED / "traces").glob("*.json.gz")).read_bytes()))
-        for event in trace["traceEvents"]:
-            if event.get("cat") == "kernel":
-                event["name"] = "<script>alert(1)</script>\x1b[31m"
-        (tmp_path / "rank0.json").write_text(json.dumps(trace))
-        html = perfscope.open(tmp_path / "rank0.json").results.kernels._repr_html_() or ""
-        assert "&lt;script&gt;" in html
-        assert "<script" not in html
-        assert "\x1b" not in html
 
 
 def run_with_steps(folder: Path, change: Callable[[Lines], Lines]) -> perfscope.OpenedRun:

@@ -17,7 +17,6 @@ from perfscope.charts.grammar import (
     HeatCell,
     Line,
     Scale,
-    Shades,
     Values,
 )  # fmt: skip
 from perfscope.charts.palette import Colour, style_variables
@@ -89,7 +88,7 @@ def test_a_heat_map_has_a_cell_for_each_pair_and_hotter_ones_are_darker() -> Non
 
 def test_names_of_a_run_stay_text() -> None:
     area = Area(HOSTILE, Colour.FIRST, ((0, 0, 1), (1, 0, 1)))
-    marks = (area, Shades(HOSTILE, Colour.COPY, ((0, 1, HOSTILE),)), Dots(HOSTILE, Colour.FIRST, ((0, 0),), (HOSTILE,)))
+    marks = (area, Dots(HOSTILE, Colour.FIRST, ((0, 0),), (HOSTILE,)))
     chart = Chart(HOSTILE, HOSTILE, Values(HOSTILE), Values(HOSTILE), marks)
     for text in (draw_file([chart]), draw([chart, chart], "a").replace("<svg", f'<svg xmlns="{SVG[1:-1]}"')):
         tree = ET.fromstring(text)

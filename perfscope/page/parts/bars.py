@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
-from perfscope.analyzers.kernels import Kernels
 from perfscope.analyzers.memory import MemoryUse
 from perfscope.analyzers.memory.peak import chart_memory
-from perfscope.analyzers.modules import ModuleNode, ModuleTree, build_tree, fold
-from perfscope.analyzers.modules.attribution import Phase, RankModules
-from perfscope.analyzers.overlap import Overlap
 from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
-from perfscope.analyzers.saves import SaveTimes
 from perfscope.analyzers.shared.parts import Part as Spent
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.wall_clock import WallClock
@@ -27,12 +21,8 @@ from perfscope.page.figures import draw_bars, select_rows
 from perfscope.page.part import Drawn, Figure, rank_name, result_of
 from perfscope.report import Cell, Column, Section, percent_of
 from perfscope.schedules.drawing import to_charts
-from perfscope.tables.kernel_classes import short_name
-from perfscope.tables.trace import Work
 
 _MOST_ROWS = 48
-_MOST_KERNELS, _MOST_MODULES, _MOST_SAVES = 16, 24, 24
-_INDENT = "· "
 
 _DEVICE = (
     ("compute", Colour.COMPUTE),
@@ -65,20 +55,6 @@ def draw_breakdown(analysis: Analysis) -> Drawn:
         f"window. {selection.note}"
     )
     return Drawn(lead, (draw_bars("Device time by rank and step", "ms", [name for name, _ in shown], rows, _DEVICE),))
-
-
-_OVERLAP = (("hidden behind computation", Colour.BESIDE), ("exposed", Colour.COMMUNICATION))
-
-
-def draw_overlap(analysis: Analysis) -> Drawn:
-    """How much communication of each axis hides behind computation."""
-    overlap = result_of(analysis, "overlap", Overlap)
-    if overlap is None or not overlap.axes:
-        return Drawn()
-    rows = [[axis.row.hidden / NS_PER_MS, axis.row.exposed / NS_PER_MS] for axis in overlap.axes]
-    names = [axis.axis or "not stated" for axis in overlap.axes]
-    title = "Communication by axis of parallelism"
-    return Drawn("", (draw_bars(title, "ms", names, rows, _OVERLAP, axis="ms over all ranks"),))
 
 
 _LIFE: tuple[tuple[str, Colour, tuple[Spent, ...]], ...] = (
@@ -152,64 +128,6 @@ def draw_critical_path(analysis: Analysis) -> Drawn:
     )
 
 
-_WORK = {
-    Work.COMPUTE: ("compute", Colour.COMPUTE),
-    Work.COMMUNICATION: ("communication", Colour.COMMUNICATION),
-    Work.COPY: ("copy", Colour.COPY),
-    Work.FUSED: ("compute with communication", Colour.BESIDE),
-}
-
-
-def draw_kernels(analysis: Analysis) -> Drawn:
-    """A bar for each of the most expensive kernels."""
-    kernels = result_of(analysis, "kernels", Kernels)
-    assert kernels is not None
-    shown = kernels.names[:_MOST_KERNELS]
-    rows = [
-        [kernel.total_ns / NS_PER_MS if kernel.work == work.name.lower() else 0.0 for work in _WORK] for kernel in shown
-    ]
-    names = [f"{short_name(kernel.name)} ({kernel.calls:,} calls)" for kernel in shown]
-    lead = f"{len(shown)} of {len(kernels.names)} names, by their time on all devices."
-    title = "The most expensive kernels"
-    return Drawn(lead, (draw_bars(title, "ms", names, rows, list(_WORK.values()), axis="ms over all ranks"),))
-
-
-_PHASES = {
-    Phase.FORWARD: ("forward", Colour.FORWARD),
-    Phase.BACKWARD: ("backward", Colour.BACKWARD),
-    Phase.RECOMPUTATION: ("recomputed", Colour.WEIGHT),
-    Phase.OPTIMIZER: ("optimizer", Colour.BESIDE),
-    Phase.COMMUNICATION: ("communication", Colour.COMMUNICATION),
-}
-
-
-def draw_modules(analysis: Analysis) -> Drawn:
-    """A bar for each module of the rank that computes longest; those inside it stand below it."""
-    tree = result_of(analysis, "modules", ModuleTree)
-    assert tree is not None
-    rank = max(tree.traced, key=lambda each: each.computing_ns / max(1, each.steps))
-    nodes = list(_walk(rank, tree.depth))
-    if not nodes:
-        return Drawn("No module has device time.")
-    shown, steps = nodes[:_MOST_MODULES], max(1, rank.steps)
-    of_step = f"a mean of {rank.steps} steps" if rank.steps else "the whole trace, which marks no step"
-    lead = f"Device time of each module with those inside it, of {of_step} of {rank_name(rank.rank)}."
-    if len(shown) < len(nodes):
-        lead += f" {len(shown)} of {len(nodes)} are drawn, from the outermost in."
-    rows = [[node.totals_ns()[phase] / steps / NS_PER_MS for phase in _PHASES] for _, node in shown]
-    names = [name for name, _ in shown]
-    return Drawn(lead, (draw_bars("Device time by module", "ms", names, rows, list(_PHASES.values())),))
-
-
-def _walk(rank: RankModules, most_levels: int) -> Iterator[tuple[str, ModuleNode]]:
-    """The name of each module, indented by its level, and the module; repeated layers are one."""
-    for root in sorted(fold(build_tree(rank.modules)), key=lambda node: -node.total_ns):
-        for level, node in root.walk():
-            if level < most_levels and node.total_ns:
-                repeated = f" x{len(node.instances_ns)}" if len(node.instances_ns) > 1 else ""
-                yield f"{_INDENT * level}{node.path}{repeated}", node
-
-
 _MEMORY = (
     ("tensors", Colour.COMPUTE),
     ("other use: caches, contexts, NCCL, other processes", Colour.COPY),
@@ -253,25 +171,6 @@ def _draw_history(use: MemoryUse) -> Figure:
     ]
     columns = (Column("Category"), Column("At the peak (GB)", 3), Column("Share (%)"))
     return Figure((chart_memory(peak),), Section("Peak by category", columns, tuple(cells)))
-
-
-_SAVES = (("training stalled", Colour.WORSE), ("writing beside training", Colour.BESIDE))
-
-
-def draw_checkpoints(analysis: Analysis) -> Drawn:
-    """A bar for each save."""
-    saves = result_of(analysis, "saves", SaveTimes)
-    timed = [save for save in saves.saves if save.blocked_s is not None] if saves else []
-    shown = timed[-_MOST_SAVES:]
-    if not shown:
-        return Drawn()
-    names = ["step unknown" if save.step is None else f"step {save.step}" for save in shown]
-    rows = [
-        [save.blocked_s, None if save.drained_s is None else max(save.drained_s - (save.blocked_s or 0.0), 0.0)]
-        for save in shown
-    ]
-    lead = f"The last {_MOST_SAVES} of {len(timed)} saves are drawn." if len(shown) < len(timed) else ""
-    return Drawn(lead, (draw_bars("Time of each save", "s", names, rows, _SAVES),))
 
 
 def draw_pipeline(analysis: Analysis) -> Drawn:

@@ -25,7 +25,6 @@ from perfscope.charts.grammar import (
     Line,
     Mark,
     Scale,
-    Shades,
     Span,
     Spans,
     Values,
@@ -179,8 +178,7 @@ def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[Span]:
         previous = step or 0
 
 
-_MOST_LINES, _MOST_SAMPLES, _MOST_STEPS = 6, 400, 1_500
-_PANEL = 84
+_MOST_SAMPLES, _MOST_STEPS = 400, 1_500
 _COUNTERS: dict[str, tuple[str, float]] = {
     "power_mw": ("power (W)", MS_PER_S),
     "sm_clock_mhz": ("SM clock (MHz)", 1),
@@ -210,8 +208,7 @@ def draw_gpus(analysis: Analysis) -> Drawn:
     counters = [counter for counter in counters if counter.lines]
     if not counters:
         return Drawn("Nothing to draw: the samples hold no values.")
-    windows = _windows(run, used[0])
-    panels = [_panel(counter, windows, is_first=index == 0) for index, counter in enumerate(counters)]
+    panels = [_panel(counter, is_first=index == 0) for index, counter in enumerate(counters)]
     panels[-1] = replace(panels[-1], x=Values("seconds since the first step"))
     columns = (*map(Column, ("GPU of", "Counter", "Samples")), *(Column(name, 1) for name in ("Least", "Mean", "Most")))
     rows = tuple(
@@ -219,10 +216,10 @@ def draw_gpus(analysis: Analysis) -> Drawn:
         for counter in counters
         for name, _, values in counter.lines
     )
-    lead = "Seconds since the first step of each host. The marked stretches are profiler windows."
-    if len(used) > _MOST_LINES:
-        lead += f" Of {len(used)} GPUs the middle half is a band around their median, within the band of all."
-    figure = Figure((_steps_chart(used[0], windows), *panels), Section("NVML's samples", columns, rows))
+    lead = "Seconds since the first step of each host."
+    if len(used) > len(SERIES):
+        lead += f" The first {len(SERIES)} of {len(used)} GPUs are drawn; the table has all."
+    figure = Figure((_steps_chart(used[0]), *panels), Section("NVML's samples", columns, rows))
     return Drawn(lead, (figure,))
 
 
@@ -247,21 +244,7 @@ def _read_counter(field: str, used: Sequence[UsedGpu]) -> _Counter:
     return _Counter(label, lines)
 
 
-def _windows(run: Run, gpu: UsedGpu) -> list[tuple[float, float, str]]:
-    origin_ns, steps = _origin_ns(gpu), gpu.steps
-    ranges = []
-    for window in run.windows:
-        rows = np.flatnonzero((steps.step >= window.first_step) & (steps.step <= window.last_step))
-        if window.rank == gpu.ranks[0] and len(rows):
-            first, last = int(steps.end_ns[rows[0]]), int(steps.end_ns[rows[-1]])
-            wall_ns = steps.wall_ns[rows[0]]
-            first -= 0 if wall_ns is np.ma.masked else int(wall_ns)
-            tip = f"profiler window: steps {window.first_step}-{window.last_step}"
-            ranges.append(((first - origin_ns) / NS_PER_S, (last - origin_ns) / NS_PER_S, tip))
-    return ranges
-
-
-def _steps_chart(gpu: UsedGpu, windows: list[tuple[float, float, str]]) -> Chart:
+def _steps_chart(gpu: UsedGpu) -> Chart:
     """The steps of one rank as spans of time, of which neighbours differ."""
     starts, ends, rows = step_intervals_ns(gpu.steps)
     origin_ns = _origin_ns(gpu)
@@ -271,30 +254,22 @@ def _steps_chart(gpu: UsedGpu, windows: list[tuple[float, float, str]]) -> Chart
         start, end = (int(starts[first]) - origin_ns) / NS_PER_S, (int(ends[last - 1]) - origin_ns) / NS_PER_S
         tip = f"{_step_name(numbers[first:last])}: {(end - start) * MS_PER_S:,.1f} ms"
         spans[first % 2].append(Span(0, start, end, tip, str(numbers[first]) if last - first == 1 else ""))
-    marks: tuple[Mark, ...] = (
-        *([Shades("profiler window", Colour.COPY, tuple(windows))] if windows else []),
-        Spans("", Colour.FIRST, tuple(spans[0])),
-        Spans("", Colour.BESIDE, tuple(spans[1])),
-    )
+    marks = (Spans("", Colour.FIRST, tuple(spans[0])), Spans("", Colour.BESIDE, tuple(spans[1])))
     description = f"When each of {len(numbers)} steps ran, in seconds."
     names = Categories("", (f"steps of {rank_name(gpu.ranks[0])}",))
     return Chart("GPUs under the steps", description, Values(""), names, marks)
 
 
-def _panel(counter: _Counter, windows: list[tuple[float, float, str]], *, is_first: bool) -> Chart:
+def _panel(counter: _Counter, *, is_first: bool) -> Chart:
     """One counter; the legend of the first one counts for all."""
-    marks: list[Mark] = [Shades("", Colour.COPY, tuple(windows))] if windows else []
-    if len(counter.lines) <= _MOST_LINES:
-        marks += [
-            Line(name if is_first else "", SERIES[index % len(SERIES)], _thin(seconds, values))
-            for index, (name, seconds, values) in enumerate(counter.lines)
-        ]
-    else:
-        marks += _bands(counter, ("all GPUs", "middle half", "median") if is_first else ("", "", ""))
+    marks = tuple(
+        Line(name if is_first else "", colour, _thin(seconds, values))
+        for colour, (name, seconds, values) in zip(SERIES, counter.lines, strict=False)
+    )
     least = min(min(values) for _, _, values in counter.lines)
     low = None if "clock" in counter.label or "temperature" in counter.label else min(0.0, least)
     description = f"{counter.label} of {len(counter.lines)} GPUs over the seconds of training."
-    return Chart(counter.label, description, Values(""), Values("", low=low), tuple(marks), height=_PANEL)
+    return Chart(counter.label, description, Values(""), Values("", low=low), marks, height=84)
 
 
 def _thin(seconds: Sequence[float], values: Sequence[float]) -> tuple[tuple[float, float], ...]:
@@ -303,20 +278,6 @@ def _thin(seconds: Sequence[float], values: Sequence[float]) -> tuple[tuple[floa
         (sum(seconds[first:last]) / (last - first), sum(values[first:last]) / (last - first))
         for first, last in bucket_edges(len(seconds), _MOST_SAMPLES)
     )
-
-
-def _bands(counter: _Counter, labels: tuple[str, str, str]) -> list[Mark]:
-    first = min(seconds[0] for _, seconds, _ in counter.lines)
-    last = max(seconds[-1] for _, seconds, _ in counter.lines)
-    grid = np.linspace(first, last, _MOST_SAMPLES // 2)
-    table = np.array([np.interp(grid, seconds, values) for _, seconds, values in counter.lines])
-    low, quarter, middle, three, high = np.quantile(table, (0, 0.25, 0.5, 0.75, 1), axis=0).tolist()
-    x = grid.tolist()
-    return [
-        Area(labels[0], Colour.FIRST, tuple(zip(x, low, high, strict=True))),
-        Area(labels[1], Colour.FIRST, tuple(zip(x, quarter, three, strict=True))),
-        Line(labels[2], Colour.FIRST, tuple(zip(x, middle, strict=True))),
-    ]
 
 
 def draw_collectives(analysis: Analysis) -> Drawn:
@@ -363,7 +324,6 @@ def _describe(operation: Operation) -> str:
 
 
 _MOST_RANKS, _MOST_BUCKETS = 64, 60
-_WIDE_ENOUGH_FOR_TEXT = 14
 
 
 def draw_stragglers(analysis: Analysis) -> Drawn:
@@ -389,7 +349,7 @@ def draw_stragglers(analysis: Analysis) -> Drawn:
             column,
             row,
             wait / hottest,
-            f"{wait:,.2f}" if len(buckets) <= _WIDE_ENOUGH_FOR_TEXT else "",
+            f"{wait:,.2f}",
             f"{names[row]}, {columns[column]}: the others waited {wait:,.2f} ms for it",
         )
         for row, waits in enumerate(waits_ms)
