@@ -80,7 +80,7 @@ class Area:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RowSpan:
     """A part of a row, from one value of x to another.
 
     Attributes:
@@ -98,12 +98,12 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Spans:
+class RowSpans:
     """Parts of rows: bars of a timeline, of a stack, or of a sum from the left to the right."""
 
     label: str
     colour: Colour
-    spans: tuple[Span, ...]
+    spans: tuple[RowSpan, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class Heat:
     cells: tuple[HeatCell, ...]
 
 
-Mark: TypeAlias = Line | Dots | Area | Spans | Heat
+Mark: TypeAlias = Line | Dots | Area | RowSpans | Heat
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from html import escape
 from itertools import pairwise
 from math import ceil, floor, isfinite, log10
 
-from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, Line, Mark, Scale, Spans, Values
+from perfscope.charts.grammar import Area, Categories, Chart, Dots, Heat, Line, Mark, RowSpans, Scale, Values
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.report import escape_control_characters
 
@@ -101,7 +101,7 @@ def _values(mark: Mark, axis: str) -> Iterator[float]:
     elif isinstance(mark, Area):
         for x, low, high in mark.points:
             yield from (x,) if axis == "x" else (low, high)
-    elif isinstance(mark, Spans) and axis == "x":
+    elif isinstance(mark, RowSpans) and axis == "x":
         for span in mark.spans:
             yield from (span.start, span.end)
 
@@ -322,7 +322,7 @@ def _draw_columns(frame: _Frame, axis: Categories) -> Iterator[str]:
 
 
 def _draw_mark(mark: Mark, frame: _Frame) -> Iterator[str]:
-    if isinstance(mark, Spans):
+    if isinstance(mark, RowSpans):
         yield from _draw_spans(mark, frame)
     elif isinstance(mark, Heat):
         yield from _draw_heat(mark, frame)
@@ -349,7 +349,7 @@ def _draw_curves(mark: Line | Dots | Area, frame: _Frame, y: Extent) -> Iterator
                 yield f'<circle class="mark fill-{mark.colour}" {place} r="3"{end}'
 
 
-def _draw_spans(mark: Spans, frame: _Frame) -> Iterator[str]:
+def _draw_spans(mark: RowSpans, frame: _Frame) -> Iterator[str]:
     height = frame.chart.row_height
     has_tips = len(mark.spans) <= _MOST_TIPS
     for span in mark.spans:

@@ -39,7 +39,7 @@ _PLAN_PANEL = "Planned size (without DIR)"
 
 
 @dataclass(frozen=True, slots=True)
-class ModelOptions:
+class CheckpointOptions:
     """The model, and how it is trained."""
 
     size: Annotated[
@@ -99,7 +99,7 @@ def _read_saves(source: str | None) -> Saves | None:
 
 @expand_groups
 def checkpoint(
-    model: ModelOptions,
+    model: CheckpointOptions,
     directory: Annotated[
         Path | None,
         typer.Argument(

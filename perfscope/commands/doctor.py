@@ -9,20 +9,20 @@ import json
 import os
 import platform
 import re
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
+from threading import Timer
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +30,7 @@ import typer
 from perfscope import hooks
 from perfscope.commands.machine import measure_ceiling, run_demo
 from perfscope.commands.options import FormatOption
-from perfscope.constants import GB, MB
+from perfscope.constants import GB
 from perfscope.errors import ExitCode, UsageError
 from perfscope.frameworks import WATCHED
 from perfscope.hooks.config import Config
@@ -42,7 +42,7 @@ from perfscope.renderers import Format
 from perfscope.report import Column, Report, Section
 
 
-class Verdict(StrEnum):
+class CheckVerdict(StrEnum):
     """Whether a part works."""
 
     OK = "ok"
@@ -62,24 +62,24 @@ class Check:
     """
 
     part: str
-    verdict: Verdict
+    verdict: CheckVerdict
     finding: str
     fix: str = ""
 
 
 def ok(part: str, finding: str) -> Check:
     """A part that works."""
-    return Check(part, Verdict.OK, finding)
+    return Check(part, CheckVerdict.OK, finding)
 
 
 def warn(part: str, finding: str, fix: str = "") -> Check:
     """A part that works in part, or that not everybody needs."""
-    return Check(part, Verdict.WARN, finding, fix)
+    return Check(part, CheckVerdict.WARN, finding, fix)
 
 
 def fail(part: str, finding: str, fix: str) -> Check:
     """A part that cannot work."""
-    return Check(part, Verdict.FAIL, finding, fix)
+    return Check(part, CheckVerdict.FAIL, finding, fix)
 
 
 _TIMEOUT_S = 180
@@ -106,29 +106,21 @@ def probe(lines: str, environment: Mapping[str, str] | None = None, timeout_s: f
     program = (
         f"import json, sys\nresult = {{}}\n{lines}\nsys.stdout.write({_RESULT_MARK!r} + json.dumps(result) + '\\n')\n"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=None if environment is None else dict(environment),
-        start_new_session=True,
-    ) as process:
-        try:
-            stdout, stderr = process.communicate(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return ProbeResult(None, "", f"no answer in {timeout_s:g} s")
-    results = [line.removeprefix(_RESULT_MARK) for line in stdout.splitlines() if line.startswith(_RESULT_MARK)]
-    if results and process.returncode == 0:
-        return ProbeResult(json.loads(results[-1]), stderr, "")
-    if process.returncode < 0:
-        return ProbeResult(None, stderr, f"it was killed by {signal.Signals(-process.returncode).name}")
-    errors = [line for line in stderr.splitlines() if line.strip()]
-    return ProbeResult(None, stderr, errors[-1] if errors else f"it exited with status {process.returncode}")
+    command = [sys.executable, "-c", program]
+    try:
+        ended = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", env=environment,
+            timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return ProbeResult(None, "", f"no answer in {timeout_s:g} s")
+    results = [line.removeprefix(_RESULT_MARK) for line in ended.stdout.splitlines() if line.startswith(_RESULT_MARK)]
+    if results and ended.returncode == 0:
+        return ProbeResult(json.loads(results[-1]), ended.stderr, "")
+    if ended.returncode < 0:
+        return ProbeResult(None, ended.stderr, f"it was killed by {signal.Signals(-ended.returncode).name}")
+    errors = [line for line in ended.stderr.splitlines() if line.strip()]
+    return ProbeResult(None, ended.stderr, errors[-1] if errors else f"it exited with status {ended.returncode}")
 
 
 _OLDEST_TORCH = (2, 4)
@@ -211,7 +203,7 @@ def _judge_profile(result: ProbeResult, gpus: int, environment: Mapping[str, str
     elif values["devices"]:
         messages = [f": {line.strip()}" for line in result.stderr.splitlines() if "CUPTI" in line.upper()]
         variable = find_profiler_variable(environment)
-        fix = "another profiler may hold CUPTI: see DCGM and Nsight below; else update the driver"
+        fix = "another profiler may hold CUPTI: end Nsight, or `dcgmi profile --pause` DCGM; else update the driver"
         if variable is not None:
             fix = f"{variable} is set: run without that profiler, which holds CUPTI"
         yield fail("CUPTI", f"a tiny profile contains no kernel{messages[-1] if messages else ''}", fix)
@@ -267,18 +259,12 @@ def _find_packages() -> list[str]:
 
 
 def _check_packages(packages: Sequence[str], environment: Mapping[str, str]) -> list[Check]:
-    """Import the wrapped modules of all packages in one process: nearly all of them load torch, which takes seconds.
-
-    Where that process fails, each package is imported in a process of its own, which shows the one that fails.
-    """
-    together = _import_modules(packages, environment)
-    if together.values is not None:
-        return [_check_package(package, together) for package in packages]
-    return [_check_package(package, _import_modules([package], environment)) for package in packages]
-
-
-def _import_modules(packages: Sequence[str], environment: Mapping[str, str]) -> ProbeResult:
-    return probe(_IMPORT.format(names=[name for package in packages for name in _modules_of(package)]), environment)
+    """Import the wrapped modules of all packages in one process: nearly all of them load torch, which takes seconds."""
+    result = probe(_IMPORT.format(names=[name for package in packages for name in _modules_of(package)]), environment)
+    if result.values is None:
+        fix = f"import one after the other: {', '.join(packages)}"
+        return [fail("Hooks of frameworks", f"they cannot be imported: {result.problem}", fix)]
+    return [_check_package(package, result) for package in packages]
 
 
 def _modules_of(package: str) -> list[str]:
@@ -296,8 +282,6 @@ def _check_package(package: str, result: ProbeResult) -> Check:
         installed = version(_DISTRIBUTIONS.get(package, package))
     except PackageNotFoundError:
         installed = "of unknown version"
-    if result.values is None:
-        return fail(part, f"{installed} cannot be imported: {result.problem}", f"try: python -c 'import {package}'")
     names = _modules_of(package)
     off = re.findall(r"perfscope: (.+? is off): this version of (\S+) differs", result.stderr)
     unhooked = re.findall(r"perfscope: (\S+) is not hooked", result.stderr)
@@ -306,14 +290,13 @@ def _check_package(package: str, result: ProbeResult) -> Check:
     if problems:
         finding = "; ".join(problems)
         return warn(part, f"{installed}: {finding}", "none: those records will be missing, all others are captured")
-    missing = [name for name in result.values["missing"] if name in names]
+    missing = [name for name in (result.values or {})["missing"] if name in names]
     note = f"; not in this version: {', '.join(missing)}" if missing else ""
     count = len(names) - len(missing)
     return ok(part, f"{installed}: {count} {'module' if count == 1 else 'modules'} wrapped{note}")
 
 
 _LAUNCHERS = ("torchrun", "deepspeed", "accelerate", "mpirun", "srun")
-_LONGEST_SHEBANG = 512
 
 
 def check_launchers() -> Check:
@@ -333,23 +316,9 @@ def check_launchers() -> Check:
 def _uses_another_python(program: Path) -> bool:
     """Whether a script's first line names another Python."""
     with program.open("rb") as file:
-        first_line = file.readline(_LONGEST_SHEBANG)
+        first_line = file.readline(512)
     match = re.match(rb"#!\s*(\S*/python[\d.]*)\s*$", first_line)
     return match is not None and Path(os.fsdecode(match[1])).parent != Path(sys.executable).parent
-
-
-_SAMPLER_TIMEOUT_S = 20
-_POLL_S = 0.05
-_SAMPLES_PER_S = 10
-#: The description of the GPUs, and a sample.
-_EXPECTED_LINES = 2
-_EXPECTED_VALUES = {
-    "power_mw": "power",
-    "sm_clock_mhz": "clock",
-    "gpu_util_percent": "utilisation",
-    "throttle": "throttle reasons",
-    "energy_mj": "energy counter",
-}
 
 
 def check_nvml() -> tuple[Check, int]:
@@ -357,104 +326,32 @@ def check_nvml() -> tuple[Check, int]:
     pynvml_folder = attach.find_pynvml()
     if pynvml_folder is None:
         return fail("NVML", "nvidia-ml-py is not installed", "pip install nvidia-ml-py"), 0
-    lines = _read_first_lines(pynvml_folder)
+    script = Path(hooks.__file__).resolve().parent / "nvml" / "sampler.py"
+    command = [sys.executable, "-I", "-S", str(script), pynvml_folder, "10", str(os.getpid())]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        watchdog = Timer(_TIMEOUT_S, process.kill)  # a driver may hang
+        watchdog.start()
+        # The description of the GPUs, and a sample; a note ends it.
+        lines = [json.loads(line) for line in islice(process.stdout, 2)]
+        watchdog.cancel()
+        process.kill()
     note = next((line["note"] for line in lines if "note" in line), None)
-    if note is not None or len(lines) < _EXPECTED_LINES:
-        return warn("NVML", note or "it did not answer in time", "none needed on a machine without GPUs"), 0
-    gpus, samples = lines[0]["gpus"], lines[1]["gpus"]
-    missing = [text for name, text in _EXPECTED_VALUES.items() if any(name not in sample for sample in samples)]
-    mig_gpus = sum("mig_devices" in gpu for gpu in gpus)
+    if note is not None or len(lines) < 2:  # noqa: PLR2004 - as above
+        return warn("NVML", note or "it did not answer", "none needed on a machine without GPUs"), 0
+    gpus = lines[0]["gpus"]
     finding = f"{len(gpus)} x {gpus[0].get('name', 'GPU')}, driver {lines[0].get('driver', 'unknown')}"
-    if mig_gpus:
-        finding += f", {mig_gpus} in MIG mode, where power is that of the entire GPU"
-    if missing:
-        fix = "the columns of these values will be n/a"
-        return warn("NVML", f"{finding}; not reported: {', '.join(missing)}", fix), len(gpus)
     return ok("NVML", finding), len(gpus)
 
 
-def _read_first_lines(pynvml_folder: str) -> list[dict[str, Any]]:
-    """The first records of the sampler, started as a run starts it."""
-    script = Path(hooks.__file__).resolve().parent / "nvml" / "sampler.py"
-    command = [sys.executable, "-I", "-S", str(script), pynvml_folder, str(_SAMPLES_PER_S), str(os.getpid())]
-    with tempfile.TemporaryFile() as output:
-        process = subprocess.Popen(command, stdout=output, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + _SAMPLER_TIMEOUT_S
-        content = b""
-        while time.monotonic() < deadline and content.count(b"\n") < _EXPECTED_LINES:
-            has_ended = process.poll() is not None
-            output.seek(0)
-            content = output.read()
-            if has_ended:
-                break
-            time.sleep(_POLL_S)
-        process.kill()
-        process.wait()
-    return [json.loads(line) for line in content.split(b"\n")[:-1]]
-
-
-_PROFILER_PROCESSES = ("nv-hostengine", "dcgm-exporter", "ncu", "nsys")
-
-
-def check_other_profilers() -> Check:
-    """Look for profilers that may hold CUPTI, which one process at a time can use."""
-    variable = find_profiler_variable(os.environ)
-    if variable is not None:
-        return warn("Other profilers", f"{variable} is set, so no window is profiled", "run without that profiler")
-    running = sorted({name for name in _process_names() if name in _PROFILER_PROCESSES})
-    if running:
-        return warn(
-            "Other profilers",
-            f"{', '.join(running)} runs here",
-            "where kernels are missing from traces: dcgmi profile --pause, and --resume afterwards",
-        )
-    return ok("Other profilers", "none: no DCGM, no Nsight")
-
-
-def _process_names() -> Iterable[str]:
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            yield (folder / "comm").read_text().strip()
-        except OSError:
-            continue  # the process has ended
-
-
-_LITTLE_FREE_BYTES = 5 * GB
-
-
 def check_disk(folder: Path) -> Check:
-    """Check free space and the limit of file sizes."""
+    """Check free space."""
     free_bytes = shutil.disk_usage(folder).free
     finding = f"{free_bytes / GB:,.1f} GB free in {folder}"
     if free_bytes < SMALLEST_FREE_BYTES or not os.access(folder, os.W_OK):
         problem = "too little for the trace of a window" if os.access(folder, os.W_OK) else "it cannot be written"
         return fail("Disk", f"{finding}: {problem}", "free some space, or choose another folder with -o")
-    largest_bytes = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
-    if largest_bytes != resource.RLIM_INFINITY:
-        limited = f"{finding}, files are limited to {largest_bytes / MB:,.0f} MB"
-        return warn("Disk", limited, "ulimit -f unlimited")
-    if free_bytes < _LITTLE_FREE_BYTES:
-        return warn("Disk", finding, "free some space: a window of a large model can take gigabytes")
     return ok("Disk", finding)
-
-
-#: Part, distribution, and what to do where it is missing.
-_OPTIONAL = (
-    ("Reading traces", "isal", "pip install isal: traces are decompressed twice as fast"),
-    ("TensorBoard", "torch-tb-profiler", "pip install 'perfscope-toolkit[tensorboard]', to open RUN/traces there"),
-    ("Dask", "distributed", "pip install 'perfscope-toolkit[dask]', to read traces on several machines"),
-)
-
-
-def check_packages() -> list[Check]:
-    """Check the packages that make reading fast or open traces elsewhere."""
-    checks = []
-    for part, distribution, fix in _OPTIONAL:
-        try:
-            checks.append(ok(part, f"{distribution} {version(distribution)}"))
-        except PackageNotFoundError:
-            checks.append(warn(part, f"{distribution} is not installed", fix))
-    return checks
 
 
 _SCHEMA = "perfscope/doctor/1"
@@ -494,7 +391,7 @@ def doctor(
     if ceiling:
         return Outcome(measure_ceiling(output), format)
     checks = _run_checks(_nearest_folder(output or Path()))
-    failed = [check for check in checks if check.verdict is Verdict.FAIL]
+    failed = [check for check in checks if check.verdict is CheckVerdict.FAIL]
     return Outcome(
         _report(checks),
         format,
@@ -514,9 +411,7 @@ def _run_checks(folder: Path) -> list[Check]:
         *hook_checks.result(),
         check_launchers(),
         nvml_check,
-        check_other_profilers(),
         check_disk(folder),
-        *check_packages(),
     ]
 
 
@@ -527,7 +422,7 @@ def _nearest_folder(folder: Path) -> Path:
 
 
 def _report(checks: Sequence[Check]) -> Report:
-    counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in Verdict}
+    counts = {verdict: sum(check.verdict is verdict for check in checks) for verdict in CheckVerdict}
     return Report(
         "Environment check",
         {
@@ -546,7 +441,7 @@ def _report(checks: Sequence[Check]) -> Report:
         (
             Section(
                 "Checks",
-                (Column("Part"), Column("Verdict"), Column("Finding"), Column("Fix")),
+                (Column("Part"), Column("CheckVerdict"), Column("Finding"), Column("Fix")),
                 tuple((check.part, str(check.verdict), check.finding, check.fix) for check in checks),
                 notes=(", ".join(f"{count} {verdict}" for verdict, count in counts.items()) + ".",),
             ),

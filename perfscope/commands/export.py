@@ -30,7 +30,7 @@ from perfscope.watching.openmetrics import to_openmetrics
 _MOST_ROWS = 40
 
 
-class Kind(StrEnum):
+class ExportKind(StrEnum):
     """What ``--as`` takes."""
 
     PAGE = "page"
@@ -39,7 +39,11 @@ class Kind(StrEnum):
 
 
 #: How the file of each kind may end; the first is the usual one.
-_ENDINGS = {Kind.PAGE: (".html", ".htm"), Kind.TRACE: (".json.gz", *TRACE_ENDINGS), Kind.OPENMETRICS: (".prom", ".txt")}
+_ENDINGS = {
+    ExportKind.PAGE: (".html", ".htm"),
+    ExportKind.TRACE: (".json.gz", *TRACE_ENDINGS),
+    ExportKind.OPENMETRICS: (".prom", ".txt"),
+}
 
 
 def export(
@@ -58,7 +62,7 @@ def export(
         ),
     ] = None,
     kind: Annotated[
-        Kind | None,
+        ExportKind | None,
         typer.Option("--as", help="What to write.", show_default="by the end of the file's name, else page"),
     ] = None,
     ranks: Annotated[
@@ -75,11 +79,11 @@ def export(
     steps, collectives and bubbles above them.
     """
     chosen, path = _choose(kind, output)
-    if chosen is not Kind.TRACE and (ranks or steps):
+    if chosen is not ExportKind.TRACE and (ranks or steps):
         raise UsageError("--ranks and --steps are of a trace", hint="--as trace")
-    if chosen is Kind.PAGE:
+    if chosen is ExportKind.PAGE:
         return outcome_of(_write_page(paths, path), format)
-    if chosen is Kind.TRACE:
+    if chosen is ExportKind.TRACE:
         choice = Choice(
             ranks=frozenset(parse_ranges(ranks)) if ranks else frozenset(),
             steps=parse_ranges(steps) if steps else (),
@@ -95,14 +99,14 @@ def export(
     return Outcome(text=f"wrote {path}\n")
 
 
-def _choose(kind: Kind | None, output: Path | None) -> tuple[Kind, Path]:
+def _choose(kind: ExportKind | None, output: Path | None) -> tuple[ExportKind, Path]:
     """What to write, and where.
 
     Raises:
         UsageError: The file's name does not say so.
     """
     if output is None:
-        chosen = kind or Kind.PAGE
+        chosen = kind or ExportKind.PAGE
         return chosen, Path(f"{chosen}{_ENDINGS[chosen][0]}")
     fitting = [each for each, endings in _ENDINGS.items() if output.name.lower().endswith(endings)]
     if not fitting or kind not in (None, *fitting):

@@ -16,7 +16,7 @@ from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
 from perfscope.engine.run import Analysis
 from perfscope.page.html import render
-from perfscope.page.part import Document, Drawn, Part, Tile, result_of
+from perfscope.page.part import Drawn, PageDocument, PagePart, Tile, result_of
 from perfscope.page.parts import bars, curves
 from perfscope.page.parts.findings import draw_findings
 from perfscope.page.parts.timeline import draw_timeline
@@ -44,20 +44,20 @@ class _Kind:
     needs: tuple[str, ...] = ()
     otherwise: str = "this was not analyzed"
 
-    def show(self, analysis: Analysis) -> Part:
+    def show(self, analysis: Analysis) -> PagePart:
         """What is drawn, and the tables; or why there is none."""
         needs = self.needs or self.results
         if not any(name in analysis.results for name in needs):
             reasons = [each.reason for each in (*analysis.skipped, *analysis.inapplicable) if each.analyzer == needs[0]]
             reason = "; ".join(dict.fromkeys(reasons)) or self.otherwise
-            return Part(self.identity, self.title, absent=f"Nothing to show: {reason}.")
+            return PagePart(self.identity, self.title, absent=f"Nothing to show: {reason}.")
         drawn = self.draw(analysis) if self.draw else Drawn()
         results = [analysis.results[name] for name in self.results if name in analysis.results]
         sections = tuple(section for result in results for section in result.sections())
         if drawn.absent and not sections:
-            return Part(self.identity, self.title, absent=drawn.absent)
+            return PagePart(self.identity, self.title, absent=drawn.absent)
         lead = drawn.lead.strip() or drawn.absent
-        return Part(self.identity, self.title, lead, drawn.figures, sections, html=drawn.html)
+        return PagePart(self.identity, self.title, lead, drawn.figures, sections, html=drawn.html)
 
 
 #: The parts in their order; what is in none of them stands at the end as tables.
@@ -85,7 +85,7 @@ def build_page(analysis: Analysis) -> str:
     return render(describe_analysis(analysis))
 
 
-def describe_analysis(analysis: Analysis) -> Document:
+def describe_analysis(analysis: Analysis) -> PageDocument:
     """What the page of an analysis shows, in its order."""
     run = analysis.run
     title = shlex.join(run.command) if run is not None and run.command else _name_inputs(analysis)
@@ -95,7 +95,9 @@ def describe_analysis(analysis: Analysis) -> Document:
         replace(part, sections=tuple(aggregate(section, groupings) for section in part.sections)) for part in parts
     )
     remarks = (*analysis.windows.describe(), *analysis.windows.notes)
-    return Document(title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), parts)
+    return PageDocument(
+        title, tuple(_list_facts(analysis)), analysis.damage, remarks, tuple(_list_tiles(analysis)), parts
+    )
 
 
 def _name_inputs(analysis: Analysis) -> str:
@@ -164,7 +166,7 @@ def _shares_of_window(breakdown: Breakdown) -> Iterator[Tile]:
         yield Tile(label, f"{percent(time_us / parts.window_us):.1f} %", time_us, pointer)
 
 
-def _show_others(analysis: Analysis) -> Part:
+def _show_others(analysis: Analysis) -> PagePart:
     """The tables of all other results, and the reasons of those that are absent."""
     drawn = {name for kind in _KINDS for name in (*kind.results, *kind.needs)}
     others = [result for name, result in analysis.results.items() if name not in drawn]
@@ -173,6 +175,6 @@ def _show_others(analysis: Analysis) -> Part:
         rows = tuple((skip.analyzer, skip.reason) for skip in analysis.skipped)
         sections.append(Section("Not computed", (Column("Result"), Column("Reason")), rows))
     if not sections:
-        return Part("others", "Other results", absent="Nothing to show: all results are drawn above.")
+        return PagePart("others", "Other results", absent="Nothing to show: all results are drawn above.")
     lead = "Tables of `perfscope analyze` that no chart draws, and what could not be computed."
-    return Part("others", "Other results", lead, sections=tuple(sections))
+    return PagePart("others", "Other results", lead, sections=tuple(sections))

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
+from perfscope.charts.grammar import Categories, Chart, RowSpan, RowSpans, Values
 from perfscope.charts.palette import Colour
-from perfscope.page.part import Figure
+from perfscope.page.part import PageFigure
 from perfscope.report import Column, Section
 
 _MOST_HIGH_ROWS = 16
@@ -22,7 +22,7 @@ def draw_bars(
     kinds: Sequence[tuple[str, Colour]],
     *,
     axis: str = "",
-) -> Figure:
+) -> PageFigure:
     """A bar a row, made of its kinds from the left to the right, and a table of them with their sum.
 
     Args:
@@ -36,11 +36,11 @@ def draw_bars(
     used = [kind for kind in range(len(kinds)) if any(row[kind] for row in rows)]
     edges = [[0.0, *accumulate(value or 0.0 for value in row)] for row in rows]
     marks = tuple(
-        Spans(
+        RowSpans(
             kinds[kind][0],
             kinds[kind][1],
             tuple(
-                Span(
+                RowSpan(
                     index,
                     edges[index][kind],
                     edges[index][kind + 1],
@@ -63,15 +63,15 @@ def draw_bars(
     )
     columns = (Column("Of"), *(Column(f"{label.capitalize()} ({unit})", 3) for label, _ in kinds))
     if len(kinds) == 1:
-        return Figure(
+        return PageFigure(
             (chart,), Section(title, columns, tuple((name, *row) for name, row in zip(names, rows, strict=True)))
         )
     cells = tuple((name, *row, sums[-1]) for name, row, sums in zip(names, rows, edges, strict=True))
-    return Figure((chart,), Section(title, (*columns, Column(f"All ({unit})", 3)), cells))
+    return PageFigure((chart,), Section(title, (*columns, Column(f"All ({unit})", 3)), cells))
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
+class ShownRows:
     """Rows of a chart.
 
     Attributes:
@@ -83,7 +83,7 @@ class Selection:
     note: str
 
 
-def select_rows(values: Sequence[float], most: int, measure: str) -> Selection:
+def select_rows(values: Sequence[float], most: int, measure: str) -> ShownRows:
     """All rows, or the quarter of the shown ones with the largest values and even quantiles of the others.
 
     Args:
@@ -92,7 +92,7 @@ def select_rows(values: Sequence[float], most: int, measure: str) -> Selection:
         measure: What the values are, in words.
     """
     if len(values) <= most:
-        return Selection(tuple(range(len(values))), "")
+        return ShownRows(tuple(range(len(values))), "")
     order = sorted(range(len(values)), key=lambda row: (values[row], row))
     outliers, others = order[-(most // 4) :], order[: -(most // 4)]
     count = most - len(outliers)
@@ -101,7 +101,7 @@ def select_rows(values: Sequence[float], most: int, measure: str) -> Selection:
         f"{most} of {len(values):,} are shown: the {len(outliers)} with the largest {measure}, and even quantiles of "
         "the others, from the smallest up."
     )
-    return Selection(tuple(sorted({*outliers, *quantiles})), note)
+    return ShownRows(tuple(sorted({*outliers, *quantiles})), note)
 
 
 def fit_row_height(rows: int) -> int:

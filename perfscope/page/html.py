@@ -14,7 +14,7 @@ from importlib.resources import files
 
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.charts.svg import draw
-from perfscope.page.part import Document, Figure, Part, Tile
+from perfscope.page.part import PageDocument, PageFigure, PagePart, Tile
 from perfscope.report import Cell, Column, Section, escape_control_characters
 
 _MOST_ROWS = 100
@@ -22,7 +22,7 @@ _LONGEST_CELL = 300
 _MOST_DAMAGE = 20
 
 
-def render(document: Document) -> str:
+def render(document: PageDocument) -> str:
     """The whole page."""
     style = style_variables() + style_rules() + _read_asset("page.css")
     script = _read_asset("page.js") + _read_asset("timeline.js")
@@ -110,7 +110,7 @@ def _read_asset(name: str) -> str:
     return files("perfscope.page").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _head(document: Document) -> Iterator[str]:
+def _head(document: PageDocument) -> Iterator[str]:
     yield f'<header>\n<p class="brand">perfscope</p>\n<h1>{_words(document.title)}</h1>'
     if document.facts:
         yield f'<p class="facts">{"".join(f"<span>{clean(fact)}</span>" for fact in document.facts)}</p>'
@@ -140,7 +140,7 @@ def _tile(tile: Tile) -> str:
     )
 
 
-def _navigation(parts: Sequence[Part]) -> Iterator[str]:
+def _navigation(parts: Sequence[PagePart]) -> Iterator[str]:
     links = "".join(
         f'<li><a href="#{part.identity}"{" class=absent" if part.absent else ""}>{clean(part.title)}</a></li>'
         for part in parts
@@ -149,7 +149,7 @@ def _navigation(parts: Sequence[Part]) -> Iterator[str]:
     yield f"<ol>{links}</ol></details></nav>"
 
 
-def _part(part: Part) -> Iterator[str]:
+def _part(part: PagePart) -> Iterator[str]:
     yield f'<section id="{part.identity}" class="part" aria-labelledby="{part.identity}-h">'
     yield f'<h2 id="{part.identity}-h">{clean(part.title)}</h2>'
     if part.absent:
@@ -166,7 +166,7 @@ def _part(part: Part) -> Iterator[str]:
     yield "</section>"
 
 
-def _figure(figure: Figure, identity: str) -> str:
+def _figure(figure: PageFigure, identity: str) -> str:
     title = figure.charts[0].title
     table = figure.values
     details = ""

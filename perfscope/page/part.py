@@ -11,7 +11,7 @@ from perfscope.report import Section
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class PageFigure:
     """Charts on a common axis, with the figures that they draw.
 
     Attributes:
@@ -24,7 +24,7 @@ class Figure:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class PagePart:
     """A part of a page.
 
     Attributes:
@@ -40,7 +40,7 @@ class Part:
     identity: str
     title: str
     lead: str = ""
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[PageFigure, ...] = ()
     sections: tuple[Section, ...] = ()
     absent: str = ""
     html: str = ""
@@ -58,7 +58,7 @@ class Drawn:
     """
 
     lead: str = ""
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[PageFigure, ...] = ()
     html: str = ""
     absent: str = ""
 
@@ -81,7 +81,7 @@ class Tile:
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class PageDocument:
     """A page.
 
     Attributes:
@@ -98,7 +98,7 @@ class Document:
     damage: tuple[str, ...]
     remarks: tuple[str, ...]
     tiles: tuple[Tile, ...]
-    parts: tuple[Part, ...]
+    parts: tuple[PagePart, ...]
 
 
 _R = TypeVar("_R")

@@ -8,7 +8,7 @@ from itertools import pairwise
 from math import gcd
 from typing import NamedTuple, TypeVar
 
-from perfscope.charts.grammar import Categories, Chart, Span, Spans, Values
+from perfscope.charts.grammar import Categories, Chart, RowSpan, RowSpans, Values
 from perfscope.charts.palette import Colour
 from perfscope.schedules.operations import PassKind
 from perfscope.schedules.simulator import Timeline
@@ -142,23 +142,23 @@ def to_charts(charts: Sequence[GanttChart], unit: int = 1, label: str = "") -> t
     )
 
 
-def _marks(chart: GanttChart, unit: int) -> Iterator[Spans]:
-    whole = tuple(Span(row, 0, chart.end / unit) for row in range(len(chart.lanes)))
-    yield Spans("bubble", Colour.BUBBLE, whole)
-    by_name: defaultdict[tuple[str, Colour], list[Span]] = defaultdict(list)
+def _marks(chart: GanttChart, unit: int) -> Iterator[RowSpans]:
+    whole = tuple(RowSpan(row, 0, chart.end / unit) for row in range(len(chart.lanes)))
+    yield RowSpans("bubble", Colour.BUBBLE, whole)
+    by_name: defaultdict[tuple[str, Colour], list[RowSpan]] = defaultdict(list)
     for row, lane in enumerate(chart.lanes):
         for kind, span in _spans(row, lane, chart.end, unit):
             by_name[_NAMES[kind]].append(span)
-    yield from (Spans(name, colour, tuple(spans)) for (name, colour), spans in by_name.items())
+    yield from (RowSpans(name, colour, tuple(spans)) for (name, colour), spans in by_name.items())
 
 
-def _spans(row: int, lane: Lane, end: int, unit: int) -> Iterator[tuple[PassKind, Span]]:
+def _spans(row: int, lane: Lane, end: int, unit: int) -> Iterator[tuple[PassKind, RowSpan]]:
     if len(lane.bars) > _MOST_BARS:
         for column, kind in enumerate(_rasterise(lane, end, _COLUMNS, lambda bar: bar.kind)):
             if kind is not None:
-                yield kind, Span(row, end * column / _COLUMNS / unit, end * (column + 1) / _COLUMNS / unit)
+                yield kind, RowSpan(row, end * column / _COLUMNS / unit, end * (column + 1) / _COLUMNS / unit)
         return
     for bar in lane.bars:
         name = _NAMES[bar.kind][0]
         tip = f"{lane.label}: {name} of micro-batch {bar.microbatch}, {(bar.end - bar.start) / unit:g}"
-        yield bar.kind, Span(row, bar.start / unit, bar.end / unit, tip, str(bar.microbatch))
+        yield bar.kind, RowSpan(row, bar.start / unit, bar.end / unit, tip, str(bar.microbatch))

@@ -18,7 +18,7 @@ from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.page.figures import draw_bars, select_rows
-from perfscope.page.part import Drawn, Figure, rank_name, result_of
+from perfscope.page.part import Drawn, PageFigure, rank_name, result_of
 from perfscope.report import Cell, Column, Section, percent_of
 from perfscope.schedules.drawing import to_charts
 
@@ -163,14 +163,14 @@ def draw_memory(analysis: Analysis) -> Drawn:
     return Drawn(lead + selection.note, (figure, *over_time))
 
 
-def _draw_history(use: MemoryUse) -> Figure:
+def _draw_history(use: MemoryUse) -> PageFigure:
     """What the fullest device held over its window, by category, and its peak in figures."""
     peak = use.fullest_device
     cells: list[tuple[Cell, ...]] = [
         (part.name, part.bytes / GB, percent_of(part.bytes, peak.peak_bytes)) for part in peak.categories if part.bytes
     ]
     columns = (Column("Category"), Column("At the peak (GB)", 3), Column("Share (%)"))
-    return Figure((chart_memory(peak),), Section("Peak by category", columns, tuple(cells)))
+    return PageFigure((chart_memory(peak),), Section("Peak by category", columns, tuple(cells)))
 
 
 def draw_pipeline(analysis: Analysis) -> Drawn:
@@ -194,5 +194,5 @@ def draw_pipeline(analysis: Analysis) -> Drawn:
         for chart in charts
         for lane in chart.lanes
     ]
-    figure = Figure(to_charts(charts, NS_PER_MS, "ms"), Section("Passes by stage", columns, tuple(rows)))
+    figure = PageFigure(to_charts(charts, NS_PER_MS, "ms"), Section("Passes by stage", columns, tuple(rows)))
     return Drawn(lead, (figure,))

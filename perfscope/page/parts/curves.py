@@ -24,9 +24,9 @@ from perfscope.charts.grammar import (
     HeatCell,
     Line,
     Mark,
+    RowSpan,
+    RowSpans,
     Scale,
-    Span,
-    Spans,
     Values,
 )
 from perfscope.charts.palette import SERIES, Colour
@@ -34,7 +34,7 @@ from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.errors import MissingInput
 from perfscope.page.figures import bucket_edges, fit_row_height, select_rows
-from perfscope.page.part import Drawn, Figure, rank_name, result_of
+from perfscope.page.part import Drawn, PageFigure, rank_name, result_of
 from perfscope.report import Column, Section
 from perfscope.tables.columns import Bool, present
 from perfscope.tables.run import Run
@@ -78,7 +78,7 @@ def draw_steps(analysis: Analysis) -> Drawn:
         chart = replace(chart, x=replace(chart.x, label=""))
     columns = (Column("Step"), *(Column(f"{name} (ms)", 3) for name in ("The job", "Slowest rank", "Fastest rank")))
     rows = tuple((step.step, step.job, step.slowest, step.fastest) for step in ranges)
-    figure = Figure((chart, *([happenings] if happenings else [])), Section(chart.title, columns, rows))
+    figure = PageFigure((chart, *([happenings] if happenings else [])), Section(chart.title, columns, rows))
     ranks = f"{len(times.ranks)} rank{'s' * (len(times.ranks) > 1)}"
     if times.step_time_s is None or times.median_s is None:
         lead = f"{times.count} steps on {ranks}; too few of them are in steady state for a step time. {beyond}"
@@ -160,20 +160,20 @@ def _chart_happenings(run: Run, analysis: Analysis) -> Chart | None:
     if not rows:
         return None
     marks = tuple(
-        Spans("", colour, tuple(_spans(index, name, steps))) for index, (name, colour, steps) in enumerate(rows)
+        RowSpans("", colour, tuple(_spans(index, name, steps))) for index, (name, colour, steps) in enumerate(rows)
     )
     description = "; ".join(f"{name} in steps {format_ranges(steps, 12)}" for name, _, steps in rows)
     names = tuple(name for name, _, _ in rows)
     return Chart("What else happened", f"{description}.", Values("step"), Categories("", names), marks, row_height=16)
 
 
-def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[Span]:
+def _spans(row: int, name: str, steps: Sequence[int]) -> Iterator[RowSpan]:
     """Neighbouring steps as one span."""
     first = previous = steps[0]
     for step in (*steps[1:], None):
         if step is None or step != previous + 1:
             tip = f"{name}: step{'s' * (previous > first)} {format_ranges(range(first, previous + 1))}"
-            yield Span(row, first - 0.5, previous + 0.5, tip)
+            yield RowSpan(row, first - 0.5, previous + 0.5, tip)
             first = step or 0
         previous = step or 0
 
@@ -219,7 +219,7 @@ def draw_gpus(analysis: Analysis) -> Drawn:
     lead = "Seconds since the first step of each host."
     if len(used) > len(SERIES):
         lead += f" The first {len(SERIES)} of {len(used)} GPUs are drawn; the table has all."
-    figure = Figure((_steps_chart(used[0]), *panels), Section("NVML's samples", columns, rows))
+    figure = PageFigure((_steps_chart(used[0]), *panels), Section("NVML's samples", columns, rows))
     return Drawn(lead, (figure,))
 
 
@@ -249,12 +249,12 @@ def _steps_chart(gpu: UsedGpu) -> Chart:
     starts, ends, rows = step_intervals_ns(gpu.steps)
     origin_ns = _origin_ns(gpu)
     numbers = gpu.steps.step[rows].tolist()
-    spans: tuple[list[Span], list[Span]] = ([], [])
+    spans: tuple[list[RowSpan], list[RowSpan]] = ([], [])
     for first, last in bucket_edges(len(numbers), _MOST_STEPS):
         start, end = (int(starts[first]) - origin_ns) / NS_PER_S, (int(ends[last - 1]) - origin_ns) / NS_PER_S
         tip = f"{_step_name(numbers[first:last])}: {(end - start) * MS_PER_S:,.1f} ms"
-        spans[first % 2].append(Span(0, start, end, tip, str(numbers[first]) if last - first == 1 else ""))
-    marks = (Spans("", Colour.FIRST, tuple(spans[0])), Spans("", Colour.BESIDE, tuple(spans[1])))
+        spans[first % 2].append(RowSpan(0, start, end, tip, str(numbers[first]) if last - first == 1 else ""))
+    marks = (RowSpans("", Colour.FIRST, tuple(spans[0])), RowSpans("", Colour.BESIDE, tuple(spans[1])))
     description = f"When each of {len(numbers)} steps ran, in seconds."
     names = Categories("", (f"steps of {rank_name(gpu.ranks[0])}",))
     return Chart("GPUs under the steps", description, Values(""), names, marks)
@@ -311,7 +311,7 @@ def draw_collectives(analysis: Analysis) -> Drawn:
     lead = (
         "Bandwidth as nccl-tests define it, from the time after the last rank has arrived. Large ones should be fast."
     )
-    return Drawn(lead, (Figure((chart,), Section(chart.title, columns, rows)),))
+    return Drawn(lead, (PageFigure((chart,), Section(chart.title, columns, rows)),))
 
 
 def _describe(operation: Operation) -> str:
@@ -369,7 +369,7 @@ def draw_stragglers(analysis: Analysis) -> Drawn:
         tuple((name, *waits) for name, waits in zip(names, waits_ms, strict=True)),
     )
     lead = "How long the other ranks waited for each rank in their collectives: a dark cell is a rank that came late. "
-    return Drawn(lead + selection.note, (Figure((chart,), table),))
+    return Drawn(lead + selection.note, (PageFigure((chart,), table),))
 
 
 def _step_name(steps: Sequence[int]) -> str:
