@@ -21,13 +21,10 @@ from perfscope.analyzers.tflops.comparison import (
     explain_spread,
     explain_window,
 )
-from perfscope.analyzers.tflops.counter_check import CounterCheck, check_by_counters
 from perfscope.analyzers.tflops.cross_check import CrossCheck, cross_check
 from perfscope.analyzers.tflops.operation_counts import Operations, doubt_twins
-from perfscope.analyzers.tflops.per_token import recomputed_products, recomputed_scores, scores_and_values
 from perfscope.analyzers.tflops.precision import Precision
 from perfscope.analyzers.tflops.trained_run import (
-    Recomputation,
     count_step_tokens,
     find_device,
     find_recomputation,
@@ -81,10 +78,6 @@ class Utilisation(Result, frozen=True):
         Doc("The share of the products of the forward pass that ran again, as traces show it; None where none does."),
     ]
     counted: Annotated[CrossCheck | None, Doc("The operations of the traces; None where they state no shapes.")]
-    by_counters: Annotated[
-        CounterCheck,
-        Doc("The share of the peak that the GPUs' own counters state, and how far it is from what was counted."),
-    ]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
     has_gpu: bool
 
@@ -131,7 +124,7 @@ class Utilisation(Result, frozen=True):
         """The conventions side by side, under the notes on what was counted."""
         if not self.has_gpu:
             return (Section(self.TABLES[0].title, notes=(_NO_GPU,)),)
-        return (*Result.sections(self), *self.by_counters.sections())
+        return Result.sections(self)
 
 
 def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
@@ -181,7 +174,6 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         checkpointing=None if kind is None else str(kind),
         recomputed_share=recomputation.share,
         counted=counted,
-        by_counters=check_by_counters(run, device.gpu, _ran(step, headline, counted, recomputation), step.step_ns),
         notes=(
             *trained.notes,
             *device.notes,
@@ -198,27 +190,6 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
 
 def _find_headline(conventions: Sequence[Convention]) -> Convention:
     return next(convention for convention in conventions if convention.name == HEADLINE)
-
-
-def _ran(step: Step, headline: Convention, counted: CrossCheck | None, recomputation: Recomputation) -> float | None:
-    """The share of the peak by the operations that ran, with half of the attention matrix, as the headline has it.
-
-    What was recomputed is counted from the traces' shapes where they have them: torch's checkpoint leaves out the last
-    product of what it runs again, which no formula knows.
-    """
-    model, needed = step.model, headline.flops_per_token
-    is_covered = counted is not None and counted.is_covered
-    if headline.mfu is None or not needed or model is None or (recomputation.checkpointing is None and not is_covered):
-        return None
-    if recomputation.checkpointing is Checkpointing.NONE:
-        return headline.mfu
-    weights, attention = step.recomputed
-    scores = attention * recomputed_scores(model, step.seq_len)
-    recomputed = weights * recomputed_products(model) + scores / 2
-    if counted is not None and is_covered:
-        masked = (scores_and_values(model, step.seq_len) + scores) / 2
-        recomputed = max(0.0, counted.flops_per_token - counted.skipped_flops_per_token - masked - needed)
-    return headline.mfu * (1 + recomputed / needed)
 
 
 def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ class Config:
         ranks: The ranks to profile; None means every rank. Steps are counted on every rank.
         shapes, stack, memory: Options of torch.profiler; ``memory`` also records the allocator's history.
         modules: Mark every forward of a module with its name.
-        gpm: Sample the activity of tensor cores by NVML's GPM.
         on_oom: Write the allocator's history when memory runs out.
         nvml_hz: NVML samples per second; 0 disables sampling.
         nvml_path: The folder that holds ``pynvml``; None where it is not installed.
@@ -55,7 +54,6 @@ class Config:
     window: WindowChoice = WindowChoice.OPERATORS
     step_optimizer: int | str | None = None
     on_oom: bool = False
-    gpm: bool = False
     watchdog: bool = False
     stall_factor: float = 20.0
     stall_s: float = 60.0

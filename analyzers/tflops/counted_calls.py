@@ -35,7 +35,6 @@ class CountedCalls(NamedTuple):
         multiplying_ns: Device time of all kernels that multiply, and of those of operators that are not counted.
         counted_ns: The part of it in what is counted.
         recorded_flops: Operations recorded as graphs, once each.
-        skipped_flops: Operations of calls that launched no kernel, of a trace in which others did.
         replays: Launches of graphs.
         replays_ns: Device time of the kernels that multiply in them.
     """
@@ -46,7 +45,6 @@ class CountedCalls(NamedTuple):
     multiplying_ns: int
     counted_ns: int
     recorded_flops: int
-    skipped_flops: int
     replays: int
     replays_ns: int
 
@@ -80,7 +78,6 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
         multiplying_ns=counted_ns + int(open_ns.sum()) + launches.other_ns,
         counted_ns=counted_ns,
         recorded_flops=int(own[tree.counts & launches.is_recorded].sum()),
-        skipped_flops=int(own[counts & (total_ns == 0)].sum()) if counted_ns else 0,
         replays=launches.replays,
         replays_ns=launches.replays_ns,
     )

@@ -32,10 +32,6 @@ class CrossCheck(Figures, frozen=True):
     flops_per_token: Annotated[float, Doc("Counted.")]
     formula_flops_per_token: Annotated[float | None, Doc("The formula's; None without dimensions.")]
     recomputed: Annotated[str | None, Doc("What the trace shows to be recomputed.")]
-    skipped_flops_per_token: Annotated[
-        float,
-        Doc("What of the count launched no kernel: the last product of what torch's checkpoint recomputes."),
-    ]
     ranks: Annotated[int, Doc("How many ranks were counted.")]
     explanation: Annotated[tuple[str, ...], Doc("Why they differ by more than 2 %, and what could not be counted.")]
     is_covered: bool
@@ -73,7 +69,6 @@ def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> Cros
     if not counted:
         return None
     per_token = sum(rank.flops_per_step or 0.0 for rank in counted) / len(counted) * processes / step.tokens
-    skipped = sum(rank.skipped_flops for rank in counted) / len(counted) * processes / step.tokens
     repeats = largest_repeats([rank.repeats for rank in counted])
     again = repeats.recomputed if repeats else Recomputed(0, 0)
     is_covered = all(rank.is_covered for rank in counted)
@@ -89,7 +84,6 @@ def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> Cros
         flops_per_token=per_token,
         formula_flops_per_token=formula,
         recomputed=None if kind is None else str(kind),
-        skipped_flops_per_token=skipped,
         ranks=len(counted),
         explanation=tuple(_explain(step, counted, per_token, formula)),
         is_covered=is_covered,

@@ -2,9 +2,9 @@
 
 How many each operator does is in ``operator_rules``, which of nested ones counts in ``counted_calls``, and what of them
 ran forward twice in ``repeats``. The last product of a layer, which PyTorch begins to recompute and then skips because
-it is not needed, is in the trace and is counted; ``skipped_flops`` states it. Multiplications that are not counted are
-listed, with their share of the time of all kernels that multiply. The rate of operations is withheld where counted
-kernels take less than ``ENOUGH`` of this time.
+it is not needed, is in the trace and is counted. Multiplications that are not counted are listed, with their share of
+the time of all kernels that multiply. The rate of operations is withheld where counted kernels take less than
+``ENOUGH`` of this time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,6 @@ class Operations(Struct, frozen=True, array_like=True):
         not_counted: Operators that multiply and are not counted, by their share of the time of kernels that multiply.
         covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
         recorded_flops: Operations that were recorded as graphs while the trace was, once each; that ran nothing.
-        skipped_flops: Operations of a step in ``flops_per_step`` that were begun and launched no kernel.
         replays: Launches of graphs, whose operations are not counted.
         replays_share: Their share of the time of kernels that multiply.
     """
@@ -77,7 +76,6 @@ class Operations(Struct, frozen=True, array_like=True):
     not_counted: tuple[NotCounted, ...] = ()
     covered: float | None = None
     recorded_flops: int = 0
-    skipped_flops: float = 0.0
     replays: int = 0
     replays_share: float | None = None
 
@@ -143,7 +141,6 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
         ),
         covered=share(counted.counted_ns),
         recorded_flops=counted.recorded_flops,
-        skipped_flops=counted.skipped_flops / in_a_step,
         replays=counted.replays,
         replays_share=share(counted.replays_ns),
     )

@@ -1,6 +1,6 @@
 """Samples every GPU of this node until the rank that started it ends.
 
-Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [gpm] [full=BYTES]``. It writes lines of JSON. The
+Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [full=BYTES]``. It writes lines of JSON. The
 first line of each file describes the GPUs. In the others ``gpus`` has the values read at that moment, in the same
 order::
 
@@ -64,14 +64,6 @@ _COUNTERS = {
     "hw_thermal_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 0),
     "hw_power_brake_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 0),
 }
-#: Names of GPM's metrics here and in NVML, whose values are percent.
-_GPM_METRICS = {
-    "tensor_activity_ppm": "NVML_GPM_METRIC_ANY_TENSOR_UTIL",
-    "sm_activity_ppm": "NVML_GPM_METRIC_SM_UTIL",
-    "sm_occupancy_ppm": "NVML_GPM_METRIC_SM_OCCUPANCY",
-    "dram_activity_ppm": "NVML_GPM_METRIC_DRAM_BW_UTIL",
-}
-_PPM_PER_PERCENT = 10_000
 _OUTPUT = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "output.py"))["Output"](sys.argv)
 _write: Callable[[Values], None] = _OUTPUT.write
 _SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_SIGNED_INT
@@ -88,7 +80,6 @@ class Device:
         unsupported: Names of the metrics that it does not report.
         failures: How often in a row a metric failed, by its name.
         counters: The counters that it reports.
-        gpm: Two samples of GPM that take turns, and when the older one was taken.
     """
 
     def __init__(self, handle: object, uuid: str, mig_handles: list[object]) -> None:
@@ -99,7 +90,6 @@ class Device:
         self.unsupported: set[str] = set()
         self.failures: dict[str, int] = {}
         self.counters: frozenset[str] = frozenset()
-        self.gpm: tuple[Any, Any, int] | None = None
 
 
 class Metric:
@@ -179,7 +169,7 @@ class Nvml:
         codes = [getattr(self._pynvml, f"NVML_ERROR_{name}", None) for name in names]
         return getattr(error, "value", None) in codes
 
-    def make_metrics(self, fast_period_ns: int, *, with_gpm: bool) -> list[Metric]:
+    def make_metrics(self, fast_period_ns: int) -> list[Metric]:
         """Make every metric; power, which is integrated over time, is read first, nearest to the time of the line."""
         pynvml = self._pynvml
         slow_period_ns = max(fast_period_ns, _SLOW_PERIOD_NS)
@@ -194,8 +184,6 @@ class Nvml:
             },
         }
         slow = {"energy": self._read_energy, "counters": self._read_counters, "pcie": self._read_pcie_rates}
-        if with_gpm:
-            slow["gpm"] = self._read_gpm
         return [
             *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
             *(Metric(name, read, slow_period_ns) for name, read in slow.items()),
@@ -304,30 +292,6 @@ class Nvml:
             "pcie_rx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_RX_BYTES),
         }
 
-    def _read_gpm(self, device: Device) -> Values:
-        """Means of GPM (Hopper and newer) since the last call, so that one sample a second misses nothing."""
-        pynvml = self._pynvml
-        if device.gpm is None:
-            if device.mig_handles or not pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice:
-                device.unsupported.add("gpm")
-                return {"gpm": "not supported"}
-            old, new = pynvml.nvmlGpmSampleAlloc(), pynvml.nvmlGpmSampleAlloc()
-            pynvml.nvmlGpmSampleGet(device.handle, old)
-            device.gpm = old, new, time.monotonic_ns()
-            return {}
-        old, new, from_ns = device.gpm
-        pynvml.nvmlGpmSampleGet(device.handle, new)
-        device.gpm = new, old, time.monotonic_ns()
-        request = pynvml.c_nvmlGpmMetricsGet_t()
-        request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        request.numMetrics, request.sample1, request.sample2 = len(_GPM_METRICS), old, new
-        for index, metric in enumerate(_GPM_METRICS.values()):
-            request.metrics[index].metricId = getattr(pynvml, metric)
-        pynvml.nvmlGpmMetricsGet(request)
-        results = zip(_GPM_METRICS, request.metrics, strict=False)
-        values = {name: round(_PPM_PER_PERCENT * each.value) for name, each in results if each.nvmlReturn == 0}
-        return {**values, "gpm_from_ns": from_ns, "gpm_to_ns": device.gpm[2]} if values else {}
-
 
 def watch_process(pid: int) -> Callable[[], bool]:
     """A function that says whether a process goes on; it is not this one's parent, or not any more."""
@@ -340,7 +304,7 @@ def watch_process(pid: int) -> Callable[[], bool]:
     return lambda: not ended.poll(0)
 
 
-def main(pynvml_folder: str, hz: float, starter: int, *, with_gpm: bool) -> None:
+def main(pynvml_folder: str, hz: float, starter: int) -> None:
     """Sample until the process that started this one has ended."""
     goes_on = watch_process(starter)
     sys.path.append(pynvml_folder)
@@ -356,7 +320,7 @@ def main(pynvml_folder: str, hz: float, starter: int, *, with_gpm: bool) -> None
     _OUTPUT.head = {"host": socket.gethostname(), "hz": hz, **nvml.read_driver_version(), "gpus": descriptions}
     _write(_OUTPUT.head | _now())
     if devices:
-        metrics = nvml.make_metrics(int(_NS_PER_S / hz), with_gpm=with_gpm)
+        metrics = nvml.make_metrics(int(_NS_PER_S / hz))
         _sample_while(goes_on, nvml, devices, metrics)
     else:
         _write({"note": "NVML is not sampled: it finds no GPU"})
@@ -424,6 +388,6 @@ def _read_metric(
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), with_gpm="gpm" in sys.argv)
+        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
     except OSError:
         sys.exit(1)  # the disk is full: the lines written so far stay

@@ -12,5 +12,5 @@ from perfscope.hooks.side_process import start_once_a_node
 def start_sampler(config: Config) -> None:
     """Start the sampler, unless another rank of this node has started it; after a failure the run has no samples."""
     script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sampler.py")
-    arguments = (str(config.nvml_path), str(config.nvml_hz), str(os.getpid()), *(("gpm",) if config.gpm else ()))
+    arguments = (str(config.nvml_path), str(config.nvml_hz), str(os.getpid()))
     start_once_a_node("nvml", config.run_dir, os.path.join(config.run_dir, wire.NVML_FOLDER), script, arguments)

@@ -50,7 +50,6 @@ class Gpu(NamedTuple):
         power_w: The default power limit.
         link: Its fastest link; absent where none is listed.
         memory_tb_s: Peak rate of its memory in TB/s; absent where none is listed.
-        tensor_clock_mhz: The clock at which the dense peaks are stated; absent where it is not known.
     """
 
     name: str
@@ -62,7 +61,6 @@ class Gpu(NamedTuple):
     power_w: int = 0
     link: Link | None = None
     memory_tb_s: float | None = None
-    tensor_clock_mhz: float | None = None
 
     @property
     def dense_16bit_tflops(self) -> float:
@@ -111,7 +109,6 @@ def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
         if link
         else None,
         memory_tb_s=entry.get("memory_tb_s"),
-        tensor_clock_mhz=entry.get("tensor_clock_mhz"),
     )
 
 

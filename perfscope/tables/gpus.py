@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perfscope.tables.columns import Int64, MaskedInt64
 
@@ -52,7 +52,6 @@ class GpuSamples:
         energy_t_ns: When the energy was read.
         counters: Other counters since the driver was loaded, by their names in the records: ``nvlink_tx_kib``,
             ``pcie_rx_bytes``, ``sw_power_cap_ns`` and so on.
-        gpm: Means of activity between two samples of GPM, in millionths, and from when to when; empty where none was.
         pcie_kb_per_s: Transmitted and received, where PCIe has no counters: means over 20 ms.
     """
 
@@ -77,4 +76,3 @@ class GpuSamples:
     energy_t_ns: MaskedInt64
     counters: Mapping[str, MaskedInt64]
     pcie_kb_per_s: tuple[MaskedInt64, MaskedInt64]
-    gpm: Mapping[str, MaskedInt64] = field(default_factory=dict)

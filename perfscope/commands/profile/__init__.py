@@ -87,14 +87,6 @@ class EventOptions:
             "--modules", help="The forward pass of every module, with its path.", rich_help_panel=_EVENT_PANEL
         ),
     ] = False
-    gpm: Annotated[
-        bool,
-        typer.Option(
-            "--gpm",
-            help="Activity of tensor cores and multiprocessors by NVML's GPM, once a second (Hopper and newer).",
-            rich_help_panel="GPU sampling",
-        ),
-    ] = False
     on_oom: Annotated[
         bool,
         typer.Option(

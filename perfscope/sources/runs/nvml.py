@@ -29,12 +29,6 @@ COUNTERS = (
 )  # fmt: skip
 
 
-#: Names of ``GpuSamples.gpm``.
-GPM = (
-    "tensor_activity_ppm", "sm_activity_ppm", "sm_occupancy_ppm", "dram_activity_ppm", "gpm_from_ns", "gpm_to_ns",
-)  # fmt: skip
-
-
 class _MigInstance(msgspec.Struct):
     """A MIG instance in a first line."""
 
@@ -75,13 +69,6 @@ class _Gpu(msgspec.Struct):
     hw_power_brake_ns: int | None = None
     pcie_tx_kb_per_s: int | None = None
     pcie_rx_kb_per_s: int | None = None
-    tensor_activity_ppm: int | None = None
-    sm_activity_ppm: int | None = None
-    sm_occupancy_ppm: int | None = None
-    dram_activity_ppm: int | None = None
-    gpm_from_ns: int | None = None
-    gpm_to_ns: int | None = None
-    gpm: str | None = None
 
 
 class _SamplerCost(msgspec.Struct):
@@ -109,7 +96,7 @@ class _Line(msgspec.Struct):
 
 _SAMPLED = (
     "power_mw", "gpu_util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle",
-    "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s", *GPM,
+    "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s",
 )  # fmt: skip
 _CHUNK = 20_000
 _COMPRESSED = ".gz"
@@ -298,6 +285,5 @@ def _to_samples(host: str, gpu: _Gpu, samples: _SampleColumns, lost_ns: int | No
         energy_mj=columns["energy_mj"],
         energy_t_ns=columns["energy_t_ns"],
         counters={name: columns[name] for name in COUNTERS},
-        gpm={name: columns[name] for name in GPM},
         pcie_kb_per_s=(columns["pcie_tx_kb_per_s"], columns["pcie_rx_kb_per_s"]),
     )

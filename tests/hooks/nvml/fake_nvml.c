@@ -157,19 +157,3 @@ int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device *
 int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *id) { *id = 1 + device->instance; return OK; }
 int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *id) { (void)device; *id = 0; return OK; }
 
-/* GPM: a sample is the time at which it was taken; the tensor cores work half of the time, the multiprocessors 3/4 of it. */
-typedef struct { unsigned version, supported; } Support;
-typedef struct { unsigned id; int result; double value; struct { char *name, *text, *unit; } info; } Metric;
-typedef struct { unsigned version, count; double *first, *second; Metric metrics[64]; } Comparison;
-int nvmlGpmQueryDeviceSupport(Device *device, Support *support) { ALIVE; support->supported = word("gpm") != 0; return OK; }
-int nvmlGpmSampleAlloc(double **sample) { *sample = calloc(1, sizeof **sample); return OK; }
-int nvmlGpmSampleGet(Device *device, double *sample) { ALIVE; if (word("gpm_denied")) return 4; *sample = now(); return OK; }
-int nvmlGpmMetricsGet(Comparison *comparison) {
-    if (*comparison->second <= *comparison->first) return 2;
-    for (unsigned i = 0; i < comparison->count; i++) {
-        Metric *metric = &comparison->metrics[i];
-        metric->result = metric->id == 10 ? 3 : OK;
-        metric->value = metric->id == 5 ? 50.0 : metric->id == 2 ? 75.0 : 25.0;
-    }
-    return OK;
-}

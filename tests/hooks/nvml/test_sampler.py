@@ -45,31 +45,6 @@ def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_thems
     assert not set(slower) & {"power", "clock", "throttle", "temperature"}
 
 
-def test_gpm_states_means_between_two_samples_once_a_second(library: Path, sampled: Sampled, tmp_path: Path) -> None:
-    lines = sampled(library, "gpus=2 gpm", 60, extra=["gpm"])
-    tensor = values(lines, 1, "tensor_activity_ppm")
-    assert {value for _, value in tensor} == {500_000}
-    assert {value for _, value in values(lines, 1, "sm_activity_ppm")} == {750_000}
-    assert not values(lines, 1, "dram_activity_ppm")  # this GPU reports an error for it
-    seconds = (lines[-1]["t_ns"] - lines[1]["t_ns"]) / 1e9
-    assert 1 <= len(tensor) <= 1 + seconds
-    begin, end = (values(lines, 1, name)[0][1] for name in ("gpm_from_ns", "gpm_to_ns"))
-    assert 0.45e9 < end - begin <= end - lines[0]["t_ns"]  # half a period, less what a round may come early
-    (tmp_path / "nvml").mkdir()
-    (tmp_path / "nvml" / "vm.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    gpus, _ = read_gpus(tmp_path, [])
-    assert gpus[1].gpm["tensor_activity_ppm"].compressed().tolist() == [500_000] * len(tensor)
-
-
-@pytest.mark.parametrize(("behaviour", "extra"), [("gpm", []), ("", ["gpm"]), ("gpm gpm_denied", ["gpm"])])
-def test_without_the_option_the_support_or_the_permission_there_is_no_gpm_and_the_rest_goes_on(
-    library: Path, sampled: Sampled, behaviour: str, extra: list[str]
-) -> None:
-    lines = sampled(library, f"gpus=1 {behaviour}", 30, extra=extra)
-    assert not values(lines, 0, "tensor_activity_ppm")
-    assert len(values(lines, 0, "power_mw")) > 5
-
-
 def test_what_an_old_driver_lacks_is_absent_and_read_once(old_library: Path, sampled: Sampled) -> None:
     lines = sampled(old_library, "gpus=1 no_fields throttle=8", 20)
     assert not values(lines, 0, "energy_mj")
