@@ -41,7 +41,6 @@ class DevicePace(Figures, frozen=True):
 
     Attributes:
         limit: From which ``relative_forward`` on it is slow.
-        is_behind: Whether the device comes to the optimizer after its host has launched that.
         throttled: Why NVML says that its clock is not higher, most of the time; empty for nothing.
     """
 
@@ -60,7 +59,6 @@ class DevicePace(Figures, frozen=True):
     ] = None
     relative_update: Annotated[float | None, Doc("The same of the optimizer.")] = None
     limit: float = _SLOW
-    is_behind: bool = False
     sm_clock_mhz: Annotated[int | None, Doc("Clock of its multiprocessors; None without samples.")] = None
     throttled: str = ""
 
@@ -129,7 +127,6 @@ def compare_devices(tables: Sequence[Steps], run: Run, *, has_stages: bool) -> D
             forward,
             _relative(updates[rank], [updates[peer] for peer in peers], _SLOW),
             limit,
-            median(each.update_launch_ns or 0 for each in own) == 0,
             *clocks.get(rank, (None, "")),
         )
         paces.append(pace)
@@ -183,21 +180,17 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
     work = {table.rank: _work(table) for table in tables}
     slow = []
     for pace in paces:
+        excess_ns = pace.excess_ns if pace.is_slow else 0
+        if not excess_ns:
+            continue
         peers = [peer for peer in paces if peer.rank != pace.rank]
         steps = next(len(table) for table in tables if table.rank == pace.rank)
         own, others = work[pace.rank], [value for peer in peers if (value := work[peer.rank]) is not None]
         more_work = own / median(others) if own is not None and others else 1.0
-        excess_ns = pace.excess_ns if pace.is_slow else 0
-        is_compared = pace.relative_forward is not None and pace.limit == _SLOW
-        if not excess_ns and more_work > _SLOW and not is_compared and pace.is_behind:
-            # Passes hold exchanges, and take equally long on all ranks.
-            excess_ns = round(((pace.forward_ns or 0) + pace.backward_ns) * (1 - 1 / more_work))
-        if not excess_ns:
-            continue
-        cost_ns = excess_ns * steps
         cause, detail = Cause.WORK, f"{more_work:.2f} times the work of the others"
         if more_work <= _SLOW:
             cause, detail = _explain(pace, peers)
+        cost_ns = excess_ns * steps
         slow.append(
             Lateness(
                 rank=pace.rank,

@@ -24,15 +24,13 @@ from perfscope.analyzers.stragglers.parts import EVIDENCE, Part, StepParts
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool, Float64, Int64
 
-#: For how much longer than the others a thread is blocked in backward passes, as a share of theirs: up to a third in
+#: For how much longer than the others a thread is blocked in every step, as a share of theirs: up to a third in
 #: trainings where nobody was late, and 1.3 and more where a rank slept.
 _LIKELY = 0.75
 #: Page faults beyond the others' that explain time in the kernel.
 MANY_FAULTS = 200
 #: How many steps a host runs ahead of its device.
 _MOST_AHEAD = 3
-#: In a step of which a rank is blocked for longer than usual by this share of a median step, it is looked why.
-_LONG = 0.05
 #: A rank is late in every step from this share of a median step on.
 _PERSISTENT = 0.05
 #: A single step is late from this share of a median step on.
@@ -73,14 +71,13 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
         part: over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
     }
     if not parts.times_exchange:
-        excess[Part.BLOCKED] = _with_idle(excess[Part.BLOCKED], parts)
+        excess[Part.BLOCKED] = _without_usual(excess[Part.BLOCKED], parts.parts_ns[Part.BLOCKED])
         # A thread that is blocked because its device lags polls it in the driver: it has no page faults.
         has_faults = over_others(parts.faults) > MANY_FAULTS
         excess[Part.KERNEL] = np.where(has_faults, excess[Part.KERNEL], 0.0)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
     if not parts.times_exchange:
-        median_ns = float(np.median(parts.total_ns))
-        excess[Part.BLOCKED] = without_peer_waits(excess, counted, parts.step, median_ns)
+        excess[Part.BLOCKED] = without_peer_waits(excess, counted)
     if counts_compute and parts.times_exchange:
         over = over_others(parts.own_ns)
     else:  # a part that is short on this rank does not make up for one that is long
@@ -92,66 +89,36 @@ def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
 
 def over_others(values: Int64) -> Float64:
     """By how much each rank's value is above the median of the other ranks, by rank and step."""
-    if not values.any():
-        return np.broadcast_to(np.float64(0), values.shape)
-    ranks = len(values)
-    if ranks == 2:  # noqa: PLR2004 - a pair
-        return np.asarray(values - values[::-1], np.float64)
-    ordered = np.sort(values, axis=0)
-    position = np.argsort(np.argsort(values, axis=0, kind="stable"), axis=0, kind="stable")
-    low, high = (ranks - 2) // 2, (ranks - 1) // 2
-    lower = np.where(position <= low, np.take(ordered, low + 1, axis=0), np.take(ordered, low, axis=0))
-    upper = np.where(position <= high, np.take(ordered, high + 1, axis=0), np.take(ordered, high, axis=0))
-    return np.asarray(values - (lower + upper) / 2, np.float64)
+    rows = range(len(values))
+    return np.stack([values[row] - np.median(np.delete(values, row, axis=0), axis=0) for row in rows])
 
 
-def _with_idle(excess: Float64, parts: StepParts) -> Float64:
-    """What a rank is blocked longer than usual, and in every step for as long as its whole process is idle.
+def _without_usual(excess: Float64, blocked_ns: Int64) -> Float64:
+    """By how much a rank is blocked longer than usual, and in every step only if longer than backward passes differ.
 
-    The training thread waits while the backward thread launches, or while the device lags: one of the threads then
-    works or spins. Where idle times are unknown, a rank counts as blocked in every step only if it is so for longer
-    than backward passes differ.
+    The training thread waits while the backward thread launches, or while the device lags.
     """
-    usual, usual_ns = np.median(excess, axis=1), np.median(parts.parts_ns[Part.BLOCKED], axis=1)
-    if not parts.idle_ns:
-        usual[usual > _LIKELY * (usual_ns - usual)] = 0
-        return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
-    idle = np.clip(np.array(parts.idle_ns), 0, usual_ns)
-    longer = np.maximum(over_others(np.rint(idle).astype(np.int64)[:, None]), 0)
-    return np.asarray(excess - np.maximum(usual, 0)[:, None] + longer, np.float64)
+    usual, usual_ns = np.median(excess, axis=1), np.median(blocked_ns, axis=1)
+    usual[usual > _LIKELY * (usual_ns - usual)] = 0
+    return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
 
 
-def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part], step: Int64, median_ns: float) -> Float64:
+def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part]) -> Float64:
     """By how much ranks are blocked longer than the others, without the lateness of other ranks, by rank and step.
 
-    Excess that recurs in every step is compared with recurring lateness. Single steps are taken in their order, because
-    a rank may wait for another one's wait.
+    A host waits for another rank in the step in which that rank is late, or up to three steps later. A host that was
+    blocked in an earlier step is late, too.
 
     Args:
         excess: By how much ranks are later in each part.
         counted: The parts that make a rank late.
-        step: The numbers of the steps.
-        median_ns: How long a step takes.
     """
     blocked = excess[Part.BLOCKED]
-    other = np.zeros(blocked.shape)
-    for part in counted:
-        if part is not Part.BLOCKED:
-            other += np.maximum(excess[part], 0)
-    usual, usual_other = np.maximum(np.median(blocked, axis=1), 0), np.median(other, axis=1)
-    waits = np.minimum(usual, _most_of_others(usual_other[:, None])[:, 0])
-    own = blocked - waits[:, None]
-    beyond, beyond_other = own - (usual - waits)[:, None], other - usual_other[:, None]
-    for column in np.flatnonzero(beyond.max(axis=0) > _LONG * median_ns).tolist():
-        first = max(0, int(np.searchsorted(step[: column + 1], step[column] - _MOST_AHEAD)))
-        late = beyond_other[:, first : column + 1].max(axis=1)
-        if first < column:
-            before = np.maximum(beyond[:, first:column], 0) + np.maximum(beyond_other[:, first:column], 0)
-            late = np.maximum(late, before.max(axis=1))
-        waited = np.clip(_most_of_others(np.maximum(late, 0)[:, None])[:, 0], 0, np.maximum(beyond[:, column], 0))
-        beyond[:, column] -= waited
-        own[:, column] -= waited
-    return np.asarray(own, np.float64)
+    late = sum((np.maximum(excess[part], 0) for part in counted if part is not Part.BLOCKED), np.zeros(blocked.shape))
+    latest, before = late.copy(), late + np.maximum(blocked, 0)
+    for ahead in range(1, _MOST_AHEAD + 1):
+        latest[:, ahead:] = np.maximum(latest[:, ahead:], before[:, :-ahead])
+    return np.asarray(blocked - np.clip(_most_of_others(latest), 0, np.maximum(blocked, 0)), np.float64)
 
 
 def _most_of_others(values: Float64) -> Float64:

@@ -5,22 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
 
 import numpy as np
 
-from perfscope.constants import NS_PER_S
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.tables.steps import HostTimes, Steps
-
-#: Fewer probes of a rank say nothing.
-_FEWEST_PROBES = 5
-#: A clock that was set forward by at least this time, and by so many median steps.
-_LEAST_JUMP_NS, _LONG_JUMP = 10 * NS_PER_S, 20
-#: Ranks that train together are at most so many steps apart.
-_MOST_APART = 8
-#: Rows of a table.
-_Rows: TypeAlias = "Int64 | slice[int, int, None]"
 
 
 class Part(StrEnum):
@@ -50,25 +39,20 @@ class StepParts:
         step: The numbers of the steps.
         total_ns: From the end of the step before to the end of the step, by rank and step.
         parts_ns: Each part, likewise; they add up to the total exactly.
-        transfers_ns: What of ``Part.EXCHANGE`` is sends and receives, likewise; the rest is collectives.
         faults: Page faults, likewise.
         work: Tokens, or samples, or micro-batches of each step, likewise; zeros where a rank does not know them.
         work_unit: Which of these.
         times_exchange: Whether waits for other ranks were timed on all ranks.
-        idle_ns: Of each rank, for how long of a step its process had no processor. Waits for data and saves are left
-            out. Empty where this was not recorded of all ranks.
     """
 
     ranks: tuple[int, ...]
     step: Int64
     total_ns: Int64
     parts_ns: dict[Part, Int64]
-    transfers_ns: Int64
     faults: Int64
     work: Int64
     work_unit: str
     times_exchange: bool
-    idle_ns: tuple[float, ...] = ()
 
     @property
     def own_ns(self) -> Int64:
@@ -85,39 +69,24 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
     numbers = _common_steps(tables)
     if not len(numbers):
         return None
-    numbers = _without_jumps(tables, numbers)
-    rows = [find_rows(table.step, numbers) for table in tables]
+    rows = [np.searchsorted(table.step, numbers) for table in tables]
     total_ns = np.stack([np.diff(table.end_ns, prepend=0)[row] for table, row in zip(tables, rows, strict=True)])
     parts_ns = {part: np.zeros(total_ns.shape, np.int64) for part in Part}
     for index, (table, row) in enumerate(zip(tables, rows, strict=True)):
         _split_rank(table, row, total_ns[index], {part: times[index] for part, times in parts_ns.items()})
     unit, work = _work(tables, rows, len(numbers))
-    sent_ns = np.stack([_values(_host(table).transfers_ns, row) for table, row in zip(tables, rows, strict=True)])
     parts = StepParts(
         ranks=tuple(table.rank for table in tables),
         step=numbers,
         total_ns=total_ns,
         parts_ns=parts_ns,
-        transfers_ns=np.minimum(sent_ns, parts_ns[Part.EXCHANGE]),
         faults=np.stack([_values(_host(table).faults, row) for table, row in zip(tables, rows, strict=True)]),
         work=work,
         work_unit=unit,
         times_exchange=all(bool(present(_host(table).collectives_ns).any()) for table in tables),
-        idle_ns=_idle(tables, parts_ns),
     )
     assert np.array_equal(sum(parts.parts_ns.values()), parts.total_ns), "the parts do not add up to the steps"
     return parts
-
-
-def _idle(tables: Sequence[Steps], parts_ns: Mapping[Part, Int64]) -> tuple[float, ...]:
-    probed = [[probe.idle_ns for probe in table.probes if probe.idle_ns is not None] for table in tables]
-    if any(len(idle_ns) < _FEWEST_PROBES for idle_ns in probed):
-        return ()
-    idle = []
-    for row, idle_ns in enumerate(probed):
-        explained = sum(float(np.median(parts_ns[part][row])) for part in (Part.SAVE, Part.DATA, Part.NO_PROCESSOR))
-        idle.append(max(0.0, float(np.median(idle_ns)) - explained))
-    return tuple(idle)
 
 
 def _host(table: Steps) -> HostTimes:
@@ -137,33 +106,6 @@ def _common_steps(tables: Sequence[Steps]) -> Int64:
     return np.zeros(0, np.int64) if common is None else common
 
 
-def _without_jumps(tables: Sequence[Steps], numbers: Int64) -> Int64:
-    """The steps in which no clock was set forward.
-
-    Ranks wait for each other, so all take equally long over a few steps around a slow one. A rank's remaining excess is
-    a jump of its clock.
-    """
-    end_ns = np.stack([table.end_ns[find_rows(table.step, numbers)] for table in tables])
-    taken_ns = np.diff(end_ns, axis=1, prepend=end_ns[:, :1])
-    beyond_ns = taken_ns.max(axis=0) - taken_ns.min(axis=0)
-    doubtful = np.flatnonzero(beyond_ns > max(_LEAST_JUMP_NS, _LONG_JUMP * float(np.median(taken_ns))))
-    jumps = []
-    for column in doubtful.tolist():
-        first, last = max(column - _MOST_APART, 0), column + _MOST_APART
-        if last < len(numbers):
-            around_ns = end_ns[:, last] - end_ns[:, first]
-            if 2 * (around_ns.max() - around_ns.min()) > beyond_ns[column]:
-                jumps.append(column)
-    return np.delete(numbers, jumps)
-
-
-def find_rows(step: Int64, numbers: Int64) -> _Rows:
-    """Where some steps are, as a slice where they follow each other: a week's need no copy."""
-    first = int(np.searchsorted(step, numbers[0]))
-    rows = slice(first, first + len(numbers))
-    return rows if np.array_equal(step[rows], numbers) else np.searchsorted(step, numbers)
-
-
 def _is_comparable(table: Steps, counted: MaskedInt64) -> Bool:
     follows = np.zeros(len(table), np.bool_)
     follows[1:] = np.diff(table.step) == 1
@@ -173,11 +115,11 @@ def _is_comparable(table: Steps, counted: MaskedInt64) -> Bool:
     return np.asarray(plain & follows & forward & present(counted), np.bool_)
 
 
-def _values(column: MaskedInt64, rows: _Rows) -> Int64:
+def _values(column: MaskedInt64, rows: Int64) -> Int64:
     return np.asarray(np.ma.filled(column, 0)[rows], np.int64)
 
 
-def _split_rank(table: Steps, rows: _Rows, total: Int64, parts: Mapping[Part, Int64]) -> None:
+def _split_rank(table: Steps, rows: Int64, total: Int64, parts: Mapping[Part, Int64]) -> None:
     """Write the parts of one rank's steps into columns of zeros; what several claim belongs to the first of them."""
     host = _host(table)
     rest = total.copy()
@@ -206,7 +148,7 @@ def _split_rank(table: Steps, rows: _Rows, total: Int64, parts: Mapping[Part, In
     parts[Part.COMPUTE][:] = rest
 
 
-def _work(tables: Sequence[Steps], rows: Sequence[_Rows], count: int) -> tuple[str, Int64]:
+def _work(tables: Sequence[Steps], rows: Sequence[Int64], count: int) -> tuple[str, Int64]:
     """What each rank took in, in the finest unit that all of them know."""
     for unit, columns in (
         ("tokens", [table.tokens for table in tables]),

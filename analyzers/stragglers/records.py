@@ -79,12 +79,6 @@ class HostSteps(Figures, frozen=True):
     rank: Annotated[int, Doc("The rank.")]
     total_ns: Annotated[int, Doc("The time of the compared steps.")]
     parts_ns: Annotated[dict[Part, int], Doc("The same by part; the parts add up to it.")]
-    exchange_by_axis_ns: Annotated[
-        dict[str, int],
-        Doc(
-            "The part ``exchange``: collectives, under their axis of parallelism where the run has one, and transfers."
-        ),
-    ]
     faults: Annotated[int, Doc("Page faults in them.")]
 
 
@@ -230,17 +224,8 @@ class LateRanks(Result, frozen=True):
         ]
         named = {str(late.rank) for late in self.late}
         rows.sort(key=lambda row: row[0] not in named)
-        notes = ["Means of the compared steps on the host; the parts add up to the step."]
-        waits = [rank.exchange_by_axis_ns for rank in self.ranks]
-        means = {
-            axis: sum(wait.get(axis, 0) for wait in waits) / len(waits) / count / NS_PER_MS
-            for axis in dict.fromkeys(axis for wait in waits for axis in wait)
-        }
-        means = {axis: mean for axis, mean in means.items() if mean}
-        if len(means) > 1:
-            listed = ", ".join(f"{axis} {mean:.2f} ms" for axis, mean in means.items())
-            notes.append(f"Waits for ranks by axis of parallelism, a mean of all ranks: {listed}.")
-        return report.long_table("Steps on the host, by rank", columns, rows, tuple(notes), most=_MOST_RANKS)
+        note = "Means of the compared steps on the host; the parts add up to the step."
+        return report.long_table("Steps on the host, by rank", columns, rows, (note,), most=_MOST_RANKS)
 
 
 def analyze(run: Run) -> LateRanks:
@@ -271,7 +256,7 @@ def analyze(run: Run) -> LateRanks:
     late = [replace(entry, share=entry.cost_ns / compared_ns if compared_ns else None) for entry in late]
     return LateRanks(
         late=tuple(sorted(late, key=lambda late: -late.cost_ns)),
-        ranks=() if parts is None else _host_steps(parts, run, has_stages=has_stages),
+        ranks=() if parts is None else _host_steps(parts),
         devices=devices.paces,
         parts=parts,
         counts_compute=counts_compute,
@@ -280,24 +265,17 @@ def analyze(run: Run) -> LateRanks:
     )
 
 
-def _host_steps(parts: StepParts, run: Run, *, has_stages: bool) -> tuple[HostSteps, ...]:
-    """The steps of each rank; waits for other ranks by axis add up to ``Part.EXCHANGE``."""
-    axis = _collectives_axis(run)
-    ranks = []
-    for row, rank in enumerate(parts.ranks):
-        parts_ns = {part: int(parts.parts_ns[part][row].sum()) for part in Part}
-        sent_ns = int(parts.transfers_ns[row].sum())
-        rest_ns = parts_ns[Part.EXCHANGE] - sent_ns
-        by_axis = {axis or "collectives": rest_ns, "PP" if has_stages else "transfers": sent_ns}
-        ranks.append(HostSteps(rank, int(parts.total_ns[row].sum()), parts_ns, by_axis, int(parts.faults[row].sum())))
-    return tuple(ranks)
-
-
-def _collectives_axis(run: Run) -> str | None:
-    """The axis of parallelism that all collectives serve; None where there are several, or none is known."""
-    axes = {axis for rank in run.ranks for axis in rank.parallel if axis != "pp"}
-    used = [axis for axis in axes if len({rank.parallel.get(axis) for rank in run.ranks}) > 1]
-    return used[0].upper() if len(used) == 1 else None
+def _host_steps(parts: StepParts) -> tuple[HostSteps, ...]:
+    """The steps of each rank."""
+    return tuple(
+        HostSteps(
+            rank,
+            int(parts.total_ns[row].sum()),
+            {part: int(parts.parts_ns[part][row].sum()) for part in Part},
+            int(parts.faults[row].sum()),
+        )
+        for row, rank in enumerate(parts.ranks)
+    )
 
 
 def _has_stages(run: Run) -> bool:

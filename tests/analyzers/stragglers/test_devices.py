@@ -7,7 +7,6 @@ import random
 from statistics import median
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -64,26 +63,6 @@ def test_a_device_that_may_have_waited_for_the_host_is_not_slow(
     assert answers(probed([{"forward": None}, {"forward": None, "update": 4, "launch": launch}])) == expected
 
 
-@pytest.mark.parametrize(("launch", "expected"), [(0, [(1, Cause.WORK)]), (1, [])])
-def test_more_work_is_named_where_passes_hold_exchanges_and_the_device_is_behind(
-    launch: float, expected: list[tuple[int, Cause]]
-) -> None:
-    """Twice the work is half of what passes take."""
-    ranks: list[dict[str, Any]] = [{"forward": None, "launch": launch} for _ in range(2)]
-    run = probed(ranks)
-    steps = tuple(
-        dataclasses.replace(table, tokens=np.ma.array(np.full(len(table), 512 << table.rank), np.int64))
-        for table in run.steps
-    )
-    run = replace(run, steps=steps)
-    assert answers(run) == expected
-    assert [late.cost_ns for late in analyze(run).late] == [5 * MS * len(steps[1])] * len(expected)
-
-
-def test_times_of_old_records_without_launches_are_compared_with_nothing() -> None:
-    assert answers(probed([{"forward": None, "launch": None}, {"forward": None, "launch": None, "update": 4}])) == []
-
-
 @pytest.mark.parametrize(("stages", "expected"), [((0, 0), [(1, Cause.DEVICE)]), ((0, 1), [])])
 def test_a_stage_is_compared_with_its_replicas_alone(
     stages: tuple[int, int], expected: list[tuple[int, Cause]]
@@ -114,20 +93,6 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
     assert not answers_of([{}, {0: {"sleep": 15}}], sleep=10)
     assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, Cause.BLOCKED)]
     assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, Cause.BLOCKED)]
-
-
-@pytest.mark.parametrize(("idle", "expected"), [((0, 30), [(1, Cause.BLOCKED)]), ((9, 9), []), ((None, 30), [])])
-def test_a_thread_that_waits_for_one_that_launches_is_no_sleep_and_a_process_that_is_idle_is(
-    idle: tuple[float | None, float], expected: list[tuple[int, Cause]]
-) -> None:
-    """Both threads that train are blocked for 37 ms: the one in its backward pass, far ahead of its device."""
-    run = probed([{"forward": None, "host": {"sleep": 37}} for _ in idle])
-    steps = []
-    for table, idle_ms in zip(run.steps, idle, strict=True):
-        idle_ns = None if idle_ms is None else round(idle_ms * MS)
-        probes = tuple(each._replace(idle_ns=idle_ns) for each in table.probes)
-        steps.append(dataclasses.replace(table, probes=probes))
-    assert answers(replace(run, steps=tuple(steps))) == expected
 
 
 def test_time_in_the_driver_is_a_wait_for_the_device_unless_pages_are_touched() -> None:
@@ -164,20 +129,6 @@ def test_sharded_modules_are_compared_from_when_their_weights_are_there(
         )
         steps.append(dataclasses.replace(table, probes=probes))
     assert answers(replace(run, steps=tuple(steps))) == expected
-
-
-def test_more_micro_batches_are_more_work_where_modules_of_the_first_are_compared() -> None:
-    run = probed([{"forward": None}, {"forward": None}])
-    steps = tuple(
-        dataclasses.replace(
-            table,
-            tokens=np.ma.array(np.full(len(table), 512 << table.rank), np.int64),
-            probes=tuple(each._replace(units_ns=9 * MS, units_launch_ns=0) for each in table.probes),
-        )
-        for table in run.steps
-    )
-    (late,) = analyze(replace(run, steps=steps)).late
-    assert (late.rank, late.cause, late.cost_ns) == (1, Cause.WORK, 5 * MS * len(steps[1]))
 
 
 def answers_of(ranks: list[dict[int, dict[str, Any]]], **always: Any) -> list[tuple[int | None, Cause]]:
