@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import kept_run
-from perfscope.analyzers.stragglers.lateness import Cause, Lateness
+from perfscope.analyzers.stragglers.lateness import LateCause, Lateness
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS
 from perfscope.sources.runs.run import read_run
@@ -30,19 +30,19 @@ REPORT = ROOT / "reports" / "stragglers.md"
 #: What was put in, by the word in a case's name: the cause that is the right answer, and what happened.
 FAULTS = {
     "clean": (None, "nothing"),
-    "garbage": (Cause.GARBAGE, "a full collection of garbage"),
-    "data": (Cause.DATA, "a sample takes 30 ms to load (240 ms in five steps)"),
-    "contention": (Cause.CONTENTION, "another process on its processor"),
-    "faults": (Cause.FAULTS, "128 MiB of new memory"),
-    "work": (Cause.WORK, "sequences of twice the length"),
-    "microbatches": (Cause.WORK, "two micro-batches instead of one"),
-    "sleep": (Cause.BLOCKED, "the host sleeps 30 ms (240 ms in five steps)"),
-    "network": (Cause.NETWORK, "an exchange takes 240 ms longer, on all ranks"),
-    "save": (Cause.SAVE, "a checkpoint after every sixth step, on this rank alone"),
-    "device50": (Cause.DEVICE, "another process on its GPU half of the time"),
-    "device100": (Cause.DEVICE, "another process on its GPU"),
-    "slow33": (Cause.DEVICE, "33 % of a GPU, and 50 % for the other rank"),
-    "slow40": (Cause.DEVICE, "40 % of a GPU, and 50 % for the other rank"),
+    "garbage": (LateCause.GARBAGE, "a full collection of garbage"),
+    "data": (LateCause.DATA, "a sample takes 30 ms to load (240 ms in five steps)"),
+    "contention": (LateCause.CONTENTION, "another process on its processor"),
+    "faults": (LateCause.FAULTS, "128 MiB of new memory"),
+    "work": (LateCause.WORK, "sequences of twice the length"),
+    "microbatches": (LateCause.WORK, "two micro-batches instead of one"),
+    "sleep": (LateCause.BLOCKED, "the host sleeps 30 ms (240 ms in five steps)"),
+    "network": (LateCause.NETWORK, "an exchange takes 240 ms longer, on all ranks"),
+    "save": (LateCause.SAVE, "a checkpoint after every sixth step, on this rank alone"),
+    "device50": (LateCause.DEVICE, "another process on its GPU half of the time"),
+    "device100": (LateCause.DEVICE, "another process on its GPU"),
+    "slow33": (LateCause.DEVICE, "33 % of a GPU, and 50 % for the other rank"),
+    "slow40": (LateCause.DEVICE, "40 % of a GPU, and 50 % for the other rank"),
 }
 DEFAULT_CASES = tuple(
     f"{strategy}.{fault}"
@@ -76,7 +76,7 @@ class Answer:
 def judge(name: str, run: Path, rank: int | None) -> Answer:
     """Compare the first answer with what was put in."""
     expected, _ = FAULTS[name.rpartition("/")[2].split(".")[1]]
-    by_load = {Cause.CONTENTION, Cause.NETWORK} - {expected}
+    by_load = {LateCause.CONTENTION, LateCause.NETWORK} - {expected}
     first = next((late for late in analyze(read_run(run)).late if late.cause not in by_load), None)
     named = None if first is None else (first.cause, first.rank)
     return Answer(name, rank, first, named == (None if expected is None else (expected, rank)))

@@ -2,6 +2,7 @@
 
 - A device: ``Parts``, which are compute, exposed communication, exposed copy and idle. They add up to the window.
 - Idle: ``CAUSES``, what the device waited for. They add up to the idle time. ``HOST_CAUSES`` are the host's.
+- A host: ``HostPart``. They add up to a step.
 - A process: ``Part``, which are start-up, steps, saves and the rest. They add up to its wall time.
 - A job: ``Spent``, the parts of all its starts, with redone steps and the time between starts.
 """
@@ -9,7 +10,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Self
 
 from perfscope.analyzers.shared.intervals import covered
 from perfscope.constants import NS_PER_MS, NS_PER_US
@@ -25,16 +26,34 @@ HOST_CAUSES = (
 CAUSES = (*HOST_CAUSES, "launch_latency", "launch_gap", "dependency", "graph", "unknown")
 
 
-class Spent(StrEnum):
-    """What the time of a job went to; the value is its key in JSON."""
+class Labelled(StrEnum):
+    """The value is a key in JSON, the label a name in tables."""
 
     label: str
 
-    def __new__(cls, key: str, label: str) -> Spent:
-        """A member with its name in tables."""
+    def __new__(cls, key: str, label: str) -> Self:
+        """A member with its label."""
         member = str.__new__(cls, key)
         member._value_, member.label = key, label
         return member
+
+
+class HostPart(Labelled):
+    """A part of a step on the host."""
+
+    COMPUTE = "compute", "Compute"
+    EXCHANGE = "exchange", "Waits for ranks"
+    DATA = "data", "Data"
+    NO_PROCESSOR = "no_processor", "No processor"
+    KERNEL = "kernel", "Kernel"
+    GARBAGE = "garbage", "Garbage"
+    BLOCKED = "blocked", "Blocked"
+    SAVE = "save", "Saves"
+    COMPILATION = "compilation", "Compilation"
+
+
+class Spent(Labelled):
+    """What the time of a job went to."""
 
     USEFUL = "useful_steps", "useful steps"
     REDONE = "redone_steps", "steps that were redone"

@@ -15,7 +15,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 
 from perfscope.analyzers.shared.gpu_steps import THROTTLING_CAUSES, find_device_ranks, ranks_on_gpu
-from perfscope.analyzers.stragglers.lateness import Cause, Lateness
+from perfscope.analyzers.stragglers.lateness import LateCause, Lateness
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import present
 from perfscope.tables.run import Run
@@ -187,7 +187,7 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
         steps = next(len(table) for table in tables if table.rank == pace.rank)
         own, others = work[pace.rank], [value for peer in peers if (value := work[peer.rank]) is not None]
         more_work = own / median(others) if own is not None and others else 1.0
-        cause, detail = Cause.WORK, f"{more_work:.2f} times the work of the others"
+        cause, detail = LateCause.WORK, f"{more_work:.2f} times the work of the others"
         if more_work <= _SLOW:
             cause, detail = _explain(pace, peers)
         cost_ns = excess_ns * steps
@@ -205,15 +205,15 @@ def find_slow_devices(paces: Sequence[DevicePace], tables: Sequence[Steps]) -> l
     return slow
 
 
-def _explain(pace: DevicePace, peers: Sequence[DevicePace]) -> tuple[Cause, str]:
+def _explain(pace: DevicePace, peers: Sequence[DevicePace]) -> tuple[LateCause, str]:
     clocks = [peer.sm_clock_mhz for peer in peers if peer.sm_clock_mhz is not None]
     longer = f"the same work takes {pace.ratio:.2f} times as long on its GPU"
     if pace.sm_clock_mhz is None or not clocks:
-        return Cause.DEVICE, longer
+        return LateCause.DEVICE, longer
     if pace.sm_clock_mhz < _LOWER_CLOCK * median(clocks):
         why = f", because of: {pace.throttled}" if pace.throttled else ""
-        return Cause.CLOCK, f"{longer}, at {pace.sm_clock_mhz} MHz instead of {median(clocks):.0f} MHz{why}"
-    return Cause.DEVICE, f"{longer}, at the same clock, as where another process uses it"
+        return LateCause.CLOCK, f"{longer}, at {pace.sm_clock_mhz} MHz instead of {median(clocks):.0f} MHz{why}"
+    return LateCause.DEVICE, f"{longer}, at the same clock, as where another process uses it"
 
 
 def _work(table: Steps) -> float | None:

@@ -13,14 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated
 
 import numpy as np
 from msgspec import field
 from msgspec.structs import replace
 
-from perfscope.analyzers.stragglers.parts import EVIDENCE, Part, StepParts
+from perfscope.analyzers.shared.parts import HostPart, Labelled
+from perfscope.analyzers.stragglers.parts import EVIDENCE, ComparedSteps
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Bool, Float64, Int64
 
@@ -55,29 +55,29 @@ class Excesses:
         over_ns: In all of these.
     """
 
-    by_part: dict[Part, Float64]
-    counted: tuple[Part, ...]
+    by_part: dict[HostPart, Float64]
+    counted: tuple[HostPart, ...]
     over_ns: Float64
 
 
-def measure_excesses(parts: StepParts, *, counts_compute: bool) -> Excesses:
+def measure_excesses(parts: ComparedSteps, *, counts_compute: bool) -> Excesses:
     """Compare the parts of all ranks.
 
     Args:
         parts: The same steps of at least two ranks.
         counts_compute: Whether a rank's own work may be compared with that of the others; else only evidence counts.
     """
-    excess: dict[Part, Float64] = {
-        part: over_others(parts.parts_ns[part]) for part in Part if part is not Part.EXCHANGE
+    excess: dict[HostPart, Float64] = {
+        part: over_others(parts.parts_ns[part]) for part in HostPart if part is not HostPart.EXCHANGE
     }
     if not parts.times_exchange:
-        excess[Part.BLOCKED] = _without_usual(excess[Part.BLOCKED], parts.parts_ns[Part.BLOCKED])
+        excess[HostPart.BLOCKED] = _without_usual(excess[HostPart.BLOCKED], parts.parts_ns[HostPart.BLOCKED])
         # A thread that is blocked because its device lags polls it in the driver: it has no page faults.
         has_faults = over_others(parts.faults) > MANY_FAULTS
-        excess[Part.KERNEL] = np.where(has_faults, excess[Part.KERNEL], 0.0)
+        excess[HostPart.KERNEL] = np.where(has_faults, excess[HostPart.KERNEL], 0.0)
     counted = tuple(part for part in excess if counts_compute or part in EVIDENCE)
     if not parts.times_exchange:
-        excess[Part.BLOCKED] = without_peer_waits(excess, counted)
+        excess[HostPart.BLOCKED] = without_peer_waits(excess, counted)
     if counts_compute and parts.times_exchange:
         over = over_others(parts.own_ns)
     else:  # a part that is short on this rank does not make up for one that is long
@@ -103,7 +103,7 @@ def _without_usual(excess: Float64, blocked_ns: Int64) -> Float64:
     return np.asarray(excess - np.maximum(usual, 0)[:, None], np.float64)
 
 
-def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part]) -> Float64:
+def without_peer_waits(excess: dict[HostPart, Float64], counted: Sequence[HostPart]) -> Float64:
     """By how much ranks are blocked longer than the others, without the lateness of other ranks, by rank and step.
 
     A host waits for another rank in the step in which that rank is late, or up to three steps later. A host that was
@@ -113,8 +113,9 @@ def without_peer_waits(excess: dict[Part, Float64], counted: Sequence[Part]) -> 
         excess: By how much ranks are later in each part.
         counted: The parts that make a rank late.
     """
-    blocked = excess[Part.BLOCKED]
-    late = sum((np.maximum(excess[part], 0) for part in counted if part is not Part.BLOCKED), np.zeros(blocked.shape))
+    blocked = excess[HostPart.BLOCKED]
+    others = (np.maximum(excess[part], 0) for part in counted if part is not HostPart.BLOCKED)
+    late = sum(others, np.zeros(blocked.shape))
     latest, before = late.copy(), late + np.maximum(blocked, 0)
     for ahead in range(1, _MOST_AHEAD + 1):
         latest[:, ahead:] = np.maximum(latest[:, ahead:], before[:, :-ahead])
@@ -127,54 +128,46 @@ def _most_of_others(values: Float64) -> Float64:
     return np.asarray(np.where(values == ordered[-1], ordered[-2], ordered[-1]), np.float64)
 
 
-class Cause(StrEnum):
-    """Why a rank is late; the value is its key in JSON."""
+class LateCause(Labelled):
+    """Why a rank is late."""
 
-    SAVE = "save"
-    COMPILATION = "compilation"
-    GARBAGE = "garbage"
-    DATA = "data"
-    CONTENTION = "contention"
-    FAULTS = "faults"
-    KERNEL = "kernel"
-    BLOCKED = "blocked"
-    WORK = "work"
-    COMPUTE = "compute"
-    DEVICE = "device"
-    CLOCK = "clock"
-    NETWORK = "network"
-
-
-_CAUSE_OF_PART = {
-    Part.SAVE: Cause.SAVE,
-    Part.COMPILATION: Cause.COMPILATION,
-    Part.GARBAGE: Cause.GARBAGE,
-    Part.DATA: Cause.DATA,
-    Part.NO_PROCESSOR: Cause.CONTENTION,
-    Part.KERNEL: Cause.KERNEL,
-    Part.BLOCKED: Cause.BLOCKED,
-    Part.COMPUTE: Cause.COMPUTE,
-}
+    SAVE = "save", "it saved a checkpoint and the others did not"
+    COMPILATION = "compilation", "torch.compile compiled"
+    GARBAGE = "garbage", "Python collected garbage"
+    DATA = "data", "it waited for data"
+    CONTENTION = "contention", "it had no processor: other threads or processes had it"
+    FAULTS = "faults", "it touched new memory"
+    KERNEL = "kernel", "more time in the operating system"
+    BLOCKED = "blocked", "its host code slept or waited outside of collectives"
+    WORK = "work", "it had more work"
+    COMPUTE = "compute", "its processor took longer, or ran more code"
+    DEVICE = "device", "its GPU is slower"
+    CLOCK = "clock", "its GPU has a lower clock"
+    NETWORK = "network", "the exchange took longer on all ranks"
 
 
 class Lateness(Figures, frozen=True, kw_only=True):
     """A rank that is late for one reason, or a network that is slow on all."""
 
     rank: Annotated[int | None, Doc("The rank; None for the network.")]
-    cause: Annotated[Cause, Doc("What it did longer than the others.")]
+    cause: Annotated[LateCause, Doc("What it did longer than the others.")]
     persistent: Annotated[bool, Doc("Whether it was late for that cause in most steps.")]
     steps: Annotated[int, Doc("In how many of the compared steps.")]
     examples: Annotated[tuple[int, ...], Doc("The worst of them, at most five, ascending.")] = ()
     cost_ns: Annotated[int, Doc("What it cost the job in all of them.")]
     cause_ns: Annotated[int, Doc("How much of the cost the cause explains.")]
     share: Annotated[float | None, Doc("``cost_ns`` over the time of the compared steps; None where that is 0.")] = None
-    excess_ns: Annotated[Mapping[Part, int], Doc("How much longer than the others it took, by part.")] = field(
+    excess_ns: Annotated[Mapping[HostPart, int], Doc("How much longer than the others it took, by part.")] = field(
         default_factory=dict
     )
     detail: Annotated[str | None, Doc("What else is known of the cause.")] = None
 
 
-def find_lateness(parts: StepParts, excesses: Excesses) -> list[Lateness]:
+def _cause_of(part: HostPart) -> LateCause:
+    return LateCause["CONTENTION" if part is HostPart.NO_PROCESSOR else part.name]
+
+
+def find_lateness(parts: ComparedSteps, excesses: Excesses) -> list[Lateness]:
     """The late ranks, the most expensive first.
 
     Args:
@@ -201,7 +194,7 @@ def find_lateness(parts: StepParts, excesses: Excesses) -> list[Lateness]:
 class _Rank:
     """One rank, and by how much it is later than the others in each part."""
 
-    def __init__(self, parts: StepParts, excesses: Excesses, row: int) -> None:
+    def __init__(self, parts: ComparedSteps, excesses: Excesses, row: int) -> None:
         self._parts, self._row = parts, row
         self._excess = {part: excesses.by_part[part][row] for part in excesses.counted}
         self._over = excesses.over_ns[row]
@@ -232,23 +225,24 @@ class _Rank:
         entries = []
         for index, part in enumerate(counted):
             chosen = late & (longest == index)
-            if part is Part.BLOCKED and not self._parts.times_exchange:
-                chosen &= above[index] > np.median(self._parts.parts_ns[Part.BLOCKED][self._row])
+            if part is HostPart.BLOCKED and not self._parts.times_exchange:
+                chosen &= above[index] > np.median(self._parts.parts_ns[HostPart.BLOCKED][self._row])
             if beyond[chosen].sum() > least_ns:
                 entries.append(self._describe(chosen, beyond, part))
         return entries
 
-    def _describe(self, chosen: Bool, over: Float64, longest: Part) -> Lateness:
+    def _describe(self, chosen: Bool, over: Float64, longest: HostPart) -> Lateness:
         """The rank in some steps, late by one part."""
         sums = {part: round(float(excess[chosen].sum())) for part, excess in self._excess.items()}
         cost_ns = round(float(over[chosen].sum()))
-        cause, detail, cause_ns = _CAUSE_OF_PART[longest], None, sums[longest]
+        cause, detail, cause_ns = _cause_of(longest), None, sums[longest]
         faults = float(np.median(over_others(self._parts.faults)[self._row][chosen]))
-        is_kernel = longest is Part.KERNEL or (longest is Part.COMPUTE and 3 * sums.get(Part.KERNEL, 0) > sums[longest])
+        in_kernel = sums.get(HostPart.KERNEL, 0)
+        is_kernel = longest is HostPart.KERNEL or (longest is HostPart.COMPUTE and 3 * in_kernel > sums[longest])
         if is_kernel and faults > MANY_FAULTS:
-            cause, detail = Cause.FAULTS, f"{faults:.0f} more page faults in a step"
-            cause_ns = sums[Part.KERNEL] + max(sums.get(Part.COMPUTE, 0), 0)
-        elif longest is Part.COMPUTE:
+            cause, detail = LateCause.FAULTS, f"{faults:.0f} more page faults in a step"
+            cause_ns = sums[HostPart.KERNEL] + max(sums.get(HostPart.COMPUTE, 0), 0)
+        elif longest is HostPart.COMPUTE:
             cause, detail = self._explain_compute(chosen)
         return Lateness(
             rank=self._parts.ranks[self._row],
@@ -262,31 +256,31 @@ class _Rank:
             detail=detail,
         )
 
-    def _explain_compute(self, chosen: Bool) -> tuple[Cause, str | None]:
+    def _explain_compute(self, chosen: Bool) -> tuple[LateCause, str | None]:
         """Whether a rank computes longer because it has more to compute."""
         work, unit = self._parts.work, self._parts.work_unit
         own = float(work[self._row][chosen].sum())
         usual = float(np.median(np.delete(work, self._row, axis=0)[:, chosen].sum(axis=1)))
         if usual and own > _MORE_WORK * usual:
-            return Cause.WORK, f"{own / usual:.2f} times the {unit} of the others"
-        return Cause.COMPUTE, f"the same {unit}" if usual else None
+            return LateCause.WORK, f"{own / usual:.2f} times the {unit} of the others"
+        return LateCause.COMPUTE, f"the same {unit}" if usual else None
 
 
-def _worst(parts: StepParts, chosen: Bool, over: Float64) -> tuple[int, ...]:
+def _worst(parts: ComparedSteps, chosen: Bool, over: Float64) -> tuple[int, ...]:
     """The numbers of the five worst steps."""
     worst = np.flatnonzero(chosen)[np.argsort(-over[chosen], kind="stable")[:5]]
     return tuple(sorted(parts.step[worst].tolist()))
 
 
-def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
+def _find_slow_network(parts: ComparedSteps, median_ns: float) -> list[Lateness]:
     """Steps in which even the rank that waited least waited much longer than usual.
 
     Threads of the exchange have no processor either where the training thread has none: then only what is far
     longer than such delays shows the network.
     """
-    least = parts.parts_ns[Part.EXCHANGE].min(axis=0)
+    least = parts.parts_ns[HostPart.EXCHANGE].min(axis=0)
     beyond = np.asarray(least - np.median(least), np.float64)
-    delay_ns = parts.parts_ns[Part.NO_PROCESSOR].max(axis=0)
+    delay_ns = parts.parts_ns[HostPart.NO_PROCESSOR].max(axis=0)
     usual_ns = max(_SLOW_NETWORK * median_ns, _DELAYS * float(np.median(delay_ns)))
     slow = (beyond > usual_ns) & (beyond > delay_ns)
     cost_ns = round(float(beyond[slow].sum()))
@@ -299,8 +293,8 @@ def _find_slow_network(parts: StepParts, median_ns: float) -> list[Lateness]:
             steps=int(slow.sum()),
             examples=_worst(parts, slow, beyond),
             cost_ns=cost_ns,
-            cause=Cause.NETWORK,
+            cause=LateCause.NETWORK,
             cause_ns=cost_ns,
-            excess_ns={Part.EXCHANGE: cost_ns},
+            excess_ns={HostPart.EXCHANGE: cost_ns},
         )
     ]

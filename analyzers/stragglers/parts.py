@@ -4,34 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
+from perfscope.analyzers.shared.parts import HostPart
 from perfscope.tables.columns import Bool, Int64, MaskedInt64, present
 from perfscope.tables.steps import HostTimes, Steps
 
-
-class Part(StrEnum):
-    """A part of a step on the host; the value is its key in JSON."""
-
-    SAVE = "save"
-    COMPILATION = "compilation"
-    GARBAGE = "garbage"
-    EXCHANGE = "exchange"
-    DATA = "data"
-    NO_PROCESSOR = "no_processor"
-    KERNEL = "kernel"
-    BLOCKED = "blocked"
-    COMPUTE = "compute"
-
-
 #: Parts that show by themselves why a rank is late; the others depend on what the rank has to compute, or on others.
-EVIDENCE = (Part.SAVE, Part.COMPILATION, Part.GARBAGE, Part.DATA, Part.NO_PROCESSOR, Part.KERNEL, Part.BLOCKED)
+EVIDENCE = tuple(part for part in HostPart if part not in (HostPart.COMPUTE, HostPart.EXCHANGE))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StepParts:
+class ComparedSteps:
     """The same steps of several ranks.
 
     Attributes:
@@ -48,7 +33,7 @@ class StepParts:
     ranks: tuple[int, ...]
     step: Int64
     total_ns: Int64
-    parts_ns: dict[Part, Int64]
+    parts_ns: dict[HostPart, Int64]
     faults: Int64
     work: Int64
     work_unit: str
@@ -57,10 +42,10 @@ class StepParts:
     @property
     def own_ns(self) -> Int64:
         """Each step without the waits for other ranks."""
-        return np.asarray(self.total_ns - self.parts_ns[Part.EXCHANGE], np.int64)
+        return np.asarray(self.total_ns - self.parts_ns[HostPart.EXCHANGE], np.int64)
 
 
-def split_steps(tables: Sequence[Steps]) -> StepParts | None:
+def split_steps(tables: Sequence[Steps]) -> ComparedSteps | None:
     """The parts of the steps that all ranks have and that no profiler or validation was in; None where there is none.
 
     Args:
@@ -71,11 +56,11 @@ def split_steps(tables: Sequence[Steps]) -> StepParts | None:
         return None
     rows = [np.searchsorted(table.step, numbers) for table in tables]
     total_ns = np.stack([np.diff(table.end_ns, prepend=0)[row] for table, row in zip(tables, rows, strict=True)])
-    parts_ns = {part: np.zeros(total_ns.shape, np.int64) for part in Part}
+    parts_ns = {part: np.zeros(total_ns.shape, np.int64) for part in HostPart}
     for index, (table, row) in enumerate(zip(tables, rows, strict=True)):
         _split_rank(table, row, total_ns[index], {part: times[index] for part, times in parts_ns.items()})
     unit, work = _work(tables, rows, len(numbers))
-    parts = StepParts(
+    parts = ComparedSteps(
         ranks=tuple(table.rank for table in tables),
         step=numbers,
         total_ns=total_ns,
@@ -119,7 +104,7 @@ def _values(column: MaskedInt64, rows: Int64) -> Int64:
     return np.asarray(np.ma.filled(column, 0)[rows], np.int64)
 
 
-def _split_rank(table: Steps, rows: Int64, total: Int64, parts: Mapping[Part, Int64]) -> None:
+def _split_rank(table: Steps, rows: Int64, total: Int64, parts: Mapping[HostPart, Int64]) -> None:
     """Write the parts of one rank's steps into columns of zeros; what several claim belongs to the first of them."""
     host = _host(table)
     rest = total.copy()
@@ -132,20 +117,20 @@ def _split_rank(table: Steps, rows: Int64, total: Int64, parts: Mapping[Part, In
     # one has none.
     launcher_delay = np.clip(_values(host.launcher_delay_ns, rows), 0, np.maximum(blocked, 0))
     claims = {
-        Part.SAVE: _values(table.save_ns, rows),
-        Part.COMPILATION: _values(table.compile_ns, rows),
-        Part.GARBAGE: _values(table.garbage_ns, rows),
-        Part.EXCHANGE: exchange,
-        Part.DATA: _values(table.data_wait_ns, rows),
-        Part.NO_PROCESSOR: delay + launcher_delay,
-        Part.BLOCKED: blocked - launcher_delay,
-        Part.KERNEL: _values(host.system_ns, rows),
+        HostPart.SAVE: _values(table.save_ns, rows),
+        HostPart.COMPILATION: _values(table.compile_ns, rows),
+        HostPart.GARBAGE: _values(table.garbage_ns, rows),
+        HostPart.EXCHANGE: exchange,
+        HostPart.DATA: _values(table.data_wait_ns, rows),
+        HostPart.NO_PROCESSOR: delay + launcher_delay,
+        HostPart.BLOCKED: blocked - launcher_delay,
+        HostPart.KERNEL: _values(host.system_ns, rows),
     }
     for part, claimed in claims.items():
         if claimed.any():
             np.clip(claimed, 0, rest, out=parts[part])
             rest -= parts[part]
-    parts[Part.COMPUTE][:] = rest
+    parts[HostPart.COMPUTE][:] = rest
 
 
 def _work(tables: Sequence[Steps], rows: Sequence[Int64], count: int) -> tuple[str, Int64]:
@@ -157,4 +142,4 @@ def _work(tables: Sequence[Steps], rows: Sequence[Int64], count: int) -> tuple[s
     ):
         if all(np.all(present(column)[row]) for column, row in zip(columns, rows, strict=True)):
             return unit, np.stack([_values(column, row) for column, row in zip(columns, rows, strict=True)])
-    return "samples", np.zeros((len(tables), count), np.int64)
+    return "", np.zeros((len(tables), count), np.int64)

@@ -8,61 +8,25 @@ from typing import Annotated
 from msgspec.structs import replace
 
 from perfscope import report
+from perfscope.analyzers.shared.parts import HostPart
 from perfscope.analyzers.shared.step_selection import last_attempts
 from perfscope.analyzers.stragglers.devices import DevicePace, compare_devices, find_slow_devices
 from perfscope.analyzers.stragglers.lateness import (
-    Cause,
     Lateness,
     find_lateness,
     measure_excesses,
 )
-from perfscope.analyzers.stragglers.parts import Part, StepParts, split_steps
+from perfscope.analyzers.stragglers.parts import ComparedSteps, split_steps
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Section
-from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
+from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.run import Run
 from perfscope.units import format_ranges
 
 _FEWEST_RANKS = 2
 _FEWEST_STEPS = 5
-CAUSES = {
-    Cause.SAVE: "it saved a checkpoint and the others did not",
-    Cause.COMPILATION: "torch.compile compiled",
-    Cause.GARBAGE: "Python collected garbage",
-    Cause.DATA: "it waited for data",
-    Cause.CONTENTION: "it had no processor: other threads or processes had it",
-    Cause.FAULTS: "it touched new memory",
-    Cause.KERNEL: "more time in the operating system",
-    Cause.BLOCKED: "its host code slept or waited outside of collectives",
-    Cause.WORK: "it had more work",
-    Cause.COMPUTE: "its processor took longer, or ran more code",
-    Cause.DEVICE: "its GPU is slower",
-    Cause.CLOCK: "its GPU has a lower clock",
-    Cause.NETWORK: "the exchange took longer on all ranks",
-}
-_PART_LABELS = {
-    Part.COMPUTE: "Compute (ms)",
-    Part.EXCHANGE: "Waits for ranks (ms)",
-    Part.DATA: "Data (ms)",
-    Part.NO_PROCESSOR: "No processor (ms)",
-    Part.KERNEL: "Kernel (ms)",
-    Part.GARBAGE: "Garbage (ms)",
-    Part.BLOCKED: "Blocked (ms)",
-    Part.SAVE: "Saves (ms)",
-    Part.COMPILATION: "Compilation (ms)",
-}
 _MOST_RANKS = 16
-
-
-def S_OF_NS(ns: int) -> float:  # noqa: N802 - a unit
-    """Seconds of nanoseconds."""
-    return ns / NS_PER_S
-
-
-def MS_OF_NS(ns: int) -> float:  # noqa: N802 - a unit
-    """Milliseconds of nanoseconds."""
-    return ns / NS_PER_MS
 
 
 def _count(steps: int) -> str:
@@ -78,7 +42,7 @@ class HostSteps(Figures, frozen=True):
 
     rank: Annotated[int, Doc("The rank.")]
     total_ns: Annotated[int, Doc("The time of the compared steps.")]
-    parts_ns: Annotated[dict[Part, int], Doc("The same by part; the parts add up to it.")]
+    parts_ns: Annotated[dict[HostPart, int], Doc("The same by part; the parts add up to it.")]
     faults: Annotated[int, Doc("Page faults in them.")]
 
 
@@ -95,7 +59,7 @@ class LateRanks(Result, frozen=True):
     late: Annotated[tuple[Lateness, ...], Doc("Each late rank and cause, what costs most first.")]
     ranks: Annotated[tuple[HostSteps, ...], Doc("Each rank.")]
     devices: Annotated[tuple[DevicePace, ...], Doc("How fast the devices of the ranks are.")]
-    parts: StepParts | None
+    parts: ComparedSteps | None
     counts_compute: bool
     has_stages: bool
     unseen: Mapping[str, tuple[int, ...]] = {}
@@ -107,9 +71,9 @@ class LateRanks(Result, frozen=True):
             (
                 Column("Rank", lambda late: "all" if late.rank is None else str(late.rank)),
                 Column("When", _when),
-                Column("Cost (s)", "cost_ns", S_OF_NS, 3),
+                Column("Cost (s)", "cost_ns", lambda ns: ns / NS_PER_S, 3),
                 Column("Share of time (%)", "share", PERCENT),
-                Column("Cause", lambda late: CAUSES[late.cause]),
+                Column("Cause", lambda late: late.cause.label),
                 Column("Detail", "detail"),
             ),
         ),
@@ -167,8 +131,8 @@ class LateRanks(Result, frozen=True):
         who = "The network" if worst.rank is None else f"Rank {worst.rank}"
         when = "in most steps" if worst.persistent else f"in {_count(worst.steps)}"
         if worst.rank is None:
-            return f"{who} was slow {when}: {CAUSES[worst.cause]}"
-        return f"{who} is late {when}: {CAUSES[worst.cause]}"
+            return f"{who} was slow {when}: {worst.cause.label}"
+        return f"{who} is late {when}: {worst.cause.label}"
 
     def _nobody(self) -> str:
         """That nobody is late, as far as that was looked at."""
@@ -209,9 +173,9 @@ class LateRanks(Result, frozen=True):
             notes.append("The cost of a slow device is estimated: the rank's device time beyond that of the others.")
         return notes
 
-    def _parts_section(self, parts: StepParts) -> Section:
-        present = [part for part in _PART_LABELS if parts.parts_ns[part].any() or part is Part.COMPUTE]
-        headings = ("Step (ms)", *(_PART_LABELS[part] for part in present))
+    def _parts_section(self, parts: ComparedSteps) -> Section:
+        present = [part for part in HostPart if parts.parts_ns[part].any() or part is HostPart.COMPUTE]
+        headings = ("Step (ms)", *(f"{part.label} (ms)" for part in present))
         columns = (report.Column("Rank"), *(report.Column(heading, 2) for heading in headings))
         count = len(parts.step)
         rows: list[tuple[Cell, ...]] = [
@@ -265,13 +229,13 @@ def analyze(run: Run) -> LateRanks:
     )
 
 
-def _host_steps(parts: StepParts) -> tuple[HostSteps, ...]:
+def _host_steps(parts: ComparedSteps) -> tuple[HostSteps, ...]:
     """The steps of each rank."""
     return tuple(
         HostSteps(
             rank,
             int(parts.total_ns[row].sum()),
-            {part: int(parts.parts_ns[part][row].sum()) for part in Part},
+            {part: int(parts.parts_ns[part][row].sum()) for part in HostPart},
             int(parts.faults[row].sum()),
         )
         for row, rank in enumerate(parts.ranks)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.stragglers.lateness import Cause, measure_excesses
+from perfscope.analyzers.stragglers.lateness import LateCause, measure_excesses
 from perfscope.analyzers.stragglers.parts import split_steps
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
@@ -43,29 +43,29 @@ def probed(ranks: list[dict[str, Any]], setup: SetupRecord | None = None, **step
     return replace(run, setups={} if setup is None else {table.rank: setup for table in tables})
 
 
-def answers(run: Run) -> list[tuple[int | None, Cause]]:
+def answers(run: Run) -> list[tuple[int | None, LateCause]]:
     return [(late.rank, late.cause) for late in analyze(run).late]
 
 
 def test_forward_passes_up_to_zero_2_hold_no_exchange() -> None:
     """The one whose device is not slow has a longer optimizer by chance."""
     ranks = [{"forward": 2.8, "update": 1.08}, {"forward": 7.1, "update": 1.0}]
-    assert answers(probed([*map(dict, ranks)], ZERO_1)) == [(1, Cause.DEVICE)]
-    assert answers(probed([*map(dict, ranks)], ZERO_3)) == [(0, Cause.DEVICE)], "only the optimizer is compared"
+    assert answers(probed([*map(dict, ranks)], ZERO_1)) == [(1, LateCause.DEVICE)]
+    assert answers(probed([*map(dict, ranks)], ZERO_3)) == [(0, LateCause.DEVICE)], "only the optimizer is compared"
 
 
 @pytest.mark.parametrize(
-    ("launch", "expected"), [(0, [(1, Cause.DEVICE)]), (2.9, [(1, Cause.DEVICE)]), (3, []), (4, [])]
+    ("launch", "expected"), [(0, [(1, LateCause.DEVICE)]), (2.9, [(1, LateCause.DEVICE)]), (3, []), (4, [])]
 )
 def test_a_device_that_may_have_waited_for_the_host_is_not_slow(
-    launch: float, expected: list[tuple[int, Cause]]
+    launch: float, expected: list[tuple[int, LateCause]]
 ) -> None:
     assert answers(probed([{"forward": None}, {"forward": None, "update": 4, "launch": launch}])) == expected
 
 
-@pytest.mark.parametrize(("stages", "expected"), [((0, 0), [(1, Cause.DEVICE)]), ((0, 1), [])])
+@pytest.mark.parametrize(("stages", "expected"), [((0, 0), [(1, LateCause.DEVICE)]), ((0, 1), [])])
 def test_a_stage_is_compared_with_its_replicas_alone(
-    stages: tuple[int, int], expected: list[tuple[int, Cause]]
+    stages: tuple[int, int], expected: list[tuple[int, LateCause]]
 ) -> None:
     """Other stages have other work; a run of which another rank is a stage has three."""
     run = probed([{"forward": None}, {"forward": None, "update": 4}, {"forward": None, "update": 9}])
@@ -76,7 +76,7 @@ def test_a_stage_is_compared_with_its_replicas_alone(
 
 def test_a_slow_device_of_a_late_host_is_named_where_it_did_not_wait_for_it() -> None:
     run = probed([{"forward": None}, {"forward": None, "update": 4, "host": {"sleep": 15}}])
-    assert set(answers(run)) == {(1, Cause.DEVICE), (1, Cause.BLOCKED)}
+    assert set(answers(run)) == {(1, LateCause.DEVICE), (1, LateCause.BLOCKED)}
 
 
 def test_the_cost_is_that_of_what_was_compared() -> None:
@@ -91,8 +91,8 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
     some = {step: {"sleep": 17} for step in range(10, 20)}
     assert not answers_of([{}, some], sleep=10)
     assert not answers_of([{}, {0: {"sleep": 15}}], sleep=10)
-    assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, Cause.BLOCKED)]
-    assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, Cause.BLOCKED)]
+    assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, LateCause.BLOCKED)]
+    assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, LateCause.BLOCKED)]
 
 
 def test_time_in_the_driver_is_a_wait_for_the_device_unless_pages_are_touched() -> None:
@@ -115,10 +115,10 @@ def test_time_in_the_driver_is_a_wait_for_the_device_unless_pages_are_touched() 
 
 @pytest.mark.parametrize(
     ("units", "launch", "expected"),
-    [((9, 14), 0, [(1, Cause.DEVICE)]), ((9, 14), 10, []), ((100, 116), 0, []), ((100, 126), 0, [(1, Cause.DEVICE)])],
+    [((9, 14), 0, [(1, "device")]), ((9, 14), 10, []), ((100, 116), 0, []), ((100, 126), 0, [(1, "device")])],
 )
 def test_sharded_modules_are_compared_from_when_their_weights_are_there(
-    units: tuple[int, int], launch: float, expected: list[tuple[int, Cause]]
+    units: tuple[int, int], launch: float, expected: list[tuple[int, str]]
 ) -> None:
     """Beside a collective that waits for the other rank they take a little longer."""
     run = probed([{"forward": None}, {"forward": None}])
@@ -131,5 +131,5 @@ def test_sharded_modules_are_compared_from_when_their_weights_are_there(
     assert answers(replace(run, steps=tuple(steps))) == expected
 
 
-def answers_of(ranks: list[dict[int, dict[str, Any]]], **always: Any) -> list[tuple[int | None, Cause]]:
+def answers_of(ranks: list[dict[int, dict[str, Any]]], **always: Any) -> list[tuple[int | None, LateCause]]:
     return answers(make_run(make_steps(ranks, waits=False, **always)))

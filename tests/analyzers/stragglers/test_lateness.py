@@ -12,8 +12,9 @@ import pytest
 
 from benchmarks import kept_run
 from benchmarks.stragglers import FIXTURES, judge_fixtures
-from perfscope.analyzers.stragglers.lateness import Cause, over_others
-from perfscope.analyzers.stragglers.parts import Part, split_steps
+from perfscope.analyzers.shared.parts import HostPart
+from perfscope.analyzers.stragglers.lateness import LateCause, over_others
+from perfscope.analyzers.stragglers.parts import split_steps
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.errors import MissingInput
@@ -80,7 +81,7 @@ def make_run(tables: list[Steps], parallel: dict[int, dict[str, int]] | None = N
     return Run("run", (), None, ranks, tuple(tables), (), ())
 
 
-def answers(ranks: list[dict[int, dict[str, Any]]], **options: Any) -> list[tuple[int | None, Cause, bool]]:
+def answers(ranks: list[dict[int, dict[str, Any]]], **options: Any) -> list[tuple[int | None, LateCause, bool]]:
     result = analyze(make_run(make_steps(ranks, **options)))
     return [(late.rank, late.cause, late.persistent) for late in result.late]
 
@@ -89,17 +90,17 @@ def answers(ranks: list[dict[int, dict[str, Any]]], **options: Any) -> list[tupl
 @pytest.mark.parametrize(
     ("parts", "cause"),
     [
-        ({"data": 10}, Cause.DATA),
-        ({"garbage": 10}, Cause.GARBAGE),
-        ({"delay": 10}, Cause.CONTENTION),
-        ({"sleep": 10}, Cause.BLOCKED),
-        ({"system": 10, "faults": 5000}, Cause.FAULTS),
-        ({"system": 10}, Cause.KERNEL),
-        ({"compute": 10, "tokens": 1500}, Cause.WORK),
-        ({"compute": 10}, Cause.COMPUTE),
+        ({"data": 10}, LateCause.DATA),
+        ({"garbage": 10}, LateCause.GARBAGE),
+        ({"delay": 10}, LateCause.CONTENTION),
+        ({"sleep": 10}, LateCause.BLOCKED),
+        ({"system": 10, "faults": 5000}, LateCause.FAULTS),
+        ({"system": 10}, LateCause.KERNEL),
+        ({"compute": 10, "tokens": 1500}, LateCause.WORK),
+        ({"compute": 10}, LateCause.COMPUTE),
     ],
 )
-def test_a_rank_that_is_always_late_is_named_with_its_cause(ranks: int, parts: dict[str, Any], cause: Cause) -> None:
+def test_a_rank_that_is_always_late_is_named_with_its_cause(ranks: int, parts: dict[str, Any], cause: str) -> None:
     quiet: list[dict[int, dict[str, Any]]] = [{} for _ in range(ranks - 1)]
     assert answers([*quiet, {0: parts}]) == [(ranks - 1, cause, True)]
 
@@ -121,12 +122,12 @@ def test_nobody_is_late_where_all_do_the_same() -> None:
 
 def test_two_ranks_that_are_late_by_turns_are_both_named() -> None:
     late = answers([{5: {"data": 40}, 15: {"data": 40}}, {25: {"sleep": 40}, 35: {"sleep": 40}}, {}])
-    assert sorted(late, key=str) == [(0, Cause.DATA, False), (1, Cause.BLOCKED, False)]
+    assert sorted(late, key=str) == [(0, LateCause.DATA, False), (1, LateCause.BLOCKED, False)]
 
 
 def test_several_causes_of_one_rank_are_told_apart_and_cost_at_most_all() -> None:
     result = analyze(make_run(make_steps([{}, {0: {"data": 12, "sleep": 8}}])))
-    assert [(late.rank, late.cause) for late in result.late] == [(1, Cause.DATA), (1, Cause.BLOCKED)]
+    assert [(late.rank, late.cause) for late in result.late] == [(1, LateCause.DATA), (1, LateCause.BLOCKED)]
     assert sum(late.cost_ns for late in result.late) <= 21 * STEPS * MS
 
 
@@ -134,10 +135,10 @@ def test_a_few_long_waits_of_a_rank_that_is_always_late_are_not_in_most_steps() 
     slow = {step: {"data": 60} for step in (9, 14, 22)}
     result = analyze(make_run(make_steps([{}, {0: {"sleep": 5}, **slow}])))
     assert {(late.cause, late.persistent) for late in result.late} == {
-        (Cause.BLOCKED, True),
-        (Cause.DATA, False),
+        (LateCause.BLOCKED, True),
+        (LateCause.DATA, False),
     }
-    assert [late.examples for late in result.late if late.cause is Cause.DATA] == [(9, 14, 22)]
+    assert [late.examples for late in result.late if late.cause is LateCause.DATA] == [(9, 14, 22)]
 
 
 def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
@@ -156,21 +157,21 @@ def test_a_slow_exchange_is_the_network_and_no_rank() -> None:
             )
         )
     (late,) = analyze(make_run(changed)).late
-    assert (late.rank, late.cause, late.examples) == (None, Cause.NETWORK, tuple(slow))
+    assert (late.rank, late.cause, late.examples) == (None, LateCause.NETWORK, tuple(slow))
 
 
 def test_without_timed_waits_only_evidence_counts() -> None:
     assert answers([{}, {0: {"compute": 10}}], waits=False) == []
-    assert answers([{}, {0: {"data": 10}}], waits=False) == [(1, Cause.DATA, True)]
+    assert answers([{}, {0: {"data": 10}}], waits=False) == [(1, LateCause.DATA, True)]
 
 
 def test_a_thread_that_launches_backward_passes_without_a_processor_is_contention_and_no_sleep() -> None:
     steps = (9, 14, 22)
     asleep = {step: {"sleep": 30} for step in steps}
     queued = {step: {"sleep": 30, "queued": 28} for step in steps}
-    assert answers([{}, asleep], waits=False) == [(1, Cause.BLOCKED, False)]
-    assert answers([{}, queued], waits=False, queued=0) == [(1, Cause.CONTENTION, False)]
-    assert answers([{}, asleep], waits=False, queued=0) == [(1, Cause.BLOCKED, False)]
+    assert answers([{}, asleep], waits=False) == [(1, LateCause.BLOCKED, False)]
+    assert answers([{}, queued], waits=False, queued=0) == [(1, LateCause.CONTENTION, False)]
+    assert answers([{}, asleep], waits=False, queued=0) == [(1, LateCause.BLOCKED, False)]
 
 
 def test_stages_of_a_pipeline_are_not_blamed_for_their_work() -> None:
@@ -178,7 +179,7 @@ def test_stages_of_a_pipeline_are_not_blamed_for_their_work() -> None:
     parallel = {0: {"pp": 0}, 1: {"pp": 1}}
     assert analyze(make_run(tables, parallel)).late == ()
     (late,) = analyze(make_run(make_steps([{}, {0: {"sleep": 15}}]), parallel)).late
-    assert (late.rank, late.cause) == (1, Cause.BLOCKED)
+    assert (late.rank, late.cause) == (1, LateCause.BLOCKED)
 
 
 def test_the_parts_of_each_step_add_up_to_it() -> None:
@@ -194,7 +195,7 @@ def test_the_parts_of_each_step_add_up_to_it() -> None:
     assert min(values.min() for values in parts.parts_ns.values()) >= 0
     for row, rank in enumerate(ranks):
         for column, step in enumerate(parts.step.tolist()):
-            assert parts.parts_ns[Part.DATA][row, column] == round(rank[step]["data"] * MS)
+            assert parts.parts_ns[HostPart.DATA][row, column] == round(rank[step]["data"] * MS)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 5, 9])
@@ -223,7 +224,7 @@ def test_a_clock_that_jumps_back_is_left_out() -> None:
     for table in tables:
         table.end_ns[20:] -= 10**12
     result = analyze(make_run(tables))
-    assert [(late.rank, late.cause) for late in result.late] == [(1, Cause.DATA)]
+    assert [(late.rank, late.cause) for late in result.late] == [(1, LateCause.DATA)]
     assert result.parts is not None
     assert 21 not in result.parts.step
     assert result.parts.total_ns.min() > 0
@@ -237,7 +238,7 @@ def test_one_rank_and_old_records_say_why_they_are_not_compared() -> None:
         analyze(make_run(old))
 
 
-def examples(ranks: list[dict[int, dict[str, Any]]]) -> list[tuple[int | None, Cause, tuple[int, ...]]]:
+def examples(ranks: list[dict[int, dict[str, Any]]]) -> list[tuple[int | None, LateCause, tuple[int, ...]]]:
     result = analyze(make_run(make_steps(ranks, waits=False)))
     return [(late.rank, late.cause, late.examples) for late in result.late]
 
@@ -246,31 +247,31 @@ def examples(ranks: list[dict[int, dict[str, Any]]]) -> list[tuple[int | None, C
 def test_a_host_that_waits_for_a_late_rank_is_not_late(behind: int) -> None:
     garbage = {step: {"garbage": 60} for step in (9, 15, 22)}
     waits = {step + behind: {"sleep": 58} for step in garbage}
-    assert examples([waits, garbage]) == [(1, Cause.GARBAGE, (9, 15, 22))]
+    assert examples([waits, garbage]) == [(1, LateCause.GARBAGE, (9, 15, 22))]
 
 
 @pytest.mark.parametrize("behind", [1, 2])
 def test_of_two_hosts_that_are_blocked_one_after_the_other_the_first_is_late(behind: int) -> None:
     asleep = {step: {"sleep": 60} for step in (9, 14, 15, 22)}
     waits = {step + behind: {"sleep": 58} for step in (9, 15, 22)}
-    assert [late[:2] for late in examples([waits, asleep])] == [(1, Cause.BLOCKED)]
+    assert [late[:2] for late in examples([waits, asleep])] == [(1, LateCause.BLOCKED)]
 
 
 def test_a_host_that_is_blocked_longer_or_later_than_it_could_wait_is_late_itself() -> None:
     garbage = {step: {"garbage": 60} for step in (9, 22, 32)}
     late = {step: {"sleep": 60} for step in (13, 18, 27)}
-    assert set(examples([late, garbage])) == {(1, Cause.GARBAGE, (9, 22, 32)), (0, Cause.BLOCKED, (13, 18, 27))}
+    assert set(examples([late, garbage])) == {(1, LateCause.GARBAGE, (9, 22, 32)), (0, LateCause.BLOCKED, (13, 18, 27))}
     longer = {step: {"sleep": 160} for step in (10, 23, 33)}
-    assert (0, Cause.BLOCKED, (10, 23, 33)) in examples([longer, garbage])
+    assert (0, LateCause.BLOCKED, (10, 23, 33)) in examples([longer, garbage])
 
 
 def test_a_host_that_waits_in_each_step_is_not_late() -> None:
     (late,) = examples([{0: {"sleep": 14}}, {0: {"garbage": 15}}])
-    assert late[:2] == (1, Cause.GARBAGE)
+    assert late[:2] == (1, LateCause.GARBAGE)
 
 
 def test_no_rank_that_waits_is_called_blocked_in_recorded_trainings() -> None:
     for answer in judge_fixtures():
         if answer.name.startswith("nccl/"):
             lateness = analyze(read_run(kept_run(FIXTURES / answer.name))).late
-            assert {late.rank for late in lateness if late.cause is Cause.BLOCKED} <= {answer.rank}, answer.name
+            assert {late.rank for late in lateness if late.cause is LateCause.BLOCKED} <= {answer.rank}, answer.name

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.analyzers.stragglers.lateness import Cause
+from perfscope.analyzers.stragglers.lateness import LateCause
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, environment
 
 pytestmark = pytest.mark.slow
-CASES = {"ddp.garbage": Cause.GARBAGE, "fsdp2.data": Cause.DATA, "pipeline.save": Cause.SAVE}
+CASES = {"ddp.garbage": LateCause.GARBAGE, "fsdp2.data": LateCause.DATA, "pipeline.save": LateCause.SAVE}
 
 
 def test_the_cause_that_was_put_in_is_found(tmp_path: Path) -> None:

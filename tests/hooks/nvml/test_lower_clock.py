@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import kept_run
-from perfscope.analyzers.stragglers.lateness import Cause
+from perfscope.analyzers.stragglers.lateness import LateCause
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT
@@ -45,12 +45,12 @@ def test_a_slower_gpu_is_said_to_have_a_lower_clock_where_nvml_says_so(
     (run / "nvml").mkdir()
     (run / "nvml" / "host.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     result = analyze(read_run(run))
-    (first,) = [answer for answer in result.late if answer.cause in (Cause.CLOCK, Cause.DEVICE)]
+    (first,) = [answer for answer in result.late if answer.cause in (LateCause.CLOCK, LateCause.DEVICE)]
     assert first.rank == late
     assert first.detail is not None
     if is_hot:
-        assert first.cause is Cause.CLOCK
+        assert first.cause is LateCause.CLOCK
         assert first.detail.endswith("at 1230 MHz instead of 1755 MHz, because of: hardware thermal slowdown")
     else:
-        assert first.cause is Cause.DEVICE
+        assert first.cause is LateCause.DEVICE
         assert first.detail.endswith("at the same clock, as where another process uses it")
