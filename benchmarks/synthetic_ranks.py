@@ -229,11 +229,7 @@ class Made:
         parts[PARTS.index("communication")] += self.latest_ns - late
         if self._cause.get(rank) == "compute":
             slower = 1 + late / profile.parts[PARTS.index("compute")]
-            kernels = replace(
-                kernels,
-                median_ns=(kernels.median_ns * slower[:, None]).astype(np.int64),
-                median_alone_ns=(kernels.median_alone_ns * slower[:, None]).astype(np.int64),
-            )
+            kernels = replace(kernels, median_ns=(kernels.median_ns * slower.mean()).astype(np.int64))
         groups = [self._data.calls(rank, self.job, int(self.job.skew_ns[host]))]
         if self._tensor is not None:
             groups.append(self._tensor.calls(rank, self.job, int(self.job.skew_ns[host])))

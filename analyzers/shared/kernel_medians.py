@@ -1,4 +1,4 @@
-"""The compute kernels of one rank's device: how often each ran in each step, and how long it took.
+"""The compute kernels of one rank's device: how often each ran in its marked steps, and how long it took.
 
 A kernel is a name and, where the trace states it, a grid. ``perfscope.analyzers.stragglers`` compares ranks by them.
 """
@@ -23,29 +23,27 @@ _OF_PARAMETERS = re.compile(r"(?i)multi_tensor_apply|adam|lamb|_sgd|optimizer")
 
 
 class KernelMedians(Struct, frozen=True, eq=False, array_like=True):
-    """The compute kernels of one device by step and kernel; a kernel is a name and a grid.
+    """The compute kernels of one device in its marked steps; a kernel is a name and a grid.
 
     Attributes:
         steps: The numbers of the marked steps; ABSENT alone where none is marked, for the whole window.
         keys: A number for each kernel, which is the same on all ranks, ascending.
         names: A number for the name of each.
         of_parameters: Whether each one's work does not depend on the inputs.
-        calls: How often it ran: one row a step, one column a kernel.
-        median_ns: The median of its durations, likewise; 0 where it did not run.
-        calls_alone: How often it ran while the device did not communicate.
-        median_alone_ns: The median of these.
-        other_ns: The time of all other compute kernels, by step.
+        is_alone: Whether it never ran while the device communicated.
+        calls: How often it ran.
+        median_ns: The median of its durations.
+        other_ns: The time of all other compute kernels.
     """
 
     steps: tuple[int, ...]
     keys: Int64
     names: Int64
     of_parameters: Bool
+    is_alone: Bool
     calls: Int64
     median_ns: Int64
-    calls_alone: Int64
-    median_alone_ns: Int64
-    other_ns: Int64
+    other_ns: int
 
 
 def measure_kernels(trace: Trace, rows: Bool, numbers: Int64, communication: Intervals) -> KernelMedians | None:
@@ -64,68 +62,45 @@ def measure_kernels(trace: Trace, rows: Bool, numbers: Int64, communication: Int
     index = np.flatnonzero(chosen)
     if not len(index):
         return None
-    duration_ns = events.duration_ns[index]
+    start_ns, duration_ns = events.start_ns[index], events.duration_ns[index]
     named = events.name[index].astype(np.int64) << _GRID_BITS
     shapes, kernel = np.unique(named | (events.grid[index] + 1), return_inverse=True)
-    steps = distinct(numbers[index])
-    step = np.searchsorted(np.array(steps), numbers[index])
-    by_time = np.argsort(-np.bincount(kernel, duration_ns), kind="stable")[:_MOST_KERNELS]
-    keys = np.array([_key(trace, int(shapes[number])) for number in by_time], np.int64)
-    by_time, keys = by_time[np.argsort(keys)], np.sort(keys)
-    names = [trace.names[int(shapes[number]) >> _GRID_BITS] for number in by_time]
-    column = np.full(len(shapes), ABSENT, np.int64)
-    column[by_time] = np.arange(len(by_time))
-    of_kernel = column[kernel]
-    is_listed = of_kernel != ABSENT
-    shape = len(steps), len(by_time)
-    group = step * len(by_time) + of_kernel
-    start_ns = events.start_ns[index]
-    is_alone = is_listed & (communication.measure_within(start_ns, start_ns + duration_ns) == 0)
-    calls, medians = _medians(group[is_listed], duration_ns[is_listed], shape)
-    calls_alone, medians_alone = _medians(group[is_alone], duration_ns[is_alone], shape)
-    other_ns = np.bincount(step[~is_listed], duration_ns[~is_listed], len(steps)).astype(np.int64)
+    calls = np.bincount(kernel)
+    ordered, begins = duration_ns[np.lexsort((duration_ns, kernel))], np.cumsum(calls) - calls
+    medians = (ordered[begins + (calls - 1) // 2] + ordered[begins + calls // 2]) // 2
+    beside = np.bincount(kernel, communication.measure_within(start_ns, start_ns + duration_ns) > 0)
+    time_ns = np.bincount(kernel, duration_ns)
+    listed = np.argsort(-time_ns, kind="stable")[:_MOST_KERNELS]
+    keys = np.array([_key(trace, int(shapes[number])) for number in listed], np.int64)
+    listed, keys = listed[np.argsort(keys)], np.sort(keys)
+    names = [trace.names[int(shapes[number]) >> _GRID_BITS] for number in listed]
     return KernelMedians(
-        steps=tuple(steps),
+        steps=tuple(distinct(numbers[index])),
         keys=keys,
         names=np.array([_number(name) for name in names], np.int64),
         of_parameters=np.array([_OF_PARAMETERS.search(name) is not None for name in names], np.bool_),
-        calls=calls,
-        median_ns=medians,
-        calls_alone=calls_alone,
-        median_alone_ns=medians_alone,
-        other_ns=other_ns,
+        is_alone=beside[listed] == 0,
+        calls=calls[listed],
+        median_ns=medians[listed],
+        other_ns=int(time_ns.sum() - time_ns[listed].sum()),
     )
 
 
 def join_windows(earlier: KernelMedians | None, later: KernelMedians | None) -> KernelMedians | None:
-    """The kernels of two windows of one rank, whose steps follow each other."""
+    """The kernels of two windows of one rank; a kernel of both has the mean of its medians, weighted by calls."""
     if earlier is None or later is None:
         return earlier or later
     keys = np.union1d(earlier.keys, later.keys)
-    columns = []
-    for name in ("calls", "median_ns", "calls_alone", "median_alone_ns"):
-        rows = []
-        for window in (earlier, later):
-            column = np.zeros((len(window.steps), len(keys)), np.int64)
-            column[:, np.searchsorted(keys, window.keys)] = getattr(window, name)
-            rows.append(column)
-        columns.append(np.concatenate(rows))
-    calls, median_ns, calls_alone, median_alone_ns = columns
-    names, of_parameters = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+    names, calls, time_ns = np.zeros((3, len(keys)), np.int64)
+    of_parameters, is_alone = np.zeros(len(keys), np.bool_), np.ones(len(keys), np.bool_)
     for window in (earlier, later):
         places = np.searchsorted(keys, window.keys)
         names[places], of_parameters[places] = window.names, window.of_parameters
-    return KernelMedians(
-        steps=earlier.steps + later.steps,
-        keys=keys,
-        names=names,
-        of_parameters=of_parameters,
-        calls=calls,
-        median_ns=median_ns,
-        calls_alone=calls_alone,
-        median_alone_ns=median_alone_ns,
-        other_ns=np.concatenate([earlier.other_ns, later.other_ns]),
-    )
+        is_alone[places] &= window.is_alone
+        calls[places] += window.calls
+        time_ns[places] += window.calls * window.median_ns
+    steps, other_ns = earlier.steps + later.steps, earlier.other_ns + later.other_ns
+    return KernelMedians(steps, keys, names, of_parameters, is_alone, calls, time_ns // calls, other_ns)
 
 
 def _key(trace: Trace, shape: int) -> int:
@@ -137,15 +112,3 @@ def _number(name: str) -> int:
     text = name.encode("utf-8", "replace")
     # Enough to tell some hundred kernels apart; hashlib loads OpenSSL, which takes longer than to compare them.
     return (crc32(text) - (1 << 31) << 32) | adler32(text)
-
-
-def _medians(group: Int64, duration_ns: Int64, shape: tuple[int, int]) -> tuple[Int64, Int64]:
-    """How many durations there are of each group, and their medians, both in a shape; 0 where there are none."""
-    order = np.lexsort((duration_ns, group))
-    calls = np.bincount(group, minlength=shape[0] * shape[1])
-    begins, ordered = np.cumsum(calls) - calls, duration_ns[order]
-    medians = np.zeros(len(calls), np.int64)
-    present = np.flatnonzero(calls)
-    low, high = begins[present] + (calls[present] - 1) // 2, begins[present] + calls[present] // 2
-    medians[present] = (ordered[low] + ordered[high]) // 2
-    return calls.reshape(shape), medians.reshape(shape)

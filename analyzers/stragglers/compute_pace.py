@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 import numpy as np
 from msgspec import Struct
@@ -29,11 +29,10 @@ from msgspec import Struct
 from perfscope.analyzers.shared.kernel_medians import KernelMedians
 from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.result import Doc, Figures
-from perfscope.tables.columns import Float64, Int64
+from perfscope.tables.columns import Float64
 from perfscope.tables.trace import ABSENT
 
 _ENOUGH_ALONE = 0.1
-_FEWEST_RANKS = 2
 #: Kernels with other grids than on another rank take at least this share of its time where the inputs differ in size.
 _RESIZED = 0.1
 
@@ -51,7 +50,7 @@ class Pace(Struct, frozen=True):
     relative_work: float
 
 
-class Comparison(Figures, frozen=True):
+class PaceComparison(Figures, frozen=True):
     """How ranks are compared.
 
     Attributes:
@@ -84,138 +83,79 @@ class Comparison(Figures, frozen=True):
         )
 
 
-def compare(kernels: Mapping[int, KernelMedians]) -> Comparison | None:
-    """Compare ranks over the steps and the kernels that all of them have; None where there are none.
+def compare(kernels: Mapping[int, KernelMedians]) -> PaceComparison | None:
+    """Compare ranks over the kernels that all of them have; None where there are none, or no step in common.
 
     Args:
         kernels: The kernels of each rank.
     """
-    if len(kernels) < _FEWEST_RANKS:
+    ranks = list(kernels.values())
+    steps = common_steps(own.steps for own in ranks)
+    common = reduce(np.intersect1d, (own.keys for own in ranks)) if ranks else np.zeros(0, np.int64)
+    if len(ranks) == 1 or not steps or not len(common):
         return None
-    steps = common_steps(medians.steps for medians in kernels.values())
-    common = reduce(_in_both, (medians.keys for medians in kernels.values()))
-    if not steps or not len(common):
-        return None
-    sums = [_Sums.of(medians, steps) for medians in kernels.values()]
-    calls, times, alone, times_alone = (
-        np.stack(rows) for rows in zip(*(own.take(common) for own in sums), strict=True)
-    )
+    columns = [np.searchsorted(own.keys, common) for own in ranks]
+    calls = np.stack([own.calls[column] / len(own.steps) for own, column in zip(ranks, columns, strict=True)])
+    time = calls * np.stack([own.median_ns[column] for own, column in zip(ranks, columns, strict=True)])
     # Kernels of one name and grid may differ in what they do; called equally often, they are the same mixture.
-    ran_everywhere = (calls > 0).all(axis=0) & (calls == calls[0]).all(axis=0)
-    if not ran_everywhere.any():
+    chosen = (calls == calls[0]).all(axis=0)
+    if not chosen.any():
         return None
-    is_resized = _differ_in_size(sums)
+    is_resized = _differ_in_size(ranks)
     if is_resized:
-        first = sums[0].kernels
-        ran_everywhere &= first.of_parameters[np.searchsorted(first.keys, common)]
-    ran_alone = ran_everywhere & (alone == calls).all(axis=0)
-    of_everywhere = (calls * times * ran_everywhere).sum(axis=1)
-    of_alone = (calls * times * ran_alone).sum(axis=1)
-    is_alone = bool((of_alone / np.maximum(of_everywhere, 1) >= _ENOUGH_ALONE).all())
-    chosen = ran_alone if is_alone else ran_everywhere
-    time = (calls * times_alone * ran_alone).sum(axis=1) if is_alone else of_everywhere
-    paces = time.min() / time if time.all() else None
-    others = np.array([own.other_ns for own in sums])
+        chosen &= ranks[0].of_parameters[columns[0]]
+    alone = chosen & np.all([own.is_alone[column] for own, column in zip(ranks, columns, strict=True)], axis=0)
+    is_alone = bool(((time * alone).sum(axis=1) >= _ENOUGH_ALONE * (time * chosen).sum(axis=1)).all() and alone.any())
+    chosen = alone if is_alone else chosen
+    times = (time * chosen).sum(axis=1)
+    paces = times.min() / times if times.all() else None
     if is_resized:
-        own_work = np.array([float((own.calls * own.times).sum()) for own in sums])
-        work = (own_work + others) * (1.0 if paces is None else paces)
+        whole = np.array([float((own.calls * own.median_ns).sum() + own.other_ns) / len(own.steps) for own in ranks])
+        work = whole * (1.0 if paces is None else paces)
     else:
-        work = _work_at_the_fastest(sums) + others
+        work = _work_at_the_fastest(ranks)
     if not work.all() or (paces is None and not is_resized):
         return None
-    relative = np.full(len(sums), np.nan) if paces is None else paces
     by_rank = {
-        rank: Pace(None if paces is None else float(pace), float(more))
-        for rank, pace, more in zip(kernels, relative, work / work.min(), strict=True)
+        rank: Pace(None if paces is None else float(paces[row]), float(work[row] / work.min()))
+        for row, rank in enumerate(kernels)
     }
     numbers = tuple(step for step in steps if step != ABSENT)
-    return Comparison(by_rank, numbers, int(chosen.sum()), is_alone, is_resized)
+    return PaceComparison(by_rank, numbers, int(chosen.sum()), is_alone, is_resized)
 
 
-def _in_both(first: Int64, second: Int64) -> Int64:
-    if np.array_equal(first, second):  # most ranks run the same kernels
-        return first
-    return np.intersect1d(first, second, assume_unique=True)
-
-
-class _Sums(NamedTuple):
-    """The kernels of a rank over some steps: a value a kernel.
-
-    Attributes:
-        kernels: What the rank sent.
-        calls: How often each kernel ran.
-        times: The medians of the steps' medians.
-        alone, times_alone: Both of those that ran alone.
-        other_ns: The time of all other kernels.
-    """
-
-    kernels: KernelMedians
-    calls: Int64
-    times: Float64
-    alone: Int64
-    times_alone: Float64
-    other_ns: int
-
-    @classmethod
-    def of(cls, kernels: KernelMedians, steps: Sequence[int]) -> _Sums:
-        rows = [kernels.steps.index(step) for step in steps]
-        return cls(
-            kernels,
-            kernels.calls[rows].sum(axis=0),
-            _median_of_present(kernels.median_ns[rows]),
-            kernels.calls_alone[rows].sum(axis=0),
-            _median_of_present(kernels.median_alone_ns[rows]),
-            int(kernels.other_ns[rows].sum()),
-        )
-
-    def take(self, common: Int64) -> tuple[Int64, Float64, Int64, Float64]:
-        """The columns of some kernels."""
-        columns = np.searchsorted(self.kernels.keys, common)
-        return self.calls[columns], self.times[columns], self.alone[columns], self.times_alone[columns]
-
-    def launches(self) -> dict[int, dict[int, int]]:
-        """How often the kernels of each name were launched with each grid."""
-        grids: dict[int, dict[int, int]] = {}
-        columns = self.kernels.keys.tolist(), self.kernels.names.tolist(), self.calls.tolist()
-        for key, name, count in zip(*columns, strict=True):
-            if count:
-                grids.setdefault(name, {})[key] = count
-        return grids
-
-
-def _work_at_the_fastest(sums: Sequence[_Sums]) -> Float64:
-    """The time of each rank's kernels, each with the least median that it has on any rank."""
-    least: dict[int, float] = {}
-    for own in sums:
-        for key, time_ns in zip(own.kernels.keys.tolist(), own.times.tolist(), strict=True):
-            if time_ns > 0:
-                least[key] = min(time_ns, least.get(key, time_ns))
+def _work_at_the_fastest(ranks: Sequence[KernelMedians]) -> Float64:
+    """The time of each rank's kernels in a step, each with the least median that it has on any rank."""
+    least: dict[int, int] = {}
+    for own in ranks:
+        for key, time_ns in zip(own.keys.tolist(), own.median_ns.tolist(), strict=True):
+            least[key] = min(time_ns, least.get(key, time_ns))
     return np.array(
-        [(own.calls * np.array([least.get(key, 0.0) for key in own.kernels.keys.tolist()])).sum() for own in sums]
+        [
+            ((own.calls * np.array([least[key] for key in own.keys.tolist()])).sum() + own.other_ns) / len(own.steps)
+            for own in ranks
+        ]
     )
 
 
-def _differ_in_size(sums: Sequence[_Sums]) -> bool:
+def _differ_in_size(ranks: Sequence[KernelMedians]) -> bool:
     """Whether kernels that all ranks launch equally often have other grids on some of them."""
-    first = sums[0].launches()
-    common, resized = set(first), set()
-    for own in sums[1:]:
-        grids = own.launches()
-        common = {name for name in common if sum(grids.get(name, {}).values()) == sum(first[name].values())}
-        resized |= {name for name in common if grids[name] != first[name]}
-    resized &= common
-    for own in sums:
-        time = own.calls * own.times
-        is_resized = np.array([name in resized for name in own.kernels.names.tolist()], np.bool_)
-        if time[is_resized].sum() < _RESIZED * time.sum():
-            return False
-    return True
+    first, *others = [_launches(own) for own in ranks]
+    common = {
+        name for name in first if all(sum(own.get(name, {}).values()) == sum(first[name].values()) for own in others)
+    }
+    resized = [name for name in common if any(own[name] != first[name] for own in others)]
+    time = [own.calls * own.median_ns for own in ranks]
+    return all(
+        own_time[np.isin(own.names, resized)].sum() >= _RESIZED * own_time.sum()
+        for own, own_time in zip(ranks, time, strict=True)
+    )
 
 
-def _median_of_present(values: Int64) -> Float64:
-    """The median of each column without its zeros; 0 of nothing else."""
-    ordered, present = np.sort(values, axis=0), (values > 0).sum(axis=0)
-    first, last = len(values) - present, len(values) - 1
-    places = np.stack([first + (present - 1) // 2, first + present // 2])
-    pairs = np.take_along_axis(ordered, np.minimum(places, last), axis=0)
-    return np.where(present > 0, (pairs[0] + pairs[1]) / 2, 0.0)
+def _launches(kernels: KernelMedians) -> dict[int, dict[int, float]]:
+    """How often the kernels of each name were launched with each grid in a step."""
+    grids: dict[int, dict[int, float]] = {}
+    calls = (kernels.calls / len(kernels.steps)).tolist()
+    for key, name, count in zip(kernels.keys.tolist(), kernels.names.tolist(), calls, strict=True):
+        grids.setdefault(name, {})[key] = count
+    return grids

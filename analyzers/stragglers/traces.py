@@ -19,31 +19,30 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
 from math import fsum
-from typing import Annotated, NamedTuple, TypeAlias
+from typing import Annotated, TypeAlias
 
 import numpy as np
 from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import SYNCHRONISING, GroupCalls, GroupKey
-from perfscope.analyzers.collectives.matching import MatchedCalls, match
+from perfscope.analyzers.collectives.matching import match
 from perfscope.analyzers.collectives.rank_calls import RankCalls, calls_of_groups, number_ranks_and_runs
 from perfscope.analyzers.shared.kernel_medians import join_windows
 from perfscope.analyzers.shared.marked_steps import common_steps
 from perfscope.analyzers.shared.step_profile import PARTS, StepProfile, join_profiles
-from perfscope.analyzers.stragglers.compute_pace import Comparison, Pace, compare
+from perfscope.analyzers.stragglers.compute_pace import Pace, PaceComparison, compare
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Section, percent
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
-from perfscope.tables.columns import Bool, Float64, Int64
+from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, distinct
-from perfscope.units import format_bytes, format_ranges
+from perfscope.units import format_ranges
 
 _Reason: TypeAlias = "tuple[str | None, dict[str, float]]"
 
 #: The wait that makes a rank a straggler, as a share of the longest window.
 SIGNIFICANT_FRACTION = 0.01
-_MOST_OPERATIONS = 3
 _MOST_ROWS = 40
 _FEWEST_RANKS = 2
 
@@ -62,15 +61,6 @@ _REASONS = {
 _DECISIVE = 0.5
 #: Smaller differences in pace or work explain nothing.
 _NOTICEABLE = 0.01
-
-
-class WaitKind(Figures, frozen=True):
-    """A kind of operation in which the slowest rank of a group came last."""
-
-    operation: Annotated[str | None, Doc("``all_reduce`` and so on.")]
-    bytes: Annotated[int | None, Doc("Its size.")]
-    caused: float
-    caused_wait_us = InUnit("caused", NS_PER_US, "The wait that it caused.")
 
 
 class RankWait(Figures, frozen=True):
@@ -118,7 +108,6 @@ class GroupWait(Figures, frozen=True):
     axis: Annotated[str | None, Doc("The axis of parallelism.")]
     operations: Annotated[int, Doc("How many operations were matched.")]
     pipeline: Annotated[bool, Doc("Whether its ranks are stages of one pipeline, which wait for each other by design.")]
-    came_last_in: Annotated[tuple[WaitKind, ...], Doc("The kinds of operations in which the straggler came last.")]
     ranks: Annotated[tuple[RankWait, ...], Doc("Each rank.")]
 
     @figure
@@ -212,7 +201,7 @@ class Stragglers(Result, frozen=True):
     significant: float
     groups: Annotated[Sequence[GroupWait], Doc("Each group, the one with the longest caused wait first.")]
     ranks: Annotated[Sequence[RankPace], Doc("Each rank.")]
-    compared: Annotated[Comparison | None, Doc("How ranks are compared; None where they cannot be.")]
+    compared: Annotated[PaceComparison | None, Doc("How ranks are compared; None where they cannot be.")]
     significant_us = InUnit(
         "significant", NS_PER_US, "The wait that makes a rank a straggler: a hundredth of the time."
     )
@@ -276,16 +265,9 @@ class Stragglers(Result, frozen=True):
         caused = next(rank.caused for rank in self.ranks if rank.number == self.straggler)
         blamed = (group for group in self.groups if not group.pipeline)
         group = max(blamed, key=lambda group: group.slowest.caused if group.straggler == self.straggler else -1)
-        kinds = ", ".join(
-            f"{kind.operation or 'unknown'}{'' if kind.bytes is None else ' of ' + format_bytes(kind.bytes)}"
-            for kind in group.came_last_in
-        )
         reason = next(rank.reason for rank in group.ranks if rank.number == self.straggler)
         why = f" Reason: {reason}." if reason else ""
-        return (
-            f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms, mostly in "
-            f"{kinds}.{why}"
-        )
+        return f"Straggler: rank {self.straggler}, which caused a wait of {caused / NS_PER_MS:.2f} ms.{why}"
 
 
 def analyze(partials: Sequence[tuple[RankCalls, ...]]) -> Stragglers:
@@ -329,54 +311,22 @@ def _find_waits(key: GroupKey, calls: Mapping[int, GroupCalls], members: _Member
     caused = (matched.total_ns[chosen] - len(matched.ranks) * transfers_ns) / (len(matched.ranks) - 1)
     first = next(iter(calls.values()))
     communication = matched.duration_ns[:, chosen].sum(axis=1)
-    steps = distinct(matched.step[chosen])
-    caused_by = {row: _caused_in(caused, last == row, matched.step[chosen], steps) for row in distinct(last)}
-    nothing = _Caused(0.0, 0, dict.fromkeys(steps, 0.0))
-    ranks = tuple(
-        RankWait(rank, waited, communicated, of_row.ns, of_row.calls, of_row.in_steps)
-        for rank, waited, communicated, of_row in zip(
-            matched.ranks,
-            (communication - int(transfers_ns.sum())).tolist(),
-            communication.tolist(),
-            (caused_by.get(row, nothing) for row in range(len(matched.ranks))),
-            strict=True,
+    of_step = matched.step[chosen]
+    ranks = []
+    for row, rank in enumerate(matched.ranks):
+        is_last, waited = last == row, int(communication[row] - transfers_ns.sum())
+        caused_in = {step: float(caused[is_last & (of_step == step)].sum()) for step in distinct(of_step)}
+        came_last = int(is_last.sum())
+        ranks.append(
+            RankWait(rank, waited, int(communication[row]), float(caused[is_last].sum()), came_last, caused_in)
         )
-    )
-    slowest = int(np.argmax([rank.caused for rank in ranks]))
     return GroupWait(
         group=key.name or None,
         description=first.description or None,
         axis=first.role or None,
         operations=int(chosen.sum()),
         pipeline=members.are_stages(calls, first.role),
-        came_last_in=_kinds(matched, chosen, caused, last == slowest),
-        ranks=ranks,
-    )
-
-
-class _Caused(NamedTuple):
-    """What the last one of some collectives caused: how long others waited, in how many, and in each step."""
-
-    ns: float
-    calls: int
-    in_steps: Mapping[int, float]
-
-
-def _caused_in(caused: Float64, is_last: Bool, step: Int64, steps: Sequence[int]) -> _Caused:
-    of_rank, in_step = caused[is_last], step[is_last]
-    return _Caused(
-        float(of_rank.sum()), len(of_rank), {number: float(of_rank[in_step == number].sum()) for number in steps}
-    )
-
-
-def _kinds(matched: MatchedCalls, chosen: Bool, caused: Float64, by_slowest: Bool) -> tuple[WaitKind, ...]:
-    """The kinds of operations in which the slowest rank caused the longest waits."""
-    kinds = matched.kind[chosen]
-    sums = [(kind, float(caused[by_slowest & (kinds == index)].sum())) for index, kind in enumerate(matched.kinds)]
-    longest = sorted((pair for pair in sums if pair[1] > 0), key=lambda pair: (-pair[1], pair[0]))
-    return tuple(
-        WaitKind(kind.operation or None, None if kind.bytes == ABSENT else kind.bytes, ns)
-        for kind, ns in longest[:_MOST_OPERATIONS]
+        ranks=tuple(ranks),
     )
 
 

@@ -349,8 +349,8 @@ def test_paces_are_those_of_plain_dictionaries(tmp_path: Path, ranks: list[list[
 @pytest.mark.parametrize(
     ("run", "slowest", "most_work", "words"),
     [
-        # Its optimizer takes 4 % longer, and it has half as many samples more, with products of the same grids.
-        ("findings/h200/straggler_work", 0.95, 1.3, "33 % more work"),
+        # Its optimizer takes 5 % longer, and it has half as many samples more, with products of the same grids.
+        ("findings/h200/straggler_work", 0.94, 1.3, "33 % more work"),
         ("findings/h200/straggler_device", 0.7, 1.0, "slower (the same kernels take 35 % longer)"),
         ("whatif/slow_gpu", 0.93, 1.2, "24 % more work"),
     ],
