@@ -13,12 +13,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Annotated, NamedTuple
 
+from perfscope.analyzers.pipeline_bubble.decomposition import StageShares
 from perfscope.analyzers.pipeline_bubble.recognition import RecognisedSchedule, recognise_order
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Section, percent
-from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
+from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Table, figure
 from perfscope.schedules.operations import Op, PassKind
 from perfscope.schedules.simulator import Deadlock, Timing, simulate
 from perfscope.tables.micro_batches import MicroBatches, of_last_attempts
@@ -62,24 +63,24 @@ class TimedStep(Figures, frozen=True):
     fraction_of_total: Annotated[float, Doc("Its bubble.")]
 
 
-class PipelineSteps(Result, frozen=True):
+class PipelineSteps(StageShares, frozen=True):
     """``results.pipeline_steps``: the bubble of every training step, without a trace.
 
     Attributes:
-        section_ns: T, the mean of the steady-state steps.
+        section: T, the mean of the steady-state steps.
         profiled_section_ns: The mean of the steps inside profiler windows; absent without a window.
     """
 
-    section_ns: int
-    profiled_section_ns: int | None
     stages: Annotated[tuple[TimedStage, ...], Doc("Each stage in a mean step.")]
+    section: int
+    profiled_section_ns: int | None
     theory_fraction_of_total: Annotated[
         float | None, Doc("Idle time over p x T for equal stages; None where the schedule was not recognised.")
     ]
     schedule: Annotated[str | None, Doc("Its name; None where it was not recognised.")]
     microbatches: Annotated[int, Doc("Micro-batches in a step.")]
     steps: Annotated[tuple[TimedStep, ...], Doc("Each steady-state step.")]
-    section_us = InUnit("section_ns", NS_PER_US, "T, the mean of the steady-state steps.")
+    section_us = InUnit("section", NS_PER_US, "T, the mean of the steady-state steps.")
     profiled_section_us = InUnitIfKnown(
         "profiled_section_ns", NS_PER_US, "T of the steps inside windows; None without a window."
     )
@@ -103,31 +104,12 @@ class PipelineSteps(Result, frozen=True):
     @figure
     def fraction_of_total(self) -> float:
         """Idle time over p x T."""
-        return sum(stage.idle for stage in self.stages) / (self.p * self.section_ns)
-
-    @figure
-    def schedule_fraction_of_total(self) -> float | None:
-        """The part of the schedule."""
-        return self._share("schedule")
-
-    @figure
-    def imbalance_fraction_of_total(self) -> float | None:
-        """The part of unequal stages."""
-        return self._share("imbalance")
+        return sum(stage.idle for stage in self.stages) / (self.p * self.section)
 
     @figure
     def transfer_and_host_fraction_of_total(self) -> float | None:
         """The part of transfers and host gaps."""
-        return self._share("transfer_and_host")
-
-    def _share(self, part: str) -> float | None:
-        times = [getattr(stage, part) for stage in self.stages]
-        return None if None in times else sum(times) / (self.p * self.section_ns)
-
-    @figure
-    def p(self) -> int:
-        """Stages."""
-        return len(self.stages)
+        return self.share_of("transfer_and_host")
 
     def sections(self) -> tuple[Section, ...]:
         """A table of stages."""
@@ -143,11 +125,11 @@ class PipelineSteps(Result, frozen=True):
         )
         profiled = ""
         if self.profiled_section_ns is not None:
-            slowdown = PERCENT(self.profiled_section_ns / self.section_ns - 1)
+            slowdown = PERCENT(self.profiled_section_ns / self.section - 1)
             profiled = f", and {self.profiled_section_ns / NS_PER_MS:.2f} ms in profiled steps ({slowdown:+.1f} %)"
         yield (
             f"Schedule: {self.schedule or 'not recognised'}, {self.p} stages, {self.microbatches} micro-batches. T is "
-            f"{self.section_ns / NS_PER_MS:.2f} ms{profiled}."
+            f"{self.section / NS_PER_MS:.2f} ms{profiled}."
         )
         yield "Measured by the hooks: gaps inside a pass count as work; transfers and host gaps are not separated."
 
@@ -218,7 +200,7 @@ def _average(pipeline: _TimedPipeline, steady: Sequence[int], profiled: Sequence
     totals = pipeline.by_rank[pipeline.stages[0][0]][steady[-1]].totals
     forwards = sum(total.count for total in totals if total.kind == PassKind.FORWARD)
     return PipelineSteps(
-        section_ns=section,
+        section=section,
         profiled_section_ns=_mean([pipeline.section(step) for step in profiled]) if profiled else None,
         stages=tuple(stages),
         theory_fraction_of_total=float(simulation.theory) if simulation else None,

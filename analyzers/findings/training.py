@@ -346,15 +346,15 @@ class Training:
     @cached_property
     def _timed_pipeline(self) -> Pipeline | None:
         steps = self.results.pipeline_steps
-        if steps is None or not steps.section_ns:
+        if steps is None or not steps.section:
             return None
-        return _pipeline("/pipeline_steps", steps, steps.section_ns, steps.transfer_and_host_fraction_of_total)
+        return _pipeline("/pipeline_steps", steps, steps.section, steps.transfer_and_host_fraction_of_total)
 
     @cached_property
     def traced_pipeline(self) -> Pipeline | None:
         """A pipeline as the devices' own work shows it; None where no traces tell it."""
         bubble = self.results.pipeline_bubble
-        if bubble is None or not bubble.section:
+        if bubble is None:
             return None
         return _pipeline("/pipeline_bubble", bubble, float(bubble.section), bubble.host_fraction_of_total)
 

@@ -17,19 +17,19 @@ idle time. Imbalance is negative on a slow stage, which idles less than an equal
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from itertools import accumulate, pairwise
 from math import lcm
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
 from perfscope.constants import NS_PER_US
-from perfscope.result import Doc, Figures, InUnitIfKnown
+from perfscope.result import Doc, Figures, InUnit, InUnitIfKnown, Result, figure
 from perfscope.schedules.operations import Block, Op, PassKind, Plan
 from perfscope.schedules.simulator import Timeline, Timing, simulate
 
@@ -41,35 +41,67 @@ class StageParts(Figures, frozen=True):
     """One stage in one step: ``useful + schedule + imbalance + transfer + host`` is the section exactly.
 
     Attributes:
-        useful, idle: Time of its passes, and the rest of the section; absent without its trace, or without a section.
+        useful, idle: Time of its passes, and the rest of the section.
         forward, weight: The parts of the useful time of forward passes and of separate weight-gradient passes.
         schedule, imbalance, transfer, host: The parts of the idle time; absent where the schedule was not recognised.
     """
 
     stage: Annotated[int, Doc("Its number.")]
-    useful: Time = None
-    forward: Time = None
-    weight: Time = None
-    idle: Time = None
+    useful: int | Fraction
+    forward: int | Fraction
+    weight: int | Fraction
+    idle: int | Fraction
     schedule: Time = None
     imbalance: Time = None
     transfer: Time = None
     host: Time = None
-    useful_us = InUnitIfKnown("useful", NS_PER_US, "Time of its passes; None without its trace.")
+    useful_us = InUnit("useful", NS_PER_US, "Time of its passes.")
     schedule_us = InUnitIfKnown("schedule", NS_PER_US, "Idle time of the schedule alone, for equal stages.")
     imbalance_us = InUnitIfKnown(
         "imbalance", NS_PER_US, "Idle time because stages and micro-batches are unequal; negative on a slow stage."
     )
     transfer_us = InUnitIfKnown("transfer", NS_PER_US, "Idle time for transfers themselves.")
     host_us = InUnitIfKnown("host", NS_PER_US, "The rest, in which the host did not keep the device busy.")
-    idle_us = InUnitIfKnown("idle", NS_PER_US, "The sum of these four.")
+    idle_us = InUnit("idle", NS_PER_US, "The sum of these four.")
+
+
+class StageShares(Result, frozen=True):
+    """A result with the parts of a bubble over p x T."""
+
+    stages: Annotated[tuple[Any, ...], Doc("Each stage in a mean step.")]
+    section: Any
+
+    @figure
+    def schedule_fraction_of_total(self) -> float | None:
+        """The part of the schedule."""
+        return self.share_of("schedule")
+
+    @figure
+    def imbalance_fraction_of_total(self) -> float | None:
+        """The part of unequal stages."""
+        return self.share_of("imbalance")
+
+    @figure
+    def p(self) -> int:
+        """Stages."""
+        return len(self.stages)
+
+    def sum_of(self, part: str) -> Fraction | None:
+        """A part of all stages; absent where that of one is."""
+        times = [getattr(stage, part) for stage in self.stages]
+        return None if None in times else Fraction(sum(times))
+
+    def share_of(self, part: str) -> float | None:
+        """The same over p x T."""
+        total = self.sum_of(part)
+        return None if total is None else float(total / (self.p * self.section))
 
 
 class StepParts(Struct, frozen=True):
     """The decomposition of one step of one pipeline.
 
     Attributes:
-        section_ns: T; absent without stage 0.
+        section_ns: T.
         start_ns: When it began, on the wall clock.
         stages: The parts of each stage.
         theory: Idle share of p x T for equal stages with these mean times, without transfers and host gaps.
@@ -77,7 +109,7 @@ class StepParts(Struct, frozen=True):
         ticks_per_ns: Unit of ``ideal``.
     """
 
-    section_ns: int | None
+    section_ns: int
     start_ns: int
     stages: tuple[StageParts, ...]
     theory: Fraction | None = None
@@ -111,42 +143,20 @@ class _MeanTiming(Timing):
         return self.work[op.kind]
 
 
-def sum_idle_time(stages: Sequence[Sequence[MeasuredPass] | None]) -> StepParts:
-    """The section and the idle time, which need no schedule; without stage 0 neither is known."""
-    traced = [measured for passes in stages if passes is not None for measured in passes]
-    if stages[0] is None:
-        start = min(measured.start_ns for measured in traced)
-        section = None
-    else:
-        start = min(measured.start_ns for measured in stages[0] if measured.kind is PassKind.FORWARD)
-        section = max(measured.end_ns for measured in traced if measured.kind is not PassKind.FORWARD) - start
+def sum_idle_time(stages: Sequence[Sequence[MeasuredPass]]) -> StepParts:
+    """The section and the idle time, which need no schedule."""
+    start = min(measured.start_ns for measured in stages[0] if measured.kind is PassKind.FORWARD)
+    ends = (one.end_ns for passes in stages for one in passes if one.kind is not PassKind.FORWARD)
+    section = max(ends) - start
     return StepParts(section, start, tuple(_sum_stage(stage, passes, section) for stage, passes in enumerate(stages)))
 
 
-def _sum_stage(stage: int, passes: Sequence[MeasuredPass] | None, section: int | None) -> StageParts:
-    if passes is None:
-        return StageParts(stage)
-    useful = sum(measured.work_ns for measured in passes)
-    return StageParts(
-        stage,
-        useful=useful,
-        forward=sum(measured.work_ns for measured in passes if measured.kind is PassKind.FORWARD),
-        weight=sum(measured.work_ns for measured in passes if measured.kind is PassKind.WEIGHT_GRADIENT),
-        idle=None if section is None else section - useful,
-    )
-
-
-def compare_with_theory(plan: Plan, stages: Sequence[Sequence[MeasuredPass] | None]) -> StepParts:
-    """The section and the idle time beside those of equal stages with the same mean times; stages may be missing."""
-    work = {
-        op: measured.work_ns
-        for order, passes in zip(plan.orders, stages, strict=True)
-        if passes is not None
-        for (op,), measured in zip(order, passes, strict=True)
-    }
-    mean, ticks = _average_by_kind(work)
-    ideal = simulate(plan, _MeanTiming(mean))
-    return replace(sum_idle_time(stages), theory=ideal.fraction_of_total, ideal=ideal, ticks_per_ns=ticks)
+def _sum_stage(stage: int, passes: Sequence[MeasuredPass], section: int) -> StageParts:
+    work: Counter[PassKind] = Counter()
+    for measured in passes:
+        work[measured.kind] += measured.work_ns
+    useful = work.total()
+    return StageParts(stage, useful, work[PassKind.FORWARD], work[PassKind.WEIGHT_GRADIENT], section - useful)
 
 
 def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
@@ -161,10 +171,10 @@ def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
         for order, stage in zip(plan.orders, stages, strict=True)
         for (op,), measured in zip(order, stage.passes, strict=True)
     }
-    base = compare_with_theory(plan, [stage.passes for stage in stages])
-    assert base.section_ns is not None
-    assert base.ideal is not None
+    base = sum_idle_time([stage.passes for stage in stages])
     work = {op: measured.work_ns for op, measured in passes.items()}
+    mean, ticks = _average_by_kind(work)
+    ideal = simulate(plan, _MeanTiming(mean))
     without_transfers = simulate(plan, _MeasuredTiming(work, {}, {})).section
     transfers = _estimate_transfer_times(plan, passes, [stage.transfers for stage in stages])
     blocking = _find_blocking_sends(plan, passes, transfers)
@@ -177,11 +187,11 @@ def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
         host = min(gaps, beyond) if beyond > 0 else beyond
     parts = []
     for own in base.stages:
-        schedule = round(Fraction(base.ideal.section - base.ideal.busy(own.stage), base.ticks_per_ns))
-        imbalance = without_transfers - sum(measured.work_ns for measured in stages[own.stage].passes) - schedule
+        schedule = round(Fraction(ideal.section - ideal.busy(own.stage), ticks))
+        imbalance = without_transfers - int(own.useful) - schedule
         transfer = with_transfers - without_transfers + beyond - host
         parts.append(replace(own, schedule=schedule, imbalance=imbalance, transfer=transfer, host=host))
-    return replace(base, stages=tuple(parts))
+    return replace(base, stages=tuple(parts), theory=ideal.fraction_of_total, ideal=ideal, ticks_per_ns=ticks)
 
 
 def _average_by_kind(work: dict[Op, int]) -> tuple[dict[PassKind, int], int]:

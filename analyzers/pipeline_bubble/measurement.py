@@ -13,13 +13,12 @@ from statistics import median_low
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from perfscope.analyzers.pipeline_bubble.decomposition import (
     StageParts,
+    StageShares,
     StepParts,
-    Time,
-    compare_with_theory,
     decompose,
     sum_idle_time,
 )
@@ -35,8 +34,8 @@ from perfscope.analyzers.pipeline_bubble.recognition import (
 from perfscope.analyzers.shared.clock_offsets import Offset, find_offset, is_apart
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Cell, Row, Section, percent
-from perfscope.result import PERCENT, Column, Doc, Figures, InUnitIfKnown, Result, Table, figure
+from perfscope.report import Cell, Section, percent
+from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Table, figure
 from perfscope.schedules.catalog import Schedule
 from perfscope.schedules.drawing import Bar, GanttChart, Lane, draw_timeline, to_text
 from perfscope.schedules.operations import Block, PassKind
@@ -65,13 +64,13 @@ class BubbleStep(Figures, frozen=True):
     parts: StepParts
     measured: GanttChart
     ideal: GanttChart | None
-    section_us = InUnitIfKnown(
+    section_us = InUnit(
         "section", NS_PER_US, "T: from the first forward pass of stage 0 to the end of the last backward pass."
     )
 
     @property
-    def section(self) -> int | None:
-        """T in nanoseconds; absent without a trace of stage 0."""
+    def section(self) -> int:
+        """T in nanoseconds."""
         return self.parts.section_ns
 
     @property
@@ -80,14 +79,14 @@ class BubbleStep(Figures, frozen=True):
         return self.schedule, self.chunks, self.microbatches
 
     @property
-    def idle(self) -> list[Fraction]:
-        """The idle time of each stage that has a trace, where the section is known."""
-        return [Fraction(stage.idle) for stage in self.parts.stages if stage.idle is not None]
+    def idle(self) -> Fraction:
+        """The idle time of all stages."""
+        return Fraction(sum(stage.idle for stage in self.parts.stages))
 
     @figure
-    def fraction_of_total(self) -> float | None:
+    def fraction_of_total(self) -> float:
         """Idle time over p x T."""
-        return float(sum(self.idle) / (self.section * len(self.idle))) if self.idle and self.section else None
+        return float(self.idle / (self.section * len(self.parts.stages)))
 
     @figure
     def theory_fraction_of_total(self) -> float | None:
@@ -109,10 +108,10 @@ class StageMean(StageParts, frozen=True, kw_only=True):
     """
 
     ranks: Annotated[tuple[int, ...], Doc("Its ranks: one for each pipeline that ran side by side.")]
-    section: Fraction | None
+    section: Fraction
     microbatches: int
-    forward_us = InUnitIfKnown("forward", NS_PER_US, "Time of the forward pass of a micro-batch.", per="microbatches")
-    backward_us = InUnitIfKnown(
+    forward_us = InUnit("forward", NS_PER_US, "Time of the forward pass of a micro-batch.", per="microbatches")
+    backward_us = InUnit(
         "backward",
         NS_PER_US,
         "Time of the backward pass of a micro-batch, the weight gradient included.",
@@ -125,27 +124,28 @@ class StageMean(StageParts, frozen=True, kw_only=True):
         return next(iter(self.ranks), None)
 
     @property
-    def backward(self) -> Time:
+    def backward(self) -> int | Fraction:
         """Time of all backward passes of a step."""
-        return None if self.useful is None or self.forward is None else self.useful - self.forward
+        return self.useful - self.forward
 
     @property
-    def idle_share(self) -> float | None:
+    def idle_share(self) -> float:
         """Idle time over T."""
-        return None if self.idle is None or not self.section else float(self.idle / self.section)
+        return float(self.idle / self.section)
 
 
 def _ms(time: Fraction) -> float:
     return float(time / NS_PER_MS)
 
 
-class PipelineBubble(Result, frozen=True):
+class PipelineBubble(StageShares, frozen=True):
     """``results.pipeline_bubble``: the bubble of a pipeline, from traces."""
 
     stages: Annotated[tuple[StageMean, ...], Doc("Each stage in a mean step.")]
+    section: Fraction
     steps: Annotated[tuple[BubbleStep, ...], Doc("Each complete step of the usual shape, of all pipelines.")]
     notes: Annotated[tuple[str, ...], Doc("What a reader must know.")]
-    section_us = InUnitIfKnown("section", NS_PER_US, "T, the mean over steps.")
+    section_us = InUnit("section", NS_PER_US, "T, the mean over steps.")
 
     TABLES = (
         Table(
@@ -164,16 +164,10 @@ class PipelineBubble(Result, frozen=True):
         ),
     )
 
-    @property
-    def section(self) -> Fraction | None:
-        """T in nanoseconds, the mean over steps."""
-        return self.stages[0].section
-
     @figure
-    def fraction_of_total(self) -> float | None:
-        """Idle time over p x T; over the stages that have a trace where some have none."""
-        total = sum((step.section or 0) * len(step.idle) for step in self.steps)
-        return float(sum(sum(step.idle) for step in self.steps) / total) if total else None
+    def fraction_of_total(self) -> float:
+        """Idle time over p x T."""
+        return float(sum(step.idle for step in self.steps) / (self.p * sum(step.section for step in self.steps)))
 
     @figure
     def theory_fraction_of_total(self) -> float | None:
@@ -182,33 +176,14 @@ class PipelineBubble(Result, frozen=True):
         return float(sum(shares) / len(shares)) if shares else None
 
     @figure
-    def schedule_fraction_of_total(self) -> float | None:
-        """The part of the schedule."""
-        return self._share("schedule")
-
-    @figure
-    def imbalance_fraction_of_total(self) -> float | None:
-        """The part of unequal stages."""
-        return self._share("imbalance")
-
-    @figure
     def transfer_fraction_of_total(self) -> float | None:
         """The part of transfers, with what they took longer than their shorter kernels say."""
-        return self._share("transfer")
+        return self.share_of("transfer")
 
     @figure
     def host_fraction_of_total(self) -> float | None:
         """The part of gaps in which a device ran nothing."""
-        return self._share("host")
-
-    def _share(self, part: str) -> float | None:
-        total = self.sum_of(part)
-        return float(total / (self.p * self.section)) if total is not None and self.section else None
-
-    def sum_of(self, part: str) -> Fraction | None:
-        """A part of all stages; absent where that of one is."""
-        times = [getattr(stage, part) for stage in self.stages]
-        return None if None in times else Fraction(sum(times))
+        return self.share_of("host")
 
     @figure
     def microbatches(self) -> int:
@@ -225,27 +200,19 @@ class PipelineBubble(Result, frozen=True):
         """Virtual stages of a rank."""
         return self.steps[0].chunks
 
-    @figure
-    def p(self) -> int:
-        """Stages."""
-        return len(self.stages)
-
     @property
     def charts(self) -> tuple[GanttChart, ...]:
         """The step with the median section as measured, and its ideal where the schedule was recognised."""
-        median = median_low([step.section or 0 for step in self.steps])
-        step = next(step for step in self.steps if (step.section or 0) == median)
+        median = median_low([step.section for step in self.steps])
+        step = next(step for step in self.steps if step.section == median)
         return (step.measured,) if step.ideal is None else (step.measured, step.ideal)
 
     def sections(self) -> tuple[Section, ...]:
         """A table of stages, and the measured schedule above the ideal one."""
         table = self.TABLES[0]
-        totals: list[Row] = []
-        if self.sum_of("useful") is not None:
-            idle = self.fraction_of_total
-            parts = [self.sum_of(part) for part in ("useful", "schedule", "imbalance", "transfer", "host")]
-            cells: list[Cell] = [None if part is None else _ms(part) for part in parts]
-            totals.append(("all", "", *cells, percent(idle)))
+        parts = [self.sum_of(part) for part in ("useful", "schedule", "imbalance", "transfer", "host")]
+        cells: list[Cell] = [None if part is None else _ms(part) for part in parts]
+        totals = (("all", "", *cells, percent(self.fraction_of_total)),)
         longest = max(chart.end for chart in self.charts)
         drawing = "\n\n".join(
             f"{chart.title}\n{to_text(chart, max(10, _DRAWING_COLUMNS * chart.end // longest))}"
@@ -259,15 +226,13 @@ class PipelineBubble(Result, frozen=True):
     def in_a_sentence(self) -> str:
         """The bubble, and the pipeline."""
         title = f"{self.schedule or 'unknown schedule'}, {self.p} stages, {self.microbatches} micro-batches, measured"
-        share = percent(self.fraction_of_total)
-        return title if share is None else f"{share:.2f} % of the time is bubble: {title}"
+        return f"{percent(self.fraction_of_total):.2f} % of the time is bubble: {title}"
 
     def _headline(self) -> Iterator[str]:
-        bubble, theory, section = percent(self.fraction_of_total), percent(self.theory_fraction_of_total), self.section
-        if bubble is not None and section is not None:
-            of_theory = "" if theory is None else f"; {theory:.1f} % is due to the schedule alone"
-            steps = "one step" if len(self.steps) == 1 else f"{len(self.steps)} steps"
-            yield f"{bubble:.1f} % of p x T is bubble{of_theory}. T is {_ms(section):.2f} ms, the mean of {steps}."
+        bubble, theory = percent(self.fraction_of_total), percent(self.theory_fraction_of_total)
+        of_theory = "" if theory is None else f"; {theory:.1f} % is due to the schedule alone"
+        steps = "one step" if len(self.steps) == 1 else f"{len(self.steps)} steps"
+        yield f"{bubble:.1f} % of p x T is bubble{of_theory}. T is {_ms(self.section):.2f} ms, the mean of {steps}."
         yield (
             f"Schedule: {self.schedule or 'not recognised'}, {self.p} stages, {self.microbatches} micro-batches"
             + (f", {self.virtual_stages} chunks per stage." if (self.virtual_stages or 0) > 1 else ".")
@@ -281,16 +246,19 @@ def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
         partials: The passes in each trace, at least one.
 
     Raises:
-        MissingInput: The traces do not show which ranks form a pipeline, no step is complete, or the clocks of hosts
-            are not known well enough.
+        MissingInput: The traces do not show which ranks form a pipeline, a stage has no trace, no step is complete, or
+            the clocks of hosts are not known well enough.
     """
     pipelines = find_pipelines(partials)
     steps: list[BubbleStep] = []
     notes: dict[str, None] = {}
     unknown = ""
     for pipeline in pipelines:
+        if pipeline.missing:
+            ranks = ", ".join(str(pipeline.ranks[stage]) for stage in pipeline.missing)
+            raise MissingInput(f"stages {', '.join(map(str, pipeline.missing))} (ranks {ranks}) have no trace")
         clocks = align_clocks(pipeline.traced)
-        measured, incomplete = _measure_pipeline(pipeline, clocks)
+        measured, incomplete = _measure_pipeline(pipeline.traced, clocks)
         why = _explain_unknown(measured, clocks)
         unknown = unknown or why
         steps += measured if not why else []
@@ -306,13 +274,13 @@ def measure_pipelines(partials: Sequence[RankPasses]) -> PipelineBubble:
             stage,
             **_mean_parts([step.parts.stages[stage] for step in usual]),
             ranks=tuple(rank for pipeline in pipelines if (rank := pipeline.ranks[stage]) is not None),
-            section=_mean([step.section for step in usual]),
+            section=Fraction(sum(step.section for step in usual), len(usual)),
             microbatches=usual[0].microbatches,
         )
         for stage in range(len(pipelines[0].ranks))
     )
-    bubble = PipelineBubble(stages, usual, tuple(notes))
-    return PipelineBubble(stages, usual, (*notes, *_describe_schedule(bubble)))
+    bubble = PipelineBubble(stages, stages[0].section, usual, tuple(notes))
+    return replace(bubble, notes=(*notes, *_describe_schedule(bubble)))
 
 
 def _mean_parts(parts: Sequence[StageParts]) -> dict[str, Any]:
@@ -323,7 +291,7 @@ def _mean_parts(parts: Sequence[StageParts]) -> dict[str, Any]:
 
 def _mean(times: Sequence[int | None]) -> Fraction | None:
     present = [time for time in times if time is not None]
-    return Fraction(sum(present), len(present)) if present and len(present) == len(times) else None
+    return Fraction(sum(present), len(present)) if len(present) == len(times) else None
 
 
 def _describe_schedule(bubble: PipelineBubble) -> Iterator[str]:
@@ -396,9 +364,8 @@ def _explain_unknown(steps: Sequence[BubbleStep], clocks: Clocks) -> str:
     """Why idle time cannot be told from the error of the clocks; empty where it can."""
     if clocks.error_ns is None:
         return "the stages are on several hosts, and no collective shows how their clocks differ"
-    idle = [time for step in steps for time in step.idle]
-    mean_ns = sum(idle) / len(idle) if idle else None
-    if mean_ns is None or clocks.error_ns < max(mean_ns, 1):
+    stages = sum(len(step.parts.stages) for step in steps)
+    if not stages or clocks.error_ns < max(mean_ns := sum(step.idle for step in steps) / stages, 1):
         return ""
     return (
         f"the clocks of the stages' hosts are known to about {clocks.error_ns / NS_PER_US:.0f} us, and a stage is idle "
@@ -406,16 +373,14 @@ def _explain_unknown(steps: Sequence[BubbleStep], clocks: Clocks) -> str:
     )
 
 
-def _measure_pipeline(pipeline: Pipeline, clocks: Clocks) -> tuple[list[BubbleStep], int]:
-    """Its complete steps, and how many are not."""
-    offsets = iter(clocks.offset_ns)
-    stages = [None if stage is None else _index_steps(stage, next(offsets)) for stage in pipeline.stages]
-    traced = [steps for steps in stages if steps is not None]
-    keys = dict.fromkeys(key for steps in traced for key in steps)
+def _measure_pipeline(traced: Sequence[RankPasses], clocks: Clocks) -> tuple[list[BubbleStep], int]:
+    """The complete steps of its stages, and how many are not."""
+    stages = [_index_steps(stage, offset_ns) for stage, offset_ns in zip(traced, clocks.offset_ns, strict=True)]
+    keys = dict.fromkeys(key for steps in stages for key in steps)
     measured = [
-        _measure_step(key[0], [None if steps is None else steps[key] for steps in stages])
+        _measure_step(key[0], [steps[key] for steps in stages])
         for key in keys
-        if all(key in steps for steps in traced) and _is_complete([steps[key] for steps in traced])
+        if all(key in steps for steps in stages) and _is_complete([steps[key] for steps in stages])
     ]
     return measured, len(keys) - len(measured)
 
@@ -436,18 +401,13 @@ def _is_complete(steps: Sequence[RankStep]) -> bool:
     return len(counts) == 1 and all(forwards == backwards > 0 for forwards, backwards in counts)
 
 
-def _measure_step(label: str, stages: Sequence[RankStep | None]) -> BubbleStep:
-    passes = [None if stage is None else stage.passes for stage in stages]
-    traced = [stage for stage in stages if stage is not None]
+def _measure_step(label: str, stages: Sequence[RankStep]) -> BubbleStep:
+    passes = [stage.passes for stage in stages]
     recognised = recognise_passes(passes)
     parts = None
     if recognised is not None:
         try:
-            parts = (
-                decompose(recognised.plan, traced)
-                if len(traced) == len(stages)
-                else compare_with_theory(recognised.plan, passes)
-            )
+            parts = decompose(recognised.plan, stages)
         except Deadlock:
             recognised = None
     parts = parts or sum_idle_time(passes)
@@ -455,7 +415,7 @@ def _measure_step(label: str, stages: Sequence[RankStep | None]) -> BubbleStep:
         step=label,
         schedule=recognised.name if recognised else None,
         chunks=recognised.chunks if recognised else None,
-        microbatches=recognised.plan.microbatches if recognised else traced[0].count(PassKind.FORWARD),
+        microbatches=recognised.plan.microbatches if recognised else stages[0].count(PassKind.FORWARD),
         parts=parts,
         measured=_chart_step(label, passes, parts, recognised),
         ideal=draw_timeline("equal stages, no transfers", parts.ideal, parts.ticks_per_ns) if parts.ideal else None,
@@ -464,21 +424,21 @@ def _measure_step(label: str, stages: Sequence[RankStep | None]) -> BubbleStep:
 
 def _chart_step(
     label: str,
-    stages: Sequence[Sequence[MeasuredPass] | None],
+    stages: Sequence[Sequence[MeasuredPass]],
     parts: StepParts,
     recognised: RecognisedSchedule | None,
 ) -> GanttChart:
     start = parts.start_ns
     lanes = []
     for stage, passes in enumerate(stages):
-        numbers = _number_microbatches(passes or (), recognised.plan.orders[stage] if recognised else ())
+        numbers = _number_microbatches(passes, recognised.plan.orders[stage] if recognised else ())
         bars = tuple(
             Bar(measured.kind, number, max(measured.start_ns - start, 0), max(measured.end_ns - start, 0))
-            for measured, number in zip(passes or (), numbers, strict=True)
+            for measured, number in zip(passes, numbers, strict=True)
         )
         lanes.append(Lane(f"stage {stage}", bars))
     last_end = max((bar.end for lane in lanes for bar in lane.bars), default=0)
-    return GanttChart(f"measured, step {label}", tuple(lanes), max(parts.section_ns or 0, last_end))
+    return GanttChart(f"measured, step {label}", tuple(lanes), max(parts.section_ns, last_end))
 
 
 def _number_microbatches(passes: Sequence[MeasuredPass], order: Sequence[Block]) -> list[int]:
@@ -496,12 +456,6 @@ def _number_microbatches(passes: Sequence[MeasuredPass], order: Sequence[Block])
 
 def _describe(pipeline: Pipeline, clocks: Clocks, incomplete: int) -> Iterator[str]:
     """What a reader must know of the traces of a pipeline."""
-    if pipeline.missing:
-        stages = ", ".join(str(stage) for stage in pipeline.missing)
-        ranks = ", ".join(str(pipeline.ranks[stage]) for stage in pipeline.missing)
-        yield f"Stages {stages} (ranks {ranks}) have no trace: the bubble covers the remaining stages."
-        if 0 in pipeline.missing:
-            yield "Without stage 0 the beginning of the section is unknown, so no share of it is given."
     if incomplete:
         yield f"{incomplete} steps are not complete on every stage and are excluded."
     if clocks.error_ns is not None and any(clocks.offset_ns):
@@ -516,9 +470,9 @@ def _describe(pipeline: Pipeline, clocks: Clocks, incomplete: int) -> Iterator[s
 
 
 def make_setup(bubble: PipelineBubble) -> Setup | None:
-    """The schedule and the times of a measured pipeline; None where it has no name or a stage is missing."""
+    """The schedule and the times of a measured pipeline; None where it has no name."""
     count, schedule = bubble.microbatches, bubble.schedule
-    if schedule not in set(Schedule) or bubble.virtual_stages is None or bubble.sum_of("useful") is None:
+    if schedule not in set(Schedule) or bubble.virtual_stages is None:
         return None
     forward, backward, weight = (
         tuple(round(Fraction(getattr(stage, part)) / count) for stage in bubble.stages)

@@ -49,8 +49,8 @@ def recognise_order(orders: Sequence[Sequence[str]]) -> RecognisedSchedule | Non
     return _recognise_plan(ops) if all(orders) and all(map(all, matches)) else None
 
 
-def recognise_passes(stages: Sequence[Sequence[MeasuredPass] | None]) -> RecognisedSchedule | None:
-    """Recognise the schedule of a step from the passes of each stage, None for a stage without a trace.
+def recognise_passes(stages: Sequence[Sequence[MeasuredPass]]) -> RecognisedSchedule | None:
+    """Recognise the schedule of a step from the passes of each stage.
 
     Returns:
         None where no schedule fits.
@@ -62,18 +62,14 @@ def recognise_passes(stages: Sequence[Sequence[MeasuredPass] | None]) -> Recogni
             if measured.microbatch is not None and measured.stage is not None
         ]
         for passes in stages
-        if passes is not None
     ]
-    if [len(own) for own in ops] == [len(passes or ()) for passes in stages]:
+    if [*map(len, ops)] == [*map(len, stages)]:
         return _recognise_plan(ops)
-    patterns = [None if passes is None else [measured.kind for measured in passes] for passes in stages]
-    forwards = next(pattern for pattern in patterns if pattern is not None).count(PassKind.FORWARD)
+    patterns = [[measured.kind for measured in passes] for passes in stages]
+    forwards = patterns[0].count(PassKind.FORWARD)
     for schedule, chunks in _list_candidates(forwards):
         plan = _try_plan(schedule, len(stages), forwards // chunks, chunks)
-        if plan and all(
-            pattern is None or [op.kind for op in _flat(order)] == pattern
-            for order, pattern in zip(plan.orders, patterns, strict=True)
-        ):
+        if plan and [[op.kind for op in _flat(order)] for order in plan.orders] == patterns:
             return RecognisedSchedule(str(schedule), chunks, plan)
     return None
 

@@ -78,7 +78,7 @@ def test_unequal_stages_and_waiting_add_up() -> None:
         assert stage.schedule is not None
         assert stage.imbalance is not None
         assert stage.transfer_and_host is not None
-        assert stage.useful + stage.schedule + stage.imbalance + stage.transfer_and_host == found.section_ns
+        assert stage.useful + stage.schedule + stage.imbalance + stage.transfer_and_host == found.section
         assert stage.transfer_and_host > 0
     assert found.stages[3].imbalance == min(stage.imbalance or 0 for stage in found.stages) < 0
 
@@ -113,7 +113,7 @@ def test_profiled_steps_are_told_apart_from_undisturbed_ones() -> None:
     )
     found = analyze(_run(records, (steps,)))
     assert [step.step for step in found.steps] == [2, 3]
-    assert found.section_ns == 5 * 12000
+    assert found.section == 5 * 12000
     assert found.profiled_section_ns == 5 * 24000
 
 

@@ -165,7 +165,7 @@ def test_a_bubble_is_told_of_no_schedule_that_runs_already(
 ) -> None:
     """Two virtual stages halve what micro-batches must make up for: 3 / (2 x 17.5 + 3) is half of 3 / 19."""
     pipeline = Made(
-        section_ns=9_000_000, stages=[Made(ranks=(0,), useful=1)] * 4, schedule_fraction_of_total=theory,
+        section=9_000_000, stages=[Made(ranks=(0,), useful=1)] * 4, schedule_fraction_of_total=theory,
         theory_fraction_of_total=theory, schedule=schedule, microbatches=8,
     )  # fmt: skip
     said = advice(communication.find_large_bubble, pipeline_steps=pipeline)

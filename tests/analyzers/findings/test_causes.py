@@ -133,7 +133,7 @@ def stages(times: Mapping[str, tuple[float, ...]], section_us: float, imbalance:
         idle=idle(*waits),
         steps=steps(section_us / 1e6, ranks=[]),
         pipeline_steps=Made(
-            section_ns=round(1000 * section_us),
+            section=round(1000 * section_us),
             stages=[Made(ranks=(rank,), useful=round(1000 * us)) for rank, us in enumerate(times["passes"])],
             schedule_fraction_of_total=0.132,
             imbalance_fraction_of_total=imbalance,

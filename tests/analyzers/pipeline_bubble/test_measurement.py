@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from perfscope.renderers import Format, render
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.operations import Op, PassKind, Plan, single_block
 from perfscope.schedules.simulator import UniformTiming, simulate
-from tests.analyzers.pipeline_bubble.generator import ALL_REDUCE, Job, pytorch_marks, write_job
+from tests.analyzers.pipeline_bubble.generator import ALL_REDUCE, Job, no_marks, pytorch_marks, write_job
 from tests.sources.traces import making
 
 PARTS = ("useful_us", "schedule_us", "imbalance_us", "transfer_us", "host_us")
@@ -64,13 +63,10 @@ def _adds_up(bubble: dict[str, Any]) -> None:
     ("schedule", "devices", "microbatches", "chunks"),
     [
         (Schedule.GPIPE, 2, 2, 1),
-        (Schedule.GPIPE, 4, 8, 1),
         (Schedule.GPIPE, 4, 3, 1),
         (Schedule.ONE_F_ONE_B, 2, 2, 1),
-        (Schedule.ONE_F_ONE_B, 4, 8, 1),
         (Schedule.ONE_F_ONE_B, 8, 24, 1),
         (Schedule.ONE_F_ONE_B, 4, 3, 1),
-        (Schedule.INTERLEAVED, 2, 4, 2),
         (Schedule.INTERLEAVED, 4, 8, 3),
     ],
 )
@@ -111,24 +107,6 @@ def test_a_pass_that_launches_nothing_is_a_pass_all_the_same(tmp_path: Path) -> 
     assert (found["schedule"], found["microbatches"]) == ("zb-h1", 4)
     assert found["stages"][0]["useful_us"] == 48 - 4
     _adds_up(found)
-
-
-def test_a_marked_order_without_a_name_is_simulated_as_it_ran(tmp_path: Path) -> None:
-    orders = tuple(
-        tuple(
-            single_block(kind, microbatch, device)
-            for start in (0, 2)
-            for kind in (PassKind.FORWARD, PassKind.BACKWARD)
-            for microbatch in (start, start + 1)
-        )
-        for device in range(2)
-    )
-    work = Plan(4, 2, orders)
-    write_job(Job(work, _equal(work), mark=pytorch_marks), tmp_path)
-    found = _bubble(tmp_path)
-    assert found["schedule"] == "custom"
-    assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
-    assert found["stages"][0]["host_us"] == 0
 
 
 def test_unequal_stages_are_imbalance_and_negative_on_the_slow_one(tmp_path: Path) -> None:
@@ -177,22 +155,6 @@ def test_gaps_in_front_of_every_pass_are_the_hosts(tmp_path: Path) -> None:
     _adds_up(found)
 
 
-def test_names_of_files_and_folders_and_their_order_change_nothing(tmp_path: Path) -> None:
-    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
-    paths = write_job(Job(work, _equal(work)), tmp_path)
-    moved = tmp_path / "gpipe_pp16_m4"
-    moved.mkdir()
-    for old, new in zip(paths, ("rank3.json", "rank9.json", "a.json", "rank0.json"), strict=True):
-        shutil.copy(old, moved / new)
-    assert _bubble(moved) == _bubble(*paths) == _bubble(*reversed(paths))
-
-
-def test_nothing_around_the_passes_is_part_of_the_section(tmp_path: Path) -> None:
-    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
-    write_job(Job(work, _equal(work)), tmp_path)
-    assert _bubble(tmp_path)["section_us"] == simulate(work, _equal(work)).section / 1000
-
-
 def test_gradient_synchronisation_at_the_end_is_neither_work_nor_section(tmp_path: Path) -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
 
@@ -205,14 +167,6 @@ def test_gradient_synchronisation_at_the_end_is_neither_work_nor_section(tmp_pat
     assert found["stages"][0]["useful_us"] == 48
 
 
-def test_the_section_is_the_mean_of_the_complete_steps(tmp_path: Path) -> None:
-    work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
-    write_job(Job(work, _equal(work), steps=3), tmp_path)
-    found = _bubble(tmp_path)
-    assert [step["step"] for step in found["steps"]] == ["6", "7", "8"]
-    assert {step["section_us"] for step in found["steps"]} == {found["section_us"]}
-
-
 def test_a_step_that_one_stage_lacks_is_left_out_and_said(tmp_path: Path) -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 2, 4)
     (tmp_path / "more").mkdir()
@@ -223,8 +177,11 @@ def test_a_step_that_one_stage_lacks_is_left_out_and_said(tmp_path: Path) -> Non
     assert any("1 steps are not complete" in note for note in found["notes"])
 
 
-def test_an_order_that_no_schedule_has_gives_the_total_without_parts(tmp_path: Path) -> None:
-    # Two forwards, two backwards, and again: no schedule that is known does that, and nothing is marked.
+@pytest.mark.parametrize(("mark", "schedule"), [(pytorch_marks, "custom"), (no_marks, None)])
+def test_an_order_without_a_name_has_parts_where_it_is_marked_and_a_total_everywhere(
+    tmp_path: Path, mark: Any, schedule: str | None
+) -> None:
+    # Two forwards, two backwards, and again: no schedule that is known does that.
     orders = tuple(
         tuple(
             single_block(kind, microbatch, device)
@@ -235,47 +192,21 @@ def test_an_order_that_no_schedule_has_gives_the_total_without_parts(tmp_path: P
         for device in range(2)
     )
     work = Plan(4, 2, orders)
-    write_job(Job(work, _equal(work)), tmp_path)
+    write_job(Job(work, _equal(work), mark=mark), tmp_path)
     found = _bubble(tmp_path)
-    assert found["schedule"] is None
-    assert found["theory_fraction_of_total"] is None
-    assert found["fraction_of_total"] == float(simulate(work, _equal(work)).fraction_of_total)
-    assert found["stages"][0]["schedule_us"] is None
+    expected = float(simulate(work, _equal(work)).fraction_of_total)
+    assert found["schedule"] == schedule
+    assert found["fraction_of_total"] == expected
+    assert found["theory_fraction_of_total"] == (expected if schedule else None)
     assert found["stages"][0]["useful_us"] == 48
+    assert (found["stages"][0]["schedule_us"] is None) == (schedule is None)
     assert any("matches no supported schedule" in note for note in found["notes"])
 
 
-def test_a_missing_stage_is_said_and_the_others_answer(tmp_path: Path) -> None:
-    work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
-    group = {"pg_name": "0", "pg_desc": "default_pg", "pg_size": 4, "ranks": [0, 1, 2, 3]}
-    paths = write_job(Job(work, _equal(work), groups=[group]), tmp_path)
-    found = _bubble(*(paths[number] for number in (0, 1, 3)))
-    assert any("Stages 2 (ranks 2) have no trace" in note for note in found["notes"])
-    assert found["section_us"] == 11 * 12
-    assert found["theory_fraction_of_total"] == 3 / 11
-    assert found["fraction_of_total"] == float(Fraction(3, 11))
-    assert [row["useful_us"] for row in found["stages"]] == [96, 96, None, 96]
-    assert found["schedule_fraction_of_total"] is None
-
-
-def test_without_stage_0_there_is_no_section_but_its_schedule_is_known(tmp_path: Path) -> None:
+def test_a_stage_without_a_trace_is_named_in_place_of_a_bubble(tmp_path: Path) -> None:
     work = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     paths = write_job(Job(work, _equal(work)), tmp_path)
-    found = _bubble(*paths[1:])
-    assert found["section_us"] is None
-    assert found["fraction_of_total"] is None
-    assert (found["schedule"], found["microbatches"]) == ("1f1b", 8)
-    assert [row["useful_us"] for row in found["stages"]] == [None, 96, 96, 96]
-
-
-def test_traces_without_a_pipeline_say_so(tmp_path: Path) -> None:
-    events = [
-        making.call("cudaLaunchKernel", 0, 10, launch=1),
-        making.kernel("gemm", 20, 90, launch=1),
-        making.step(1, 0, 100),
-    ]
-    path = making.write(tmp_path / "single.json", events, **making.distributed(0))
-    assert "no pipeline" in _reason(path)
+    assert _reason(*(paths[number] for number in (0, 1, 3))) == "stages 2 (ranks 2) have no trace"
 
 
 def _pipelines_of(folder: Path, groups: list[dict[str, Any]]) -> None:

@@ -35,15 +35,6 @@ def _print(folder: Path, form: Format = Format.MARKDOWN) -> str:
     return render(to_report(analyze([folder], Plan(only=frozenset({"pipeline_bubble"})))), form)
 
 
-@pytest.mark.parametrize(("name", "schedule"), [(SETS[0], "1f1b"), (SETS[1], "gpipe"), (SETS[2], "1f1b")])
-def test_the_schedule_and_the_micro_batches_come_from_the_trace(name: str, schedule: str) -> None:
-    found = _measured(name)
-    assert (found["schedule"], found["microbatches"], found["p"]) == (schedule, 8, 4)
-    assert [row["rank"] for row in found["stages"]] == [0, 1, 2, 3]
-    assert found["theory_fraction_of_total"] == 3 / 11
-    assert len(found["steps"]) == 2
-
-
 @pytest.mark.parametrize("name", SETS)
 def test_the_parts_add_up_to_p_times_the_section(name: str) -> None:
     found = _measured(name)
@@ -59,12 +50,6 @@ def test_the_parts_add_up_to_p_times_the_section(name: str) -> None:
 def test_the_schedule_part_is_that_of_the_slope_over_micro_batches(name: str) -> None:
     """Unprofiled steps took 79.1 and 125.4 ms at 4 and 8 micro-batches: 23 % of a step is filling and draining."""
     assert _measured(name)["schedule_fraction_of_total"] == pytest.approx(0.23, abs=0.03)
-
-
-def test_the_last_stage_is_the_slow_one_and_so_its_imbalance_is_negative() -> None:
-    for name in SETS:
-        imbalance = [row["imbalance_us"] for row in _measured(name)["stages"]]
-        assert imbalance[3] == min(imbalance) < 0 < sum(imbalance)
 
 
 def _kernels(name: str, rank: int) -> list[tuple[float, float, str, bool, float]]:
@@ -109,13 +94,6 @@ def test_section_and_useful_time_agree_with_a_reading_by_hand(name: str) -> None
                 (start, end) for start, end, kernel, _, launch in within if "nccl" not in kernel and launch <= final
             ]
             assert found["stages"][rank]["useful_us"] == pytest.approx(_covered_us(work), abs=0.05)
-
-
-def test_the_drawing_shows_the_measured_schedule_beside_the_ideal_one() -> None:
-    text = _print(FIXTURES / SETS[0])
-    assert text.startswith("# 36.95 % of the time is bubble: 1f1b, 4 stages, 8 micro-batches, measured")
-    assert "measured, step" in text
-    assert "equal stages, no transfers" in text
 
 
 MARKED = {
@@ -165,20 +143,6 @@ def _passes(name: str, rank: int) -> list[tuple[str, float, float]]:
         for one in json.loads(text)["traceEvents"]
         if one["name"].startswith("perfscope: ") and one["cat"] == "user_annotation"
     )
-
-
-def test_the_first_backward_pass_of_a_step_is_the_quickest() -> None:
-    """Why the slope of DeepSpeed's step times leaves less for filling and draining than the clock shows."""
-    kernels = _kernels("ds_pp2_m8", 1)
-    work: dict[str, float] = {}
-    for words, begin, until in _passes("ds_pp2_m8", 1):
-        if words.startswith("backward"):
-            own = [(one[0], one[1]) for one in kernels if "nccl" not in one[2] and begin <= one[4] <= until]
-            work[words] = work.get(words, 0.0) + _covered_us(own) / 2
-    first, *others = (work[words] for words in sorted(work))
-    assert len(others) == 7
-    assert first < min(others)
-    assert first < 0.95 * sum(others[1:]) / 6
 
 
 def test_what_the_last_stage_waits_for_bears_the_schedule_part_out() -> None:
