@@ -11,17 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from markdown_it import MarkdownIt
-
 from perfscope.errors import PerfscopeError, SourceError
 from perfscope.files import read_text, replace_file
 from perfscope.renderers.markdown import render, render_sections
 from perfscope.report import Column, Json, Report, Section
-from perfscope.sources.published.markdown import split_lines
 from perfscope.units import format_count
 
-_START = re.compile(r"<!--\s*perfscope:\s*(?P<command>.*?)\s*-->\s*")
-_END = re.compile(r"<!--\s*/\s*perfscope\s*-->\s*")
+_MARK = re.compile(r"^<!--[ \t]*(?:perfscope:(?P<command>[^\n]*?)|/[ \t]*perfscope)[ \t]*-->[ \t]*\r?\n?", re.MULTILINE)
+_HEADING = re.compile(r"^(#{1,6}) ", re.MULTILINE)
+_CODE = re.compile(r"^(```|~~~).*?(?:^\1|\Z)", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Block:
 
     Attributes:
         line: The line of its first marker, from 1.
-        end: The line of its last marker.
+        begin, end: Where its content begins and ends in the text.
         words: Its command, without ``perfscope``.
         sections: The titles of the selected sections; empty for the whole report.
         level: The level of the heading above it; 0 without a heading.
@@ -38,6 +36,7 @@ class Block:
     """
 
     line: int
+    begin: int
     end: int
     words: tuple[str, ...]
     sections: tuple[str, ...]
@@ -45,89 +44,54 @@ class Block:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A markdown file with generated blocks."""
-
-    path: Path
-    lines: tuple[str, ...]
-    blocks: tuple[Block, ...]
-
-
-def read_page(path: Path) -> Page:
-    """Find the blocks of a markdown file; markers in code are text.
+def find_blocks(path: Path, text: str) -> Iterator[Block]:
+    """The blocks of a markdown file; markers in code are text.
 
     Raises:
         SourceError: A block has no end, or its command cannot be read.
     """
-    text = read_text(path)
-    lines = split_lines(text)
-    markers: list[int] = []
-    headings: list[tuple[int, int]] = []
-    for token in MarkdownIt("commonmark").enable("table").parse(text):
-        if token.type == "html_block" and token.map is not None and token.level == 0:
-            markers.extend(range(*token.map))
-        elif token.type == "heading_open" and token.map is not None:
-            headings.append((token.map[0], int(token.tag[1:])))
-    return Page(path, tuple(lines), tuple(_parse_blocks(path, lines, markers, headings)))
-
-
-def _parse_blocks(
-    path: Path, lines: Sequence[str], markers: Sequence[int], headings: Sequence[tuple[int, int]]
-) -> Iterator[Block]:
-    """The blocks between the marker lines; ``headings`` are the line and the level of each heading."""
-    spans = _pair_markers(path, lines, markers)
-    written = [
-        (line, level) for line, level in headings if not any(start < line < end for start, end, _ in spans)
-    ]  # by hand: not inside a block
-    for start, end, command in spans:
-        _, level = max(((line, level) for line, level in written if line < start), default=(0, 0))
-        yield _parse_block(path, lines, (start, end), command, level)
-
-
-def _pair_markers(path: Path, lines: Sequence[str], markers: Sequence[int]) -> list[tuple[int, int, str]]:
-    """The first line, the last line and the command of each block."""
-    spans: list[tuple[int, int, str]] = []
-    start: tuple[int, str] | None = None
-    for line in markers:
-        match = _START.fullmatch(lines[line])
-        if match and start is None:
-            start = line, match["command"]
-        elif match and start is not None:
-            raise _unclosed(path, start[0])
-        elif _END.fullmatch(lines[line]):
-            if start is None:
-                raise SourceError(path, f"line {line + 1}: a block ends that did not begin")
-            spans.append((start[0], line, start[1]))
-            start = None
+    code = [match.span() for match in _CODE.finditer(text)]
+    start: re.Match[str] | None = None
+    level = closed = 0
+    for mark in _MARK.finditer(text):
+        if any(begin <= mark.start() < end for begin, end in code):
+            continue
+        line = text.count("\n", 0, (start or mark).start()) + 1
+        if (mark["command"] is None) is (start is None):
+            raise _unclosed(path, line) if start is not None else _unopened(path, line)
+        if start is None:
+            levels = [
+                len(heading[1])
+                for heading in _HEADING.finditer(text, closed, mark.start())
+                if not any(begin <= heading.start() < end for begin, end in code)
+            ]
+            start, level = mark, levels[-1] if levels else level
+            continue
+        yield _parse_block(path, text, line, (start, mark), level)
+        start, closed = None, mark.end()
     if start is not None:
-        raise _unclosed(path, start[0])
-    return spans
+        raise _unclosed(path, text.count("\n", 0, start.start()) + 1)
 
 
-def _unclosed(path: Path, start: int) -> SourceError:
-    return SourceError(path, f"line {start + 1}: the block has no end", hint="add <!-- /perfscope -->")
+def _unclosed(path: Path, line: int) -> SourceError:
+    return SourceError(path, f"line {line}: the block has no end", hint="add <!-- /perfscope -->")
 
 
-def _parse_block(path: Path, lines: Sequence[str], span: tuple[int, int], text: str, level: int) -> Block:
-    start, end = span
-    command, _, selection = text.partition("::")
+def _unopened(path: Path, line: int) -> SourceError:
+    return SourceError(path, f"line {line}: a block ends that did not begin")
+
+
+def _parse_block(path: Path, text: str, line: int, marks: tuple[re.Match[str], re.Match[str]], level: int) -> Block:
+    begin, end = marks[0].end(), marks[1].start()
+    command, _, selection = marks[0]["command"].partition("::")
     try:
         words = tuple(shlex.split(command))
     except ValueError as error:
-        raise SourceError(path, f"line {start + 1}: the command cannot be read: {error}") from None
+        raise SourceError(path, f"line {line}: the command cannot be read: {error}") from None
     if not words:
-        raise SourceError(path, f"line {start + 1}: the block names no command")
+        raise SourceError(path, f"line {line}: the block names no command")
     sections = tuple(title.strip() for title in selection.split(";") if title.strip())
-    return Block(start + 1, end + 1, words, sections, level, "".join(lines[start + 1 : end]))
-
-
-def replace_contents(page: Page, contents: Sequence[str]) -> str:
-    """The page's text with new contents in its blocks; every other byte stays."""
-    lines = list(page.lines)
-    for block, content in sorted(zip(page.blocks, contents, strict=True), key=lambda pair: -pair[0].line):
-        lines[block.line : block.end - 1] = [content]
-    return "".join(lines)
+    return Block(line, begin, end, words, sections, level, text[begin:end])
 
 
 _SHOWN_LINES = 8
@@ -197,9 +161,10 @@ class BuiltBlock:
 
 @dataclass(frozen=True, slots=True)
 class BuiltPage:
-    """A report and its blocks."""
+    """A report: its file, its text and its blocks."""
 
-    page: Page
+    path: Path
+    text: str
     blocks: tuple[BuiltBlock, ...]
 
     @property
@@ -221,11 +186,15 @@ def build_pages(path: Path, answer: Answer) -> list[BuiltPage]:
     if not path.exists():
         raise SourceError(path, "does not exist")
     files = _find_reports(path) if path.is_dir() else [path]
-    pages = [page for page in map(read_page, files) if page.blocks]
+    pages = []
+    for file in files:
+        text = read_text(file)
+        blocks = tuple(_build_block(file, block, answer) for block in find_blocks(file, text))
+        pages += [BuiltPage(file, text, blocks)] if blocks else []
     if not pages:
         hint = "a block begins with <!-- perfscope: COMMAND --> and ends with <!-- /perfscope -->"
         raise SourceError(path, "contains no block to regenerate", hint=hint)
-    return [BuiltPage(page, tuple(_build_block(page, block, answer) for block in page.blocks)) for page in pages]
+    return pages
 
 
 def _find_reports(folder: Path) -> list[Path]:
@@ -242,18 +211,20 @@ def write_pages(pages: Sequence[BuiltPage]) -> None:
     """Write the reports whose blocks changed."""
     for built in pages:
         if built.stale:
-            text = replace_contents(built.page, [block.content for block in built.blocks])
-            replace_file(built.page.path, text.encode("utf-8", "surrogateescape"))
+            text = built.text
+            for block in reversed(built.blocks):
+                text = text[: block.block.begin] + block.content + text[block.block.end :]
+            replace_file(built.path, text.encode("utf-8", "surrogateescape"))
 
 
-def _build_block(page: Page, block: Block, answer: Answer) -> BuiltBlock:
+def _build_block(path: Path, block: Block, answer: Answer) -> BuiltBlock:
     try:
-        folder, paths = _find_sources(page.path.parent.resolve(), block.words)
+        folder, paths = _find_sources(path.parent.resolve(), block.words)
         text = _render(answer(block.words, folder), block)
-        sources = [describe_source(folder / path, path) for path in paths]
+        sources = [describe_source(folder / name, name) for name in paths]
     except PerfscopeError as error:
         problem = f"line {block.line}: the block cannot be regenerated: {error.problem}"
-        raise SourceError(page.path, problem, hint=error.hint) from None
+        raise SourceError(path, problem, hint=error.hint) from None
     command = f"perfscope {shlex.join(block.words)}"
     origin = f"From {', '.join(sources)} by `{command}`." if sources else f"By `{command}`."
     return BuiltBlock(block, command, f"\n{text}\n_{origin}_\n\n")
@@ -292,11 +263,11 @@ def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
         "results": {"reports": [_page_data(page) for page in pages]},
     }
     title = f"{format_count(len(pages), 'report')} with {format_count(len(blocks), 'block')}, {len(stale)} {verb}"
-    rows = tuple((str(page.page.path), len(page.blocks), len(page.stale)) for page in pages)
+    rows = tuple((str(page.path), len(page.blocks), len(page.stale)) for page in pages)
     sections = [Section("Reports", (Column("Report"), Column("Blocks"), Column("Stale")), rows)]
     if stale and not written:
         lines = tuple(
-            f"{page.page.path}, block at line {block.block.line}: `{line}`"
+            f"{page.path}, block at line {block.block.line}: `{line}`"
             for page, block in stale
             for line in block.lines[:_SHOWN_LINES]
         )
@@ -306,7 +277,7 @@ def to_report(pages: Sequence[BuiltPage], *, written: bool) -> Report:
 
 def _page_data(page: BuiltPage) -> Json:
     return {
-        "path": str(page.page.path),
+        "path": str(page.path),
         "blocks": [
             {
                 "line": block.block.line,

@@ -127,7 +127,7 @@ def to_report(checked: CheckedFile, *, written: bool) -> Report:
         f"{len(tables.unfounded)} {'rewritten' if written else 'different'}; "
         f"{format_count(len(checked.contradictions), 'contradiction')}"
     )
-    sections = (*_sections(checked, counts, written=written), *_notes(file, tables))
+    sections = tuple(_sections(checked, counts, written=written))
     warnings = (
         *(f"assumed {line}: no column, text or option states it" for line in tables.assumed),
         *tables.conventions,
@@ -148,7 +148,6 @@ def cell_data(cell: CheckedCell) -> dict[str, Json]:
         "recomputed": float(cell.recomputed),
         "text": cell.text,
         "verdict": str(cell.verdict),
-        "why": cell.why or None,
     }
 
 
@@ -175,11 +174,12 @@ def _sections(checked: CheckedFile, counts: Mapping[str, int], *, written: bool)
                 tuple((str(cell.line), cell.row, cell.column, cell.reason) for cell in tables.uncheckable),
             )
         )
-    return sections
+    unread = (*checked.file.unread, *_table_notes(checked.file))
+    return [*sections, Section("Not read", notes=unread)] if unread else sections
 
 
 def _differences(title: str, cells: Sequence[CheckedCell]) -> Section:
-    columns = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict", "Why")
+    columns = ("Line", "Table", "Row", "Column", "Published", "Recomputed", "Exact", "Verdict")
     rows = tuple(
         (
             str(cell.line),
@@ -190,7 +190,6 @@ def _differences(title: str, cells: Sequence[CheckedCell]) -> Section:
             cell.text,
             f"{float(cell.recomputed):.5f}",
             str(cell.verdict),
-            cell.why,
         )
         for cell in cells
     )
@@ -208,19 +207,3 @@ def _constants(file: PublishedFile) -> list[Json]:
 
 def _table_notes(file: PublishedFile) -> list[str]:
     return [f"line {table.line}: {note}" for table in file.tables for note in table.notes]
-
-
-def _notes(file: PublishedFile, tables: CheckedTables) -> list[Section]:
-    table_lines: dict[str, list[str]] = {}  # by constant
-    for table in file.tables:
-        for quantity, constant in table.constants.items():
-            if quantity not in table.columns:
-                text = f"{quantity} {constant.value} ({constant.origin})"
-                table_lines.setdefault(text, []).append(str(table.line))
-    notes = [f"{constant} for the tables at lines {', '.join(lines)}" for constant, lines in table_lines.items()]
-    notes.extend(f"{constant} for tables without it" for constant in tables.assumed)
-    sections = [Section("Constants", notes=tuple(notes))] if notes else []
-    unread = (*file.unread, *_table_notes(file))
-    if unread:
-        sections.append(Section("Not read", notes=tuple(unread)))
-    return sections

@@ -80,40 +80,6 @@ def report_tables(
     return Report(title, {"schema": "perfscope/table/1", "results": {"tables": data}}, tuple(sections))
 
 
-def report_differences(
-    paths: Sequence[Path], constants: Mapping[Quantity, Constant], peak_tflops: float | None
-) -> Report:
-    """Only the cells that differ from their recomputed values, and the rows that contradict themselves.
-
-    Raises:
-        SourceError: A file contains no table that can be recomputed.
-    """
-    files = list(_check_files(paths, constants, peak_tflops, {}))
-    cells = tuple(
-        (
-            each.table_title,
-            each.row,
-            each.column,
-            each.published or None,
-            each.text,
-            str(each.verdict),
-            each.why or None,
-        )
-        for file in files
-        for each in file.checked.differences
-    )
-    contradictions = tuple((row.table_title, row.row, row.problem) for file in files for row in file.contradictions)
-    names = ("Table", "Row", "Column", "Published", "Recomputed", "Verdict", "Why")
-    sections = (
-        Section("Cells that differ", tuple(Column(name) for name in names), cells),
-        Section("Rows that contradict themselves", tuple(map(Column, ("Table", "Row", "Problem"))), contradictions),
-    )
-    data: dict[str, Json] = {"schema": "perfscope/differences/1", "results": {"cells": cells}}
-    count = format_count(sum(len(file.checked.cells) for file in files), "cell")
-    title = f"{count}, {len(cells)} different; {format_count(len(contradictions), 'contradiction')}"
-    return Report(title, data, tuple(section for section in sections if section.rows))
-
-
 def _check_files(
     paths: Sequence[Path],
     constants: Mapping[Quantity, Constant],
@@ -182,8 +148,6 @@ def _compute_added(table: PublishedTable, row: Row, baseline: Row | None, column
 
 
 def _verdict(cells: Sequence[CheckedCell], problems: Sequence[str]) -> str | None:
-    texts = [
-        f"{cell.column}: {cell.verdict}{f' ({cell.why})' if cell.why else ''}" for cell in cells if not cell.agrees
-    ]
+    texts = [f"{cell.column}: {cell.verdict}" for cell in cells if not cell.agrees]
     texts += [f"contradicts itself: {problem}" for problem in problems]
     return "; ".join(texts) or ("agrees" if cells else None)

@@ -100,60 +100,18 @@ def test_one_wrong_cell_is_still_wrong(refresh: Any) -> None:
     assert "wrong" in {cell["verdict"] for cell in answer.data["results"]["cells"]}
 
 
-SEVERAL_BASES = """\
-| Net | Pruning  | GFLOPs         | Size (MB)      | Input | Box AP     |
-| --- | -------- | -------------- | -------------- | ----- | ---------- |
-| N1  | baseline | 20.20          | 93.37          | 608   | 76.2       |
-| N1  | baseline | 9.46           | 93.37          | 416   | 76.7       |
-| N1  | baseline | 5.60           | 93.37          | 320   | 75.3       |
-| N1  | r578     | 6.15 (-69.55%) | 30.81 (-67.0%) | 608   | 78.8(+2.6) |
-| N1  | r578     | 2.88 (-69.56%) | 30.81 (-67.0%) | 416   | 78.7(+2.0) |
-| N1  | r578     | 1.70 (-69.64%) | 30.81 (-67.0%) | 320   | 76.3(+1.0) |
-"""
-
-
-def test_a_change_is_compared_with_the_row_above_that_it_is_of(refresh: Any) -> None:
-    answer, written = refresh(SEVERAL_BASES, "--format", "json")
-    cells = answer.data["results"]["cells"]
-    assert len(cells) == 9
-    assert {cell["verdict"] for cell in cells} <= {"rounded", "from unrounded inputs"}
-    assert written == SEVERAL_BASES.encode()
-
-
 def test_a_change_that_may_be_of_several_rows_is_left_alone(refresh: Any) -> None:
     text = "| Net | AP |\n| - | - |\n| A | 29.3 |\n| B | 36.2 |\n| C | 31.4(+3.3) |\n"
     answer, written = refresh(text, "--format", "json")
     assert answer.data["results"]["cells"] == []
-    assert "several rows above" in answer.data["results"]["not_recomputed"][0]["reason"]
+    assert "of something else" in answer.data["results"]["not_recomputed"][0]["reason"]
     assert written == text.encode()
 
 
 @pytest.mark.parametrize("change", ["+0.141%", "+0.145%"])
-def test_a_change_of_a_share_is_in_points_or_in_per_cent(refresh: Any, change: str) -> None:
+def test_a_change_of_a_share_in_points_or_in_per_cent_is_left_alone(refresh: Any, change: str) -> None:
     text = f"| Model | Acc |\n| - | - |\n| A | 97.135% |\n| B | 97.276%({change}) |\n"
-    answer, _ = refresh(text, "--format", "json")
-    assert [cell["verdict"] for cell in answer.data["results"]["cells"]] == ["rounded"]
-
-
-NAMED_GPUS = """\
-| Model | SeqLen (T) | # GPUs | GPU | MFU | Model TFLOP | MicroBatchSize | GradAccum | GlobalBatchSize \
-| Throughput (S/s) | Throughput (T/s) | Throughput (T/s/GPU) | GlobalBatchSize (T) | NumParams |
-| - | - | - | - | - | - | - | - | - | - | - | - | - | - |
-| 1b | 2048 | 8 | h100_80gb | 41.25 | 408 | 8 | 2 | 128 | 100 | 204800 | 25600 | 262144 | 1300000000 |
-"""
-
-
-def test_a_table_with_names_of_gpus_and_exact_parameters_is_understood(refresh: Any) -> None:
-    text = NAMED_GPUS.replace("| MFU |", "| TFLOPs |").replace("41.25", "266.2").replace("| Model TFLOP |", "| Loss |")
-    answer, _ = refresh(text, "--check", "--format", "json")
-    cells = answer.data["results"]["cells"]
-    assert [(cell["text"], cell["verdict"]) for cell in cells] == [("266.2", "rounded")]
-    assert answer.data["not_read"] == []
-
-
-def test_model_flops_count_attention_and_are_not_recomputed(refresh: Any) -> None:
-    answer, _ = refresh(NAMED_GPUS, "--check", "--format", "json")
-    assert (answer.code, answer.data["results"]["cells"]) == (0, [])
+    assert refresh(text)[1] == text.encode()
 
 
 OF_ANOTHER_COLUMN = """\
@@ -181,18 +139,8 @@ OF_A_NUMBER_IN_THE_CELL = """\
 | c    | 241 \u2192 338 (+40%)     |
 """
 
-EACH_CHANGE_OF_THE_ROW_ABOVE = """\
-| Step            | tok/s           |
-| --------------- | --------------- |
-| as published    | 27.2            |
-| + dense in fp8  | 30.5 (+12%)     |
-| + cache in bf16 | **34.4** (+13%) |
-"""
 
-
-@pytest.mark.parametrize(
-    "text", [OF_ANOTHER_COLUMN, OF_RUNS_THAT_ARE_NOT_SHOWN, OF_A_NUMBER_IN_THE_CELL, EACH_CHANGE_OF_THE_ROW_ABOVE]
-)
+@pytest.mark.parametrize("text", [OF_ANOTHER_COLUMN, OF_RUNS_THAT_ARE_NOT_SHOWN, OF_A_NUMBER_IN_THE_CELL])
 def test_a_change_of_something_else_than_the_first_row_is_left_alone(refresh: Any, text: str) -> None:
     answer, written = refresh(text)
     assert (answer.code, written) in ((0, text.encode()), (1, text.encode()))

@@ -108,7 +108,7 @@ def test_the_speed_of_saves_and_the_share_of_memory() -> None:
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
-        ("GPUs,Samples/s,Speed-up\n1,nan,1\n2,inf,2\n4,1.2.3,3\n", "'1.2.3' is not a valid rate"),
+        ("GPUs,Samples/s,Speed-up\n1,nan,1\n2,inf,2\n4,1.2.3,3\n", "'1.2.3' is not a valid samples/s"),
         ("GPUs,Samples/s,Speed-up\n1,100\n4,300,3\n", "the row ends before this column"),
         ("GPUs,Speed-up\n1,1\n4,3\n", "no column states the samples/s"),
     ],

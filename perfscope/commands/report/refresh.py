@@ -14,10 +14,9 @@ from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import find_gpu
 from perfscope.outcome import Outcome
 from perfscope.regenerate.refresh import check_file, to_report, write_cells
-from perfscope.regenerate.table_report import ADDED_COLUMNS, report_differences, report_tables
+from perfscope.regenerate.table_report import ADDED_COLUMNS, report_tables
 from perfscope.renderers import Format
 from perfscope.tables.published import Constant, Quantity
-from perfscope.units import parse_parameters
 
 _PANEL = "Constants of the tables"
 _PASSES = {Checkpointing.FULL: 4}
@@ -44,19 +43,6 @@ class ConstantOptions:
         int | None,
         typer.Option(help="Tensor-parallel size, in GPUs.", rich_help_panel=_PANEL, show_default="from the text"),
     ] = None
-    gpus: Annotated[
-        int | None, typer.Option(help="Number of GPUs.", rich_help_panel=_PANEL, show_default="from the text")
-    ] = None
-    size: Annotated[
-        str | None,
-        typer.Option(
-            help="Number of parameters of the model: 104B.", rich_help_panel=_PANEL, show_default="from the text"
-        ),
-    ] = None
-    gbs: Annotated[
-        int | None,
-        typer.Option(help="Global batch size, in sequences.", rich_help_panel=_PANEL, show_default="from the text"),
-    ] = None
     gpu: Annotated[
         str | None, typer.Option(help="Model of the GPU, for columns with a share of its peak.", rich_help_panel=_PANEL)
     ] = None
@@ -70,16 +56,12 @@ class ConstantOptions:
         counts = {
             Quantity.SEQ_LEN: ("--seq-len", self.seq_len),
             Quantity.TENSOR_PARALLEL: ("--tp", self.tp),
-            Quantity.GPUS: ("--gpus", self.gpus),
-            Quantity.GLOBAL_BATCH: ("--gbs", self.gbs),
         }
         constants = {
             quantity: Constant(require_positive(option, value), option)
             for quantity, (option, value) in counts.items()
             if value is not None
         }
-        if self.size is not None:
-            constants[Quantity.PARAMETERS] = Constant(parse_parameters(self.size), "--size")
         if self.checkpointing is not None:
             passes = _PASSES.get(self.checkpointing, _PASSES_WITHOUT_RECOMPUTATION)
             constants[Quantity.PASSES] = Constant(passes, f"--checkpointing {self.checkpointing}")
@@ -102,20 +84,13 @@ def table(
         list[str] | None,
         typer.Option(help="A column to compute: tflops, speed-up, efficiency, save-speed or memory-share."),
     ] = None,
-    differences: Annotated[
-        bool,
-        typer.Option("--differences", help="Print only the cells that differ and the rows that contradict themselves."),
-    ] = False,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Print raw tables with their recomputed cells, added columns and a verdict on each row."""
     unknown = [name for name in add or () if name not in ADDED_COLUMNS]
     if unknown:
         raise UsageError(f"{unknown[0]!r} cannot be added", hint=f"the columns are: {', '.join(ADDED_COLUMNS)}")
-    peak_tflops = constants.peak_tflops()
-    if differences:
-        return Outcome(report_differences(files, constants.constants(), peak_tflops), format)
-    return Outcome(report_tables(files, constants.constants(), peak_tflops, add or ()), format)
+    return Outcome(report_tables(files, constants.constants(), constants.peak_tflops(), add or ()), format)
 
 
 @expand_groups

@@ -4,9 +4,8 @@ Each TFLOPs, speed-up, efficiency, share-of-peak and change cell is computed aga
 baseline. A cell is *rounded* if it is the exact value to its own digits, and *truncated* if digits were cut off. It is
 *from unrounded inputs* if it follows from an input that is itself printed rounded. Otherwise it is *wrong*.
 
-Figures by another definition are left as they are. Of TFLOPs these are columns of which nearly all cells differ, and
-cells that other passes or another sequence length explain. A speed-up that is far from the row's own is relative to
-something that the table does not show.
+Figures by another definition are left as they are. Of TFLOPs these are columns of which nearly all cells differ. A
+speed-up that is far from the row's own is relative to something that the table does not show.
 
 A row contradicts itself where a global batch is not accumulation x micro batch x DP. So does one whose GPUs are not
 TP x PP x DP or nodes x GPUs per node. It does not show which of its columns is wrong.
@@ -14,14 +13,12 @@ TP x PP x DP or nodes x GPUs per node. It does not show which of its columns is 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from fractions import Fraction
 from math import prod
 
-from perfscope.constants import GB, GIB
 from perfscope.regenerate.published.derived import (
     ASSUMED_PASSES,
     ASSUMED_SEQ_LEN,
@@ -32,7 +29,6 @@ from perfscope.regenerate.published.derived import (
     find_constant,
     measured_interval,
     recompute,
-    tflops,
 )
 from perfscope.tables.published import (
     DERIVED,
@@ -47,20 +43,10 @@ from perfscope.tables.published import (
 )
 
 _Q = Quantity
-_IN_PERCENT = re.compile(r"[*_~`≈\s]*[\d.,]{1,30} ?%")
 #: A change that is farther off was meant to be against something else, a speed-up is relative to something else.
 _NEAR = Fraction(1, 5)
 _FAR = Fraction(3, 2)
 _SHARE_DIFFERENT = 0.8
-_NEARLY = Fraction(1, 50)
-_PASSES_WITH_AND_WITHOUT_RECOMPUTATION = 4 + 3
-# Of the passes and the sequence length that nothing states: 3 passes instead of 4, 512 to 32768 tokens.
-_ASSUMED_FACTORS = tuple(
-    factor
-    for passes in (Fraction(1), Fraction(3, 4), Fraction(4, 3))
-    for factor in (passes * Fraction(2) ** power for power in range(-1, 6))
-    if factor != 1
-)
 #: A total, its factors, and the factor that a table may leave out.
 _PRODUCTS: tuple[tuple[Quantity, tuple[Quantity, ...], Quantity | None], ...] = (
     (_Q.GLOBAL_BATCH, (_Q.ACCUMULATION, _Q.MICRO_BATCH, _Q.DATA_PARALLEL), _Q.ACCUMULATION),
@@ -106,7 +92,6 @@ class CheckedCell:
         recomputed: The exact value, in the unit of the printed digits.
         text: The recomputed value with as many decimals as the cell.
         verdict: How the two compare.
-        why: For a wrong cell, the simple mistake that explains it, if there is one.
         span: Where the digits are in the file.
     """
 
@@ -120,7 +105,6 @@ class CheckedCell:
     recomputed: Fraction
     text: str
     verdict: Verdict
-    why: str
     span: Span
 
     @property
@@ -229,7 +213,7 @@ def leave_conventions(checked: CheckedTables) -> CheckedTables:
                 "they may be relative to something that the table does not show; they are left as they are"
             )
     judged = tuple(
-        replace(cell, verdict=Verdict.CONVENTION, why="") if (cell.line, cell.span.start) in left else cell
+        replace(cell, verdict=Verdict.CONVENTION) if (cell.line, cell.span.start) in left else cell
         for cell in checked.cells
     )
     return replace(checked, cells=judged, conventions=tuple(described))
@@ -240,14 +224,7 @@ def _others(cells: Sequence[CheckedCell]) -> list[CheckedCell]:
     wrong = [cell for cell in cells if cell.verdict is Verdict.WRONG and cell.recomputed]
     if cells[0].quantity in (_Q.SPEEDUP, _Q.EFFICIENCY):
         return [cell for cell in wrong if not 1 / _FAR <= _ratio(cell) <= _FAR]
-    if cells[0].quantity != _Q.TFLOPS or not wrong:
-        return []
-    are_most = len(cells) > 1 and len(wrong) >= _SHARE_DIFFERENT * len(cells)
-    ratios = [_ratio(cell) for cell in wrong]
-    are_explained = len(wrong) == len(cells) and any(
-        all(abs(ratio / factor - 1) <= _NEARLY for ratio in ratios) for factor in _ASSUMED_FACTORS
-    )
-    return wrong if are_most or are_explained else []
+    return wrong if cells[0].quantity == _Q.TFLOPS and len(wrong) >= _SHARE_DIFFERENT * len(cells) else []
 
 
 def _ratio(cell: CheckedCell) -> Fraction:
@@ -277,16 +254,15 @@ def _check_cell(
             return None
         return Uncheckable(row.line, row.label, table.headings[column], row.problems.get(quantity, str(error)))
     if published is not None:
-        printed = exact / exact_interval(published.unit)
+        printed = exact.over(exact_interval(published.unit))
         verdict = judge(published, printed)
         if verdict is Verdict.WRONG and quantity is _Q.EFFICIENCY and _is_of_printed_speedup(table, row, baseline):
             verdict = Verdict.FROM_UNROUNDED
-        why = _explain(table, row, quantity, baseline, published) if verdict is Verdict.WRONG else ""
-        return _make_cell(table, row, column, published, str(quantity), printed.value, verdict, why)
+        return _make_cell(table, row, column, published, str(quantity), printed.value, verdict)
     if blank is not None:
         decimals = _usual_decimals(table, quantity)
         empty = Figure(exact.value, Fraction(1), decimals, "", blank)
-        return _make_cell(table, row, column, empty, str(quantity), exact.value, Verdict.MISSING, "")
+        return _make_cell(table, row, column, empty, str(quantity), exact.value, Verdict.MISSING)
     reason = row.absent.get(quantity) or row.problems.get(quantity, "")
     return Uncheckable(row.line, row.label, table.headings[column], reason)
 
@@ -299,7 +275,6 @@ def _make_cell(
     quantity: str,
     value: Fraction,
     verdict: Verdict,
-    why: str,
 ) -> CheckedCell:
     """A cell with its exact value in the unit of the printed digits."""
     return CheckedCell(
@@ -313,7 +288,6 @@ def _make_cell(
         recomputed=value,
         text=format_rounded(value, published.decimals),
         verdict=verdict,
-        why=why,
         span=published.span,
     )
 
@@ -337,80 +311,35 @@ def _usual_decimals(table: PublishedTable, quantity: Quantity) -> int:
     return max(set(printed), key=printed.count) if printed else 1
 
 
-def _explain(table: PublishedTable, row: Row, quantity: Quantity, baseline: Row | None, published: Figure) -> str:
-    """Name a simple mistake that gives exactly the published figure; else the input that it would need."""
-    if quantity is _Q.SPEEDUP and baseline is not None and _Q.RATE in row.figures and _Q.RATE in baseline.figures:
-        rate = published.number * baseline.figures[_Q.RATE].number
-        return f"it needs {format_rounded(rate, row.figures[_Q.RATE].decimals)} samples/s"
-    if quantity is not _Q.TFLOPS or published.number <= 0:
-        return ""
-    exact = tflops(table, row).value
-    passes = find_constant(table, row, _Q.PASSES, ASSUMED_PASSES).value
-    wrong_passes = _PASSES_WITH_AND_WITHOUT_RECOMPUTATION - passes
-    mistakes = (
-        (Fraction(wrong_passes, passes), f"{wrong_passes} passes instead of {passes} would give this figure"),
-        (Fraction(GIB, GB), "a size in units of 2**30 would give this figure"),
-        (Fraction(GB, GIB), "a size divided by 2**30 instead of 10**9 would give this figure"),
-    )
-    for factor, name in mistakes:
-        if judge(published, exact_interval(exact * factor)) is Verdict.ROUNDED:
-            return name
-    if _Q.STEP_TIME not in row.figures:
-        return ""
-    time = row.figures[_Q.STEP_TIME]
-    return f"would need a step time of {format_rounded(time.number * exact / published.number, time.decimals + 1)} s"
-
-
 def _check_change(table: PublishedTable, index: int, change: Change) -> CheckedCell | Uncheckable:
-    """A change is against a row above that has none of its own: the one that it follows from, or the only one."""
+    """A change is against the nearest row above that states none of its own; one that is far off is of another."""
     row, column = table.rows[index], change.column
-    value = row.numbers[column]
-    references: dict[Fraction, Row] = {}  # of equal values the nearest
+    value, old = row.numbers[column], None
     for above in reversed(table.rows[:index]):
         number = above.numbers[column] if column < len(above.numbers) else None
-        if number and number.number != 0 and all(other.column != column for other in above.changes):
-            references.setdefault(number.number, above)
-    reason = "no row above to compare with"
-    if value is not None and references:
-        judged = [_judge_change(row, change, value, reference) for reference in references.values()]
-        best = next((each for each in judged if each[0] is not Verdict.WRONG), judged[0])
-        _, printed, _ = best
-        is_near = abs(change.figure.number / change.figure.unit - printed) <= _NEAR * printed
-        if best[0] is not Verdict.WRONG or (len(judged) == 1 and is_near):
-            name = "change in %" if change.kind is ChangeKind.PERCENT else "change"
-            return _make_cell(table, row, column, change.figure, name, printed, best[0], best[2])
-        reason = "several rows above may be the one to compare with" if len(judged) > 1 else "it is of something else"
-    return Uncheckable(row.line, row.label, table.headings[column], reason)
-
-
-def _judge_change(row: Row, change: Change, value: Figure, reference: Row) -> tuple[Verdict, Fraction, str]:
-    """The verdict on a change against one row, the exact change, and the mistake where one explains it."""
-    old = reference.numbers[change.column]
-    assert old is not None
+        if number and number.number and all(other.column != column for other in above.changes):
+            old = number
+            break
+    if value is None or old is None:
+        return Uncheckable(row.line, row.label, table.headings[column], "no row above to compare with")
     difference = value.number - old.number
-    points = exact_interval(abs(difference))
     is_percent = change.kind is ChangeKind.PERCENT
-    printed = _percent_change(value, old) if is_percent else points
-    verdict, why = judge(change.figure, printed), ""
-    if verdict is Verdict.WRONG and is_percent:
-        are_percent = all(_IN_PERCENT.match(cells[change.column]) for cells in (row.cells, reference.cells))
-        if are_percent and judge(change.figure, points) is not Verdict.WRONG:
-            verdict, printed = judge(change.figure, points), points
-        share = abs(difference) / value.number * 100 if value.number else Fraction(0)
-        if judge(change.figure, exact_interval(share)) is Verdict.ROUNDED:
-            why = "the difference was divided by the new value, not the old one"
-    if change.sign * difference < 0:
-        verdict, why = Verdict.WRONG, "the sign is reversed"
-    return verdict, printed.value, why if verdict is Verdict.WRONG else ""
+    printed = _percent_change(value, old) if is_percent else exact_interval(abs(difference))
+    verdict = Verdict.WRONG if change.sign * difference < 0 else judge(change.figure, printed)
+    is_near = abs(change.figure.number / change.figure.unit - printed.value) <= _NEAR * printed.value
+    if verdict is Verdict.WRONG and not is_near:
+        return Uncheckable(row.line, row.label, table.headings[column], "it is of something else")
+    name = "change in %" if is_percent else "change"
+    return _make_cell(table, row, column, change.figure, name, printed.value, verdict)
 
 
 def _percent_change(value: Figure, reference: Figure) -> Interval:
-    ratio = measured_interval(value) / measured_interval(reference)
-    ends = []
-    for low, high in (ratio.nearest, ratio.cut):
+    ratio = measured_interval(value).over(measured_interval(reference))
+    bounds = []
+    for low, high in ratio.bounds:
         smaller, larger = sorted((abs(low - 1) * 100, abs(high - 1) * 100))
-        ends.append((Fraction(0) if low < 1 < high else smaller, larger))
-    return Interval(abs(ratio.value - 1) * 100, ends[0], ends[1])
+        bounds.append((Fraction(0) if low < 1 < high else smaller, larger))
+    return Interval(abs(ratio.value - 1) * 100, tuple(bounds))
 
 
 def _find_assumed(tables: Sequence[PublishedTable], computed: set[tuple[int, int]]) -> tuple[str, ...]:
@@ -458,7 +387,7 @@ def judge(published: Figure, printed: Interval) -> Verdict:
         return Verdict.ROUNDED
     if stated <= printed.value < stated + last_place:
         return Verdict.TRUNCATED
-    if any(low <= stated + half and high >= stated - half for low, high in (printed.nearest, printed.cut)):
+    if any(low <= stated + half and high >= stated - half for low, high in printed.bounds):
         return Verdict.FROM_UNROUNDED
     return Verdict.WRONG
 

@@ -7,10 +7,9 @@ ratio of the GPUs. A save of mixed precision and Adam is 14 bytes/parameter.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import prod
-from typing import TypeAlias
+from typing import NamedTuple
 
 from perfscope.analyzers.checkpoint.plan import bytes_per_parameter
 from perfscope.constants import GIGA, KILO, TERA
@@ -20,7 +19,6 @@ from perfscope.tables.published import Constant, Figure, PublishedTable, Quantit
 _OPERATIONS_PER_PASS = 2
 _FEWEST_OF_A_GROUP = 2
 _Q = Quantity
-_Bounds: TypeAlias = tuple[Fraction, Fraction]  # of positive numbers: the lower one first
 ASSUMED_SEQ_LEN = Constant(1024, "tokens")
 ASSUMED_PASSES = Constant(4, "activations are recomputed")
 
@@ -29,46 +27,34 @@ class NotComputable(Exception):
     """A cell cannot be recomputed; the text gives the reason."""
 
 
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """A computed value, with its bounds, since its inputs are printed with few digits.
-
-    Attributes:
-        value: From the inputs as printed.
-        nearest: Its bounds if every measured input was rounded to its last digit.
-        cut: Its bounds if every measured input was cut off after its last digit.
-    """
+class Interval(NamedTuple):
+    """A computed value, and its bounds if every measured input was rounded, or cut off, to its last digit."""
 
     value: Fraction
-    nearest: _Bounds
-    cut: _Bounds
+    bounds: tuple[tuple[Fraction, Fraction], ...]
 
-    def __mul__(self, factor: Interval) -> Interval:
-        nearest, cut = (
-            (mine[0] * other[0], mine[1] * other[1])
-            for mine, other in ((self.nearest, factor.nearest), (self.cut, factor.cut))
+    def times(self, factor: Interval) -> Interval:
+        """The product."""
+        pairs = zip(self.bounds, factor.bounds, strict=True)
+        return Interval(
+            self.value * factor.value, tuple((one[0] * other[0], one[1] * other[1]) for one, other in pairs)
         )
-        return Interval(self.value * factor.value, nearest, cut)
 
-    def __truediv__(self, divisor: Interval) -> Interval:
-        nearest, cut = (
-            (mine[0] / other[1], mine[1] / other[0])
-            for mine, other in ((self.nearest, divisor.nearest), (self.cut, divisor.cut))
-        )
-        return Interval(self.value / divisor.value, nearest, cut)
+    def over(self, divisor: Interval) -> Interval:
+        """The quotient."""
+        return self.times(Interval(1 / divisor.value, tuple((1 / high, 1 / low) for low, high in divisor.bounds)))
 
 
 def exact_interval(value: Fraction) -> Interval:
     """The interval of an exact value."""
-    return Interval(value, (value, value), (value, value))
+    return Interval(value, ((value, value),) * 2)
 
 
 def measured_interval(figure: Figure) -> Interval:
     """The interval of a measured figure, by its printed digits."""
-    digit = figure.last_place
-    low = figure.number - digit / 2
-    nearest = (low if low > 0 else figure.number, figure.number + digit / 2)
-    return Interval(figure.number, nearest, (figure.number, figure.number + digit))
+    number, digit = figure.number, figure.last_place
+    low = number - digit / 2
+    return Interval(number, ((low if low > 0 else number, number + digit / 2), (number, number + digit)))
 
 
 def recompute(
@@ -84,15 +70,15 @@ def recompute(
     if quantity is _Q.PEAK_FRACTION:
         if peak is None:
             raise NotComputable("the GPU's peak is not known: set --gpu")
-        return measured_interval(_require(row, _Q.TFLOPS)) / exact_interval(peak)
+        return measured_interval(_require(row, _Q.TFLOPS)).over(exact_interval(peak))
     if baseline is None:
         raise NotComputable("no row to compare with")
     if quantity is _Q.SPEEDUP:
         return _speedup(row, baseline)
     gpu_ratio = exact_interval(_gpus(row, table.constants) / _gpus(baseline, table.constants))
     if _Q.SPEEDUP in row.figures and not (_has_speed(row) and _has_speed(baseline)):
-        return measured_interval(row.figures[_Q.SPEEDUP]) / gpu_ratio
-    return _speedup(row, baseline) / gpu_ratio
+        return measured_interval(row.figures[_Q.SPEEDUP]).over(gpu_ratio)
+    return _speedup(row, baseline).over(gpu_ratio)
 
 
 def find_constant(table: PublishedTable, row: Row, quantity: Quantity, assumed: Constant) -> Constant:
@@ -120,14 +106,14 @@ def tflops(table: PublishedTable, row: Row) -> Interval:
     if _Q.TOKEN_RATE in row.figures:
         tokens = measured_interval(row.figures[_Q.TOKEN_RATE])
     elif _Q.RATE in row.figures:
-        tokens = measured_interval(row.figures[_Q.RATE]) * exact_interval(Fraction(seq_len.value))
+        tokens = measured_interval(row.figures[_Q.RATE]).times(exact_interval(Fraction(seq_len.value)))
     elif _Q.TOKENS in row.figures and _Q.GLOBAL_BATCH not in row.figures:  # of the complete training, over its time
-        tokens = exact_interval(row.figures[_Q.TOKENS].number) / measured_interval(_require(row, _Q.STEP_TIME))
+        tokens = exact_interval(row.figures[_Q.TOKENS].number).over(measured_interval(_require(row, _Q.STEP_TIME)))
     else:
         time = measured_interval(_require(row, _Q.STEP_TIME))
-        tokens = exact_interval(_global_batch_or_stated(table, row) * seq_len.value) / time
+        tokens = exact_interval(_global_batch_or_stated(table, row) * seq_len.value).over(time)
     operations = _OPERATIONS_PER_PASS * parameters * passes.value
-    return exact_interval(Fraction(operations, TERA)) * tokens / gpus
+    return exact_interval(Fraction(operations, TERA)).times(tokens).over(gpus)
 
 
 def _parameters(table: PublishedTable, row: Row) -> int:
@@ -156,18 +142,18 @@ def _stated(table: PublishedTable, quantity: Quantity) -> int:
 
 def _aggregate(table: PublishedTable, row: Row) -> Interval:
     """PFLOPs over all GPUs, from the published TFLOPs of one."""
-    return measured_interval(_require(row, _Q.TFLOPS)) * exact_interval(_gpus(row, table.constants) / KILO)
+    return measured_interval(_require(row, _Q.TFLOPS)).times(exact_interval(_gpus(row, table.constants) / KILO))
 
 
 def _save_speed(_table: PublishedTable, row: Row) -> Interval:
     """GB/s of a save of all files."""
     saved = _require(row, _Q.PARAMETERS).number * bytes_per_parameter().total
-    return exact_interval(saved / GIGA) / measured_interval(_require(row, _Q.STEP_TIME))
+    return exact_interval(saved / GIGA).over(measured_interval(_require(row, _Q.STEP_TIME)))
 
 
 def _memory_share(_table: PublishedTable, row: Row) -> Interval:
     """Memory used over the GPU's; both columns are in one unit."""
-    return measured_interval(_require(row, _Q.MEMORY)) / measured_interval(_require(row, _Q.MEMORY_TOTAL))
+    return measured_interval(_require(row, _Q.MEMORY)).over(measured_interval(_require(row, _Q.MEMORY_TOTAL)))
 
 
 _FROM_THE_ROW: Mapping[Quantity, Callable[[PublishedTable, Row], Interval]] = {
@@ -184,11 +170,13 @@ def _speedup(row: Row, baseline: Row) -> Interval:
         return exact_interval(Fraction(1))
     for quantity in (_Q.RATE, _Q.TOKEN_RATE):
         if quantity in row.figures and quantity in baseline.figures:
-            return measured_interval(row.figures[quantity]) / measured_interval(baseline.figures[quantity])
+            return measured_interval(row.figures[quantity]).over(measured_interval(baseline.figures[quantity]))
     if _Q.STEP_TIME in row.figures and _Q.STEP_TIME in baseline.figures:
-        time_ratio = measured_interval(baseline.figures[_Q.STEP_TIME]) / measured_interval(row.figures[_Q.STEP_TIME])
+        time_ratio = measured_interval(baseline.figures[_Q.STEP_TIME]).over(
+            measured_interval(row.figures[_Q.STEP_TIME])
+        )
         if _Q.GLOBAL_BATCH in row.figures and _Q.GLOBAL_BATCH in baseline.figures:
-            return time_ratio * exact_interval(_global_batch(row) / _global_batch(baseline))
+            return time_ratio.times(exact_interval(_global_batch(row) / _global_batch(baseline)))
         return time_ratio
     raise NotComputable(_explain_absent(row, _Q.STEP_TIME if _Q.STEP_TIME in {*row.problems, *row.absent} else _Q.RATE))
 

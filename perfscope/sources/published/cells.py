@@ -65,8 +65,8 @@ def read_changes(cell: Cell, column: int) -> tuple[Change, ...]:
     value = leading_number(cell)
     if match is None or value is None or _COMPOUND_TIME.match(cell.text):
         return ()  # the hours of 15h34m are not its value
-    if re.search(r"\d", cell.text[value.span.end - cell.span.start : match.start()]):
-        return ()  # the change of "24 vs 27 (-11%)" is not relative to another row
+    if re.search(r"[\d%]", cell.text[value.span.end - cell.span.start : match.start()]):
+        return ()  # the change of "24 vs 27 (-11%)" is of no other row, that of a share in points or in per cent
     changes = []
     position = match.start("inside")
     for part in match["inside"].split(","):
@@ -91,7 +91,7 @@ def read_figure(quantity: Quantity, cell: Cell, unit: str) -> Figure:
     """
     figure = _READERS.get(quantity, _read_count)(cell, unit)
     if figure is None:
-        raise UsageError(f"{cell.text!r} is not a valid {_SINGULAR.get(quantity, str(quantity))}")
+        raise UsageError(f"{cell.text!r} is not a valid {quantity}")
     return figure
 
 
@@ -211,14 +211,4 @@ _READERS: Mapping[Quantity, Callable[[Cell, str], Figure | None]] = {
     _Q.PEAK_FRACTION: _read_share,
     _Q.EFFICIENCY: _read_share,
     _Q.SPEEDUP: _read_speedup,
-}
-_SINGULAR = {
-    _Q.GPUS: "number of GPUs",
-    _Q.NODES: "number of nodes",
-    _Q.PARAMETERS: "model size (write 52B, 7.5B or 125M)",
-    _Q.STEP_TIME: "time",
-    _Q.RATE: "rate",
-    _Q.TOKEN_RATE: "rate",
-    _Q.TFLOPS: "number",
-    _Q.AGGREGATE_PFLOPS: "number",
 }

@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perfscope.sources.published.cells import read_gpus, read_size
+from perfscope.sources.published.cells import read_size
 from perfscope.sources.published.markdown import Cell
 from perfscope.tables.published import Quantity
 
@@ -96,26 +96,7 @@ def describe_columns(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) ->
         sizes = [read_size(row[index], columns[index].unit) for row in rows if index < len(row)]
         if columns[index].quantity is _Q.PARAMETERS and not any(sizes):
             columns[index] = replace(columns[index], quantity=None)  # "Model" is often a name
-        if columns[index].quantity is _Q.GPUS and _are_names([row[index] for row in rows if index < len(row)]):
-            columns[index] = replace(columns[index], quantity=None, is_group=True)
-    return _prefer_exact_sizes(headings, columns)
-
-
-def _are_names(cells: Sequence[Cell]) -> bool:
-    """Whether the cells name kinds of GPUs (``h100_80gb``), not a number of them."""
-    texts = [cell for cell in cells if re.search(r"[A-Za-z]\d", cell.text)]
-    return bool(texts) and not any(read_gpus(cell) for cell in cells)
-
-
-def _prefer_exact_sizes(headings: Sequence[str], columns: Sequence[Column]) -> list[Column]:
-    """Of the columns that state the model's size, only those that name the parameters, if there are both."""
-    sizes = [index for index, column in enumerate(columns) if column.quantity is _Q.PARAMETERS]
-    named = [index for index in sizes if "param" in headings[index].lower()]
-    loose = set(sizes) - set(named) if named else set()
-    return [
-        replace(column, quantity=None, is_group=True) if index in loose else column
-        for index, column in enumerate(columns)
-    ]
+    return columns
 
 
 def _describe_column(heading: str) -> Column:

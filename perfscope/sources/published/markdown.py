@@ -1,7 +1,7 @@
 """Markdown as lines and tables, with the position of every cell, so that a cell can be changed and nothing else.
 
-markdown-it-py finds the lines that are tables, and lines of code and HTML that only look like one. The positions of the
-cells in a line are found here and compared with its result.
+markdown-it-py finds the lines that are tables. The positions of the cells in a line are found here and compared with
+its result.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -23,7 +23,6 @@ from perfscope.tables.published import Span
 # The line ends of markdown-it; str.splitlines has further ones, which would shift every line after them.
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _CONTAINER = re.compile(r"(?:[\s>]|[-*+](?=\s)|\d+[.)](?=\s))*")
-_DELIMITER = re.compile(r"[\s>]*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)+\|?\s*")
 _MARKER = re.compile(r"\s*<!--\s*(?P<end>/)?\s*perfscope\b")
 
 
@@ -74,7 +73,7 @@ class Document:
         lines: Its lines, each with its line end.
         headings: Its headings in order.
         grids: Its tables in order.
-        unread: Lines that only look like a table, in words.
+        unread: Tables whose cells cannot be separated, in words.
     """
 
     path: str
@@ -110,7 +109,6 @@ def parse_markdown(text: str, path: str) -> Document:
             unread.append(f"line {first + 1}: the cells of the table cannot be separated")
         else:
             grids.append(grid)
-    unread.extend(_explain_lookalikes(lines, tokens, grids))
     return Document(path, tuple(lines), headings, tuple(grids), tuple(unread))
 
 
@@ -193,26 +191,7 @@ def _grid(lines: Sequence[str], tokens: Sequence[Token], title: str) -> Grid | N
         return None
     cells = [tuple(row) for row in located if row is not None]
     numbers = tuple(line + 1 for line, _ in rows)
-    count = _count_heading_rows(cells)
-    headings = _join_headings(cells[:count]) if count > 1 else cells[0]
-    return Grid(title, numbers[0], numbers[-1], headings, tuple(cells[count:]), numbers[count:])
-
-
-def _count_heading_rows(cells: Sequence[Sequence[Cell]]) -> int:
-    """One; if the first row is empty, all rows before the first with a number."""
-    if any(cell.text for cell in cells[0]):
-        return 1
-    numbered = [any(cell.text[:1].isdigit() for cell in row) for row in cells]
-    return numbered.index(True) if True in numbered else 1
-
-
-def _join_headings(rows: Sequence[Sequence[Cell]]) -> tuple[Cell, ...]:
-    """Headings of several rows, with the texts of each column in one cell."""
-    columns = zip_longest(*rows)
-    return tuple(
-        Cell(" ".join(cell.text for cell in column if cell and cell.text), next(cell.span for cell in column if cell))
-        for column in columns
-    )
+    return Grid(title, numbers[0], numbers[-1], cells[0], tuple(cells[1:]), numbers[1:])
 
 
 def _locate_cells(line: str, line_number: int, texts: Sequence[str]) -> list[Cell] | None:
@@ -226,26 +205,6 @@ def _locate_cells(line: str, line_number: int, texts: Sequence[str]) -> list[Cel
         if read[:width] == expected[:width] and not any(expected[width:]):
             return cells
     return None
-
-
-def _explain_lookalikes(lines: Sequence[str], tokens: Sequence[Token], grids: Sequence[Grid]) -> list[str]:
-    """Lines that look like the delimiter row of a table, outside of tables and code, and tables in HTML, in words."""
-    skipped = {line for grid in grids for line in range(grid.line, grid.last_line + 2)}
-    for token in tokens:
-        if token.type in ("fence", "code_block", "html_block") and token.map is not None:
-            skipped.update(range(token.map[0] + 1, token.map[1] + 1))
-    problems = [
-        f"line {token.map[0] + 1}: a table in HTML is not read; write it as markdown"
-        for token in tokens
-        if token.type == "html_block" and token.map is not None and "<table" in token.content.lower()
-    ]
-    for number, line in enumerate(lines[1:], 2):
-        if number in skipped or not _DELIMITER.fullmatch(line.rstrip()):
-            continue
-        above, here = len(split_cells(lines[number - 2], number - 1)), len(split_cells(line, number))
-        if above != here:
-            problems.append(f"line {number}: looks like a table, but {above} headings are above {here} columns")
-    return problems
 
 
 def _generated_lines(lines: Sequence[str]) -> set[int]:

@@ -1,14 +1,13 @@
 """Constants that a report states in its text and not in a column: ``Seq length is 1024``, ``BS=1024, SIZE=104B``.
 
-The nearest statement in the outline of the document counts: under the table's own heading, else under a heading above
-it; a sequence length also from anywhere else. Two different values in one part of the text are ambiguous, and neither
-is used.
+The nearest statement counts: above the table, below it, under its heading, else under a heading above that; a sequence
+length also from anywhere else. Two different values in one part of the text are ambiguous, and neither is used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -48,7 +47,6 @@ _PATTERNS: tuple[tuple[Quantity, int, re.Pattern[str]], ...] = (
 _SAME_EVERYWHERE = (Quantity.SEQ_LEN, Quantity.PASSES)
 _BELOW_ALL = 7
 _LARGEST = 10**15
-_DP_IS_GPUS = re.compile(r"(?<![\w*])DP\s*=\s*(?:number of )?GPUs\b", re.I)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +72,6 @@ class StatedConstants:
 
     constants: dict[Quantity, Constant]
     ambiguous: dict[Quantity, str]
-    dp_is_gpus: bool
 
 
 def find_statements(document: Document) -> list[Statement]:
@@ -100,75 +97,41 @@ def _value(quantity: Quantity, match: re.Match[str]) -> int:
 
 def select_constants(document: Document, grid: Grid, statements: Sequence[Statement]) -> StatedConstants:
     """The constants of one table, by the statements that apply to it."""
-    stated = StatedConstants({}, {}, dp_is_gpus=_states_dp_is_gpus(document, grid))
-    scopes = _scopes(document.headings, grid.line, len(document.lines))
+    stated = StatedConstants({}, {})
     for quantity in dict.fromkeys(quantity for quantity, _, _ in _PATTERNS):
+        of_quantity = [entry for entry in statements if entry.quantity is quantity]
         everywhere = [(1, len(document.lines))] if quantity in _SAME_EVERYWHERE else []
-        for first, last in [*scopes, *everywhere]:
-            here = [entry for entry in statements if entry.quantity is quantity and first <= entry.line <= last]
+        for first, last in (*_scopes(document, grid), *everywhere):
+            here = [entry for entry in of_quantity if first <= entry.line <= last]
+            here = [entry for entry in here if entry.rank == min(each.rank for each in here)]
+            if len({entry.value for entry in here}) > 1:
+                values = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
+                stated.ambiguous[quantity] = f"the text states the {quantity} as {values}"
+            elif here:
+                stated.constants[quantity] = Constant(here[-1].value, f"line {here[-1].line}")
             if here:
-                _set_constant(stated, quantity, here, document, grid)
                 break
     return stated
 
 
-def _set_constant(
-    stated: StatedConstants, quantity: Quantity, here: Sequence[Statement], document: Document, grid: Grid
-) -> None:
-    """Set a constant to the value of the statements in one range of lines, or note that their values differ."""
-    before, after = _neighbours(document, grid)
-    near = _most_trusted([entry for entry in here if before <= entry.line <= after])
-    above = _most_trusted([entry for entry in near if entry.line < grid.line])
-    everywhere = _most_trusted(here)
-    candidates = (near, above, everywhere)
-    here = next((entries for entries in candidates if len({entry.value for entry in entries}) == 1), everywhere)
-    if len({entry.value for entry in here}) > 1:
-        values = ", ".join(f"{entry.value} (line {entry.line})" for entry in here)
-        stated.ambiguous[quantity] = f"the text states the {quantity} as {values}"
-    else:
-        nearest = min(here, key=lambda entry: abs(entry.line - grid.line))
-        stated.constants[quantity] = Constant(nearest.value, f"line {nearest.line}")
+def _scopes(document: Document, grid: Grid) -> Iterator[tuple[int, int]]:
+    """The ranges of lines whose statements apply to a table, from the nearest on.
 
-
-def _most_trusted(entries: Sequence[Statement]) -> list[Statement]:
-    """The statements of the most trusted kind."""
-    best = min((entry.rank for entry in entries), default=0)
-    return [entry for entry in entries if entry.rank == best]
-
-
-def _scopes(headings: Sequence[Heading], line: int, last_line: int) -> list[tuple[int, int]]:
-    """The ranges of lines around a table whose statements apply to it, from the nearest on.
-
-    They are the text under the table's own heading, then its whole section, then the text under each heading above it
-    in the outline. A chapter's text before its first section applies to all of its sections, a section's to no other.
+    They are the text up to the table before and the one after it, the section, and the text under each heading above
+    it in the outline. What a chapter says before its first section applies to all of its sections, a section's text to
+    no other.
     """
-    scopes: list[tuple[int, int]] = []
+    end = len(document.lines) + 1
+    headings = [*document.headings, Heading(end, 0, "")]
+    begin = max((heading.line for heading in headings if heading.line <= grid.line), default=1)
+    close = next(heading.line for heading in headings if heading.line > grid.line)
+    before = max((table.last_line + 1 for table in document.grids if table.last_line < grid.line), default=1)
+    after = min((table.line for table in document.grids if table.line > grid.last_line), default=end)
+    yield max(begin, before), grid.line
+    yield grid.last_line, min(close, after) - 1
     level = _BELOW_ALL
-    for heading in reversed([heading for heading in headings if heading.line <= line]):
-        if heading.level >= level:
-            continue
-        following = [later for later in headings if later.line > heading.line]
-        own_end = min((later.line for later in following), default=last_line + 1) - 1
-        scopes.append((heading.line, own_end))
-        if level == _BELOW_ALL:
-            section_end = (
-                min((later.line for later in following if later.level <= heading.level), default=last_line + 1) - 1
-            )
-            scopes.append((heading.line, section_end))
-        level = heading.level
-    first = headings[0].line - 1 if headings else last_line
-    return [*scopes, (1, first)]
-
-
-def _neighbours(document: Document, grid: Grid) -> tuple[int, int]:
-    """The first and the last line between the table before and the table after."""
-    before = max((table.last_line for table in document.grids if table.last_line < grid.line), default=0)
-    after = min(
-        (table.line for table in document.grids if table.line > grid.last_line), default=len(document.lines) + 1
-    )
-    return before + 1, after - 1
-
-
-def _states_dp_is_gpus(document: Document, grid: Grid) -> bool:
-    _, after = _neighbours(document, grid)
-    return any(_DP_IS_GPUS.search(line) for line in document.lines[grid.last_line : after])
+    for number, heading in reversed(list(enumerate(document.headings))):
+        if heading.line <= grid.line and heading.level < level:
+            yield heading.line, headings[number + 1].line - 1
+            level = heading.level
+    yield 1, headings[0].line - 1

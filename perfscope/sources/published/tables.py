@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from perfscope.errors import SourceError, UsageError
@@ -74,7 +74,6 @@ def read_published(path: Path, constants: Mapping[Quantity, Constant], added: Se
             {**stated.constants, **constants},
             stated.ambiguous,
             required=bool(added),
-            dp_is_gpus=stated.dp_is_gpus,
         )
         if table is None:
             unread.append(f"line {grid.line}: no column of the table can be recomputed")
@@ -89,7 +88,6 @@ def read_table(
     ambiguous: Mapping[Quantity, str],
     *,
     required: bool = False,
-    dp_is_gpus: bool = False,
 ) -> PublishedTable | None:
     """Read a table's figures; None if nothing in it can be recomputed or checked, unless the table is required."""
     headings = [cell.text for cell in grid.headings]
@@ -104,9 +102,6 @@ def read_table(
     checkable = sum(quantity in indices for quantity in _BATCH) > 1 and Quantity.GLOBAL_BATCH in indices
     if not derived and not checkable and not required and not _has_ambiguous_result(notes):
         return None
-    if dp_is_gpus and Quantity.GPUS in indices and Quantity.DATA_PARALLEL not in indices:
-        indices = {**indices, Quantity.DATA_PARALLEL: indices[Quantity.GPUS]}
-        rows = [_with_dp(row) for row in rows]
     return PublishedTable(
         grid.title, grid.line, tuple(headings), indices, tuple(rows), dict(constants), dict(ambiguous), tuple(notes)
     )
@@ -204,12 +199,6 @@ def _label(
 
 def _first_texts(cells: Sequence[Cell]) -> str:
     return " ".join(cell.text for cell in cells[:_LABEL_CELLS] if cell.text)
-
-
-def _with_dp(row: Row) -> Row:
-    gpus = row.figures.get(Quantity.GPUS)
-    figures = {**row.figures, Quantity.DATA_PARALLEL: gpus} if gpus else row.figures
-    return replace(row, figures=figures)
 
 
 def _read_csv(path: Path) -> Grid:
