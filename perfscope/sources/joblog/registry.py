@@ -15,9 +15,9 @@ from perfscope.sources.joblog.log_format import Format
 # fmt: off
 _MODULES = (
     "job", "megatron", "deepspeed",
-    "nemo", "automodel", "verl", "composer", "torchtitan", "torchtune", "nanogpt", "llm_c", "modded_nanogpt", "litgpt",
-    "olmo_core", "nanotron", "openmmlab", "detectron2", "detectron2_metrics", "fairseq", "open_clip", "colossalai",
-    "mlperf", "swift", "trainer_files", "lightning", "hf_trainer",
+    "nemo", "automodel", "verl", "torchtitan", "torchtune", "nanogpt", "llm_c", "modded_nanogpt", "litgpt", "olmo_core",
+    "nanotron", "openmmlab", "detectron2", "detectron2_metrics", "fairseq", "open_clip", "swift", "trainer_files",
+    "lightning", "hf_trainer",
 )
 # fmt: on
 

@@ -293,30 +293,13 @@ class TestNemo:
         assert log.iterations.iteration.tolist() == [2000, 2001]
 
 
-class TestComposer:
-    def test_samples_over_samples_a_second(self, tmp_path: Path) -> None:
-        batch = (
-            "[epoch=1][batch={}/5]:\n\t Train time/batch: {}\n\t Train time/sample: {}\n"
-            "\t Train throughput/batches_per_sec: 0.0027\n\t Train throughput/samples_per_sec: 2.7330\n"
-            "\t Train throughput/tokens_per_sec: 20082.8418\n\t Train throughput/device/tokens_per_sec: 1255.1776\n"
-            "\t Train memory/peak_reserved_mem: 8.2292\n\t Train loss/train/total: 8.4213\n\t Train time/train: 0.5249\n"
-        )
-        log = read(tmp_path, batch.format(4, 3, 3072), batch.format(5, 4, 4096))
-        assert log.framework == "composer"
-        assert seconds(log) == pytest.approx([1024 / 2.733] * 2)
-        assert log.number("gpus") == 16
-        assert log.memory.reserved_bytes == 8_229_200_000
-
-
 class TestStepsOfEpochs:
     def test_a_step_that_counts_anew_in_each_epoch_is_no_restart(self, tmp_path: Path) -> None:
-        composer = "[epoch={0}][batch={1}/3]:\n\t Train throughput/samples_per_sec: 32.0\n\t Train time/sample: 0\n"
         nemo = "\rEpoch {0}: :  60%|###  | {1}/3 [00:01<00:01, global_step={1}.0, train_step_timing in s=0.5]"
-        for index, line in enumerate((composer, nemo)):
-            lines = [line.format(epoch, step) for epoch in (1, 2, 3) for step in (1, 2, 3)]
-            log = read(tmp_path, *lines, "\n", name=f"{index}.log")
-            assert log.iterations.iteration.tolist() == list(range(1, 10)), line
-            assert set(log.iterations.attempt.tolist()) == {0}
+        lines = [nemo.format(epoch, step) for epoch in (1, 2, 3) for step in (1, 2, 3)]
+        log = read(tmp_path, *lines, "\n")
+        assert log.iterations.iteration.tolist() == list(range(1, 10))
+        assert set(log.iterations.attempt.tolist()) == {0}
 
     def test_torchtunes_bar_gives_times_in_every_epoch(self, tmp_path: Path) -> None:
         bars = "\r{e}|{n}|Loss: 2.13:  10%|#         | {s}/3 [{t}<00:30, 27.00s/it]"

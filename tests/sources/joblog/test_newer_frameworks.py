@@ -124,31 +124,6 @@ def test_lightnings_epochs_count_on_and_validation_is_left_out(tmp_path: Path) -
     assert seconds(log) == [None, 2.0, None, None, 2.0, None]
 
 
-def test_mlperf_without_success_says_so(tmp_path: Path) -> None:
-    stop = ':::MLLOG {"namespace": "", "time_ms": 5, "event_type": "INTERVAL_END", "key": "run_stop", "value": null, '
-    head = (
-        ':::MLLOG {"namespace": "", "time_ms": 1, "event_type": "INTERVAL_START", "key": "run_start", "value": null}\n'
-    )
-    log = read(tmp_path, head, stop + '"metadata": {"file": "a.py", "lineno": 1, "status": "aborted"}}\n')
-    assert log.framework == "mlperf"
-    assert log.remarks == ("target-missed: the run ended without reaching its target quality",)
-
-
-def test_colossalais_benchmark_states_a_throughput_without_a_step_time(tmp_path: Path) -> None:
-    end = "Throughput: 3.30 samples/sec, TFLOPS per GPU by Megatron: 181.20, TFLOPS per GPU: 175.90\n"
-    log = read(tmp_path, "num_samples: 24, dp_world_size: 8, flop_megatron: 1e15, avg_duration: 58.2\n", end)
-    summary = summarize_log(log)
-    assert (summary.samples_per_s, summary.times.median_s, summary.logged.tflops_per_gpu) == (3.3, None, 175.9)
-    assert (log.number("dp"), summary.iterations) == (8, None)
-
-
-def test_colossalais_demo_prints_a_line_a_step(tmp_path: Path) -> None:
-    line = "[{}/10] Loss:9.123, Step time: {:.3f}s, TFLOPS: 45.600, FWD time: 0.3s, BWD time: 0.8s, OPTIM time: 0.1s\n"
-    log = read(tmp_path, *(line.format(n, time) for n, time in enumerate((9.0, 1.25, 1.5, 1.75), 1)))
-    assert seconds(log) == [9.0, 1.25, 1.5, 1.75]
-    assert summarize_log(log).logged.tflops_per_gpu == 45.6
-
-
 class TestTrainersFiles:
     STATE: ClassVar = {
         "best_metric": None,
