@@ -3,9 +3,8 @@
 Making, encoding and writing a record takes longer than all other hooks of a step together. The thread does it for many
 records at once, while training waits for the device, and reads what else changes slowly.
 
-The first turns are half a second apart, to show soon that a training has begun. A turn waits for another half second
-while a profiler window is open, to stay out of the steps of a short one. A process that is killed loses the records of
-its last two seconds, or of two and a half in a window, and leaves whole lines.
+The first turns are half a second apart, to show soon that a training has begun. A process that is killed loses the
+records of its last two seconds, and leaves whole lines.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely
-from perfscope.hooks.open_window import OPEN_WINDOW
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
 
 #: How long a record waits at most.
 PERIOD_S = 2.0
-#: How long the records of the first so many turns wait, and those of an open window besides.
+#: How long the records of the first so many turns wait.
 FIRST_PERIOD_S = 0.5
 FIRST_TURNS = 10
 #: Records that are written without a pause, in which training may need the interpreter: half a millisecond.
@@ -107,12 +105,9 @@ class LateWriter:
         return new_ns, values
 
     def _run(self) -> None:
-        turns, has_rested = 0, False
+        turns = 0
         while self.error is None and not self._is_closed:
-            time.sleep(FIRST_PERIOD_S if has_rested or turns < FIRST_TURNS else PERIOD_S)
-            has_rested = OPEN_WINDOW.is_open and not has_rested
-            if has_rested:
-                continue
+            time.sleep(FIRST_PERIOD_S if turns < FIRST_TURNS else PERIOD_S)
             turns += 1
             if self._look_beside is not None:
                 call_safely(self._look_beside)

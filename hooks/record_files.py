@@ -6,28 +6,27 @@ therefore asks first whether the descriptor still means the file of records, and
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import gzip
 import os
-from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.open_window import OPEN_WINDOW
 
-if TYPE_CHECKING:
-    from perfscope.hooks.gzip_files import GzipFiles
-
 #: Lines of a full file.
 LINES = 8192
+_LEVEL = 5
 _LAST_STANDARD_STREAM = 2
 
 
 class RecordFile:
     """A file that lines are appended to; every method raises OSError where the disk is full or gone."""
 
-    def __init__(self, path: str, full: GzipFiles | None = None) -> None:
-        """Open or create it; a full one is put aside and given to ``full``, where that is given."""
+    def __init__(self, path: str, *, is_limited: bool = False) -> None:
+        """Open or create it; a full one is put aside and compressed, where it is limited."""
         self._path = path
-        self._full = full
+        self._is_limited = is_limited
         self._lines = 0
         self._number = 0
         self._is_cut = False
@@ -37,7 +36,7 @@ class RecordFile:
         """Write whole lines at once."""
         if not is_same_file(self._descriptor, self._identity):
             self._use(open_to_append(self._path))
-        if self._full is not None:
+        if self._is_limited:
             # As late as that, so that the new file has lines at once: a look at a running job reads its end.
             if self._lines >= LINES and not OPEN_WINDOW.is_open:
                 self._lines = 0
@@ -66,8 +65,26 @@ class RecordFile:
             raise
         self._use(fresh)
         os.close(full)
-        if self._full is not None:
-            self._full.add(aside)
+        _compress(aside)
+
+
+def _compress(path: str) -> None:
+    """Replace a file by FILE.gz; where that cannot be written, the file stays.
+
+    No file is open meanwhile: the script may close any descriptor, and use its number.
+    """
+    with open(path, "rb") as file:
+        content = file.read()
+    packed = gzip.compress(content, _LEVEL)  # lets other threads run
+    unfinished = f"{path}.gz.tmp"
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(packed)
+        os.replace(unfinished, f"{path}.gz")
+        os.unlink(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
 
 
 def identify(descriptor: int) -> tuple[int, int]:

@@ -6,10 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from perfscope import wire
-from perfscope.hooks.guard import call_safely
-from perfscope.hooks.gzip_files import GzipFiles
 from perfscope.hooks.late_writer import LateWriter
-from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.record_files import RecordFile
 from perfscope.wire.records import to_file, to_line
 from perfscope.wire.requests import ANSWERS_FILE
@@ -22,9 +19,6 @@ if TYPE_CHECKING:
     from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, WindowRecord
     from perfscope.wire.requests import Answer
     from perfscope.wire.setup import SetupRecord
-
-#: Pieces of a full file that are compressed in a turn of the thread that writes records.
-_PIECES = 4
 
 
 class Recorder:
@@ -47,24 +41,16 @@ class Recorder:
         look_beside: Callable[[], None] | None = None,
     ) -> None:
         self.attempt, self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
-        self._full = GzipFiles()
-        self._look_beside = look_beside
         self._files: dict[str, RecordFile] = {}
-        self.steps_file = self._file(wire.STEPS_FILE, self._full)
+        self.steps_file = self._file(wire.STEPS_FILE)
         self._file(wire.EVENTS_FILE)
-        self.late = LateWriter(read_beside, self._look)
+        self.late = LateWriter(read_beside, look_beside)
 
-    def _file(self, name: str, full: GzipFiles | None = None) -> RecordFile:
+    def _file(self, name: str) -> RecordFile:
         if name not in self._files:
-            self._files[name] = RecordFile(os.path.join(self.folder, name), full)
+            is_limited = name in (wire.STEPS_FILE, wire.MICRO_BATCHES_FILE)
+            self._files[name] = RecordFile(os.path.join(self.folder, name), is_limited=is_limited)
         return self._files[name]
-
-    def _look(self) -> None:
-        """What the thread that writes records does besides."""
-        if self._look_beside is not None:
-            call_safely(self._look_beside)
-        if not OPEN_WINDOW.is_open:
-            self._full.advance(_PIECES)
 
     def close(self) -> None:
         """Write the records that wait."""
@@ -76,7 +62,7 @@ class Recorder:
 
     def write_micro_batches(self, record: MicroBatchRecord) -> None:
         """Write the passes of one training step, as late as the step."""
-        self.late.add(self._file(wire.MICRO_BATCHES_FILE, self._full), to_line, record)
+        self.late.add(self._file(wire.MICRO_BATCHES_FILE), to_line, record)
 
     def write_checkpoint(self, record: CheckpointRecord) -> None:
         """Write a checkpoint save."""

@@ -8,21 +8,23 @@ order::
 
     {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", "energy_mj", ...}]}
 
-    {"t_ns", "slower": "energy", "call_ns": 3100000, "period_ns": 1240000000}, {"t_ns", "lost": "GPU-..."}
-    {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
+    {"t_ns", "lost": "GPU-..."}, {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
-A value that a GPU does not report is left out. Each metric has its own period. Calls that take microseconds are made at
-the user's rate for an hour, and then once a second. Counters are read once a second. A metric that takes more than its
-share of the time is read less often, so that sampling a node never costs more than a few percent of one core. This file
-imports nothing of perfscope, because it runs without perfscope on its path.
+A value that a GPU does not report is left out. Calls that take microseconds are made at the user's rate for an hour,
+and then once a second. Counters are read once a second, and rates of PCIe, which take 40 ms, every ten. A week of a
+node with eight GPUs is two gigabytes of lines, so a full file is compressed. This file imports nothing of perfscope,
+because it runs without perfscope on its path.
 """
 
 from __future__ import annotations
 
+import contextlib
+import gzip
+import json
 import os
-import runpy
 import select
 import socket
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -35,18 +37,14 @@ _NS_PER_S = 1_000_000_000
 _SLOW_PERIOD_NS = _NS_PER_S
 #: After an hour once a second is enough: a week of a node's samples is to stay readable.
 _FULL_RATE_NS = 3600 * _NS_PER_S
+_PCIE_PERIOD_NS = 10 * _NS_PER_S
 _COST_PERIOD_NS = 30 * _NS_PER_S
+#: Bytes of a full file.
+_FULL_BYTES = 4 << 20
+_STDOUT = 1
 #: The sampler ends within this time after its rank.
 _LONGEST_SLEEP_S = 0.5
-#: A metric may take this share of the sampler's time; there are nine metrics.
-_TIME_SHARE = 0.01
-#: One call in many takes milliseconds, and so does the first of each kind: the median of the last rounds decides.
-_JUDGED_ROUNDS = 5
-_FEWEST_JUDGED_ROUNDS = 3
-#: A period changes by this factor at least, so that it is not changed and reported in every round.
-_SMALLEST_CHANGE = 1.2
 _ALLOWED_FAILURES = 10
-_UNSUPPORTED_ERRORS = ("NOT_SUPPORTED", "FUNCTION_NOT_FOUND", "NO_PERMISSION", "INVALID_ARGUMENT", "DEPRECATED")
 _LOST_ERRORS = ("GPU_IS_LOST", "RESET_REQUIRED", "GPU_NOT_FOUND", "UNINITIALIZED")
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 _GPU_TEMPERATURE = 0  # NVML_TEMPERATURE_GPU
@@ -64,8 +62,6 @@ _COUNTERS = {
     "hw_thermal_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_THERM_SLOWDOWN", 0),
     "hw_power_brake_ns": ("NVML_FI_DEV_CLOCKS_EVENT_REASON_HW_POWER_BRAKE_SLOWDOWN", 0),
 }
-_OUTPUT = runpy.run_path(os.path.join(os.path.dirname(os.path.abspath(__file__)), "output.py"))["Output"](sys.argv)
-_write: Callable[[Values], None] = _OUTPUT.write
 _SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_SIGNED_INT
 
 
@@ -93,45 +89,64 @@ class Device:
 
 
 class Metric:
-    """One kind of value, how it is read, and how often.
-
-    Attributes:
-        name: Its name in the records.
-        read: Returns the values of one GPU.
-        nominal_period_ns: The time between two rounds over the GPUs, as long as reading is cheap enough.
-        period_ns: The time between two rounds now.
-        due_ns: When the next round is due.
-    """
+    """One kind of value: how the values of one GPU are read, how often, and when next."""
 
     def __init__(self, name: str, read: Callable[[Device], Values], period_ns: int) -> None:
         self.name = name
         self.read = read
-        self.nominal_period_ns = self.period_ns = period_ns
+        self.period_ns = period_ns
         self.due_ns = 0
-        self._durations_ns: list[int] = []
 
-    def limit_rate(self, period_ns: int) -> None:
-        """Leave at least this time between two rounds from now on."""
-        self.nominal_period_ns = max(self.nominal_period_ns, period_ns)
-        self.period_ns = max(self.period_ns, period_ns)
 
-    def schedule_next(self, duration_ns: int, started_ns: int) -> int | None:
-        """Plan the next round, after a round that started at ``started_ns`` and took ``duration_ns``.
+class Output:
+    """The standard output, and the compressed files that were full, where it is a file.
 
-        Returns:
-            The usual duration of a round, if it makes rounds rarer from now on.
+    Attributes:
+        head: What each file begins with, beside the moment; set by the first line.
+    """
+
+    def __init__(self, full_bytes: int = _FULL_BYTES) -> None:
+        self.head: Values = {}
+        self._full_bytes = full_bytes
+        self._bytes = 0
+
+    def write(self, record: Values) -> None:
+        """Append a line. Raises OSError: the disk is full or gone."""
+        line = json.dumps(record, separators=(",", ":")).encode() + b"\n"
+        if os.write(_STDOUT, line) != len(line):
+            raise OSError("the disk is full: a line was cut")
+        self._bytes += len(line)
+
+    def rotate_if_full(self, now: Values) -> None:
+        """Compress what the file holds into HOST.N.jsonl.gz and begin again; where that fails, it goes on growing.
+
+        Args:
+            now: The moment, as in the first line.
         """
-        self._durations_ns = [*self._durations_ns[1 - _JUDGED_ROUNDS :], duration_ns]
-        usual_ns = sorted(self._durations_ns)[len(self._durations_ns) // 2]
-        period_ns = self.nominal_period_ns
-        if len(self._durations_ns) >= _FEWEST_JUDGED_ROUNDS:  # the first rounds are not typical
-            period_ns = max(period_ns, int(usual_ns / _TIME_SHARE))
-        is_rarer = period_ns > _SMALLEST_CHANGE * self.period_ns
-        if is_rarer or period_ns < self.period_ns / _SMALLEST_CHANGE:
-            self.period_ns = period_ns
-        # A missed round is left out, and rounds stay an integer number of periods apart.
-        self.due_ns = max(self.due_ns + self.period_ns, started_ns + self.period_ns // 2)
-        return usual_ns if is_rarer else None
+        if self._bytes < self._full_bytes:
+            return
+        self._bytes = 0
+        with contextlib.suppress(OSError):
+            if stat.S_ISREG(os.fstat(_STDOUT).st_mode):
+                _compress(os.readlink(f"/proc/self/fd/{_STDOUT}"))
+                os.lseek(_STDOUT, 0, os.SEEK_SET)
+                os.ftruncate(_STDOUT, 0)  # a reader takes the compressed file in place of lines that begin alike
+                self.write({**self.head, **now, "continues": True})
+
+
+def _compress(path: str) -> None:
+    stem, number = path.removesuffix(".jsonl"), 1
+    while os.path.exists(f"{stem}.{number}.jsonl") or os.path.exists(f"{stem}.{number}.jsonl.gz"):
+        number += 1
+    unfinished = f"{stem}.{number}.tmp"
+    try:
+        with open(path, "rb") as file, open(unfinished, "wb") as packed:
+            packed.write(gzip.compress(file.read()))
+        os.replace(unfinished, f"{stem}.{number}.jsonl.gz")
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(unfinished)
+        raise
 
 
 class Nvml:
@@ -183,10 +198,11 @@ class Nvml:
                 "temperature_c": pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)
             },
         }
-        slow = {"energy": self._read_energy, "counters": self._read_counters, "pcie": self._read_pcie_rates}
+        slow: dict[str, Callable[[Device], Values]] = {"energy": self._read_energy, "counters": self._read_counters}
         return [
             *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
             *(Metric(name, read, slow_period_ns) for name, read in slow.items()),
+            Metric("pcie", self._read_pcie_rates, max(fast_period_ns, _PCIE_PERIOD_NS)),
         ]
 
     def _describe_gpu(self, handle: object) -> Values:
@@ -304,7 +320,7 @@ def watch_process(pid: int) -> Callable[[], bool]:
     return lambda: not ended.poll(0)
 
 
-def main(pynvml_folder: str, hz: float, starter: int) -> None:
+def main(pynvml_folder: str, hz: float, starter: int, output: Output) -> None:
     """Sample until the process that started this one has ended."""
     goes_on = watch_process(starter)
     sys.path.append(pynvml_folder)
@@ -313,25 +329,27 @@ def main(pynvml_folder: str, hz: float, starter: int) -> None:
 
         pynvml.nvmlInit()
     except Exception as error:  # noqa: BLE001 - whatever NVML lacks here is reported, and training goes on
-        _write({"note": f"NVML is not sampled: {error}"})
+        output.write({"note": f"NVML is not sampled: {error}"})
         return
     nvml = Nvml(pynvml)
     devices, descriptions = nvml.find_devices()
-    _OUTPUT.head = {"host": socket.gethostname(), "hz": hz, **nvml.read_driver_version(), "gpus": descriptions}
-    _write(_OUTPUT.head | _now())
-    if devices:
-        metrics = nvml.make_metrics(int(_NS_PER_S / hz))
-        _sample_while(goes_on, nvml, devices, metrics)
-    else:
-        _write({"note": "NVML is not sampled: it finds no GPU"})
+    output.head = {"host": socket.gethostname(), "hz": hz, **nvml.read_driver_version(), "gpus": descriptions}
+    output.write(output.head | _now())
+    if not devices:
+        output.write({"note": "NVML is not sampled: it finds no GPU"})
+        return
+    _sample_while(goes_on, nvml, devices, nvml.make_metrics(int(_NS_PER_S / hz), output)
 
 
 def _now() -> Values:
     return {"wall_ns": time.time_ns(), "t_ns": time.monotonic_ns()}
 
 
-def _sample_while(goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device], metrics: list[Metric]) -> None:
+def _sample_while(
+    goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device], metrics: list[Metric], output: Output
+) -> None:
     rounds, late_rounds, fastest = 0, 0, metrics[0]
+    early_ns = fastest.period_ns // 4
     cost_due_ns = time.monotonic_ns() + _COST_PERIOD_NS
     full_rate_until_ns = time.monotonic_ns() + _FULL_RATE_NS
     while goes_on():
@@ -340,34 +358,32 @@ def _sample_while(goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device]
         values: list[Values] = [{} for _ in devices]
         notes: list[Values] = []
         for metric in metrics:
-            if metric.due_ns <= began_ns + fastest.nominal_period_ns // 4:
-                notes += _read_metric(nvml, metric, devices, values, began_ns)
-        _write({"t_ns": began_ns, "gpus": values})
+            if metric.due_ns <= began_ns + early_ns:
+                notes += _read_metric(nvml, metric, devices, values)
+                # From round to round without drift; it may begin a little early, so that it still falls into a round
+                # of another metric when rounds are an integer number of periods apart.
+                metric.due_ns = max(metric.due_ns + metric.period_ns, began_ns + metric.period_ns // 2)
+        output.write({"t_ns": began_ns, "gpus": values})
         rounds += 1
         if began_ns >= cost_due_ns:
             notes.append({"sampler": {"cpu_ns": time.process_time_ns(), "rounds": rounds, "late": late_rounds}})
             cost_due_ns += _COST_PERIOD_NS
         for note in notes:
-            _write({"t_ns": began_ns, **note})
+            output.write({"t_ns": began_ns, **note})
         if began_ns >= full_rate_until_ns:
             for metric in metrics:
-                metric.limit_rate(_SLOW_PERIOD_NS)
-        _OUTPUT.rotate_if_full(_now())
+                metric.period_ns = max(metric.period_ns, _SLOW_PERIOD_NS)
+        output.rotate_if_full(_now())
         due_ns = min(metric.due_ns for metric in metrics)
         time.sleep(min(_LONGEST_SLEEP_S, max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)))
 
 
-def _read_metric(
-    nvml: Nvml, metric: Metric, devices: list[Device], values: list[Values], round_ns: int
-) -> list[Values]:
+def _read_metric(nvml: Nvml, metric: Metric, devices: list[Device], values: list[Values]) -> list[Values]:
     """Read one metric of every GPU into ``values``; returns what is to be noted of it."""
     notes: list[Values] = []
-    began_ns = time.monotonic_ns()
-    calls = 0
     for device, device_values in zip(devices, values, strict=True):
         if device.is_lost or metric.name in device.unsupported:
             continue
-        calls += 1
         try:
             device_values.update(metric.read(device))
             device.failures.pop(metric.name, None)
@@ -378,16 +394,14 @@ def _read_metric(
             if nvml.is_error(error, _LOST_ERRORS):
                 device.is_lost = True
                 notes.append({"lost": device.uuid})
-            elif nvml.is_error(error, _UNSUPPORTED_ERRORS) or failures >= _ALLOWED_FAILURES:
+            elif failures >= _ALLOWED_FAILURES:
                 device.unsupported.add(metric.name)
-    usual_ns = metric.schedule_next(time.monotonic_ns() - began_ns, round_ns)
-    if usual_ns is not None:
-        notes.append({"slower": metric.name, "call_ns": usual_ns // max(1, calls), "period_ns": metric.period_ns})
     return notes
 
 
 if __name__ == "__main__":
+    _full = [int(word.partition("=")[2]) for word in sys.argv if word.startswith("full=")]
     try:
-        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]))
+        main(sys.argv[1], float(sys.argv[2]), int(sys.argv[3]), Output(*_full))
     except OSError:
         sys.exit(1)  # the disk is full: the lines written so far stay

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,6 @@ import pytest
 
 from perfscope.hooks import late_writer
 from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
-from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.record_files import RecordFile
 from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import StepRecord, to_line
@@ -105,31 +103,17 @@ def test_a_killed_process_loses_what_came_since_the_last_turn_alone(file: Path) 
     assert len(records) <= 101
 
 
-@pytest.mark.parametrize(
-    ("windows", "expected"),
-    [
-        ([], [FIRST_PERIOD_S] * FIRST_TURNS + [PERIOD_S] * 5),
-        ([FIRST_TURNS], [FIRST_PERIOD_S] * FIRST_TURNS + [PERIOD_S, FIRST_PERIOD_S] + [PERIOD_S] * 3),
-        # a window that stays open, as while its trace is written
-        (range(40), [FIRST_PERIOD_S] * 2 * FIRST_TURNS + [PERIOD_S, FIRST_PERIOD_S] * 2),
-    ],
-)
-def test_turns_are_rarer_when_training_has_gone_on_for_some_seconds(
-    windows: Sequence[int], expected: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """``windows`` has the sleeps behind which a window is open."""
+def test_turns_are_rarer_when_training_has_gone_on_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     slept = list[float]()
     writer = LateWriter()
 
     def sleep(duration_s: float) -> None:
-        monkeypatch.setattr(OPEN_WINDOW, "is_open", len(slept) in windows)
         slept.append(duration_s)
-        writer._is_closed = len(slept) == len(expected)
+        writer._is_closed = len(slept) == FIRST_TURNS + 3
 
-    clock = SimpleNamespace(sleep=sleep, thread_time_ns=time.thread_time_ns)
-    monkeypatch.setattr(late_writer, "time", clock)
+    monkeypatch.setattr(late_writer, "time", SimpleNamespace(sleep=sleep, thread_time_ns=time.thread_time_ns))
     writer._run()
-    assert slept == expected
+    assert slept == [FIRST_PERIOD_S] * FIRST_TURNS + [PERIOD_S] * 3
 
 
 def test_a_reading_that_fails_costs_no_record(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,9 +87,9 @@ def test_a_packed_file_takes_the_place_of_its_lines(tmp_path: Path) -> None:
 def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
     """As on a full disk; the lines that are there stay."""
     code = (
-        "import os, sys; sys.path.insert(0, sys.argv[1]); from output import Output\n"
-        "output = Output(['full=200'])\n"
-        "os.open = lambda *_: (_ for _ in ()).throw(OSError('No space left on device'))\n"
+        "import os, sys; sys.path.insert(0, sys.argv[1]); from sampler import Output\n"
+        "output = Output(200)\n"
+        "os.replace = lambda *_: (_ for _ in ()).throw(OSError('No space left on device'))\n"
         "for number in range(50): output.write({'t_ns': number, 'gpus': []}); output.rotate_if_full({'t_ns': number})"
     )
     with (tmp_path / "node.jsonl").open("wb") as file:
@@ -116,7 +116,7 @@ def test_the_sampler_puts_full_files_aside(library: Path, tmp_path: Path) -> Non
     sampler.terminate()
     sampler.wait()
     names = {path.name for path in folder.iterdir()}
-    assert {"my.node.jsonl.gz", "my.node.1.jsonl.gz", "my.node.2.jsonl.gz"} <= names
+    assert {"my.node.jsonl", "my.node.1.jsonl.gz", "my.node.2.jsonl.gz"} <= names
     damage: list[str] = []
     gpus, _ = read_gpus(tmp_path, damage)
     assert not damage

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from perfscope.hooks.nvml.sampler import Metric
 from perfscope.sources.runs.nvml import read_gpus
 from tests.conftest import SCRIPTS, analysis, profile
 from tests.hooks.nvml.conftest import Sampled
@@ -24,9 +23,7 @@ def values(lines: list[dict[str, Any]], gpu: int, name: str) -> list[tuple[int, 
     return [(line["t_ns"], line["gpus"][gpu][name]) for line in lines[1:] if name in line.get("gpus", [{}] * 9)[gpu]]
 
 
-def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_themselves_alone(
-    library: Path, sampled: Sampled
-) -> None:
+def test_each_kind_of_value_has_a_rate_of_its_own(library: Path, sampled: Sampled) -> None:
     lines = sampled(library, "gpus=2 energy_us=8000 pcie_us=20000 throttle=4 capped", 90)
     head = lines[0]
     assert [gpu["uuid"][:12] for gpu in head["gpus"]] == ["GPU-00000000", "GPU-00000001"]
@@ -37,12 +34,7 @@ def test_each_kind_of_value_has_a_rate_of_its_own_and_slow_calls_slow_down_thems
         assert len(values(lines, 1, name)) > 60, name
     for name in ("energy_mj", "nvlink_tx_kib"):
         assert 2 <= len(values(lines, 1, name)) <= 2 + seconds, name
-    # 80 ms a round of both GPUs: once that is known, every 8 s is enough.
-    assert 3 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 4 + seconds / 7
-    slower = {line["slower"]: line for line in lines if "slower" in line}
-    assert slower["energy"]["call_ns"] > 8e6
-    assert slower["pcie"]["period_ns"] > 7e9
-    assert not set(slower) & {"power", "clock", "throttle", "temperature"}
+    assert 1 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 2 + seconds / 10
 
 
 def test_what_an_old_driver_lacks_is_absent_and_read_once(old_library: Path, sampled: Sampled) -> None:
@@ -122,14 +114,3 @@ def test_without_a_library_it_is_said_once_and_nothing_else_changes(tmp_path: Pa
     assert line.endswith("not computed: gpus: training ran without a GPU")
     (samples,) = (tmp_path / "RUN" / "nvml").iterdir()
     assert samples.read_text().count("NVML Shared Library Not Found") == 1
-
-
-def test_after_an_hour_once_a_second_is_enough() -> None:
-    fast, slow = Metric("power", lambda device: {}, 2 * 10**8), Metric("pcie", lambda device: {}, 16 * 10**9)
-    for metric in (fast, slow):
-        metric.limit_rate(10**9)
-        metric.schedule_next(1000, 50 * 10**9)
-    assert (fast.period_ns, slow.period_ns) == (10**9, 16 * 10**9)
-    assert fast.due_ns == 50_500_000_000  # in the middle of a period, and then one a period
-    fast.schedule_next(1000, fast.due_ns)
-    assert fast.due_ns == 51_500_000_000
