@@ -32,7 +32,7 @@ from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
 from perfscope.hooks.step import StepAccumulator, Work, find_tensor
-from perfscope.hooks.step_rows import Boundary, Special, StepRows, make_line
+from perfscope.hooks.step_rows import Boundary, count_work, make_line
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
 from perfscope.hooks.timers.exchanges import ExchangeTimer
@@ -54,6 +54,10 @@ _Value = TypeVar("_Value")
 _Arguments = ParamSpec("_Arguments")
 _clock, _get_ident = time.monotonic_ns, threading.get_ident
 _ALONE = (1,)
+_NO_SAMPLES = (
+    "the samples of a step are unknown: several optimizers take turns, the model ran forward for each of them, and no "
+    "data loader of torch was used"
+)
 
 
 class Capture:
@@ -86,7 +90,8 @@ class Capture:
         self._source = StepSource(config.step_optimizer)
         self._counters = HostCounters()
         self._exchanges = ExchangeTimer()
-        self._rows = StepRows(self._counters)
+        #: Boundaries of which it is not clear yet which steps they make.
+        self._boundaries: list[Boundary] = []
         self._recording = MemoryRecording(config, self.files, self._model.trained)
         self._windows = WindowSchedule(config, self.files, self._recording)
         self.passes = PassTimer()
@@ -381,17 +386,14 @@ class Capture:
         step, activities = self.step, self.activities.take_step()
         save_ns, draining = self.save_timer.take_step_times() if self.save_timer.is_in_use else (None, None)
         seen = 0 if step.passes is None else len(step.passes)
-        special = Special(
-            self._windows.label, save_ns, draining, activities, step.pipelined,
-            self.passes.take_micro_batches(seen, step.micro_batches), step.reevaluates,
-        )  # fmt: skip
+        micro_batches = self.passes.take_micro_batches(seen, step.micro_batches) or step.micro_batches
         row = Boundary(
-            now_ns, boundary, step.started_ns, step.sign_ns, self._take_hook_ns(), step.micro_batches,
+            now_ns, boundary, step.started_ns, step.sign_ns, self._take_hook_ns(), micro_batches,
             (step.forward_samples, step.forward_tokens), (step.loaded_samples, step.loaded_tokens),
             step.data_wait_ns if step.has_loader else None, stated, self._counters.read(), self._exchanges.take(),
-            special,
+            self._windows.label, save_ns, draining, activities, step.pipelined, step.reevaluates,
         )  # fmt: skip
-        self._rows.add(row)
+        self._boundaries.append(row)
         step.clear()
 
     def _take_hook_ns(self) -> int:
@@ -415,13 +417,19 @@ class Capture:
             self._begin_records()
         peaks = self._peaks if self._memory.is_read_beside else self._memory.read_at_step()
         self._peaks = {}
-        self._rows.write(self.files.claim(), sizes, self.steps, peaks)
+        recorder = self.files.claim()
+        for number, size in enumerate(sizes, self.steps - len(sizes) + 1):
+            boundaries, self._boundaries = self._boundaries[:size], self._boundaries[size:]
+            recorder.late.add(recorder.steps_file, make_line, number, boundaries, peaks, self._counters)
+            states = (boundaries[-1].stated or {}).get("samples") or not any(each.micro_batches for each in boundaries)
+            if size > 1 and may_note and not (states or count_work(boundaries)[0]):
+                self._note_once(_NO_SAMPLES)
         if self.passes.is_in_use:
             self.passes.end_step(self.steps)
             self._write_passes()
-        for text in (self._rows.pop_note(), self._source.pop_note()) if may_note else ():
-            if text:
-                self._note_once(text)
+        text = self._source.pop_note() if may_note else ""
+        if text:
+            self._note_once(text)
 
     def _begin_records(self) -> None:
         """The first step is complete."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 #: So many steps are read one after another.
 _FIRST_READS = 4
 #: Counts since the start, and torch's names of them; old versions have not both.
-_COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc"), ("ooms", "num_ooms")
+_COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_device_alloc")
 
 
 @dataclass
@@ -54,7 +54,6 @@ class DeviceMemory:
         stats = [cuda.memory_stats_as_nested_dict(device) for device in self._devices]
         return {
             "memory_peak_bytes": max(_peak(counters, "allocated_bytes") for counters in stats),
-            "memory_reserved_bytes": max(_peak(counters, "reserved_bytes") for counters in stats),
             **{name: sum(int(counters[key]) for counters in stats) for name, key in _COUNTERS if key in stats[0]},
         }
 

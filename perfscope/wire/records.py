@@ -60,12 +60,10 @@ class StepRecord:
         iteration: The framework's own number of the step; a resumed run goes on counting from its checkpoint.
         memory_peak_bytes: Largest memory of one device allocated by tensors since the process started; read in the
             first steps and then every half to two seconds, absent in the steps between.
-        memory_reserved_bytes: Largest memory of one device held by the allocator since the process started.
         boundaries: Step boundaries that the step holds where several optimizers take turns; absent where it is one.
         alloc_retries: How often the allocator of a device had to free its cache and try again since the process
             started; read with the peaks.
         device_allocs: How often it asked the device for memory (cudaMalloc) since then; read with the peaks.
-        ooms: How often it had none even then, since the process started; read with the peaks.
         probe: Times of an earlier step on the device, as they were read meanwhile.
         host: What the thread that trains did; absent where it was not read, and where the kernel counts nothing.
         launcher_delay_ns: Time of the thread that launches backward passes on a device in the run queue, over the steps
@@ -94,11 +92,9 @@ class StepRecord:
     loss_scale: float | None = None
     iteration: int | None = None
     memory_peak_bytes: int | None = None
-    memory_reserved_bytes: int | None = None
     boundaries: int | None = None
     alloc_retries: int | None = None
     device_allocs: int | None = None
-    ooms: int | None = None
     probe: DeviceProbe | None = None
     host: HostWork | None = None
     launcher_delay_ns: int | None = None

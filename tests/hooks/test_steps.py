@@ -262,7 +262,7 @@ def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:
         "loss_scale": 0.5,
         "iteration": 8,
     }
-    peaks: dict[str, Any] = {"memory_peak_bytes": 10, "memory_reserved_bytes": 20}
+    peaks: dict[str, Any] = {"memory_peak_bytes": 10, "alloc_retries": 2}
     counted: dict[str, Any] = {"micro_batches": 1, "forward": (8, 32), "loaded": (8, 32), "data_wait_ns": 6}
     line = make_line(3, (boundary("deepspeed", 45, stated=stated, **counted),), peaks)
     expected = StepRecord(
