@@ -43,7 +43,7 @@ from perfscope import hooks, wire
 from perfscope.constants import MS_PER_S, NS_PER_US, US_PER_S
 from perfscope.hooks import start
 from perfscope.hooks.config import Config
-from perfscope.hooks.nvml.start import start_sampler
+from perfscope.hooks.rank_files import start_sampler
 from perfscope.hooks.reach.attach import find_pynvml
 from perfscope.hooks.selection import parse_windows
 from perfscope.sources.runs.run import read_run

@@ -17,6 +17,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from perfscope import wire
 from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import launched_rank, model
 from perfscope.hooks.facts.device_memory import DeviceMemory
@@ -43,7 +44,7 @@ from perfscope.hooks.timers.saves import SaveTimer
 from perfscope.hooks.watch.evidence import last_error
 from perfscope.hooks.watch.watch import Watch
 from perfscope.wire.host import DeviceProbe
-from perfscope.wire.records import EndRecord
+from perfscope.wire.records import EndRecord, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -453,7 +454,7 @@ class Capture:
     def _write_passes(self) -> None:
         """Write the passes of the steps that the device is done with."""
         for record in self.passes.pop_finished():
-            self.files.claim().write_micro_batches(record)
+            self.files.claim().append_late(wire.MICRO_BATCHES_FILE, record)
 
     def _read_beside(self) -> dict[str, Any]:
         """What the thread that writes records reads: fields of StepRecord."""
@@ -635,7 +636,7 @@ class Capture:
         self._windows.close_at_exit(self.steps, failed=hasattr(sys, "last_exc") or hasattr(sys, "last_type"))
         if self.files.claimed_rank() is not None:
             spans = tuple(self.activities.take_step().spans)
-            self.files.claim().write_event(EndRecord(time.monotonic_ns(), spans or None))
+            self.files.claim().append(wire.EVENTS_FILE, EndRecord(time.monotonic_ns(), spans or None))
 
     # The model.
     @hook_entry
@@ -701,7 +702,7 @@ class Capture:
         if error is not None:  # a model that cannot be described must not cost the steps
             self.note(f"the model is not recorded: {error!r}")
         elif record is not None:
-            self.files.claim().write_model(record)
+            self.files.claim().replace(wire.MODEL_FILE, to_line(record))
         if self._model.uncounted:
             self.note(self._model.uncounted)
         self._describe_setup()
@@ -714,7 +715,7 @@ class Capture:
         if error is not None:
             self.note(f"the set-up of training is not recorded: {error!r}")
         if record is not None:
-            self.files.claim().write_setup(record)
+            self.files.claim().replace(wire.SETUP_FILE, to_line(record))
 
     # The rank's position.
     @hook_entry

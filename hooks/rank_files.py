@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
+from perfscope import wire
 from perfscope.hooks.facts.identity import describe_rank
 from perfscope.hooks.facts.launched_rank import rank_and_world_size
 from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
-from perfscope.hooks.nvml.start import start_sampler
 from perfscope.hooks.recorder import Recorder
-from perfscope.wire.records import NoteRecord
+from perfscope.hooks.side_process import start_once_a_node
+from perfscope.wire.records import NoteRecord, to_file, to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -59,9 +61,9 @@ class RankFiles:
         recorder = Recorder(config.run_dir, rank, self._read_beside, None if watch is None else watch.look)
         record = describe_rank(rank, world_size, config.run_id)
         self._claimed = recorder, record
-        recorder.write_rank(record)
+        recorder.replace(wire.RANK_FILE, to_line(record))
         for text in self._notes:
-            recorder.write_event(NoteRecord(text))
+            recorder.append(wire.EVENTS_FILE, NoteRecord(text))
         if config.nvml_hz > 0 and config.nvml_path is not None:
             start_sampler(config)
         if watch is not None:
@@ -80,7 +82,7 @@ class RankFiles:
         recorder, rank = self.claim_files()
         rank = describe_rank(rank.rank, rank.world_size, self._config.run_id)
         self._claimed = recorder, rank
-        recorder.write_rank(rank)
+        recorder.replace(wire.RANK_FILE, to_line(rank))
 
     def take_news(self) -> tuple[int, Mapping[str, object] | None]:
         """What the thread did that writes records; see LateWriter."""
@@ -89,7 +91,7 @@ class RankFiles:
     def close(self) -> None:
         """Write what waits to be written. Raises OSError: the disk is full or gone."""
         if self._claimed is not None:
-            self._claimed[0].close()
+            self._claimed[0].late.close()
 
     def note(self, text: str) -> None:
         """Keep something that a reader of the report must know."""
@@ -98,7 +100,7 @@ class RankFiles:
             self._notes.append(text)
             return
         try:
-            self._claimed[0].write_event(NoteRecord(text))
+            self._claimed[0].append(wire.EVENTS_FILE, NoteRecord(text))
         except OSError:
             write_message(text)
 
@@ -106,5 +108,12 @@ class RankFiles:
         """Write the rank's position in the process groups, where it is known and not written yet."""
         self.lines = lines
         if layout is not None and layout != self._layout:
-            self.claim().write_layout(layout)
+            self.claim().replace(wire.PARALLEL_FILE, to_file(layout))
             self._layout = layout
+
+
+def start_sampler(config: Config) -> None:
+    """Start the NVML sampler, unless another rank of this node has; after a failure the run has no samples."""
+    script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "nvml", "sampler.py")
+    arguments = (str(config.nvml_path), str(config.nvml_hz), str(os.getpid()))
+    start_once_a_node("nvml", config.run_dir, os.path.join(config.run_dir, wire.NVML_FOLDER), script, arguments)

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perfscope import wire
 from perfscope.hooks.late_writer import LateWriter
 from perfscope.hooks.record_files import RecordFile
-from perfscope.wire.records import to_file, to_line
-from perfscope.wire.requests import ANSWERS_FILE
+from perfscope.wire.records import to_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from perfscope.wire.model import ModelRecord
-    from perfscope.wire.passes import MicroBatchRecord
-    from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, WindowRecord
-    from perfscope.wire.requests import Answer
-    from perfscope.wire.setup import SetupRecord
 
 
 class Recorder:
     """The files of one rank's process; one that few processes need is created by its first record.
 
-    A method that appends raises OSError where the disk is full or gone; one that writes late raises any earlier error.
+    ``append`` raises OSError where the disk is full or gone; ``append_late`` raises any earlier error.
 
     Attributes:
-        attempt: How many processes had this rank earlier in this run.
         late: Writes the records of steps.
         steps_file: Where it writes them.
         folder: The folder of the files.
@@ -40,57 +32,30 @@ class Recorder:
         read_beside: Callable[[], Mapping[str, object]] | None = None,
         look_beside: Callable[[], None] | None = None,
     ) -> None:
-        self.attempt, self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
+        self.folder = _claim_folder(os.path.join(run_dir, wire.RANKS_FOLDER), rank)
         self._files: dict[str, RecordFile] = {}
         self.steps_file = self._file(wire.STEPS_FILE)
         self._file(wire.EVENTS_FILE)
         self.late = LateWriter(read_beside, look_beside)
+
+    def append(self, name: str, record: Any) -> None:
+        """Write a record, after the steps that came before it."""
+        self.late.flush()
+        self._file(name).append(to_line(record))
+
+    def append_late(self, name: str, record: Any) -> None:
+        """Write a record as late as a step."""
+        self.late.add(self._file(name), to_line, record)
+
+    def replace(self, name: str, content: bytes) -> None:
+        """Write a file in place of what was written before."""
+        replace_file(os.path.join(self.folder, name), content)
 
     def _file(self, name: str) -> RecordFile:
         if name not in self._files:
             is_limited = name in (wire.STEPS_FILE, wire.MICRO_BATCHES_FILE)
             self._files[name] = RecordFile(os.path.join(self.folder, name), is_limited=is_limited)
         return self._files[name]
-
-    def close(self) -> None:
-        """Write the records that wait."""
-        self.late.close()
-
-    def write_answer(self, answer: Answer) -> None:
-        """Write what the rank does about a request, as late as a step."""
-        self.late.add(self._file(ANSWERS_FILE), answer.to_line)
-
-    def write_micro_batches(self, record: MicroBatchRecord) -> None:
-        """Write the passes of one training step, as late as the step."""
-        self.late.add(self._file(wire.MICRO_BATCHES_FILE), to_line, record)
-
-    def write_checkpoint(self, record: CheckpointRecord) -> None:
-        """Write a checkpoint save."""
-        self._file(wire.CHECKPOINTS_FILE).append(to_line(record))
-
-    def write_event(self, record: WindowRecord | NoteRecord | EndRecord) -> None:
-        """Write a finished window, a note or the end of the process, after the steps that came before it."""
-        self.late.flush()
-        self._file(wire.EVENTS_FILE).append(to_line(record))
-
-    def write_rank(self, record: RankRecord) -> None:
-        """Write who the rank is, in place of what was written before."""
-        self._replace(wire.RANK_FILE, to_line(record))
-
-    def write_model(self, record: ModelRecord) -> None:
-        """Write what the rank trains."""
-        self._replace(wire.MODEL_FILE, to_line(record))
-
-    def write_setup(self, record: SetupRecord) -> None:
-        """Write how the rank trains, in place of what was written before."""
-        self._replace(wire.SETUP_FILE, to_line(record))
-
-    def write_layout(self, layout: Mapping[str, object]) -> None:
-        """Write the rank's coordinates in the process groups."""
-        self._replace(wire.PARALLEL_FILE, to_file(layout))
-
-    def _replace(self, name: str, content: bytes) -> None:
-        replace_file(os.path.join(self.folder, name), content)
 
 
 def replace_file(path: str, content: bytes) -> None:
@@ -109,7 +74,7 @@ def replace_file(path: str, content: bytes) -> None:
         raise
 
 
-def _claim_folder(ranks: str, rank: int) -> tuple[int, str]:
+def _claim_folder(ranks: str, rank: int) -> str:
     os.makedirs(ranks, exist_ok=True)
     attempt = 0
     while True:
@@ -119,4 +84,4 @@ def _claim_folder(ranks: str, rank: int) -> tuple[int, str]:
         except FileExistsError:
             attempt += 1
         else:
-            return attempt, folder
+            return folder

@@ -93,14 +93,6 @@ def parse_windows(text: str) -> tuple[StepWindow, ...]:
     return tuple(windows)
 
 
-def parse_choice(text: str) -> WindowChoice:
-    """Read what windows record: ``both``, ``operators`` or ``light``. Raises ValueError: the text is none of them."""
-    try:
-        return WindowChoice(text)
-    except ValueError:
-        raise ValueError(f"a window records {', '.join(WindowChoice)}, not {text!r}") from None
-
-
 def _parse_window(part: str, text: str) -> StepWindow:
     match = _RANGE.fullmatch(part)
     if match is None:

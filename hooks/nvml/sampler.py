@@ -258,15 +258,9 @@ class Nvml:
         return values
 
     def _read_throttle_reasons(self, device: Device) -> Values:
-        read_reasons = getattr(self._pynvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        try:
-            if read_reasons is not None:
-                return {"throttle": read_reasons(device.handle)}
-        except self.error as error:
-            if not self.is_error(error, ("FUNCTION_NOT_FOUND",)):
-                raise
-        # Older versions of pynvml and of the driver have the call's older name only.
-        return {"throttle": self._pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(device.handle)}
+        """By the older name of the call, which every driver has."""
+        read_reasons = getattr(self._pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
+        return {"throttle": (read_reasons or self._pynvml.nvmlDeviceGetCurrentClocksEventReasons)(device.handle)}
 
     def _read_memory(self, device: Device) -> Values:
         values: Values = {"memory_used_bytes": self._used_memory_bytes(device.handle)}

@@ -18,7 +18,7 @@ from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.selection import StepWindow, WindowChoice
-from perfscope.wire.requests import LATE, PLANNED, REFUSED, Answer, WindowRequest
+from perfscope.wire.requests import ANSWERS_FILE, LATE, PLANNED, REFUSED, WindowAnswer, WindowRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -135,7 +135,7 @@ class WindowSchedule:
                 return
             recorder, rank = self._files.claim_files()
             finish = window.finish_after_failure if after_failure else window.finish
-            recorder.write_event(finish(rank, completed_steps, self._files.lines))
+            recorder.append(wire.EVENTS_FILE, finish(rank, completed_steps, self._files.lines))
         except ExportError as error:
             self._say(f"the window {window.steps} is lost: {error}")
         finally:
@@ -218,7 +218,7 @@ class WindowSchedule:
             self._configs[window] = replace(
                 self._config, ranks=ranks, shapes=request.shapes, stack=request.stack, memory=request.memory
             )
-        self._files.claim().write_answer(Answer(name, status, completed_steps, reason))
+        self._files.claim().append_late(ANSWERS_FILE, WindowAnswer(name, status, completed_steps, reason))
         self._files.note(f"the window {window} was asked for: {status}{f', {reason}' if reason else ''}")
 
     def _catch_up(self, next_step: int) -> None:

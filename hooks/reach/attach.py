@@ -19,7 +19,7 @@ from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.selection import (
     DEFAULT_WINDOWS,
     StepWindow,
-    parse_choice,
+    WindowChoice,
     parse_ranks,
     parse_step_optimizer,
     parse_windows,
@@ -38,7 +38,7 @@ def attach_process(
     """
     windows = parse_windows(steps or DEFAULT_WINDOWS)
     profiled_ranks = None if ranks is None else parse_ranks(ranks)
-    choice = parse_choice(window)
+    choice = WindowChoice(window)
     boundary = None if step_optimizer is None else parse_step_optimizer(str(step_optimizer))
     if start.PROCESS.capture is not None or "_perfscope_imports" in sys.modules:
         return

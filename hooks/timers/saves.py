@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
+from perfscope import wire
 from perfscope.hooks.facts.launched_rank import is_daemon_process
 from perfscope.hooks.facts.secrets import redact_path
 from perfscope.hooks.guard import hook_entry, value_or_none
@@ -381,7 +382,8 @@ class SaveTimer(CaptureTimer):
         with self._lock:
             if save.end_ns is None:
                 return
-            self._process.files.claim().write_checkpoint(
+            self._process.files.claim().append(
+                wire.CHECKPOINTS_FILE,
                 CheckpointRecord(
                     start_ns=save.start_ns,
                     end_ns=save.end_ns,
@@ -394,7 +396,7 @@ class SaveTimer(CaptureTimer):
                     files=save.files.named(),
                     file_count=save.files.count,
                     waits=tuple(save.waits) or None,
-                )
+                ),
             )
 
 

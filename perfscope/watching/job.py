@@ -77,7 +77,7 @@ class _DeathLine(msgspec.Struct):
 
 _decode_death = msgspec.json.Decoder(_DeathLine).decode
 _decode_sample = msgspec.json.Decoder(_SampleLine).decode
-_decode_answer = msgspec.json.Decoder(requests.Answer).decode
+_decode_answer = msgspec.json.Decoder(requests.WindowAnswer).decode
 
 
 @dataclass
@@ -100,7 +100,7 @@ class WatchedRank:
     has_ended: bool = False
     is_stalled: bool = False
     written_ns: int | None = None
-    answers: dict[str, requests.Answer] = field(default_factory=dict)
+    answers: dict[str, requests.WindowAnswer] = field(default_factory=dict)
 
     @property
     def pace_ns(self) -> float | None:

@@ -5,7 +5,7 @@ two seconds, during training::
 
     RUN/control/window-0001.json     WindowRequest: open a profiler window.
     RUN/control/stall-STEP.json      a rank has stalled: keep stacks and collectives now.
-    RUN/ranks/00000/answers.jsonl    one Answer per request for a window.
+    RUN/ranks/00000/answers.jsonl    one WindowAnswer per request for a window.
 
 This module is imported inside training jobs: standard library only.
 """
@@ -90,7 +90,7 @@ class WindowRequest:
 
 
 @dataclass(frozen=True)
-class Answer:
+class WindowAnswer:
     """What a rank does about a request.
 
     Attributes:
@@ -104,10 +104,6 @@ class Answer:
     status: str
     step: int
     reason: str | None = None
-
-    def to_line(self) -> bytes:
-        """One line of ``answers.jsonl``."""
-        return json.dumps(asdict(self), separators=(",", ":")).encode() + b"\n"
 
 
 def first_step(steps: int, step_ns: float | None) -> int:

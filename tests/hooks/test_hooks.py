@@ -128,7 +128,7 @@ def test_a_second_process_of_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> N
     first, second = Recorder(str(tmp_path), 3), Recorder(str(tmp_path), 3)
     for recorder in (first, second):
         recorder.late.add(recorder.steps_file, to_line, StepRecord(1, 1, "optimizer"))
-        recorder.close()
+        recorder.late.close()
     assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["00003", "00003.1"]
     assert (tmp_path / "ranks" / "00003.1" / "steps.jsonl").read_text() == (
         '{"step":1,"end_ns":1,"source":"optimizer"}\n'

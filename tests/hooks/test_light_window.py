@@ -14,7 +14,7 @@ from perfscope import wire
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.profiler import window, window_schedule
-from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_choice, parse_windows
+from perfscope.hooks.selection import DEFAULT_WINDOWS, WindowChoice, parse_windows
 
 
 @pytest.fixture
@@ -136,17 +136,6 @@ def test_the_default_windows_leave_five_steady_steps_before_them_and_are_over_in
     unlabelled = [step for step, label in trained.labels.items() if label is None]
     assert [step for step in unlabelled if step < 10] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [step for step in unlabelled if step > 10] == list(range(17, steps + 1))
-
-
-def test_what_windows_record_is_one_of_three() -> None:
-    assert parse_choice("light") is WindowChoice.LIGHT
-    with pytest.raises(ValueError, match="both, operators, light, not 'cuda'"):
-        parse_choice("cuda")
-
-
-def test_the_choice_reaches_the_training_processes() -> None:
-    config = Config("/run", parse_windows("4-6"), window=WindowChoice.BOTH)
-    assert Config.from_environment(config.to_environment()) == config
 
 
 @pytest.mark.usefixtures("gpu")

@@ -129,7 +129,7 @@ def write_steps(folder: Path) -> list[int]:
         recorder.late.flush()
         last = (folder / "ranks/00000/steps.jsonl").read_bytes().splitlines()[-1]
         assert decode_step(last).step == step, "who looks at a running job reads the end of this file"
-    recorder.close()
+    recorder.late.close()
     return [decode_step(line).step for line in (folder / "ranks/00000/steps.jsonl").read_bytes().splitlines()]
 
 

@@ -5,7 +5,6 @@ No process does it during training: it would be a child of the training process,
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 from collections.abc import Iterator
@@ -34,24 +33,20 @@ def compress_run(run_dir: Path) -> None:
 
 
 def compress(path: Path) -> None:
-    """Replace a file by its .gz, atomically; wait for another process that compresses it.
+    """Replace a file by its .gz, atomically.
 
     Raises:
         OSError: It cannot be written; the file is unchanged.
     """
-    with suppress(FileNotFoundError), path.open("r+b") as source:  # NFS locks no others
-        fcntl.flock(source, fcntl.LOCK_EX)
-        if not path.exists():
-            return
-        unfinished = path.with_name(f"{path.name}.gz.tmp")
-        try:
-            with igzip.open(unfinished, "wb", _LEVEL) as target:
-                shutil.copyfileobj(source, target, MIB)
-            unfinished.replace(f"{path}.gz")
-        except OSError:
-            unfinished.unlink(missing_ok=True)
-            raise
-        path.unlink()
+    unfinished = path.with_name(f"{path.name}.gz.tmp")
+    try:
+        with path.open("rb") as source, igzip.open(unfinished, "wb", _LEVEL) as target:
+            shutil.copyfileobj(source, target, MIB)
+        unfinished.replace(f"{path}.gz")
+    except OSError:
+        unfinished.unlink(missing_ok=True)
+        raise
+    path.unlink()
 
 
 def _compress_if_possible(path: Path) -> None:

@@ -207,22 +207,22 @@ def test_the_time_of_the_hooks_around_a_save_is_time_of_the_hooks_in_its_step(
     pytest.importorskip("torch")  # what a step records is asked of it
     serialization = patched("torch.serialization", save=torch_save)
     recorder = capture.files.claim()
-    write = recorder.write_checkpoint
+    write = recorder.append
 
     writing_ns = list[int]()
 
-    def write_slowly(record: Any) -> None:
+    def write_slowly(name: str, record: Any) -> None:
         writing_ns.append(time.monotonic_ns())
         time.sleep(0.05)
-        write(record)
+        write(name, record)
 
-    monkeypatch.setattr(recorder, "write_checkpoint", write_slowly)
+    monkeypatch.setattr(recorder, "append", write_slowly)
     capture.on_step_end("optimizer", capture)
     for path in (tmp_path / "a.pt", tmp_path / "b.pt"):
         serialization.save(b"123", path)
     capture.on_step_end("optimizer", capture)
     capture.on_step_end("optimizer", capture)
-    recorder.close()
+    recorder.late.close()
     hook_ns = [line["hook_ns"] for line in step_lines(tmp_path)]
     assert hook_ns[1] >= 100_000_000 > hook_ns[2]
     saves = lines(tmp_path)
