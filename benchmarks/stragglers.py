@@ -1,7 +1,8 @@
 """Whether the right rank and the right cause are named, in trainings that are late on purpose.
 
-Run: ``python -m benchmarks.stragglers [CASE ...]`` trains cases of ``tests/scripts/late_ranks.py``, which takes some
-minutes, and prints a table. ``--fixtures`` judges the runs that were kept and writes ``reports/stragglers.md``.
+Run: ``python -m benchmarks.stragglers [CASE ...]`` trains cases of ``tests/scripts/late_ranks.py`` on processors, which
+takes some minutes, and prints a table. ``--fixtures`` judges the runs that were kept and writes
+``reports/stragglers.md``.
 
 Other processes may use the processors meanwhile, which perfscope names as well. Where another cause was put in, the
 answers "it had no processor" and "the exchange took longer" are left out: the threads of gloo have no processor either.
@@ -46,8 +47,8 @@ FAULTS = {
 }
 DEFAULT_CASES = tuple(
     f"{strategy}.{fault}"
-    for strategy in ("ddp", "fsdp2", "deepspeed", "pipeline")
-    for fault in ("clean", "garbage", "data", "sleep", "contention", "network", "save", "data.rare", "sleep.rare")
+    for strategy in ("ddp", "fsdp2", "pipeline")
+    for fault in ("clean", "garbage", "data", "sleep", "contention", "save", "data.rare", "sleep.rare")
 )
 
 
@@ -157,7 +158,7 @@ def main() -> None:
         if options.runs is None:
             subprocess.run([sys.executable, str(SCRIPT), "--out", str(runs), *options.cases], check=True)
         found = [run for run in sorted(runs.iterdir()) if (run / "ranks").is_dir()]
-        ranks = {run.name: None if run.name.split(".")[1] in ("clean", "network") else 1 for run in found}
+        ranks = {run.name: None if run.name.split(".")[1] == "clean" else 1 for run in found}
         sys.stdout.write("\n".join(to_table([judge(run.name, run, ranks[run.name]) for run in found])) + "\n")
 
 
