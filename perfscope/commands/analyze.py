@@ -12,8 +12,6 @@ from typing import Annotated, NamedTuple
 import typer
 
 from perfscope.aggregation.writing import write_rows
-from perfscope.analyzers.memory import describe_memory
-from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble, make_setup
 from perfscope.api.opening import open_each
 from perfscope.commands.model import Dtype
 from perfscope.commands.options import (
@@ -35,10 +33,7 @@ from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
 from perfscope.report import Section, shorten_warnings
-from perfscope.schedules.prediction import list_alternatives
-from perfscope.schedules.prediction_report import alternatives_section
 from perfscope.sources.ceilings import read_ceiling
-from perfscope.sources.memory.recorded import read_histories
 from perfscope.sources.runs.folder import is_folder_at
 from perfscope.sources.stores.location import is_url
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
@@ -182,6 +177,9 @@ def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analys
         with account_for(locations) as (goodput, damage, places):
             yield [Analysis(locations, {"goodput": goodput}, (), damage, None)], places
     elif plan.only == _MEMORY and not any(map(is_folder_at, locations)):
+        from perfscope.analyzers.memory import describe_memory  # these read snapshots, which no other view needs
+        from perfscope.sources.memory.recorded import read_histories
+
         with at_hand(locations) as places:
             use = describe_memory([history for path in places.paths for history in read_histories(path)])
             yield [Analysis(locations, {"memory": use}, (), use.damage, None)], places
@@ -198,6 +196,12 @@ def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analys
 def _list_alternatives(analysis: Analysis) -> Iterator[Section]:
     """What other schedules and micro-batches would change, where a pipeline was measured whole."""
     result = analysis.results.get("pipeline_bubble")
+    if result is None:
+        return
+    from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble, make_setup  # few runs have a pipeline
+    from perfscope.schedules.prediction import list_alternatives
+    from perfscope.schedules.prediction_report import alternatives_section
+
     setup = make_setup(result) if isinstance(result, PipelineBubble) else None
     if setup is not None:
         yield alternatives_section(

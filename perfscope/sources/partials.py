@@ -10,6 +10,7 @@ import hashlib
 import math
 import os
 import re
+import threading
 import zlib
 from functools import cache
 from pathlib import Path
@@ -37,6 +38,7 @@ _MOST_AXES = 4
 #: What floating-point numbers that are infinite, or none, look like in MessagePack; a part of an array may, too.
 _NOT_FINITE = re.compile(rb"\xcb[\x7f\xff][\xf0-\xff]|\xca[\x7f\xff][\x80-\xff]", re.DOTALL)
 _BLOCK_BYTES = 256 * KIB
+_RESOLVING = threading.Lock()
 _ENDING_BYTES = 64
 
 
@@ -189,8 +191,14 @@ def _holds_no_number(value: object) -> bool:
     return isinstance(value, list | tuple) and any(map(_holds_no_number, value))
 
 
-@cache
 def _decoder(kind: object) -> msgspec.msgpack.Decoder[object]:
+    """The decoder of a type: msgspec dies where a thread meets a type that another one has resolved in part."""
+    with _RESOLVING:
+        return _make_decoder(kind)
+
+
+@cache
+def _make_decoder(kind: object) -> msgspec.msgpack.Decoder[object]:
     return msgspec.msgpack.Decoder(kind, ext_hook=_read_extension, dec_hook=_require_array)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -55,6 +57,28 @@ def written(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("analyzer", MEASURING, ids=lambda analyzer: analyzer.name)
 def test_the_partials_of_every_analyzer_have_a_type_that_can_be_read(analyzer: Analyzer) -> None:
     assert pack_value(None, analyzer.partial_kind() | None)  # type: ignore[operator]
+
+
+def test_threads_decode_types_that_no_one_met_before() -> None:
+    """msgspec ends a process whose threads resolve the same type at once, so this runs in one of its own."""
+    script = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
+import msgspec
+from perfscope.sources.partials import unpack_value
+sys.setswitchinterval(1e-6)
+with ThreadPoolExecutor(8) as threads:
+    for number in range(20):
+        fields = [(f"a{n}", "int | None", None) for n in range(40)]
+        inner = msgspec.defstruct(f"Inner{number}", fields, module="__main__")
+        setattr(sys.modules["__main__"], inner.__name__, inner)
+        fields = [(f"b{n}", f"list[{inner.__name__}]", []) for n in range(20)]
+        outer = msgspec.defstruct(f"Outer{number}", fields, module="__main__")
+        content, barrier = msgspec.msgpack.encode({"b3": [{"a1": 1}]}), Barrier(8)
+        list(threads.map(lambda _: (barrier.wait(), unpack_value(content, outer)), range(8)))
+"""
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("name", TRACES)

@@ -7,7 +7,7 @@ older exporters write microseconds since 1970, which are above that, and are rea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from operator import attrgetter
@@ -62,7 +62,7 @@ _MTIA_EVENT, _MTIA_COPY = "event_", "dma_request"
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _DETAILS = Events.SEQUENCES | Events.SHAPES
-_NAME, _TS, _DURATION = map(attrgetter, ("name", "ts", "dur"))
+_NAME, _TS, _DURATION, _CATEGORY = map(attrgetter, ("name", "ts", "dur", "cat"))
 _PROCESS, _THREAD = map(attrgetter, ("pid", "tid"))
 _ARGS = attrgetter("args")
 _E = TypeVar("_E", bound=AnyEvent | TimedEvent)
@@ -107,20 +107,20 @@ class Columns:
         self._operator_times: list[ThreadSpans] = []
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
-    def add(self, events: Iterable[AnyEvent]) -> None:
+    def add(self, events: Sequence[AnyEvent]) -> None:
         """Add the requested ones of some events.
 
         Raises:
             TimesDoNotFit: A time is too large for the doubles of Event.
         """
-        by_category: dict[str, list[AnyEvent]] = {}
-        for event in events:
-            if event.ph == "X":
-                by_category.setdefault(event.cat, []).append(event)
+        by_category = {
+            category: [event for event in events if event.cat == category and event.ph == "X"]
+            for category in dict.fromkeys(map(_CATEGORY, events))
+            if category in KIND
+        }
         for category, members in _by_meaning(by_category):
-            kind = KIND.get(category)
-            is_requested = kind in self.requested if kind else False
-            if kind is None or not (is_requested or (kind is Events.OPERATORS and self._needs_operator_times)):
+            kind = KIND[category]
+            if kind not in self.requested and not (kind is Events.OPERATORS and self._needs_operator_times):
                 if kind in _OF_CALLERS and Events.CALLERS in self.requested:
                     self._add_host([event for event in members if is_caller(event.name, kind)], kind)
                 continue
@@ -271,7 +271,9 @@ class Columns:
 
     def _times(self, events: Sequence[_E]) -> tuple[Sequence[_E], Int64, Int64]:
         """The events with a possible time and duration, and these in nanoseconds."""
-        timed = [event for event in events if event.ts is not None and event.dur is not None]
+        timed: Sequence[_E] = events
+        if None in map(_TS, events) or None in map(_DURATION, events):
+            timed = [event for event in events if event.ts is not None and event.dur is not None]
         if timed and isinstance(timed[0].ts, msgspec.Raw):
             times = [digits_to_ns(_TS(event)) for event in timed]
             timed = [event for event, ns in zip(timed, times, strict=True) if ns is not None]
@@ -287,7 +289,7 @@ class Columns:
         self.dropped["a negative duration"] += int(negative.sum())
         self.dropped["a duration of more than seven days"] += int(endless.sum())
         is_possible = ~(negative | endless)
-        possible = [timed[index] for index in np.flatnonzero(is_possible)]
+        possible = [timed[index] for index in np.flatnonzero(is_possible).tolist()]
         return possible, start_ns[is_possible], to_ns(duration_us[is_possible])
 
     def _numbered(self, events: Sequence[AnyEvent | TimedEvent]) -> Int32:

@@ -13,7 +13,7 @@ from isal import isal_zlib
 
 from perfscope.constants import KIB, MIB
 from perfscope.errors import SourceError
-from perfscope.sources.stores.location import describe, failures, is_url
+from perfscope.sources.stores.location import describe, failures
 from perfscope.sources.stores.reading import AHEAD_BYTES
 from perfscope.sources.traces.files import open_trace
 
@@ -54,11 +54,8 @@ def read_blocks(path: str, damage: list[str], ahead_bytes: int = AHEAD_BYTES) ->
 
 @contextmanager
 def read_ahead(path: str, damage: list[str]) -> Iterator[Iterator[bytes]]:
-    """What ``read_blocks`` gives; of a URL a thread fetches the next block meanwhile."""
+    """What ``read_blocks`` gives; a thread fetches and inflates the next block meanwhile."""
     blocks = read_blocks(path, damage)
-    if not is_url(path):
-        yield blocks
-        return
     with ThreadPoolExecutor(1, "perfscope-ahead") as thread:
         yield _one_ahead(blocks, thread)
 

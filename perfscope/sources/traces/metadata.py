@@ -18,6 +18,10 @@ class _Head(msgspec.Struct, rename={"hooks": TRACE_METADATA}):
     hooks: TraceMetadata | None = None
 
 
+#: Made before there are threads: msgspec resolves a type's fields once, and another thread must not meet half of them.
+_decode_head = msgspec.json.Decoder(_Head).decode
+
+
 def read_metadata(location: str) -> TraceMetadata | None:
     """Read the metadata of a trace; None where it has none, or where its beginning cannot be read.
 
@@ -29,7 +33,7 @@ def read_metadata(location: str) -> TraceMetadata | None:
             head += block
             start = start_of_events(head)
             if start is not None:
-                return msgspec.json.decode(head[:start] + b"]}", type=_Head).hooks
+                return _decode_head(head[:start] + b"]}").hooks
             if len(head) > _LARGEST_HEAD_BYTES:
                 break
     except (SourceError, msgspec.MsgspecError, UnicodeDecodeError):

@@ -128,7 +128,7 @@ class Scanner:
 
     def _add(self) -> None:
         """Add the events of a block."""
-        if b"".join(self._skipped).count(_PHASE_KEY):  # another event, whose beginning is damaged
+        if _PHASE_KEY in b" ".join(self._skipped):  # another event, whose beginning is damaged
             self._odd += [text for text in self._skipped if _PHASE_KEY in text]
         self._skipped.clear()
         for kind, (texts, decoder) in self._groups.items():
