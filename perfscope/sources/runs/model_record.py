@@ -10,11 +10,11 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import UsageError
-from perfscope.files import read_regular
 from perfscope.models.transformer import Transformer
 from perfscope.sources.models.config_fields import read_stated
 from perfscope.sources.models.huggingface import to_transformer
 from perfscope.sources.models.megatron_arguments import model_from_arguments
+from perfscope.sources.runs.records import read_record
 from perfscope.tables.model import Model, PrecisionSigns, Weight
 from perfscope.wire.model import ModelRecord, PrecisionRecord
 
@@ -27,7 +27,7 @@ def read_model_record(folder: Path, rank: int, damage: list[str]) -> Model | Non
     """Read one rank's model; None where it recorded none."""
     path = folder / wire.MODEL_FILE
     try:
-        record = msgspec.json.decode(read_regular(path), type=ModelRecord)
+        record = read_record(path, ModelRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):

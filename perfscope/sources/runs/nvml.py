@@ -19,6 +19,7 @@ import numpy as np
 from perfscope import wire
 from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.files import open_regular
+from perfscope.sources.runs.records import require_possible
 from perfscope.tables.columns import Int64, MaskedInt64, join, masked
 from perfscope.tables.gpus import GpuSamples, MigInstance
 
@@ -212,6 +213,7 @@ def _lines(path: Path, damage: list[str]) -> Iterator[_Line]:
         with open_regular(path) as plain, gzip.open(plain) if path.suffix == _COMPRESSED else plain as file:
             for line in file:
                 try:
+                    require_possible(line)
                     yield decode(line)
                 except msgspec.MsgspecError:
                     damage.append(f"{wire.NVML_FOLDER}/{path.name} holds a line that cannot be read")

@@ -6,6 +6,7 @@ Hooks write full lines, but a killed process or a full disk can leave half a lin
 from __future__ import annotations
 
 import gzip
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -20,8 +21,11 @@ from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import CheckpointRecord, EndRecord, NoteRecord, RankRecord, StepRecord, WindowRecord
 
 _COMPRESSED = ".gz"
+#: What columns of nanoseconds and bytes have no room for; no clock and no file is near it.
+_IMPOSSIBLE = 5 * 10**18
+_LONG_NUMBER = re.compile(rb"[5-9]\d{18}|\d{20}")
 _Record = TypeVar("_Record")
-_EVENTS: dict[object, type[WindowRecord | NoteRecord | EndRecord]] = {
+_EVENTS: dict[str, type[WindowRecord | NoteRecord | EndRecord]] = {
     "window": WindowRecord,
     "note": NoteRecord,
     "end": EndRecord,
@@ -39,9 +43,40 @@ def decode_event(line: bytes) -> WindowRecord | NoteRecord | EndRecord:
         msgspec.MsgspecError: It is no event of a kind that is known.
     """
     fields = msgspec.json.decode(line, type=dict[str, object])
-    if fields.get("kind") not in _EVENTS:
+    kind = fields.get("kind")
+    if not isinstance(kind, str) or kind not in _EVENTS:
         raise msgspec.ValidationError("unknown kind of event")
-    return msgspec.convert(fields, _EVENTS[fields["kind"]])
+    return msgspec.convert(fields, _EVENTS[kind])
+
+
+def read_record(path: Path, kind: type[_Record]) -> _Record:
+    """The record that a file of JSON holds.
+
+    Raises:
+        OSError: It cannot be read.
+        msgspec.MsgspecError: It is no such record, or has an impossible number.
+    """
+    content = read_regular(path)
+    require_possible(content)
+    return msgspec.json.decode(content, type=kind)
+
+
+def require_possible(content: bytes) -> None:
+    """Refuse JSON that holds an integer beyond what any clock or file has.
+
+    Raises:
+        msgspec.MsgspecError: It does, or it is no JSON.
+    """
+    if _LONG_NUMBER.search(content) and _is_impossible(msgspec.json.decode(content)):
+        raise msgspec.ValidationError("an impossible number")
+
+
+def _is_impossible(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_is_impossible, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_impossible, value))
+    return isinstance(value, int) and abs(value) >= _IMPOSSIBLE
 
 
 def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[str]) -> list[_Record]:
@@ -65,11 +100,13 @@ def read_records(path: Path, decode: Callable[[bytes], _Record], damage: list[st
     except (OSError, EOFError, zlib.error):
         damage.append(f"{path.parent.name}/{path.name}: cannot be read")
         return []
-    lines = content.split(b"\n")
+    lines, is_suspect = content.split(b"\n"), _LONG_NUMBER.search(content)
     for number, line in enumerate(lines, 1):
         if not line:
             continue
         try:
+            if is_suspect:
+                require_possible(line)
             records.append(decode(line))
         except (msgspec.MsgspecError, RecursionError):
             problem = "ends in half a line" if number == len(lines) else f"line {number} cannot be read"
@@ -106,7 +143,7 @@ def read_segments(
 def read_rank_record(folder: Path) -> RankRecord | None:
     """The ``rank.json`` of a rank's folder; None where it is missing or damaged, or states what no job has."""
     try:
-        record = msgspec.json.decode(read_regular(folder / wire.RANK_FILE), type=RankRecord)
-    except (OSError, msgspec.MsgspecError):
+        record = read_record(folder / wire.RANK_FILE, RankRecord)
+    except (OSError, msgspec.MsgspecError, RecursionError):
         return None
     return record if record.world_size <= MOST_RANKS else None

@@ -13,7 +13,6 @@ import msgspec
 
 from perfscope import wire
 from perfscope.errors import SourceError
-from perfscope.files import read_regular
 from perfscope.sources.memory.recorded import find_histories, read_histories
 from perfscope.sources.runs.folder import is_run
 from perfscope.sources.runs.model_record import read_model_record
@@ -23,6 +22,7 @@ from perfscope.sources.runs.records import (
     decode_event,
     decode_micro_batch,
     read_rank_record,
+    read_record,
     read_records,
     read_segments,
 )
@@ -255,7 +255,7 @@ def read_micro_batches(folder: Path, rank: int, attempt: int, damage: list[str])
 def _read_setup(folder: Path, damage: list[str]) -> SetupRecord | None:
     """How a process trains; None where it recorded nothing of it."""
     try:
-        return msgspec.json.decode(read_regular(folder / wire.SETUP_FILE), type=SetupRecord)
+        return read_record(folder / wire.SETUP_FILE, SetupRecord)
     except FileNotFoundError:
         return None
     except (OSError, msgspec.MsgspecError):
@@ -270,7 +270,7 @@ def _read_object(path: Path, damage: list[str]) -> dict[str, object]:
         return {}
     try:
         fields = json.loads(path.read_bytes())
-    except ValueError:
+    except (ValueError, RecursionError):
         damage.append(f"{path} is not complete JSON")
         return {}
     return fields if isinstance(fields, dict) else {}

@@ -24,7 +24,6 @@ _NUMBERS = (
 )  # fmt: skip
 _TEXTS = ("source", "window")
 _FLAGS = ("skipped", "draining")
-_LARGEST = 1 << 62
 #: A step is long where it takes longer than the unread ones before it by more than this part of their mean.
 _LONG_SHARE = 1 / 8
 
@@ -66,38 +65,16 @@ def read_step_columns(folder: Path, damage: list[str]) -> StepColumns:
         folder: The folder of a rank.
         damage: Gets a text for each file and line that cannot be read.
     """
-    segments = read_segments(folder, wire.STEPS_FILE, decode_step, damage)
-    parts = [from_records(_sound(records, folder / wire.STEPS_FILE, damage)) for records in segments]
-    return _join(parts)
+    return _join(list(map(from_records, read_segments(folder, wire.STEPS_FILE, decode_step, damage))))
 
 
 def read_last_step(folder: Path) -> int:
     """The number of the last step that a process wrote, from the last file that has one; 0 of none."""
     for path in reversed(list_segments(folder, wire.STEPS_FILE)):
-        steps = _read_steps(path, [])
+        steps = read_records(path, decode_step, [])
         if steps:
             return steps[-1].step
     return 0
-
-
-def _read_steps(path: Path, damage: list[str]) -> list[StepRecord]:
-    return _sound(read_records(path, decode_step, damage), path, damage)
-
-
-def _sound(records: Sequence[StepRecord], path: Path, damage: list[str]) -> list[StepRecord]:
-    sound = [record for record in records if _has_sound_numbers(record)]
-    if len(sound) < len(records):
-        damage.append(f"{path.parent.name}/{path.name}: {len(records) - len(sound)} steps have impossible numbers")
-    return sound
-
-
-def _has_sound_numbers(record: StepRecord) -> bool:
-    """Whether every number is there and fits into a column."""
-    if record.waits is not None and len(record.waits) < _LISTS["waits"]:
-        return False
-    values = [value for value in vars(record).values() if type(value) is int]
-    values += [value for values in (record.host, record.waits, record.probe) for value in values or () if value]
-    return max(values) < _LARGEST and min(values) > -_LARGEST
 
 
 def from_records(records: Sequence[StepRecord]) -> StepColumns:
@@ -105,9 +82,11 @@ def from_records(records: Sequence[StepRecord]) -> StepColumns:
     columns = {name: _to_column([getattr(record, name) for record in records]) for name in _NUMBERS}
     for name, places in _LISTS.items():
         lists = [getattr(record, name) for record in records]
-        if any(values is not None for values in lists):
+        if any(lists):
             for index in range(places):
-                columns[f"{name}.{index}"] = _to_column([None if values is None else values[index] for values in lists])
+                columns[f"{name}.{index}"] = _to_column(
+                    [values[index] if index < len(values or ()) else None for values in lists]
+                )
     return StepColumns(
         rows=len(records),
         numbers={name: column for name, column in columns.items() if column is not None},
