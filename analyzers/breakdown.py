@@ -43,7 +43,6 @@ class RankParts(Figures, frozen=True, array_like=True):
         total: Its whole window.
         activities: What its times are of: see ``Trace``.
         world_size: Ranks of the job; absent where nothing states it.
-        exporter: See ``Trace``.
     """
 
     INLINE = ("total",)
@@ -60,7 +59,6 @@ class RankParts(Figures, frozen=True, array_like=True):
     damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
     activities: str = ""
     world_size: int | None = None
-    exporter: str = ""
 
     @figure
     def marked(self) -> Parts | None:
@@ -204,7 +202,6 @@ def _measure_device(trace: Trace, device: int) -> RankParts:
         damaged=bool(trace.damage),
         activities=trace.activities,
         world_size=trace.world_size,
-        exporter=trace.exporter,
     )
 
 
@@ -249,11 +246,6 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
     for number, indices in several.items():
         owner = "A rank that is not stated" if number is None else f"Rank {number}"
         notes.append(f"{owner} drives several devices: {indices}.")
-    notes += [
-        f"From a profile of {exporter}: results that need what it does not have (steps, operators, metadata of "
-        "collectives) are missing."
-        for exporter in sorted({rank.exporter for rank in ranks if rank.exporter})
-    ]
     restarted = {later.rank for earlier, later in pairwise(ranks) if _are_two_runs(earlier, later)}
     if restarted:
         numbers = ", ".join(str(number) for number in sorted(number for number in restarted if number is not None))

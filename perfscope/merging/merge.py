@@ -48,7 +48,7 @@ _HEAD = b'{"schemaVersion":1,"displayTimeUnit":"ms","%b":{%b},"traceEvents":[\n'
     MERGED_MARK,
 )
 _NEEDS = BASIC_EVENTS | Events.OPERATOR_TIMES
-_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation", "Kernel", "Memcpy", "Memset"))
+_ON_DEVICE = frozenset(("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation"))
 _ARROWS = frozenset("stf")
 _KEPT_METADATA = frozenset(("thread_name", "thread_sort_index"))
 #: Threads that a trace names instead of numbering them.

@@ -237,7 +237,6 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
         processors: Multiprocessors of a GPU; 0 where not stated.
         details: What joins operators with their backward passes, and their inputs, row by row; absent unless the one
             or the other was requested.
-        exporter: What wrote it, where that is not torch.profiler; ``""`` else.
         without_twin: Device events of the marked steps of two windows that only the light one has: nothing tells what
             caused them.
         damage: What is lost or doubtful, as sentences.
@@ -265,7 +264,6 @@ class Trace(Struct, frozen=True, eq=False, dict=True, weakref=True):
     activities: str = ""
     processors: int = 0
     details: OperatorDetails | None = None
-    exporter: str = ""
     without_twin: int = 0
     damage: tuple[str, ...] = ()
 

@@ -7,7 +7,7 @@ older exporters write microseconds since 1970, which are above that, and are rea
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from operator import attrgetter
@@ -25,7 +25,6 @@ from perfscope.sources.traces.records import (
     FILL,
     KERNEL,
     KIND,
-    MTIA,
     AnyEvent,
     Args,
     HostArgs,
@@ -37,7 +36,6 @@ from perfscope.tables.kernel_classes import classify, classify_copy
 from perfscope.tables.operator_details import OperatorDetails
 from perfscope.tables.trace import (
     ABSENT,
-    STEP_MARK,
     Collective,
     DeviceEvents,
     Events,
@@ -54,11 +52,8 @@ from perfscope.tables.trace import (
 _EXACT_BELOW_US = 2.0**43
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
-_OLD_OPERATORS, _ANNOTATIONS = "Operator", "user_annotation"
-_MARKED_AS_OPERATORS = STEP_MARK, "enumerate(DataLoader)"
 _SPLIT = re.compile(r"\[[\d, ]*\]")
 _DECIMALS = 3
-_MTIA_EVENT, _MTIA_COPY = "event_", "dma_request"
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _DETAILS = Events.SEQUENCES | Events.SHAPES
@@ -86,7 +81,6 @@ class Columns:
         dropped: How many events were left out, by reason.
         requested: The kinds of events that are collected.
         repeated: How many events of the device's table were there twice.
-        is_of_mtia: Whether events of MTIA, Meta's accelerator, are among them.
     """
 
     def __init__(self, requested: Events) -> None:
@@ -96,7 +90,6 @@ class Columns:
         self.dropped = {"no time": 0, "a negative duration": 0, "a duration of more than seven days": 0}
         self.requested = requested
         self.repeated = 0
-        self.is_of_mtia = False
         self._needs_operator_times = Events.OPERATOR_TIMES in requested
         self._collective_numbers: dict[Collective, int] = {}
         self._texts: dict[str, int] = {}
@@ -113,13 +106,10 @@ class Columns:
         Raises:
             TimesDoNotFit: A time is too large for the doubles of Event.
         """
-        by_category = {
-            category: [event for event in events if event.cat == category and event.ph == "X"]
-            for category in dict.fromkeys(map(_CATEGORY, events))
-            if category in KIND
-        }
-        for category, members in _by_meaning(by_category):
-            kind = KIND[category]
+        for category in dict.fromkeys(map(_CATEGORY, events)):
+            if category not in KIND:
+                continue
+            kind, members = KIND[category], [event for event in events if event.cat == category and event.ph == "X"]
             if kind not in self.requested and not (kind is Events.OPERATORS and self._needs_operator_times):
                 if kind in _OF_CALLERS and Events.CALLERS in self.requested:
                     self._add_host([event for event in members if is_caller(event.name, kind)], kind)
@@ -248,9 +238,6 @@ class Columns:
         self._host[kind].append(block)
 
     def _add_device(self, events: Sequence[AnyEvent], category: int) -> None:
-        if category == MTIA:
-            self.is_of_mtia = True
-            events = [event for event in events if is_work(category, event.name)]
         events, start_ns, duration_ns = self._times(events)
         args = arguments_of(events, Args())
         self._device.append(
@@ -354,16 +341,6 @@ class Columns:
         return number
 
 
-def _by_meaning(by_category: dict[str, list[AnyEvent]]) -> Iterator[tuple[str, list[AnyEvent]]]:
-    """The categories, with the steps and data loaders that exporters before torch 1.10 wrote as operators apart."""
-    for category, members in by_category.items():
-        if category != _OLD_OPERATORS:
-            yield category, members
-            continue
-        yield _ANNOTATIONS, [event for event in members if event.name.startswith(_MARKED_AS_OPERATORS)]
-        yield category, [event for event in members if not event.name.startswith(_MARKED_AS_OPERATORS)]
-
-
 def _split(text: str | None) -> tuple[int, ...] | None:
     """The numbers of a list as PyTorch writes it, ``[3, 5]``; None where it is not stated, or shortened by dots."""
     if text is None or not _SPLIT.fullmatch(text):
@@ -412,28 +389,21 @@ def digits_to_ns(raw: msgspec.Raw) -> int | None:
     return value if abs(value) < 1 << 62 else None
 
 
-def is_work(category: int, name: str) -> bool:
-    """Whether an event is work: queues of MTIA also show when they record events and wait for them."""
-    return category != MTIA or not name.startswith(_MTIA_EVENT)
-
-
 def classify_work(names: Sequence[str], name: Int32, category: Int64, collective: Int64) -> Int8:
     """What device events do.
 
     Args:
         names: All names.
         name: Of each event the index of its name.
-        category: KERNEL, COPY, FILL or MTIA.
+        category: KERNEL, COPY or FILL.
         collective: Of each event the number of its metadata, or ABSENT.
     """
-    of_kernel, of_copy, of_mtia = (np.zeros(len(names), np.int8) for _ in range(3))
+    of_kernel, of_copy = np.zeros(len(names), np.int8), np.zeros(len(names), np.int8)
     for number in distinct(name):
         text = names[number]
         of_kernel[number], of_copy[number] = classify(text), classify_copy(text)
-        of_mtia[number] = Work.COPY if text == _MTIA_COPY else of_kernel[number]
     work: Int8 = np.where(category == KERNEL, of_kernel[name], of_copy[name])
     work[category == FILL] = Work.COPY
-    work[category == MTIA] = of_mtia[name][category == MTIA]
     work[(category == KERNEL) & (collective != ABSENT) & (work != Work.FUSED)] = Work.COMMUNICATION
     return work
 

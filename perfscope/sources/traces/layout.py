@@ -15,8 +15,6 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_BRACE = re.compile(rb"\s*(?=\{)")
 _SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
 _OPENING = re.compile(rb'\{\s*"')
-#: Of torch before 1.10, which marks steps as operators.
-_OLD_CATEGORY = re.compile(rb'"cat"\s*:\s*"Operator"')
 _TIME = re.compile(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
 _LONGEST_DOUBLE = 12
 _DECIMALS = 4
@@ -62,7 +60,7 @@ def find_layout(text: bytes, start: int) -> Layout | None:
     """The layout of the events from ``start`` on, or None where it is not one of those that can be scanned."""
     first = _FIRST_BRACE.match(text, start)
     span = _SPAN.search(text, start)
-    if first is None or span is None or _OLD_CATEGORY.search(text, start):
+    if first is None or span is None:
         return None
     fixed = span["prefix"], span["key"]
     opening = _OPENING.match(text, first.end())

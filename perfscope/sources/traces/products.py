@@ -33,9 +33,6 @@ _TEXT = re.compile(rb'"([^"]*)"')
 _ROUNDING_US = 0.5
 
 
-_CATEGORIES = ("cpu_op", "Operator")
-
-
 class _Args(msgspec.Struct, gc=False, rename={
     "dims": "Input Dims", "elements": "Input type", "values": "Concrete Inputs", "sequence": "Sequence number",
 }):  # fmt: skip
@@ -156,7 +153,7 @@ class ProductFinder:
             msgspec.MsgspecError: It cannot be read.
         """
         for event in msgspec.json.decode(events, type=list[_Event]):
-            operator = self._operator(event.name) if event.cat in _CATEGORIES else None
+            operator = self._operator(event.name) if event.cat == "cpu_op" else None
             if operator is not None:
                 args = event.args or _Args()
                 start_us, sequence = _number(event.ts), ABSENT if args.sequence is None else args.sequence

@@ -22,9 +22,9 @@ from perfscope.sources.traces.columns import Columns, TimesDoNotFit
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
 from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events, times_fit_doubles
-from perfscope.sources.traces.other_tools import refuse_other_tools
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
+    KIND,
     AnyEvent,
     Device,
     DistributedInfo,
@@ -35,7 +35,7 @@ from perfscope.sources.traces.records import (
 from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.sources.traces.scan import Scanner, kind_of_event
 from perfscope.sources.traces.step_marks import mark_steps
-from perfscope.sources.traces.stream import Categorized, EventStream, chunks
+from perfscope.sources.traces.stream import EventStream, chunks
 from perfscope.tables.products import Products
 from perfscope.tables.trace import ALL_EVENTS, Events, ProcessGroup, Trace
 from perfscope.wire import LIGHT, TRACE_METADATA
@@ -47,6 +47,14 @@ _LARGEST_MENDED_BYTES = MIB
 _LARGEST_HEAD_BYTES = 16 * MIB
 #: HOST_PROCESS.NANOSECONDS.pt.trace.json, as torch's tensorboard_trace_handler calls a file.
 _NAME_BY_TORCH = re.compile(r"(.+)_(\d+)\.\d+\.pt\.trace\.json")
+#: What torch.profiler writes around its events, and the categories of some that perfscope does not read.
+_OF_TORCH = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|record_shapes)"'
+    rb'|"cat"\s*:\s*"(?:Trace|overhead|ac2g|fwdbwd|cpu_instant_event|gpu_user_annotation|'
+    + "|".join(KIND).encode()
+    + rb')"'
+)
+_PHASE = re.compile(rb'"ph"\s*:\s*"[XBEbe]"')
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _T = TypeVar("_T")
 _ABSENT = msgspec.Raw(b"")
@@ -96,9 +104,8 @@ def read_trace(
     except (DoesNotFit, TimesDoNotFit):
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
-    if not len(trace.device):
-        holds_events = any(map(len, (trace.calls, trace.annotations, trace.operators)))
-        refuse_other_tools(location, holds_events=holds_events)
+    if not any(len(table) for table in (trace.device, trace.calls, trace.annotations, trace.operators)):
+        _refuse_other_tools(location)
     return trace
 
 
@@ -122,10 +129,24 @@ def _scan(path: str, events: Events) -> _Content:
     tail, is_closed = scanner.finish()
     if not is_closed:
         damage.append(f"{path}: is cut off after {scanner.events} events; what was not written is lost")
-    if scanner.lost:
-        damage.append(f"{path}: {scanner.lost} of its events cannot be read and are left out")
     products = scanner.finder.products() if scanner.finder else None
     return _Content(scanner.columns, _document_around(head[:start], tail), tuple(damage), products)
+
+
+def _refuse_other_tools(path: str) -> None:
+    """Refuse a file of events in Chrome's format of which torch.profiler writes none.
+
+    Raises:
+        NotATrace: It is that.
+    """
+    has_events = False
+    for block in read_blocks(path, []):
+        if _OF_TORCH.search(block):
+            return
+        has_events = has_events or _PHASE.search(block) is not None
+    if has_events:
+        hint = "perfscope reads those of torch.profiler"
+        raise NotATrace(path, "is a trace of another tool: torch.profiler writes none of its events", hint=hint)
 
 
 def _refuse_merged(path: str, head: bytes) -> None:
@@ -157,7 +178,7 @@ def _parse(path: str, events: Events) -> _Content:
         return _stream(path, events, EventInDigits)
 
 
-def read_events(path: str, kind: type[Categorized]) -> Iterator[list[Categorized]]:
+def read_events(path: str, kind: type[_T]) -> Iterator[list[_T]]:
     """Yield all events of a trace, those of a block together; damaged ones are left out.
 
     Args:
@@ -265,7 +286,6 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
         names=tuple(names),
         products=content.products,
         activities=hooks.activities or "",
-        exporter="torch.profiler on MTIA" if columns.is_of_mtia else "",
         damage=(*content.damage, *dropped),
     )
     trace = trace if trace.host else msgspec.structs.replace(trace, host=_host_in_name(trace))

@@ -11,19 +11,11 @@ import msgspec
 
 from perfscope.tables.trace import ABSENT, Events
 
-KERNEL, COPY, FILL, MTIA = range(4)
-DEVICE_CATEGORIES = {
-    "kernel": KERNEL,
-    "gpu_memcpy": COPY,
-    "gpu_memset": FILL,
-    "Kernel": KERNEL,
-    "Memcpy": COPY,
-    "Memset": FILL,
-    "mtia_ccp_events": MTIA,
-}
+KERNEL, COPY, FILL = range(3)
+DEVICE_CATEGORIES = {"kernel": KERNEL, "gpu_memcpy": COPY, "gpu_memset": FILL}
 _CALL_CATEGORIES = (
-    "cuda_runtime", "cuda_driver", "Runtime", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver",
-    "mtia_runtime", "privateuse1_runtime", "privateuse1_driver",
+    "cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "xpu_runtime", "xpu_driver", "privateuse1_runtime",
+    "privateuse1_driver",
 )  # fmt: skip
 #: The kind of event behind each category that exporters write; other categories are not read.
 KIND = {
@@ -32,7 +24,6 @@ KIND = {
     "user_annotation": Events.ANNOTATIONS,
     "ProfilerStep": Events.ANNOTATIONS,
     "cpu_op": Events.OPERATORS,
-    "Operator": Events.OPERATORS,
     "python_function": Events.FRAMES,
 }
 

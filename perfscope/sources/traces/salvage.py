@@ -39,7 +39,6 @@ class Salvage(Struct, Generic[_E], frozen=True):
 
     Attributes:
         events: Those that could be read.
-        texts: The text of each of them, mended where it had to be.
         lost: How many could not be read at all.
         end: Where the text ends that was looked at: behind the last event of the list, if the list has an end.
         is_closed: Whether the list of events has an end.
@@ -47,7 +46,6 @@ class Salvage(Struct, Generic[_E], frozen=True):
     """
 
     events: list[_E]
-    texts: list[bytes]
     lost: int
     end: int
     is_closed: bool
@@ -80,59 +78,54 @@ class Salvager(Generic[_E]):
         """Decode the events of a text that begins with one."""
         starts = [match.end() - 1 for match in _EVENT_START.finditer(b"," + text)]
         events: list[_E] = []
-        texts: list[bytes] = []
         if not starts:
             is_closed = text.lstrip().startswith(b"]")
             lost = 0 if is_closed else int(bool(text.strip(b"]}, \r\n\t")))
-            return Salvage(events, texts, lost, 0 if is_closed else len(text), is_closed, is_last_lost=bool(lost))
+            return Salvage(events, lost, 0 if is_closed else len(text), is_closed, is_last_lost=bool(lost))
         lost = index = 0
         event: _E | None = None
         while index < len(starts):
-            event, piece, pieces = self._decode_at(text, starts, index)
+            event, pieces = self._decode_at(text, starts, index)
             stop = starts[index + 1] if index + 1 < len(starts) else len(text)
             end = None if event is not None else end_of_event(text, starts[index], stop)
             if end is not None and text[end : end + _LONGEST_SPACE].lstrip().startswith(b"]"):
-                last, piece = self.read(text[starts[index] : end])
+                last = self.read(text[starts[index] : end])
                 if last is not None:
-                    return Salvage([*events, last], [*texts, piece], lost, end, is_closed=True)
+                    return Salvage([*events, last], lost, end, is_closed=True)
             if event is None:
                 lost += 1
             else:
                 events.append(event)
-                texts.append(piece)
             index += pieces
-        return Salvage(events, texts, lost, len(text), is_closed=False, is_last_lost=event is None)
+        return Salvage(events, lost, len(text), is_closed=False, is_last_lost=event is None)
 
-    def read(self, text: bytes) -> tuple[_E | None, bytes]:
-        """An event and its text, mended where it had to be; None where it cannot be read."""
+    def read(self, text: bytes) -> _E | None:
+        """An event, mended where it had to be; None where it cannot be read."""
         try:
-            return self._decode(text), text
+            return self._decode(text)
         except FAILURES:
             pass
         if len(text) > min(self._bytes_to_mend, _LARGEST_MENDED_BYTES):
-            return None, text
+            return None
         self._bytes_to_mend -= len(text)
-        mended = repair(text)
         try:
-            return self._decode(mended), mended
+            return self._decode(repair(text))
         except FAILURES:
-            return None, text
+            return None
 
-    def _decode_at(self, text: bytes, starts: Sequence[int], index: int) -> tuple[_E | None, bytes, int]:
-        """The event at a start, its text, and how many starts are in it: those of objects that look like events."""
+    def _decode_at(self, text: bytes, starts: Sequence[int], index: int) -> tuple[_E | None, int]:
+        """The event at a start, and how many starts are in it: those of objects that look like events."""
         ends = [*starts[index + 1 : index + _NESTED_PIECES], len(text)]
         if index + _NESTED_PIECES < len(starts):
             ends[-1] = starts[index + _NESTED_PIECES]
         for pieces, end in enumerate(ends, 1):
             if end - starts[index] > _LARGEST_MENDED_BYTES and pieces > 1:
                 break
-            piece = text[starts[index] : end].rstrip(b", \r\n\t")
             try:
-                return self._decode(piece), piece, pieces
+                return self._decode(text[starts[index] : end].rstrip(b", \r\n\t")), pieces
             except FAILURES:
                 continue
-        event, piece = self.read(text[starts[index] : ends[0]].rstrip(b", \r\n\t"))
-        return event, piece, 1
+        return self.read(text[starts[index] : ends[0]].rstrip(b", \r\n\t")), 1
 
 
 def end_of_event(text: bytes, start: int, stop: int) -> int | None:

@@ -14,7 +14,6 @@ import msgspec
 
 from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.layout import DoesNotFit, Layout
-from perfscope.sources.traces.plausibility import PHASES, is_damaged
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
@@ -37,6 +36,8 @@ _PHASE_KEY = b'"ph"'
 #: What is told of operators besides the operators themselves.
 _OF_OPERATORS = Events.PRODUCTS | Events.OPERATOR_TIMES | Events.CALLERS
 _LARGEST_EVENT_BYTES = 64 << 20
+#: The phases of events that are not read (Chrome's trace event format).
+_OTHER_PHASES = frozenset("sftiIMCBEbenNDOSTFpRcavV()")
 _E = TypeVar("_E", bound=AnyEvent | TimedEvent)
 _Plain = TypeVar("_Plain", Event, HostEvent)
 
@@ -48,14 +49,13 @@ class Scanner:
         columns: The events.
         finder: The products among them; None where they are not requested.
         events: How many events were passed.
-        lost: How many of them have lost their phase or their category.
     """
 
     def __init__(self, requested: Events, layout: Layout, *, fits: bool) -> None:
         """``fits`` says whether doubles hold the times."""
         self.columns = Columns(requested)
         self.finder = ProductFinder() if Events.PRODUCTS in requested else None
-        self.events = self.lost = 0
+        self.events = 0
         self._layout = layout
         self._opening = layout.separator[layout.until_brace :]
         self._until_category = (layout.prefix + layout.key)[len(self._opening) :]
@@ -65,7 +65,7 @@ class Scanner:
         self._odd: list[bytes] = []
         #: By first letters, what adds the text of a complete event, and of another one.
         self._add_span: dict[bytes, Callable[[bytes], None]] = {}
-        phases = (self._until_phase + f'{phase}"'.encode() for phase in PHASES)
+        phases = (self._until_phase + f'{phase}"'.encode() for phase in _OTHER_PHASES)
         self._add_other = dict.fromkeys(phases, self._skipped.append)
         self._rest = b""
 
@@ -185,9 +185,6 @@ class Scanner:
         """
         try:
             event = self._of_any.decode_strictly(text)
-            if event.ph != "X" or event.cat not in KIND:
-                self.lost += is_damaged(msgspec.json.decode(text.decode("utf-8", "replace")))
-                return
             if self.finder:
                 self.finder.decode(b"[%b]" % text)
         except FAILURES:
@@ -228,7 +225,7 @@ class _Decoder(Generic[_E]):
 
     def decode_event(self, text: bytes) -> _E | None:
         """One event, mended where it must be; None where that does not help."""
-        return self._salvager.read(text)[0]
+        return self._salvager.read(text)
 
 
 def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[ShapedEvent]:

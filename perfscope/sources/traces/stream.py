@@ -8,26 +8,16 @@ itself.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import chain
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import msgspec
 
 from perfscope.constants import KIB, MIB
-from perfscope.sources.traces.plausibility import PHASES, is_damaged
-from perfscope.sources.traces.records import KIND
 from perfscope.sources.traces.salvage import FAILURES, Salvager, list_decoder
 
-
-class HasCategory(Protocol):
-    """What an event needs, so that damage to it is noticed."""
-
-    ph: str
-    cat: str
-
-
-Categorized = TypeVar("Categorized", bound=HasCategory)
+_E = TypeVar("_E")  # the type of a decoded event
 _BOUNDARY = re.compile(rb'\}\s*,\s*(?=\{\s*")')
 _CHUNK_BYTES = MIB
 _NEAR_BYTES = 64 * KIB
@@ -40,27 +30,26 @@ class _Last(msgspec.Struct):
     events: msgspec.Raw
 
 
-class EventStream(Generic[Categorized]):
+class EventStream(Generic[_E]):
     """The events of one trace.
 
     Attributes:
         events: How many were read.
-        lost: How many could not be read, or have lost their phase or category.
+        lost: How many could not be read.
         is_closed: Whether the list of events has an end.
         tail: What follows the last event.
     """
 
-    def __init__(self, kind: type[Categorized]) -> None:
+    def __init__(self, kind: type[_E]) -> None:
         self.events = self.lost = 0
         self.is_closed = False
         self.tail = b""
         self._decode_list = list_decoder(kind)
         self._salvager = Salvager(msgspec.json.Decoder(kind, strict=False).decode)
-        self._harmless = {("X", category) for category in KIND} | {(phase, "") for phase in PHASES}
         self._rest = b""
         self._is_last_lost = False
 
-    def read(self, text: bytes, blocks: Iterator[bytes]) -> Iterator[tuple[list[Categorized], bytes]]:
+    def read(self, text: bytes, blocks: Iterator[bytes]) -> Iterator[tuple[list[_E], bytes]]:
         """Yield the events, those of a chunk together, with the text of each chunk where it is valid JSON.
 
         Args:
@@ -83,7 +72,7 @@ class EventStream(Generic[Categorized]):
             self.lost -= self._is_last_lost and not self.is_closed
         self.tail = self._rest
 
-    def _advance(self, *, is_last: bool) -> Iterator[tuple[list[Categorized], bytes]]:
+    def _advance(self, *, is_last: bool) -> Iterator[tuple[list[_E], bytes]]:
         rest = self._rest
         ends = [match.start() + 1 for match in _BOUNDARY.finditer(rest, max(0, len(rest) - _NEAR_BYTES))]
         for end in reversed(ends[-_BOUNDARIES_TRIED:]):
@@ -97,13 +86,12 @@ class EventStream(Generic[Categorized]):
                 break
             self._rest = rest[end:].lstrip(b", \t\r\n")
             self.events += len(events)
-            self._look_for_damage(events, text)
             yield events, text
             return
         if is_last:
             yield self._salvage(ends[-1] if ends else len(rest)), b""
 
-    def _finish(self) -> Iterator[tuple[list[Categorized], bytes]]:
+    def _finish(self) -> Iterator[tuple[list[_E], bytes]]:
         """The last events, and the end of the list."""
         for end in (b"", b"}"):
             try:
@@ -113,12 +101,11 @@ class EventStream(Generic[Categorized]):
                 continue
             self.is_closed, self._rest = True, self._rest[len(text) - 2 :]
             self.events += len(events)
-            self._look_for_damage(events, text)
             yield events, text
             return
         yield self._salvage(len(self._rest)), b""
 
-    def _salvage(self, end: int) -> list[Categorized]:
+    def _salvage(self, end: int) -> list[_E]:
         """The events of a damaged text one by one."""
         salvage = self._salvager.salvage(self._rest[:end])
         self._rest = self._rest[salvage.end :]
@@ -126,26 +113,7 @@ class EventStream(Generic[Categorized]):
         self.lost += salvage.lost
         self._is_last_lost = salvage.is_last_lost
         self.events += len(salvage.events)
-        for event, text in zip(salvage.events, salvage.texts, strict=True):
-            if (event.ph, event.cat) not in self._harmless:
-                self._look_for_damage([event], b"[%b]" % text)
         return salvage.events
-
-    def _look_for_damage(self, events: Sequence[Categorized], text: bytes) -> None:
-        if {(event.ph, event.cat) for event in events} <= self._harmless:
-            return
-        try:
-            whole = msgspec.json.decode(text)
-        except FAILURES:
-            # Bytes that are not UTF-8, in what is not decoded of an event.
-            whole = msgspec.json.decode(text.decode("utf-8", "replace"))
-        for event, content in zip(events, whole, strict=True):
-            pair = event.ph, event.cat
-            if pair not in self._harmless:
-                if is_damaged(content):
-                    self.lost += 1
-                elif event.cat and event.ph == "X":
-                    self._harmless.add(pair)
 
 
 def chunks(blocks: Iterator[bytes]) -> Iterator[bytes]:

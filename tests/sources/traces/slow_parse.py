@@ -11,12 +11,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-MTIA = "mtia_ccp_events"
-DEVICE = (MTIA, "kernel", "gpu_memcpy", "gpu_memset", "Kernel", "Memcpy", "Memset")
-CALLS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "Runtime", "mtia_runtime")
-ANNOTATIONS = ("user_annotation",)
-OPERATORS = ("cpu_op", "Operator")
-MARKS = ("ProfilerStep#", "enumerate(DataLoader)")
+KINDS = {
+    **dict.fromkeys(("kernel", "gpu_memcpy", "gpu_memset"), "device"),
+    **dict.fromkeys(("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver"), "calls"),
+    "user_annotation": "annotations",
+    "cpu_op": "operators",
+}
 
 Rows = dict[str, list[tuple[Any, ...]]]
 
@@ -35,7 +35,7 @@ def read(path: Path) -> Rows:
     rows: Rows = {"device": [], "calls": [], "annotations": [], "operators": []}
     met = set()
     for event in events:
-        kind = _kind(event)
+        kind = KINDS.get(event.get("cat", "")) if event.get("ph") == "X" else None
         if kind is None or not isinstance(event.get("ts"), (int, str, Decimal)) or "dur" not in event:
             continue
         args = event.get("args") or {}
@@ -49,21 +49,6 @@ def read(path: Path) -> Rows:
             met.add(whole)
         rows[kind].append(row)
     return {kind: sorted(members) for kind, members in rows.items()}
-
-
-def _kind(event: dict[str, Any]) -> str | None:
-    if event.get("ph") != "X":
-        return None
-    category = event.get("cat")
-    if category == MTIA and event["name"].startswith("event_"):
-        return None
-    if category in DEVICE:
-        return "device"
-    if category in CALLS:
-        return "calls"
-    if category in ANNOTATIONS or (category == "Operator" and event["name"].startswith(MARKS)):
-        return "annotations"
-    return "operators" if category in OPERATORS else None
 
 
 def _ns(microseconds: str | int | Decimal) -> int:

@@ -14,7 +14,7 @@ from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Trace
 from tests.conftest import ROOT
 from tests.sources.traces import slow_parse
-from tests.sources.traces.making import Event, call, document, in_microseconds, indented, kernel, kineto, span, step
+from tests.sources.traces.making import Event, call, document, in_microseconds, indented, kernel, kineto, span
 
 FIXTURES = sorted((ROOT / "fixtures" / "traces").rglob("*.json.gz"))
 #: One of several GPUs, one of one GPU, one of CPUs.
@@ -157,21 +157,3 @@ def test_events_that_are_there_twice_are_said(tmp_path: Path) -> None:
     trace = read_trace(path)
     assert len(trace.device) == 5
     assert trace.damage == (f"{path}: 2 of its device events are there twice, and are counted once",)
-
-
-def test_steps_of_old_exporters_are_steps(tmp_path: Path) -> None:
-    """PyTorch 1.8 and 1.9 write steps and data loaders as operators."""
-    events = [
-        {**step(3, 0, 100), "cat": "Operator"},
-        span("Operator", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 9),
-        span("Operator", "aten::mm", 10, 20),
-        span("Runtime", "cudaLaunchKernel", 11, 12, args={"correlation": 5}),
-        span("Kernel", "gemm", 15, 30, args={"correlation": 5, "device": 0, "stream": 7}),
-    ]
-    path = tmp_path / "rank0.json"
-    for layout in (kineto, json.dumps):
-        path.write_text(in_microseconds(layout(document(events))))
-        trace = read_trace(path)
-        assert [trace.names[name] for name in trace.steps.name] == ["ProfilerStep#3"]
-        assert (len(trace.annotations), len(trace.operators), trace.step.tolist()) == (2, 1, [0])
-        assert rows(trace) == slow_parse.read(path)

@@ -218,16 +218,3 @@ def test_process_ids_may_be_text(tmp_path: Path, pid: Any) -> None:
     path = write(tmp_path / "trace.json", [call("cudaLaunchKernel", 0, 5, launch=1, pid=pid), kernel("k", 0, 5)])
     (process,) = read_trace(path).calls.process.tolist()
     assert process == 100 if pid != "Spans" else process < 0
-
-
-def test_old_exporters_spellings_are_understood(tmp_path: Path) -> None:
-    events = [
-        span("Kernel", "gemm", 0, 10, args={"stream": "7", "correlation": "5", "device": 0, "external id": 3}),
-        span("Memset", "Memset", 10, 11, args={"stream": 7}),
-        span("Runtime", "cudaLaunchKernel", 0, 5, args={"correlation": 5, "external id": 3}),
-        span("Operator", "aten::mm", 0, 9, args={"External id": 3}),
-    ]
-    found = read_trace(write(tmp_path / "trace.json", events, one_line))
-    assert (len(found.device), found.device.stream.tolist(), found.launch.tolist()) == (2, [7, 7], [0, -1])
-    assert found.device.external_id.tolist() == [3, -1]
-    assert found.operators.external_id.tolist() == [3]

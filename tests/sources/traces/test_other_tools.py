@@ -1,4 +1,4 @@
-"""Traces of other tools in Chrome's format are refused, with the names of their processes; none is called a CPU run."""
+"""Traces of other tools in Chrome's format are refused; none is called a CPU run."""
 
 from __future__ import annotations
 
@@ -21,28 +21,12 @@ ASYNC = [{"cat": "resnet50", "ph": phase, "id": 1, "pid": 1, "ts": 5 * at} for a
 WITHOUT_CATEGORY = [{"name": "[MEMCPY] HtoD", "ph": "X", "ts": 1.5, "dur": 8.0, "pid": 1, "tid": 7}]
 
 
-@pytest.mark.parametrize(
-    ("events", "named"), [(ROCPROF, r" \(CPU HIP API, GPU0\)"), (ASYNC, ""), (WITHOUT_CATEGORY, "")]
-)
+@pytest.mark.parametrize("events", [ROCPROF, ASYNC, WITHOUT_CATEGORY])
 @pytest.mark.parametrize("is_list", [False, True])
-def test_a_trace_of_another_tool_is_refused(
-    events: list[dict[str, Any]], named: str, is_list: bool, tmp_path: Path
-) -> None:
+def test_a_trace_of_another_tool_is_refused(events: list[dict[str, Any]], is_list: bool, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(events if is_list else {"otherData": {}, "traceEvents": events}))
-    with pytest.raises(NotATrace, match=rf"is a trace of another tool{named}: torch.profiler writes none"):
-        read_trace(path)
-
-
-def test_a_trace_of_an_ascend_npu_is_not_called_a_cpu_run(tmp_path: Path) -> None:
-    events = [
-        {"ph": "M", "name": "process_name", "pid": 3, "args": {"name": "Ascend Hardware"}},
-        span("cpu_op", "aten::mm", 0, 100),
-        {"ph": "X", "name": "MatMul", "pid": 3, "tid": 1, "ts": "10", "dur": 5.0, "args": {"Task Type": "AI_CORE"}},
-    ]
-    path = tmp_path / "trace_view.json"
-    path.write_text(json.dumps(events))
-    with pytest.raises(NotATrace, match="is a trace of an Ascend NPU"):
+    with pytest.raises(NotATrace, match=r"is a trace of another tool: torch\.profiler writes none"):
         read_trace(path)
 
 
