@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from perfscope.analyzers import breakdown, idle
 from perfscope.errors import MissingInput
