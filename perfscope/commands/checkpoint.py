@@ -19,21 +19,18 @@ from perfscope.analyzers.checkpoint.plan import (
 )
 from perfscope.analyzers.saves import summarize_saves
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
-from perfscope.errors import ExitCode, SourceError, UsageError
+from perfscope.errors import ExitCode, UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Json, Report
+from perfscope.report import Json, Report, shorten_warnings
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
 from perfscope.sources.joblog import read_log_saves
-from perfscope.sources.runs.folder import is_run
-from perfscope.sources.runs.run import read_run
 from perfscope.tables.saves import Saves, SaveTiming
 from perfscope.units import format_bytes, format_count, format_parameters, parse_duration_ns, parse_parameters
 
 _SCHEMA = "perfscope/checkpoint/1"
 _ZERO_STAGES = range(4)
 _FACTS = ("weights_only", "ema_copy")  # findings that are no problems
-_MOST_WARNINGS = 50
 _MODEL_PANEL = "Model and training"
 _PLAN_PANEL = "Planned size (without DIR)"
 
@@ -77,22 +74,12 @@ class CheckpointOptions:
         return bytes_per_parameter(self.optimizer or Optimizer.ADAM, self.precision or Precision.MIXED, stage)
 
 
-def _read_run_saves(path: Path) -> Saves:
-    saves = read_run(path).saves
-    if saves is None:
-        raise SourceError(path, "contains no timed checkpoint save", hint="a training log may state the times of saves")
-    return saves
-
-
 def _read_saves(source: str | None) -> Saves | None:
-    """The timed saves of a run, a log or a typed time; None without a source."""
+    """The timed saves of a log or a typed time; None without a source."""
     if source is None:
         return None
-    path = Path(source)
-    if is_run(path):
-        return _read_run_saves(path)
-    if path.exists():
-        return read_log_saves(path)
+    if Path(source).exists():
+        return read_log_saves(Path(source))
     saved_ns = parse_duration_ns(source)
     return Saves((SaveTiming(0, None, None, saved_ns, None, None, asynchronous=None, source="--save-time"),), None)
 
@@ -104,7 +91,7 @@ def checkpoint(
         Path | None,
         typer.Argument(
             metavar="[DIR]",
-            help="A checkpoint, a folder of several, a CSV file of path,bytes, or a run of perfscope profile.",
+            help="A checkpoint, a folder of several, or a CSV file of path,bytes.",
         ),
     ] = None,
     gpus: Annotated[
@@ -116,8 +103,8 @@ def checkpoint(
     save_time: Annotated[
         str | None,
         typer.Option(
-            metavar="TIME|RUN|LOG",
-            help="Where the save speed comes from: a time such as 19.5s, a run whose hooks timed saves, or a log.",
+            metavar="TIME|LOG",
+            help="Where the save speed comes from: a time such as 19.5s, or a log.",
             show_default="none",
         ),
     ] = None,
@@ -135,10 +122,6 @@ def checkpoint(
         return Outcome(report, format, notes=tuple(f"warning: {warning}" for warning in report.warnings))
     if gpus is not None:
         raise UsageError("--gpus plans a checkpoint", hint="leave it out, or leave out the folder")
-    if is_run(directory):
-        if saves is not None:
-            raise UsageError(f"{directory} is a run with timed saves", hint="leave out --save-time")
-        return Outcome(_report_saves(directory, parameters, per_parameter), format)
     return _check(directory, parameters, per_parameter, saves, format)
 
 
@@ -154,14 +137,6 @@ def _report_plan(plan: Plan, saves: Saves | None) -> Report:
         sections = (*sections, *timed.sections())
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
     return Report(title, data, sections, warnings)
-
-
-def _report_saves(run: Path, parameters: int | None, per_parameter: BytesPerParameter | None) -> Report:
-    """The saves that hooks timed; the planned size is used where the size of a save is unknown."""
-    planned = None if parameters is None else parameters * (per_parameter or bytes_per_parameter()).total
-    timed = summarize_saves(_read_run_saves(run), planned)
-    data: dict[str, Json] = {"schema": _SCHEMA, "results": {"saves": timed.data()}}
-    return Report(f"{run}: {format_count(len(timed.saves), 'checkpoint save')}", data, timed.sections())
 
 
 def _check(
@@ -186,9 +161,7 @@ def _check(
         beside = check_checkpoint(read_checkpoint(directory, complete.name), parameters, per_parameter)
         sections = (*sections, beside.parts_section(f"Parts of {complete.name or 'the folder itself'}"))
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
-    warnings = [finding.text for finding in sizes.findings if finding.kind not in _FACTS]
-    if len(warnings) > _MOST_WARNINGS:
-        warnings[_MOST_WARNINGS:] = [f"{len(warnings) - _MOST_WARNINGS:,} more findings are in the report"]
+    warnings = shorten_warnings([finding.text for finding in sizes.findings if finding.kind not in _FACTS])
     has_broken_newest = any(each.newest and each.problems for each in stored.checkpoints)
     return Outcome(
         Report(title, data, sections),

@@ -32,22 +32,17 @@ def test_a_run_on_processors_does_not_miss_the_breakdown_of_devices() -> None:
     assert not any("not computed" in line for line in summarize(analysis))
 
 
-def test_the_wall_clock_names_its_largest_parts_and_the_slowest_steps() -> None:
+def test_the_wall_clock_names_its_largest_parts() -> None:
     parts = [{"label": f"part {number}", "share": share} for number, share in enumerate((0.5, 0.2, *([0.03] * 10)))]
-    slow = [{"step": 9, "s": 5.881, "cause": "validation"}]
-    clock = {"rank": 3, "wall_s": 16.2, "parts": parts, "slowest_steps": slow}
-    first, second, _ = summarize(analysis_of(wall_clock=clock))
+    first, _ = summarize(analysis_of(wall_clock={"rank": 3, "wall_s": 16.2, "parts": parts}))
     assert first.startswith("wall clock of rank 3, 16.2 s: part 0 50.0 %, part 1 20.0 %, ")
-    assert first.endswith("part 7 3.0 %, the rest 12.0 %")
-    assert second == "slowest steps: 9 (5.881 s, validation)"
+    assert first.endswith("part 5 3.0 %, the rest 18.0 %")
 
 
 def test_a_window_that_slowed_later_steps_is_said() -> None:
     effect = {"verdict": "slower", "before": 15, "before_s": 0.02, "after_s": 0.025, "change": 0.25}
     steps = {"count": 60, "source": "optimizer", "ranks": [{}], "step_time_s": None, "window_effect": effect}
-    said = (
-        "the window slowed the steps behind it by 25 %, to a median of 25 ms from 20 ms: figures are of the 15 steps "
-    )
+    said = "the window slowed the steps after it by 25 %, to a median of 25 ms from 20 ms: figures are of the 15 steps "
     assert summarize(analysis_of(steps=steps))[1].startswith(said)
     effect["verdict"] = "no difference found"
     assert not any("slowed" in line for line in summarize(analysis_of(steps=steps)))

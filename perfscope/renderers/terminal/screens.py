@@ -10,31 +10,17 @@ from rich.text import Text
 from perfscope.constants import US_PER_S
 from perfscope.renderers import Terminal
 from perfscope.renderers.cells import to_text
+from perfscope.renderers.summary import MOST_FINDINGS, MOST_RANKS, PARTS, describe_steps, describe_wall_clock
 from perfscope.renderers.terminal.lines import DOUBT, FAINT, HEADING, fit, join, plain, to_output, wrap
 from perfscope.report import Report
-from perfscope.units import format_count, format_rate, format_seconds
+from perfscope.units import format_count, format_seconds
 
-_MOST_FINDINGS = 3
-_LINES_OF_ADVICE = 2
-_MOST_PARTS = 5
-_MOST_RANKS = 8
 _LABEL = 8
 _BAR = 24
-#: A finding that costs more of a step stands out.
-_SEVERE = 0.1
-#: Of a bar, as a share.
-_LEAST_NAMED = 0.005
 _VERDICTS = {"slower": "bold red", "faster": "bold green", "same": "bold", "incomparable": "bold yellow"}
 _OF_COMPARISONS = ("Figures", "Limits", "What the change is made of", "Verdicts")
 _MOST_ROWS, _NAME, _CELL = 8, 23, 10
-_PARTS = (
-    ("compute_us", "compute", "blue"),
-    ("exposed_communication_us", "communication", "yellow"),
-    ("exposed_copy_us", "copies", "magenta"),
-    ("exposed_data_loading_us", "data loading", "red"),
-    ("idle_us", "idle", "bright_black"),
-    ("other_us", "other", "bright_black"),
-)
+_COLOURS = ("blue", "yellow", "magenta", "red", "bright_black", "bright_black")
 
 
 def draw_analysis(report: Report, terminal: Terminal) -> str:
@@ -42,7 +28,9 @@ def draw_analysis(report: Report, terminal: Terminal) -> str:
     data: Mapping[str, Any] = report.data
     results = data["results"]
     top = [fit(plain(report.title, "bold"), terminal), *_findings(results.get("findings"), terminal)]
-    middle = [*_steps(results.get("steps"), terminal), *_wall_clock(results.get("wall_clock"), terminal)]
+    steps, clock = results.get("steps"), results.get("wall_clock")
+    middle = [] if steps is None else _labelled("Steps", describe_steps(steps), terminal)
+    middle += [] if clock is None else _labelled("Wall", describe_wall_clock(clock), terminal)
     end = [*_warnings(report, terminal), *draw_footer(report, terminal)]
     room = terminal.height - len(top) - len(middle) - len(end)
     straggler = (results.get("stragglers") or {}).get("straggler")
@@ -96,21 +84,21 @@ def _findings(findings: Sequence[Mapping[str, Any]] | None, terminal: Terminal) 
     yield plain("Findings", HEADING)
     if not findings:
         yield plain("  Nothing stands out: no cause that perfscope knows costs 2% of a step.")
-    for number, finding in enumerate(findings[:_MOST_FINDINGS], 1):
+    for number, finding in enumerate(findings[:MOST_FINDINGS], 1):
         share = finding["share_of_step"]
         yield fit(
             join(
                 f"{number} ",
-                (finding["title"], "bold red" if share >= _SEVERE else "bold yellow"),
+                (finding["title"], "bold red" if number == 1 else "bold yellow"),
                 f"  {share:.1%} of a step, {format_seconds(finding['cost_us'] / US_PER_S)}",
                 (_ranks(finding["ranks"]), FAINT),
             ),
             terminal,
         )
         advice = join("  ", finding["advice"].replace("`", ""))
-        yield from wrap(advice, terminal, _LINES_OF_ADVICE, indent=2)
-    if len(findings) > _MOST_FINDINGS:
-        yield plain(f"  {len(findings) - _MOST_FINDINGS} more: --section findings", FAINT)
+        yield from wrap(advice, terminal, 2, indent=2)
+    if len(findings) > MOST_FINDINGS:
+        yield plain(f"  {len(findings) - MOST_FINDINGS} more: --section findings", FAINT)
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -119,57 +107,30 @@ def _ranks(ranks: Sequence[int]) -> str:
     return f"  rank {ranks[0]}" if len(ranks) == 1 else f"  {len(ranks)} ranks, first {ranks[0]}"
 
 
-def _steps(steps: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
-    if steps is None:
-        return []
-    line = f"{steps['count']:,} on {format_count(len(steps['ranks']), 'rank')}"
-    if steps["step_time_s"] is None:
-        line += ", too few of them undisturbed: no step time"
-    else:
-        line += f", step time {format_seconds(steps['step_time_s'])}, p95 {format_seconds(steps['p95_s'])}"
-    rates = [
-        f"{format_rate(steps[key])} {unit}/s"
-        for unit, key in (("tokens", "tokens_per_s"), ("samples", "samples_per_s"))
-        if steps[key] is not None
-    ]
-    return _labelled("Steps", ", ".join([line, *rates]), terminal)
-
-
-def _wall_clock(clock: Mapping[str, Any] | None, terminal: Terminal) -> list[Text]:
-    if clock is None:
-        return []
-    parts = [part for part in clock["parts"] if part["share"]]
-    named = [f"{part['part'].replace('_', ' ')} {part['share']:.1%}" for part in parts[:_MOST_PARTS]]
-    text = f"{format_seconds(clock['wall_s'])} on rank {clock['rank']}: {', '.join(named)}"
-    return _labelled("Wall", text, terminal)
-
-
-def _labelled(label: str, text: str, terminal: Terminal, most: int = 2) -> list[Text]:
-    return wrap(join((f"{label:<{_LABEL}}", HEADING), text), terminal, most, indent=_LABEL)
+def _labelled(label: str, text: str, terminal: Terminal) -> list[Text]:
+    return wrap(join((f"{label:<{_LABEL}}", HEADING), text), terminal, 2, indent=_LABEL)
 
 
 def _bars(times: Mapping[str, Any] | None, straggler: int | None, terminal: Terminal, room: int) -> list[Text]:
-    """A bar a rank, as many as there is room for; the parts of a bar are those of the rank's marked steps.
-
-    Of many ranks the first one is the straggler.
-    """
+    """A bar a rank, as many as there is room for; of many ranks the first one is the straggler."""
     ranks: Sequence[Mapping[str, Any]] = times["ranks"] if times else ()
-    most = min(_MOST_RANKS, room)
-    shown = ranks if len(ranks) <= most else ranks[: max(most - 1, 0)]
-    more = format_count(len(ranks) - len(shown), "more rank")
-    if straggler is not None and len(shown) < len(ranks):
-        shown = sorted(ranks, key=lambda rank: rank["rank"] != straggler)[: max(most - 1, 0)]
-        more += "; first is the one that arrives late"
-    lines = [fit(_bar(rank), terminal) for rank in shown]
-    if len(shown) < len(ranks) and most > 0:
-        lines.append(plain(f"{'':<{_LABEL}}... and {more}", FAINT))
+    most = max(min(MOST_RANKS, room - 1), 0)
+    if straggler is not None and len(ranks) > most:
+        ranks = sorted(ranks, key=lambda rank: rank["rank"] != straggler)
+    lines = [fit(_bar(rank), terminal) for rank in ranks[:most]]
+    if len(ranks) > most > 0:
+        lines.append(plain(f"{'':<{_LABEL}}... and {format_count(len(ranks) - most, 'more rank')}", FAINT))
     return lines
 
 
 def _bar(rank: Mapping[str, Any]) -> Text:
     row = rank.get("marked") or rank
     window_us = row["window_us"]
-    parts = [(row[key], label, style) for key, label, style in _PARTS if row.get(key) is not None and window_us]
+    parts = [
+        (row[key], label, style)
+        for (key, label), style in zip(PARTS, _COLOURS, strict=True)
+        if row.get(key) is not None and window_us
+    ]
     line = join((f"rank {'?' if rank['rank'] is None else rank['rank']}".ljust(_LABEL), HEADING))
     drawn, time_us = 0, 0.0
     for part_us, _, style in parts:
@@ -178,7 +139,7 @@ def _bar(rank: Mapping[str, Any]) -> Text:
         line.append("█" * (end - drawn), style=style)
         drawn = end
     line.append(" " * (_BAR - drawn + 1))
-    named = sorted((part for part in parts if part[0] >= _LEAST_NAMED * window_us), key=lambda part: -part[0])
+    named = sorted((part for part in parts if part[0]), key=lambda part: -part[0])
     for number, (part_us, label, style) in enumerate(named):
         line.append_text(join(", " if number else " ", (label, style), f" {part_us / window_us:.0%}"))
     return line

@@ -161,6 +161,7 @@ class _Reading:
         metadata_calls: Dangerous functions that loading a ``.metadata`` would call, by its name.
         shards: The tensors of which files hold the shards of single ranks.
         elements: How many elements each tensor has, of all tables of contents.
+        world: Sizes of the axes of parallelism that DeepSpeed states.
     """
 
     folder: Path
@@ -171,6 +172,7 @@ class _Reading:
     metadata_calls: dict[str, tuple[str, ...]] = field(default_factory=dict)
     shards: ShardedTensors = field(default_factory=ShardedTensors)
     elements: list[int] = field(default_factory=list)
+    world: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -226,7 +228,7 @@ def _read_files(path: Path, folder: Path, selection: Selection) -> Checkpoint:
             with without_collection():
                 _read_dcp(reading, name, selection.sizes)
     files = tuple(_read_file(reading, name, size) for name, size in selection.sizes.items())
-    missing = [problem for problem in find_missing(selection.sizes) if not _is_there(problem, selection)]
+    missing = [problem for problem in find_missing(selection.sizes, reading.world) if not _is_there(problem, selection)]
     indexes = [name for name in selection.sizes if name.endswith(INDEX_ENDINGS)]
     stored = {file.path: sum(group.bytes for group in file.holds or ()) for file in files}
     wrong = [text for name in indexes for text in check_index(folder, name, selection.sizes, sum(stored.values()))]
@@ -305,6 +307,10 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
         reading.elements.extend(tensor.items for tensor in file.tensors)
         groups, unused_bytes = sum_torch_tensors(file, kind, path.name)
         reading.parameter_sizes.update(parse_parameter_sizes(file.value))
+        for axis in ("dp", "mp"):
+            stated = file.value.get(f"{axis}_world_size") if isinstance(file.value, Mapping) else None
+            if isinstance(stated, int):
+                reading.world[axis] = stated
         reading.shards.add(file, kind)
         copy_of = reading.shards.find_copy(name, file, kind)
         return _Contents(groups, unused_bytes, None, find_dangerous_calls(file.names), copy_of)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from math import prod
 from pathlib import Path
@@ -34,8 +35,8 @@ _KINDS_OF_EVERY_RANK = (
 )
 
 
-def find_missing(sizes: Mapping[str, int]) -> list[str]:
-    """Files that a complete checkpoint has and this one lacks, in words."""
+def find_missing(sizes: Mapping[str, int], world: Mapping[str, int] | None = None) -> list[str]:
+    """Files that a complete checkpoint has and this one lacks, in words; ``world`` states the size of axes."""
     missing: list[str] = []
     folders = sorted({name.rpartition("/")[0] for name in sizes if name.endswith(".distcp")})
     missing.extend(
@@ -47,9 +48,16 @@ def find_missing(sizes: Mapping[str, int]) -> list[str]:
     for name in sizes:
         parsed = parse_name(name)
         ranks_by_kind.setdefault(parsed.kind, []).append(parsed.ranks)
-    for kind, ranks in ranks_by_kind.items():
-        if kind in _KINDS_OF_EVERY_RANK:
-            missing.extend(_find_gaps(kind, ranks))
+    of_every_rank = {kind: ranks for kind, ranks in ranks_by_kind.items() if kind in _KINDS_OF_EVERY_RANK}
+    sizes_of_axes = Counter(world or {})
+    for ranks in of_every_rank.values():
+        for rank in ranks:
+            sizes_of_axes |= Counter({axis: number + 1 for axis, number in rank.items()})
+    for kind, ranks in of_every_rank.items():
+        missing.extend(_find_gaps(kind, ranks, sizes_of_axes))
+    is_zero = any("dp" in rank for rank in ranks_by_kind.get(Kind.OPTIMIZER, ()))
+    if is_zero and not {Kind.MODEL, Kind.MODEL_METADATA, Kind.LAYER} & set(ranks_by_kind):
+        missing.append("the files of model states are missing")
     empty = [name for name, size in sizes.items() if size == 0 and holds_state(name)]
     missing.extend(f"{name} is empty" for name in empty[:_LISTED_MISSING])
     if len(empty) > _LISTED_MISSING:
@@ -102,19 +110,17 @@ def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
     return problems + [problem for name in indexes for problem in check_index(folder, name, sizes)]
 
 
-def _find_gaps(kind: Kind, ranks: Sequence[Mapping[str, int]]) -> list[str]:
-    """Ranks without a file: the files of one kind cover every rank up to the highest of each axis."""
+def _find_gaps(kind: Kind, ranks: Sequence[Mapping[str, int]], world: Mapping[str, int]) -> list[str]:
+    """Ranks without a file: the files of one kind cover every rank of each axis that their names have."""
     axes = sorted({axis for rank in ranks for axis in rank} - {"part"})
     if not axes:
         return []
     present = {tuple(rank.get(axis, 0) for axis in axes) for rank in ranks}
-    highest = [max(rank[index] for rank in present) for index in range(len(axes))]
-    expected = prod(rank + 1 for rank in highest)
+    expected = prod(world[axis] for axis in axes)
     if expected == len(present) or expected > MOST_FILES:
         return []
-    absent = expected - len(present)
-    axis_names = " x ".join(f"{axis} 0-{rank}" for axis, rank in zip(axes, highest, strict=True))
-    return [f"{absent} of {expected} files of {kind} are missing ({axis_names})"]
+    axis_names = " x ".join(f"{axis} 0-{world[axis] - 1}" for axis in axes)
+    return [f"{expected - len(present)} of {expected} files of {kind} are missing ({axis_names})"]
 
 
 def check_index(folder: Path, name: str, sizes: Mapping[str, int], tensor_bytes: int | None = None) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,16 @@ class TestLayouts:
         answer = run(capsys, "checkpoint", tmp_path)
         assert answer.code == 4
         assert "model-00002-of-00002.safetensors is missing" in answer.err
+
+
+@pytest.mark.parametrize("name", ["deepspeed_zero1", "deepspeed_zero3", "deepspeed_pipeline"])
+def test_each_file_of_a_rank_of_deepspeed_is_missed(tmp_path: Path, name: str) -> None:
+    whole = FIXTURES / name
+    assert not read_checkpoint(whole).damage
+    files = [file.relative_to(whole) for file in whole.rglob("*rank_*_states.pt")]
+    assert len(files) >= 3
+    for number, file in enumerate(files):
+        shutil.copytree(whole, tmp_path / str(number))
+        (tmp_path / str(number) / file).unlink()
+        (problem,) = read_checkpoint(tmp_path / str(number)).damage
+        assert "missing" in problem
