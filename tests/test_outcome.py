@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -39,13 +38,6 @@ def report_of(ranks: int, last: float = 1.5) -> Report:
     columns = (Column("Rank"), Column("Time (ms)"), Column("Cause"))
     section = Section("Times", columns, rows[:2], every=rows, is_aggregated=True)
     return Report("Title", {"schema": "x", "results": {"a": {"ranks": entries}}}, (section,), ("a doubt",))
-
-
-def test_json_of_many_ranks_is_what_the_standard_library_writes() -> None:
-    report = report_of(RANKS)
-    assert (
-        Outcome(report, Format.JSON).output() == json.dumps({**report.data, "warnings": ["a doubt"]}, indent=2) + "\n"
-    )
 
 
 @pytest.mark.parametrize("chosen", [None, *Format])

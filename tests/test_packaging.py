@@ -76,33 +76,6 @@ def test_links_lead_somewhere(document: Path) -> None:
         assert target.startswith("https://") or path.exists() or path in made, target
 
 
-def test_no_text_tells_anyone_to_install_the_other_project() -> None:
-    for document in DOCUMENTS:
-        assert not re.search(r"pip install perfscope\b(?!-toolkit)", document.read_text())
-
-
-def console_examples() -> list[tuple[str, str, list[str]]]:
-    """Each ``$ command`` of a console block, with the lines that follow it."""
-    examples = []
-    for document in (ROOT / "README.md", ROOT / "docs" / "traces.md"):  # the other guides' own tests run theirs
-        for block in re.findall(r"```console\n(.*?)```", document.read_text(), re.DOTALL):
-            for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-                command, *output = part.splitlines()
-                examples.append((document.name, command, output))
-    return examples
-
-
-@pytest.mark.parametrize(("document", "command", "output"), console_examples())
-def test_console_examples_print_what_they_say(document: str, command: str, output: list[str]) -> None:
-    """A line ``...`` stands for any lines; the examples read, so they run where the fixtures are."""
-    program, *words = shlex.split(command)
-    assert program == "perfscope"
-    ended = perfscope(*words, cwd=ROOT)
-    assert ended.code == 0, ended.stderr
-    pattern = "".join(r"(?:.*\n)*" if line == "..." else re.escape(line) + r"\n" for line in output)
-    assert re.fullmatch(pattern, ended.stdout), ended.stdout
-
-
 def readme_answers() -> list[str]:
     """The commands of the README's tables that name everything they need."""
     commands = re.findall(r"`perfscope ([^`]+)`", (ROOT / "README.md").read_text())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import pytest
 
 from perfscope.errors import PerfscopeError
@@ -11,8 +9,6 @@ from perfscope.report import (
     Column,
     Report,
     Section,
-    percent,
-    percent_of,
     shorten_warnings,
 )
 
@@ -20,20 +16,6 @@ from perfscope.report import (
 def test_a_row_that_does_not_fit_is_a_defect() -> None:
     with pytest.raises(AssertionError, match="2 cells under 1 columns"):
         Section("s", (Column("a"),), ((1, 2),))
-
-
-def test_a_share_is_shown_in_percent() -> None:
-    assert percent(0.25) == 25
-    assert percent(Fraction(1, 3)) == 100 / 3
-
-
-def test_an_unknown_share_is_an_empty_cell() -> None:
-    assert percent(None) is None
-
-
-def test_a_part_of_nothing_has_no_share() -> None:
-    assert percent_of(1, 8) == 12.5
-    assert percent_of(0, 0) is None
 
 
 def test_sections_are_selected_by_their_titles_in_the_order_of_the_titles() -> None:

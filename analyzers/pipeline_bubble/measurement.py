@@ -36,10 +36,8 @@ from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import Cell, Section, percent
 from perfscope.result import PERCENT, Column, Doc, Figures, InUnit, Table, figure
-from perfscope.schedules.catalog import Schedule
 from perfscope.schedules.drawing import Bar, GanttChart, Lane, draw_timeline, to_text
 from perfscope.schedules.operations import Block, PassKind
-from perfscope.schedules.prediction import PassTimes, Setup
 from perfscope.schedules.simulator import Deadlock
 
 _DRAWING_COLUMNS = 100
@@ -467,18 +465,3 @@ def _describe(pipeline: Pipeline, clocks: Clocks, incomplete: int) -> Iterator[s
             "Passes were inferred from the threads that launched the kernels, micro-batches from the transfers between "
             "them."
         )
-
-
-def make_setup(bubble: PipelineBubble) -> Setup | None:
-    """The schedule and the times of a measured pipeline; None where it has no name."""
-    count, schedule = bubble.microbatches, bubble.schedule
-    if schedule not in set(Schedule) or bubble.virtual_stages is None:
-        return None
-    forward, backward, weight = (
-        tuple(round(Fraction(getattr(stage, part)) / count) for stage in bubble.stages)
-        for part in ("forward", "backward", "weight")
-    )
-    weight = tuple(own or whole // 2 for own, whole in zip(weight, backward, strict=True))
-    chunks = bubble.virtual_stages if schedule == Schedule.INTERLEAVED else 1
-    times = PassTimes(forward, backward, weight, (0,) * bubble.p)
-    return Setup(Schedule(schedule), bubble.p, count, chunks, times)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
@@ -32,7 +31,7 @@ from perfscope.errors import SourceError, UsageError
 from perfscope.models.hardware import check_dense
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Section, shorten_warnings
+from perfscope.report import shorten_warnings
 from perfscope.sources.ceilings import read_ceiling
 from perfscope.sources.runs.folder import is_folder_at
 from perfscope.sources.stores.location import is_url
@@ -42,8 +41,7 @@ from perfscope.tables.stated import Stated
 _TRACES, _PEAK, _TABLES = "Traces", "Peak", "Tables"
 _JOB, _MEMORY = frozenset({"goodput"}), frozenset({"memory"})
 #: Short names of views, next to the names of analyzers.
-_BUBBLE = "bubble"
-_VIEWS = {_BUBBLE: ("pipeline_bubble", "pipeline_steps")}
+_VIEWS = {"bubble": ("pipeline_bubble", "pipeline_steps")}
 
 
 class StatedPeaks(NamedTuple):
@@ -76,6 +74,35 @@ class StatedPeaks(NamedTuple):
 _NOTHING_STATED = StatedPeaks()
 
 
+class TableOptions(NamedTuple):
+    """How much tables show."""
+
+    operators: Annotated[
+        bool, typer.Option("--operators", help="Break kernels down by operator.", rich_help_panel=_TABLES)
+    ] = False
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            help="Number of levels that tables of modules show.",
+            show_default=str(DEFAULT_DEPTH),
+            rich_help_panel=_TABLES,
+        ),
+    ] = None
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Write all rows of the tables of ranks into this folder; above 512 ranks, tables show quantiles, "
+            "groups and outliers.",
+            show_default="none",
+            rich_help_panel=_TABLES,
+        ),
+    ] = None
+
+
+_USUAL_TABLES = TableOptions()
+
+
 @expand_groups
 def analyze(
     context: typer.Context,
@@ -93,27 +120,7 @@ def analyze(
         typer.Option(help="Analyzers to run, such as breakdown,idle, goodput or memory.", show_default="all"),
     ] = None,
     section: Sections = None,
-    operators: Annotated[
-        bool, typer.Option("--operators", help="Break kernels down by operator.", rich_help_panel=_TABLES)
-    ] = False,
-    depth: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of levels that tables of modules show.",
-            show_default=str(DEFAULT_DEPTH),
-            rich_help_panel=_TABLES,
-        ),
-    ] = None,
-    rows: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER",
-            help="Write all rows of the tables of ranks into this folder; above 512 ranks, tables show quantiles, "
-            "groups and outliers.",
-            show_default="none",
-            rich_help_panel=_TABLES,
-        ),
-    ] = None,
+    tables: TableOptions = _USUAL_TABLES,
     rank: Annotated[
         str | None,
         typer.Option(
@@ -132,16 +139,16 @@ def analyze(
     `--only` shows a part: `late_ranks` which rank is late and why, `goodput` a job over its restarts, `memory` what
     filled the memory, `bubble` the idle time of a pipeline.
     """
-    if depth is not None:
-        require_positive("--depth", depth)
+    if tables.depth is not None:
+        require_positive("--depth", tables.depth)
     if stated.peak is not None:
         check_dense(stated.peak, stated.dtype or Dtype.BF16, None)
     require_readable(section, format)
     plan = Plan(
         execution=where.execution(shows_progress=not context.find_root().params.get("quiet")),
         only=_parse_names(only),
-        with_operators=operators,
-        depth=depth,
+        with_operators=tables.operators,
+        depth=tables.depth,
         ceiling=None if stated.ceiling is None else read_ceiling(stated.ceiling),
         rank_rule=_rank_rule(rank),
         stated=Stated(None if stated.dtype is None else str(stated.dtype), stated.peak),
@@ -150,15 +157,13 @@ def analyze(
     # The workers of a cluster have a working folder of their own.
     locations = [path if where.dask is None or is_url(path) else str(Path(path).absolute()) for path in paths]
     with _analyze(locations, plan) as (analyses, places):
-        if rows is not None and len(analyses) > 1:
+        if tables.rows is not None and len(analyses) > 1:
             raise UsageError(f"--rows takes one run, or the traces of one job; these are {len(analyses)} runs")
-        has_sections = format is not Format.JSON or rows is not None
+        has_sections = format is not Format.JSON or tables.rows is not None
         one = to_report(analyses[0], has_sections=has_sections) if len(analyses) == 1 else None
         report = places.report(one or to_reports(analyses))
-    if only == _BUBBLE and len(analyses) == 1:
-        report = replace(report, sections=(*report.sections, *_list_alternatives(analyses[0])))
-    if rows is not None:
-        report = write_rows(report, rows)
+    if tables.rows is not None:
+        report = write_rows(report, tables.rows)
     return outcome_of(
         choose_sections(report, section),
         format,
@@ -191,24 +196,6 @@ def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analys
                     analysis.inputs[0], f"has no {analysis.skipped[0].analyzer}: {analysis.skipped[0].reason}"
                 )
         yield analyses, Places()
-
-
-def _list_alternatives(analysis: Analysis) -> Iterator[Section]:
-    """What other schedules and micro-batches would change, where a pipeline was measured whole."""
-    result = analysis.results.get("pipeline_bubble")
-    if result is None:
-        return
-    from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble, make_setup  # few runs have a pipeline
-    from perfscope.schedules.prediction import list_alternatives
-    from perfscope.schedules.prediction_report import alternatives_section
-
-    setup = make_setup(result) if isinstance(result, PipelineBubble) else None
-    if setup is not None:
-        yield alternatives_section(
-            list_alternatives(setup),
-            "Simulated with each stage's measured forward and backward times, without transfers and host gaps: compare "
-            "the rows with the first row, not with the measured bubble.",
-        )
 
 
 def _parse_names(only: str | None) -> frozenset[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from itertools import pairwise
 from xml.etree import ElementTree as ET
 
@@ -19,7 +18,7 @@ from perfscope.charts.grammar import (
     Scale,
     Values,
 )  # fmt: skip
-from perfscope.charts.palette import Colour, style_variables
+from perfscope.charts.palette import Colour
 from perfscope.charts.svg import draw, draw_file, fit_extent, label_levels
 from perfscope.page.figures import draw_bars
 
@@ -45,12 +44,6 @@ def test_a_point_stands_where_its_values_are() -> None:
     assert ys[0] > ys[2]
 
 
-def test_equal_factors_are_equally_far_apart_on_a_logarithmic_axis() -> None:
-    svg = draw_file([curve((1, 1), (10, 10), (100, 100), scale=Scale.LOGARITHMIC)])
-    xs = [float(mark.get("cx", "")) for mark in marks_of(svg, "circle")]
-    assert xs[1] - xs[0] == pytest.approx(xs[2] - xs[1], abs=0.2)
-
-
 def test_what_a_logarithmic_axis_cannot_show_is_left_out() -> None:
     svg = draw_file([curve((0, 1), (10, -1), (100, 10), scale=Scale.LOGARITHMIC)])
     assert len(marks_of(svg, "circle")) == 1
@@ -67,13 +60,6 @@ def test_a_stack_leaves_nothing_out() -> None:
     assert all(x + width == pytest.approx(after, abs=0.02) for (x, width), (after, _) in pairwise(row))
     assert row[2][1] == pytest.approx(3 * row[0][1], rel=0.01)
     assert edges[3][1] == pytest.approx(4 * row[0][1], rel=0.01)
-
-
-def test_charts_below_each_other_share_their_axis() -> None:
-    short, long = curve((0, 1), (1, 2)), curve((0, 1), (100, 2))
-    dots = marks_of(draw_file([short, long]), "circle")
-    assert float(dots[0].get("cx", "")) == float(dots[2].get("cx", ""))
-    assert float(dots[1].get("cx", "")) < float(dots[3].get("cx", ""))
 
 
 def test_a_heat_map_has_a_cell_for_each_pair_and_hotter_ones_are_darker() -> None:
@@ -96,13 +82,6 @@ def test_names_of_a_run_stay_text() -> None:
         assert HOSTILE in [element.text for element in tree.iter()]
 
 
-def test_a_file_has_its_colours_in_it_and_a_page_has_its_own() -> None:
-    assert "<style>" in draw_file([curve((0, 1), (1, 2))])
-    assert "<style>" not in draw([curve((0, 1), (1, 2))], "figure")
-    used = set(re.findall(r"(?:fill|line)-([a-z]+)", draw([curve((0, 1), (1, 2))], "figure")))
-    assert all(f"--{name}:" in style_variables() for name in used)
-
-
 def test_a_page_names_and_describes_each_drawing() -> None:
     svg = draw([curve((0, 1), (1, 2))], "figure")
     assert 'role="img" aria-labelledby="figure-t figure-d"' in svg
@@ -121,7 +100,3 @@ def test_every_axis_has_round_levels_in_it(values: tuple[float, ...]) -> None:
     assert 1 <= len(levels) <= 14
     assert all(-0.5 <= extent.place(level) <= 400.5 for level in levels)
     assert len(set(label_levels(levels))) == len(levels)
-
-
-def test_dark_colours_are_for_screens_alone() -> None:
-    assert "@media (prefers-color-scheme:dark){@media screen{" in style_variables()

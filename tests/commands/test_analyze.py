@@ -44,29 +44,12 @@ def test_every_part_of_a_rank_adds_up_to_its_window(run: Path) -> None:
     assert [step["name"] for step in ranks[0]["steps"]] == ["ProfilerStep#5"]
 
 
-def test_gpus_are_told_apart_by_their_uuid(run: Path) -> None:
-    gpus = analyze(run)[1]["results"]["gpus"]
-    assert sorted(gpu["ranks"] for gpu in gpus) == [[0], [1], [2], [3]]
-    assert all(0 < gpu["power_w"] <= gpu["power_limit_w"] for gpu in gpus)
-
-
 def test_one_unreadable_trace_does_not_take_the_others_along(run: Path) -> None:
     traces(run)[1].write_bytes(b"garbage")
     code, document = analyze(run)
     assert code == 4
     assert [rank["rank"] for rank in document["results"]["breakdown"]["ranks"]] == [0, 2, 3]
     assert any("is not a trace" in warning for warning in document["warnings"])
-
-
-def test_without_a_readable_trace_the_steps_are_still_there(run: Path) -> None:
-    for trace in traces(run):
-        trace.write_bytes(b"garbage")
-    code, document = analyze(run)
-    assert code == 4
-    assert document["results"]["steps"]["count"] == 40
-    assert {skip["reason"] for skip in document["skipped"] if skip["analyzer"] == "breakdown"} == {
-        "no trace could be read"
-    }
 
 
 def test_a_trace_that_a_window_names_and_that_is_gone_is_missed(run: Path) -> None:
@@ -119,16 +102,6 @@ def test_two_runs_are_answered_for_each_apart_and_the_same_run_once(tmp_path: Pa
     assert both["warnings"] == single.pop("warnings") == []
     assert both["analyses"][0] == single
     assert both["analyses"][1]["results"] == json.loads(perfscope(*words, other, cwd=tmp_path).stdout)["results"]
-
-
-def test_a_folder_of_runs_stands_for_its_runs(tmp_path: Path) -> None:
-    for name in ("h200_zero1", "h200_zero2"):
-        shutil.copytree(ROOT / "fixtures" / "runs" / name, tmp_path / "runs" / name)
-    ended = perfscope("analyze", "--only", "steps", "runs", cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    assert ended.stdout.startswith("# Where the time went: 2 runs, each apart\n")
-    assert "## runs/h200_zero1: Steps" in ended.stdout
-    assert "## runs/h200_zero2: Steps" in ended.stdout
 
 
 def test_the_command_of_the_title_is_quoted_for_a_shell(run: Path) -> None:

@@ -71,33 +71,6 @@ def test_the_json_has_the_schema_and_the_keys_that_are_promised(pair: tuple[Path
     assert document["missing"]["budget"].endswith("the run contains no trace")
 
 
-def test_energies_are_compared(capsys: Capture, tmp_path: Path) -> None:
-    energy = run(capsys, "compare", LONG, copied(LONG, tmp_path / "again"), "--format", "json").data["energy"]
-    assert energy["a_j"] == energy["b_j"] > 400
-    assert energy["change"] == 0
-
-
-def test_the_terms_and_what_is_unexplained_add_up_to_the_change(capsys: Capture) -> None:
-    document = run(capsys, "compare", RUN, OTHER, "--anyway", "--format", "json").data
-    assert set(document["terms"][0]) >= {"name", "change_us"}
-    total_ns = sum(round(term["change_us"] * 1000) for term in document["terms"])
-    assert total_ns + round(document["unexplained_us"] * 1000) == round(document["change_us"] * 1000)
-    largest = [abs(term["change_us"]) for term in document["terms"]]
-    assert largest == sorted(largest, reverse=True)
-    alone = [term for term in document["terms"] if term["kind"] == "exposed communication" and term["b_calls"]]
-    assert alone
-    assert all(term["a_calls"] == 0 for term in alone)
-    assert sum(term["a_calls"] == term["b_calls"] for term in document["terms"] if term["kind"] == "compute") > 20
-
-
-def test_the_first_line_is_the_verdict(pair: tuple[Path, Path], capsys: Capture) -> None:
-    slower, faster = run(capsys, "compare", *pair), run(capsys, "compare", *reversed(pair))
-    assert " 5.0" in slower.out.splitlines()[0]
-    assert "% slower (interval +" in slower.out.splitlines()[0]
-    assert "% faster (interval -" in faster.out.splitlines()[0]
-    assert "the interval covers how steps of these two processes vary" in slower.out
-
-
 def test_a_run_against_itself_has_no_difference(capsys: Capture) -> None:
     answer = run(capsys, "compare", RUN, RUN)
     assert answer.code == 0
@@ -126,40 +99,13 @@ def test_anyway_compares_per_token(capsys: Capture) -> None:
     assert document["step_time"]["change"] == pytest.approx(rates[0] / rates[1] - 1, rel=1e-6)
 
 
-def test_another_model_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    small = copied(RUN, tmp_path / "small")
-    record = small / "ranks" / "00000" / "model.json"
-    model = json.loads(record.read_text())
-    model["parameters"] = model["trainable"] = 1_000_000
-    record.write_text(json.dumps(model))
-    answer = run(capsys, "compare", RUN, small)
-    assert answer.code == 1
-    assert "different model: 220.3M parameters against 1M parameters" in answer.out
-
-
-def test_other_versions_are_said_and_compared(pair: tuple[Path, Path], capsys: Capture) -> None:
-    record = pair[1] / "run.json"
-    facts = json.loads(record.read_text())
-    facts["versions"]["transformers"] = "6.0.0"
-    record.write_text(json.dumps(facts))
-    answer = run(capsys, "compare", *pair)
-    assert answer.code == 0
-    assert "| version of transformers | 5.17.0 | 6.0.0 | compared |" in " ".join(answer.out.split()).replace("  ", " ")
-
-
 @pytest.mark.parametrize(
     ("limit", "code"),
     [
         ("step_time>+3%", 3),
-        ("step_time > 3%", 3),
         ("step_time>+5%", 0),  # the interval contains the limit
-        ("step_time>+8%", 0),
-        ("throughput<-3%", 3),
         ("tflops<-3%", 3),
-        ("tflops<-5%", 0),
         ("memory>+5%", 0),
-        ("step_time<-1%", 0),
-        ("energy>+500%", 0),
         ("exposed_communication>+1%", 0),
     ],
 )
@@ -248,15 +194,6 @@ def test_a_baseline_is_compared_as_the_run_that_it_was_saved_from(tmp_path: Path
         assert by_baseline[key] == by_run[key], key
 
 
-def test_a_log_and_a_run_share_step_time_and_say_what_they_do_not(capsys: Capture) -> None:
-    document = run(capsys, "compare", LOGS / "deepspeed_zero1_h200.log", RUN, "--format", "json").data
-    assert document["verdict"] in ("slower", "faster")
-    assert document["a"]["kind"] == "log"
-    assert document["energy"] is None
-    assert document["missing"]["energy"].endswith("logs state no energy")
-    assert document["missing"]["budget"].endswith("a log has no traces")
-
-
 def test_traces_are_compared_by_their_profiled_steps(capsys: Capture) -> None:
     traces = ROOT / "fixtures" / "traces"
     document = run(capsys, "compare", traces / "single", traces / "ddp4", "--anyway", "--format", "json").data
@@ -266,29 +203,6 @@ def test_traces_are_compared_by_their_profiled_steps(capsys: Capture) -> None:
     assert own["verdict"] == "same"
     assert own["exposed_communication"]["a_s"] > 0
     assert own["change_us"] == own["unexplained_us"] == 0
-
-
-def test_steps_that_alone_became_slower_are_said(tmp_path: Path, capsys: Capture) -> None:
-    def pause(step: dict[str, Any]) -> None:
-        set_time(20.0)(step)
-        if "wall_ns" in step and step["step"] % 5 == 0:
-            step["wall_ns"] += 10_000_000
-
-    sides = copied(RUN, tmp_path / "a", set_time(20.0)), copied(RUN, tmp_path / "b", pause)
-    document = run(capsys, "compare", *sides, "--format", "json").data
-    assert document["verdict"] == "same"
-    assert [note for note in document["notes"] if note.startswith("The mean step is +1") and "some steps" in note]
-    clean = run(capsys, "compare", sides[0], sides[0], "--format", "json").data
-    assert not any("mean step" in note for note in clean["notes"])
-
-
-def test_traces_with_commas_are_of_the_ranks_of_one_job(capsys: Capture) -> None:
-    base = ROOT / "fixtures" / "whatif" / "base"
-    ranks = ",".join(str(base / f"rank{rank}.json.gz") for rank in (0, 1))
-    document = run(capsys, "compare", base, ranks, "--format", "json").data
-    assert document["b"]["gpus"] == 2
-    assert document["b"]["runs"] == 1
-    assert document["change_us"] == 0
 
 
 def test_a_single_step_cannot_tell(tmp_path: Path, capsys: Capture) -> None:
@@ -355,7 +269,3 @@ def test_sides_that_name_nothing_and_a_spread_that_cannot_be_are_one_line(capsys
         answer = run(capsys, "compare", RUN, RUN, "--between-runs", share)
         assert answer.code == 2
         assert "--between-runs" in answer.err
-
-
-def test_every_format_of_other_commands_is_there(pair: tuple[Path, Path], capsys: Capture) -> None:
-    assert "Step time (ms)" in run(capsys, "compare", *pair, "--format", "csv").out

@@ -120,15 +120,6 @@ def test_what_hangs_is_ended() -> None:
     assert (result.values, result.problem) == (None, "no answer in 0.5 s")
 
 
-def test_a_sitecustomize_of_the_users_own_runs_behind_the_hook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    environment = with_module(tmp_path, "sitecustomize", "")
-    monkeypatch.setenv("PYTHONPATH", environment["PYTHONPATH"])
-    monkeypatch.setattr(doctor, "_find_packages", list)
-    (check, *_) = doctor.check_hook()
-    assert check.verdict is CheckVerdict.OK
-    assert check.finding.endswith("modules/sitecustomize.py runs after it")
-
-
 def test_a_version_that_moved_a_function_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "modules" / "deepspeed" / "runtime" / "pipe"
     package.mkdir(parents=True)

@@ -168,35 +168,6 @@ ARGUMENTS = {
 }
 
 
-@pytest.mark.parametrize("padded", [True, False])
-@pytest.mark.parametrize("states_batch", [True, False])
-def test_arguments_batch_and_padded_vocabulary_are_the_same_for_every_command(
-    tmp_path: Path, padded: bool, states_batch: bool
-) -> None:
-    """A Megatron-DeepSpeed log prints its arguments; without the global batch, it follows from the iterations."""
-    left_out = {"padded_vocab_size"} if not padded else set()
-    left_out |= set() if states_batch else {"global_batch_size"}
-    lines = [
-        f"  {name} {'.' * (46 - len(name))} {value}\n" for name, value in ARGUMENTS.items() if name not in left_out
-    ]
-    text = "-------------------- arguments --------------------\n" + "".join(lines)
-    text += "---------------- end of arguments ----------------\n" + MEGATRON
-    answers = read_all(tmp_path / "plain", "run.log", text.encode())
-    assert check_agreement(answers) >= 7
-    summary = answers["logs"]["logs"][0]
-    assert summary["global_batch_size"] == 1024
-    for number, (variant, (name, write)) in enumerate(VARIANTS.items()):
-        assert read_all(tmp_path / str(number), name, write(text.encode())) == answers, variant
-
-
-@pytest.mark.parametrize("folder", RUNS, ids=lambda folder: folder.name)
-def test_analyze_and_scaling_agree_on_a_run(folder: Path) -> None:
-    steps = answer("analyze", folder, "--only", "steps").get("results", {}).get("steps")
-    document = answer("scaling", folder)
-    for run in document.get("runs", []):
-        assert run["samples_per_s"] == (steps["samples_per_s"] if steps else None)
-
-
 def test_plan_sizes_a_checkpoint_as_checkpoint_does() -> None:
     size = answer("plan", "--model", "7B", "--gpus", 8, "--zero", 1)["checkpoint_bytes"]
     assert str(size) in json.dumps(answer("checkpoint", "--size", "7B", "--gpus", 8))

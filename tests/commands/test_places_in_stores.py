@@ -70,30 +70,6 @@ def test_an_answer_is_the_same_from_a_store(source: str, command: str, store: fs
     assert copies() == before
 
 
-def test_a_folder_of_logs_in_a_store_is_its_logs(store: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
-    folder = tmp_path / "13B"
-    (folder / "deeper").mkdir(parents=True)
-    for name in LOGS:
-        (folder / "deeper" / name).write_bytes((FIXTURES / "published_logs" / name).read_bytes())
-    (folder / "weights.bin").write_bytes(b"0")
-    url = put(store, folder)
-    stored, on_disk = ask("logs", url, "-f", "csv"), ask("logs", folder, "-f", "csv")
-    assert stored.stdout == on_disk.stdout.replace(str(tmp_path), STORE)
-    assert f"{STORE}/13B/deeper/{LOGS[0]}" in stored.stdout
-
-
-def test_the_history_of_a_run_in_a_store_is_named_by_its_url(store: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    (run / "memory").mkdir(parents=True)
-    (run / "run.json").write_text("{}")
-    whole = (FIXTURES / "memory" / "pure.memory.jsonl.gz").read_bytes()
-    (run / "memory" / "vm_1.1.memory.jsonl.gz").write_bytes(whole[:-3000])
-    stored, on_disk = (ask(*COMMANDS["memory"], place) for place in (put(store, run), run))
-    assert stored.code == ExitCode.DAMAGED_INPUT
-    assert stored.stderr == on_disk.stderr.replace(str(tmp_path), STORE)
-    assert "warning: memory://place/run/memory/vm_1.1.memory.jsonl.gz: " in stored.stderr
-
-
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_is_not_there_is_named_by_its_url(command: str) -> None:
@@ -101,16 +77,6 @@ def test_what_is_not_there_is_named_by_its_url(command: str) -> None:
     assert ended.code == 1
     assert ended.stderr.startswith("perfscope: memory://place/nothing ")
     assert "perfscope-" not in ended.stderr
-
-
-def test_a_file_that_cannot_be_read_as_what_it_should_be_is_named_by_its_url(
-    store: fsspec.AbstractFileSystem,
-) -> None:
-    store.pipe("/place/memory.pickle", b"not a pickle")
-    ended = ask(*COMMANDS["memory"], f"{STORE}/memory.pickle")
-    assert ended.stderr.startswith("perfscope: memory://place/memory.pickle ")
-    store.pipe("/place/folder/notes.bin", b"0")
-    assert ask("postmortem", f"{STORE}/folder").stderr.startswith("perfscope: memory://place/folder holds no dump")
 
 
 def test_a_log_that_is_lost_is_named_and_the_others_are_answered_for(

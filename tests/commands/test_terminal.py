@@ -50,14 +50,6 @@ def test_a_comparison_is_one_screen_with_the_verdict_first(size: tuple[int, int]
     assert any(line.startswith("Step time (ms)") for line in seen.lines)
 
 
-def test_a_refused_comparison_says_why_on_the_screen() -> None:
-    a, b = (FIXTURES / "compare" / f"{name}.json" for name in ("base_1", "batch_16"))
-    seen = on_terminal("compare", a, b, "--fail-on", "step_time>+3%", cwd=ROOT)
-    assert seen.code != 0
-    assert len(seen.lines) < 24
-    assert seen.lines[0] == "Incomparable"
-
-
 @pytest.mark.parametrize("words", [["analyze", UNPINNED], ["compare", PINNED, UNPINNED, "--anyway"]])
 def test_what_is_piped_is_markdown_as_it_was(words: list[str | Path]) -> None:
     piped = perfscope(*words, cwd=ROOT).stdout
@@ -78,9 +70,6 @@ class TestEnvironment:
         assert "\x1b" not in seen.written
         assert seen.lines[1] == "Findings"
 
-    def test_an_empty_no_color_means_nothing(self) -> None:
-        assert "\x1b[" in on_terminal("--quiet", "analyze", UNPINNED, cwd=ROOT, setting="NO_COLOR=").written
-
     def test_columns_is_honoured(self) -> None:
         assert on_terminal("--quiet", "analyze", ZERO1, size=(200, 50), cwd=ROOT, setting="COLUMNS=60").widest <= 60
 
@@ -99,25 +88,11 @@ class TestSections:
         assert len(numbers) > 50
         assert numbers <= set(re.split(r"\s+", "\n".join(seen.lines)))
 
-    def test_sections_are_markdown_where_they_are_piped(self) -> None:
-        ended = perfscope("analyze", UNPINNED, "--section", "FINDINGS", "--section", "optim", cwd=ROOT)
-        assert re.findall("^## (.*)", ended.stdout, re.MULTILINE) == ["Findings", "Optimizer"]
-
-    def test_only_shows_all_of_its_analyzers(self) -> None:
-        seen = on_terminal("--quiet", "analyze", UNPINNED, "--only", "kernels", cwd=ROOT)
-        assert "Kernels" in seen.lines
-        assert len(seen.lines) > 24
-
     def test_a_section_that_is_not_there_is_named_with_those_that_are(self) -> None:
         ended = perfscope("analyze", UNPINNED, "--section", "colectives", cwd=ROOT)
         assert ended.code == 2
         assert "has no section 'colectives'" in ended.stderr
         assert "Findings, Wall clock" in ended.stderr
-
-    def test_json_is_whole(self) -> None:
-        ended = perfscope("analyze", UNPINNED, "--section", "steps", "--format", "json", cwd=ROOT)
-        assert ended.code == 2
-        assert "--only" in ended.stderr
 
 
 class TestBadInput:
@@ -145,13 +120,6 @@ class TestBadInput:
         assert any(line.startswith("Warning") for line in seen.lines)
         warnings = on_terminal("analyze", "run", "--section", "warnings", cwd=tmp_path)
         assert any(line.startswith("- ") for line in warnings.lines)
-
-    def test_an_empty_run(self, tmp_path: Path) -> None:
-        (tmp_path / "run").mkdir()
-        shutil.copy(UNPINNED / "run.json", tmp_path / "run")
-        seen = on_terminal("analyze", "run", cwd=tmp_path)
-        assert len(seen.lines) < 24
-        assert "no training process reported" in " ".join(line.strip() for line in seen.lines)
 
     def test_many_ranks_and_many_runs(self, tmp_path: Path) -> None:
         for number in range(26):

@@ -24,12 +24,6 @@ def test_the_json_has_the_step_its_replay_and_the_scenarios(capsys: pytest.Captu
     assert document["contention"][0]["slowdown"] > 0
 
 
-def test_the_first_line_names_what_saves_most(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = run(capsys, "whatif", BASE).out.splitlines()
-    assert lines[0].startswith("# 5.")
-    assert "`communication-free`" in lines[0]
-
-
 def test_chosen_scenarios_are_answered_alone_and_in_the_order_of_what_they_save(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -37,20 +31,6 @@ def test_chosen_scenarios_are_answered_alone_and_in_the_order_of_what_they_save(
     document = run(capsys, "whatif", BASE, *chosen, "--format", "json").data
     names = [scenario["name"] for scenario in document["scenarios"]]
     assert names == ["communication-free", "launch-free", "faster-communication=2"]
-
-
-def test_analyze_gives_the_same_only_where_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    document = run(capsys, "analyze", BASE, "--only", "whatif", "--format", "json").data
-    alone = run(capsys, "whatif", BASE, "--format", "json").data
-    assert document["results"]["whatif"] == {key: alone[key] for key in document["results"]["whatif"]}
-    assert "whatif" not in run(capsys, "analyze", BASE, "--format", "json").data["results"]
-
-
-def test_what_cannot_be_asked_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, "whatif", BASE, "--scenario", "magic")
-    assert answer.code == 2
-    assert answer.err.startswith("perfscope: there is no scenario 'magic'\n")
-    assert run(capsys, "whatif", "nowhere").code == 1
 
 
 @pytest.mark.parametrize(
@@ -83,9 +63,3 @@ def test_what_these_traces_cannot_tell_has_a_reason(
     assert answer.data["scenarios"] == []
     (refused,) = answer.data["refused"]
     assert reason in refused["reason"]
-
-
-def test_a_trace_of_a_cpu_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    answer = run(capsys, "whatif", ROOT / "fixtures" / "traces" / "gloo2")
-    assert answer.code == 1
-    assert "no trace joins events of the device with their launches" in answer.err

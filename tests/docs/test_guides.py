@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from perfscope.analyzers.whatif.scenarios import SCENARIOS
+from perfscope.errors import ExitCode
 from tests.commands.report_cli import run
 from tests.conftest import ROOT, perfscope
 
 DOCS = ROOT / "docs"
-GUIDES = (
-    *("gpus.md", "nodes.md", "frameworks.md", "wall-clock.md", "merge.md", "findings.md", "page.md"),
-    *("watch.md", "postmortem.md", "terminal.md", "goodput.md", "stragglers.md", "modules.md", "roofline.md"),
-)
+#: Guides with examples; those of the tutorial and of doctor have tests of their own.
+GUIDES = [
+    guide
+    for guide in (ROOT / "README.md", *sorted(DOCS.glob("*.md")))
+    if guide.name not in ("tutorial.md", "doctor.md") and "```console" in guide.read_text()
+]
 FIXTURES = Path("fixtures")
 #: Commands that print the keys that a guide names, and names in it that are values.
 KEYS: dict[str, tuple[list[list[object]], str]] = {
@@ -51,28 +54,27 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_examples_print_what_they_say(guide: str, tmp_path: Path) -> None:
+def plain(line: str) -> str:
+    """A line without the blanks and dashes that only align a table."""
+    return " ".join(re.sub(r":?-{3,}:?", "-", line).split())
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=lambda guide: guide.name)
+def test_examples_print_what_they_say(guide: Path, tmp_path: Path) -> None:
     """A line ``...`` stands for any lines, and at a line's end for its rest; each guide's examples share a folder."""
     for folder in ("fixtures", "tests"):
         (tmp_path / folder).symlink_to(ROOT / folder)
-    blocks = re.findall(r"```console\n(.*?)```", text_of(guide), re.DOTALL)
-    parts = [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]
-    assert parts
-    for part in parts:
-        command, *output = part.splitlines()
-        program, *words = shlex.split(command)
-        assert program == "perfscope"
-        ended = perfscope(*words, cwd=tmp_path)
-        assert ended.code == 0, ended.stderr
-        pattern = "".join(_pattern(line) for line in output)
-        assert re.fullmatch(pattern, ended.stdout), ended.stdout
-
-
-def _pattern(line: str) -> str:
-    if line == "...":
-        return r"(?:.*\n)*?"
-    return re.escape(line.removesuffix("...")) + (r".*\n" if line.endswith("...") else r"\n")
+    blocks = re.findall(r"```console\n(.*?)```", guide.read_text(), re.DOTALL)
+    for part in [part for block in blocks for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]]:
+        command, *shown = part.splitlines()
+        ended = perfscope(*shlex.split(command)[1:], cwd=tmp_path)
+        assert ended.code in (ExitCode.OK, ExitCode.DIFFERENCE), ended.stderr
+        printed = iter([plain(line) for line in ended.stdout.splitlines()])
+        for line in map(plain, shown):
+            start = line.removesuffix("...")
+            assert not start or any(each == line or (line != start and each.startswith(start)) for each in printed), (
+                line
+            )
 
 
 @pytest.mark.parametrize(("guide", "command"), COMMANDS)
@@ -120,27 +122,3 @@ def test_the_guide_names_every_scenario() -> None:
     table = text_of("whatif.md").partition("## Scenarios")[2].partition("\n\nWithout ")[0]
     named = {name.partition("=")[0] for name in re.findall(r"`([a-z-]+(?:=[^`]*)?)`", table)}
     assert named == {scenario.name for scenario in SCENARIOS}
-
-
-EXAMPLES = [
-    (name, command, shown)
-    for name in ("checkpoints.md", "reports.md")
-    for block in re.findall(r"```console\n(.*?)```", text_of(name), re.DOTALL)
-    for command, shown in re.findall(r"\$ (.*)\n((?:(?!\$ ).*\n)*)", block)
-]
-
-
-def plain(line: str) -> str:
-    """A line without the blanks and dashes that only align a table."""
-    return " ".join(re.sub(r":?-{3,}:?", "-", line).split())
-
-
-@pytest.mark.parametrize(("name", "command", "shown"), EXAMPLES)
-def test_an_example_prints_what_is_shown_of_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, command: str, shown: str
-) -> None:
-    monkeypatch.chdir(ROOT)
-    printed = iter([plain(line) for line in run(capsys, *shlex.split(command)[1:]).out.splitlines()])
-    for line in shown.splitlines():
-        if line.strip() not in ("", "..."):
-            assert plain(line) in printed, line  # in this order

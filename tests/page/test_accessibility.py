@@ -28,11 +28,6 @@ def test_axe_finds_no_serious_fault_on_a_damaged_page_without_gpus(show: Show) -
     assert not [(fault["id"], fault["nodes"][0]["html"]) for fault in faults if fault["impact"] in SERIOUS]
 
 
-def test_the_timeline_has_a_table_in_its_place(show: Show, real_page: str) -> None:
-    rows = show(real_page).page.locator("#timeline table tbody tr")
-    assert rows.count() == 2
-
-
 def test_the_page_has_its_landmarks_and_a_way_past_the_contents(show: Show, real_page: str) -> None:
     page = show(real_page).page
     for landmark in ("header", "nav[aria-label]", "main", "footer"):

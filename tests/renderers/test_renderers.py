@@ -46,10 +46,6 @@ def test_markdown_of_a_report_inside_another_document() -> None:
     assert markdown.render_sections(report.sections, level=2) == "## Section\n\n- n\n"
 
 
-def test_every_format_has_a_module_that_renders() -> None:
-    assert all(render(REPORT, each_format) for each_format in Format)
-
-
 def test_json_has_null_for_what_does_not_exist() -> None:
     assert json.loads(render(REPORT, Format.JSON)) == {
         "schema": "perfscope/test/1",
@@ -61,13 +57,6 @@ def test_json_has_null_for_what_does_not_exist() -> None:
 def test_json_refuses_what_is_no_number() -> None:
     with pytest.raises(ValueError, match="JSON"):
         render(Report("t", {"schema": "x", "value": float("nan")}, ()), Format.JSON)
-
-
-def test_json_refuses_what_is_no_number_in_a_long_list() -> None:
-    with pytest.raises(ValueError, match="JSON"):
-        render(Report("t", {"schema": "x", "values": [1.0, float("inf")]}, ()), Format.JSON)
-    with pytest.raises(ValueError, match="JSON"):
-        render(Report("t", {"results": {"a": {"ranks": [{"deep": [1.0, float("nan")]}]}}}, ()), Format.JSON)
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

@@ -46,14 +46,3 @@ def test_a_window_that_slowed_later_steps_is_said() -> None:
     assert summarize(analysis_of(steps=steps))[1].startswith(said)
     effect["verdict"] = "no difference found"
     assert not any("slowed" in line for line in summarize(analysis_of(steps=steps)))
-
-
-def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit() -> None:
-    steps = {
-        "count": 3,
-        "source": "optimizer",
-        "ranks": [{}],
-        "step_time_s": None,
-        "unreached_windows": ["Window 4-6 ..."],
-    }
-    assert summarize(analysis_of(steps=steps))[1] == "Window 4-6 ..."
