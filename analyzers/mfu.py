@@ -19,10 +19,9 @@ from perfscope.analyzers.tflops.comparison import (
     compare,
     describe_doubts,
     explain_spread,
-    explain_window,
 )
 from perfscope.analyzers.tflops.cross_check import CrossCheck, cross_check
-from perfscope.analyzers.tflops.operation_counts import Operations, doubt_twins
+from perfscope.analyzers.tflops.operation_counts import Operations
 from perfscope.analyzers.tflops.precision import Precision
 from perfscope.analyzers.tflops.trained_run import (
     count_step_tokens,
@@ -152,7 +151,6 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
         step_ns=round(times.step_time_s * NS_PER_S),
         gpus=devices,
         peak_tflops=device.peak_tflops,
-        measured=recomputation.measured,
     )
     conventions = compare(step)
     headline = _find_headline(conventions)
@@ -179,9 +177,7 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
             *device.notes,
             *recomputation.notes,
             *describe_doubts(conventions, step),
-            *_doubt_ranks(run, traced),
             *explain_spread(step, conventions),
-            *explain_window(step, trained.stated, headline),
             *((counted.sentence(), *counted.explanation) if counted else ()),
         ),
         has_gpu=device.peak_tflops is not None or any(rank.device_type != "cpu" for rank in run.ranks),
@@ -190,17 +186,6 @@ def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
 
 def _find_headline(conventions: Sequence[Convention]) -> Convention:
     return next(convention for convention in conventions if convention.name == HEADLINE)
-
-
-def _doubt_ranks(run: Run, traced: Sequence[Operations]) -> tuple[str, ...]:
-    """Doubt where ranks that train the same part of the model counted different numbers of operations a step."""
-    coordinates = {rank.rank: rank.parallel for rank in run.ranks}
-    twins: dict[tuple[int, int], list[Operations]] = {}
-    for operations in traced:
-        place = coordinates.get(-1 if operations.rank is None else operations.rank, {})
-        if "ep" not in place:  # experts are sent different numbers of tokens
-            twins.setdefault((place.get("pp", 0), place.get("tp", 0)), []).append(operations)
-    return tuple(doubt for ranks in twins.values() for doubt in doubt_twins(ranks))
 
 
 def _representative(run: Run, traced: Sequence[Operations], processes: int) -> Sequence[Operations]:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from perfscope.analyzers.tflops.operation_counts import ENOUGH, Operations, count_operations
 from perfscope.analyzers.tflops.precision import Precision, find_precision
-from perfscope.constants import GIGA, TERA
+from perfscope.constants import TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
@@ -30,14 +30,6 @@ class NotCountedOperator(Figures, frozen=True):
 
     def __str__(self) -> str:
         return self.operator if self.share is None else f"{self.operator} ({self.share:.1%} of the time)"
-
-
-class GraphOperations(Figures, frozen=True):
-    """Operations in CUDA graphs."""
-
-    recorded_flops: Annotated[int, Doc("Recorded while the trace was, once each.")]
-    replays: Annotated[int, Doc("Launches of graphs, whose operations are not counted.")]
-    replays_share: Annotated[float | None, Doc("Their share of the time of kernels that multiply.")]
 
 
 class OperatorCount(Figures, frozen=True):
@@ -66,11 +58,11 @@ class RankOperations(Figures, frozen=True):
     recomputed_weights: Annotated[float | None, Doc("The same of products with weights; None where unknown.")]
     recomputed_attention: Annotated[float | None, Doc("The same of attention; None where unknown.")]
     recomputed_reason: Annotated[str | None, Doc("Why it is unknown; None where it is known.")]
-    forward_alone: Annotated[bool, Doc("Whether layers also ran forward without a backward pass.")]
     without_shapes: Annotated[int, Doc("Products that could not be counted.")]
     covered: Annotated[float | None, Doc("Share of the time of kernels that multiply in what is counted.")]
     not_counted: Annotated[tuple[NotCountedOperator, ...], Doc("What is not counted.")]
-    graphs: Annotated[GraphOperations, Doc("Operations in CUDA graphs.")]
+    replays: Annotated[int, Doc("Launches of CUDA graphs, whose operations are not counted.")]
+    replays_share: Annotated[float | None, Doc("Their share of the time of kernels that multiply.")]
     precision: Annotated[Precision, Doc("Data types of the products.")]
     operators: Annotated[tuple[OperatorCount, ...], Doc("By operator.")]
     is_covered: bool
@@ -123,11 +115,11 @@ def _to_rank(rank: Operations) -> RankOperations:
         recomputed_weights=repeats.weights,
         recomputed_attention=repeats.attention,
         recomputed_reason=repeats.reason or None,
-        forward_alone=repeats.forward_alone,
         without_shapes=rank.without_shapes,
         covered=rank.covered,
         not_counted=tuple(NotCountedOperator(*each) for each in rank.not_counted),
-        graphs=GraphOperations(rank.recorded_flops, rank.replays, rank.replays_share),
+        replays=rank.replays,
+        replays_share=rank.replays_share,
         precision=find_precision((), (rank,), lookup_gpu(rank.device_name)),
         operators=tuple(OperatorCount(name, *counts) for name, counts in rank.by_operator.items()),
         is_covered=rank.is_covered,
@@ -142,13 +134,10 @@ def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
         more = len(least.not_counted) - _MOST_LISTED
         listed = ", ".join(map(str, least.not_counted[:_MOST_LISTED]))
         yield f"Not counted: {listed}{f' and {more} more' if more > 0 else ''}."
-    graphs = least.graphs
-    if graphs.recorded_flops:
-        yield f"Graphs of {graphs.recorded_flops / GIGA:.4g} GFLOP were recorded, which runs nothing."
-    if graphs.replays:
-        share = graphs.replays_share
+    if least.replays:
+        share = least.replays_share
         part = f" ({share:.1%} of the time of kernels that multiply)" if share else ""
-        yield f"{graphs.replays} launches of graphs are not counted{part}."
+        yield f"{least.replays} launches of graphs are not counted{part}."
     if not least.is_covered and least.covered is None:
         yield "No TFLOP/s and no MFU are drawn from what is counted: no times of kernels tell how much is missing."
     elif not least.is_covered:
@@ -169,7 +158,7 @@ def analyze(partials: Sequence[Operations]) -> CountedOperations:
     Raises:
         MissingInput: No trace states shapes.
     """
-    if not any(operations.flops_per_step or operations.recorded_flops for operations in partials):
+    if not any(operations.flops_per_step for operations in partials):
         raise MissingInput(_NO_SHAPES)
-    counted = [rank for rank in partials if rank.flops_per_step or rank.recorded_flops or rank.not_counted]
+    counted = [rank for rank in partials if rank.flops_per_step or rank.not_counted]
     return CountedOperations(tuple(map(_to_rank, sorted(counted, key=lambda rank: (rank.rank is None, rank.rank)))))

@@ -2,8 +2,8 @@
 
 An operator needs at least ``flops / peak`` and at least ``bytes / bandwidth``; the longer of the two is its attainable
 time, and says what bounds it. Peaks are those of hardware.toml, or what ``doctor --ceiling`` measured, where that is
-known. A collective needs the bytes that nccl-tests counts for busbw over the link. A share above 1 cannot be: the data
-was in the cache, or the count is wrong. It is doubted, and regains nothing.
+known. A share above 1 cannot be: the data was in the cache, or the count is wrong. It is doubted, and regains
+nothing. What communicates is in ``collectives``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 
-from perfscope.analyzers.collectives.bandwidth import bus_factor
-from perfscope.analyzers.collectives.calls import dtype_bytes, operation_named, size_of
 from perfscope.analyzers.tflops.byte_rules import count_bytes
 from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
@@ -26,13 +24,12 @@ from perfscope.models.hardware import Gpu, lookup_gpu
 from perfscope.report import Section, percent_of
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.ceiling import Ceiling
-from perfscope.tables.columns import Bool, Int64
+from perfscope.tables.columns import Int64
+from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.kernel_precision import UNNAMED, element_precision, product_precision
 from perfscope.tables.operator_details import Inputs
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
 
-#: Data types that tensor cores multiply; fp32 products as they are do not run on them.
-_ON_TENSOR_CORES = ("bf16", "fp16", "tf32", "fp8", "fp4", "16-bit")
 _MOST_TENSORS = 4
 _ATEN = "aten::"
 NO_OPERATOR = "(no operator)"
@@ -40,7 +37,7 @@ NO_OPERATOR = "(no operator)"
 
 @dataclass(frozen=True, slots=True)
 class OperatorWork:
-    """The calls of one operator with inputs of the same shapes and types, or of one collective, of all steps.
+    """The calls of one operator with inputs of the same shapes and types, of all steps.
 
     Attributes:
         operator: Its name.
@@ -49,10 +46,8 @@ class OperatorWork:
         calls: How often it was called.
         kernels: Device events that it launched.
         device_ns: Their time.
-        tensor_ns: The part of it in kernels that multiply on tensor cores, by their names.
         flops: Operations of all calls; 0 for those that only move data, absent where they cannot be counted.
-        bytes: What all calls read and write at least, or move over a link; absent where it cannot be counted.
-        moved_over_link: Whether the bytes are those of a collective, as nccl-tests counts busbw.
+        bytes: What all calls read and write at least; absent where it cannot be counted.
     """
 
     operator: str
@@ -61,10 +56,8 @@ class OperatorWork:
     calls: int
     kernels: int
     device_ns: int
-    tensor_ns: int
     flops: int | None
     bytes: int | None
-    moved_over_link: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +96,7 @@ def measure(trace: Trace) -> RankWork | None:
     in_graph = computes & (launch != ABSENT)
     if len(trace.calls):
         in_graph &= is_graph[trace.calls.name[np.maximum(launch, 0)]]
-    operators = [*_work_by_operator(trace, np.flatnonzero(computes & ~in_graph))]
-    operators += _work_by_collective(trace, inside & trace.device.is_work(Work.COMMUNICATION))
+    operators = _work_by_operator(trace, np.flatnonzero(computes & ~in_graph))
     return RankWork(
         rank=trace.rank,
         steps=len(distinct(trace.step[inside])) if len(trace.steps) else 0,
@@ -138,62 +130,38 @@ def _owners(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
     owner, flops = _owners(trace, rows)
     distinct_inputs = () if trace.details is None else trace.details.distinct_inputs
+    places: dict[object, int] = {}  # inputs that differ in numbers alone, such as a seed, are the same
+    alike = [places.setdefault(inputs.operands, place) for place, inputs in enumerate(distinct_inputs)]
     nothing = np.full(len(trace.operators), ABSENT, np.int64)
     index = np.append(nothing if trace.details is None else trace.details.inputs, ABSENT)
+    index = np.array([*alike, ABSENT], np.int64)[index]
     name = np.append(trace.operators.name.astype(np.int64), ABSENT)
     precisions = [product_precision(text) for text in trace.names]
-    is_tensor = np.array([precision in _ON_TENSOR_CORES for precision in precisions], np.bool_)
     key = (name[owner] + 1) * (len(distinct_inputs) + 1) + index[owner] + 1
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.diff(key[order], prepend=-1))
-    groups: dict[tuple[str, str], list[OperatorWork]] = {}
     for members in np.split(order, begins[1:]) if len(order) else ():  # calls with the same name and inputs
         row, events = int(owner[members[0]]), rows[members]
         durations, kernels = trace.device.duration_ns[events], trace.device.name[events]
-        calls = len(np.unique(owner[members])) if row != ABSENT else len(events)
+        rows_of_calls = np.unique(owner[members])
+        calls = len(rows_of_calls) if row != ABSENT else len(events)
         longest = int(kernels[int(durations.argmax())])
         inputs = distinct_inputs[int(index[row])] if index[row] != ABSENT else None
         operator = NO_OPERATOR if row == ABSENT else trace.names[trace.operators.name[row]]
         size = None if inputs is None else count_bytes(operator, inputs, trace.names[longest])
         counted = None if size is None else 0
-        if row != ABSENT and flops[row] != ABSENT:
-            counted = int(flops[row]) * calls
-        work = OperatorWork(
+        if row != ABSENT and (flops[rows_of_calls] != ABSENT).all():
+            counted = int(flops[rows_of_calls].sum())
+        yield OperatorWork(
             operator=operator.removeprefix(_ATEN),
             shapes="" if inputs is None else describe(inputs),
             dtype=_dtype(inputs, precisions[longest]),
             calls=calls,
             kernels=len(events),
             device_ns=int(durations.sum()),
-            tensor_ns=int(durations[is_tensor[kernels]].sum()),
             flops=counted,
             bytes=None if size is None else size * calls,
         )
-        groups.setdefault((work.operator, work.shapes), []).append(work)
-    for alike in groups.values():
-        yield _merge(alike)
-
-
-def _merge(alike: list[OperatorWork]) -> OperatorWork:
-    """Calls that differ in numbers alone, such as a seed, as one."""
-    first = alike[0]
-
-    def total(values: list[int | None]) -> int | None:
-        known = [value for value in values if value is not None]
-        return sum(known) if len(known) == len(values) else None
-
-    return OperatorWork(
-        operator=first.operator,
-        shapes=first.shapes,
-        dtype=first.dtype,
-        calls=sum(work.calls for work in alike),
-        kernels=sum(work.kernels for work in alike),
-        device_ns=sum(work.device_ns for work in alike),
-        tensor_ns=sum(work.tensor_ns for work in alike),
-        flops=total([work.flops for work in alike]),
-        bytes=total([work.bytes for work in alike]),
-        moved_over_link=first.moved_over_link,
-    )
 
 
 def _dtype(inputs: Inputs | None, of_kernel: str | None) -> str:
@@ -224,35 +192,9 @@ def describe(inputs: Inputs) -> str:
     return ", ".join(words) + (f" and {more} more" if more > 0 else "")
 
 
-def _work_by_collective(trace: Trace, chosen: Bool) -> Iterator[OperatorWork]:
-    rows = np.flatnonzero(chosen)
-    numbers = trace.device.collective[rows]
-    totals: dict[tuple[str, str], list[OperatorWork]] = {}
-    for number in distinct(numbers):
-        events = rows[numbers == number]
-        operation, shapes, moved = "(communication)", "", None
-        if number != ABSENT:
-            collective = trace.collectives[number]
-            operation = operation_named(collective.operation)
-            factor = bus_factor(operation, collective.group_size)
-            size = size_of(operation, collective) if dtype_bytes(collective.dtype) else 0
-            if size:
-                moved = None if factor is None else int(factor * size * len(events))
-                shapes = f"{collective.dtype} {size / 1e6:.1f} MB, {collective.group_size} ranks"
-        durations = int(trace.device.duration_ns[events].sum())
-        work = OperatorWork(
-            operation, shapes, "", len(events), len(events), durations, 0, 0, moved, moved_over_link=True
-        )
-        totals.setdefault((operation, shapes), []).append(work)
-    for alike in totals.values():
-        yield _merge(alike)
-
-
-COMPUTE, MEMORY, LINK = "compute", "memory", "link"
+COMPUTE, MEMORY = "compute", "memory"
 #: Times are exact to a nanosecond, but clocks boost and a kernel may start in the shadow of another one.
 _TOLERANCE = 1.02
-#: Data that fits in the cache of a large GPU need not come from its memory.
-_CACHE_BYTES = 50_000_000
 
 
 class Bound(NamedTuple):
@@ -260,8 +202,8 @@ class Bound(NamedTuple):
 
     Attributes:
         tflops: Attained TFLOP/s; absent without operations.
-        tb_s: Attained TB/s, of its memory or over the link; absent where the bytes are not known.
-        bound: COMPUTE, MEMORY or LINK; absent where no ceiling is known.
+        tb_s: Attained TB/s of its memory; absent where the bytes are not known.
+        bound: COMPUTE or MEMORY; absent where no ceiling is known.
         share: Attainable time over measured time; absent where it is not known or doubted.
         regain_ns: Measured less attainable time of all calls; absent likewise.
         doubt: Why the share is doubted; absent where it is not.
@@ -290,11 +232,6 @@ class Ceilings(NamedTuple):
         """The ceiling of memory."""
         return (self.measured.tb_s if self.measured else None) or (self.gpu.memory_tb_s if self.gpu else None)
 
-    def link_gb_s(self, operation: str) -> float | None:
-        """The ceiling of a collective's busbw."""
-        measured = self.measured.busbw_gb_s(operation) if self.measured else None
-        return measured or (self.gpu.link.gb_s if self.gpu and self.gpu.link else None)
-
 
 def find_bound(work: OperatorWork, ceilings: Ceilings) -> Bound:
     """What an operator attains, against what was measured; against the datasheet where it exceeds that."""
@@ -311,11 +248,7 @@ def _against(work: OperatorWork, ceilings: Ceilings) -> Bound:
     )
     needs: list[tuple[float, str]] = []
     peak, memory = ceilings.tflops(work.dtype), ceilings.tb_s()
-    if work.moved_over_link:
-        link = ceilings.link_gb_s(work.operator)
-        if link and work.bytes:
-            needs.append((work.bytes / (link * GIGA), LINK))
-    elif not work.flops or peak:
+    if not work.flops or peak:
         if work.flops and peak:
             needs.append((work.flops / (peak * TERA), COMPUTE))
         if work.bytes and memory:
@@ -325,22 +258,15 @@ def _against(work: OperatorWork, ceilings: Ceilings) -> Bound:
     attainable, bound = max(needs)
     share = attainable / seconds
     if share > _TOLERANCE:
-        return attained._replace(bound=bound, doubt=_doubt(work, bound))
+        doubt = _ABOVE_PEAK if bound == COMPUTE else _ABOVE_MEMORY
+        return attained._replace(bound=bound, doubt=doubt)
     share = min(share, 1.0)
     return attained._replace(bound=bound, share=share, regain_ns=work.device_ns * (1 - share))
 
 
-def _doubt(work: OperatorWork, bound: str) -> str:
-    if bound != MEMORY:
-        return f"faster than the {'link' if bound == LINK else 'peak'}: what it did is not what its inputs say"
-    if work.bytes is not None and work.bytes / work.calls < _CACHE_BYTES:
-        return "faster than the memory: its data fits in the cache"
-    return "faster than the memory: it may not touch all of its inputs"
-
-
+_ABOVE_PEAK = "faster than the peak: what it did is not what its inputs say"
+_ABOVE_MEMORY = "faster than the memory: its data was in the cache, or it did not touch all of its inputs"
 _MOST_ROWS = 30
-_LONGEST_SHAPES = 60
-_MOST_DOUBTED = 3
 OTHER = "other"
 #: The first pattern that a name has decides.
 _CATEGORIES = (
@@ -370,17 +296,15 @@ _CATEGORIES = (
 def categorize(work: OperatorWork) -> str:
     """The kind of an operator.
 
-    >>> work = OperatorWork("native_layer_norm", "", "", 1, 1, 1, 0, None, None)
+    >>> work = OperatorWork("native_layer_norm", "", "", 1, 1, 1, None, None)
     >>> categorize(work)
     'norm'
     """
-    if work.moved_over_link:
-        return "communication"
     return next((name for name, pattern in _CATEGORIES if pattern.search(work.operator)), OTHER)
 
 
 class OperatorShare(Figures, frozen=True):
-    """The calls of an operator with inputs of the same shapes and types, or of a collective; means of a step."""
+    """The calls of an operator with inputs of the same shapes and types; means of a step."""
 
     operator: Annotated[str, Doc("Its name.")]
     category: Annotated[
@@ -395,17 +319,13 @@ class OperatorShare(Figures, frozen=True):
     flops_per_call: Annotated[float | None, Doc("Operations of a call; absent where they cannot be counted.")]
     bytes_per_call: Annotated[
         float | None,
-        Doc("What a call reads and writes at least, or moves over a link; absent where it cannot be counted."),
+        Doc("What a call reads and writes at least; absent where it cannot be counted."),
     ]
     tflops: Annotated[float | None, Doc("What it attains; absent likewise.")]
     tb_s: Annotated[float | None, Doc("What it attains; absent likewise.")]
-    bound: Annotated[str | None, Doc("``compute``, ``memory`` or ``link``; absent where no ceiling is known.")]
+    bound: Annotated[str | None, Doc("``compute`` or ``memory``; absent where no ceiling is known.")]
     share: Annotated[float | None, Doc("Attainable time over measured time; absent where it is not known or doubted.")]
     regain_us: Annotated[float | None, Doc("Measured less attainable time; absent likewise.")]
-    tensor_share: Annotated[
-        float | None,
-        Doc("Share of its time in kernels that multiply on tensor cores; absent without operations."),
-    ]
     doubt: Annotated[str | None, Doc("Why the share is doubted; absent where it is not.")]
     of_time: float | None
 
@@ -438,10 +358,6 @@ def _ms(us: float) -> float:
     return us / US_PER_MS
 
 
-def _shorten(inputs: str) -> str:
-    return inputs if len(inputs) <= _LONGEST_SHAPES else inputs[: _LONGEST_SHAPES - 3] + "..."
-
-
 class Roofline(Result, frozen=True):
     """``results.roofline``: how far operators are from what the GPU can do.
 
@@ -459,7 +375,7 @@ class Roofline(Result, frozen=True):
             "operators",
             (
                 Column("Operator", "operator"),
-                Column("Inputs", "inputs", _shorten),
+                Column("Inputs", "inputs", short_name),
                 Column("Calls", "calls", None, 0),
                 Column("Total (ms)", "device_us", _ms, 3),
                 Column("Share (%)", "of_time"),
@@ -469,7 +385,6 @@ class Roofline(Result, frozen=True):
                 Column("TB/s", "tb_s", None, 3),
                 Column("Bound", "bound"),
                 Column("Of the attainable (%)", "share", PERCENT),
-                Column("Tensor cores (%)", "tensor_share", PERCENT, 0),
                 Column("Regain (ms)", "regain_us", _ms, 3),
             ),
         ),
@@ -522,10 +437,10 @@ class Roofline(Result, frozen=True):
 
     def sections(self) -> tuple[Section, ...]:
         """A table of the rank with the most time, and its kinds of operators."""
-        rank = max(self.traced, key=lambda rank: _computing(rank) / max(1, rank.steps))
+        rank = max(self.traced, key=lambda rank: sum(work.device_ns for work in rank.operators) / max(1, rank.steps))
         shares = self._shares(rank)
         operators, categories = self.TABLES
-        note = "Kernels by the kind of their operator; copies by the host and CUDA graphs are not among them."
+        note = "Kernels by their operator's kind, without communication, copies by the host and CUDA graphs."
         return (
             operators.section(shares.operators[:_MOST_ROWS], self._notes(rank, shares)),
             categories.section(shares.categories, (note,)),
@@ -545,11 +460,9 @@ class Roofline(Result, frozen=True):
         total = sum(each.regain_us or 0 for each in shares.operators) / US_PER_MS
         share = percent_of(known, shares.total_us) or 0.0
         yield f"{share:.1f} % of the time has a known share of the attainable; all of it would regain {total:.3f} ms."
-        doubted = [each for each in shares.operators if each.doubt]
-        for each in doubted[:_MOST_DOUBTED]:
-            yield f"Doubted: {each.operator} of {each.inputs or ''}: {each.doubt}."
-        if len(doubted) > _MOST_DOUBTED:
-            yield f"{len(doubted) - _MOST_DOUBTED} more are doubted, in --format json."
+        if doubted := [each for each in shares.operators if each.doubt]:
+            more = f"; {len(doubted) - 1} more are doubted, in --format json" if doubted[1:] else ""
+            yield f"Doubted: {doubted[0].operator} of {doubted[0].inputs or ''}: {doubted[0].doubt}{more}."
         if rank.graph_ns:
             yield f"{percent_of(rank.graph_ns, rank.device_ns):.1f} % of the time is in CUDA graphs, without operators."
         if len(shares.operators) > _MOST_ROWS:
@@ -557,7 +470,7 @@ class Roofline(Result, frozen=True):
 
 
 def _by_category(rank: RankWork, steps: int) -> tuple[CategoryTime, ...]:
-    """Each kind of operators with its calls, kernels and time, the most time first; they add up to all kernels."""
+    """Each kind of operators with its calls, kernels and time, the most time first."""
     totals: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
     for work in rank.operators:
         for place, value in enumerate((work.calls, work.kernels, work.device_ns)):
@@ -567,10 +480,6 @@ def _by_category(rank: RankWork, steps: int) -> tuple[CategoryTime, ...]:
         CategoryTime(name, calls / steps, kernels / steps, time / steps / NS_PER_US, percent_of(time, rank.device_ns))
         for name, (calls, kernels, time) in ordered
     )
-
-
-def _computing(rank: RankWork) -> int:
-    return sum(work.device_ns for work in rank.operators if not work.moved_over_link)
 
 
 def _describe_ceilings(ceilings: Ceilings, rank: RankWork) -> str:
@@ -603,7 +512,6 @@ def _share(work: OperatorWork, ceilings: Ceilings, steps: int, whole_ns: int) ->
         bound=bound.bound,
         share=bound.share,
         regain_us=None if bound.regain_ns is None else bound.regain_ns / steps / NS_PER_US,
-        tensor_share=work.tensor_ns / work.device_ns if work.device_ns and work.flops else None,
         doubt=bound.doubt,
         of_time=percent_of(work.device_ns, whole_ns),
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from math import prod
 from typing import NamedTuple, TypeAlias
 
-from perfscope.analyzers.tflops.operator_rules import BACKWARD, convolution_output
+from perfscope.analyzers.tflops.operator_rules import BACKWARD, count_flops
 from perfscope.tables.operator_details import Inputs, Tensor
 from perfscope.tables.products import Product
 
@@ -23,8 +23,6 @@ _SIZES = {
 }  # fmt: skip
 #: The types of elements in the names of kernels that work on lists.
 _IN_KERNELS = re.compile(r"(?<![\w:])(double|float|c10::BFloat16|c10::Half)(?![\w:])")
-_STATISTICS = 4  # bytes of a mean, or of a logarithm of a sum, which are kept in fp32
-_MATRIX = 2
 
 
 class _Call(NamedTuple):
@@ -86,7 +84,7 @@ def count_bytes(operator: str, inputs: Inputs, kernel: str = "") -> int | None:
 
 
 def _elementwise(call: _Call) -> int | None:
-    """Inputs, and an output of the shape to which they broadcast; the widest floating type decides its own."""
+    """Inputs, and an output of the shape to which they broadcast; the widest type decides its own."""
     lists = [operand for operand in call.inputs.operands if isinstance(operand, tuple)]
     if lists:
         return call.read + call.dense(*lists[0])
@@ -95,8 +93,7 @@ def _elementwise(call: _Call) -> int | None:
         return 0
     length = max(len(tensor.shape) for tensor in tensors)
     padded = [(1,) * (length - len(tensor.shape)) + tensor.shape for tensor in tensors]
-    shaped = [tensor for tensor in tensors if tensor.shape] or list(tensors)
-    size = 1 if _COMPARISON.search(call.name) else max(map(call.size, shaped))
+    size = 1 if _COMPARISON.search(call.name) else max(map(call.size, [t for t in tensors if t.shape] or tensors))
     shape: list[int] = [max(sizes) for sizes in zip(*padded, strict=True)]
     return call.read + prod(shape) * size
 
@@ -107,63 +104,54 @@ def _copy(call: _Call) -> int | None:
 
 
 def _like_first(call: _Call) -> int | None:
-    """Inputs, and an output like the first of them; of a norm's backward pass also the gradients of weights."""
+    """Inputs, and an output like the first of them."""
     first = call.at(0)
-    if first is None:
-        return None
-    is_norm_backward = "norm" in call.name and "backward" in call.name
-    weights = [tensor for tensor in call.inputs.tensors if len(tensor.shape) == 1] if is_norm_backward else []
-    return call.read + call.dense(first) + call.bytes(*weights)
-
-
-def _dropout(call: _Call) -> int | None:
-    """Inputs, an output like the first of them, and a mask of bytes."""
-    first = call.at(0)
-    return None if first is None else call.read + call.dense(first) + prod(first.shape)
+    return None if first is None else call.read + call.dense(first)
 
 
 def _product(call: _Call) -> int | None:
     """Both matrices, what is added, and the result; that of fp8 has 16 bits."""
-    tensors = [tensor for tensor in call.inputs.tensors if len(tensor.shape) >= _MATRIX]
-    if len(tensors) < _MATRIX:
+    tensors = [tensor for tensor in call.inputs.tensors if len(tensor.shape) > 1]
+    added = "add" in call.name and len(tensors[2:]) > 0
+    if len(tensors) < added + 2:
         return None
-    added = 1 if len(tensors) > _MATRIX and "add" in call.name else 0
     first, second = tensors[added : added + 2]
     stacked = first.shape[:-2] if len(first.shape) == len(second.shape) else ()
     return call.read + prod(stacked) * first.shape[-2] * second.shape[-1] * max(call.size(first), 2)
 
 
 def _convolution(call: _Call) -> int | None:
+    """Inputs and the output, of 2 operations for each weight that reaches it; backward the gradients asked for."""
     inputs = call.inputs
-    if BACKWARD.search(call.name):
-        image, weight = call.at(1), call.at(2)
-        asked = re.findall(r"True|False", inputs.values[-1]) if inputs.values else []
-        if image is None or weight is None or len(asked) < _MATRIX:
-            return None
+    is_backward = bool(BACKWARD.search(call.name))
+    image, weight = call.at(is_backward), call.at(is_backward + 1)
+    if image is None or weight is None or not inputs.values:
+        return None
+    if is_backward:
+        asked = re.findall(r"True|False", inputs.values[-1])
         return call.read + sum(
             call.dense(each) for each, word in zip((image, weight), asked, strict=False) if word == "True"
         )
-    image = call.at(0)
     shapes = tuple(operand.shape if isinstance(operand, Tensor) else () for operand in inputs.operands)
-    elements = convolution_output(Product(call.name, shapes, inputs.kinds, inputs.values))
-    return None if image is None or elements is None else call.read + elements * call.size(image)
+    flops = count_flops(Product(call.name, shapes, inputs.kinds, inputs.values))
+    return None if flops is None else call.read + flops // (2 * prod(weight.shape[1:])) * call.size(image)
 
 
 def _attention(call: _Call) -> int | None:
-    """Queries, keys, values, the output, and a logarithm of a sum for each query; backward a gradient of each."""
+    """Queries, keys, values, the output, and a logarithm of a sum in fp32 for each query; backward each gradient."""
     operands = [tensor for tensor in call.inputs.tensors if len(tensor.shape) in (3, 4)]
-    first = 1 if BACKWARD.search(call.name) else 0
-    if len(operands) < first + 3:
+    is_backward = bool(BACKWARD.search(call.name))
+    if len(operands) < is_backward + 3:
         return None
-    query, key, value = operands[first : first + 3]
-    if first:
+    query, key, value = operands[is_backward : is_backward + 3]
+    if is_backward:
         return call.read + call.dense(query, key, value)
-    return call.read + prod(query.shape[:-1]) * (value.shape[-1] * call.size(query) + _STATISTICS)
+    return call.read + prod(query.shape[:-1]) * (value.shape[-1] * call.size(query) + 4)
 
 
 def _embedding(call: _Call) -> int | None:
     """The rows that are looked up, their numbers, and the output; backward the whole gradient of the table."""
-    table, numbers = call.at(0), call.at(2 if "index_select" in call.name else 1)
+    table, numbers = call.at(0), call.at(1)
     if table is None or numbers is None:
         return None
     if "backward" in call.name:
@@ -172,19 +160,11 @@ def _embedding(call: _Call) -> int | None:
     return 2 * prod(numbers.shape) * prod(table.shape[1:]) * call.size(table) + call.bytes(numbers)
 
 
-def _loss(call: _Call) -> int | None:
-    """Of each row of a matrix one element is touched."""
-    numbers = next((tensor for tensor in call.inputs.tensors if tensor.element.startswith("long")), None)
-    return None if numbers is None else call.bytes(numbers) + 2 * prod(numbers.shape) * _STATISTICS
-
-
 def _fused_optimizer(call: _Call) -> int | None:
     """Lists of parameters, gradients and states: all are read, and all but the gradients are written."""
     lists = [each for each in call.inputs.operands if isinstance(each, tuple) and each and each[0].shape]
-    if len(lists) < _MATRIX or not call.in_lists:
-        return None
     sizes = [call.bytes(*operand) for operand in lists]
-    return 2 * sum(sizes) - sizes[1]
+    return 2 * sum(sizes) - sizes[1] if sizes[1:] and call.in_lists else None
 
 
 _COMPARISON = re.compile(r"^(?:eq|ne|lt|le|gt|ge|isnan|isinf|logical_\w+|bitwise_\w+)\b")
@@ -194,8 +174,8 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
     (re.compile(r"^\w*mm\w*$"), _product),
     (re.compile(r"attention|_flash_attn|flash_attn"), _attention),
     (re.compile(r"^_fused_(?:adam|adamw|sgd|adagrad)"), _fused_optimizer),
-    (re.compile(r"^embedding|^index_select"), _embedding),
-    (re.compile(r"^nll_loss"), _loss),
+    (re.compile(r"^embedding"), _embedding),
+    (re.compile(r"^nll_loss"), lambda _: None),
     (re.compile(r"^(?:copy_|_foreach_copy_)$"), _copy),
     (re.compile(r"^(?:zero_|fill_|_foreach_zero_|normal_|uniform_|bernoulli_|random_)$"), lambda call: call.target),
     (
@@ -205,8 +185,7 @@ _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
         ),
         lambda call: call.read,
     ),
-    (re.compile(r"^_(?:log_)?softmax|^(?:clone|triu|tril|cumsum)$|norm(?:_backward)?$|batch_norm"), _like_first),
-    (re.compile(r"^native_dropout$"), _dropout),
+    (re.compile(r"^_(?:log_)?softmax|^(?:clone|triu|tril|cumsum|native_dropout)$|norm(?:_backward)?$"), _like_first),
     (re.compile(r"^(?:cat|stack)$"), lambda call: 2 * call.read),
     (re.compile(r"[a-z]_$"), lambda call: call.read + call.target),
     (

@@ -12,22 +12,15 @@ from typing import Annotated, NamedTuple
 
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.analyzers.tflops import per_token
-from perfscope.analyzers.tflops.per_token import scores_and_values
-from perfscope.constants import GIGA, NS_PER_S, TERA
-from perfscope.models.conventions import Checkpointing, Recomputed, bigscience, bigscience_passes, six_n
+from perfscope.constants import NS_PER_S, TERA
+from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes, six_n
 from perfscope.models.transformer import Transformer
 from perfscope.result import Doc, Figures
-from perfscope.tables.model import StatedDimensions
 
 NEEDS_DIMENSIONS = (
     "needs the dimensions of the model: give --model, a name or layers=32,hidden=4096,heads=32,vocab=32000"
 )
 
-_STATED = {
-    Checkpointing.NONE: Recomputed(0, 0),
-    Checkpointing.SELECTIVE: Recomputed(0, 1),
-    Checkpointing.FULL: Recomputed(1, 1),
-}
 _NEED_DIMENSIONS = ("megatron_core", "torchtitan", "palm")
 
 
@@ -49,10 +42,6 @@ _PAPER = {
     ),
     Checkpointing.NONE: _Formula("72 L h^2 (1 + s/6h + V/12Lh)", _NARAYANAN),
 }
-#: With the measured shares of the layers' products (p) and of their attention matrices (q) that run again.
-_MEASURED_PAPER = _Formula(
-    "72 L h^2 (1 + s/6h + V/12Lh) + 24 p L h^2 + 4 q L s h", f"{_NARAYANAN}; shares measured by perfscope"
-)
 _FORMULAS = {
     "megatron_core": _Formula(
         f"{_PRODUCTS} + 3 L a (d_qk + d_v) s",
@@ -110,8 +99,6 @@ class Step(NamedTuple):
         step_ns: Time of the step.
         gpus: Number of GPUs.
         peak_tflops: The peak of one GPU; absent for an unknown GPU.
-        measured: What selective checkpointing was measured to recompute; absent where it is the attention matrix, as in
-            the formulas.
     """
 
     parameters: int
@@ -122,19 +109,6 @@ class Step(NamedTuple):
     step_ns: int
     gpus: int
     peak_tflops: float | None
-    measured: Recomputed | None = None
-
-    @property
-    def recomputed(self) -> Recomputed:
-        """What of the layers' forward pass runs again."""
-        return self.measured or _STATED[self.checkpointing]
-
-    def between(self, checkpointing: Checkpointing, count: Callable[[Checkpointing], int]) -> float:
-        """A figure that formulas state for each kind of checkpointing; that of measured shares lies between these."""
-        if self.measured is None or checkpointing is not self.checkpointing:
-            return count(checkpointing)
-        none, selective, full = (count(kind) for kind in _STATED)
-        return none + self.measured.attention * (selective - none) + self.measured.weights * (full - selective)
 
     def tflops_per_gpu(self, flops_per_token: int) -> float:
         """TFLOPs per GPU from operations per token."""
@@ -180,8 +154,7 @@ def variants(step: Step) -> tuple[Convention, ...]:
         for kind in (Checkpointing.NONE, Checkpointing.FULL)
     ]
     if step.model is not None:
-        stated = step._replace(measured=None)
-        found += [_paper(stated, kind, f"megatron_paper_{kind}") for kind in Checkpointing]
+        found += [_paper(step, kind, f"megatron_paper_{kind}") for kind in Checkpointing]
         code = per_token.bigscience_code(step.model, step.seq_len, step.checkpointing)
         before_2025, *other_torchtitan = _by_formulas(
             step, [name for name in _FORMULAS if name not in _NEED_DIMENSIONS]
@@ -204,9 +177,9 @@ def _six_n(step: Step) -> Convention:
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
-    passes = step.between(checkpointing, bigscience_passes)
-    formula = _Formula(f"{passes:.4g} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
-    flops = round(step.between(checkpointing, lambda kind: bigscience(step.parameters, kind)))
+    passes = bigscience_passes(checkpointing)
+    formula = _Formula(f"{passes} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
+    flops = bigscience(step.parameters, checkpointing)
     recomputes = passes > bigscience_passes(Checkpointing.NONE)
     return _evaluate(step, name, formula, flops, {"N": step.parameters, "passes": passes}, recomputes=recomputes)
 
@@ -215,9 +188,7 @@ def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
     model, formula = step.model, _PAPER[checkpointing]
     if model is None:
         return _evaluate(step, name, formula, None)
-    if checkpointing is step.checkpointing and step.measured is not None:
-        formula = _MEASURED_PAPER
-    flops = round(step.between(checkpointing, lambda kind: per_token.megatron_paper(model, step.seq_len, kind)))
+    flops = per_token.megatron_paper(model, step.seq_len, checkpointing)
     reason = None if model.is_plain_gpt else "assumes multi-head attention and a plain MLP of 4h"
     return _evaluate(step, name, formula, flops, recomputes=checkpointing is not Checkpointing.NONE, reason=reason)
 
@@ -304,19 +275,14 @@ def _recomputed_per_token(step: Step, name: str) -> tuple[int, str]:
     model = step.model
     if model is None:
         return (2 * step.parameters, "2 N") if step.checkpointing is Checkpointing.FULL else (0, "0")
-    weights, attention = step.recomputed
-    products = round(weights * per_token.recomputed_products(model))
-    of_layers = f"{_factor(weights)}2 N of the layers" if weights else ""
+    is_full = step.checkpointing is Checkpointing.FULL
+    products, of_layers = (per_token.recomputed_products(model), "2 N of the layers") if is_full else (0, "")
     if name == "6n":
         return products, of_layers or "0"
     halved = name == "megatron_core"
-    scores = round(attention * (per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)))
-    of_scores = f"{_factor(attention)}{1 if halved else 2} L a (d_qk + d_v) s" if attention else ""
-    return products + scores, " + ".join(filter(None, (of_layers, of_scores))) or "0"
-
-
-def _factor(share: float) -> str:
-    return "" if share == 1 else f"{share:.3g} x "
+    scores = per_token.recomputed_scores(model, step.seq_len) // (2 if halved else 1)
+    of_scores = f"{1 if halved else 2} L a (d_qk + d_v) s"
+    return products + scores, " + ".join(filter(None, (of_layers, of_scores)))
 
 
 def describe_doubts(conventions: Sequence[Convention], step: Step) -> tuple[str, ...]:
@@ -341,22 +307,6 @@ def explain_spread(step: Step, conventions: Sequence[Convention]) -> tuple[str, 
     return (
         f"Spread: {known[high] / known[low] - 1:.1%} in {quantity} for the same step, from `{low}` to `{high}`, "
         "recomputation excluded. Compare figures of the same convention only.",
-    )
-
-
-def explain_window(step: Step, stated: StatedDimensions, headline: Convention) -> tuple[str, ...]:
-    """Say what the headline counts too much where layers do not attend to the whole sequence."""
-    model, window = step.model, stated.window
-    if model is None or window is None or window >= step.seq_len or not headline.flops_per_token:
-        return ()
-    some = stated.window_layers
-    # Under a causal mask a token attends to half of the sequence in the mean, with a window to less.
-    unseen = (step.seq_len - window) ** 2 / (2 * step.seq_len)
-    excess = scores_and_values(model, 1) * unseen * (some or model.layers) / model.layers
-    layers, at_most = ("Layers", "up to ") if some is None else (f"{some} of {model.layers} layers", "")
-    return (
-        f"{layers} attend to the last {window} tokens alone. Every convention counts the whole sequence: {at_most}"
-        f"{excess / GIGA:.3g} GFLOP/token more, {excess / headline.flops_per_token:.1%} of `{headline.name}`.",
     )
 
 

@@ -34,7 +34,6 @@ class CountedCalls(NamedTuple):
         not_counted: By operator the calls that are not counted, and the device time of their kernels.
         multiplying_ns: Device time of all kernels that multiply, and of those of operators that are not counted.
         counted_ns: The part of it in what is counted.
-        recorded_flops: Operations recorded as graphs, once each.
         replays: Launches of graphs.
         replays_ns: Device time of the kernels that multiply in them.
     """
@@ -44,7 +43,6 @@ class CountedCalls(NamedTuple):
     not_counted: Mapping[str, tuple[int, int]]
     multiplying_ns: int
     counted_ns: int
-    recorded_flops: int
     replays: int
     replays_ns: int
 
@@ -77,7 +75,6 @@ def count_calls(trace: Trace, products: Products) -> CountedCalls:
         not_counted=dict(sorted(not_counted.items(), key=lambda item: -item[1][1])),
         multiplying_ns=counted_ns + int(open_ns.sum()) + launches.other_ns,
         counted_ns=counted_ns,
-        recorded_flops=int(own[tree.counts & launches.is_recorded].sum()),
         replays=launches.replays,
         replays_ns=launches.replays_ns,
     )

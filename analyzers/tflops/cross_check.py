@@ -99,9 +99,6 @@ def _explain(step: Step, ranks: Sequence[Operations], per_token: float, formula:
     if formula is None or abs(per_token / formula - 1) <= TOLERANCE:
         return
     assert step.model is not None
-    if any(rank.repeats.forward_alone for rank in ranks):
-        yield "Layers ran forward without a backward pass, as in an evaluation; the count includes them."
-        return
     if not any(rank.attention_share for rank in ranks):
         without_attention = formula - scores_and_values(step.model, step.seq_len)
         agrees = abs(per_token / without_attention - 1) <= TOLERANCE
@@ -113,6 +110,6 @@ def _explain(step: Step, ranks: Sequence[Operations], per_token: float, formula:
         "Fewer operations were counted: frozen weights have no gradients, and products in compiled code or in another "
         "library state no shapes. Check that batch, number of GPUs and steps are those of the trace."
         if per_token < formula
-        else "More operations were counted: check that dimensions, sequence length, batch, number of GPUs and steps "
-        "are those of the traced run."
+        else "More operations were counted: an evaluation in the window counts, too. Check that dimensions, sequence "
+        "length, batch, number of GPUs and steps are those of the traced run."
     )

@@ -9,7 +9,7 @@ the time of all kernels that multiply. The rate of operations is withheld where 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,8 +26,6 @@ from perfscope.tables.trace import Trace, Work
 #: PyTorch calls the one inside the other.
 _SHOWN_AS = {"_convolution": "convolution"}
 _BACKWARD = "_backward"
-#: Replicas whose operations differ by more are doubted; sequences of different lengths differ by less.
-_TWINS_DIFFER = 0.25
 #: The least share of the time of kernels that multiply whose operations must be counted for a rate.
 ENOUGH = 0.95
 
@@ -58,7 +56,6 @@ class Operations(Struct, frozen=True, array_like=True):
         device_name: The GPU; ``""`` where the trace does not state one.
         not_counted: Operators that multiply and are not counted, by their share of the time of kernels that multiply.
         covered: The share of that time in what is counted; absent without such kernels, or where it cannot be told.
-        recorded_flops: Operations that were recorded as graphs while the trace was, once each; that ran nothing.
         replays: Launches of graphs, whose operations are not counted.
         replays_share: Their share of the time of kernels that multiply.
     """
@@ -75,7 +72,6 @@ class Operations(Struct, frozen=True, array_like=True):
     device_name: str = ""
     not_counted: tuple[NotCounted, ...] = ()
     covered: float | None = None
-    recorded_flops: int = 0
     replays: int = 0
     replays_share: float | None = None
 
@@ -140,7 +136,6 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
             for operator, (calls, kernels_ns) in counted.not_counted.items()
         ),
         covered=share(counted.counted_ns),
-        recorded_flops=counted.recorded_flops,
         replays=counted.replays,
         replays_share=share(counted.replays_ns),
     )
@@ -162,16 +157,3 @@ def _time_products(trace: Trace) -> dict[str, int]:
         if precision is not None:
             kernel_ns[precision] = kernel_ns.get(precision, 0) + int(totals[index])
     return kernel_ns
-
-
-def doubt_twins(ranks: Sequence[Operations]) -> tuple[str, ...]:
-    """A sentence where a rank counted clearly fewer operations a step than another that should do the same."""
-    counts = {rank.rank: rank.flops_per_step for rank in ranks if rank.flops_per_step}
-    most, least = max(counts, key=counts.__getitem__, default=None), min(counts, key=counts.__getitem__, default=None)
-    if not counts or counts[least] / counts[most] > 1 - _TWINS_DIFFER:
-        return ()
-    return (
-        f"Doubtful: rank {least} counted {counts[least] / counts[most]:.0%} of the operations per step of rank {most}, "
-        "which trains the same part of the model: their windows hold different parts of steps, or their batches "
-        "differ.",
-    )

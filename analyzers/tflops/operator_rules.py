@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from perfscope.tables.products import Product
 
@@ -20,7 +20,6 @@ BACKWARD = re.compile(r"_backward|Backward$|_bwd\b|::bwd$")
 FIRST_IS_ADDED = ("addmm", "baddbmm", "_addmm_activation")
 _MATRIX, _STACK, _BATCH_OF_HEADS = 2, 3, 4
 _NUMBER = re.compile(r"-?\d+")
-_FP4 = "c10::Float4"
 #: Where the inputs of ``convolution`` say whether it is transposed.
 _TRANSPOSED = 6
 
@@ -42,12 +41,7 @@ def _count_product(product: Product) -> int | None:
     if len(first) < _MATRIX or len(second) < _MATRIX:
         return None
     batch = first[0] if len(first) == len(second) == _STACK else 1
-    return 2 * batch * first[-2] * first[-1] * second[-1] * _packed(product)
-
-
-def _packed(product: Product) -> int:
-    """How many elements each element of a shape stands for."""
-    return 2 if any(element.startswith(_FP4) for element in product.elements[:2]) else 1
+    return 2 * batch * first[-2] * first[-1] * second[-1]
 
 
 def _count_function(product: Product) -> int | None:
@@ -56,14 +50,6 @@ def _count_function(product: Product) -> int | None:
     if not first or first[-1:] != second[-1:]:
         return None
     return 2 * first[-1] * prod(first[:-1]) * prod(second[:-1])
-
-
-def _count_mlp(product: Product) -> int | None:
-    """An MLP of Transformer Engine forward: (..., h), (f or 2 f, h), (h, f)."""
-    first, inward, outward = (*_matrices(product), (), (), ())[:3]
-    if not first or first[-1:] != inward[-1:] or outward[:1] != first[-1:]:
-        return None
-    return 2 * prod(first[:-1]) * (prod(inward) + prod(outward))
 
 
 def _count_backward(product: Product) -> int | None:
@@ -81,14 +67,6 @@ def _count_backward(product: Product) -> int | None:
 def _matrices(product: Product) -> list[_Shape]:
     """The inputs of two dimensions and more; others are biases and weights of norms."""
     return [shape for shape in product.shapes if len(shape) >= _MATRIX]
-
-
-def convolution_output(product: Product) -> int | None:
-    """Elements of the output of a convolution; None where they do not follow from what the trace states."""
-    flops = _count_convolution(product)
-    if flops is None or product.values[_TRANSPOSED] == "True":
-        return None
-    return flops // (2 * prod(product.shapes[1][1:])) if prod(product.shapes[1][1:]) else None
 
 
 def _count_convolution(product: Product) -> int | None:
@@ -132,78 +110,28 @@ def _sizes(text: str, dimensions: int) -> Sequence[int] | None:
     return numbers if len(numbers) == dimensions else None
 
 
-class _Layout(NamedTuple):
-    """Where the inputs of attention stand: the query first of three, numbers of packed sequences, and their lengths.
-
-    Attributes:
-        query: The place of the query, before key and value.
-        heads_last: (batch, tokens, heads, dimensions), or (tokens, heads, dimensions) of packed sequences; else heads
-            stand before tokens.
-        bounds: The places of the bounds of packed sequences, of queries and of keys.
-        longest: The places of the lengths of the longest ones.
-    """
-
-    query: int
-    heads_last: bool = True
-    bounds: tuple[int, int] | None = None
-    longest: tuple[int, int] | None = None
-
-
 def _count_attention(product: Product) -> int | None:
-    """Both products of attention: queries by keys, and weights by values."""
-    layout = next((layout for pattern, layout in _LAYOUTS if pattern.search(product.operator)), _Layout(0))
-    operands = product.shapes[layout.query : layout.query + 3]
-    if len(operands) < _STACK or any(len(operand) < _STACK for operand in operands):
+    """Both products of attention; packed sequences do not state their lengths, and are not counted."""
+    is_backward = bool(BACKWARD.search(product.operator))
+    operands = product.shapes[is_backward : is_backward + 3]  # a gradient stands before them
+    if len(operands) < _STACK or any(len(operand) != _BATCH_OF_HEADS for operand in operands):
         return None
-    passes = 2 if BACKWARD.search(product.operator) else 1
     query, key, value = operands
-    if layout.bounds and any(product.shapes[layout.bounds[0] : layout.bounds[0] + 1]):
-        pairs = _pairs_of_equal_sequences(product, layout, query, key)
-        return None if pairs is None else passes * 2 * pairs * query[-2] * (query[-1] + value[-1])
-    if layout.heads_last:
-        if not len(query) == len(key) == _BATCH_OF_HEADS:
-            return None
-        return passes * 2 * prod(query[:-1]) * key[1] * (query[-1] + value[-1])
-    return passes * 2 * prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
+    keys = key[2] if _HEADS_FIRST.search(product.operator) else key[1]
+    return (1 + is_backward) * 2 * prod(query[:-1]) * keys * (query[-1] + value[-1])
 
 
-def _pairs_of_equal_sequences(product: Product, layout: _Layout, query: _Shape, key: _Shape) -> int | None:
-    """Pairs of a query and a key in packed sequences; the trace tells them where all are as long as the longest."""
-    assert layout.bounds is not None
-    if layout.longest is None or len(product.values) <= max(layout.longest):
-        return None
-    sequences = product.shapes[layout.bounds[0]][0] - 1
-    longest = [_NUMBER.fullmatch(product.values[index]) for index in layout.longest]
-    lengths = [int(match[0]) for match in longest if match]
-    tokens = [prod(operand[:-2]) for operand in (query, key)]
-    if len(lengths) < _MATRIX or [sequences * length for length in lengths] != tokens:
-        return None
-    return sequences * lengths[0] * lengths[1]
-
-
-_LAYOUTS = (
-    (re.compile(r"^_scaled_dot_product.*_backward|^_cudnn_attention_backward"), _Layout(1, heads_last=False)),
-    (re.compile(r"^_scaled_dot_product|^sage_fwd|^_cudnn_attention_forward"), _Layout(0, heads_last=False)),
-    (re.compile(r"^_flash_attention_forward"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
-    (re.compile(r"^_flash_attention_backward"), _Layout(1, bounds=(6, 7), longest=(8, 9))),
-    (re.compile(r"^_efficient_attention_forward"), _Layout(0, bounds=(4, 5), longest=(6, 7))),
-    (re.compile(r"^_efficient_attention_backward"), _Layout(1, bounds=(5, 6), longest=(7, 8))),
-    (re.compile(r"varlen_forward$"), _Layout(0, bounds=(3, 4), longest=(5, 6))),
-    (re.compile(r"varlen_backward$"), _Layout(1, bounds=(9, 10), longest=(11, 12))),
-    (re.compile(r"^flash_attn_3::fwd$"), _Layout(0, bounds=(7, 8), longest=(12, 13))),
-    (re.compile(r"^flash_attn_3::bwd$"), _Layout(1, bounds=(9, 10), longest=(13, 14))),
-    (BACKWARD, _Layout(1)),
-)
+#: Operators of (batch, heads, tokens, dimensions); others have the tokens before the heads.
+_HEADS_FIRST = re.compile(r"^_scaled_dot_product|^sage_fwd|^_cudnn_attention")
 #: Operators of inference engines, whose keys and values are in pages, are not counted.
 _RULES: tuple[tuple[re.Pattern[str], _Rule], ...] = (
     (re.compile(r"^convolution_backward"), _count_convolution_backward),
     (re.compile(r"^_?convolution(?:_overrideable)?$"), _count_convolution),
     (re.compile(r"^\w*mm\w*$"), _count_product),
-    (re.compile(r"(?:Func|Linear|MLP)Backward$"), _count_backward),
+    (re.compile(r"(?:Func|Linear)Backward$"), _count_backward),
     (
         re.compile(r"^(?!vllm|_C::|.*paged)(?:.*(?:attention|attn|Attn|fmha)|.*mha_(?:fwd|bwd)$)"),
         _count_attention,
     ),
     (re.compile(r"^_(?:LayerNorm|Grouped)?Linear$"), _count_function),
-    (re.compile(r"^_LayerNormMLP$"), _count_mlp),
 )

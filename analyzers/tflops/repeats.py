@@ -29,8 +29,6 @@ IS_ATTENTION = re.compile(r"attention|attn|Attn|fmha|mha_|sage_fwd")
 _PRODUCTS_OF_ATTENTION = {"bmm", "baddbmm"}
 #: From this share on all of the layers are recomputed: the products outside of them never are.
 _FULL = 0.9
-#: More forward passes without a backward pass come from an evaluation.
-_EVALUATED = 0.05
 #: So many products are tracked in a backward pass that differentiates its gradients again.
 _MOST = 1.05
 #: Where compiled graphs have more of the products, or hide more of the time of kernels that multiply, they decide.
@@ -46,7 +44,6 @@ class Repeats(NamedTuple):
         weights: Of the products with weights; absent likewise, or where there are none.
         attention: Of those of the attention matrix; absent likewise.
         is_cheap: Operators that do not multiply were recomputed.
-        forward_alone: Layers also ran forward without a backward pass, as in an evaluation.
         reason: Why the share is absent; empty where it is not.
         is_compiled: Whether that is because compiled graphs do not show it.
     """
@@ -55,7 +52,6 @@ class Repeats(NamedTuple):
     weights: float | None = None
     attention: float | None = None
     is_cheap: bool = False
-    forward_alone: bool = False
     reason: str = ""
     is_compiled: bool = False
 
@@ -106,8 +102,6 @@ def find_repeats(trace: Trace, products: Products) -> Repeats:
     repeated = outer & places.is_inside_node & places.is_tracked
     forward = outer & ~places.is_inside_node
     ran = _find_ran(calls, operator[calls.product], launches, forward)
-    alone = int((forward & ~places.is_tracked).sum()) - int((repeated & places.is_of_function).sum())
-    forward_alone = alone > _EVALUATED * int(forward.sum())
     counted = repeated & (ran | _find_last(places.node, repeated, ran))
     is_attention = np.array([bool(IS_ATTENTION.search(name)) for name in names], np.bool_)
     attention = is_attention[operator[calls.product]]
@@ -127,7 +121,7 @@ def find_repeats(trace: Trace, products: Products) -> Repeats:
         return Repeats(None, reason="layers ran in compiled graphs, which do not show it", is_compiled=True)
     if share is None or share > _MOST:
         return Repeats(None, reason="the products of the backward pass cannot be told from those of the forward pass")
-    return Repeats(share, share_of(~attention), share_of(attention), places.repeats_cheap, forward_alone)
+    return Repeats(share, share_of(~attention), share_of(attention), places.repeats_cheap)
 
 
 class _Places:

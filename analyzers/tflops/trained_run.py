@@ -16,11 +16,11 @@ from perfscope.analyzers.tflops.precision import HOW_TO_TELL, Precision, find_pr
 from perfscope.analyzers.tflops.repeats import largest_repeats
 from perfscope.constants import KILO
 from perfscope.errors import MissingInput
-from perfscope.models.conventions import Checkpointing, Recomputed
+from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
 from perfscope.models.parameter_counts import total_parameters
 from perfscope.models.transformer import Transformer
-from perfscope.tables.model import Model, StatedDimensions, Weight
+from perfscope.tables.model import Model, Weight
 from perfscope.tables.run import Run
 
 _SAME_SIZE = 0.02
@@ -35,14 +35,12 @@ class TrainedModel(NamedTuple):
         model: Its dimensions.
         parameters, trainable: Number of parameters over all stages.
         notes: Where the dimensions come from.
-        stated: What its configuration states.
     """
 
     model: Transformer
     parameters: int
     trainable: int
     notes: tuple[str, ...]
-    stated: StatedDimensions
 
 
 class Device(NamedTuple):
@@ -109,7 +107,7 @@ def find_trained_model(run: Run) -> TrainedModel:
     # Experts that this replica lacks; a config may not state every vector.
     lacking = total_parameters(model) - parameters
     elsewhere = lacking if model.experts and abs(lacking) > _SAME_SIZE * parameters else 0
-    return TrainedModel(model, parameters + elsewhere, trainable + elsewhere, tuple(notes), first.stated)
+    return TrainedModel(model, parameters + elsewhere, trainable + elsewhere, tuple(notes))
 
 
 def _is_same_model(model: Transformer, parameters: int, weights: Sequence[Weight]) -> bool:
@@ -225,13 +223,11 @@ class Recomputation(NamedTuple):
     Attributes:
         checkpointing: The kind of activation checkpointing; absent where it is unknown.
         share: The share of the products of the forward pass that ran again, as traces show it; absent where none does.
-        measured: The shares that were measured of selective checkpointing; absent where none were.
         notes: The source of that.
     """
 
     checkpointing: Checkpointing | None
     share: float | None
-    measured: Recomputed | None
     notes: tuple[str, ...]
 
 
@@ -247,7 +243,7 @@ def find_recomputation(models: Sequence[Model], traced: Sequence[Operations] = (
             note = "Activation checkpointing is in use. No trace shows what is recomputed, so nothing is counted."
         else:
             configured, note = Checkpointing.NONE, "No activation checkpointing was detected, so none is counted."
-        return Recomputation(configured, None, None, (note,))
+        return Recomputation(configured, None, (note,))
     kind = shown.checkpointing
     notes = [
         f"Activation checkpointing is unknown, and none is counted: {shown.reason}."
@@ -256,5 +252,4 @@ def find_recomputation(models: Sequence[Model], traced: Sequence[Operations] = (
     ]
     if configured is not None and configured != kind:
         notes.append(f"The model is configured with `{configured}`, which the trace does not show.")
-    is_selective = kind is Checkpointing.SELECTIVE
-    return Recomputation(kind, shown.share, shown.recomputed if is_selective else None, tuple(notes))
+    return Recomputation(kind, shown.share, tuple(notes))

@@ -53,8 +53,6 @@ class StatedDimensions(NamedTuple):
         layers, hidden, heads: Number of layers, hidden size and query heads.
         experts, top_k: Routed experts in a layer, and how many of them a token uses.
         latent: Multi-head latent attention.
-        window: Tokens of the sliding attention window.
-        window_layers: Layers that have it; absent where only some do and it is not stated which.
         other_layers: Kinds of layers that have no attention matrix, as the configuration names them.
     """
 
@@ -64,8 +62,6 @@ class StatedDimensions(NamedTuple):
     experts: int | None = None
     top_k: int | None = None
     latent: Latent | None = None
-    window: int | None = None
-    window_layers: int | None = None
     other_layers: tuple[str, ...] = ()
 
 

@@ -10,9 +10,7 @@ import pytest
 import torch
 from torch.profiler import profile, record_function
 
-from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.products import Product
 from perfscope.tables.trace import ALL_EVENTS, BASIC_EVENTS, Events
 from tests.analyzers.tflops.making import answer
 from tests.analyzers.tflops.networks import Decoder, Shape, counted_flops_per_token
@@ -21,30 +19,6 @@ pytestmark = pytest.mark.slow
 
 SEQ_LEN, BATCH, STEPS = 96, 2, 2
 SHAPE = Shape(layers=3)
-
-
-@pytest.mark.parametrize(
-    ("operator", "shapes", "operations"),
-    [
-        ("mm", ((2, 3), (3, 5)), 2 * 2 * 3 * 5),
-        ("addmm", ((5,), (2, 3), (3, 5)), 2 * 2 * 3 * 5),
-        ("bmm", ((7, 2, 3), (7, 3, 5)), 7 * 2 * 2 * 3 * 5),
-        ("baddbmm", ((7, 2, 5), (7, 2, 3), (7, 3, 5)), 7 * 2 * 2 * 3 * 5),
-        ("_scaled_dot_product_flash_attention", ((2, 4, 8, 16),) * 3, 2 * 2 * 4 * 8 * 8 * (16 + 16)),
-        ("_scaled_dot_product_flash_attention_backward", ((2, 4, 8, 16),) * 4, 2 * 2 * 2 * 4 * 8 * 8 * 32),
-        ("mm", ((), ()), None),
-        ("_addmm_activation", ((5,), (2, 3), (3, 5)), 2 * 2 * 3 * 5),
-        ("_grouped_mm", ((6, 3), (4, 3, 5), (4,)), 2 * 6 * 3 * 5),  # tokens of 4 experts, one weight each
-        ("_grouped_mm", ((3, 6), (6, 5), (4,)), 2 * 3 * 6 * 5),  # its weights' gradients
-        ("_flash_attn_forward", ((2, 8, 4, 16),) * 3, 2 * 2 * 4 * 8 * 8 * (16 + 16)),
-        ("_flash_attn_backward", ((2, 8, 4, 16),) * 4, 2 * 2 * 2 * 4 * 8 * 8 * 32),
-        ("_flash_attn_varlen_forward", ((16, 4, 16),) * 3, None),  # how long the packed sequences are is not stated
-    ],
-)
-def test_a_product_has_two_operations_a_multiplication(
-    operator: str, shapes: tuple[tuple[int, ...], ...], operations: int | None
-) -> None:
-    assert count_flops(Product(operator, shapes)) == operations
 
 
 def trace_of(path: Path, recompute: bool = False, steps: int = STEPS, batch: int = BATCH) -> Path:
@@ -87,19 +61,19 @@ NODE = "autograd::engine::evaluate_function: ScaledDotProductFlashAttentionBackw
 
 
 @pytest.mark.parametrize(
-    ("order", "recomputed", "forward_alone"),
+    ("order", "recomputed"),
     [
-        ("f f b b", "none", False),
-        ("f f rb rb", "full", False),  # each of two layers again, inside the node of its backward pass
-        ("f f b b f f b b", "none", False),  # two micro-batches
-        ("f f rb b", "selective", False),
-        ("e e f f b b", "none", True),  # an evaluation before the step
-        ("f f rb rb e e", "full", True),  # or after it
-        ("f f e", None, False),  # nothing ran backward
+        ("f f b b", "none"),
+        ("f f rb rb", "full"),  # each of two layers again, inside the node of its backward pass
+        ("f f b b f f b b", "none"),  # two micro-batches
+        ("f f rb b", "selective"),
+        ("e e f f b b", "none"),  # an evaluation before the step
+        ("f f rb rb e e", "full"),  # or after it
+        ("f f e", None),  # nothing ran backward
     ],
 )
 def test_layers_that_run_forward_again_inside_their_backward_passes_were_recomputed(
-    tmp_path: Path, order: str, recomputed: str | None, forward_alone: bool
+    tmp_path: Path, order: str, recomputed: str | None
 ) -> None:
     """Calls in turn: forward, forward without gradients, again and backward; those in one node are one word."""
     query, calls = (2, 4, 8, 16), []
@@ -112,7 +86,7 @@ def test_layers_that_run_forward_again_inside_their_backward_passes_were_recompu
     path = tmp_path / "trace.json"
     path.write_text(json.dumps({"traceEvents": [event("ProfilerStep#4"), *reversed(calls)]}))
     (rank,) = answer("analyze", path, "--only", "operations")["results"]["operations"]["ranks"]
-    assert (rank["recomputed"], rank["forward_alone"]) == (recomputed, forward_alone)
+    assert rank["recomputed"] == recomputed
     assert (rank["recomputed_reason"] is None) == (recomputed is not None)
 
 

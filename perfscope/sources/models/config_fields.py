@@ -19,7 +19,6 @@ _TOP_K = (
     "num_experts_per_tok", "num_experts_per_token", "experts_per_token", "moe_router_topk", "n_activated_experts",
     "moe_top_k", "moe_k", "top_k",
 )  # fmt: skip
-_WINDOW = ("sliding_window", "sliding_window_size")
 _HAS_ATTENTION = {"full_attention", "sliding_attention", "chunked_attention"}
 #: Longer texts are no dimensions.
 _MOST_DIGITS = 18
@@ -31,7 +30,6 @@ def read_stated(config: Mapping[str, object]) -> StatedDimensions:
     parts = list(_parts(config))
     lists = (kinds for part in parts if isinstance(kinds := part.get("layer_types"), list))
     kinds = [kind for kind in next(lists, []) if isinstance(kind, str)]
-    window = None if any(part.get("use_sliding_window") is False for part in parts) else _find(parts, _WINDOW)
     return StatedDimensions(
         layers=_find(parts, _LAYERS),
         hidden=_find(parts, _HIDDEN),
@@ -39,8 +37,6 @@ def read_stated(config: Mapping[str, object]) -> StatedDimensions:
         experts=_find(parts, _EXPERTS),
         top_k=_find(parts, _TOP_K),
         latent=_latent(parts),
-        window=window,
-        window_layers=kinds.count("sliding_attention") if window and kinds else None,
         other_layers=tuple(sorted(set(kinds) - _HAS_ATTENTION)),
     )
 

@@ -202,25 +202,6 @@ def test_models_of_transformers_have_six_times_their_parameters_and_their_attent
     assert per_token.palm(model, 2048) == 6 * active + 12 * width * 2048
 
 
-def split(weights: Sequence[Weight]) -> list[Weight]:
-    """The weights of two ranks as versions before wrote them: half of each matrix is a weight of its own."""
-    return [
-        weight
-        if len(weight.shape) == 1
-        else Weight(weight.name, weight.is_embedding, (weight.shape[0] // 2, *weight.shape[1:]), 2 * weight.count)
-        for weight in weights
-    ]
-
-
-def test_parts_of_tensors_are_one_model_by_the_layers_and_the_hidden_size_of_its_config() -> None:
-    config: dict[str, object] = {"dim": 4096, "n_layers": 32, "n_heads": 32}
-    assert inferred(split(LLAMA3), config, is_whole=False) == inferred(LLAMA3, config)
-    for lacking in config.keys() - {"n_heads"}:
-        rest = {name: value for name, value in config.items() if name != lacking}
-        with pytest.raises(MissingInput, match="split by tensor parallelism"):
-            inferred(split(LLAMA3), rest, is_whole=False)
-
-
 def test_experts_that_other_ranks_alone_hold_are_counted() -> None:
     local = [*DEEPSEEK_DEBUG[:9], *experts(5, 256, 256, 4)[:3], *DEEPSEEK_DEBUG[12:]]
     config: dict[str, object] = {**MLA, "top_k": 3}
@@ -264,9 +245,6 @@ def test_configurations_state_their_dimensions_by_many_names() -> None:
     assert (found.layers, found.hidden, found.heads, found.experts, found.top_k) == (6, 256, 16, 8, 3)
     assert found.latent is not None
     assert (found.latent.q_rank, found.latent.nope_dim, found.latent.value_dim) == (None, 128, 128)
-    windows = read_stated({"sliding_window": 512, "layer_types": ["sliding_attention"] * 5 + ["full_attention"]})
-    assert (windows.window, windows.window_layers) == (512, 5)
-    assert read_stated({"sliding_window": 4096, "use_sliding_window": False}).window is None
     nested = read_stated({"n_layers": 6, "parts": {"num_hidden_layers": 2}})
     assert nested.layers == 6, "of two the outer one counts, whatever its name"
     of_text = read_stated({"vision_config": {"hidden_size": 1152}, "text_config": {"hidden_size": 2048}})
@@ -277,5 +255,5 @@ def test_configurations_state_their_dimensions_by_many_names() -> None:
     "value", ["", "many", "9" * 5000, None, True, -4, 0, 2.5, [16, 16, 8], {"of": "layers"}, float("nan")]
 )
 def test_a_field_of_another_type_counts_as_missing(value: object) -> None:
-    names = ("n_layers", "dim", "n_heads", "num_experts", "top_k", "sliding_window", "layer_types", *MLA)
+    names = ("n_layers", "dim", "n_heads", "num_experts", "top_k", "layer_types", *MLA)
     assert read_stated(dict.fromkeys(names, value)) == StatedDimensions()

@@ -47,10 +47,9 @@ def training(network: nn.Module, *shape: int, gradient: bool = True) -> Run:
     return run
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
-def test_resnet_18_has_as_many_operations_as_pytorch_counts(recompute: bool, tmp_path: Path) -> None:
+def test_resnet_18_has_as_many_operations_as_pytorch_counts(tmp_path: Path) -> None:
     """The image needs no gradient: the first convolution has one backward product instead of two."""
-    run = training(ResNet18(recompute), 2, 3, 64, 64, gradient=False)
+    run = training(ResNet18(), 2, 3, 64, 64, gradient=False)
     counted = counted_in_trace(run, tmp_path / "rank0.json")
     assert counted.flops_per_step == counted_by_pytorch(run)
     assert set(counted.by_operator) == {"convolution", "convolution_backward", "mm", "addmm"}
@@ -58,26 +57,10 @@ def test_resnet_18_has_as_many_operations_as_pytorch_counts(recompute: bool, tmp
     assert counted.is_covered
 
 
-def test_resnet_18_of_imagenet_has_its_published_operations(tmp_path: Path) -> None:
-    """1.81 billion multiplications a picture of 224 x 224 (arXiv 1512.03385, table 1)."""
-    network = ResNet18().eval()
-
-    def run() -> None:
-        with torch.no_grad():
-            network(torch.randn(1, 3, 224, 224))
-
-    counted = counted_in_trace(run, tmp_path / "rank0.json")
-    assert counted.flops_per_step == pytest.approx(2 * 1.81e9, rel=0.01)
-
-
 CONVOLUTIONS: dict[str, tuple[nn.Module, tuple[int, ...]]] = {
     "strides": (nn.Conv2d(3, 8, 3, stride=2, padding=1), (2, 3, 17, 19)),
-    "a line, apart": (nn.Conv1d(4, 8, 5, dilation=2), (2, 4, 33)),
     "a volume": (nn.Conv3d(2, 4, 3, padding="same"), (1, 2, 6, 7, 8)),
-    "even": (nn.Conv2d(2, 4, 4, padding=(1, 2)), (1, 2, 16, 17)),
     "transposed": (nn.ConvTranspose2d(6, 4, 3, stride=2, output_padding=1), (2, 6, 9, 9)),
-    "around": (nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), (1, 3, 8, 8)),
-    "no batch": (nn.Conv2d(3, 4, 3), (3, 8, 8)),
 }
 
 
@@ -138,54 +121,45 @@ def test_a_recurrent_layer_is_named_as_not_counted(tmp_path: Path) -> None:
 B, S, H, D = 2, 32, 4, 16
 ONE = 2 * B * H * S * S * 2 * D
 DENSE, PACKED = (B, S, H, D), (B * S, H, D)
-NONE, BOUNDS = (), (B + 1,)
-LENGTHS = (str(S), str(S))
 
 
 @pytest.mark.parametrize(
-    ("operator", "shapes", "values", "flops"),
+    ("operator", "shapes", "flops"),
     [
-        ("_scaled_dot_product_efficient_attention", ((B, H, S, D),) * 3, (), ONE),
-        ("_scaled_dot_product_cudnn_attention", ((B, H, S, D),) * 3, (), ONE),
-        ("_scaled_dot_product_efficient_attention_backward", ((B, H, S, D),) * 4, (), 2 * ONE),
-        ("_flash_attention_forward", (DENSE,) * 3, (), ONE),
-        ("_flash_attention_backward", (DENSE,) * 4, (), 2 * ONE),
-        ("_flash_attention_forward", (PACKED,) * 3 + (BOUNDS,) * 2, ("",) * 5 + LENGTHS, ONE),
-        ("_flash_attention_forward", (PACKED,) * 3 + (BOUNDS,) * 2, ("",) * 5 + ("31", "31"), None),
-        ("_flash_attention_backward", (PACKED,) * 6 + (BOUNDS,) * 2, ("",) * 8 + LENGTHS, 2 * ONE),
-        ("_efficient_attention_forward", (DENSE,) * 3, (), ONE),
-        ("_efficient_attention_backward", (DENSE,) * 4, (), 2 * ONE),
-        ("_cudnn_attention_forward", ((B, H, S, D),) * 3, (), ONE),
-        ("_flash_attn_varlen_forward", (PACKED,) * 3 + (BOUNDS,) * 2, ("",) * 5 + LENGTHS, ONE),
-        ("_flash_attn_varlen_backward", (PACKED,) * 9 + (BOUNDS,) * 2, ("",) * 11 + LENGTHS, 2 * ONE),
-        ("FlashAttnFunc", (DENSE,) * 3, (), ONE),
-        ("FlashAttnFuncBackward", (DENSE,), (), None),  # the gradient's shape alone
-        ("flash_attn_3::fwd", (DENSE,) * 3, (), ONE),
-        ("flash_attn_3::fwd", (PACKED,) * 3 + (NONE,) * 4 + (BOUNDS,) * 2, ("",) * 12 + LENGTHS, ONE),
-        ("flash_attn_3::bwd", (DENSE,) * 4, (), 2 * ONE),
-        ("aiter::_flash_attn_forward", (DENSE,) * 3, (), ONE),
-        ("aiter::fmha_v3_fwd", (DENSE,) * 3, (), ONE),
-        ("aiter::mha_bwd", (DENSE,) * 4, (), 2 * ONE),
-        ("vllm::unified_attention_with_output", (PACKED,) * 4, (), None),
-        ("_scaled_mm", ((16, 32), (32, 64)), (), 2 * 16 * 32 * 64),
-        ("_scaled_grouped_mm", ((48, 32), (3, 32, 64)), (), 2 * 48 * 32 * 64),
-        ("_int_mm", ((16, 32), (32, 64)), (), 2 * 16 * 32 * 64),
+        ("_scaled_dot_product_efficient_attention", ((B, H, S, D),) * 3, ONE),
+        ("_scaled_dot_product_cudnn_attention", ((B, H, S, D),) * 3, ONE),
+        ("_scaled_dot_product_efficient_attention_backward", ((B, H, S, D),) * 4, 2 * ONE),
+        ("_flash_attention_forward", (DENSE,) * 3, ONE),
+        ("_flash_attention_backward", (DENSE,) * 4, 2 * ONE),
+        ("_efficient_attention_forward", (DENSE,) * 3, ONE),
+        ("_efficient_attention_backward", (DENSE,) * 4, 2 * ONE),
+        ("_cudnn_attention_forward", ((B, H, S, D),) * 3, ONE),
+        ("FlashAttnFunc", (DENSE,) * 3, ONE),
+        ("FlashAttnFuncBackward", (DENSE,), None),  # the gradient's shape alone
+        ("flash_attn_3::fwd", (DENSE,) * 3, ONE),
+        ("flash_attn_3::bwd", (DENSE,) * 4, 2 * ONE),
+        ("aiter::_flash_attn_forward", (DENSE,) * 3, ONE),
+        ("aiter::fmha_v3_fwd", (DENSE,) * 3, ONE),
+        ("aiter::mha_bwd", (DENSE,) * 4, 2 * ONE),
+        ("_flash_attn_varlen_forward", (PACKED,) * 3, None),  # lengths of the sequences are not stated
+        ("vllm::unified_attention_with_output", (PACKED,) * 4, None),
+        ("mm", ((2, 3), (3, 5)), 2 * 2 * 3 * 5),
+        ("mm", ((), ()), None),
+        ("addmm", ((5,), (2, 3), (3, 5)), 2 * 2 * 3 * 5),
+        ("baddbmm", ((7, 2, 5), (7, 2, 3), (7, 3, 5)), 7 * 2 * 2 * 3 * 5),
+        ("_grouped_mm", ((6, 3), (4, 3, 5), (4,)), 2 * 6 * 3 * 5),  # tokens of 4 experts, one weight each
+        ("_grouped_mm", ((3, 6), (6, 5), (4,)), 2 * 3 * 6 * 5),  # its weights' gradients
+        ("_scaled_mm", ((16, 32), (32, 64)), 2 * 16 * 32 * 64),
+        ("_scaled_grouped_mm", ((48, 32), (3, 32, 64)), 2 * 48 * 32 * 64),
+        ("_int_mm", ((16, 32), (32, 64)), 2 * 16 * 32 * 64),
         # Transformer Engine's order of weight and input changed in its version 2.
-        ("_Linear", ((64, 32), (4, 16, 32), (64,), ()), (), 2 * 4 * 16 * 32 * 64),
-        ("_Linear", ((), (4, 16, 32), (64, 32), (64,)), (), 2 * 4 * 16 * 32 * 64),
-        ("_LayerNormLinear", ((4, 16, 32), (32,), (32,), (64, 32)), (), 2 * 4 * 16 * 32 * 64),
-        ("_GroupedLinear", ((48, 32), (), (64, 32), (64, 32), (64, 32)), (), 2 * 48 * 32 * 64),
-        ("_LayerNormMLP", ((4, 16, 32), (32,), (), (256, 32), (256,), (32, 128)), (), 2 * 64 * 32 * (256 + 128)),
-        ("vllm::moe_forward", ((5, 8), (5, 3)), (), None),
-        ("convolution", ((1, 3, 8, 8), (4, 3, 3, 3)), (), None),  # strides are not stated
+        ("_Linear", ((64, 32), (4, 16, 32), (64,), ()), 2 * 4 * 16 * 32 * 64),
+        ("_Linear", ((), (4, 16, 32), (64, 32), (64,)), 2 * 4 * 16 * 32 * 64),
+        ("_LayerNormLinear", ((4, 16, 32), (32,), (32,), (64, 32)), 2 * 4 * 16 * 32 * 64),
+        ("_GroupedLinear", ((48, 32), (), (64, 32), (64, 32), (64, 32)), 2 * 48 * 32 * 64),
+        ("vllm::moe_forward", ((5, 8), (5, 3)), None),
+        ("convolution", ((1, 3, 8, 8), (4, 3, 3, 3)), None),  # strides are not stated
     ],
 )  # fmt: skip
-def test_operators_of_libraries(
-    operator: str, shapes: tuple[tuple[int, ...], ...], values: tuple[str, ...], flops: int | None
-) -> None:
-    assert count_flops(Product(operator, shapes, (), values)) == flops
-
-
-def test_two_elements_of_four_bits_share_an_element_of_the_shape() -> None:
-    product = Product("_scaled_mm", ((16, 16), (16, 64)), ("c10::Float4_e2m1fn_x2",) * 2)
-    assert count_flops(product) == 2 * 16 * 32 * 64
+def test_operators_of_libraries(operator: str, shapes: tuple[tuple[int, ...], ...], flops: int | None) -> None:
+    assert count_flops(Product(operator, shapes)) == flops

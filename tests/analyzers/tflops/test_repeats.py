@@ -154,17 +154,15 @@ ALL = (OF_LAYER * LAYERS / FORWARD, 7 * LAYERS / (7 * LAYERS + 1), 1.0)
         (Training(reentrant), ALL),
         (Training(not_reentrant), ALL),
         (Training(not_reentrant, is_python=True), ALL),
-        (Training(reentrant, compiled=True), ALL),
         (Training(not_reentrant, compiled=True), ALL),
         (Training(plain, not_reentrant), (16 / FORWARD, 14 / 29, 0.5)),
-        (Training(reentrant, plain), (16 / FORWARD, 14 / 29, 0.5)),
         (Training(partial(not_reentrant, context_fn=every_second_product)), (12 / FORWARD, 12 / 29, 0)),
         (Training(partial(not_reentrant, context_fn=no_product)), (0, 0, 0)),
         (Training(attend=reentrant), (4 / FORWARD, 0, 1.0)),
     ],
     ids=[
-        "none", "reentrant", "not reentrant", "functions of Python", "reentrant, compiled inside", "compiled inside",
-        "every second layer", "every second layer, reentrant", "every second product", "no product", "attention",
+        "none", "reentrant", "not reentrant", "functions of Python", "compiled inside", "every second layer",
+        "every second product", "no product", "attention",
     ],
 )  # fmt: skip
 def test_the_share_is_that_of_the_products_that_ran_again(
@@ -172,7 +170,6 @@ def test_the_share_is_that_of_the_products_that_ran_again(
 ) -> None:
     found = repeats_of(training.step, tmp_path / "rank0.json")
     assert found[:3] == pytest.approx(expected)
-    assert not found.forward_alone
     assert not found.reason
 
 
@@ -203,19 +200,6 @@ def test_in_compiled_layers_it_is_unknown(tmp_path: Path) -> None:
     assert (found.share, found.checkpointing, found.is_compiled) == (None, None, True)
 
 
-def test_an_evaluation_is_told_apart(tmp_path: Path) -> None:
-    training = Training(not_reentrant)
-
-    def step() -> None:
-        training.step()
-        with torch.no_grad():
-            training.forward()
-
-    found = repeats_of(step, tmp_path / "rank0.json")
-    assert found.forward_alone
-    assert found[:3] == pytest.approx(ALL)
-
-
 def test_gradients_of_gradients_are_no_recomputation(tmp_path: Path) -> None:
     training = Training(attend=lambda _, *heads: heads[0] * heads[1] * heads[2])
 
@@ -227,18 +211,6 @@ def test_gradients_of_gradients_are_no_recomputation(tmp_path: Path) -> None:
     found = repeats_of(step, tmp_path / "rank0.json")
     assert (found.share, found.is_compiled) == (None, False)
     assert "cannot be told" in found.reason
-
-
-@pytest.mark.parametrize("context", [torch.autocast("cpu", torch.bfloat16)])
-def test_the_calls_of_autocast_change_nothing(context: Any, tmp_path: Path) -> None:
-    training = Training(not_reentrant)
-
-    def step() -> None:
-        with context:
-            loss = training.forward()
-        loss.backward()
-
-    assert repeats_of(step, tmp_path / "rank0.json")[:3] == pytest.approx(ALL)
 
 
 @pytest.mark.parametrize(
