@@ -21,7 +21,6 @@ from perfscope.models.transformer import GATED_MATRICES, Transformer
 
 WEIGHTS, GRADIENTS, OPTIMIZER = "weights", "gradients", "optimizer"
 _SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}
-_OFFLOADED_AS = {OPTIMIZER: "optimizer", GRADIENTS: "", WEIGHTS: "parameters"}
 LAST_STAGE = 3
 
 
@@ -127,7 +126,6 @@ class Layout:
         checkpointing: Activation checkpointing: what is recomputed.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
         micro_batches: Forward passes of one step; None where unknown.
-        offload: States that are kept off the GPU: ``optimizer``, ``parameters``.
         loss: The cross-entropy implementation.
         context: Context-parallel degree: ranks that share a sequence. They have the same weights, so ZeRO shards the
             states over these ranks, too.
@@ -144,7 +142,6 @@ class Layout:
     expert: int = 1
     sequence_parallel: bool = False
     micro_batches: int | None = None
-    offload: tuple[str, ...] = ()
     loss: Loss = Loss.PLAIN
     context: int = 1
     virtual: int = 1
@@ -251,8 +248,6 @@ def _estimate_states(
     """Weights, gradients and optimizer of a GPU."""
 
     def state_bytes(name: str, bytes_per_parameter: int) -> int:
-        if _OFFLOADED_AS[name] in layout.offload:
-            return 0
         sharded = layout.zero >= _SHARDED_FROM[name]
         replicas = layout.data * layout.context
         dense_ranks = replicas if sharded else 1

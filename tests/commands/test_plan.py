@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,16 +58,6 @@ def test_the_convention_of_the_tflops_decides_the_days() -> None:
     by = {name: answer(*words, "--convention", name)["days"] for name in ("bigscience", "6n", "megatron_core", "palm")}
     assert by["bigscience"] / by["6n"] == pytest.approx(4 / 3)
     assert by["palm"] / by["megatron_core"] == pytest.approx(6.1066 / 5.147, rel=1e-3)
-
-
-def test_the_same_speed_stands_in_every_convention() -> None:
-    document = answer(
-        "plan", "--model", "llama3-8b", "--tokens", "1T", "--gpus", 64, "--tflops", 400, "--gpu", "h100-sxm"
-    )
-    assert {each["name"]: each for each in document["conventions"]}["bigscience"]["tflops_per_gpu"] == pytest.approx(
-        400
-    )
-    assert all(each["tflops_per_gpu"] for each in document["conventions"])
 
 
 def test_zero_shards_as_its_paper_says() -> None:
@@ -173,39 +161,6 @@ def test_expert_parallelism_spreads_the_experts_alone() -> None:
     whole, spread = (answer(*words, "--ep", ep)["memory"][0]["weights_bytes"] for ep in (1, 8))
     experts = 32 * 8 * 3 * 4096 * 14336
     assert whole - spread == pytest.approx(2 * experts * 7 / 8, rel=1e-6)
-
-
-def test_a_deepspeed_config_gives_stage_batch_format_and_offload(tmp_path: Path) -> None:
-    config = tmp_path / "ds.json"
-    config.write_text(
-        json.dumps(
-            {
-                "train_micro_batch_size_per_gpu": 4,
-                "fp16": {"enabled": True},
-                "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
-            }
-        )
-    )
-    document = answer("plan", "--model", "1.3B", "--gpus", 4, "--gpu", "v100-32", "--deepspeed-config", config)
-    assert {row["zero"] for row in document["memory"]} == {2}
-    assert {row["micro_batch"] for row in document["memory"]} == {4}
-    assert {row["optimizer_bytes"] for row in document["memory"]} == {0}
-    assert document["gpu"]["dtype"] == "fp16"
-
-
-@pytest.mark.parametrize(
-    ("config", "said"),
-    [
-        ({"model_type": "llama"}, "not a DeepSpeed config"),
-        ({"train_batch_size": 0}, "at least 1"),
-        ({"train_batch_size": 10, "train_micro_batch_size_per_gpu": 4}, "does not divide"),
-        ({"train_batch_size": 8, "zero_optimization": {"stage": 4}}, "ZeRO stage"),
-    ],
-)
-def test_a_deepspeed_config_that_cannot_be_is_refused(tmp_path: Path, config: dict[str, object], said: str) -> None:
-    path = tmp_path / "ds.json"
-    path.write_text(json.dumps(config))
-    assert said in refused("plan", "--size", "52B", "--gpus", 4, "--deepspeed-config", path)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,6 @@ MISSING = [
     "export nowhere",
     "checkpoint nowhere",
     "logs nowhere",
-    "plan --run nowhere --model llama3-8b --gpus 8 --tokens 1B",
     "plan --model nowhere/config.json --gpus 8",
     "report build nowhere",
     "report refresh nowhere",
@@ -32,7 +31,7 @@ MISSING = [
     "scaling --protocol dlperf-mxnet-bert nowhere",
     "tflops --size 1B --log nowhere",
     "tflops --model nowhere/config.json",
-    "plan --size 1B --gpus 1 --deepspeed-config nowhere",
+    "plan --size 1B --gpus 1 --log nowhere",
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,12 +14,10 @@ from perfscope.commands.plan.bubble import BubbleOptions, predict_bubble
 from perfscope.commands.plan.calculation import check_batches, make_plan
 from perfscope.commands.plan.options import (
     DurationOptions,
-    FileOptions,
     LayoutOptions,
     MemoryOptions,
     PlanInputs,
     parse_target,
-    supply_from_deepspeed_config,
 )
 from perfscope.commands.plan.report import to_report
 from perfscope.errors import UsageError
@@ -30,13 +29,15 @@ from perfscope.renderers import Format
 def plan(
     *,
     model: ModelOptions,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="those of --run or --log")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="those of --log")] = None,
     training: TrainingOptions,
     duration: DurationOptions,
     peak: PeakOptions,
     layout: LayoutOptions,
     memory: MemoryOptions,
-    files: FileOptions,
+    log: Annotated[
+        Path | None, typer.Option(help="A training log: supplies missing values, its speed among them.")
+    ] = None,
     bubble: BubbleOptions,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
@@ -45,7 +46,7 @@ def plan(
     With --pp and --microbatches alone it predicts the bubble of a pipeline schedule.
     """
     if bubble.microbatches is not None:
-        of_training = (gpus, *files, duration.tokens, duration.days, *layout._replace(pp=None, virtual_stages=None))
+        of_training = (gpus, log, duration.tokens, duration.days, *layout._replace(pp=None, virtual_stages=None))
         if any(of_training) or model != ModelOptions() or memory != MemoryOptions() or peak != PeakOptions():
             raise UsageError("--microbatches predicts a bubble, without a model", hint="--gbs plans a training")
         return predict_bubble(bubble, layout.pp, layout.virtual_stages, duration.tflops, format)
@@ -53,27 +54,24 @@ def plan(
         raise UsageError(
             "--schedule, --svg, --target-tflops and the times of passes are of a bubble", hint="add --microbatches"
         )
-    run = log = None
-    if files.run or files.log:
-        # Reading a run or a log imports NumPy, which a plan without one does not need.
-        from perfscope.commands.plan.files import read_planned_log, read_planned_run
+    source = None
+    if log:
+        # Reading a log imports NumPy, which a plan without one does not need.
+        from perfscope.commands.plan.files import read_planned_log
 
-        run = read_planned_run(files.run) if files.run else None
-        log = read_planned_log(files.log) if files.log else None
+        source = read_planned_log(log)
+        gpus = gpus or source.setup.gpus
     if gpus is None:
-        gpus = run.measured.gpus if run else log.setup.gpus if log else None
-    if gpus is None:
-        stated_by = f"{files.log} does not state the number of GPUs" if files.log else None
+        stated_by = f"{log} does not state the number of GPUs" if log else None
         example = "perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45"
         raise UsageError("--gpus is missing", hint=stated_by or example)
     inputs = PlanInputs(require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak)
-    if files.deepspeed_config:
-        inputs = supply_from_deepspeed_config(inputs, files.deepspeed_config)
     check_batches(inputs)
-    for source in (run, log):
-        inputs = source.supply(inputs) if source else inputs
-    source = run or log if model == ModelOptions() else None
-    choice = source.choose_model() if source else choose_model(model, inputs.seq_len)
+    inputs = source.supply(inputs) if source else inputs
+    if source is None or model != ModelOptions():
+        choice = choose_model(model, inputs.seq_len)
+    else:
+        choice = source.choose_model()
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan)

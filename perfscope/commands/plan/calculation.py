@@ -140,7 +140,6 @@ def _make_layout(inputs: PlanInputs, tensor: int, pipeline: int, zero: int, chec
         expert=typed.size("ep"),
         sequence_parallel=typed.sequence_parallel,
         micro_batches=max(1, typed.gbs // (data * micro_batch)) if typed.gbs else None,
-        offload=inputs.offload,
         loss=inputs.memory.loss,
         context=context,
         virtual=typed.size("virtual_stages") if pipeline > 1 else 1,
@@ -196,7 +195,6 @@ class Plan:
         peak: What the GPU can do.
         duration: Tokens, speed and time.
         recomputes: Whether the convention of the speed counts recomputed activations.
-        conventions: The speed by every convention; empty where there is no speed.
         memory: The estimates for the typed layouts.
         fitting: The estimates for the layouts that fit; None where the memory of the GPU is unknown.
     """
@@ -208,7 +206,6 @@ class Plan:
     peak: Peak
     duration: Duration
     recomputes: bool
-    conventions: tuple[Convention, ...]
     memory: tuple[Memory, ...]
     fitting: tuple[Memory, ...] | None
 
@@ -243,9 +240,6 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> Plan:
     duration = solve_duration(
         _require_flops(convention), target.tokens, inputs.gpus, target.tflops_per_gpu, target.seconds
     )
-    conventions: tuple[Convention, ...] = ()
-    if duration.tokens is not None and duration.seconds is not None:
-        conventions = compare(make_step(inputs, choice, duration.tokens, duration.seconds, peak.tflops))
     return Plan(
         inputs=inputs,
         choice=choice,
@@ -254,7 +248,6 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> Plan:
         peak=peak,
         duration=duration,
         recomputes=convention.counts_recomputation,
-        conventions=conventions,
         memory=tuple(estimate_layout(inputs, choice, shape, peak.dtype, layout) for layout in typed_layouts(inputs)),
         fitting=_find_fitting(inputs, choice, shape, peak),
     )
@@ -262,8 +255,17 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> Plan:
 
 def _find_convention(inputs: PlanInputs, choice: ModelChoice) -> Convention:
     """The convention of the TFLOPs, which depends on the model but not on the speed."""
-    conventions = {convention.name: convention for convention in compare(make_step(inputs, choice, 1, 1.0, None))}
-    return conventions[inputs.target.convention]
+    step = Step(
+        parameters=choice.active_parameters,
+        model=choice.transformer,
+        tokens=1,
+        seq_len=inputs.seq_len,
+        checkpointing=inputs.checkpointing,
+        step_ns=NS_PER_S,
+        gpus=inputs.gpus,
+        peak_tflops=None,
+    )
+    return next(convention for convention in compare(step) if convention.name == inputs.target.convention)
 
 
 def _require_flops(convention: Convention) -> int:
@@ -273,20 +275,6 @@ def _require_flops(convention: Convention) -> int:
             hint="give --model llama3-8b, a config.json, or layers=32,hidden=4096,heads=32,vocab=32000",
         )
     return convention.flops_per_token
-
-
-def make_step(inputs: PlanInputs, choice: ModelChoice, tokens: int, seconds: float, peak_tflops: float | None) -> Step:
-    """A step of so many tokens and seconds, to be counted by every convention."""
-    return Step(
-        parameters=choice.active_parameters,
-        model=choice.transformer,
-        tokens=tokens,
-        seq_len=inputs.seq_len,
-        checkpointing=inputs.checkpointing,
-        step_ns=max(1, round(seconds * NS_PER_S)),
-        gpus=inputs.gpus,
-        peak_tflops=peak_tflops,
-    )
 
 
 def estimate_layout(inputs: PlanInputs, choice: ModelChoice, shape: Transformer, dtype: str, layout: Layout) -> Memory:

@@ -1,26 +1,17 @@
-"""The files that supply values to ``perfscope plan``: a run, or a training log."""
+"""The training log that supplies values to ``perfscope plan``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, stated_setup
 from perfscope.analyzers.logs.summary import summarize_log
-from perfscope.analyzers.plan.measured_run import MeasuredRun, measure_run
-from perfscope.analyzers.tflops.operation_counts import Operations
-from perfscope.analyzers.tflops.trained_run import TrainedModel, find_device, find_recomputation, find_trained_model
-from perfscope.commands.model import Dtype, ModelChoice, choose_description, choose_logged_model
+from perfscope.commands.model import Dtype, ModelChoice, choose_logged_model
 from perfscope.commands.plan.options import ConventionName, PlanInputs
-from perfscope.engine.run import measure_with
-from perfscope.errors import MissingInput, UsageError
-from perfscope.models.conventions import Checkpointing
-from perfscope.models.transformer import ModelDescription
+from perfscope.errors import UsageError
 from perfscope.sources.joblog import read_log
-from perfscope.sources.runs.run import read_run
-from perfscope.units import format_bytes
 
 
 class PlannedLog(NamedTuple):
@@ -91,88 +82,4 @@ def read_planned_log(path: Path) -> PlannedLog:
         dtype=Dtype(str(dtype.value)) if dtype else None,
         tflops_per_gpu=summarize_log(log, Overrides()).tflops_per_gpu,
         choice=choose_logged_model(log),
-    )
-
-
-class PlannedRun(NamedTuple):
-    """A run that supplies values to a plan.
-
-    Attributes:
-        path: Its folder.
-        measured: What it measured.
-        trained: The model that it trained; None where no rank recorded it.
-        device: The CUDA name of its GPU; None where unknown.
-        dtype: The data type of its products; None where unknown.
-        checkpointing: Which activations it recomputed; None where unknown.
-    """
-
-    path: Path
-    measured: MeasuredRun
-    trained: TrainedModel | None
-    device: str | None
-    dtype: Dtype | None
-    checkpointing: Checkpointing | None
-
-    def supply(self, inputs: PlanInputs) -> PlanInputs:
-        """Take missing values from the run."""
-        measured = self.measured
-        supplied: Mapping[str, object] = {
-            "checkpointing": self.checkpointing,
-            "seq_len": measured.seq_len,
-            "zero": measured.zero,
-            "tp": measured.tensor,
-            "pp": measured.pipeline,
-            "cp": measured.context,
-            "micro_batch": measured.micro_batch,
-            "gbs": measured.global_batch,
-            "dtype": self.dtype,
-            "states": measured.states,
-        }
-        read = [f"{measured.gpus} GPUs, {inputs.describe_missing(supplied)}, from {self.path}"]
-        if measured.memory_peak_bytes is not None:
-            peak = format_bytes(measured.memory_peak_bytes)
-            read.append(f"measured by {self.path}: tensors took {peak} on the fullest GPU")
-        completed = inputs.fill_missing({**supplied, "gpu": self.device if inputs.peak.peak is None else None})
-        return replace(completed.fill_missing({"zero": 0}), read=(*inputs.read, *read, *measured.notes))
-
-    def choose_model(self) -> ModelChoice:
-        """The model of the run.
-
-        Raises:
-            UsageError: The run did not record it.
-        """
-        if self.trained is None:
-            raise UsageError(f"{self.path} does not record which model it trained", hint="give --model")
-        origin = f"the parameters that {self.path} recorded"
-        return choose_description(ModelDescription(self.trained.model, origin, self.trained.notes))
-
-
-def read_planned_run(path: Path) -> PlannedRun:
-    """Read a run.
-
-    Raises:
-        SourceError: The folder is no run.
-        UsageError: It completed no training step.
-    """
-    run = read_run(path)
-    try:
-        measured = measure_run(run)
-    except MissingInput as missing:
-        raise UsageError(f"{path}: {missing.problem}, so there is nothing to plan from") from None
-    try:
-        trained = find_trained_model(run)
-    except MissingInput:
-        trained = None
-    device, recomputation = find_device(run), find_recomputation(run.models)
-    if recomputation.checkpointing is None or (device.gpu is not None and device.precision.main is None):
-        # The record does not show it: the traces may, at the price of reading them.
-        traced = measure_with("operations", Operations, [path]).partials
-        device, recomputation = find_device(run, traced), find_recomputation(run.models, traced)
-    return PlannedRun(
-        path=path,
-        measured=measured,
-        trained=trained,
-        device=device.name,
-        dtype=Dtype(dtype) if (dtype := device.precision.main) in set(Dtype) else None,
-        checkpointing=recomputation.checkpointing,
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
@@ -22,11 +21,10 @@ from perfscope.commands.options import fill_missing, require_positive, spell_opt
 from perfscope.constants import S_PER_DAY
 from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
-from perfscope.sources.models.deepspeed_config import read_deepspeed_config
 from perfscope.units import parse_tokens
 
 DEFAULT_MICRO_BATCH = 1
-_DURATION, _LAYOUT, _MEMORY, _FILES = "Duration", "Layout and batch", "Memory", "Input files"
+_DURATION, _LAYOUT, _MEMORY = "Duration", "Layout and batch", "Memory"
 #: How a value that a file supplies is reported, by its option.
 _PHRASES = {
     "checkpointing": "activation checkpointing {}",
@@ -106,7 +104,7 @@ class LayoutOptions(NamedTuple):
         int | None,
         typer.Option(
             help="Global batch size: sequences in one step over all GPUs.",
-            show_default="of --run, --log or --deepspeed-config",
+            show_default="of --log",
             rich_help_panel=_LAYOUT,
         ),
     ] = None
@@ -143,29 +141,6 @@ class MemoryOptions(NamedTuple):
     loss: Annotated[
         Loss, typer.Option(help="Cross-entropy implementation (logits memory).", rich_help_panel=_MEMORY)
     ] = Loss.PLAIN
-
-
-class FileOptions(NamedTuple):
-    """Files that supply missing values."""
-
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            help="A run of perfscope profile: supplies missing values, and its peak of memory.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
-    log: Annotated[
-        Path | None,
-        typer.Option(help="A training log: supplies missing values, its speed among them.", rich_help_panel=_FILES),
-    ] = None
-    deepspeed_config: Annotated[
-        Path | None,
-        typer.Option(
-            help="A DeepSpeed config: supplies ZeRO stage, batch sizes, data type and offloading.",
-            rich_help_panel=_FILES,
-        ),
-    ] = None
 
 
 class Target(NamedTuple):
@@ -211,7 +186,6 @@ class PlanInputs:
         layout: Degrees of parallelism and batch; None for what is not known.
         memory: Implementations and precision that the memory depends on.
         peak: The GPU and the data type; None for what is not known.
-        offload: States that are kept off the GPU.
         read: What was read from files, one phrase for each value.
         model_seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
     """
@@ -222,7 +196,6 @@ class PlanInputs:
     layout: LayoutOptions
     memory: MemoryOptions
     peak: PeakOptions
-    offload: tuple[str, ...] = ()
     read: tuple[str, ...] = ()
     model_seq_len: int | None = None
 
@@ -268,26 +241,3 @@ class PlanInputs:
             for name, value in supplied.items()
             if name in _PHRASES and value is not None and values[name] is None
         )
-
-
-def supply_from_deepspeed_config(inputs: PlanInputs, path: Path) -> PlanInputs:
-    """Take missing values from a DeepSpeed config.
-
-    Raises:
-        SourceError: The file cannot be read.
-        UsageError: It is not a DeepSpeed config, or a value in it is not possible.
-    """
-    config = read_deepspeed_config(path)
-    phrases = [f"ZeRO stage {config.zero_stage}, {config.dtype}"]
-    if config.micro_batch:
-        phrases.append(f"micro-batch {config.micro_batch}")
-    if config.offload:
-        phrases.append(f"{' and '.join(config.offload)} off the GPU")
-    supplied = {
-        "zero": config.zero_stage,
-        "micro_batch": config.micro_batch,
-        "gbs": config.train_batch_size,
-        "dtype": Dtype(config.dtype),
-    }
-    read = tuple(f"{phrase}, from {path}" for phrase in phrases)
-    return replace(inputs.fill_missing(supplied), offload=config.offload, read=read)

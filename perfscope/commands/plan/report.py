@@ -35,12 +35,12 @@ def duration_data(plan: Plan) -> dict[str, Json]:
     }
 
 
-def duration_sections(plan: Plan) -> tuple[Section, ...]:
-    """The tables of the duration, and of the same speed by every convention."""
+def duration_section(plan: Plan) -> Section:
+    """The duration."""
     duration, inputs = plan.duration, plan.inputs
     if not duration.solved_for:
         advice = "give --tokens with --tflops or --days, or --tflops with --days"
-        return (Section(_TITLE, notes=(f"Not computed: {advice}.",)),)
+        return Section(_TITLE, notes=(f"Not computed: {advice}.",))
     columns = (
         Column("Tokens"),
         Column("GPUs"),
@@ -64,14 +64,7 @@ def duration_sections(plan: Plan) -> tuple[Section, ...]:
         f"Convention `{inputs.target.convention}` with checkpointing `{inputs.checkpointing}`: "
         f"{duration.flops_per_token / GIGA:.4g} GFLOP/token. Stalls, restarts and evaluation are not counted.",
     )
-    table = Section(_TITLE, columns, (row,), notes)
-    rows = tuple(
-        (convention.name, convention.tflops_per_gpu, percent(convention.mfu), percent(convention.hfu))
-        for convention in plan.conventions
-        if convention.tflops_per_gpu is not None
-    )
-    figures = (Column("Convention"), Column("TFLOPs per GPU"), Column("MFU (%)", 2), Column("HFU (%)", 2))
-    return (table, Section("The same speed by every convention", figures, rows))
+    return Section(_TITLE, columns, (row,), notes)
 
 
 def describe_duration(seconds: float) -> str:
@@ -171,13 +164,8 @@ def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
             "Total: without accumulation the gradients are freed before the forward pass, and the activations are gone "
             "when all gradients are there, so that the total is less than the sum."
         )
-    if any(memory.gathered for memory in estimates):
-        notes.append("Total: with the weights that ZeRO 3 gathers at once, and its buckets of gradients.")
-    if any(memory.buckets for memory in estimates):
-        notes.append("Total: with the buckets in which DistributedDataParallel sends the gradients.")
-    context = estimates[0].layout.context
-    if context > 1:
-        notes.append(f"Each sequence is split over {context} context-parallel ranks.")
+    if any(memory.gathered or memory.buckets for memory in estimates):
+        notes.append("Total: with the weights that ZeRO 3 gathers at once, and the buckets that gradients are sent in.")
     if peak.gpu:
         notes.append(f"Fits: below the {format_bytes(peak.gpu.memory_bytes)} of {peak.gpu.name}'s datasheet.")
     return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in estimates), tuple(notes))
@@ -189,7 +177,7 @@ def fitting_section(fitting: Sequence[Memory] | None, peak: Peak) -> Section:
     if fitting is None:
         return Section(title, notes=("n/a: the memory of the GPU is unknown; give --gpu.",))
     if not fitting:
-        return Section(title, notes=("Nothing: more GPUs, a smaller micro-batch or offloading are needed.",))
+        return Section(title, notes=("Nothing: more GPUs or a smaller micro-batch are needed.",))
     return Section(title, _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in fitting))
 
 
@@ -243,7 +231,6 @@ def to_report(plan: Plan) -> Report:
         },
         "gpus": inputs.gpus,
         "gpu": _gpu_data(peak),
-        "conventions": [convention.data() for convention in plan.conventions],
         "memory": [memory_data(memory, peak) for memory in plan.memory],
         "fits": None if plan.fitting is None else [memory_data(memory, peak) for memory in plan.fitting],
         "checkpoint": checkpoint_data(plan),
@@ -253,8 +240,8 @@ def to_report(plan: Plan) -> Report:
         "verdict": describe_fit(plan),
         "read": list(inputs.read),
     }
-    sections: list[Section] = [*duration_sections(plan)]
-    sections.extend((memory_section(plan.memory, peak), fitting_section(plan.fitting, peak), checkpoint_section(plan)))
+    memory, fitting = memory_section(plan.memory, peak), fitting_section(plan.fitting, peak)
+    sections = [duration_section(plan), memory, fitting, checkpoint_section(plan)]
     if inputs.read:
         sections.append(Section("Read from files", notes=inputs.read))
     if assumptions:

@@ -64,7 +64,7 @@ def read_config(path: Path) -> ModelDescription:
     if "model_type" not in config and any(key in config for key in _DEEPSPEED_KEYS):
         raise UsageError(
             f"{file} is a DeepSpeed config, which contains no dimensions of a model",
-            hint="give it as --deepspeed-config beside --model or --size",
+            hint="give --model or --size, and --zero, --micro-batch and --dtype for what it sets",
         )
     model, notes = to_transformer(config, str(file))
     return ModelDescription(model, f"{file} ({config['model_type']})", notes)
