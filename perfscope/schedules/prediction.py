@@ -7,22 +7,21 @@ pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from math import ceil
 
 from msgspec import Struct
 
 from perfscope.errors import UsageError
+from perfscope.report import Column, Section, percent
 from perfscope.schedules.catalog import Schedule, chunks_per_device, make_plan, require_possible
 from perfscope.schedules.closed_forms import ClosedForm, StageTimes, closed_form
 from perfscope.schedules.operations import Plan
 from perfscope.schedules.simulator import Timeline, UniformTiming, peak_in_flight, simulate
 
-#: A step of more operations is not simulated (it would take some seconds); the closed form still answers.
-SIMULATION_LIMIT = 600_000
-#: The same for each alternative; there are up to ten.
-_ALTERNATIVE_LIMIT = 100_000
+#: A step of more operations is not simulated: it would take some seconds, and there are up to ten alternatives.
+SIMULATION_LIMIT = 200_000
 _ALTERNATIVE_SCHEDULES = (
     Schedule.ONE_F_ONE_B,
     Schedule.ZB_H1,
@@ -110,13 +109,13 @@ class Alternative(Struct, frozen=True):
         change: The difference to the setup.
         fraction_of_total: The bubble after the change.
         speedup: Throughput relative to that of the setup.
-        peak_in_flight: The most micro-batches whose activations a stage stores; absent where a closed form answered.
+        peak_in_flight: The most micro-batches whose activations a stage stores.
     """
 
     change: str
     fraction_of_total: Fraction
     speedup: Fraction
-    peak_in_flight: Fraction | None
+    peak_in_flight: Fraction
 
 
 class ThroughputTarget(Struct, frozen=True):
@@ -170,26 +169,16 @@ def _find_device(setup: Setup, stage: int) -> int:
 
 def list_alternatives(setup: Setup) -> tuple[Alternative, ...]:
     """The effect of more micro-batches, virtual stages or another schedule, each by itself; the setup comes first."""
-    current = _predict_bubble(setup)
-    if current is None:
-        return ()
-    current_bubble, current_peak = current
-    alternatives = [Alternative("as it is", current_bubble, Fraction(1), current_peak)]
-    for change, changed_setup in _list_changes(setup):
-        prediction = _predict_bubble(changed_setup)
-        if prediction is not None:
-            bubble, peak = prediction
-            alternatives.append(Alternative(change, bubble, (1 - bubble) / (1 - current_bubble), peak))
+    alternatives: list[Alternative] = []
+    for change, changed in (("as it is", setup), *_list_changes(setup)):
+        if changed.operations <= SIMULATION_LIMIT:
+            step = simulate_setup(changed)
+            bubble = step.timeline.fraction_of_period
+            now = alternatives[0].fraction_of_total if alternatives else bubble
+            alternatives.append(Alternative(change, bubble, (1 - bubble) / (1 - now), max(step.peak_in_flight)))
+        elif changed is setup:
+            break
     return tuple(alternatives)
-
-
-def _predict_bubble(setup: Setup) -> tuple[Fraction, Fraction | None] | None:
-    """Bubble and micro-batches in memory: simulated, or by closed form where it is too large; else absent."""
-    if setup.operations <= _ALTERNATIVE_LIMIT:
-        step = simulate_setup(setup)
-        return step.timeline.fraction_of_period, max(step.peak_in_flight)
-    share = apply_closed_form(setup).fraction_of_total if setup.times.are_equal else None
-    return None if share is None else (share, None)
 
 
 def _list_changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
@@ -237,3 +226,25 @@ def _split_step_time(setup: Setup) -> tuple[Fraction, Fraction]:
     if times.are_equal and form.bubble is not None:
         return form.bubble, slowest
     return simulate_setup(setup).period_ns - setup.microbatches * slowest, slowest
+
+
+def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str) -> Section:
+    """The effect of changes, for people."""
+    columns = (
+        Column("Change"),
+        Column("Bubble of the total (%)", 2),
+        Column("Relative throughput", 3),
+        Column("Micro-batches in flight"),
+    )
+    rows = tuple(
+        (one.change, percent(one.fraction_of_total), float(one.speedup), float(one.peak_in_flight))
+        for one in alternatives
+    )
+    notes = (
+        "Each change by itself, with the same times per micro-batch. More micro-batches of the same size make the "
+        "global batch larger.",
+        "Micro-batches in flight: those whose activations the fullest stage stores at once, weighted by its share of "
+        "the model; DualPipe also stores the weights twice.",
+        *assumptions,
+    )
+    return Section("Alternatives", columns, rows, notes=notes)

@@ -116,14 +116,6 @@ def test_alternatives_say_what_else_would_give() -> None:
     assert alternatives["as it is"]["peak_microbatches_in_flight"] == 4
 
 
-def test_too_much_to_simulate_is_answered_by_the_formula_and_said() -> None:
-    answer = _ask(pp=64, microbatches=100_000)
-    assert answer["simulated"] is None
-    assert answer["fraction_of_total"] == pytest.approx(63 / 100_063)
-    times = {"forward": "1ms", "transfer": "1ms"}
-    assert "too large to simulate" in refused("plan", *_words(pp=64, microbatches=100_000, **times))
-
-
 def test_the_svg_has_a_bar_for_every_operation(tmp_path: Path) -> None:
     target = tmp_path / "schedule.svg"
     said = ask("plan", *_words(pp=4, microbatches=8, svg=target)).stderr

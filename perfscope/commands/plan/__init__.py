@@ -68,10 +68,7 @@ def plan(
     inputs = PlanInputs(require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak)
     check_batches(inputs)
     inputs = source.supply(inputs) if source else inputs
-    if source is None or model != ModelOptions():
-        choice = choose_model(model, inputs.seq_len)
-    else:
-        choice = source.choose_model()
+    choice = choose_model(model, inputs.seq_len) if source is None or model != ModelOptions() else source.choose_model()
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan)

@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
+from msgspec.structs import asdict
 
 from perfscope.charts.svg import draw_file
 from perfscope.commands.options import require_positive, require_svg
-from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.constants import NS_PER_MS, NS_PER_S, NS_PER_US
 from perfscope.errors import UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
-from perfscope.report import Report, percent
+from perfscope.report import Column, Json, Report, Row, Section, in_unit, percent, to_float
 from perfscope.schedules.catalog import Schedule, require_possible
+from perfscope.schedules.closed_forms import ClosedForm
 from perfscope.schedules.drawing import draw_timeline, to_charts, to_text
 from perfscope.schedules.prediction import (
     SIMULATION_LIMIT,
     PassTimes,
     Setup,
+    SimulatedStep,
+    ThroughputTarget,
+    alternatives_section,
     apply_closed_form,
     find_target,
     list_alternatives,
     simulate_setup,
 )
-from perfscope.schedules.prediction_report import PredictionReport
+from perfscope.schedules.simulator import to_fraction_of_ideal
 from perfscope.units import format_seconds, parse_duration_ns
 
 SCHEMA = "perfscope/bubble/1"
@@ -109,35 +115,157 @@ def predict_bubble(
     if bubble.svg is not None:
         require_svg(bubble.svg)
     setup = _to_setup(bubble, pp, virtual_stages)
-    target = _parse_target(tflops, bubble.target_tflops)
-    form = apply_closed_form(setup)
-    is_small = setup.operations <= SIMULATION_LIMIT
-    if not is_small and not (setup.times.are_equal and form.bubble is not None):
+    goal = _parse_target(tflops, bubble.target_tflops)
+    if setup.operations > SIMULATION_LIMIT:
         raise UsageError(
             f"{setup.devices} stages and {setup.microbatches} micro-batches are too large to simulate",
-            hint="with equal stages and no transfer time the closed form answers; or use fewer micro-batches",
+            hint="use fewer micro-batches",
         )
-    simulated = simulate_setup(setup) if is_small else None
+    form, step, has_times = apply_closed_form(setup), simulate_setup(setup), bubble.forward is not None
     title = f"{setup.schedule}, {setup.devices} stages, {setup.microbatches} micro-batches"
-    charts = [draw_timeline(title, simulated.timeline)] if simulated else []
+    chart = draw_timeline(title, step.timeline)
     if bubble.svg is not None:
-        if not charts:
-            raise UsageError("the step is too large to simulate, so there is no drawing")
-        replace_file(bubble.svg, draw_file(to_charts(charts)).encode())
-    prediction = PredictionReport(
-        setup=setup,
-        form=form,
-        simulated=simulated,
-        alternatives=list_alternatives(setup),
-        target=None if target is None else find_target(setup, *target),
-        has_times=bubble.forward is not None,
-        assumed=_list_assumptions(bubble, setup.times),
-        drawing=to_text(charts[0], _COLUMNS) if charts else "",
-    )
-    share = prediction.fraction_of_total
-    headline = title if share is None else f"{percent(share):.2f} % of the time is bubble: {title}"
-    report = Report(headline, {"schema": SCHEMA, **prediction.data()}, prediction.sections())
+        replace_file(bubble.svg, draw_file(to_charts([chart])).encode())
+    alternatives = list_alternatives(setup)
+    target = None if goal is None else find_target(setup, *goal)
+    share = step.timeline.fraction_of_period
+    data: dict[str, Json] = {
+        "schema": SCHEMA,
+        "schedule": str(setup.schedule),
+        "p": setup.devices,
+        "microbatches": setup.microbatches,
+        "virtual_stages": setup.chunks,
+        "fraction_of_total": float(share),
+        "fraction_of_ideal": float(to_fraction_of_ideal(share)),
+        "closed_form": {
+            "fraction_of_total": to_float(form.fraction_of_total),
+            "fraction_of_ideal": to_float(form.fraction_of_ideal),
+            "bubble": form.formula,
+            "bubble_us": in_unit(form.bubble, NS_PER_US) if has_times else None,
+            "applies": setup.times.are_equal and form.bubble is not None,
+            "reason": form.reason,
+            "source": form.source,
+        },
+        "simulated": _simulated_data(step, has_times=has_times),
+        "times": {f"{name}_us": [ns / NS_PER_US for ns in part] for name, part in asdict(setup.times).items()}
+        if has_times
+        else None,
+        "alternatives": [
+            {
+                "change": one.change,
+                "fraction_of_total": float(one.fraction_of_total),
+                "fraction_of_ideal": float(to_fraction_of_ideal(one.fraction_of_total)),
+                "speedup": float(one.speedup),
+                "peak_microbatches_in_flight": float(one.peak_in_flight),
+            }
+            for one in alternatives
+        ],
+        "target": None
+        if target is None
+        else {
+            "tflops": float(target.tflops),
+            "target_tflops": float(target.target_tflops),
+            "limit_tflops": float(target.limit),
+            "microbatches": target.microbatches,
+        },
+    }
+    notes = (*_notes(setup, form, step, has_times=has_times), *_list_assumptions(bubble, setup.times))
+    sections = [
+        _summary(form, step, notes, has_times=has_times),
+        Section("Schedule", drawing=to_text(chart, _COLUMNS)),
+        alternatives_section(alternatives),
+    ]
+    if target:
+        sections.append(_target_section(setup, target))
+    report = Report(f"{percent(share):.2f} % of the time is bubble: {title}", data, tuple(sections))
     return Outcome(report, output_format, notes=() if bubble.svg is None else (f"wrote {bubble.svg}",))
+
+
+def _simulated_data(step: SimulatedStep, *, has_times: bool) -> Json:
+    timeline = step.timeline
+
+    def us(ticks: int) -> float | None:
+        return in_unit(Fraction(ticks, step.ticks_per_ns), NS_PER_US) if has_times else None
+
+    return {
+        "fraction_of_total": float(timeline.fraction_of_period),
+        "fraction_of_ideal": float(to_fraction_of_ideal(timeline.fraction_of_period)),
+        "fraction_of_section": float(timeline.fraction_of_total),
+        "section_us": us(timeline.section),
+        "period_us": us(timeline.period),
+        "stages": [
+            {
+                "stage": stage,
+                "useful_us": us(timeline.busy(stage)),
+                "idle_us": us(timeline.period - timeline.busy(stage)),
+                "peak_microbatches_in_flight": float(peak),
+            }
+            for stage, peak in enumerate(step.peak_in_flight)
+        ],
+    }
+
+
+def _summary(form: ClosedForm, step: SimulatedStep, notes: tuple[str, ...], *, has_times: bool) -> Section:
+    share = step.timeline.fraction_of_period
+    total = None if form.bubble is None else form.bubble + form.useful
+    rows: list[Row] = [
+        ("simulated", percent(share), percent(to_fraction_of_ideal(share)), in_unit(step.period_ns, NS_PER_MS)),
+        (
+            f"closed form {form.formula}",
+            percent(form.fraction_of_total),
+            percent(form.fraction_of_ideal),
+            in_unit(total, NS_PER_MS),
+        ),
+    ]
+    columns = [Column("Bubble"), Column("Of the total (%)", 2), Column("Of the ideal (%)", 2)]
+    if has_times:
+        columns.append(Column("Passes of a step (ms)", 3))
+    return Section("Pipeline bubble", tuple(columns), tuple(row[: len(columns)] for row in rows), notes)
+
+
+def _notes(setup: Setup, form: ClosedForm, step: SimulatedStep, *, has_times: bool) -> Iterator[str]:
+    yield (
+        "Of the total: idle time over the total time of the passes. Of the ideal: the same idle time over the "
+        "compute time."
+    )
+    yield f"Closed form: equal stages and no transfer time; source: {form.source}."
+    if form.reason:
+        yield f"The closed form does not apply: {form.reason}."
+    elif not setup.times.are_equal:
+        yield "The closed form assumes equal stages with the same total work; the simulation does not."
+    if not has_times:
+        yield (
+            "Without times, the forward pass, the input gradient and the weight gradient are assumed to take equally "
+            "long."
+        )
+    if step.timeline.section != step.timeline.period:
+        yield (
+            "A stage that is done may begin its next step. From the first forward pass to the end of the last "
+            f"backward pass on any stage, {percent(step.timeline.fraction_of_total):.2f} % is idle."
+        )
+    if setup.microbatches < setup.devices:
+        yield (
+            f"{setup.microbatches} micro-batches cannot fill {setup.devices} stages: some stage is idle all the time."
+        )
+
+
+def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
+    columns = (
+        Column("Measured TFLOPs per GPU"),
+        Column("Measured micro-batches"),
+        Column("Target TFLOPs per GPU"),
+        Column("Micro-batches needed"),
+        Column("TFLOPs per GPU without a bubble"),
+    )
+    goal = float(target.target_tflops)
+    notes = [
+        "Micro-batches are also called PP chunks or gradient accumulation steps. Assumes that a micro-batch keeps its "
+        "size and its time, and that a step consists of its passes: no optimizer, no input."
+    ]
+    if target.microbatches is None:
+        notes.append(f"{goal:g} cannot be reached by more micro-batches: make a micro-batch faster.")
+    row = (float(target.tflops), setup.microbatches, goal, target.microbatches, float(target.limit))
+    return Section("Micro-batches for a target throughput", columns, (row,), notes=tuple(notes))
 
 
 def _to_setup(bubble: BubbleOptions, pp: int, virtual_stages: int | None) -> Setup:
