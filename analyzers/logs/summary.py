@@ -18,8 +18,8 @@ from perfscope.analyzers.logs.flags import find_flags
 from perfscope.analyzers.logs.setup import Overrides, TrainingSetup, determine_setup
 from perfscope.analyzers.logs.step_times import StepTimes, measure_step_times, steady_records, warmup_records
 from perfscope.analyzers.shared.statistics import median
-from perfscope.analyzers.tflops.throughput import Throughput
-from perfscope.constants import NS_PER_MS, NS_PER_S
+from perfscope.constants import NS_PER_MS, NS_PER_S, TERA
+from perfscope.models.conventions import bigscience
 from perfscope.report import Section
 from perfscope.result import GIGABYTES, Column, Doc, Figures, Result, Table
 from perfscope.tables.columns import MaskedFloat64
@@ -329,14 +329,8 @@ def _tflops(setup: TrainingSetup, times: StepTimes) -> float | None:
         return None
     if setup.parameters is None or setup.gbs is None or setup.gpus is None or setup.seq_len is None:
         return None
-    return Throughput(
-        parameters=setup.parameters,
-        samples=setup.gbs,
-        step_ns=round(times.median_s * NS_PER_S),
-        gpus=setup.gpus,
-        seq_len=setup.seq_len,
-        checkpointing=setup.checkpointing,
-    ).tflops_per_gpu
+    operations = bigscience(setup.parameters, setup.checkpointing) * setup.gbs * setup.seq_len
+    return operations / (round(times.median_s * NS_PER_S) / NS_PER_S) / setup.gpus / TERA
 
 
 def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:

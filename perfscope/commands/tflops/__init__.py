@@ -7,11 +7,10 @@ from typing import Annotated
 
 import typer
 
-from perfscope.analyzers.tflops.throughput import Throughput
+from perfscope.analyzers.tflops.comparison import Step
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
     DEFAULT_SEQ_LEN,
-    ModelChoice,
     ModelOptions,
     PeakOptions,
     TrainingOptions,
@@ -66,28 +65,22 @@ def tflops(
         choice = step_log.choice
     else:
         choice = choose_model(model, inputs.seq_len or DEFAULT_SEQ_LEN, step_log.model if step_log else None)
-    answer = Answer(
-        throughput=_compute_throughput(inputs, choice),
-        choice=choice,
-        inputs=inputs,
-        peak=resolve_peak(peak._replace(dtype=inputs.dtype)),
-        log=step_log,
-    )
-    report = to_report(answer)
-    return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))
-
-
-def _compute_throughput(inputs: StepInputs, choice: ModelChoice) -> Throughput:
     for option, value in (("--gbs", inputs.samples), ("--time", inputs.step_ns)):
         if value is None:
             raise UsageError(f"{option} is missing", hint="perfscope tflops --size 52B --gbs 1024 --time 127")
-    assert inputs.samples is not None
-    assert inputs.step_ns is not None
-    return Throughput(
+    samples = require_positive("--gbs", inputs.samples or 0)
+    seq_len = require_positive("--seq-len", DEFAULT_SEQ_LEN if inputs.seq_len is None else inputs.seq_len)
+    found = resolve_peak(peak._replace(dtype=inputs.dtype))
+    step_of_choice = Step(
         parameters=choice.active_parameters,
-        samples=require_positive("--gbs", inputs.samples),
-        step_ns=inputs.step_ns,
-        gpus=require_positive("--gpus", DEFAULT_GPUS if inputs.gpus is None else inputs.gpus),
-        seq_len=require_positive("--seq-len", DEFAULT_SEQ_LEN if inputs.seq_len is None else inputs.seq_len),
+        model=choice.transformer,
+        tokens=samples * seq_len,
+        seq_len=seq_len,
         checkpointing=inputs.checkpointing or DEFAULT_CHECKPOINTING,
+        step_ns=inputs.step_ns or 0,
+        gpus=require_positive("--gpus", DEFAULT_GPUS if inputs.gpus is None else inputs.gpus),
+        peak_tflops=found.tflops,
     )
+    answer = Answer(step_of_choice, samples, choice, inputs, found, step_log)
+    report = to_report(answer)
+    return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from perfscope.analyzers.tflops.comparison import Convention, Step, compare, describe_doubts, explain_spread, variants
-from perfscope.analyzers.tflops.throughput import Throughput
 from perfscope.commands.model import UNNAMED, ModelChoice, Peak, describe_assumed_seq_len
 from perfscope.commands.tflops.inputs import StepInputs
 from perfscope.constants import GIGA, NS_PER_S
+from perfscope.models.conventions import Checkpointing, bigscience, bigscience_passes
 from perfscope.models.hardware import fastest_gpu
 from perfscope.models.parameter_counts import bigscience_parameters
 from perfscope.models.transformer import GATED_MATRICES
@@ -26,49 +25,46 @@ class Answer(NamedTuple):
     """What the report is made of.
 
     Attributes:
-        throughput: The figure by the convention ``bigscience``.
+        step: The step whose operations are counted.
+        samples: Global batch size: sequences in the step over all GPUs.
         choice: The model.
         inputs: What was typed or read.
         peak: The denominator of MFU and HFU.
         log: The log; None where none was named.
     """
 
-    throughput: Throughput
+    step: Step
+    samples: int
     choice: ModelChoice
     inputs: StepInputs
     peak: Peak
     log: StepLog | None
 
-    @property
-    def step(self) -> Step:
-        """The step whose operations are counted."""
-        throughput = self.throughput
-        return Step(
-            parameters=throughput.parameters,
-            model=self.choice.transformer,
-            tokens=throughput.samples * throughput.seq_len,
-            seq_len=throughput.seq_len,
-            checkpointing=throughput.checkpointing,
-            step_ns=throughput.step_ns,
-            gpus=throughput.gpus,
-            peak_tflops=self.peak.tflops,
-        )
-
 
 def to_report(answer: Answer) -> Report:
     """Write the answer: the figure, the table of conventions, why they differ, and what was assumed."""
-    throughput, step = answer.throughput, answer.step
+    step = answer.step
+    tflops_per_gpu = step.tflops_per_gpu(bigscience(step.parameters, step.checkpointing))
     conventions, other_forms = compare(step), variants(step)
     log = answer.log.compare(step, (*conventions, *other_forms)) if answer.log else None
     explanation = (*describe_doubts(conventions, step), *explain_spread(step, conventions))
     assumptions = (*_list_assumptions(answer), *answer.peak.assumptions, *answer.choice.notes)
-    above_peak = _warn_above_peak(answer)
+    above_peak = _warn_above_peak(answer, tflops_per_gpu)
     warnings = (*answer.peak.warnings, *above_peak)
     log_convention = log.convention if log else None
     data: dict[str, Json] = {
         "schema": "perfscope/tflops/1",
-        **throughput.data(),
-        "model": _model_data(answer.choice, throughput.seq_len),
+        "tflops_per_gpu": tflops_per_gpu,
+        "convention": "bigscience",
+        "formula": "parameters * passes * 2 * seq_len * gbs / (time_s * gpus)",
+        "inputs": {
+            "parameters": step.parameters,
+            "gbs": answer.samples,
+            "time_s": step.step_ns / NS_PER_S,
+            "passes": bigscience_passes(step.checkpointing),
+        },
+        "assumptions": {"gpus": step.gpus, "seq_len": step.seq_len, "checkpointing": str(step.checkpointing)},
+        "model": _model_data(answer.choice, step.seq_len),
         "gpu": answer.peak.data(),
         "conventions": [_convention_data(convention, log_convention) for convention in conventions],
         "variants": [_convention_data(convention, log_convention) for convention in other_forms],
@@ -80,12 +76,11 @@ def to_report(answer: Answer) -> Report:
     }
     doubt = "Doubtful, because no GPU does it: " if above_peak else ""
     title = (
-        f"{doubt}{throughput.tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
-        f"batch {throughput.samples}, {format_seconds(throughput.step_ns / NS_PER_S)} per step"
+        f"{doubt}{tflops_per_gpu:.1f} TFLOPs per GPU: {_title(answer.choice)}, "
+        f"batch {answer.samples}, {format_seconds(step.step_ns / NS_PER_S)} per step"
     )
-    figure = throughput.section()
     sections = [
-        replace(figure, notes=(*above_peak, *figure.notes)),
+        _figure_section(answer, tflops_per_gpu, above_peak),
         *_convention_sections(conventions, other_forms, log_convention, explanation),
     ]
     if log:
@@ -95,6 +90,33 @@ def to_report(answer: Answer) -> Report:
     if assumptions:
         sections.append(Section("Assumptions", notes=assumptions))
     return Report(title, data, tuple(sections), warnings)
+
+
+_RECOMPUTATION = {
+    Checkpointing.FULL: "all activations recomputed: 4 passes of 2 operations per parameter and token",
+    Checkpointing.SELECTIVE: "selective recomputation is not counted: 3 passes",
+    Checkpointing.NONE: "nothing recomputed: 3 passes of 2 operations per parameter and token",
+}
+
+
+def _figure_section(answer: Answer, tflops_per_gpu: float, warnings: Sequence[str]) -> Section:
+    step = answer.step
+    columns: dict[Column, Cell] = {
+        Column("Parameters"): step.parameters,
+        Column("GPUs"): step.gpus,
+        Column("Global batch"): answer.samples,
+        Column("Seq length"): step.seq_len,
+        Column("Checkpointing"): str(step.checkpointing),
+        Column("Step time (s)", 3): step.step_ns / NS_PER_S,
+        Column("TFLOPs per GPU"): tflops_per_gpu,
+    }
+    notes = (
+        *warnings,
+        "Convention `bigscience`: parameters x passes x 2 x seq length x global batch / (time x GPUs); "
+        "attention's quadratic term is not counted.",
+        f"Checkpointing `{step.checkpointing}`: {_RECOMPUTATION[step.checkpointing]}.",
+    )
+    return Section("TFLOPs per GPU", tuple(columns), (tuple(columns.values()),), notes)
 
 
 def _title(choice: ModelChoice) -> str:
@@ -189,26 +211,23 @@ def _figures(convention: Convention, log_convention: str | None) -> tuple[Cell, 
 
 
 def _list_assumptions(answer: Answer) -> tuple[str, ...]:
-    throughput, inputs = answer.throughput, answer.inputs
+    step, inputs = answer.step, answer.inputs
     values = (
-        (inputs.gpus, f"{throughput.gpus} GPUs (--gpus)"),
-        (inputs.seq_len, describe_assumed_seq_len(answer.throughput.seq_len, answer.choice.seq_len)),
-        (inputs.checkpointing, f"activation checkpointing {throughput.checkpointing} (--checkpointing)"),
+        (inputs.gpus, f"{step.gpus} GPUs (--gpus)"),
+        (inputs.seq_len, describe_assumed_seq_len(step.seq_len, answer.choice.seq_len)),
+        (inputs.checkpointing, f"activation checkpointing {step.checkpointing} (--checkpointing)"),
     )
     lines = [line for value, line in values if value is None]
     model = answer.choice.transformer
-    if model and model.window and model.window < throughput.seq_len:
+    if model and model.window and model.window < step.seq_len:
         lines.append(f"attention over the whole sequence; the sliding window of {model.window} tokens is not counted")
-    if model and model.context and model.context < throughput.seq_len:
-        lines.append(
-            f"{model.name} accepts sequences of {throughput.seq_len} tokens; its authors state {model.context}"
-        )
+    if model and model.context and model.context < step.seq_len:
+        lines.append(f"{model.name} accepts sequences of {step.seq_len} tokens; its authors state {model.context}")
     return tuple(lines)
 
 
-def _warn_above_peak(answer: Answer) -> tuple[str, ...]:
+def _warn_above_peak(answer: Answer, value: float) -> tuple[str, ...]:
     """A warning where the figure is above what the GPU can do: the calculation has a bug then."""
-    value = answer.throughput.tflops_per_gpu
     if answer.peak.tflops is not None:
         peak, name = answer.peak.tflops, answer.peak.gpu.name if answer.peak.gpu else "the GPU"
         dtype = answer.peak.dtype
