@@ -3,9 +3,7 @@
 A step's energy is the power of its GPUs, integrated from the step's beginning to its end by the trapezoidal rule over
 NVML's samples. NVML's power is itself a mean over up to a second. The energy of one short step is therefore smoothed
 over its neighbours; the mean over many steps is not. Where most steps follow a pause within that second, power still
-holds the pause, and their energy is withheld. The GPUs' own energy counters are an independent second measurement: both
-are taken over the same time, and a difference over 5 % is a warning. Processors, memory and fans of the host are in
-neither.
+holds the pause, and their energy is withheld. Processors, memory and fans of the host are not in it.
 """
 
 from __future__ import annotations
@@ -23,15 +21,11 @@ from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.constants import KILO, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import MOST_ROWS, Section
-from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
-from perfscope.tables.columns import Bool, Int64, present
+from perfscope.result import Column, Doc, Figures, Result, Table
+from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.gpus import GpuSamples
 from perfscope.tables.run import Rank, Run
 
-#: A larger difference between counter and integrated power is a warning.
-DISAGREEMENT = 0.05
-#: Shorter than this, NVML's averaging at both ends can be 5 % of the energy by itself.
-_SHORTEST_COMPARED_NS = 10 * NS_PER_S
 #: NVML's power is a mean over so long before it was read (on Ampere and newer, but GA100).
 _AVERAGED_NS = NS_PER_S
 #: A step whose last second was training for a smaller part of it follows a pause.
@@ -39,10 +33,6 @@ _MOSTLY_TRAINING = 0.8
 _LEAST_SETTLED = 0.5
 #: NVML's power may exceed the limit for moments, not on average.
 _MOST_OF_LIMIT = 1.1
-
-
-def _KILOJOULES(joules: float) -> float:  # noqa: N802 - a unit
-    return float(joules / KILO)
 
 
 class GpuEnergy(Figures, frozen=True):
@@ -55,17 +45,7 @@ class GpuEnergy(Figures, frozen=True):
     steps: Annotated[int, Doc("Number of undisturbed steps that the samples cover.")]
     step_j: Annotated[float | None, Doc("Mean energy of these.")]
     power_w: Annotated[float | None, Doc("Mean power in these.")]
-    counter_j: Annotated[float | None, Doc("Change of the GPU's energy counter over ``compared_s``.")]
-    integrated_j: Annotated[float | None, Doc("The integral of power over the same time.")]
-    compared_s: Annotated[float | None, Doc("That time; None where it would be too short to compare.")]
     reason: Annotated[str | None, Doc("Why the step's energy is absent.")]
-
-    @figure
-    def difference(self) -> float | None:
-        """``integrated_j / counter_j - 1``; None without a comparison."""
-        if self.counter_j is None or self.integrated_j is None:
-            return None
-        return self.integrated_j / self.counter_j - 1
 
 
 class Energy(Result, frozen=True):
@@ -87,9 +67,6 @@ class Energy(Result, frozen=True):
                 Column("GPU", "name"),
                 Column("Energy (J/step)", "step_j"),
                 Column("Power (W)", "power_w"),
-                Column("Counter (kJ)", "counter_j", _KILOJOULES, 2),
-                Column("Power x time (kJ)", "integrated_j", _KILOJOULES, 2),
-                Column("Difference (%)", "difference", PERCENT),
                 Column("Steps", "steps"),
             ),
         ),
@@ -98,7 +75,7 @@ class Energy(Result, frozen=True):
     def sections(self) -> tuple[Section, ...]:
         """A row a GPU, and one for all."""
         (table,) = self.TABLES
-        everything = [("all", None, None, self.step_j, *[None] * 4, min(gpu.steps for gpu in self.gpus))]
+        everything = [("all", None, None, self.step_j, None, min(gpu.steps for gpu in self.gpus))]
         notes = (*self._rates(), *self.notes)
         return (table.section(self.gpus, notes, totals=everything if len(self.gpus) > 1 else ()),)
 
@@ -120,7 +97,7 @@ def analyze(run: Run) -> Energy:
     used = used_gpus(run)
     undisturbed = find_undisturbed(run.steps)
     gpus = tuple(_integrate_steps(gpu, run, undisturbed) for gpu in used)
-    if all(gpu.step_j is None and gpu.counter_j is None for gpu in gpus):
+    if all(gpu.step_j is None for gpu in gpus):
         raise MissingInput(next((gpu.reason for gpu in gpus if gpu.reason), "no GPU reported its power"))
     uncovered = _uncovered_ranks(run, used)
     energies_j = [gpu.step_j for gpu in gpus if gpu.step_j is not None]
@@ -145,7 +122,6 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
         has_steps = len(undisturbed.numbers) > 0
         reason = "no undisturbed step lies between two samples of power" if has_steps else TOO_FEW_STEPS
     reason = reason or _doubt_pauses(starts_ns, ends_ns, covered)
-    counter_j, integrated_j, compared_s = _compare_with_counter(used, power, starts_ns, ends_ns)
     seconds = float((ends_ns[covered] - starts_ns[covered]).sum()) / NS_PER_S
     power_w = float(joules.sum()) / seconds if seconds > 0 else None
     reason = reason or _doubt_power(used.samples, power_w)
@@ -157,9 +133,6 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
         steps=int(covered.sum()),
         step_j=float(joules.mean()) if reason is None else None,
         power_w=power_w if reason is None else None,
-        counter_j=counter_j,
-        integrated_j=integrated_j,
-        compared_s=compared_s,
         reason=reason,
     )
 
@@ -213,26 +186,6 @@ def _doubt_power(samples: GpuSamples, power_w: float | None) -> str | None:
     )
 
 
-def _compare_with_counter(
-    used: UsedGpu, power: PowerCurve, starts_ns: Int64, ends_ns: Int64
-) -> tuple[float | None, float | None, float | None]:
-    """Joules by the counter and by integrated power, and the seconds between two readings during training."""
-    absent = (None, None, None)
-    samples = used.samples
-    if not samples.energy_mj.count() or not len(starts_ns):
-        return absent
-    read_ns = np.where(present(samples.energy_t_ns), samples.energy_t_ns.data, samples.t_ns)
-    counter = read_column(read_ns, samples.energy_mj).during(int(starts_ns.min()), int(ends_ns.max()))
-    if len(power.t_ns):
-        counter = counter.during(int(power.t_ns[0]), int(power.t_ns[-1]))
-    if counter.span_ns < _SHORTEST_COMPARED_NS:
-        return absent
-    first, last = counter.t_ns[:1], counter.t_ns[-1:]
-    if counter.change <= 0 or counter.decreases or not power.covers(first, last)[0]:
-        return absent
-    return counter.change / KILO, float(power.energy_j(first, last)[0]), counter.span_ns / NS_PER_S
-
-
 def _uncovered_ranks(run: Run, used: Sequence[UsedGpu]) -> list[int]:
     """Ranks whose GPU was not sampled or is not known, those that never reported included."""
     covered = {rank for gpu in used for rank in gpu.ranks}
@@ -251,20 +204,6 @@ def _notes(gpus: Sequence[GpuEnergy], uncovered: Sequence[int], ranks: Sequence[
     if uncovered:
         notes.append(f"No total: the energy is unknown for ranks {uncovered[:MOST_ROWS]}.")
     notes += [f"{gpu.host}, ranks {list(gpu.ranks)}: {gpu.reason}." for gpu in gpus if gpu.reason]
-    compared = [gpu for gpu in gpus if gpu.difference is not None]
-    for gpu in compared:
-        if gpu.difference is not None and abs(gpu.difference) > DISAGREEMENT:
-            notes.append(
-                f"Warning: over {gpu.compared_s:.0f} s of training {gpu.host} {gpu.uuid} consumed "
-                f"{gpu.counter_j:,.0f} J by its energy counter and {gpu.integrated_j:,.0f} J by integrated power "
-                f"({gpu.difference:+.1%}). A difference over {DISAGREEMENT:.0%} means that one of them is wrong."
-            )
-    if compared:
-        seconds = min(gpu.compared_s or 0.0 for gpu in compared)
-        notes.append(f"Counter and power x time cover the same {seconds:.0f} s of training, windows included.")
-    else:
-        shortest = _SHORTEST_COMPARED_NS // NS_PER_S
-        notes.append(f"The energy counter was not compared: its readings span less than {shortest} s of training.")
     if len({rank.host for rank in ranks}) > len({gpu.host for gpu in gpus}):
         notes.append("Not every host was sampled.")
     return tuple(notes)

@@ -64,11 +64,9 @@ def write(
     return read_run(root)
 
 
-def test_energy_is_power_over_the_steady_state_steps_and_the_counter_agrees(tmp_path: Path) -> None:
-    """Power rises by 10 W a second from 200 W; the counter is its integral, 200 t + 5 t^2."""
-    run = write(
-        tmp_path, lambda gpu, t: {"power_mw": int(200e3 + 10e3 * t), "energy_mj": int((200 * t + 5 * t * t) * 1e3)}
-    )
+def test_energy_is_power_over_the_steady_state_steps(tmp_path: Path) -> None:
+    """Power rises by 10 W a second from 200 W."""
+    run = write(tmp_path, lambda gpu, t: {"power_mw": int(200e3 + 10e3 * t)})
     result = energy.analyze(run)
     # Steps 3 and 6 to 30; step n lies around second n - 0.5.
     steady = [3, *range(6, STEPS + 1)]
@@ -77,18 +75,6 @@ def test_energy_is_power_over_the_steady_state_steps_and_the_counter_agrees(tmp_
     assert [gpu.steps for gpu in result.gpus] == [26, 26]
     assert result.step_j == pytest.approx(2 * expected)
     assert result.tokens_per_j == pytest.approx(2 * 500 / (2 * expected))
-    assert result.gpus[0].compared_s == pytest.approx(30)
-    assert result.gpus[0].difference == pytest.approx(0, abs=1e-3)
-    assert not any("Warning" in note for note in result.notes)
-
-
-def test_a_counter_that_differs_by_more_than_5_percent_is_said(tmp_path: Path) -> None:
-    run = write(tmp_path, lambda gpu, t: {"power_mw": 300_000, "energy_mj": int(300e3 * t * (1.0 if gpu else 0.9))})
-    result = energy.analyze(run)
-    assert result.gpus[0].difference == pytest.approx(1 / 0.9 - 1)
-    (warning,) = [note for note in result.notes if "Warning" in note]
-    assert "(+11.1%)" in warning
-    assert "8,100 J by its energy counter and 9,000 J" in warning
 
 
 @pytest.mark.parametrize(("limit_w", "is_possible"), [(700, True), (200, False)])
@@ -106,7 +92,7 @@ def test_a_mean_power_above_the_limit_is_withheld(limit_w: int, is_possible: boo
 @pytest.mark.parametrize(("pause_s", "is_known"), [(0.1, True), (0.3, False)])
 def test_the_energy_of_steps_that_follow_pauses_is_withheld(pause_s: float, is_known: bool, tmp_path: Path) -> None:
     """What NVML calls the power of such a step is in part that of the pause in the second before."""
-    run = write(tmp_path, lambda _gpu, _t: {"power_mw": 300_000, "energy_mj": 0}, pause_ns=int(pause_s * S))
+    run = write(tmp_path, lambda _gpu, _t: {"power_mw": 300_000}, pause_ns=int(pause_s * S))
     if is_known:
         assert energy.analyze(run).step_j == pytest.approx(600 * (1 - pause_s))
         return
