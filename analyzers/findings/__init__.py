@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 from msgspec.structs import replace
 
 from perfscope.analyzers.findings import communication, compute, host
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Finding, Replay, Rule
+from perfscope.analyzers.findings.finding import Basis, Cause, Finding, Rule
 from perfscope.analyzers.findings.training import Part, Results, Training
 from perfscope.constants import GB, NS_PER_S, NS_PER_US, US_PER_MS
 from perfscope.report import Section, percent
@@ -134,30 +134,32 @@ def rank_findings(training: Training, rules: Iterable[Rule]) -> tuple[Finding, .
         if cause is None:
             continue
         if cause.saved_bytes is not None:
-            found.append((rule, _finding(rule, cause, 0.0, step_us, None)))
+            found.append((rule, _finding(rule, cause, 0.0, step_us)))
             continue
         if cause.cost_us < least_us and cause.basis is Basis.BOUND:
             continue  # no replay is needed to leave it out
-        cause, replay = _replayed(training, cause)
+        cause = _replayed(training, cause)
         cost_us = cause.cost_us if cause.is_beside else min(cause.cost_us, step_us)
         if not cause.is_of_all_steps and cause.basis is not Basis.REPLAY:
             cost_us = min(cost_us, training.part_us(rule.parts[0]))
-        named_us = sum(each.cost_us for other, each in found if not {*other.parts}.isdisjoint(rule.parts))
-        if rule.is_rest and named_us:
-            # A replay knows of more than its part: it may take away what other causes cost, too.
-            replayed_us = cost_us if cause.basis is Basis.REPLAY else 0.0
-            cost_us = min(cost_us, max(training.part_us(*rule.parts), replayed_us) - named_us)
-            cause = replace(cause, interval_us=(cause.interval_us[0], cause.interval_us[1] - named_us))
-        if rule.is_rest:  # a profiled step may be longer than the step time, of which all causes are a part
+        if rule.is_rest:
+            named_us = sum(each.cost_us for other, each in found if not {*other.parts}.isdisjoint(rule.parts))
+            if named_us:
+                # A replay knows of more than its part: it may take away what other causes cost, too.
+                replayed_us = cost_us if cause.basis is Basis.REPLAY else 0.0
+                cost_us = min(cost_us, max(training.part_us(*rule.parts), replayed_us) - named_us)
+                cause = replace(cause, interval_us=(cause.interval_us[0], cause.interval_us[1] - named_us))
+            # A profiled step may be longer than the step time, of which all causes are a part.
             inside_us = sum(each.cost_us for other, each in found if Part.OUTSIDE not in other.parts)
             cost_us = min(cost_us, step_us - inside_us)
         if cost_us >= least_us:
-            cause = _judged(training, rule, cause)
-            found.append((rule, _finding(rule, cause, cost_us, step_us + cost_us * cause.is_beside, replay)))
+            if _may_be_free(training, rule, cause):
+                cause = replace(cause, interval_us=(0.0, cause.interval_us[1]))
+            found.append((rule, _finding(rule, cause, cost_us, step_us + cost_us * cause.is_beside)))
     return tuple(sorted((finding for _, finding in found), key=lambda finding: (-finding.cost_us, finding.id)))
 
 
-def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float, replay: Regain | None) -> Finding:
+def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float) -> Finding:
     low, high = cause.interval_us
     step_us = max(step_us, cost_us)
     return Finding(
@@ -168,38 +170,33 @@ def _finding(rule: Rule, cause: Cause, cost_us: float, step_us: float, replay: R
         step_us=step_us,
         saved_bytes=cause.saved_bytes,
         basis=cause.basis,
-        replay=None if replay is None else Replay.of(replay),
+        scenario=cause.scenario if cause.basis is Basis.REPLAY else None,
         ranks=cause.ranks,
         evidence=cause.evidence,
         advice=cause.advice,
-        confidence=cause.confidence,
     )
 
 
-def _judged(training: Training, rule: Rule, cause: Cause) -> Cause:
-    """The cause with less confidence where the profiler may have slowed the host that it blames.
+def _may_be_free(training: Training, rule: Rule, cause: Cause) -> bool:
+    """Whether the waits that a cause is blamed for may cost nothing.
 
-    GPUs at their power limit save power in pauses, and compute faster in the rest of the step.
+    The profiler slows hosts. GPUs at their power limit save power in pauses, and compute faster in the rest of the
+    step.
     """
     is_slowed = rule.parts[0] is Part.HOST and not cause.is_of_all_steps and not training.has_step_time
-    may_be_free = training.is_power_capped and rule.parts[0] in {Part.HOST, Part.COMMUNICATION}
-    return replace(
-        cause,
-        confidence=Confidence.LOW if is_slowed else cause.confidence,
-        interval_us=(0.0 if is_slowed or may_be_free else cause.interval_us[0], cause.interval_us[1]),
-    )
+    return is_slowed or (training.is_power_capped and rule.parts[0] in {Part.HOST, Part.COMMUNICATION})
 
 
-def _replayed(training: Training, cause: Cause) -> tuple[Cause, Regain | None]:
+def _replayed(training: Training, cause: Cause) -> Cause:
     """The cause with what the replay says that a fix saves, where the traces can answer it.
 
     What was measured in many steps says more than a replay of the few in a window.
     """
     replay = training.regain(cause.scenario) if cause.scenario and not cause.is_of_all_steps else None
     if replay is None or replay.saved_ns is None or replay.interval_ns is None:
-        return cause, replay
+        return cause
     if abs(replay.replay_error or 0.0) > _LARGEST_ERROR:
-        return cause, replay
+        return cause
     part = cause.scenario_part
     low_us, high_us = (max(part * time_ns / NS_PER_US, 0.0) for time_ns in replay.interval_ns)
     # A replay that cannot tell a saving from none is no evidence of one.
@@ -207,6 +204,6 @@ def _replayed(training: Training, cause: Cause) -> tuple[Cause, Regain | None]:
     if cause.is_counted and not is_certain:
         # What is counted is there: the replay that cannot tell what it costs limits it.
         cost_us = min(cause.cost_us, high_us)
-        return replace(cause, cost_us=cost_us, interval_us=(0.0, cost_us)), replay
+        return replace(cause, cost_us=cost_us, interval_us=(0.0, cost_us))
     cost_us = part * replay.saved_ns / NS_PER_US if is_certain else 0.0
-    return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY), replay
+    return replace(cause, cost_us=cost_us, interval_us=(low_us, high_us), basis=Basis.REPLAY)

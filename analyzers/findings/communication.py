@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from math import ceil
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Rule, fact
+from perfscope.analyzers.findings.finding import Basis, Cause, Evidence, Rule, fact
 from perfscope.analyzers.findings.training import (
     DDP,
     DEEPSPEED,
@@ -20,16 +20,14 @@ from perfscope.analyzers.findings.training import (
     numbered,
     offer,
 )
+from perfscope.analyzers.stragglers.traces import Why
 from perfscope.constants import MEGA, MIB, NS_PER_US, US_PER_MS
 from perfscope.report import percent
 from perfscope.schedules.catalog import Schedule
 
 _GLOO = "gloo:all_reduce"
-#: What ZeRO calls the options of its overlap, and the value with which nothing overlaps.
-_OPTIONS_OF_ZERO = (("overlap_comm", "overlap_comm", False), ("prefetch_bucket_size", "stage3_prefetch_bucket_size", 0))
 _DEFAULT_BUCKET_BYTES = 25 * MIB
 _REDUCES = ("all_reduce", "reduce_scatter", "all_gather")
-_HALVES = ("bfloat16", "half", "float16")
 _SMALL_BYTES = MEGA
 _MOST_SMALL = 16
 #: Of a reduction that is made more often than needed, counted by its bytes or its calls.
@@ -39,31 +37,10 @@ _SAVED = 0.8
 #: Axes whose communication is no transfer between stages.
 _BESIDE_STAGES = ("DP", "TP", "CP", "EP")
 
-HOST, DEVICE, WORK, OTHER = "host", "device", "work", "network"
-#: What makes this rank as fast as the others.
-_SCENARIOS = {HOST: "median-host={}", DEVICE: "median-device={}", WORK: "median-device={}"}
+#: What makes a rank as fast as the others.
+_SCENARIOS = {Why.HOST: "median-host={}", Why.DEVICE: "median-device={}", Why.WORK: "median-device={}"}
 #: How a sentence goes on where only a replay tells why a rank is last.
-_BY_REPLAY = {HOST: ", whose host is late by the replay", DEVICE: ", whose device is slower by the replay"}
-_DOES_LONGER = {
-    "compute": "computes",
-    "not_shown": "does what the trace does not show (a sleep, Python)",
-    "data_loading": "loads data",
-    "synchronisation": "waits in synchronisations",
-    "copy": "copies",
-    "host": "launches late",
-}
-#: A difference of pace or work that is smaller explains nothing.
-_NOTICEABLE = 0.02
-#: On processors a rank is late that is later by this share of a step, for a reason that no other finding is about.
-_LEAST_SHARE = 0.25
-_HOST_CAUSES = {
-    "contention": "had no processor",
-    "faults": "touched new memory",
-    "kernel": "spent more time in the operating system",
-    "blocked": "slept or waited outside of collectives",
-    "compute": "computed longer",
-    "work": "had more work",
-}
+_BY_REPLAY = {Why.HOST: ", whose host is late by the replay", Why.DEVICE: ", whose device is slower by the replay"}
 #: What the others wait is explained where the rank did that much of it longer.
 _EXPLAINED = 0.3
 _LEAST_UNEXPLAINED = 0.05
@@ -167,7 +144,7 @@ def find_small_collectives(training: Training) -> Cause | None:
         }
     )
     cost_us = _SAVED * share * rank.communication
-    return Cause(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND)
+    return Cause(cost_us, (cost_us / 2, cost_us), (), tuple(evidence), advice, Basis.BOUND)
 
 
 def find_exposed_communication(training: Training) -> Cause | None:
@@ -197,19 +174,13 @@ def find_exposed_communication(training: Training) -> Cause | None:
             (f"/results{row}/exposed_us", f"/results{rank.pointer}/exposed_communication_us"),
         )
     ]
-    if training.zero("stage") is not None:
-        evidence += [
-            fact(f"`{label}` of `zero_optimization` is {str(value).lower()}.", "/setup/ranks/0/engine")
-            for setting, label, value in _OPTIONS_OF_ZERO
-            if training.zero(setting) == value
-        ]
     advice = f"Try {_overlap_advice(training, name)}"
     if cost_us > rank.compute:
         text = f"A step computes {rank.compute / US_PER_MS:.2f} ms, which cannot hide all of it."
         evidence.append(fact(text, rank.pointer, "compute_us"))
-        advice += f" {_fewer_bytes_advice(training)}"
+        advice += " Transfer less: add micro-batches up before a reduction, or reduce gradients in bf16."
     return Cause(
-        cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND,
+        cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, Basis.BOUND,
         scenario="perfect-overlap", is_counted=True,
     )  # fmt: skip
 
@@ -244,114 +215,61 @@ def _overlap_advice(training: Training, axis: str) -> str:
     )
 
 
-def _fewer_bytes_advice(training: Training) -> str:
-    """What to try where there is more communication than computation: overlap alone regains little of it."""
-    fewer = "Transfer less for as much computation: micro-batches that are added up before a reduction"
-    sizes = {True: 0, False: 0}  # by whether the numbers have 16 bits
-    for _, each in training.operations:
-        if each.operation in ("all_reduce", "reduce_scatter"):
-            sizes[(each.dtype or "").lower() in _HALVES] += (each.bytes or 0) * each.calls
-    if sizes[True] > sizes[False]:
-        return f"{fewer}."
-    halves = training.option(
-        {
-            DEEPSPEED: "`communication_data_type` of bf16.",
-            MEGATRON: "`--grad-reduce-in-bf16`.",
-            FSDP: "`MixedPrecisionPolicy(reduce_dtype=torch.bfloat16)`.",
-            DDP: "`register_comm_hook` with `bf16_compress_hook`.",
-            TORCH: "gradients in bf16.",
-        }
-    )
-    return f"{fewer}, and {halves}"
-
-
-def find_straggler(training: Training, kind: str) -> Cause | None:
+def find_straggler(training: Training, why: Why) -> Cause | None:
     """The rank that the others wait for, where this is why."""
     if training.pipeline is not None:
         return None  # stages wait for each other by the order of their passes
-    straggler = _on_devices(training) if training.has_device else _on_hosts(training)
-    return straggler[1] if straggler is not None and straggler[0] == kind else None
+    straggler = _find_straggler(training)
+    return straggler[1] if straggler is not None and straggler[0] is why else None
 
 
-def _on_devices(training: Training) -> tuple[str, Cause] | None:
+def _find_straggler(training: Training) -> tuple[Why, Cause] | None:
     waits, step_us = training.results.stragglers, training.step_us or 0.0
     if waits is None or waits.straggler is None:
         return None
     straggler = waits.straggler
     row, rank = next(entry for entry in numbered("/stragglers/ranks", waits.ranks) if entry[1].rank == straggler)
-    steps = max(len(waits.compared.steps) if waits.compared is not None else 0, 1)
-    cost_us = (rank.caused_wait_us - rank.wait_us) / steps
-    # What the rank did longer than the others of its group.
-    excess = next(
-        (
-            (f"{group_row}/ranks/{index}/excess_us", each.excess_us)
-            for group_row, group in numbered("/stragglers/groups", waits.groups)
-            for index, each in enumerate(group.ranks)
-            if each.rank == straggler and each.excess_us is not None
-        ),
-        None,
-    )
-    place, parts = excess or ("", {})
-    longer = {part: parts.get(part, 0.0) / steps for part in _DOES_LONGER} if parts else {}
-    largest = max(longer, key=lambda part: longer[part], default="")
-    longest_us = longer.get(largest, 0.0)
+    cost_us = (rank.caused_wait_us - rank.wait_us) / max(len(waits.compared.steps) if waits.compared else 0, 1)
+    blamed = (each for group in waits.groups for each in group.ranks if each.rank == straggler and each.excess)
+    own = next(blamed, None)
+    why, detail = (own.why, f": {own.reason}" if own.reason else "") if own is not None else (Why.UNKNOWN, "")
     others = [each for each in training.ranks if each.rank != straggler]
     exposed_us = min(cost_us, max((each.communication for each in others), default=cost_us))
-    kind = OTHER
-    if longest_us > 0 and longest_us >= _EXPLAINED * exposed_us:
-        kind = HOST
-        if largest == "compute":
-            pace, work = rank.relative_compute, rank.relative_work
-            is_more = work is not None and work - 1 > max(_NOTICEABLE, 1 - (pace or 1.0))
-            # Kernels of matrix products have the same grid whatever they multiply: they only look like the same work.
-            is_more = is_more or _takes_in_more(training, straggler)
-            kind = WORK if is_more or pace is None or pace > 1 - _NOTICEABLE else DEVICE
-    detail = f", in which it {_DOES_LONGER[largest]} longer than they do" if kind != OTHER else ""
-    if kind == OTHER and exposed_us < _LEAST_UNEXPLAINED * step_us:
+    if why is Why.UNKNOWN and exposed_us < _LEAST_UNEXPLAINED * step_us:
         return None
-    if largest == "host" and min((each.compute for each in others), default=0.0) < _BUSY * step_us:
-        return None  # all hosts launch too slowly, and one of them is always the last
-    if kind == OTHER:
-        kind = _by_replay(training, straggler, cost_us)
-        detail = _BY_REPLAY.get(kind, "")
-    evidence = Evidence(
-        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler}{detail}.",
-        (f"/results{row}/caused_wait_us", *((f"/results{place}/{largest}",) if largest else ())),
+    if why is Why.LAUNCHES:
+        if min((each.compute for each in others), default=0.0) < _BUSY * step_us:
+            return None  # all hosts launch too slowly, and one of them is always the last
+        why = Why.HOST
+    if why is Why.UNKNOWN:
+        why = _by_replay(training, straggler, cost_us)
+        detail = _BY_REPLAY.get(why, detail)
+    evidence = fact(
+        f"The others wait {cost_us / US_PER_MS:.2f} ms of a step for rank {straggler}{detail}.", row, "caused_wait_us"
     )
-    low_us = min(cost_us, max(longest_us, 0.0)) if longer else 0.0
-    return kind, Cause(
-        cost_us, (low_us, cost_us), (straggler,), (evidence,), _straggler_advice(training, kind),
-        Confidence.HIGH if kind != OTHER else Confidence.LOW, scenario=_SCENARIOS.get(kind, "").format(straggler),
+    return why, Cause(
+        cost_us, (0.0, cost_us), (straggler,), (evidence,), _straggler_advice(training, why),
+        scenario=_SCENARIOS.get(why, "").format(straggler),
     )  # fmt: skip
 
 
-def _takes_in_more(training: Training, straggler: int) -> bool:
-    """Whether the rank takes in more tokens or samples than each of the others."""
-    for name in ("tokens", "samples"):
-        counts = {rank.rank: getattr(rank.means, name) or 0.0 for _, rank in training.step_ranks}
-        own = counts.pop(straggler, 0.0)
-        if counts and min(counts.values()) > 0 and own > (1 + _NOTICEABLE) * max(counts.values()):
-            return True
-    return False
-
-
-def _by_replay(training: Training, straggler: int, cost_us: float) -> str:
+def _by_replay(training: Training, straggler: int, cost_us: float) -> Why:
     """What a rank is last by where no part of its time tells: which of its changes regains most of what it costs."""
     saved_us = {}
-    for kind in (HOST, DEVICE):
-        answer = training.regain(_SCENARIOS[kind].format(straggler))
+    for why in (Why.HOST, Why.DEVICE):
+        answer = training.regain(_SCENARIOS[why].format(straggler))
         if answer is not None and answer.saved_ns is not None:
-            saved_us[kind] = answer.saved_ns / NS_PER_US
-    best = max(saved_us, key=lambda kind: saved_us[kind], default=OTHER)
-    return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else OTHER
+            saved_us[why] = answer.saved_ns / NS_PER_US
+    best = max(saved_us, key=lambda why: saved_us[why], default=Why.UNKNOWN)
+    return best if saved_us and saved_us[best] >= _EXPLAINED * cost_us else Why.UNKNOWN
 
 
-def _straggler_advice(training: Training, kind: str) -> str:
-    if kind == HOST:
+def _straggler_advice(training: Training, why: Why) -> str:
+    if why is Why.HOST:
         return "Look at what this rank's process does besides (logging, evaluation, saves), its cores and their load."
-    if kind == DEVICE:
+    if why is Why.DEVICE:
         return "Look at this GPU's clock and temperature in the sections on GPUs; try another one in its place."
-    if kind == WORK:
+    if why is Why.WORK:
         return "Give all ranks equal work: " + training.option(
             {
                 MEGATRON: "samples of equal length, or `--use-packed-sequences`.",
@@ -359,28 +277,6 @@ def _straggler_advice(training: Training, kind: str) -> str:
             }
         )
     return "The trace does not show why; compare its links with `nvidia-smi topo -m` and `nccl-tests`."
-
-
-def _on_hosts(training: Training) -> tuple[str, Cause] | None:
-    """The rank that is late in most steps by the records of all steps, where waits for other ranks were timed."""
-    late_ranks = training.results.late_ranks
-    if late_ranks is None or not late_ranks.waits_timed:
-        return None
-    for row, late in numbered("/late_ranks/late", late_ranks.late):
-        cost_us, low_us = (ns / late_ranks.compared_steps / NS_PER_US for ns in (late.cost_ns, late.cause_ns))
-        is_late = late.persistent and cost_us >= _LEAST_SHARE * (training.step_us or 0.0)
-        if late.rank is None or late.cause not in _HOST_CAUSES or not is_late:
-            continue
-        evidence = fact(
-            f"Rank {late.rank} is {cost_us / US_PER_MS:.2f} ms of a step later than the others: it "
-            f"{_HOST_CAUSES[late.cause]}.",
-            row,
-            "cost_ns",
-        )
-        kind = WORK if late.cause == "work" else HOST
-        interval, advice = (min(low_us, cost_us), cost_us), _straggler_advice(training, kind)
-        return kind, Cause(cost_us, interval, (late.rank,), (evidence,), advice, Confidence.MEDIUM)
-    return None
 
 
 def find_uneven_stages(training: Training) -> Cause | None:
@@ -460,10 +356,10 @@ def find_large_bubble(training: Training) -> Cause | None:
 
 _WAITS = Part.COMMUNICATION, Part.HOST
 RULES = (
-    Rule("straggler_host", "A rank whose host is late", _WAITS, partial(find_straggler, kind=HOST)),
-    Rule("straggler_device", "A rank whose device is slower", _WAITS[:1], partial(find_straggler, kind=DEVICE)),
-    Rule("straggler_work", "A rank with more work", _WAITS[:1], partial(find_straggler, kind=WORK)),
-    Rule("straggler_network", "A rank that comes last", _WAITS[:1], partial(find_straggler, kind=OTHER)),
+    Rule("straggler_host", "A rank whose host is late", _WAITS, partial(find_straggler, why=Why.HOST)),
+    Rule("straggler_device", "A rank whose device is slower", _WAITS[:1], partial(find_straggler, why=Why.DEVICE)),
+    Rule("straggler_work", "A rank with more work", _WAITS[:1], partial(find_straggler, why=Why.WORK)),
+    Rule("straggler_network", "A rank that comes last", _WAITS[:1], partial(find_straggler, why=Why.UNKNOWN)),
     Rule("uneven_stages", "Uneven pipeline stages", (Part.PIPELINE,), find_uneven_stages),
     Rule("large_bubble", "Pipeline bubble", (Part.PIPELINE,), find_large_bubble),
     Rule("no_sync", "Gradients reduced in every micro-batch", (Part.COMMUNICATION,), find_repeated_reductions),

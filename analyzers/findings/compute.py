@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Rule, fact
-from perfscope.analyzers.findings.host import used_fact
+from perfscope.analyzers.findings.finding import Basis, Cause, Evidence, Rule, fact
 from perfscope.analyzers.findings.training import (
     DEEPSPEED,
     LIGHTNING,
@@ -30,7 +29,6 @@ _SOFTMAX = re.compile(
     r"softmax_warp_(?:forward|backward)<[^<>]*?, \d+, false|cunn_SoftMax\w*<.*::SoftMax(?:Forward|Backward)|"
     r"scaled_\w*masked_softmax"
 )
-_OF_FP32 = re.compile(r"softmax\w*<(?:\d+, )?float, float", re.IGNORECASE)
 _ATTENTION = re.compile(r"fmha|flash|sdpa|attention")
 #: Kernels of attention that keep its matrix to themselves.
 _FUSED_ATTENTION = re.compile(r"fmha|flash|native_sdpa|attn_fwd|attn_bwd|attention_kernel")
@@ -86,7 +84,7 @@ def find_padding(training: Training) -> Cause | None:
         }
     )
     cost_us = share * training.compute_us
-    return Cause(cost_us, (cost_us / 2, cost_us), (), (evidence,), advice, Confidence.MEDIUM, Basis.BOUND)
+    return Cause(cost_us, (cost_us / 2, cost_us), (), (evidence,), advice, Basis.BOUND)
 
 
 def find_unfused_optimizer(training: Training) -> Cause | None:
@@ -199,10 +197,8 @@ def find_eager_attention(training: Training) -> Cause | None:
             TORCH: "`torch.nn.functional.scaled_dot_product_attention`, with `is_causal=True` in place of a mask.",
         }
     )
-    if all(_OF_FP32.search(kernel.name) for _, kernel in softmax):
-        advice += " In fp32 it has no flash kernel: queries, keys and values must be bf16 or fp16."
     cost_us = (least_us + most_us) / 2
-    return Cause(cost_us, (least_us, most_us), (), tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND)
+    return Cause(cost_us, (least_us, most_us), (), tuple(evidence), advice, Basis.BOUND)
 
 
 def find_unfused_norms(training: Training) -> Cause | None:
@@ -239,7 +235,7 @@ def find_unfused_norms(training: Training) -> Cause | None:
         }
     )
     of_rank = () if rank.rank is None else (rank.rank,)
-    return Cause(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Confidence.MEDIUM, Basis.BOUND)
+    return Cause(cost_us, (cost_us / 2, whole_us), of_rank, (evidence,), advice, Basis.BOUND)
 
 
 def find_recomputation(training: Training) -> Cause | None:
@@ -256,7 +252,10 @@ def find_recomputation(training: Training) -> Cause | None:
     is_selective = checkpointing == Checkpointing.SELECTIVE
     low, high = (part * share * training.compute_us for part in (_LEAST_RECOMPUTED, _MOST_RECOMPUTED))
     text = f"{percent(share):.0f} % of the forward pass's products run again in the backward pass."
-    evidence = fact(text, row, "recomputed_share"), used_fact(used)
+    evidence = (
+        fact(text, row, "recomputed_share"),
+        Evidence(f"{percent(1 - used[0]):.0f} % of the GPU's memory is never used by tensors.", used[1]),
+    )
     advice = "Recompute fewer layers, as far as memory allows: " + training.option(
         {
             TRAINER: "`gradient_checkpointing=False` of TrainingArguments.",
@@ -268,7 +267,7 @@ def find_recomputation(training: Training) -> Cause | None:
             else "`torch.utils.checkpoint.checkpoint` around some of the blocks, or around none.",
         }
     )
-    return Cause((low + high) / 2, (low, high), (), evidence, advice, Confidence.MEDIUM, Basis.BOUND)
+    return Cause((low + high) / 2, (low, high), (), evidence, advice, Basis.BOUND)
 
 
 def find_throttling(training: Training) -> Cause | None:
@@ -307,7 +306,7 @@ def find_throttling(training: Training) -> Cause | None:
         if is_limited:
             own = f"the GPU's own {own_w:.0f} W: try `nvidia-smi -pl {own_w:.0f}`"
             advice = f"The power limit is {limit_w:.0f} W, and {own}."
-        causes.append(Cause(cost_us, (0.0, cost_us), entry.ranks, (evidence,), advice, Confidence.MEDIUM, Basis.BOUND))
+        causes.append(Cause(cost_us, (0.0, cost_us), entry.ranks, (evidence,), advice, Basis.BOUND))
     return max(causes, key=lambda cause: cause.cost_us, default=None)
 
 
@@ -350,7 +349,7 @@ def find_full_memory(training: Training) -> Cause | None:
         return None
     of_rank = () if peak.rank is None else (peak.rank,)
     return Cause(
-        0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Confidence.MEDIUM, Basis.BOUND, saved_bytes=saved
+        0.0, (0.0, 0.0), of_rank, tuple(evidence), advice, Basis.BOUND, saved_bytes=saved
     )  # fmt: skip
 
 

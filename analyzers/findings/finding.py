@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from msgspec import Struct
 
 from perfscope.analyzers.findings.training import Part, Training
 from perfscope.result import Doc, Figures, figure
-
-if TYPE_CHECKING:
-    from perfscope.analyzers.whatif.scenarios import Regain
-
-
-class Confidence(StrEnum):
-    """How sure a cause is."""
-
-    HIGH = "high"
-    MEDIUM = "medium"
-    LOW = "low"
 
 
 class Basis(StrEnum):
@@ -55,7 +44,6 @@ class Cause(Struct, frozen=True):
         ranks: The ranks where it happens.
         evidence: Facts, the most telling first.
         advice: One sentence: what to try, with the option's name in the framework.
-        confidence: How sure it is.
         basis: What the cost rests on.
         scenario: What ``perfscope whatif`` calls a step without it; empty where no scenario fits.
         scenario_part: How much of what the scenario saves this fix saves.
@@ -70,7 +58,6 @@ class Cause(Struct, frozen=True):
     ranks: tuple[int, ...]
     evidence: tuple[Evidence, ...]
     advice: str
-    confidence: Confidence = Confidence.HIGH
     basis: Basis = Basis.MEASURED
     scenario: str = ""
     scenario_part: float = 1.0
@@ -98,35 +85,6 @@ class Rule(Struct, frozen=True):
     is_rest: bool = False
 
 
-class Replay(Figures, frozen=True):
-    """What a replay of the profiled steps without the cause says; its figures are None where there is no answer."""
-
-    scenario: Annotated[str, Doc("The fix, as a scenario of ``perfscope whatif`` is written.")]
-    step_us: Annotated[float | None, Doc("The step that it is compared with.")]
-    saved_us: Annotated[float | None, Doc("What the fix saves of it.")]
-    interval_us: Annotated[tuple[float, float] | None, Doc("Least and most that it saves.")]
-    noise_us: Annotated[float | None, Doc("How far the replayed step may be off whatever is changed.")]
-    replay_error: Annotated[
-        float | None, Doc("How far the replay of the measured durations is from the measured step, as a share.")
-    ]
-    assumptions: Annotated[tuple[str, ...], Doc("What the answer rests on.")]
-    reason: Annotated[str | None, Doc("Why there is no answer; None where there is one.")]
-
-    @classmethod
-    def of(cls, regain: Regain) -> Replay:
-        """The answer in microseconds."""
-        return cls(
-            scenario=regain.scenario,
-            step_us=regain.step_us,
-            saved_us=regain.saved_us,
-            interval_us=regain.interval_us,
-            noise_us=regain.noise_us,
-            replay_error=regain.replay_error,
-            assumptions=regain.assumptions,
-            reason=regain.reason,
-        )
-
-
 class Finding(Figures, frozen=True):
     """An entry of ``results.findings``: a cause that costs time or memory, and what to try."""
 
@@ -141,11 +99,12 @@ class Finding(Figures, frozen=True):
     basis: Annotated[
         Basis, Doc("``measured``, ``bound`` (not more than that) or ``replay`` (by ``perfscope whatif``).")
     ]
-    replay: Annotated[Replay | None, Doc("What a replay without the cause says; None where none was made.")]
+    scenario: Annotated[
+        str | None, Doc("What ``perfscope whatif`` calls the replay that the cost is of; None of another basis.")
+    ]
     ranks: Annotated[tuple[int, ...], Doc("Where it happens; empty where it is on all.")]
     evidence: Annotated[tuple[Evidence, ...], Doc("What shows it.")]
     advice: Annotated[str, Doc("What to try, in one sentence.")]
-    confidence: Annotated[Confidence, Doc("``high``, ``medium`` or ``low``.")]
 
     @figure
     def share_of_step(self) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from perfscope.analyzers.findings.finding import Basis, Cause, Confidence, Evidence, Rule, fact
+from perfscope.analyzers.findings.finding import Basis, Cause, Evidence, Rule, fact
 from perfscope.analyzers.findings.training import (
     DEEPSPEED,
     LAUNCHING,
@@ -21,7 +21,6 @@ from perfscope.analyzers.findings.training import (
     offer,
 )
 from perfscope.constants import MEGA, US_PER_MS, US_PER_S
-from perfscope.report import percent
 
 if TYPE_CHECKING:
     from perfscope.analyzers.calls import Caller
@@ -34,9 +33,6 @@ _PAGEABLE, _TO_HOST = "Pageable -> Device", "Device -> Pageable"
 _FEWEST_COMPILED_STEPS = 3
 #: Python that every loop has between its operators, as a share of a step.
 _USUAL_PYTHON = 0.4
-#: A kernel that is shorter takes less time than its launch.
-_SHORTEST_KERNEL_US = 8.0
-_MOST_MEMORY = 0.5
 _MOST_NAMED = 3
 
 
@@ -195,8 +191,7 @@ def find_blocking_saves(training: Training) -> Cause | None:
             TORCH: offer(("`torch.distributed.checkpoint.async_save`", is_beside), ("to save less often.", False)),
         }
     )
-    confidence = Confidence.MEDIUM if asynchronous else Confidence.HIGH
-    return Cause(cost_us, (0.0, cost_us), (), (evidence,), advice, confidence, is_beside=True)
+    return Cause(cost_us, (0.0, cost_us), (), (evidence,), advice, is_beside=True)
 
 
 def find_synchronisations(training: Training) -> Cause | None:
@@ -208,16 +203,11 @@ def find_synchronisations(training: Training) -> Cause | None:
     callers = [
         (place, caller)
         for place, caller in numbered(f"{row}/callers", rank.callers)
-        if caller.kind == "synchronisation"
-        and caller.regained
-        # The engine waits itself for the parameters that it fetches.
-        and (caller.operator or not training.fetches_in_turn)
+        if caller.kind == "synchronisation" and caller.regained
     ]
     if not callers:
         return None
     cost_us = regained_us[row] + training.exposed_copies_us(_TO_HOST)
-    if training.fetches_in_turn:
-        cost_us = sum(caller.regained_us for _, caller in callers)
     evidence = tuple(
         fact(
             f"{caller.operator or 'a call outside of operators'}{f' in {caller.function}' if caller.function else ''} "
@@ -325,7 +315,7 @@ def find_host_pauses(training: Training) -> Cause | None:
         advice = "Move this work into the workers of the DataLoader, a thread, or out of the loop."
     else:
         advice = "`perfscope profile --stack` names the function; move it into a DataLoader worker or out of the loop."
-    return Cause(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice, Confidence.MEDIUM)
+    return Cause(cost_us, (cost_us / 2, cost_us), rank.ranks, tuple(evidence), advice)
 
 
 def _pause_us(rank: RankStep) -> float:
@@ -363,23 +353,10 @@ def find_slow_launches(training: Training) -> Cause | None:
             else '`torch.compile(model, mode="reduce-overhead")` (CUDA graphs)',
         }
     )
-    kernels, used = [kernel for _, kernel in training.kernels("compute")], training.used_memory
-    calls = sum(kernel.calls for kernel in kernels)
-    kernel_us = sum(kernel.total_us for kernel in kernels) / calls if calls else _SHORTEST_KERNEL_US
-    if kernel_us < _SHORTEST_KERNEL_US and used is not None and used[0] <= 1 - _MOST_MEMORY:
-        # A step takes about as long with a batch several times larger.
-        evidence.append(fact(f"A kernel takes {kernel_us:.1f} us on average, less than its launch.", "/kernels/names"))
-        evidence.append(used_fact(used))
-        larger, graphs = graphs, larger
     advice = f"Try {graphs}, or {larger}."
     return Cause(
         cost_us, (0.0, cost_us), rank.ranks, tuple(evidence), advice, basis=Basis.BOUND, scenario="launch-free"
     )  # fmt: skip
-
-
-def used_fact(used: tuple[float, tuple[str, str]]) -> Evidence:
-    """How much of the fullest GPU's memory no tensor ever used."""
-    return Evidence(f"{percent(1 - used[0]):.0f} % of the GPU's memory is never used by tensors.", used[1])
 
 
 RULES = (

@@ -435,11 +435,6 @@ class Training:
         """An option of ZeRO, as DeepSpeed's engine has it; None where it has none."""
         return None if self.setup is None else self.setup.engine.get(f"{_ZERO}.{name}")
 
-    @property
-    def fetches_in_turn(self) -> bool:
-        """Whether ZeRO 3 fetches parameters between the products: its host waits for them outside of operators."""
-        return self.zero("stage") == _SHARDED and self.zero("overlap_comm") is False
-
     @cached_property
     def is_compiled(self) -> bool:
         """Whether kernels run that torch.compile wrote."""

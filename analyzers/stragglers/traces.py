@@ -17,9 +17,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 from functools import reduce
 from math import fsum
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -39,8 +40,6 @@ from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT, distinct
 from perfscope.units import format_ranges
 
-_Reason: TypeAlias = "tuple[str | None, dict[str, float]]"
-
 #: The wait that makes a rank a straggler, as a share of the longest window.
 SIGNIFICANT_FRACTION = 0.01
 _MOST_ROWS = 40
@@ -49,13 +48,25 @@ _FEWEST_RANKS = 2
 
 #: The axes whose groups may have ranks of several stages.
 _ROLES_OF_STAGES = frozenset(("PP", "MP", "world", ""))
+
+
+class Why(StrEnum):
+    """What makes a rank come last."""
+
+    HOST = "host"
+    LAUNCHES = "launches"
+    DEVICE = "device"
+    WORK = "work"
+    UNKNOWN = "network"
+
+
 _REASONS = {
-    "copy": "its device copied longer",
-    "data_loading": "its host loaded data",
-    "synchronisation": "its host waited in a synchronisation",
-    "host": "its host was late (operators, Python, calls): launch-bound",
-    "not_shown": "its host did what the trace does not show (a sleep, Python, data)",
-    "device": "its device waited between events that had been launched",
+    "copy": (Why.HOST, "its device copied longer"),
+    "data_loading": (Why.HOST, "its host loaded data"),
+    "synchronisation": (Why.HOST, "its host waited in a synchronisation"),
+    "host": (Why.LAUNCHES, "its host was late (operators, Python, calls): launch-bound"),
+    "not_shown": (Why.HOST, "its host did what the trace does not show (a sleep, Python, data)"),
+    "device": (Why.UNKNOWN, "its device waited between events that had been launched"),
 }
 #: The share of the excess that makes a part the reason.
 _DECISIVE = 0.5
@@ -80,6 +91,7 @@ class RankWait(Figures, frozen=True):
     caused_in: Mapping[int, float]
     reason: Annotated[str | None, Doc("Why it came last, in words; None where the trace does not show it.")] = None
     excess: Mapping[str, float] | None = None
+    why: Why = Why.UNKNOWN
     wait_us = InUnit("wait", NS_PER_US, "How long it waited for others.")
     communication_us = InUnit("communication", NS_PER_US, "How long its operations took.")
     caused_wait_us = InUnit("caused", NS_PER_US, "How long the other ranks waited for it, the mean of them.")
@@ -387,8 +399,8 @@ class _Members:
         ranks = list(group.ranks)
         for index, rank in enumerate(ranks):
             if rank.number in last & profiles.keys():
-                reason, excess = _find_reason(rank.number, parts, paces, significant)
-                ranks[index] = replace(rank, reason=reason, excess=excess)
+                why, reason, excess = _find_reason(rank.number, parts, paces, significant)
+                ranks[index] = replace(rank, why=why, reason=reason, excess=excess)
         return replace(group, ranks=tuple(ranks))
 
     def over_all(self, groups: Sequence[GroupWait]) -> list[RankPace]:
@@ -418,6 +430,12 @@ class _Members:
         return ranks
 
 
+class _Reason(NamedTuple):
+    why: Why
+    reason: str | None
+    excess: dict[str, float]
+
+
 def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, Pace], significant: float) -> _Reason:
     """Why a rank came last, in words, and how much longer than the mean of the others each part took.
 
@@ -439,11 +457,13 @@ def _find_reason(rank: int, parts_ns: Mapping[int, Int64], paces: Mapping[int, P
     total = sum(candidates.values())
     part = max(candidates, key=lambda name: candidates[name], default=None)
     if part is None or candidates[part] < max(_DECISIVE * total, significant):
-        return None, excess
+        return _Reason(Why.UNKNOWN, None, excess)
     if part != "compute":
-        return _REASONS[part], excess
+        return _Reason(*_REASONS[part], excess)
     if max(more_work, slower) < _NOTICEABLE:
-        return "its device computed longer, though the compared kernels are as many and as fast", excess
+        text = "its device computed longer, though the compared kernels are as many and as fast"
+        return _Reason(Why.WORK, text, excess)
     if more_work > slower:
-        return f"its device computed longer: {percent(more_work):.0f} % more work", excess
-    return f"its device computed longer: slower (the same kernels take {percent(slower):.0f} % longer)", excess
+        return _Reason(Why.WORK, f"its device computed longer: {percent(more_work):.0f} % more work", excess)
+    text = f"its device computed longer: slower (the same kernels take {percent(slower):.0f} % longer)"
+    return _Reason(Why.DEVICE, text, excess)

@@ -41,8 +41,7 @@ def _card(finding: Finding, index: int) -> str:
         f"<li><h3>{clean(finding.title)}</h3>{cost}"
         f'<p class="advice">{with_code(finding.advice)}</p><ul class="evidence">{evidence}</ul>'
         f'<p class="faint">{between}{clean(str(finding.basis))}, '
-        f"confidence {clean(str(finding.confidence))}, {ranks} · "
-        f"<code>docs/findings/{clean(finding.id)}.md</code></p></li>"
+        f"{ranks} · <code>docs/findings/{clean(finding.id)}.md</code></p></li>"
     )
 
 

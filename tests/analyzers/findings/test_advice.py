@@ -16,7 +16,6 @@ from tests.analyzers.findings.made import Made, breakdown, idle, kernels, parts,
 Find = Callable[[Training], Cause | None]
 FP32, BF16 = "ampere_sgemm_128x128_nn", "nvjet_sm90_tst_256x128_64x4"
 SOFTMAX = "void softmax_warp_forward<c10::BFloat16, c10::BFloat16, float, 10, false, false>(...)"
-SOFTMAX_FP32 = "void softmax_warp_forward<float, float, float, 10, false, false>(...)"
 FLASH = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7"
 TRITON = "triton_poi_fused__to_copy_view_2"
 CALLS = Made(blocked_us=500.0, regained_us=500.0, calls=4, bytes=10**6)
@@ -110,11 +109,6 @@ CASES: list[tuple[Find, str, dict[str, Any], dict[str, Any]]] = [
     (communication.find_exposed_communication, "--overlap-param-gather", options(), options("--overlap-param-gather")),
     (communication.find_exposed_communication, '"overlap_comm": true',
      zero(**{"zero_optimization.overlap_comm": False}), zero(**{"zero_optimization.overlap_comm": True})),
-    (communication.find_exposed_communication, "bf16_compress_hook", {**run(ddp=Made()), **collectives("Float")},
-     {**run(ddp=Made()), **collectives("BFloat16")}),
-    (communication.find_exposed_communication, "reduce_dtype",
-     {**run("torchtitan"), **collectives("Float", "reduce_scatter")},
-     {**run("torchtitan"), **collectives("BFloat16", "reduce_scatter")}),
     (communication.find_small_collectives, "bucket_cap_mb=25",
      {**run(ddp=Made(bucket_bytes=2**20)), **collectives("Float")},
      {**run(ddp=Made(bucket_bytes=25 * 2**20)), **collectives("Float")}),
@@ -142,12 +136,6 @@ def test_an_option_is_advised_where_it_is_off_alone(
     said = advice(find, **on)
     assert words not in said
     assert not said or (said.endswith(".") and " ." not in said and "Try ." not in said and len(said) > 20)
-
-
-def test_attention_that_computes_in_fp32_is_told_why_no_flash_kernel_runs() -> None:
-    """It may call scaled_dot_product_attention already, which falls back to products and a softmax."""
-    assert "must be bf16 or fp16" in advice(compute.find_eager_attention, kernels=kernels(SOFTMAX_FP32))
-    assert "must be" not in advice(compute.find_eager_attention, kernels=kernels(SOFTMAX))
 
 
 @pytest.mark.parametrize(

@@ -77,9 +77,9 @@ def test_what_the_profiler_added_is_taken_off() -> None:
     assert costs(training(host_us=10_000.0), rule("host", 9000.0, HOST)) == {"host": 4000.0}
 
 
-def test_without_records_the_profiled_step_counts_and_the_confidence_is_low() -> None:
+def test_without_records_the_profiled_step_counts_and_the_interval_begins_at_0() -> None:
     (found,) = rank_findings(training(step_s=None), (rule("host", 4000.0, HOST),))
-    assert (found.confidence, found.interval_us[0]) == ("low", 0.0)
+    assert found.interval_us[0] == 0.0
 
 
 def test_what_was_measured_in_all_steps_is_neither_limited_by_the_profiled_ones_nor_replayed() -> None:
@@ -102,8 +102,7 @@ LAUNCHES = rule("host", 4000.0, HOST, scenario="launch-free")
 def test_the_replay_decides_what_a_fix_regains() -> None:
     (found,) = rank_findings(replayed(2500.0), (LAUNCHES,))
     assert (found.cost_us, found.basis, found.interval_us) == (2500.0, "replay", (2000.0, 3000.0))
-    assert found.replay is not None
-    assert (found.replay.scenario, found.replay.saved_us) == ("launch-free", 2500.0)
+    assert found.scenario == "launch-free"
 
 
 def test_a_saving_that_is_less_than_the_noise_of_the_steps_is_none() -> None:
@@ -129,17 +128,11 @@ def test_a_replay_that_cannot_tell_what_a_counted_cause_costs_limits_it(
     assert costs(job, LAUNCHES) == {}
 
 
-@pytest.mark.parametrize(
-    ("scenario", "replay_error", "reason"), [("data-loading-free", 0.0, "no trace tells"), ("launch-free", -0.05, None)]
-)
-def test_where_the_replay_cannot_answer_what_was_measured_stands(
-    scenario: str, replay_error: float, reason: str | None
-) -> None:
+@pytest.mark.parametrize(("scenario", "replay_error"), [("data-loading-free", 0.0), ("launch-free", -0.05)])
+def test_where_the_replay_cannot_answer_what_was_measured_stands(scenario: str, replay_error: float) -> None:
     job = replayed(2500.0, replay_error=replay_error)
     (found,) = rank_findings(job, (rule("data", 4000.0, HOST, scenario=scenario),))
-    assert (found.cost_us, found.basis) == (4000.0, "measured")
-    assert found.replay is not None
-    assert found.replay.reason == reason
+    assert (found.cost_us, found.basis, found.scenario) == (4000.0, "measured", None)
 
 
 def test_a_replay_knows_of_more_than_what_is_exposed_unless_another_cause_has_it() -> None:
@@ -164,8 +157,7 @@ def test_the_first_finding_costs_what_its_fix_saved(folder: str, scenario: str, 
     """The same training was run with the fix, unprofiled: 51.55 ms."""
     first = first_of(folder)
     assert first.basis == "replay"
-    assert first.replay is not None
-    assert first.replay.scenario == scenario
+    assert first.scenario == scenario
     low_us, high_us = first.interval_us
     assert low_us <= 1000 * truth_ms <= high_us
     assert high_us - low_us <= 0.1 * 1000 * 63.3
