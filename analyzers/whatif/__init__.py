@@ -11,7 +11,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from perfscope.analyzers.whatif.contention import Contention
 from perfscope.analyzers.whatif.critical_path import HOST, LAUNCH, PathPart, find_critical_path
 from perfscope.analyzers.whatif.measured import prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
@@ -56,7 +55,6 @@ class WhatIf(Result, frozen=True):
         replayed: The steps that scenarios are compared with: without what the profiler costs the host, where known.
         undisturbed_ns: The time of a step that nobody profiled; absent where not known.
         overhead_ns: What the profiler was found to cost the host between two calls.
-        is_overhead_known: Whether these steps told that cost; a usual one is taken otherwise.
     """
 
     measured: StepSpan
@@ -64,11 +62,9 @@ class WhatIf(Result, frozen=True):
     replayed: StepSpan
     undisturbed_ns: float | None
     overhead_ns: float
-    is_overhead_known: bool
     scenarios: Annotated[tuple[Outlook, ...], Doc("Those that save most first.")]
     refused: Annotated[tuple[Refused, ...], Doc("What cannot be answered.")]
     critical_path: Annotated[tuple[PathPart, ...], Doc("What the step waited for, the largest part first.")]
-    contention: Annotated[tuple[Contention, ...], Doc("What communication costs the kernels beside it.")]
     notes: Annotated[tuple[str, ...], Doc("What could not be joined.")]
     measured_step_us = InUnit("_measured_ns", NS_PER_US, "The median profiled step; of fewer than three the mean.")
     replayed_step_us = InUnit("_exact_ns", NS_PER_US, "The same, replayed with the measured durations.")
@@ -105,16 +101,6 @@ class WhatIf(Result, frozen=True):
                 Column("Share (%)", "share", PERCENT),
             ),
         ),
-        Table(
-            "Contention",
-            "contention",
-            (
-                Column("Kernels", "kernels"),
-                Column("Slowed by communication (%)", "slowdown", PERCENT),
-                Column("Beside communication (ms)", "overlapped_ns", MS_OF_NS, 2),
-                Column("Compared kernels", "compared"),
-            ),
-        ),
     )
 
     @property
@@ -140,25 +126,22 @@ class WhatIf(Result, frozen=True):
         return self.exact.step_ns / self.measured.step_ns - 1
 
     def sections(self) -> tuple[Section, ...]:
-        """The scenarios, the critical path, and what communication costs."""
-        offered, path, contention = self.TABLES
+        """The scenarios, and the critical path."""
+        offered, path = self.TABLES
         first: list[Row] = [
             ("as measured", self._measured_ns / NS_PER_MS, None, None, None, _count_steps(self.measured.steps))
         ]
-        if self.overhead_ns and self.is_overhead_known:
+        if self.overhead_ns:
             compared_ms = self._replayed_ns / NS_PER_MS
             first.append(("without the profiler", compared_ms, None, None, None, "what scenarios are compared with"))
         rows = (*first, *(offered.row(outlook) for outlook in self.scenarios))
         causes = self._causes()
         in_words = ", ".join(f"{cause} {percent(share):.1f} %" for cause, share in causes.items())
-        beside = [item for item in self.contention if item.overlapped_ns]
-        note = "Against the same kernel with the same neighbours where no communication ran beside it."
         return (
             offered.section((), tuple(self._scenario_notes(causes)), totals=rows),
             path.section(
                 self.critical_path, (f"The critical path adds up to the step: {in_words}.",), most=_MOST_PATH_ROWS
             ),
-            *((contention.section(beside, (note,)),) if beside else ()),
         )
 
     def _causes(self) -> dict[str, float]:
@@ -199,8 +182,6 @@ class WhatIf(Result, frozen=True):
         undisturbed = f"Steps that nobody profiled took {self.undisturbed_ns / NS_PER_MS:.2f} ms"
         if not self.overhead_ns:
             yield f"{undisturbed}: the host is taken as profiled."
-        elif not self.is_overhead_known:
-            yield f"{undisturbed}. They do not wait for the host: it is taken 30 % faster between calls than profiled."
         else:
             left = self._replayed_ns / self.undisturbed_ns - 1
             yield (
@@ -260,10 +241,8 @@ def answer(
         replayed=measured.replayed,
         undisturbed_ns=measured.undisturbed_ns,
         overhead_ns=measured.overhead_ns,
-        is_overhead_known=measured.is_overhead_known,
         scenarios=tuple(outlooks),
         refused=tuple(refused),
         critical_path=find_critical_path(measured.job, measured.times, measured.base, measured.replayed),
-        contention=measured.contention,
         notes=measured.job.notes,
     )

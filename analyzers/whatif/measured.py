@@ -9,7 +9,6 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from perfscope.analyzers.whatif.contention import Contention, measure_contention
 from perfscope.analyzers.whatif.job_graph import JobGraph, join_ranks
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.replay import (
@@ -28,31 +27,13 @@ from perfscope.tables.columns import Float64, Int64
 #: Between two calls the host keeps at least this share of its time, and loses no more than so much.
 _LEAST_KEPT = 0.4
 _MOST_OVERHEAD_NS = 100.0 * NS_PER_US
-#: What it loses where the steps do not tell: less than in any training where they do.
-_USUAL_SHARE = 0.3
 _MOST_ROUNDS = 16
 #: A replay this near the step that nobody profiled is as good as any.
 _NEAR = 0.001
-#: A host that makes less of a difference is not what the steps wait for.
-_BINDING = 0.02
 
 
-class Calibrated(Struct, frozen=True):
-    """Durations without what the profiler costs the host.
-
-    Attributes:
-        times: The durations.
-        overhead_ns: What was taken off between two calls at most; 0 where nothing was.
-        is_known: Whether the steps told how much: the host is what they wait for.
-    """
-
-    times: JobTimes
-    overhead_ns: float = 0.0
-    is_known: bool = True
-
-
-def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTimes], float]) -> Calibrated:
-    """Durations that give the step that nobody profiled.
+def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTimes], float]) -> tuple[JobTimes, float]:
+    """Durations that give the step that nobody profiled, and what was taken off between two calls of the host at most.
 
     Args:
         times: As measured, in a window.
@@ -63,14 +44,9 @@ def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTime
     def take_off(overhead_ns: float) -> JobTimes:
         return _with_gaps(times, lambda gap_ns: np.maximum(gap_ns - overhead_ns, _LEAST_KEPT * gap_ns))
 
-    profiled_ns, fastest_ns = step_of(times), step_of(take_off(_MOST_OVERHEAD_NS))
-    is_bound = min(profiled_ns, undisturbed_ns) - fastest_ns > _BINDING * profiled_ns
-    usual = _with_gaps(times, lambda gap_ns: gap_ns - np.minimum(_USUAL_SHARE * gap_ns, _MOST_OVERHEAD_NS))
-    if not is_bound and step_of(usual) <= undisturbed_ns * (1 + _BINDING):
-        overhead_ns = max((float(np.median(rank.gap_ns)) for rank in times.ranks if len(rank.gap_ns)), default=0.0)
-        return Calibrated(usual, _USUAL_SHARE * overhead_ns, is_known=False)
-    if profiled_ns <= undisturbed_ns * (1 + _NEAR):
-        return Calibrated(times)
+    if step_of(times) <= undisturbed_ns * (1 + _NEAR):
+        return times, 0.0
+    fastest_ns = step_of(take_off(_MOST_OVERHEAD_NS))
     target_ns = max(undisturbed_ns, fastest_ns * (1 + _NEAR))
     least, most = 0.0, _MOST_OVERHEAD_NS
     for _ in range(_MOST_ROUNDS):
@@ -79,7 +55,7 @@ def calibrate(times: JobTimes, undisturbed_ns: float, step_of: Callable[[JobTime
         least, most = (middle, most) if step_ns > target_ns else (least, middle)
         if abs(step_ns / target_ns - 1) <= _NEAR:
             break
-    return Calibrated(take_off(middle), middle)
+    return take_off(middle), middle
 
 
 def _with_gaps(times: JobTimes, change: Callable[[Int64], Float64]) -> JobTimes:
@@ -95,27 +71,23 @@ class Measured(Struct, frozen=True):
     Attributes:
         job: The graph.
         times: Its durations as measured, or of the host without the profiler where such steps are known.
-        contention: How much communication slows what runs beside it.
         replay: Runs the graph again.
         base: The replay with these durations.
         steps: The marked steps as measured.
         exact: The marked steps of a replay with exactly the measured durations.
         replayed: The marked steps of ``base``.
         overhead_ns: What the profiler was found to cost the host between two calls.
-        is_overhead_known: Whether these steps told that cost; a usual one is taken otherwise.
         undisturbed_ns: The time of a step that nobody profiled; absent where not known.
     """
 
     job: JobGraph
     times: JobTimes
-    contention: tuple[Contention, ...]
     replay: Replay
     base: Replayed
     steps: StepSpan
     exact: StepSpan
     replayed: StepSpan
     overhead_ns: float
-    is_overhead_known: bool
     undisturbed_ns: float | None
 
     @property
@@ -150,22 +122,20 @@ def prepare(graphs: Sequence[RankGraph], undisturbed_ns: float | None = None) ->
     replay, times = Replay(job), measured_times(job)
     steps = span_of_steps(job, measured_ends(job))
     exact = span_of_steps(job, replay.run(times).end_ns)
-    calibrated = Calibrated(times)
+    overhead_ns = 0.0
     if undisturbed_ns is not None:
-        calibrated = calibrate(
+        times, overhead_ns = calibrate(
             times, undisturbed_ns, lambda changed: span_of_steps(job, replay.run(changed).end_ns).step_ns
         )
-    base = replay.run(calibrated.times)
+    base = replay.run(times)
     return Measured(
         job=job,
-        times=calibrated.times,
-        contention=measure_contention(job.ranks),
+        times=times,
         replay=replay,
         base=base,
         steps=steps,
         exact=exact,
         replayed=span_of_steps(job, base.end_ns),
-        overhead_ns=calibrated.overhead_ns,
-        is_overhead_known=calibrated.is_known,
+        overhead_ns=overhead_ns,
         undisturbed_ns=undisturbed_ns,
     )

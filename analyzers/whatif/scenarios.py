@@ -7,6 +7,7 @@ and leaves everything else as measured. Effects on a library's choice of kernels
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from difflib import SequenceMatcher
@@ -19,14 +20,13 @@ from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.calls import GroupKey
 from perfscope.analyzers.shared.intervals import union
-from perfscope.analyzers.whatif.contention import Contention, is_matrix_product, without_contention
 from perfscope.analyzers.whatif.job_graph import JobGraph
 from perfscope.analyzers.whatif.measured import Measured, prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph
 from perfscope.analyzers.whatif.replay import JobTimes, RankTimes
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, UsageError
-from perfscope.result import Doc, Figures, InUnit, InUnitIfKnown, figure
+from perfscope.result import Doc, Figures, InUnit, figure
 from perfscope.tables.columns import Bool, Float64, Int64
 from perfscope.tables.trace import ABSENT, Work
 
@@ -179,7 +179,7 @@ def _divide(times_ns: Int64, factor: float) -> Int64:
 #: Of the time that communication ran beside kernels: how much more or less than was measured these may lose by it.
 _HIDDEN_DOUBT = 0.5
 #: What kernels lose of the time that communication runs beside them: 34 to 41 % in DistributedDataParallel on two H200,
-#: where NCCL holds 24 of 132 multiprocessors (reports/what-if.md).
+#: where NCCL holds 24 of 132 multiprocessors (reports/what-if.md); 19 % on average in arXiv 2507.03114.
 _LOST_BESIDE = 0.4
 
 
@@ -187,12 +187,30 @@ def _free_communication(measured: Measured, axis: str) -> Changed:
     """Communication takes no time, keeps no rank waiting, and slows nothing that runs meanwhile."""
     rows_of_ranks, ranks, hidden_ns = _choose_communication(measured.job, axis), [], 0
     for graph, times, chosen in zip(measured.job.ranks, measured.times.ranks, rows_of_ranks, strict=True):
-        alone_ns = without_contention(graph, measured.contention, chosen)
+        alone_ns = _without_contention(graph, chosen)
         ranks.append(replace(times, event_ns=np.where(chosen, 0, alone_ns), lag_ns=np.where(chosen, 0, times.lag_ns)))
         hidden_ns = max(hidden_ns, _communication_ns(graph, chosen) - _communication_ns(graph, chosen, is_exposed=True))
     changed = _without_transfers(measured, ranks, _operations_of(measured.job, rows_of_ranks))
     doubt_ns = _HIDDEN_DOUBT * hidden_ns / measured.steps.steps
-    return Changed(changed, (_describe_contention(measured.contention),), doubt_ns=doubt_ns)
+    sentence = f"Communication slows what runs beside it by {_LOST_BESIDE:.0%}; without it kernels run alone."
+    return Changed(changed, (sentence if hidden_ns else _NOTHING_BESIDE,), doubt_ns=doubt_ns)
+
+
+_NOTHING_BESIDE = "No kernel ran beside communication, so none was slowed by it."
+
+
+def _without_contention(graph: RankGraph, removed: Bool) -> Int64:
+    """For each event of a rank how long it would run without some of the communication beside it."""
+    duration_ns, is_computing = graph.duration_ns.copy(), (graph.work == Work.COMPUTE) & (graph.step != ABSENT)
+    own_ns, spans = duration_ns[is_computing], (graph.start_ns[is_computing], graph.end_ns[is_computing])
+    shared_ns, removed_ns = (
+        union(graph.start_ns[rows], graph.end_ns[rows]).measure_within(*spans)
+        for rows in (graph.is_communication, removed)
+    )
+    alone_ns = own_ns / (1 + _LOST_BESIDE * shared_ns / np.maximum(own_ns, 1))
+    lost_ns = (own_ns - alone_ns) * removed_ns / np.maximum(shared_ns, 1)
+    duration_ns[is_computing] -= np.rint(lost_ns).astype(np.int64)
+    return duration_ns
 
 
 def _overlap_perfectly(measured: Measured, _value: str) -> Changed:
@@ -270,20 +288,6 @@ def _communication_ns(graph: RankGraph, chosen: Bool, *, is_exposed: bool = Fals
     if is_exposed:
         communication = communication - union(graph.start_ns[computing], graph.end_ns[computing])
     return communication.measure
-
-
-def _describe_contention(contention: Sequence[Contention]) -> str:
-    overlapped = [item for item in contention if item.overlapped_ns]
-    if not overlapped:
-        return "No kernel ran beside communication, so none was slowed by it."
-    known = [f"{item.kernels} by {item.slowdown:.0%}" for item in overlapped if item.slowdown is not None]
-    unknown = [item.kernels for item in overlapped if item.slowdown is None]
-    sentences = []
-    if known:
-        sentences.append(f"Communication slows what runs beside it: {', '.join(known)}; without it they run alone.")
-    if unknown:
-        sentences.append(f"How much it slows {' and '.join(unknown)} is unknown: none of them ever ran alone.")
-    return " ".join(sentences)
 
 
 # Hosts
@@ -375,6 +379,9 @@ _FEWEST_DIFFERENT = 3
 _FEWEST_PRODUCTS = 2
 
 
+_PRODUCT = re.compile(r"gemm|nvjet|cutlass|wgmma|xmma|Cijk_|wgrad|dgrad|implicit_convolve", re.IGNORECASE)
+
+
 def _drop_recomputation(measured: Measured, _value: str) -> Changed:
     """Nothing of the forward pass is computed again in the backward pass."""
     recomputed = [find_recomputed(graph) for graph in measured.job.ranks]
@@ -402,7 +409,7 @@ def find_recomputed(graph: RankGraph) -> Bool:
     computes = (graph.launch != ABSENT) & (graph.work == Work.COMPUTE)
     is_main = np.zeros(len(graph.name), np.bool_)
     is_main[computes] = graph.call_thread[graph.launch[computes]] == graph.main_thread
-    is_product = np.array([is_matrix_product(name) for name in graph.names], np.bool_)[graph.name]
+    is_product = np.array([_PRODUCT.search(name) is not None for name in graph.names], np.bool_)[graph.name]
     for step in graph.marks:
         rows = np.flatnonzero(computes & (graph.step == step))
         rows = rows[np.argsort(graph.launch[rows], kind="stable")]
@@ -600,46 +607,33 @@ SCENARIOS: tuple[Scenario, ...] = (
 _FREE_HOST = Scenario("launch-free", "", "the host launches without taking time", _free_host)
 
 
-class Regain(Figures, frozen=True):
-    """What a replay of the profiled steps without a finding's cause says.
+class Regain(Struct, frozen=True):
+    """What a replay of the profiled steps without a finding's cause says; its figures are absent without an answer.
 
     Attributes:
-        step_ns: The step that it is compared with, as it is replayed; absent where there is no answer.
-        saved_ns, uncertain_ns: What the fix saves of it, and how far that may be off; likewise.
-        noise_ns: How far the replayed step may be off whatever is changed: less of a saving is none; likewise.
-        why_not: Why there is no answer; ``""`` where there is one.
+        scenario: The fix, as a scenario of ``perfscope whatif`` is written.
+        step_ns: The step that it is compared with, as it is replayed.
+        saved_ns, uncertain_ns: What the fix saves of it, and how far that may be off.
+        noise_ns: How far the replayed step may be off whatever is changed: less of a saving is none.
+        replay_error: How far the replay of the measured durations is from the measured step, as a share.
+        assumptions: What the answer rests on.
+        reason: Why there is no answer; absent where there is one.
     """
 
-    scenario: Annotated[str, Doc("The fix, as a scenario of ``perfscope whatif`` is written.")]
+    scenario: str
     step_ns: float | None = None
     saved_ns: float | None = None
     uncertain_ns: float = 0.0
     noise_ns: float | None = None
-    replay_error: Annotated[
-        float | None,
-        Doc("How far the replay of the measured durations is from the measured step, as a share, likewise."),
-    ] = None
-    assumptions: Annotated[tuple[str, ...], Doc("What the answer rests on.")] = ()
-    why_not: str = ""
-    step_us = InUnitIfKnown("step_ns", NS_PER_US, "The step that it is compared with; None where there is no answer.")
-    saved_us = InUnitIfKnown("saved_ns", NS_PER_US, "What the fix saves of it, likewise.")
-    noise_us = InUnitIfKnown("noise_ns", NS_PER_US, "How far the replay may be off whatever is changed, likewise.")
+    replay_error: float | None = None
+    assumptions: tuple[str, ...] = ()
+    reason: str | None = None
 
     @property
     def interval_ns(self) -> tuple[float, float] | None:
         """Least and most that the fix saves."""
         saved_ns, uncertain_ns = self.saved_ns, self.uncertain_ns
         return None if saved_ns is None else (saved_ns - uncertain_ns, saved_ns + uncertain_ns)
-
-    @figure
-    def interval_us(self) -> tuple[float, float] | None:
-        """Least and most that the fix saves, likewise."""
-        return None if (ns := self.interval_ns) is None else (ns[0] / NS_PER_US, ns[1] / NS_PER_US)
-
-    @figure
-    def reason(self) -> str | None:
-        """Why there is no answer; None where there is one."""
-        return self.why_not or None
 
 
 class Fixes:
@@ -669,11 +663,11 @@ class Fixes:
         """
         measured = self._measured
         if isinstance(measured, MissingInput):
-            return Regain(fix, why_not=measured.problem)
+            return Regain(fix, reason=measured.problem)
         try:
             outlook = apply_scenario(measured, *((_FREE_HOST, "") if fix == _FREE_HOST.name else parse_scenario(fix)))
         except (MissingInput, UsageError) as problem:
-            return Regain(fix, why_not=problem.problem)
+            return Regain(fix, reason=problem.problem)
         return Regain(
             fix,
             step_ns=outlook.replayed_ns,

@@ -21,7 +21,6 @@ def test_the_json_has_the_step_its_replay_and_the_scenarios(capsys: pytest.Captu
     assert set(document["scenarios"][0]) >= {"name", "step_us", "saved_us", "change", "assumptions", "interval_us"}
     assert set(document["critical_path"][0]) == {"rank", "cause", "name", "us", "share"}
     assert sum(part["share"] for part in document["critical_path"]) == pytest.approx(1)
-    assert document["contention"][0]["slowdown"] > 0
 
 
 def test_chosen_scenarios_are_answered_alone_and_in_the_order_of_what_they_save(
@@ -33,33 +32,27 @@ def test_chosen_scenarios_are_answered_alone_and_in_the_order_of_what_they_save(
     assert names == ["communication-free", "launch-free", "faster-communication=2"]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "problem"),
-    [
-        ("faster-kernel=nvjet:nan", "must be a positive number"),
-        ("faster-communication=EP:2", "no communication of 'EP'"),
-        ("median-host=9", "is no rank of the traces"),
-    ],
-)
-def test_a_scenario_that_names_nothing_ends_with_one_line(
-    capsys: pytest.CaptureFixture[str], scenario: str, problem: str
-) -> None:
-    answer = run(capsys, "whatif", BASE, "--scenario", scenario)
+def test_analyze_gives_the_same_only_where_it_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    document = run(capsys, "analyze", BASE, "--only", "whatif", "--format", "json").data
+    alone = run(capsys, "whatif", BASE, "--format", "json").data
+    assert document["results"]["whatif"] == {key: alone[key] for key in document["results"]["whatif"]}
+    assert "whatif" not in run(capsys, "analyze", BASE, "--format", "json").data["results"]
+
+
+def test_what_cannot_be_asked_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run(capsys, "whatif", BASE, "--scenario", "magic")
     assert answer.code == 2
-    assert problem in answer.err
+    assert answer.err.startswith("perfscope: there is no scenario 'magic'\n")
+    assert run(capsys, "whatif", "nowhere").code == 1
 
 
-@pytest.mark.parametrize(
-    ("scenario", "reason"),
-    [
-        ("recomputation-off", "nothing was recomputed"),
-    ],
-)
-def test_what_these_traces_cannot_tell_has_a_reason(
-    capsys: pytest.CaptureFixture[str], scenario: str, reason: str
-) -> None:
-    answer = run(capsys, "whatif", BASE, "--scenario", scenario, "--format", "json")
-    assert answer.code == 0
-    assert answer.data["scenarios"] == []
-    (refused,) = answer.data["refused"]
-    assert reason in refused["reason"]
+def test_what_these_traces_cannot_tell_has_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run(capsys, "whatif", BASE, "--scenario", "recomputation-off", "--format", "json")
+    assert (answer.code, answer.data["scenarios"]) == (0, [])
+    assert "nothing was recomputed" in answer.data["refused"][0]["reason"]
+
+
+def test_a_trace_of_a_cpu_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    answer = run(capsys, "whatif", ROOT / "fixtures" / "traces" / "gloo2")
+    assert answer.code == 1
+    assert "no trace joins events of the device with their launches" in answer.err

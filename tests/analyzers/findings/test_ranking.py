@@ -93,7 +93,7 @@ def replayed(
 ) -> Training:
     """Replays that answer as they are told; microseconds."""
     answer = Regain("launch-free", STEP_US * 1e3, saved_us * 1e3, uncertain_us * 1e3, noise_us * 1e3, replay_error)
-    return training(regain=lambda fix: answer if fix == "launch-free" else Regain(fix, why_not="no trace tells"))
+    return training(regain=lambda fix: answer if fix == "launch-free" else Regain(fix, reason="no trace tells"))
 
 
 LAUNCHES = rule("host", 4000.0, HOST, scenario="launch-free")

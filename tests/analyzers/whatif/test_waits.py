@@ -39,17 +39,7 @@ def test_a_copy_that_another_thread_overtook_is_waited_for_by_no_later_call(tmp_
     assert span_of_steps(job, replayed.end_ns).step_ns == span_of_steps(job, measured_ends(job)).step_ns
 
 
-def test_a_copy_that_nobody_overtook_is_waited_for(tmp_path: Path) -> None:
-    events = [
-        step(1, 0, 90 * US),
-        *(call("cudaLaunchKernel", 5 * US, 7 * US, launch=2), call("cudaMemcpyAsync", 10 * US, 60 * US, launch=1)),
-        *(kernel("first", 25 * US, 30 * US, launch=2), kernel("copied", 35 * US, 55 * US, launch=1)),
-    ]
-    graph = graph_of(tmp_path, events)
-    assert (graph.host_call.tolist(), graph.host_event.tolist()) == ([1], [1])
-
-
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_any_order_of_threads_can_be_replayed(tmp_path: Path, seed: int) -> None:
     source = random.Random(seed)
     events, free_us = [step(1, 0, 10_000 * US)], {7: 30, 8: 30}
