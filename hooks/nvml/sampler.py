@@ -332,7 +332,7 @@ def main(pynvml_folder: str, hz: float, starter: int, output: Output) -> None:
     if not devices:
         output.write({"note": "NVML is not sampled: it finds no GPU"})
         return
-    _sample_while(goes_on, nvml, devices, nvml.make_metrics(int(_NS_PER_S / hz), output)
+    _sample_while(goes_on, nvml, devices, nvml.make_metrics(int(_NS_PER_S / hz)), output)
 
 
 def _now() -> Values:
