@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import random
 
-import numpy as np
 import pytest
 
 from perfscope.sources.joblog.records import Record, Series
-from perfscope.sources.joblog.resolve import Printed, Resolved, _Resolver, resolve
 from perfscope.tables.joblog import Disturbance
 
 
@@ -190,26 +188,12 @@ def test_unnumbered_records_without_labels_are_all_counted() -> None:
     assert (len(series), series.resolved.copies) == (4, 0)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_one_process_that_starts_again_is_read_at_once_as_record_by_record(seed: int) -> None:
-    draw = random.Random(seed)
-    gap, number, numbers = draw.choice([1, 10]), 0, list[int]()
-    for _ in range(draw.randint(1, 5)):
-        length = draw.choice([3, 18, 25, 60])
-        numbers += [number + gap * step for step in range(1, length)]
-        number = max(numbers[-1] - gap * draw.choice([0, 1, 2, 5, 30]), 0)
-    if seed % 4 == 0:
-        numbers[len(numbers) // 2 :] = [each + gap * 7 for each in numbers[len(numbers) // 2 :]]
-    column, none = np.asarray(numbers, np.float64), np.full(len(numbers), np.nan)
-    zeros, disturbed = (
-        np.zeros(len(numbers)),
-        np.asarray(draw.choices([0, 1, 2], [20, 1, 1], k=len(numbers)), np.float64),
-    )
-    printed = Printed(column, np.full(len(numbers), 1e9), zeros, zeros, disturbed, none)
-    slow = _Resolver(printed)
-    for row in range(len(numbers)):
-        slow.add(row)
-    at_once, expected = resolve(printed), slow.result()
-    for name in Resolved.__struct_fields__:
-        ours, theirs = getattr(at_once, name), getattr(expected, name)
-        assert np.array_equal(ours, theirs) if isinstance(ours, np.ndarray) else ours == theirs, name
+def test_one_process_that_starts_again_is_read_at_once_as_two_labels_are_record_by_record() -> None:
+    numbers = [*range(10, 200, 10), *range(150, 300, 10), *range(10, 50, 10)]
+    at_once, in_turn = Series(), Series()
+    fill(at_once, *numbers)
+    fill(in_turn, *numbers, label=b"[rank0]:")
+    fill(in_turn, 20, label=b"[rank1]:")
+    assert at_once.resolved.attempt.tolist() == [0] * 19 + [1] * 15 + [2] * 4
+    assert in_turn.resolved.attempt.tolist() == at_once.resolved.attempt.tolist()
+    assert (at_once.redone, in_turn.redone, in_turn.resolved.copies) == (50 + 290, 50 + 290, 1)
