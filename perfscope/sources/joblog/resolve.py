@@ -85,19 +85,19 @@ def resolve(printed: Printed) -> Resolved:
     """
     numbers, label = printed.iteration, printed.label
     has_number = ~np.isnan(numbers)
-    interval = _usual_gap(np.diff(np.unique(numbers[has_number])))
-    far = SKEW * interval
+    is_of_one = has_number.all() and not printed.begins[1:].any() and (label == label[:1]).all()
+    moved, disturbed = np.diff(numbers), np.nan_to_num(printed.disturbed).astype(np.int64)
+    if is_of_one and (moved > 0).all():
+        return _describe(printed, np.arange(len(numbers)), np.zeros(len(numbers), np.int64), disturbed, 0, 0, None)
+    far = SKEW * _usual_gap(np.diff(np.unique(numbers[has_number])))
     labels = {each: numbers[has_number & (label == each)] for each in np.unique(label).tolist()}
     processes = {each: _processes(of_label, far) for each, of_label in labels.items()}
     turns = max((_turns(of_label, far) for of_label in labels.values()), default=0)
     mixture = _TAKE_TURNS if turns >= _FEWEST_UNLIKE else None
-    if len(processes) == 1 and has_number.all() and not printed.begins[1:].any():
-        moved = np.diff(numbers)
-        back = moved[moved <= 0]
-        if (back < 0).all() and (1 in processes.values() or (back < -far).all()):
-            rows = np.arange(len(numbers))
-            attempt = np.concatenate(([0], np.cumsum(moved <= 0)))
-            return _describe(printed, rows, attempt, printed.disturbed.astype(np.int64), 0, 0, mixture)
+    back = moved[moved <= 0]
+    if is_of_one and (back < 0).all() and (1 in processes.values() or (back < -far).all()):
+        attempt = np.concatenate(([0], np.cumsum(moved <= 0)))
+        return _describe(printed, np.arange(len(numbers)), attempt, disturbed, 0, 0, mixture)
     resolver = _Resolver(printed, far, processes)
     for row in range(len(numbers)):
         resolver.add(row)
@@ -116,8 +116,9 @@ def _describe(
     has_number = ~np.isnan(printed.iteration[rows])
     numbers, starts = printed.iteration[rows][has_number].astype(np.int64), attempt[has_number]
     moved, is_restart = np.diff(numbers), np.diff(starts) > 0
-    gaps = Counter(moved[~is_restart].tolist())
-    interval = _usual_gap(moved[~is_restart])
+    values, times = np.unique(moved[~is_restart], return_counts=True)
+    gaps = Counter(dict(zip(values.tolist(), times.tolist(), strict=True)))
+    interval = int(values[np.argmax(times)]) if len(values) else 1
     back = np.flatnonzero(is_restart & (moved <= 0)).tolist()
     return Resolved(
         rows=rows,
