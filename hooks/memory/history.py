@@ -12,12 +12,13 @@ import shutil
 import socket
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.constants import MIB
 from perfscope.hooks.guard import value_or_none
-from perfscope.hooks.module_names import ModuleNames
+from perfscope.hooks.module_calls import ModuleCalls
 from perfscope.wire.memory import (
     ACTIONS,
     BEGIN,
@@ -47,7 +48,7 @@ _KEPT_STEPS = 2
 
 
 class ModuleMarks:
-    """Global forward hooks between ``start`` and ``stop``; each costs two calls and no synchronisation.
+    """When modules ran forward and steps began, between ``start`` and ``stop``.
 
     Attributes:
         times_ns: The wall clock at each mark.
@@ -59,31 +60,16 @@ class ModuleMarks:
         self.times_ns: list[int] = []
         self.signs: list[str] = []
         self.names: list[str] = []
-        self._handles: list[Any] = []
-        self._paths = ModuleNames()
-        self._open: list[str] = []
+        self._calls = ModuleCalls()
 
-    def start(self, step: int, *, with_modules: bool = True) -> None:
+    def start(self, step: int) -> None:
         """Begin to mark modules, at the begin of a training step."""
-        if with_modules:
-            modules = sys.modules["torch"].nn.modules.module
-            self._handles = [
-                modules.register_module_forward_pre_hook(self._on_forward),
-                modules.register_module_forward_hook(self._on_forward_end, always_call=True),
-            ]
-        self.add_step(step)
+        self._calls.start(self._mark_call)
+        self.add(STEP, str(step))
 
     def stop(self) -> None:
-        """Leave no hook behind."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        self._paths.clear()
-        self._open.clear()
-
-    def add_step(self, step: int) -> None:
-        """A training step begins."""
-        self._add(STEP, str(step))
+        """Mark nothing more."""
+        self._calls.stop()
 
     def forget_steps(self) -> None:
         """Drop the marks of all steps but the last ones."""
@@ -92,25 +78,20 @@ class ModuleMarks:
             for column in (self.times_ns, self.signs, self.names):
                 del column[: steps[-_KEPT_STEPS]]
 
-    def _add(self, sign: str, name: str) -> None:
+    def add(self, sign: str, name: str) -> None:
+        """Mark this moment."""
         if len(self.times_ns) < _MOST_MARKS:
             self.times_ns.append(time.time_ns())
             self.signs.append(sign)
             self.names.append(name)
 
-    def _on_forward(self, module: object, _inputs: object) -> None:
-        if sys.modules["torch"].compiler.is_compiling():
-            return
-        path = self._paths.by_number.get(id(module)) or self._paths.add(module, self._open[-1] if self._open else None)
-        self._open.append(path)
-        self._add(BEGIN, path)
-
-    def _on_forward_end(self, module: object, _inputs: object, _output: object) -> None:
-        path = self._paths.by_number.get(id(module))
-        if path is not None and not sys.modules["torch"].compiler.is_compiling():
-            if self._open:
-                self._open.pop()
-            self._add(END, path)
+    @contextmanager
+    def _mark_call(self, name: str) -> Iterator[None]:
+        self.add(BEGIN, name)
+        try:
+            yield
+        finally:
+            self.add(END, name)
 
 
 #: Where optimizers that wrap others keep them.
@@ -126,7 +107,7 @@ _DEEPEST_LIST = 3
 _LONGEST_LIST = 10_000
 
 
-class Role(NamedTuple):
+class StorageRole(NamedTuple):
     """A tensor's storage whose purpose is known: its address and bytes, one of ``wire.memory``'s roles, and a name."""
 
     address: int
@@ -135,9 +116,9 @@ class Role(NamedTuple):
     name: str
 
 
-def find_roles(parts: Iterable[Any], optimizers: Iterable[Any]) -> list[Role]:
+def find_roles(parts: Iterable[Any], optimizers: Iterable[Any]) -> list[StorageRole]:
     """Find the storages of parameters, buffers, gradients and optimizer states, each once."""
-    roles: dict[int, Role] = {}
+    roles: dict[int, StorageRole] = {}
     parameters: set[int] = set()
     for part in parts:
         for name, parameter in part.named_parameters():
@@ -150,13 +131,13 @@ def find_roles(parts: Iterable[Any], optimizers: Iterable[Any]) -> list[Role]:
     return list(roles.values())
 
 
-def _add_parameter(roles: dict[int, Role], name: str, parameter: Any) -> None:
+def _add_parameter(roles: dict[int, StorageRole], name: str, parameter: Any) -> None:
     _add(roles, parameter, WEIGHTS, name)
     for attribute, role in _PARTS:
         _add(roles, getattr(parameter, attribute, None), role, name)
 
 
-def _add_optimizer(roles: dict[int, Role], optimizer: Any, parameters: set[int], *, has_model: bool) -> None:
+def _add_optimizer(roles: dict[int, StorageRole], optimizer: Any, parameters: set[int], *, has_model: bool) -> None:
     """The states, and the parameters that are not the model's own: the copies in fp32 of 16-bit weights."""
     for group in value_or_none(lambda: list(optimizer.param_groups)) or ():
         for parameter in group.get("params", ()):
@@ -196,11 +177,11 @@ def _unwrapped(optimizers: Iterable[Any]) -> Iterator[Any]:
             waiting += inner if isinstance(inner, (list, tuple)) else [inner]
 
 
-def _add(roles: dict[int, Role], tensor: Any, role: str, name: str) -> None:
+def _add(roles: dict[int, StorageRole], tensor: Any, role: str, name: str) -> None:
     """Add the storage of a tensor on a GPU; the first role of a storage counts."""
     storage = None if tensor is None else value_or_none(lambda: _storage(tensor))
     if storage is not None and storage[1] > 0:
-        roles.setdefault(storage[0], Role(storage[0], storage[1], role, name))
+        roles.setdefault(storage[0], StorageRole(storage[0], storage[1], role, name))
 
 
 def _storage(tensor: Any) -> tuple[int, int] | None:
@@ -231,7 +212,7 @@ class SnapshotColumns:
         self,
         snapshot: Mapping[str, Any],
         device: int,
-        tensors: Mapping[str, Sequence[Role]],
+        tensors: Mapping[str, Sequence[StorageRole]],
         marks: ModuleMarks,
     ) -> Iterator[bytes]:
         """The lines between header and end; texts, frames and stacks stand last, when all of them are known."""
@@ -275,7 +256,7 @@ class SnapshotColumns:
             stacks=[self._stack(block.get("frames")) for _, block in rows],
         )
 
-    def _tensor_columns(self, roles: Sequence[Role]) -> dict[str, list[int]]:
+    def _tensor_columns(self, roles: Sequence[StorageRole]) -> dict[str, list[int]]:
         return {
             "addresses": [role.address for role in roles],
             "sizes": [role.size for role in roles],
@@ -339,7 +320,7 @@ class NoHistory(Exception):
     """The allocator's history cannot be recorded or written here."""
 
 
-class AllocatorHistory:
+class HistoryRecorder:
     """One recording of the allocator's history.
 
     Attributes:
@@ -353,7 +334,7 @@ class AllocatorHistory:
         self._most_events = most_events
         self._first_step = 0
         self._started_ns = 0
-        self._starts: list[Role] = []
+        self._starts: list[StorageRole] = []
         self._is_ours = False
 
     def start(self, step: int) -> None:
@@ -375,7 +356,7 @@ class AllocatorHistory:
             except (TypeError, RuntimeError) as error:
                 raise NoHistory(f"torch {torch.__version__} cannot record it: {error}") from None
             self._is_ours = True
-        self.marks.start(step, with_modules=not _has_compiled(self._trained()[0]))
+        self.marks.start(step)
 
     def stop(self) -> None:
         """Record nothing more, and drop what was recorded."""
@@ -435,15 +416,6 @@ class AllocatorHistory:
 def is_in_use(torch: Any) -> bool:
     """Whether the process uses a GPU: asking the allocator earlier would initialise CUDA."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
-
-
-def _has_compiled(parts: Iterable[Any]) -> bool:
-    """Whether a module is compiled: a hook that is new to it would have it compiled again."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) is not None or type(module).__name__ == "OptimizedModule"
-        for part in parts
-        for module in part.modules()
-    )
 
 
 def _bucket_bytes(parts: Iterable[Any]) -> tuple[int, ...] | None:

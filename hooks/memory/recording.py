@@ -9,9 +9,9 @@ import sys
 from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely
-from perfscope.hooks.memory.history import AllocatorHistory, NoHistory
+from perfscope.hooks.memory.history import HistoryRecorder, NoHistory
 from perfscope.hooks.messages import write_message
-from perfscope.wire.memory import OUT_OF_MEMORY
+from perfscope.wire.memory import OUT_OF_MEMORY, STEP
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,8 +33,8 @@ class MemoryRecording:
         self._config = config
         self._files = files
         self._trained = trained
-        self._window: AllocatorHistory | None = None
-        self._until_error: AllocatorHistory | None = None
+        self._window: HistoryRecorder | None = None
+        self._until_error: HistoryRecorder | None = None
         self._errors = 0
         self._step = 1
 
@@ -46,14 +46,14 @@ class MemoryRecording:
     def start_window(self, step: int) -> None:
         """A window with operators opens before a step."""
         if self._config.memory and self._window is None:
-            self._window = history = AllocatorHistory(self._config.run_dir, self._trained)
+            self._window = history = HistoryRecorder(self._config.run_dir, self._trained)
             if not self._safely(lambda: history.start(step), "is not recorded"):
                 self.discard_window()
 
     def on_step(self, step: int) -> None:
         """A step of a window begins."""
         if self._window is not None:
-            self._window.marks.add_step(step)
+            self._window.marks.add(STEP, str(step))
 
     def finish_window(self, last_step: int) -> None:
         """The window ends after a step."""
@@ -72,7 +72,7 @@ class MemoryRecording:
         """Record from here on, where it is wanted, and write what was recorded when memory runs out."""
         if not self._config.on_oom:
             return
-        history = AllocatorHistory(self._config.run_dir, self._trained, most_events=_EVENTS_BEFORE_ERROR)
+        history = HistoryRecorder(self._config.run_dir, self._trained, most_events=_EVENTS_BEFORE_ERROR)
         if not self._safely(lambda: history.start(step), "is not recorded"):
             call_safely(history.stop)
             return
@@ -84,7 +84,7 @@ class MemoryRecording:
         self._step = step
         if self._until_error is not None:
             self._until_error.marks.forget_steps()
-            self._until_error.marks.add_step(step)
+            self._until_error.marks.add(STEP, str(step))
 
     def forget(self) -> None:
         """Write nothing in a forked child."""

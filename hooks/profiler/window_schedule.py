@@ -13,9 +13,9 @@ from perfscope import wire
 from perfscope.hooks.facts import launched_rank
 from perfscope.hooks.introspection import is_in_backward
 from perfscope.hooks.messages import write_message
+from perfscope.hooks.module_calls import ModuleCalls
 from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.profiler.forks import protect_children, stop_recording
-from perfscope.hooks.profiler.module_ranges import ModuleRanges
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.selection import StepWindow, WindowChoice
 from perfscope.wire.requests import ANSWERS_FILE, LATE, PLANNED, REFUSED, WindowAnswer, WindowRequest
@@ -57,7 +57,7 @@ class WindowSchedule:
         self._was_held = False
         #: The profilers of the script that run, by their ids.
         self._others: set[int] = set()
-        self._ranges = ModuleRanges()
+        self._ranges = ModuleCalls("nn.Module: ")
         #: Windows that were asked for while training runs, and are looked at when a step ends.
         self._requests: deque[tuple[str, WindowRequest]] = deque()
         self._configs: dict[StepWindow, Config] = {}
@@ -124,12 +124,12 @@ class WindowSchedule:
         if window is None:
             return
         try:
-            self._ranges.stop()
             # Of a step that failed, what was recorded may tell why.
             is_empty = not window.has_recorded or (completed_steps < window.steps.first and not after_failure)
             if not (after_failure or is_empty):
                 self._memory.finish_window(completed_steps)
             self._memory.discard_window()
+            self._ranges.stop()
             if is_empty:
                 self._files.note(f"the window {window.steps} is empty: training ended before its first step did")
                 return
@@ -262,7 +262,8 @@ class WindowSchedule:
             self._files.note(f"the window {steps} began without a warm-up step: its first step is slower")
         self.label = wire.PROFILED if next_step == steps.first else wire.WARMUP
         if config.modules and not steps.is_light:
-            self._ranges.start()
+            autograd = sys.modules["torch"].autograd
+            self._ranges.start(autograd.profiler.record_function, autograd._profiler_enabled)
         if steps.activities == _first_activities(self._config):
             self._memory.start_window(next_step)
 

@@ -7,7 +7,7 @@ import gc
 from torch import nn
 
 from perfscope.hooks.memory.history import ModuleMarks
-from perfscope.hooks.module_names import ModuleNames
+from perfscope.hooks.module_calls import ModuleNames
 
 
 class Generator(nn.Module):

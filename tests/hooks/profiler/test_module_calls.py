@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
 from perfscope.hooks.facts.model_search import report_calls
-from perfscope.hooks.profiler.module_ranges import ModuleRanges
+from perfscope.hooks.module_calls import ModuleCalls
 
 
 class Layer(nn.Module):
@@ -38,15 +38,19 @@ class Net(nn.Module):
         return states
 
 
-def marks(run: Callable[[], object], ranges: ModuleRanges) -> list[str]:
+def marks(run: Callable[[], object], ranges: ModuleCalls) -> list[str]:
     """The names of the ranges that a run leaves in a window, in the order of their start."""
-    ranges.start()
+    start(ranges)
     try:
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
             run()
     finally:
         ranges.stop()
     return names_in(profiler)
+
+
+def start(ranges: ModuleCalls) -> None:
+    ranges.start(torch.autograd.profiler.record_function, torch.autograd._profiler_enabled)
 
 
 def names_in(profiler: profile) -> list[str]:
@@ -61,7 +65,7 @@ def ignore(_output: object) -> None:
 
 def test_every_forward_is_marked_with_its_path() -> None:
     net, states = Net(Layer(), Layer()), torch.ones(2, 4)
-    ranges = ModuleRanges()
+    ranges = ModuleCalls("nn.Module: ")
     assert marks(lambda: net(states), ranges) == ["Net", "layers.0", "layers.0.inner", "layers.1", "layers.1.inner"]
     with profile(activities=[ProfilerActivity.CPU]) as profiler:
         net(states)
@@ -84,7 +88,7 @@ def test_a_model_whose_calls_are_watched_is_marked_as_any_other(
     net, states = Watched(Layer(), Layer()), torch.ones(2, 4)
     calls: list[object] = []
     report_calls(torch, [net], lambda args, _kwargs, *, in_training_mode: calls.append(args), ignore, bool)
-    found = marks(lambda: net(states), ModuleRanges())
+    found = marks(lambda: net(states), ModuleCalls("nn.Module: "))
     assert found == ["Watched", "layers.0", "layers.0.inner", "layers.1", "layers.1.inner"]
     assert len(calls) == 1
 
@@ -98,7 +102,7 @@ def test_an_exception_in_a_forward_closes_its_marks_and_reaches_the_caller() -> 
         net.layers[0](states)
 
     expected = ["Net", "layers.0", "layers.0.inner", "layers.1", "layers.0", "layers.0.inner"]
-    assert marks(run, ModuleRanges()) == expected
+    assert marks(run, ModuleCalls("nn.Module: ")) == expected
 
 
 class Attention(nn.Module):
@@ -112,7 +116,7 @@ class Attention(nn.Module):
 
 def test_a_module_that_a_forward_makes_is_named_below_the_one_that_calls_it() -> None:
     net, states = Net(Attention(), Attention()), torch.ones(2, 4)
-    ranges = ModuleRanges()
+    ranges = ModuleCalls("nn.Module: ")
 
     def run() -> None:
         for _ in range(3):
@@ -134,9 +138,9 @@ def test_recording_may_begin_inside_a_forward() -> None:
             profiler.step()
             return inner(states)
 
-    inner, ranges, trainer, states = Layer(), ModuleRanges(), Trainer(), torch.ones(2, 4)
+    inner, ranges, trainer, states = Layer(), ModuleCalls("nn.Module: "), Trainer(), torch.ones(2, 4)
     steps = torch.profiler.schedule(wait=0, warmup=1, active=3)
-    ranges.start()
+    start(ranges)
     try:
         with profile(activities=[ProfilerActivity.CPU], schedule=steps) as profiler:
             assert trainer(profiler, states).shape == (2, 4)
@@ -147,8 +151,8 @@ def test_recording_may_begin_inside_a_forward() -> None:
 
 def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() -> None:
     original = nn.Module.__call__
-    ranges = ModuleRanges()
-    ranges.start()
+    ranges = ModuleCalls("nn.Module: ")
+    start(ranges)
     ours = nn.Module.__call__
     assert ours is not original
 
@@ -166,7 +170,7 @@ def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() ->
 
 def test_what_never_began_ends_in_a_process_that_never_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch")
-    ModuleRanges().stop()
+    ModuleCalls("nn.Module: ").stop()
 
 
 def test_a_compiled_module_is_marked_and_not_compiled_again() -> None:
@@ -184,7 +188,7 @@ def test_a_compiled_module_is_marked_and_not_compiled_again() -> None:
     net(states)
     late = Layer()
     late.compile(backend=backend)
-    found = marks(lambda: (net(states), late(states)), ModuleRanges())
+    found = marks(lambda: (net(states), late(states)), ModuleCalls("nn.Module: "))
     in_window = compiled
     net(states)
     late(states)
