@@ -36,11 +36,10 @@ def test_below_profile_attach_changes_nothing(tmp_path: Path) -> None:
     assert analysis(tmp_path / "RUN")["results"]["steps"]["count"] == 10
 
 
-def test_attach_refuses_a_window_it_cannot_profile(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="warms the profiler up"):
-        hooks.attach(str(tmp_path / "run"), steps="1-2")
-
-
-def test_attach_refuses_a_boundary_that_is_no_number(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="neither the number"):
-        hooks.attach(str(tmp_path / "run"), step_optimizer="all")
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [({"steps": "1-2"}, "warms the profiler up"), ({"step_optimizer": "all"}, "neither the number")],
+)
+def test_attach_refuses_what_cannot_be(options: dict[str, Any], problem: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=problem):
+        hooks.attach(str(tmp_path / "run"), **options)

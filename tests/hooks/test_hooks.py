@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks.config import Config
-from perfscope.hooks.facts.secrets import redact_arguments, redact_environment, redact_value
 from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.reach.launch import build_environment, find_obstacles, prepare
 from perfscope.hooks.recorder import Recorder, replace_file
@@ -40,38 +39,6 @@ def test_a_config_survives_both_ways_of_travelling() -> None:
     word = config.to_environment()
     assert word.replace("-", "").replace("_", "").isalnum()
     assert Config.from_environment(word) == config
-
-
-@pytest.mark.parametrize(
-    ("arguments", "kept"),
-    [
-        (["--hf-token", "abc", "x"], ["--hf-token", "[redacted]", "x"]),
-        (["--api_key=abc"], ["--api_key=[redacted]"]),
-        (["WANDB_API_KEY=abc"], ["WANDB_API_KEY=[redacted]"]),
-        (["--password", "--lr", "1"], ["--password", "--lr", "1"]),
-        (["--tokenizer-type", "NullTokenizer"], ["--tokenizer-type", "NullTokenizer"]),
-        (["--train-tokens", "260B"], ["--train-tokens", "260B"]),
-        (["https://me:pw@host/x"], ["https://[redacted]@host/x"]),
-        (["hf_abcdefghijkl"], ["[redacted]"]),
-        (["--out", "hf_finetuned/"], ["--out", "hf_finetuned/"]),
-        (["sk-experiment-long-name-1/"], ["sk-experiment-long-name-1/"]),
-        (["runs/hf_trainer_gpt2_small/x", "sk-learn-experiments-2024-run3"],) * 2,
-        (["ASIA-pacific-region", "npm_package_lock_version", "wandb_offline_runs_2024"],) * 2,
-        (["sk-proj-AbC123dEf456gh-i_789"], ["[redacted]"]),
-        (["x/ghp_16C7e42F292c6912E7710c838347Ae178B4a"], ["x/[redacted]"]),
-        (["AKIAIOSFODNN7EXAMPLE", "glpat-abcDEF123456xyz7890z"], ["[redacted]", "[redacted]"]),
-    ],
-)
-def test_secrets_in_arguments_are_not_kept(arguments: list[str], kept: list[str]) -> None:
-    assert redact_arguments(arguments) == kept
-
-
-def test_only_chosen_variables_are_kept_and_no_secret_among_them() -> None:
-    kept = redact_environment(
-        {"NCCL_DEBUG": "INFO", "HOME": "/root", "CUDA_SECRET": "x", "MASTER_ADDR": "h", "SLURM_JWT_TOKEN": "t"}
-    )
-    assert kept == {"NCCL_DEBUG": "INFO", "MASTER_ADDR": "h"}
-    assert redact_value("sk-0123456789abcdef") == "[redacted]"
 
 
 def test_a_module_is_patched_before_its_importer_binds_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

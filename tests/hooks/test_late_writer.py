@@ -16,7 +16,6 @@ import pytest
 from perfscope.hooks import late_writer
 from perfscope.hooks.late_writer import FIRST_PERIOD_S, FIRST_TURNS, PERIOD_S, LateWriter
 from perfscope.hooks.record_files import RecordFile
-from perfscope.wire.passes import MicroBatchRecord
 from perfscope.wire.records import StepRecord, to_line
 
 LONGEST_S = 60
@@ -53,17 +52,6 @@ def test_a_record_is_written_soon_and_training_does_not_wait_for_it(file: Path) 
     wait_for_turn(writer)
     assert writer.take_news()[0] > 0
     writer.close()
-
-
-def test_closing_writes_what_waits_to_each_file_in_order(file: Path, tmp_path: Path) -> None:
-    writer = LateWriter()
-    steps, passes = opened(file), opened(tmp_path / "micro_batches.jsonl")
-    for step in range(1, 101):
-        writer.add(steps, to_line, StepRecord(step, step, "optimizer"))
-        writer.add(passes, to_line, MicroBatchRecord(step, 0, 2, 2, 5, (("F", 0, 1, 5),)))
-    writer.close()
-    for path in (file, tmp_path / "micro_batches.jsonl"):
-        assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == list(range(1, 101))
 
 
 def test_a_full_disk_ends_it_with_the_next_record() -> None:

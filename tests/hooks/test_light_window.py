@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,3 +157,16 @@ def test_a_failure_in_a_light_window_ends_the_capture_and_leaves_no_profiler_run
     assert trained.windows == [(4, 6, "operators")]
     assert "training goes on" in capsys.readouterr().err
     assert not torch.autograd._profiler_enabled()
+
+
+@pytest.mark.parametrize(("has_option", "options"), [(True, {"trace_only": True}), (False, None)])
+def test_a_window_records_nothing_but_what_a_trace_needs_where_torch_can_leave_the_rest_out(
+    has_option: bool, options: object, tmp_path: Path
+) -> None:
+    def make(**given: bool) -> dict[str, bool]:
+        if not has_option:
+            raise TypeError("unexpected keyword")
+        return given
+
+    old_or_new = SimpleNamespace(_C=SimpleNamespace(_profiler=SimpleNamespace(_ExperimentalConfig=make)))
+    assert window._make_config(old_or_new, Config(str(tmp_path), ())) == options

@@ -11,11 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from perfscope.hooks import guard
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.selection import parse_windows
-from perfscope.hooks.start import LateCapture
 
 
 @pytest.fixture
@@ -109,27 +107,6 @@ def test_a_forked_child_records_nothing_and_its_parent_goes_on(capture: Capture,
     assert os.waitpid(pid, 0)[1] == 0
     capture.on_step_end("optimizer", capture)
     assert [record["step"] for record in records(capture, tmp_path)] == [1, 2]
-
-
-def test_a_capture_that_begins_late_is_called_without_being_looked_up(capture: Capture) -> None:
-    late = LateCapture()
-    late.capture = capture
-    assert vars(late)["on_step_end"] == capture.on_step_end
-    assert late.steps == 0
-    late.capture = None
-    assert "on_step_end" not in vars(late)
-
-
-def test_an_error_inside_a_hook_inside_a_hook_ends_the_capture_once(
-    capture: Capture, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail() -> None:
-        raise RuntimeError("broken")
-
-    assert capture.run_guarded(lambda: capture.run_guarded(fail)) is None
-    assert capture.dead
-    assert capsys.readouterr().err.count("training goes on") == 1
-    assert not guard._thread.is_in_hook
 
 
 def test_a_thread_that_loads_ahead_does_not_train_and_training_does_not_wait_for_it(

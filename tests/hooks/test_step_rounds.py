@@ -42,11 +42,6 @@ def test_no_event_is_in_two_steps(events: list[int], built: bool) -> None:
     assert not events or len(set(events)) > 1 or sizes == (1,) * len(events)
 
 
-@given(st.lists(_NUMBERS, max_size=200), st.dictionaries(_NUMBERS, st.integers(0, 200)))
-def test_deaths_break_nothing(events: list[int], finished: dict[int, int]) -> None:
-    assert sum(steps(events, finished=finished)) <= len(events)
-
-
 @given(st.lists(_NUMBERS, max_size=150))
 def test_events_wait_for_a_bounded_time(events: list[int]) -> None:
     rounds = StepRounds(lambda _: False)
@@ -56,22 +51,9 @@ def test_events_wait_for_a_bounded_time(events: list[int]) -> None:
         assert waiting <= 4 * LARGEST_ROUND
 
 
-@given(st.integers(1, LARGEST_ROUND), st.integers(2, 12), st.integers(0, 1))
-def test_a_round_of_many_steps_and_one_is_a_step(many: int, rounds: int, leading: int) -> None:
-    """The optimizer that steps once in a round ends it, or begins it."""
-    round_ = [2] * leading + [1] * many + [2] * (1 - leading)
-    assert len(steps(round_ * rounds)) == rounds
-
-
 @given(st.integers(2, 8).flatmap(lambda size: st.lists(st.permutations(range(1, size + 1)), min_size=3, max_size=12)))
 def test_each_optimizer_once_in_any_order_is_a_step(rounds: list[list[int]]) -> None:
     assert len(steps([event for round_ in rounds for event in round_])) == len(rounds)
-
-
-@given(st.lists(st.integers(2, 40), min_size=1, max_size=8), st.integers(2, 3), st.booleans())
-def test_of_models_that_train_in_turn_each_step_counts(lengths: list[int], models: int, built: bool) -> None:
-    events = [turn % models for turn, length in enumerate(lengths) for _ in range(length)]
-    assert steps(events, built=built) == (1,) * len(events)
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.booleans())

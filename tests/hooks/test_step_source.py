@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
 
 import pytest
@@ -68,25 +67,6 @@ def train(names: str, built: str = "", chosen: int | str | None = None) -> int:
     return training.finish()
 
 
-def cross_validation(folds: int, steps: int, *, keeps: bool) -> int:
-    """A new optimizer each fold, which takes the variable of the one before, or goes into a list with it."""
-    source, count, optimizers = StepSource(), 0, []
-    optimizer = None
-    for _ in range(folds):
-        optimizer = Optimizer(source)
-        if keeps:
-            optimizers.append(optimizer)
-        for _ in range(steps):
-            count += len(source.on_boundary("optimizer", optimizer) or ())
-    return count + len(source.finish())
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-@pytest.mark.parametrize(("folds", "steps"), [(3, 20), (5, 1)])
-def test_no_step_of_a_fold_is_lost(folds: int, steps: int, keeps: bool) -> None:
-    assert cross_validation(folds, steps, keeps=keeps) == folds * steps
-
-
 SCRIPTED: dict[str, tuple[str, str, int]] = {
     "one model": ("a" * 9, "a", 9),
     "two models one after the other": ("a" * 7 + "b" * 9, "ab", 16),
@@ -114,10 +94,6 @@ def test_the_count_is_the_true_one(name: str) -> None:
     assert train(events, built) == count
 
 
-def test_events_that_wait_at_the_end_are_rounds_where_optimizers_return() -> None:
-    assert train("ab" * 8, "abc") == 8
-
-
 def test_a_plain_optimizer_s_step_before_a_scaler_s_first_one_is_part_of_that_one_s_step() -> None:
     source = StepSource()
     discriminator, _generator, scaler = Optimizer(source), Optimizer(source), object()
@@ -137,12 +113,6 @@ def test_windows_may_begin_after_the_second_round(round_: str) -> None:
     assert training.settled_at == 2
 
 
-def test_windows_of_one_optimizer_never_wait() -> None:
-    training = Training()
-    training.step("a")
-    assert training.settled_at == 1
-
-
 def test_an_optimizer_that_wraps_another_one_is_not_awaited() -> None:
     """Sharpness-aware minimization and schedule-free wrappers hold the parameters of the optimizer that steps."""
     source = StepSource()
@@ -151,27 +121,6 @@ def test_an_optimizer_that_wraps_another_one_is_not_awaited() -> None:
     assert source.on_boundary("optimizer", base) == (1,)
     assert source.is_settled
     del wrapper
-
-
-def test_a_resumed_optimizer_is_the_same_one() -> None:
-    source = StepSource()
-    optimizer = Optimizer(source)
-    assert source.on_boundary("optimizer", optimizer) == (1,)
-    source.add_optimizer(optimizer)  # as load_state_dict does
-    assert source.on_boundary("optimizer", optimizer) == (1,)
-    assert source.is_settled
-
-
-def test_an_id_that_is_used_again_is_another_optimizer() -> None:
-    """Objects of one size take the place of each other as soon as it is free."""
-    source, ids, count = StepSource(), set[int](), 0
-    for _ in range(20):
-        optimizer = Optimizer()
-        ids.add(id(optimizer))
-        count += len(source.on_boundary("optimizer", optimizer) or ())
-        del optimizer
-    assert len(ids) < 20, "no id was used again"
-    assert count == 20
 
 
 def test_no_optimizer_is_kept_alive() -> None:
@@ -249,17 +198,6 @@ def test_a_framework_is_above_the_optimizers_inside_it() -> None:
     assert source.on_boundary("megatron", optimizer)
 
 
-def test_training_without_a_scaler_after_training_with_one() -> None:
-    source, scaler, optimizer = StepSource(), Optimizer(), Optimizer()
-    for _ in range(3):
-        source.arm("grad_scaler")
-        assert not source.counts("optimizer")
-        assert source.on_boundary("grad_scaler", scaler) == (1,)
-    assert source.on_boundary("optimizer", optimizer) is None
-    del scaler
-    assert source.on_boundary("optimizer", optimizer) == (1,)
-
-
 def test_a_new_scaler_each_epoch_leaves_the_optimizer_inside_it_uncounted() -> None:
     source, optimizer, count = StepSource(), Optimizer(), 0
     for _ in range(3):
@@ -270,13 +208,3 @@ def test_a_new_scaler_each_epoch_leaves_the_optimizer_inside_it_uncounted() -> N
             count += len(source.on_boundary("grad_scaler", scaler) or ())
         del scaler
     assert count == 12
-
-
-def test_another_thread_ends_no_step() -> None:
-    source, optimizer, answers = StepSource(), Optimizer(), list[tuple[int, ...] | None]()
-    source.set_training_thread()
-    thread = threading.Thread(target=lambda: answers.append(source.on_boundary("optimizer", optimizer)))
-    thread.start()
-    thread.join()
-    assert answers == [None]
-    assert source.on_boundary("optimizer", optimizer)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from perfscope.hooks import late_writer, step_rows
+from perfscope.hooks import late_writer
 from perfscope.hooks.capture import Capture
 from perfscope.hooks.config import Config
 from perfscope.hooks.selection import parse_windows
@@ -146,31 +145,6 @@ def test_a_step_is_long_where_it_takes_an_eighth_more_than_usual_and_one_long_st
     assert abs(step.long_ns - (1 << 21) * 9 // 8) < 1 << 8
 
 
-def test_token_ids_are_told_from_other_inputs_of_the_same_shape(tmp_path: Path) -> None:
-    training = Training(tmp_path)
-    for number in range(8):
-        training.capture.on_forward((torch.zeros(2, 4, dtype=(torch.long, torch.float)[number % 2]),), {})
-        training.capture.on_optimizer_step(training.optimizer)
-    assert [record.get("tokens") for record in training.records()[4:]] == [8, None, 8, None]
-
-
-def test_an_accident_in_a_batch_ends_the_capture_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Broken(dict[str, Any]):
-        def get(self, *_args: object) -> Any:
-            raise RuntimeError("broken")
-
-    training = Training(tmp_path)
-    for _ in range(3):
-        training.step()
-    training.capture.on_batch_loaded(Broken(), 1)
-    assert training.capture.dead
-    training.step()
-    assert training.capture.steps == 3
-    assert "training goes on" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("hook", ["on_batch_loaded", "on_forward"])
 def test_an_interrupt_in_a_hook_reaches_training_and_an_error_does_not(
     hook: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -243,15 +217,6 @@ def boundary(source: str, sign_ns: int = 0, **fields: Any) -> Boundary:
     nothing: dict[str, Any] = {"micro_batches": 0, "forward": (0, 0), "loaded": (0, 0), "data_wait_ns": None}
     unknown = {"stated": None, "counters": None, "waits": None}
     return Boundary(100, source, 40, sign_ns, 7, **(nothing | unknown | fields))
-
-
-def test_the_fields_of_a_line_are_those_of_a_record_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines: list[dict[str, Any]] = []
-    monkeypatch.setattr(step_rows, "to_json_line", lines.append)
-    make_line(3, (boundary("optimizer"),))
-    make_line(3, (boundary("optimizer"), boundary("optimizer")))
-    names = [field.name for field in dataclasses.fields(StepRecord)]
-    assert [list(line) for line in lines] == [names] * 2
 
 
 def test_a_row_with_all_facts_makes_the_line_of_their_record() -> None:

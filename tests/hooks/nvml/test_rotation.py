@@ -76,14 +76,6 @@ def test_full_files_are_read_as_the_lines_of_one(tmp_path: Path) -> None:
     assert np.ma.getmaskarray(gpus[1].sm_clock_mhz).all()
 
 
-def test_a_packed_file_takes_the_place_of_its_lines(tmp_path: Path) -> None:
-    content = lines(1, 41)
-    write(tmp_path, "node.jsonl", content, packed=True)
-    write(tmp_path, "node.jsonl", content)  # the sampler was killed before it removed them
-    gpus, _ = read_gpus(tmp_path, [])
-    assert [len(gpu.t_ns) for gpu in gpus] == [40, 40]
-
-
 def test_where_no_file_can_follow_the_full_one_goes_on(tmp_path: Path) -> None:
     """As on a full disk; the lines that are there stay."""
     code = (

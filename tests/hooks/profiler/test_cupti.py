@@ -69,15 +69,6 @@ def test_cupti_is_gone_when_the_window_has_ended_and_no_thread_waits() -> None:
     assert not kineto.thread.is_alive()
 
 
-def test_a_profiler_of_the_script_finds_no_request_between_windows() -> None:
-    reserve_variable()
-    close_window(Kineto())
-    own = Kineto()
-    own.stop_profiler()
-    assert own.thread is None
-    assert os.environ[VARIABLE] != "1"
-
-
 @pytest.mark.parametrize("value", ["0", "1"])
 def test_what_the_user_set_stays_theirs(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, value)
@@ -106,16 +97,6 @@ def test_an_older_cuda_keeps_it_because_of_its_graphs() -> None:
     assert "CUDA 12.4" in str(cupti.attached_because)
     assert find_obstacle((12, 6), os.environ) is None
     assert find_obstacle((12, 4), {VARIABLE: "1"}) is None, "a user who asks for it gets it"
-
-
-def test_without_cuda_nothing_is_asked_for() -> None:
-    reserve_variable()
-    for torch in (Kineto(None), SimpleNamespace(version=SimpleNamespace(cuda=None), cuda=None)):
-        cupti = CuptiDetachment(torch)
-        cupti.prepare()
-        cupti.stop(lambda: None)
-        assert (cupti.is_detached, cupti.attached_because) == (None, None)
-    assert os.environ[VARIABLE] != "1"
 
 
 def test_a_failed_training_ends_without_a_thread_that_waits() -> None:

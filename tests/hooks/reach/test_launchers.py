@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.hooks.facts import launched_rank
-from perfscope.hooks.reach.launch import add_forwarding, find_obstacles
+from perfscope.hooks.reach.launch import find_obstacles
 from tests.conftest import SCRIPTS, Ended, analysis, environment, profile, step_lines
 from tests.hooks.reach.fake_launcher import calls, install
 
@@ -122,8 +122,3 @@ def test_what_keeps_srun_from_passing_variables_on_is_said_before_the_start() ->
     assert "SLURM_EXPORT_ENV=NONE" in find_obstacles(["srun", "python", "x.py"], {"SLURM_EXPORT_ENV": "NONE"})[0]
     assert find_obstacles(["srun", "--export=ALL,A=1", "python", "x.py"], {"SLURM_EXPORT_ENV": "ALL"}) == []
     assert find_obstacles(["python", "x.py", "--export=onnx"]) == []
-
-
-def test_only_open_mpi_is_given_words_of_its_own() -> None:
-    assert add_forwarding(["python", "x.py"]) == ["python", "x.py"]
-    assert add_forwarding(["no-such-mpirun", "-n", "2"]) == ["no-such-mpirun", "-n", "2"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 import pytest
@@ -57,19 +56,6 @@ def test_a_file_in_the_same_tick_of_the_folders_clock_is_seen(tmp_path: Path) ->
     publish(str(tmp_path), "b.json", b"{}")
     os.utime(tmp_path, ns=(changed_ns, changed_ns))
     assert folder.find_new() == ["b.json"]
-
-
-def test_a_folder_that_does_not_change_is_not_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = ControlFolder(str(tmp_path))
-    old_ns = time.time_ns() - 60 * 10**9
-    os.utime(tmp_path, ns=(old_ns, old_ns))
-    folder.find_new()
-    monkeypatch.setattr(os, "listdir", lambda _path: pytest.fail("listed"))
-    assert folder.find_new() == []
-
-
-def test_without_a_folder_nothing_is_asked(tmp_path: Path) -> None:
-    assert ControlFolder(str(tmp_path / "none")).find_new() == []
 
 
 @pytest.mark.parametrize("step_ns", [None, 1e6, 1e8, 1e9, 60e9])
