@@ -12,7 +12,7 @@ from perfscope.hooks.config import Config
 from perfscope.hooks.reach.imports import PostImportFinder
 from perfscope.hooks.reach.launch import build_environment, find_obstacles, prepare
 from perfscope.hooks.recorder import Recorder, replace_file
-from perfscope.hooks.selection import StepWindow, parse_ranks, parse_windows
+from perfscope.hooks.selection import StepWindow, parse_windows
 from perfscope.wire.records import StepRecord, to_line
 from tests.conftest import run
 
@@ -25,12 +25,6 @@ def test_windows_are_sorted_and_inclusive() -> None:
 def test_windows_that_cannot_be_profiled_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"window|steps"):
         parse_windows(text)
-
-
-def test_ranks() -> None:
-    assert parse_ranks("0,4-6") == {0, 4, 5, 6}
-    with pytest.raises(ValueError, match="names no ranks"):
-        parse_ranks("3-1")
 
 
 def test_a_config_survives_both_ways_of_travelling() -> None:

@@ -6,7 +6,6 @@ import weakref
 
 import pytest
 
-from perfscope.hooks.selection import parse_step_optimizer
 from perfscope.hooks.step_source import StepSource
 
 
@@ -166,13 +165,6 @@ def test_a_new_inner_optimizer_each_iteration_takes_the_place_of_the_one_before(
 )
 def test_the_user_s_choice_counts(chosen: int | str, events: str, count: int) -> None:
     assert train(events, "", chosen) == count
-
-
-def test_a_choice_is_a_number_or_every() -> None:
-    assert (parse_step_optimizer("3"), parse_step_optimizer("every")) == (3, "every")
-    for text in ("0", "-1", "all", "", "1.5"):
-        with pytest.raises(ValueError, match="neither the number"):
-            parse_step_optimizer(text)
 
 
 def test_the_report_is_told_once() -> None:

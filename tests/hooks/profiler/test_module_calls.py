@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -170,11 +169,6 @@ def test_the_call_of_modules_is_torchs_own_again_also_below_another_wrapper() ->
         nn.Module.__call__ = original
 
 
-def test_what_never_began_ends_in_a_process_that_never_imports_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "torch")
-    ModuleCalls("nn.Module: ").stop()
-
-
 def test_a_compiled_module_is_marked_and_not_compiled_again() -> None:
     compiled = 0
 
@@ -238,14 +232,6 @@ def test_a_module_that_is_gone_gives_its_name_and_its_number_free() -> None:
     names.clear()
     del kept
     assert not names.by_number
-
-
-def test_replicas_of_data_parallel_are_one_module() -> None:
-    names, model, replica = ModuleNames(), Generator(), Generator()
-    replica._is_replica = True
-    names.add(model, None)
-    names.add(replica, None)
-    assert names_of(names, replica) == names_of(names, model)
 
 
 def test_what_a_forward_makes_is_named_below_it_in_the_history_of_memory_too() -> None:

@@ -47,12 +47,6 @@ def test_mpirun(flavour: str, tmp_path: Path) -> None:
     assert ("-x" in call) == (flavour == "openmpi"), "MPICH's launcher knows no -x"
 
 
-def test_srun(tmp_path: Path) -> None:
-    ended = launch("srun", "-n", "2", "--export=ALL", *DDP, cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    assert_two_ranks(tmp_path / "RUN")
-
-
 def test_a_rank_that_never_reported_is_named_at_the_end(tmp_path: Path) -> None:
     ended = launch("srun", "-n", "2", *DDP, cwd=tmp_path, FAKE_LOST_RANK="1")
     assert ended.code == 0
