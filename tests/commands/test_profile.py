@@ -27,11 +27,11 @@ def test_the_message_says_how_the_command_ended_and_where_the_run_is(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("script", "count", "source", "skipped"),
-    [("two_optimizers.py", 12, "optimizer", 0), ("grad_scaler.py", 6, "grad_scaler", 3)],
+    ("way", "count", "source", "skipped"),
+    [("alternating", 12, "optimizer", 0), ("overflowing", 6, "grad_scaler", 3)],
 )
-def test_steps_are_iterations(script: str, count: int, source: str, skipped: int, tmp_path: Path) -> None:
-    assert profile(sys.executable, SCRIPTS / script, cwd=tmp_path).code == 0
+def test_steps_are_iterations(way: str, count: int, source: str, skipped: int, tmp_path: Path) -> None:
+    assert profile(sys.executable, SCRIPTS / "loops.py", way, cwd=tmp_path).code == 0
     lines = step_lines(tmp_path / "RUN")
     assert [line["step"] for line in lines] == list(range(1, count + 1))
     assert {line["source"] for line in lines} == {source}

@@ -20,13 +20,10 @@ from torch.nn import functional
 
 from perfscope.workloads.gpt import Block, GptConfig
 
-#: The schedule's class, and how many virtual stages a rank holds (0: as --virtual-stages says).
+#: The schedule's class, and how many virtual stages a rank holds.
 SCHEDULES = {
-    "gpipe": ("ScheduleGPipe", 1),
     "1f1b": ("Schedule1F1B", 1),
-    "interleaved": ("ScheduleInterleaved1F1B", 0),
-    "zb-h1": ("ScheduleInterleavedZeroBubble", 1),
-    "zero-bubble": ("ScheduleInterleavedZeroBubble", 0),
+    "interleaved": ("ScheduleInterleaved1F1B", 2),
     "zbv": ("ScheduleZBVZeroBubble", 2),
 }
 _WARMUP = 3
@@ -62,7 +59,6 @@ def loss_of(logits: Tensor, targets: Tensor) -> Tensor:
 def build(arguments: argparse.Namespace, device: torch.device) -> tuple[Any, nn.ModuleList, bool, bool]:
     """The schedule of this rank, its parts of the model, and whether they hold the first and the last one."""
     name, chunks = SCHEDULES[arguments.schedule]
-    chunks = chunks or arguments.virtual_stages
     rank, ranks = dist.get_rank(), dist.get_world_size()
     count = ranks * chunks
     config = GptConfig(
@@ -74,8 +70,7 @@ def build(arguments: argparse.Namespace, device: torch.device) -> tuple[Any, nn.
         parts = nn.ModuleList(Part(config, stage, count) for stage in stage_indices).to(dtype)
     stages = [PipelineStage(part, stage, count, device) for part, stage in zip(parts, stage_indices, strict=True)]
     schedule_class = getattr(schedules, name)
-    is_single = name in {"ScheduleGPipe", "Schedule1F1B"}
-    schedule = schedule_class(stages[0] if is_single else stages, arguments.microbatches, loss_fn=loss_of)
+    schedule = schedule_class(stages[0] if chunks == 1 else stages, arguments.microbatches, loss_fn=loss_of)
     return schedule, parts, 0 in stage_indices, count - 1 in stage_indices
 
 
@@ -105,7 +100,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--schedule", choices=sorted(SCHEDULES), default="1f1b")
     parser.add_argument("--microbatches", type=int, default=8)
-    parser.add_argument("--virtual-stages", type=int, default=2)
     parser.add_argument("--micro-batch", type=int, default=4)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--layers", type=int, default=8)

@@ -5,12 +5,10 @@ import sys
 
 import torch
 from torch import distributed, nn
-from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import Shard, distribute_module, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -26,32 +24,6 @@ class Block(nn.Module):
 
     def forward(self, hidden):
         return hidden + self.down(torch.relu(self.up(hidden)))
-
-
-class Experts(nn.Module):
-    """Four matrices, in place of a block, of which each rank has some; it exchanges its tokens for those of others."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, HIDDEN, HIDDEN))
-        self.group = None
-
-    def forward(self, hidden):
-        if self.group is None:
-            return hidden
-        sent = all_to_all_single_autograd(hidden.flatten(), None, None, self.group).view_as(hidden)
-        return hidden + sent @ self.weight.to_local().mean(0)
-
-
-class SplitExperts(ParallelStyle):
-    """Expert parallelism as torchtitan does it."""
-
-    def _apply(self, module, device_mesh):
-        def split(_name, part, mesh):
-            part.weight = nn.Parameter(distribute_tensor(part.weight, mesh, [Shard(0)]))
-            part.group = mesh.get_group()
-
-        return distribute_module(module, device_mesh, split)
 
 
 class Model(nn.Module):
@@ -88,20 +60,6 @@ def spread(model, how):
         mesh = init_device_mesh("cpu", (world,))
         for block in model.blocks:
             parallelize_module(block, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
-    elif how == "fsdp2_tensor":
-        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("dp", "tp"))
-        for block in model.blocks:
-            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
-            fully_shard(block, mesh=mesh["dp"])
-        fully_shard(model, mesh=mesh["dp"])
-    elif how == "fsdp2_experts":
-        ranks = init_device_mesh("cpu", (world,), mesh_dim_names=("world",))
-        dense = ranks._unflatten(0, (1, world, 1), ("dp_replicate", "fsdp", "tp"))
-        sparse = ranks._unflatten(0, (world // 2, 2), ("efsdp", "ep"))
-        model.blocks[1] = Experts()
-        parallelize_module(model.blocks[1], sparse["ep"], SplitExperts())
-        fully_shard(model.blocks[1], mesh=sparse["efsdp"])
-        fully_shard(model, mesh=dense["fsdp"])
     return model, torch.optim.AdamW(model.parameters(), lr=1e-2)
 
 

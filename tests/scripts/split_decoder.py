@@ -1,4 +1,4 @@
-"""Four steps of a small decoder on four ranks, whose tensors or whose experts are split as torchtitan splits them."""
+"""Seven steps of a small decoder on four ranks, whose tensors or whose experts are split as torchtitan splits them."""
 
 import sys
 from dataclasses import dataclass, field
@@ -141,7 +141,7 @@ def main(how):
     model = Decoder(how)
     {"tensors": split_tensors, "experts": split_experts}[how](model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    for _ in range(4):
+    for _ in range(7):
         tokens = torch.randint(VOCABULARY, (2, 16))
         nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         optimizer.step()

@@ -35,12 +35,6 @@ def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monk
     assert read == [0, 2]
 
 
-def test_without_a_device_there_is_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    cuda = SimpleNamespace(is_initialized=lambda: False)
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    assert DeviceMemory().read_at_step() == {}
-
-
 def test_the_first_steps_are_read_at_their_ends_and_then_the_thread_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     counters = {name: {"all": {"peak": 5}} for name in ("allocated_bytes", "reserved_bytes")}
     cuda = SimpleNamespace(

@@ -112,12 +112,6 @@ def test_a_configuration_is_read_without_its_code(config: object, recorded: dict
     assert config_of(config) == recorded
 
 
-def test_a_configuration_that_holds_itself_ends() -> None:
-    config = Trap(n_layer=2)
-    vars(config)["again"] = config
-    assert config_of(config) == {"n_layer": 2, "again": {"n_layer": 2, "again": {"n_layer": 2}}}
-
-
 def test_no_secret_of_a_nested_configuration_is_written() -> None:
     assert config_of({"login": {"api_token": "abc"}})["login"] == {"api_token": "[redacted]"}
 

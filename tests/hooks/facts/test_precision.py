@@ -8,18 +8,15 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.checkpoint import checkpoint
 
-from perfscope.hooks.facts import model_search
-from perfscope.hooks.facts.model_search import ModelWatch
-from perfscope.hooks.facts.precision import PrecisionWatch, find_products, float32_products
+from perfscope.hooks.facts.precision import PrecisionWatch, find_products
 from perfscope.wire.model import PrecisionRecord
 from tests.conftest import ROOT
 
@@ -70,20 +67,6 @@ def test_autocast_inside_of_forward_is_in_the_graph_of_the_output() -> None:
     assert next(model.parameters()).dtype == torch.float32
 
 
-def test_a_model_without_any_cast_multiplies_what_it_stores() -> None:
-    model = Model()
-    assert set(seen(model, call=lambda: model(IDS)).products) == {"fp32"}
-    halves = Model().to(torch.bfloat16)
-    assert set(seen(halves, call=lambda: halves(IDS)).products) == {"bf16"}
-
-
-def test_autocast_around_the_call_is_seen_twice() -> None:
-    model = Model()
-    with torch.autocast("cpu", torch.float16):
-        record = seen(model, call=lambda: model.head(model.table(IDS)))
-    assert (record.autocast, set(record.products)) == ("fp16", {"fp16"})
-
-
 @pytest.mark.parametrize(
     "wrap",
     [
@@ -96,11 +79,6 @@ def test_autocast_around_the_call_is_seen_twice() -> None:
 )
 def test_outputs_of_every_kind_are_looked_into(wrap: Callable[[torch.Tensor], object]) -> None:
     assert set(find_products(wrap(Model(torch.bfloat16)(IDS).sum()))) == {"bf16"}
-
-
-@pytest.mark.parametrize("output", [None, 3, "text", torch.ones(2), [], {}, object()])
-def test_an_output_without_a_graph_shows_nothing(output: object) -> None:
-    assert find_products(output) == {}
 
 
 def test_activations_are_not_computed_again_by_looking() -> None:
@@ -137,16 +115,6 @@ def test_the_policy_of_fsdp2_says_what_parameters_are_cast_to(one_rank: None) ->
     assert record.policy == "bf16"
     assert next(model.parameters()).dtype == torch.float32
     assert seen(fully_shard(Model())).policy is None
-
-
-@pytest.mark.filterwarnings("ignore:FSDP is switching", "ignore:.*_get_pg_default_device.*")
-def test_the_mixed_precision_of_fsdp1_says_it_too(one_rank: None) -> None:
-    cast = FullyShardedDataParallel(
-        Model(), mixed_precision=MixedPrecision(torch.float16), device_id=torch.device("cpu")
-    )
-    assert seen(cast).policy == "fp16"
-    plain = FullyShardedDataParallel(Model(), device_id=torch.device("cpu"))
-    assert seen(plain).policy is None
 
 
 def test_layers_in_fp8_are_recognized() -> None:
@@ -191,42 +159,3 @@ def test_products_of_fp32_are_told_by_either_interface() -> None:
         [sys.executable, "-c", program, *SETTINGS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert dict(zip(SETTINGS, ended.stdout.split(), strict=True)) == SETTINGS
-
-
-def test_a_torch_without_the_newer_interface_is_asked_the_older_way() -> None:
-    older: Any = SimpleNamespace(
-        backends=SimpleNamespace(cuda=SimpleNamespace(matmul=SimpleNamespace(allow_tf32=True))),
-        get_float32_matmul_precision=lambda: "highest",
-    )
-    assert float32_products(older) == "fp32"
-    del older.get_float32_matmul_precision
-    assert float32_products(older) == "tf32"
-    older.backends.cuda.matmul = SimpleNamespace()
-    assert float32_products(older) is None
-
-
-def uncounted(args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool) -> None:
-    """Calls do not matter here."""
-
-
-def test_the_record_of_a_plain_loop_has_the_precision_from_its_second_step_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(model_search, "_has_compiled", lambda _torch: False)  # another test may have compiled
-
-    class Own(Model):
-        """A class of its own, because its calls are wrapped for good."""
-
-    model = Own(torch.bfloat16)
-    watch = ModelWatch()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    watch.on_optimizer_step(optimizer)
-    outputs: list[bool] = []
-    first = watch.record(uncounted, lambda output: outputs.append(watch.precision.on_output(output)))
-    assert first is not None
-    assert first.precision is not None
-    assert first.precision.products == {}
-    model(IDS)
-    assert outputs == [True]
-    second = watch.record(uncounted, lambda _output: None)
-    assert second is not None
-    assert second.precision is not None
-    assert set(second.precision.products) == {"bf16"}

@@ -46,24 +46,6 @@ def loader(**options: object) -> SimpleNamespace:
     return SimpleNamespace(**{**default, **options})
 
 
-def test_loaders_with_the_same_options_are_one_entry() -> None:
-    watch = SetupWatch()
-    for _ in range(3):
-        watch.add_loader(loader())
-    watch.add_loader(loader(num_workers=2, prefetch_factor=4, pin_memory=True))
-    record = watch.take_record(None)
-    assert record is not None
-    assert record.loaders == (LoaderRecord(0, False, None, False, 3), LoaderRecord(2, True, 4, False, 1))
-
-
-def test_a_set_up_that_has_not_changed_is_not_written_again() -> None:
-    watch = SetupWatch()
-    assert watch.take_record(None) is not None
-    assert watch.take_record(None) is None
-    watch.add_loader(loader())
-    assert watch.take_record(None) is not None
-
-
 def test_plain_options_of_an_engine_are_kept_and_others_left_out() -> None:
     watch = SetupWatch()
     watch.set_engine({"zero_optimization.stage": 3, "callback": object(), "zero_optimization.overlap_comm": False})

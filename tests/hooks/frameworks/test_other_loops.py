@@ -38,6 +38,6 @@ def test_several_devices_in_one_process_make_one_step(how: str, samples: int | N
 
 @pytest.mark.parametrize("what", ["model", "step", "function"])
 def test_compiled_steps_are_counted(what: str, tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "compiled.py", what, cwd=tmp_path)
+    ended = profile(sys.executable, SCRIPTS / "loops.py", f"compiled_{what}", cwd=tmp_path)
     assert ended.code == 0, ended.stderr
     assert [line["step"] for line in step_lines(tmp_path / "RUN")] == list(range(1, 9))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def train(way: str, folder: Path, *options: str) -> Path:
-    command: list[str | Path] = [sys.executable, SCRIPTS / "several_optimizers.py", way]
+    command: list[str | Path] = [sys.executable, SCRIPTS / "loops.py", way]
     ended = profile(*command, cwd=folder, options=["--exec", *options])
     assert ended.code == 0, ended.stderr
     assert "perfscope: capture ends" not in ended.stderr
@@ -68,7 +68,7 @@ def test_a_step_of_a_gan_is_the_whole_round(tmp_path: Path) -> None:
 
 
 def test_the_ranks_of_a_distributed_gan_agree(tmp_path: Path) -> None:
-    run = torchrun(2, "distributed_gan.py", cwd=tmp_path)
+    run = torchrun(2, "loops.py", "distributed_gan", cwd=tmp_path)
     for rank in range(2):
         lines = step_lines(run, f"{rank:05d}")
         assert [(line["step"], line["boundaries"], line["samples"]) for line in lines] == [
@@ -77,7 +77,7 @@ def test_the_ranks_of_a_distributed_gan_agree(tmp_path: Path) -> None:
 
 
 def test_a_chosen_optimizer_that_never_steps_is_named(tmp_path: Path) -> None:
-    command: list[str | Path] = [sys.executable, SCRIPTS / "several_optimizers.py", "gan"]
+    command: list[str | Path] = [sys.executable, SCRIPTS / "loops.py", "gan"]
     ended = profile(*command, cwd=tmp_path, options=["--exec", "--step-optimizer", "3"])
     assert ended.code == 0
     assert "--step-optimizer 3: no step was counted, because only 2 stepped" in ended.stderr
@@ -97,7 +97,7 @@ def test_a_window_that_would_begin_too_early_is_moved(tmp_path: Path) -> None:
 
 
 def test_optimizers_that_step_inside_the_backward_pass_get_no_window(tmp_path: Path) -> None:
-    ended = profile(sys.executable, SCRIPTS / "steps_in_backward.py", cwd=tmp_path, options=["--steps", "2-3"])
+    ended = profile(sys.executable, SCRIPTS / "loops.py", "in_backward", cwd=tmp_path, options=["--steps", "2-3"])
     assert ended.code == 0, ended.stderr
     assert "no window is profiled: the optimizer steps inside the backward pass" in ended.stderr
     assert [line["step"] for line in step_lines(tmp_path / "RUN")] == list(range(1, 21))

@@ -12,6 +12,7 @@ from tests.hooks.frameworks.running import TORCHRUN, field, layout
 
 pytestmark = pytest.mark.slow
 
+LIGHTNING = SCRIPTS / "lightning_trainer.py"
 COMMANDS: dict[str, list[str | Path]] = {
     "Trainer by python": [sys.executable, SCRIPTS / "hf_trainer.py", "out"],
     "Accelerate by accelerate launch": [
@@ -19,7 +20,7 @@ COMMANDS: dict[str, list[str | Path]] = {
         *("--dynamo_backend", "no", SCRIPTS / "hf_accelerate.py"),
     ],
     "Accelerate by torchrun": [*TORCHRUN, "2", SCRIPTS / "hf_accelerate.py"],
-    "Lightning, which starts its second rank itself": [sys.executable, SCRIPTS / "lightning_trainer.py", "2"],
+    "Lightning, which starts its second rank itself": [sys.executable, LIGHTNING, "out", "2", "none"],
 }
 
 

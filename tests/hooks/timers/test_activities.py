@@ -11,7 +11,7 @@ import pytest
 from perfscope.hooks.step import StepAccumulator
 from perfscope.hooks.timers import activities
 from perfscope.hooks.timers.activities import ActivityTimer, StepActivities
-from perfscope.wire import COMPILATION, GARBAGE, GENERATION, VALIDATION
+from perfscope.wire import COMPILATION, GARBAGE, VALIDATION
 
 
 class Clock:
@@ -53,19 +53,6 @@ def validations(step: StepActivities) -> list[tuple[int, int, int]]:
     return [(span.start_ns, span.end_ns, span.wait_ns) for span in step.spans if span.kind == VALIDATION]
 
 
-def test_a_validation_lasts_to_the_next_batch_of_training(timer: ActivityTimer, clock: Clock) -> None:
-    timer.on_evaluation(100, 10)  # a batch without gradients
-    timer.on_evaluation(115)  # a forward pass
-    clock.now = 150
-    timer.on_evaluation_forward_end()
-    timer.on_batch(180, 20)
-    clock.now = 200
-    timer.on_training(clock.now)
-    step = timer.take_step()
-    assert validations(step) == [(100, 180, 10)]
-    assert (step.no_grad_ns, timer._process.step.sign_ns) == (80, 180)
-
-
 def test_the_batches_of_a_loader_outside_no_grad_are_the_validations(timer: ActivityTimer, clock: Clock) -> None:
     """Only the forward pass is without gradients, as in transformers' Trainer: the wait was not training's."""
     timer.on_batch(100, 10)
@@ -77,16 +64,6 @@ def test_the_batches_of_a_loader_outside_no_grad_are_the_validations(timer: Acti
     clock.now = 160
     timer.on_training(clock.now)
     assert validations(timer.take_step()) == [(100, 160, 15)]
-
-
-def test_without_a_sign_of_training_a_validation_ends_with_its_last_forward_pass(
-    timer: ActivityTimer, clock: Clock
-) -> None:
-    timer.on_evaluation(100)
-    clock.now = 140
-    timer.on_evaluation_forward_end()
-    clock.now = 900
-    assert validations(timer.take_step()) == [(100, 140, 0)]
 
 
 def test_a_save_behind_a_validation_ends_it(timer: ActivityTimer, clock: Clock, process: Any) -> None:
@@ -124,16 +101,6 @@ def test_a_call_that_validates_is_the_validation_whatever_happens_in_it(timer: A
     assert validations(timer.take_step()) == [(100, 190, 0)]
 
 
-def test_text_that_a_model_generates_is_generation(timer: ActivityTimer, clock: Clock) -> None:
-    clock.now = 100
-    timer.begin_call(GENERATION)
-    timer.on_evaluation(110)
-    clock.now = 150
-    timer.end_call()
-    step = timer.take_step()
-    assert [tuple(span) for span in step.spans] == [(GENERATION, 100, 150, 0)]
-
-
 def test_compilations_inside_each_other_are_one(timer: ActivityTimer, clock: Clock) -> None:
     timer.on_compile_end()  # its beginning was before the capture
     for now, event in ((10, timer.on_compile_begin), (20, timer.on_compile_begin), (30, timer.on_compile_end)):
@@ -161,12 +128,6 @@ def test_a_thousand_compilations_in_a_step_do_not_fill_its_record(timer: Activit
         timer.on_compile_begin()
         timer.on_compile_end()
     assert len(timer.take_step().spans) == 200
-
-
-def test_another_thread_validates_beside_training(timer: ActivityTimer, process: Any) -> None:
-    process.is_training_thread = lambda: False
-    assert timer.begin_call(VALIDATION) is False
-    assert timer.take_step().spans == []
 
 
 def test_long_full_collections_of_garbage_alone_are_recorded(timer: ActivityTimer, clock: Clock) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.hooks.timers.exchanges import read_counters, to_waits
+from perfscope.hooks.timers.exchanges import to_waits
 from perfscope.hooks.timers.host_counters import HostCounters
 from perfscope.wire.host import HostWaits, HostWork
 
@@ -101,15 +101,6 @@ def test_the_thread_that_launches_backward_passes_is_found_by_its_name(monkeypat
     os.close(counters.launcher_file)
 
 
-def test_a_read_that_fails_ends_what_is_counted_until_the_next_one() -> None:
-    counters = HostCounters()
-    raws: list[Any] = [
-        (100, b"0 1000 1\n", usage(), b""), None, (110, b"", usage(), b""), None,
-        (130, b"0 1300 1\n", usage(), b""), None, (150, b"0 1350 1\n", usage(), b""),
-    ]  # fmt: skip
-    assert [counters.to_work(raw) for raw in raws] == [None] * 6 + [HostWork(20, 50, 0, 0, 0, 2)]
-
-
 def test_a_script_that_closes_all_files_ends_the_counters_and_nothing_else() -> None:
     counters = HostCounters()
     counters.begin()
@@ -117,13 +108,6 @@ def test_a_script_that_closes_all_files_ends_the_counters_and_nothing_else() -> 
     os.close(counters.file)
     assert counters.to_work(counters.read()) is None
     assert counters.to_work(counters.read()) is None
-
-
-def test_without_counters_nothing_is_read() -> None:
-    counters = HostCounters()
-    assert counters.read() is None
-    assert counters.to_work(None) is None
-    assert read_counters(-1) == b""
 
 
 def test_a_backward_pass_waited_where_its_thread_neither_ran_nor_could() -> None:

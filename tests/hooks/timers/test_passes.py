@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
 from perfscope import wire
-from perfscope.hooks.frameworks.deepspeed import patch_instructions
-from perfscope.hooks.frameworks.megatron_schedules import patch_schedules
-from perfscope.hooks.frameworks.torch_pipelining import patch_passes
 from perfscope.hooks.open_window import UNTIMED
 from perfscope.hooks.timers.passes import PassTimer
 from tests.conftest import SCRIPTS, analysis, profile, step_lines
@@ -130,17 +126,6 @@ def test_a_step_is_written_when_the_device_is_done_and_nobody_waits(device: Devi
     assert device.waits == 0
 
 
-def test_a_processor_launches_nothing(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules["torch"].cuda, "is_initialized", lambda: False)
-    timer = PassTimer()
-    for which in _passes():
-        _run_pass(timer, device, which, 1.0)
-    timer.end_step(1)
-    (record,) = timer.pop_finished()
-    assert record.totals[0][:3] == ("F", 1, 2)
-    assert device.made == 0
-
-
 def test_an_order_is_written_once_and_events_are_used_again(device: Device) -> None:
     timer = PassTimer()
     records = []
@@ -210,14 +195,6 @@ def test_passes_rest_from_the_beginning_of_a_step_and_never_in_one_that_is_timed
         assert last <= 30
 
 
-def test_passes_do_not_rest_unseen_where_only_they_count_micro_batches() -> None:
-    timer = PassTimer()
-    timer.take_micro_batches(4, calls=0)
-    timer.untimed = 15
-    assert timer.rest(0, last=30) == 30
-    assert not UNTIMED.rest
-
-
 def test_passes_inside_a_captured_graph_are_left_out(device: Device) -> None:
     timer = PassTimer()
     device.is_capturing = True
@@ -226,110 +203,6 @@ def test_passes_inside_a_captured_graph_are_left_out(device: Device) -> None:
     timer.end_step(1)
     assert timer.pop_finished() == []
     assert device.made == 0
-
-
-class _Capture:
-    """What the patches report to."""
-
-    def __init__(self) -> None:
-        self.seen: list[str] = []
-
-    def on_pass_begin(self, kind: str, **position: int) -> Pass:
-        timed = Pass(kind, **position)
-        self.seen.append(f"{kind}{timed.microbatch}.{timed.stage}/{timed.stages} {timed.device}/{timed.devices}")
-        return timed
-
-    def on_pass_end(self, timed_pass: Pass) -> None:
-        assert isinstance(timed_pass, Pass)
-        self.seen.append("end")
-
-    def run_guarded(self, action: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return action(*args, **kwargs)
-
-
-def test_torch_stages_report_every_kind_of_pass(device: Device) -> None:
-    class Stage:
-        stage_index, num_stages, group_rank, group_size = 2, 4, 0, 2
-
-        def forward_one_chunk(self, fwd_chunk_id: int, args: Any, kwargs: Any = None) -> str:
-            return f"forward {fwd_chunk_id}"
-
-        def backward_one_chunk(self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True) -> str:
-            return f"backward {bwd_chunk_id}"
-
-        def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> None:
-            raise RuntimeError("out of memory")
-
-    capture: Any = _Capture()
-    patch_passes(SimpleNamespace(_PipelineStageBase=Stage), capture)  # type: ignore[arg-type]
-    stage = Stage()
-    assert stage.forward_one_chunk(1, ()) == "forward 1"
-    assert stage.backward_one_chunk(1, full_backward=False) == "backward 1"
-    assert stage.backward_one_chunk(2) == "backward 2"
-    with pytest.raises(RuntimeError, match="out of memory"):
-        stage.backward_weight_one_chunk(1)
-    assert [line for line in capture.seen if line != "end"] == [
-        "F1.2/4 0/2",
-        "I1.2/4 0/2",
-        "B2.2/4 0/2",
-        "W1.2/4 0/2",
-    ]
-    assert capture.seen.count("end") == 4
-
-
-def test_deepspeed_s_dictionary_of_instructions_is_what_is_patched(device: Device) -> None:
-    class ForwardPass: ...
-
-    class BackwardPass: ...
-
-    class Engine:
-        stage_id, num_stages = 1, 4
-
-        def _forward(self, buffer_id: int) -> int:
-            return buffer_id
-
-        def _backward(self, buffer_id: int) -> int:
-            return -buffer_id
-
-        _INSTRUCTION_MAP: ClassVar[dict[type, Any]] = {ForwardPass: _forward, BackwardPass: _backward}
-
-        def train_batch(self) -> list[int]:
-            steps = [(ForwardPass, 0), (ForwardPass, 1), (BackwardPass, 0), (ForwardPass, 0), (BackwardPass, 1)]
-            return [self._INSTRUCTION_MAP[kind](self, buffer_id=buffer) for kind, buffer in steps]
-
-    capture: Any = _Capture()
-    schedule = SimpleNamespace(ForwardPass=ForwardPass, BackwardPass=BackwardPass)
-    patch_instructions(SimpleNamespace(PipelineEngine=Engine, schedule=schedule), capture)  # type: ignore[arg-type]
-    for _ in range(2):
-        capture.seen.clear()
-        assert Engine().train_batch() == [0, 1, 0, 0, -1]
-        named = [line.partition("/")[0] for line in capture.seen if line != "end"]
-        assert named == ["F0.1", "F1.1", "B0.1", "F2.1", "B1.1"]
-
-
-def test_megatron_s_backward_passes_are_those_of_the_outputs_they_are_given(device: Device) -> None:
-    state = SimpleNamespace(
-        get_pipeline_model_parallel_world_size=lambda: 2,
-        get_pipeline_model_parallel_rank=lambda: 1,
-        get_virtual_pipeline_model_parallel_world_size=lambda: 2,
-    )
-
-    def forward_step(forward_step_func: Any, **kwargs: Any) -> tuple[Any, int]:
-        return [object()], 7
-
-    def backward_step(input_tensor: Any, output_tensor: Any, output_tensor_grad: Any, *rest: Any) -> str:
-        return "gradient"
-
-    module = SimpleNamespace(parallel_state=state, forward_step=forward_step, backward_step=backward_step)
-    capture: Any = _Capture()
-    patch_schedules(module, capture)
-    outputs = [
-        module.forward_step(None, current_microbatch=index, vp_stage=chunk)[0] for chunk in (0, 1) for index in (0, 1)
-    ]
-    for output in (outputs[2], outputs[0], outputs[3], outputs[1]):
-        assert module.backward_step(None, output, None) == "gradient"
-    named = [line.partition("/")[0] for line in capture.seen if line != "end"]
-    assert named == ["F0.1", "F1.1", "F0.3", "F1.3", "B0.3", "B0.1", "B1.3", "B1.1"]
 
 
 def test_a_real_run_has_its_bubble_in_every_step_and_in_its_traces(tmp_path: Path) -> None:

@@ -79,15 +79,6 @@ def test_the_parts_of_a_step_are_those_between_its_events(probes: DeviceProbes, 
     assert probes.next_step == 35
 
 
-def test_a_step_with_something_else_in_it_is_left_out(probes: DeviceProbes, device: Device) -> None:
-    probes.start(4)
-    probes.on_forward()
-    probes.discard()
-    probes.finish(5)
-    device.passed_ms = 100
-    assert probes.read() == {}
-
-
 def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(probes: DeviceProbes, device: Device) -> None:
     probes.start(4)
     probes.on_forward()
@@ -98,16 +89,6 @@ def test_a_forward_whose_end_is_not_seen_counts_as_a_part_of_the_backward(probes
     probes.finish(5)
     device.passed_ms = device.now_ms
     assert probes.read() == {"probe": DeviceProbe(5, 0, None, 7_000_000, 2_000_000, None, 0, 0)}
-
-
-def test_a_device_that_comes_to_work_before_all_of_it_was_launched_may_have_waited_for_the_host(
-    probes: DeviceProbes, device: Device
-) -> None:
-    device.passed_ms = 1000  # it is always there already
-    run_step(probes, device, 20)
-    assert probes.read() == {
-        "probe": DeviceProbe(20, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 6_000_000, 4_000_000, 0)
-    }
 
 
 def test_a_device_that_comes_to_work_when_half_of_it_was_launched_waited_for_the_other_half_at_most(
@@ -122,19 +103,6 @@ def test_a_device_that_comes_to_work_when_half_of_it_was_launched_waited_for_the
     probes.on_update_end()  # the device is over with it at 33 ms, the host was at 31 ms
     probes.finish(5)
     assert probes.read() == {"probe": DeviceProbe(5, 0, None, 30_000_000, 3_000_000, None, 1_000_000, 0)}
-
-
-def test_a_stage_of_a_pipeline_has_its_optimizer_timed_without_forward_passes(
-    probes: DeviceProbes, device: Device
-) -> None:
-    probes.start(4)
-    device.now_ms += 9
-    probes.on_update()
-    device.now_ms += 2
-    probes.on_update_end()
-    probes.finish(5)
-    device.passed_ms = device.now_ms
-    assert probes.read() == {"probe": DeviceProbe(5, 0, None, 9_000_000, 2_000_000, None, 0, 0)}
 
 
 def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: Device) -> None:
@@ -167,17 +135,17 @@ def test_later_probes_come_less_often(probes: DeviceProbes) -> None:
     assert probed[24:] == list(range(460 + 80, 2400, 80))
 
 
-def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(probes: DeviceProbes) -> None:
+def test_an_event_that_cannot_be_recorded_ends_the_probes_and_nothing_else(
+    probes: DeviceProbes, device: Device
+) -> None:
+    device.is_capturing = True  # a CUDA graph
+    probes.start(4)
+    assert not probes.is_on
+    device.is_capturing = False
     probes._make_event = lambda: 1 // 0  # type: ignore[assignment]
     probes.start(4)
     assert not probes.is_on
     assert probes.next_step > 10**9
-
-
-def test_nothing_is_recorded_inside_a_cuda_graph(probes: DeviceProbes, device: Device) -> None:
-    device.is_capturing = True
-    probes.start(4)
-    assert not probes.is_on
 
 
 def test_a_device_that_hangs_does_not_fill_the_memory(probes: DeviceProbes, device: Device) -> None:

@@ -1,11 +1,10 @@
-"""Trainings of several optimizers; each function trains in one way and knows its number of steps.
-
-Usage: several_optimizers.py WAY
-"""
+"""Small trainings whose steps are hard to count; each function trains in one way: ``loops.py WAY``."""
 
 import sys
 
 import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 BATCH = 8
@@ -41,19 +40,37 @@ def in_turn():
                 update(optimizer, model, inputs)
 
 
-def gan():
-    """8 steps of a generator, with 5 steps of the discriminator before each."""
-    critic, generator = torch.nn.Linear(4, 1), torch.nn.Linear(4, 4)
+def train_gan(rounds, critic_steps, wrap=lambda model: model):
+    """Rounds of a step of the generator after some of the discriminator."""
+    critic, generator = wrap(torch.nn.Linear(4, 1)), wrap(torch.nn.Linear(4, 4))
     critic_optimizer = torch.optim.RMSprop(critic.parameters(), lr=0.01)
     generator_optimizer = torch.optim.Adam(generator.parameters(), lr=0.01)
-    for step, (real,) in enumerate(batches(40), 1):
+    for step, (real,) in enumerate(batches(rounds * critic_steps), 1):
         critic_optimizer.zero_grad()
-        (critic(generator(torch.randn(BATCH, 4)).detach()) - critic(real)).mean().backward()
+        fake = generator(torch.randn(BATCH, 4)).detach()
+        critic(torch.cat([real, fake])).mean().backward()
         critic_optimizer.step()
-        if step % 5 == 0:
+        if step % critic_steps == 0:
             generator_optimizer.zero_grad()
             (-critic(generator(torch.randn(BATCH, 4)))).mean().backward()
             generator_optimizer.step()
+
+
+def gan():
+    """8 steps of a generator, with 5 steps of the discriminator before each."""
+    train_gan(8, 5)
+
+
+def alternating():
+    """12 iterations with a step of each optimizer."""
+    train_gan(12, 1)
+
+
+def distributed_gan():
+    """7 rounds under DistributedDataParallel, with 3 steps of the discriminator each."""
+    distributed.init_process_group("gloo")
+    train_gan(7, 3, DistributedDataParallel)
+    distributed.destroy_process_group()
 
 
 def groups():
@@ -95,6 +112,60 @@ def scaled():
         for optimizer in optimizers:
             scaler.step(optimizer)
         scaler.update()
+
+
+def overflowing():
+    """Six iterations with a GradScaler, whose second, third and fifth gradients overflow: three are skipped."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    for iteration in range(6):
+        optimizer.zero_grad()
+        loss = model(torch.randn(8, 4)).mean() * (float("inf") if iteration in (1, 2, 4) else 1)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+def in_backward():
+    """Each parameter has an optimizer of its own, which steps in a hook of its gradient, as in PyTorch's tutorial."""
+    model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)])
+    optimizers = {parameter: torch.optim.Adam([parameter], foreach=False) for parameter in model.parameters()}
+
+    def step(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(step)
+    for _ in range(20):
+        model(torch.randn(4, 4)).sum().backward()
+
+
+def train_compiled(compile_parts):
+    """Eight steps, of which ``compile_parts`` compiles the model or the update."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    forward, step = compile_parts(model, optimizer.step, torch.compile)
+    for _ in range(8):
+        forward(torch.randn(2, 4)).sum().backward()
+        step()
+        optimizer.zero_grad()
+
+
+def compiled_model():
+    """torch.compile has the model."""
+    train_compiled(lambda model, step, compiled: (compiled(model, backend="eager"), step))
+
+
+def compiled_step():
+    """torch.compile has the optimizer's step."""
+    train_compiled(lambda model, step, compiled: (model, compiled(step, backend="eager")))
+
+
+def compiled_function():
+    """torch.compile has a function around the optimizer's step."""
+    train_compiled(lambda model, step, compiled: (model, compiled(lambda: step() and None, backend="eager")))
 
 
 def resumed():
