@@ -76,8 +76,7 @@ FRAMEWORK_HOOKS = (
         ),
     ),
     FrameworkHooks(
-        "torch_pipelining",
-        watches=("torch.distributed.pipelining.schedules", "torch.distributed.pipelining.stage"),
+        "torch_pipelining", ("torch.distributed.pipelining.schedules", "torch.distributed.pipelining.stage")
     ),
     FrameworkHooks(
         "torch_saves",
@@ -122,6 +121,7 @@ FRAMEWORK_HOOKS = (
             "megatron.core.distributed.data_parallel_base",
             "megatron.core.optimizer.optimizer",
             "megatron.core.parallel_state",
+            "megatron.core.pipeline_parallel.schedules",
             "megatron.training.async_utils",
             "megatron.training.checkpointing",
             "megatron.training.training",
@@ -131,12 +131,12 @@ FRAMEWORK_HOOKS = (
             StepBoundary("megatron", 50, "Megatron `train_step`"),
         ),
     ),
-    FrameworkHooks("megatron_schedules", watches=("megatron.core.pipeline_parallel.schedules",)),
     FrameworkHooks(
         "torchtitan",
         watches=("torchtitan.components.validate", "torchtitan.trainer"),
         boundaries=(StepBoundary("torchtitan", 45, "torchtitan `Trainer.train_step`"),),
     ),
+    # A line for each further framework.
 )
 
 #: The files of hooks for each watched module, in the order in which they patch it.

@@ -12,7 +12,7 @@ import sys
 import threading
 import weakref
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks import introspection
 from perfscope.hooks.facts.model import describe_model, named_modules, named_parameters
@@ -25,19 +25,10 @@ if TYPE_CHECKING:
 
     from perfscope.wire.model import ModelRecord
 
-    class ModelCall(Protocol):
-        """What a call of the model is reported to; it returns what to call at the call's end, if anything."""
-
-        def __call__(
-            self, args: tuple[object, ...], kwargs: dict[str, object], *, in_training_mode: bool
-        ) -> Callable[[], None] | None:
-            """The model is about to run."""
-
-    class ModelOutput(Protocol):
-        """What the results of a model's calls are reported to."""
-
-        def __call__(self, output: object, /) -> bool | None:
-            """The model returned; False where no further output is wanted."""
+    #: Takes the arguments of a call and ``in_training_mode``; returns what to call at the call's end, if anything.
+    ModelCall = Callable[..., Callable[[], None] | None]
+    #: Takes what a call returned; False where no further output is wanted.
+    ModelOutput = Callable[[object], bool | None]
 
 
 #: A module that holds fewer of the optimizer's parameters is not the model.
@@ -85,14 +76,12 @@ def _count(module: Any, parameters: set[int]) -> int:
     return sum(id(parameter) in parameters for _, parameter in named_parameters(module))
 
 
-def report_calls(
-    torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output: ModelOutput, is_over: Callable[[], bool]
-) -> bool:
+def report_calls(torch: Any, chain: Sequence[Any], on_call: ModelCall, on_output: ModelOutput) -> bool:
     """Report each call of a model, and what it returns while it trains; whether that is possible.
 
     The classes are wrapped and not the objects, so that a model is pickled, copied and scripted as before. What runs
-    in compiled code is left alone: it would have to be compiled again. Where ``is_over`` says that nothing trains the
-    model any more, the next one of its class that trains takes its place, as in each fold of a cross-validation.
+    in compiled code is left alone: it would have to be compiled again. Where the model is gone, the next one of its
+    class that trains takes its place, as in each fold of a cross-validation.
     """
     outside = [index for index, module in enumerate(chain) if type(module).__name__ == _COMPILED]
     in_place = any(getattr(module, "_compiled_call_impl", None) is not None for module in chain)
@@ -101,7 +90,7 @@ def report_calls(
     watched = chain[: outside[0] + 1] if outside else chain
     references = [weakref.ref(module) for module in watched]
     for owner in {type(module) for module in watched}:
-        _wrap_calls(owner, references, on_call, on_output, is_over)
+        _wrap_calls(owner, WatchedCalls(owner, references, on_call, on_output))
     return True
 
 
@@ -121,12 +110,7 @@ class WatchedCalls:
     """
 
     def __init__(
-        self,
-        owner: Any,
-        references: list[weakref.ref[Any]],
-        on_call: ModelCall,
-        on_output: ModelOutput,
-        is_over: Callable[[], bool],
+        self, owner: Any, references: list[weakref.ref[Any]], on_call: ModelCall, on_output: ModelOutput
     ) -> None:
         self.base = next(parent for parent in owner.__mro__ if "__call__" in vars(parent))
         self.original: Callable[..., Any] = owner.__call__
@@ -134,28 +118,21 @@ class WatchedCalls:
         self.references = references
         self.on_call, self.on_output = on_call, on_output
         self.is_output_wanted = True
-        self._is_over = is_over
 
     def is_watched(self, module: Any) -> bool:
         """Whether a module is the one that is trained, or takes its place now."""
         if any(module is watched() for watched in self.references):
             return True
-        if not (module.training and is_grad_enabled() and (self.references[0]() is None or self._is_over())):
+        if self.references[0]() is not None or not (module.training and is_grad_enabled()):
             return False
         self.references[:] = [weakref.ref(module)]
         self.is_output_wanted = True
         return True
 
 
-def _wrap_calls(
-    owner: Any,
-    references: list[weakref.ref[Any]],
-    on_call: ModelCall,
-    on_output: ModelOutput,
-    is_over: Callable[[], bool],
-) -> None:
-    original, number = owner.__call__, len(watched_classes)
-    watched_classes[number] = WatchedCalls(owner, references, on_call, on_output, is_over)
+def _wrap_calls(owner: Any, watched: WatchedCalls) -> None:
+    original, number = watched.original, len(watched_classes)
+    watched_classes[number] = watched
 
     @functools.wraps(original)
     def reporting_call(self: Any, *args: object, **kwargs: object) -> Any:
@@ -259,11 +236,8 @@ class ModelWatch:
         if not chain:
             return
         self._parts = (weakref.ref(chain[0]),)
-        if not report_calls(sys.modules["torch"], chain, on_call, on_output, self._is_optimizer_gone):
+        if not report_calls(sys.modules["torch"], chain, on_call, on_output):
             self.uncounted = "tokens are not counted: the script compiles the code around the model"
-
-    def _is_optimizer_gone(self) -> bool:
-        return self._optimizer is None or self._optimizer() is None
 
 
 def _is_sharded(parts: Sequence[Any]) -> bool:

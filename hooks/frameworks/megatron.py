@@ -9,6 +9,7 @@ optimizers. An optimizer that chains others, or keeps weights in two types, is a
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from perfscope.hooks.frameworks.optimizer_steps import wrap_outermost_step
@@ -16,19 +17,24 @@ from perfscope.hooks.frameworks.torch_saves import report_results
 from perfscope.hooks.frameworks.wrapping import (
     argument,
     count_forwards,
+    parameter_names,
     time_calls,
+    time_passes,
     whole_number,
     wrap_functions,
     wrap_saves,
 )
 from perfscope.hooks.guard import value_or_none
+from perfscope.hooks.introspection import is_grad_enabled
 from perfscope.wire import VALIDATION
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
+    from perfscope.hooks.timers.passes import TimedPass
     from perfscope.hooks.timers.saves import SaveTimer
 
 #: The arguments that the model's dimensions and its batches follow from, by Megatron's own names.
@@ -216,12 +222,93 @@ def patch_writer(module: ModuleType, capture: Capture) -> None:
     wrap_saves(module.FileSystemWriterAsync, capture, {"retrieve_write_results": retrieve_write_results})
 
 
+_MAX_PENDING = 4096
+
+
+def patch_schedules(module: Any, capture: Capture) -> None:
+    """Time the passes of Megatron-core's schedules, which look these two functions up when they call them.
+
+    The schedules receive before they call them and send afterwards: no waiting for another stage is in a pass.
+    ``backward_step`` does not get its micro-batch as an argument: it gets what a ``forward_step`` returned.
+    """
+    forward, backward = module.forward_step, module.backward_step
+    passes = _Passes(module.parallel_state, parameter_names(forward))
+
+    def begin_forward(*args: object, **kwargs: object) -> TimedPass | None:
+        passes.running = passes.position_of_forward(args, kwargs) if is_grad_enabled() else None
+        return None if passes.running is None else capture.on_pass_begin("F", **passes.running)
+
+    def begin_backward(*args: object, **kwargs: object) -> TimedPass | None:
+        position = passes.pop_forward(argument(backward, "output_tensor", args, kwargs))
+        return None if position is None else capture.on_pass_begin("B", **position)
+
+    module.forward_step = time_passes(forward, capture, begin_forward, is_forward=True, on_result=passes.add_forward)
+    module.backward_step = time_passes(backward, capture, begin_backward, is_forward=False)
+
+
+class _Passes:
+    """Which micro-batch of which chunk a call of Megatron's functions works on."""
+
+    def __init__(self, parallel_state: Any, names: tuple[str, ...]) -> None:
+        self._state = parallel_state
+        self._names = names
+        self._counts: Counter[int] = Counter()
+        #: The forward passes whose backward pass did not come yet, by the tensor that they returned.
+        self._pending: dict[int, Mapping[str, int]] = {}
+        #: The position of the forward pass that runs.
+        self.running: Mapping[str, int] | None = None
+
+    def position_of_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> Mapping[str, int] | None:
+        """Locate a forward pass, by count where this version does not pass its micro-batch; None without stages."""
+        devices = int(self._state.get_pipeline_model_parallel_world_size())
+        if devices == 1:
+            return None
+        arguments = {**dict(zip(self._names, args, strict=False)), **kwargs}
+        if not self._pending:
+            self._counts.clear()
+        chunk = whole_number(arguments.get("vp_stage"))
+        if chunk is None:
+            chunk = getattr(self._state, "get_virtual_pipeline_model_parallel_rank", lambda: None)() or 0
+        microbatch = whole_number(arguments.get("current_microbatch"))
+        if microbatch is None:
+            microbatch = self._counts[chunk]
+        self._counts[chunk] += 1
+        device = int(self._state.get_pipeline_model_parallel_rank())
+        chunks = self._state.get_virtual_pipeline_model_parallel_world_size() or 1
+        return {
+            "microbatch": microbatch,
+            "stage": chunk * devices + device,
+            "stages": chunks * devices,
+            "device": device,
+            "devices": devices,
+        }
+
+    def add_forward(self, result: Any) -> None:
+        """Remember what the running pass returned; outputs that no backward pass took are forgotten."""
+        if len(self._pending) >= _MAX_PENDING:
+            self._pending.clear()
+        if self.running is not None:
+            self._pending[_tensor_id(result[0] if isinstance(result, tuple) else result)] = self.running
+
+    def pop_forward(self, output: Any) -> Mapping[str, int] | None:
+        """The forward pass that returned an output; None where it was not seen."""
+        return self._pending.pop(_tensor_id(output), None)
+
+
+def _tensor_id(output: Any) -> int:
+    """The tensor itself, which stays the same object even when its memory is given back before the backward pass."""
+    while isinstance(output, (list, tuple)) and output:
+        output = output[0]
+    return id(output)
+
+
 PATCHES: Patches = {
     "megatron.core.dist_checkpointing.strategies.filesystem_async": {
         "counting bytes of Megatron's saves": patch_writer
     },
     "megatron.core.distributed.data_parallel_base": {"counting Megatron's micro-batches": patch_data_parallel},
     "megatron.core.optimizer.optimizer": {"counting steps of Megatron's optimizers": patch_optimizer},
+    "megatron.core.pipeline_parallel.schedules": {"timing micro-batches of Megatron's pipelines": patch_schedules},
     "megatron.core.parallel_state": {"detecting Megatron's process groups": patch_parallel_state},
     "megatron.training.async_utils": {"timing Megatron's asynchronous saves": patch_queue},
     "megatron.training.checkpointing": {"timing Megatron's checkpoint saves": patch_save_checkpoint},

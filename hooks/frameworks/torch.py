@@ -87,26 +87,31 @@ def patch_dynamo(module: ModuleType, _capture: Capture) -> None:
 def patch_grad_scaler(module: ModuleType, capture: Capture) -> None:
     """Report GradScaler.update, which comes once an iteration even where the optimizer step was skipped.
 
-    A scaler that only scales the loss ends no step: its first ``step`` says that its updates do.
+    A scaler that only scales the loss ends no step: the optimizer does, until the first ``step`` of a scaler.
     """
     scaler_class = module.GradScaler
     step, update = scaler_class.step, scaler_class.update
     stepped: set[int] = set()
+    is_armed = False
 
     @functools.wraps(step)
     def noting_step(self: Any, *args: object, **kwargs: object) -> Any:
+        nonlocal is_armed
+        if not is_armed:
+            is_armed = True
+            capture.arm("grad_scaler")
         stepped.add(id(self))
         return step(self, *args, **kwargs)
 
     @functools.wraps(update)
     def reporting_update(self: Any, *args: object, **kwargs: object) -> Any:
         result = update(self, *args, **kwargs)
-        capture.on_scaler_update(self, has_stepped=id(self) in stepped if getattr(self, "_enabled", True) else None)
+        if is_armed:
+            capture.on_scaler_update(self, has_stepped=id(self) in stepped if getattr(self, "_enabled", True) else None)
         stepped.discard(id(self))
         return result
 
     scaler_class.step, scaler_class.update = noting_step, reporting_update
-    report_first_call(scaler_class, "step", lambda: capture.arm("grad_scaler"))
 
 
 def patch_data_loader(module: ModuleType, capture: Capture) -> None:

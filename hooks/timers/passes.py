@@ -60,13 +60,11 @@ class PassTimer:
     """The passes of one rank.
 
     Attributes:
-        lost: Steps that were given up because the device never reached their events.
         is_in_use: Whether there are passes of the step that runs, or passes to be read.
         untimed: The bits of a step's number of which none is set where its passes are timed: a power of two, less one.
     """
 
     def __init__(self) -> None:
-        self.lost = 0
         self.is_in_use = False
         self.untimed = 0
         UNTIMED.rest, UNTIMED.forwards = False, 0
@@ -144,7 +142,6 @@ class PassTimer:
             self._pending.append(self._take(number))
         while len(self._pending) > _MAX_PENDING:
             self._recycle(self._pending.popleft())
-            self.lost += 1
 
     def discard_current(self) -> None:
         """Forget the passes since the last step: it is not clear which step they belong to."""

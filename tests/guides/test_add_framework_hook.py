@@ -89,7 +89,7 @@ def profile(tree: Tree) -> Ended:
 
 def test_a_new_file_and_one_line_count_the_steps_of_a_framework(toy_tree: Tree) -> None:
     toy_tree.add_file("hooks/frameworks/toy.py", HOOKS)
-    toy_tree.add_line("perfscope/frameworks.py", LINE, before='FrameworkHooks("megatron_schedules"')
+    toy_tree.add_line("perfscope/frameworks.py", LINE, before="# A line for each further framework")
 
     ended = profile(toy_tree)
     assert ended.code == 0, ended.stderr

@@ -127,6 +127,19 @@ def overflowing():
         scaler.update()
 
 
+def unscaled():
+    """Six iterations whose GradScaler only scales the loss: the script steps the optimizer itself."""
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu")
+    for (inputs,) in batches(6):
+        optimizer.zero_grad()
+        scaler.scale(model(inputs).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        optimizer.step()
+        scaler.update()
+
+
 def in_backward():
     """Each parameter has an optimizer of its own, which steps in a hook of its gradient, as in PyTorch's tutorial."""
     model = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)])

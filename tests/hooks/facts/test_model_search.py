@@ -103,11 +103,6 @@ def test_a_plain_loop_tells_its_model_and_tokens(tmp_path: Path) -> None:
     assert any("as in an evaluation" in line for line in counted["explanation"])
 
 
-def still_trained() -> bool:
-    """What says that nothing trains the model any more."""
-    return False
-
-
 def test_the_model_is_what_holds_the_parameters_of_the_optimizer(tiny: type[Tiny]) -> None:
     model, other = tiny(), tiny()
     around = Around(Around(model))
@@ -128,7 +123,6 @@ def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) ->
         [around, model],
         lambda args, kwargs, *, in_training_mode: calls.append((args, kwargs, in_training_mode)),
         ignore,
-        still_trained,
     )
     ids = torch.zeros(2, 3, dtype=torch.long)
     around(ids)
@@ -142,35 +136,26 @@ def test_calls_are_reported_once_with_the_mode_of_the_model(tiny: type[Tiny]) ->
     ]
 
 
-@pytest.mark.parametrize("old_model_is", ["deleted", "trained no more"])
-def test_the_model_of_the_next_fold_takes_the_place_of_one_that_nothing_trains(
-    old_model_is: str, tiny: type[Tiny]
-) -> None:
+def test_the_model_of_the_next_fold_takes_the_place_of_one_that_is_gone(tiny: type[Tiny]) -> None:
     model, teacher, following = tiny(), tiny(), tiny()
     modes: list[bool] = []
-    is_over: list[int] = []
 
     report_calls(
         torch,
         [model],
         lambda _args, _kwargs, *, in_training_mode: modes.append(in_training_mode),
         ignore,
-        lambda: bool(is_over),
     )
     ids = torch.zeros(2, 3, dtype=torch.long)
     model(ids)
     following(ids)
     assert modes == [True]
-    if old_model_is == "deleted":
-        del model
-    else:
-        is_over.append(1)
+    del model
     teacher.eval()(ids)
     with torch.no_grad():
         following(ids)
     assert modes == [True]
     following(ids)
-    is_over.clear()
     following.eval()(ids)
     assert modes == [True, True, False]
 
@@ -181,7 +166,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
     tiny.__qualname__ = tiny.__name__ = "Tiny_"
     model = tiny()
     state = dict(vars(model))
-    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: None, ignore, still_trained)
+    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: None, ignore)
     assert vars(model) == state
     file = io.BytesIO()
     torch.save(model, file)
@@ -200,7 +185,7 @@ def test_a_model_is_saved_copied_and_freed_as_before(tiny: type[Tiny]) -> None:
 def test_an_error_in_the_model_stays_its_own(tiny: type[Tiny]) -> None:
     model = tiny()
     calls: list[int] = []
-    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore, still_trained)
+    report_calls(torch, [model], lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore)
     for _ in range(2):
         with pytest.raises(IndexError):
             model(torch.full((1, 1), 99))
@@ -213,14 +198,12 @@ def test_compiled_code_is_left_alone(tiny: type[Tiny], monkeypatch: pytest.Monke
     compiled = torch.compile(tiny(), backend="eager")
     chain = find_model(torch, optimizer_of(compiled))
     assert [type(module).__name__ for module in chain] == ["OptimizedModule", "Tiny"]
-    assert report_calls(
-        torch, chain, lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore, still_trained
-    )
+    assert report_calls(torch, chain, lambda _args, _kwargs, *, in_training_mode: calls.append(1), ignore)
     assert tiny.__call__ is nn.Module.__call__
     compiled(torch.zeros(2, 3, dtype=torch.long))
     assert calls == [1]
     monkeypatch.setattr(model_search, "_has_compiled", lambda _torch: True)
-    assert not report_calls(torch, [tiny()], lambda _args, _kwargs, *, in_training_mode: None, ignore, still_trained)
+    assert not report_calls(torch, [tiny()], lambda _args, _kwargs, *, in_training_mode: None, ignore)
 
 
 @pytest.fixture

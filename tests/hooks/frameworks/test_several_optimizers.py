@@ -43,6 +43,7 @@ def steps_of_ranges(run: Path, name: str) -> Counter[str]:
         ("groups", 9),
         ("closures", 7),
         ("scaled", 6),
+        ("unscaled", 6),
         ("resumed", 10),
     ],
 )

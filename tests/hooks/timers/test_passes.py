@@ -148,7 +148,6 @@ def test_a_device_that_never_answers_costs_bounded_memory(device: Device) -> Non
             _run_pass(timer, device, which, 1.0)
         timer.end_step(step)
         assert timer.pop_finished() == [] or step == 0
-    assert timer.lost > 0
     assert device.made <= 8 * 18
 
 
