@@ -14,14 +14,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from perfscope.hooks.guard import call_safely, hook_entry
-from perfscope.hooks.timers.saves import CaptureTimer
+from perfscope.hooks.timers.saves import CaptureTimer, TimedProcess
 from perfscope.wire import COMPILATION, FIRST_BATCH, GARBAGE, GENERATION, VALIDATION
 from perfscope.wire.records import Span
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from perfscope.hooks.capture import Capture
 
 #: A step that compiles more often is recorded with the first compilations only.
 _MOST_SPANS = 200
@@ -76,7 +75,7 @@ class ActivityTimer(CaptureTimer):
         evaluation: The stretch without gradients that is under way; None without one.
     """
 
-    def __init__(self, process: Capture) -> None:
+    def __init__(self, process: TimedProcess) -> None:
         super().__init__(process)
         self.evaluation: _Evaluation | None = None
         self._step = StepActivities()

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from perfscope import wire
 from perfscope.hooks.facts.launched_rank import is_daemon_process
@@ -23,7 +23,8 @@ from perfscope.wire.records import CheckpointRecord
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
-    from perfscope.hooks.capture import Capture
+    from perfscope.hooks.rank_files import RankFiles
+    from perfscope.hooks.step import StepAccumulator
 
 #: Asking whether a save is complete is no wait.
 _SHORTEST_WAIT_NS = 1_000_000
@@ -135,6 +136,21 @@ class Save:
             self.waits.append((began_ns, now_ns))
 
 
+class TimedProcess(Protocol):
+    """What timers need of the capture that they belong to."""
+
+    dead: bool
+    files: RankFiles
+    save_timer: SaveTimer
+    step: StepAccumulator
+
+    def abandon(self, reason: str) -> None:
+        """End the capture after a failure."""
+
+    def is_training_thread(self) -> bool:
+        """Whether this is the thread that trains."""
+
+
 class CaptureTimer:
     """A part of a capture whose methods are safe to call from training.
 
@@ -142,7 +158,7 @@ class CaptureTimer:
         hook_ns: Time that they took since it was last taken.
     """
 
-    def __init__(self, process: Capture) -> None:
+    def __init__(self, process: TimedProcess) -> None:
         self.hook_ns = 0
         self._process = process
 
@@ -169,7 +185,7 @@ class SaveTimer(CaptureTimer):
         stalled_ns: How long saves have stalled the running step so far.
     """
 
-    def __init__(self, process: Capture) -> None:
+    def __init__(self, process: TimedProcess) -> None:
         super().__init__(process)
         self.stalled_ns = self._hook_ns_before_stall = 0
         self.is_in_use = False

@@ -138,12 +138,6 @@ class Row:
         return joules / samples if joules is not None and samples else None
 
     @property
-    def joules_per_token(self) -> float | None:
-        """Energy of a token."""
-        joules, tokens = self.step_j, self.trainings[0].tokens if self.trainings else None
-        return joules / tokens if joules is not None and tokens else None
-
-    @property
     def notes(self) -> tuple[str, ...]:
         """Doubts about the trainings, each once, and why some failed."""
         notes = [note for training in self.trainings for note in training.notes]

@@ -22,7 +22,6 @@ _WHY_ABSENT = {
     "MFU (%)": "No MFU: it is of a GPT whose shapes the run records, on GPUs whose peak is known.",
     "J/sample": "No energy: NVML sampled none, not every rank marks steps, as in an RPC pipeline, or the measured "
     "steps last less than 2 s: NVML's power is a mean over up to 1 s.",
-    "mJ/token": "No energy of a token: no energy, or the samples are not sequences of tokens.",
     "Checkpoint (GB)": "No checkpoint was saved.",
 }
 
@@ -84,7 +83,6 @@ def time_section(rows: Sequence[Row]) -> Section:
         Column("TFLOPs", 2),
         Column("MFU (%)"),
         Column("J/sample", 3),
-        Column("mJ/token", 3),
         Column("Checkpoint (GB)", 3),
         Column("Checkpoint (s)", 2),
     )
@@ -121,7 +119,6 @@ def _compared(row: Row, first: Row | None) -> tuple[Cell, ...]:
 
 
 def _timed(row: Row, name: str) -> tuple[Cell, ...]:
-    joules = row.joules_per_token
     save_ns, save_bytes = row.mean("save_ns"), row.mean("save_bytes")
     return (
         name,
@@ -135,7 +132,6 @@ def _timed(row: Row, name: str) -> tuple[Cell, ...]:
         row.mean_of("tflops", "products"),
         percent(row.mean("mfu")),
         row.joules_per_sample,
-        milliseconds(joules),
         in_unit(save_bytes, GB),
         in_unit(save_ns, NS_PER_S),
     )
@@ -162,7 +158,6 @@ def _row_data(row: Row, first: Row | None) -> Json:
         "last_loss": row.mean("last_loss"),
         "accuracy": row.mean("accuracy"),
         "joules_per_sample": row.joules_per_sample,
-        "joules_per_token": row.joules_per_token,
         "measurements": [training.data() for training in row.trainings],
         "notes": list(row.notes),
     }

@@ -9,10 +9,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from importlib.util import find_spec
 from pathlib import Path
 
 from perfscope import wire
+from perfscope.bench.launching import find_script
 from perfscope.constants import MB
 from perfscope.errors import PerfscopeError, UsageError
 from perfscope.files import replace_file
@@ -23,7 +23,7 @@ from perfscope.sources.ceilings import SCHEMA, parse_ceiling
 from perfscope.tables.ceiling import Ceiling
 
 _RANKS, _STEPS = 2, 20
-_WORKLOAD = "gpt_deepspeed"
+_WORKLOAD = ("--strategy", "zero-1", "--model", "gpt:2x128x128", "--batch", "16", "--steps", str(_STEPS))
 _CEILING_SCRIPT = Path(__file__).parents[1] / "workloads" / "ceiling.py"
 _CEILING_S = 20
 #: What starting the processes may take besides the measurement.
@@ -37,19 +37,19 @@ def run_demo(run_dir: Path) -> Outcome:
     launcher = shutil.which("deepspeed", path=path)
     if launcher is None:
         raise UsageError("deepspeed is not installed here", hint="make demo installs it beside perfscope in .venv")
-    workload = find_spec(f"perfscope.workloads.{_WORKLOAD}")
-    if workload is None or workload.origin is None:
-        raise PerfscopeError("the demo's training script is missing", hint="reinstall perfscope-toolkit")
+    script = find_script()
     if run_dir.exists():
         run_file = run_dir / wire.RUN_FILE
-        if not run_file.is_file() or f"{_WORKLOAD}.py" not in run_file.read_text():
+        if not run_file.is_file() or Path(script).name not in run_file.read_text():
             raise UsageError(f"{run_dir} exists and is not an earlier demo", hint="choose another folder with -o")
         shutil.rmtree(run_dir)
     sys.stderr.write("perfscope: training a small GPT with DeepSpeed; the first run compiles for a minute\n")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(port), workload.origin, "--steps", str(_STEPS)]
+    device = "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+    words = [script, *_WORKLOAD, "--device", device]
+    command = [launcher, "--num_gpus", str(_RANKS), "--master_port", str(port), *words]
     perfscope = [sys.executable, "-m", "perfscope"]
     training = subprocess.run(
         [*perfscope, "profile", "-o", str(run_dir), "--", *command],

@@ -100,40 +100,12 @@ def measure_products(clock: Clock) -> Iterator[dict[str, object]]:
             first = torch.randn(rows, inner, device=clock.device).to(dtype)
             second = torch.randn(inner, columns, device=clock.device).to(dtype)
             seconds = clock.seconds_of(_product(first, second))
-            yield _product_entry(name, rows, columns, inner, seconds)
-    yield from _measure_fp8(clock)
+            tflops = 2e-12 * rows * columns * inner / seconds
+            yield {"dtype": name, "rows": rows, "columns": columns, "inner": inner, "tflops": tflops}
 
 
 def _product(first: Tensor, second: Tensor) -> Callable[[], Tensor]:
     return lambda: first @ second
-
-
-def _product_entry(name: str, rows: int, columns: int, inner: int, seconds: float) -> dict[str, object]:
-    tflops = 2e-12 * rows * columns * inner / seconds
-    return {"dtype": name, "rows": rows, "columns": columns, "inner": inner, "tflops": tflops}
-
-
-def _measure_fp8(clock: Clock) -> Iterator[dict[str, object]]:
-    """Scaled products in fp8, where the device and this torch have them."""
-    if clock.device.type != "cuda" or not hasattr(torch, "float8_e4m3fn"):
-        return
-    for rows, columns, inner in SHAPES[:3]:
-        if clock.is_over():
-            return
-        first = torch.randn(rows, inner, device=clock.device).to(torch.float8_e4m3fn)
-        second = torch.randn(columns, inner, device=clock.device).to(torch.float8_e4m3fn).t()
-        scale = torch.ones((), device=clock.device)
-        try:
-            call = _scaled_product(first, second, scale)
-            call()
-        except (RuntimeError, TypeError):
-            return
-        yield _product_entry("fp8", rows, columns, inner, clock.seconds_of(call))
-
-
-def _scaled_product(first: Tensor, second: Tensor, scale: Tensor) -> Callable[[], Tensor]:
-    multiply: Callable[..., Tensor] = getattr(torch, "_scaled_mm")  # noqa: B009 - torch has no public name for it
-    return lambda: multiply(first, second, scale, scale, out_dtype=torch.bfloat16)
 
 
 def measure_memory(clock: Clock) -> Iterator[dict[str, object]]:

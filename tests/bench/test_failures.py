@@ -55,15 +55,5 @@ def test_a_launcher_that_is_missing_is_named(tmp_path: Path) -> None:
     assert explain_failure(log, 127, 60) == "failed: nosuch: command not found"
 
 
-def test_a_training_without_a_word_has_its_exit_code(tmp_path: Path) -> None:
-    assert explain_failure(tmp_path / "missing", 7, 60) == "failed: exit code 7"
-
-
 def test_a_training_that_did_not_end_says_how_long_it_was_given(tmp_path: Path) -> None:
     assert explain_failure(tmp_path / "missing", None, 60) == "failed: it did not end within 60 s"
-
-
-def test_a_long_reason_is_cut(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(f"RuntimeError: {'x' * 500}\n")
-    assert len(explain_failure(log, 1, 60)) < 200

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.bench.measurement import Measurement, read_measurement
+from perfscope.bench.measurement import read_measurement
 from perfscope.bench.running import hold_folder, prepare_folder, read_rows, read_settings
 from perfscope.errors import SourceError, UsageError
 from tests.bench.examples import SETTINGS, measurement, variant
@@ -29,12 +28,6 @@ def test_a_measurement_survives_its_file(tmp_path: Path) -> None:
     )
     whole.write(tmp_path)
     assert read_measurement(tmp_path / "fsdp2-2-fp32-recompute.1.json") == whole
-
-
-def test_a_failure_survives_its_file(tmp_path: Path) -> None:
-    failed = Measurement(variant(), 0, reason="failed: exit code 1")
-    failed.write(tmp_path)
-    assert read_measurement(tmp_path / "ddp-2-fp32.0.json") == failed
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"schema": "perfscope/analysis/1"}'])
@@ -60,12 +53,6 @@ def test_a_folder_goes_on_with_the_same_file_of_a_model_alone(tmp_path: Path) ->
         prepare_folder(tmp_path / "B", replace(SETTINGS, model_sha256="2"))
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "B").touch()
-    with pytest.raises(UsageError, match="B cannot be written: Not a directory"):
-        prepare_folder(tmp_path / "B", SETTINGS)
-
-
 def test_a_folder_of_something_else_stays_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("years of work")
     with pytest.raises(UsageError, match="holds no benchmark"):
@@ -74,21 +61,6 @@ def test_a_folder_of_something_else_stays_untouched(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="holds no benchmark"):
         read_settings(tmp_path)
     assert read_rows(tmp_path) == []
-
-
-def test_the_settings_are_plain_json(tmp_path: Path) -> None:
-    prepare_folder(tmp_path / "bench", SETTINGS)
-    document = json.loads((tmp_path / "bench" / "bench.json").read_text())
-    assert document["schema"] == "perfscope/bench-settings/1"
-
-
-def test_two_sweeps_do_not_run_in_one_folder(tmp_path: Path) -> None:
-    prepare_folder(tmp_path / "B", SETTINGS)
-    another = hold_folder(tmp_path / "B")
-    with hold_folder(tmp_path / "B"), pytest.raises(UsageError, match="another perfscope bench is running in"), another:
-        pass
-    with hold_folder(tmp_path / "B"):
-        assert prepare_folder(tmp_path / "B", SETTINGS) == SETTINGS
 
 
 def test_a_sweep_that_was_killed_does_not_hold_its_folder(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from perfscope.bench.running import order_trainings
-from perfscope.bench.settings import Variant, choose_strategies, expand_matrix, find_obstacle, read_variant
+from perfscope.bench.settings import Variant, choose_strategies, expand_matrix, find_obstacle
 from perfscope.errors import UsageError
 from perfscope.workloads.strategies import STRATEGIES
 from tests.bench.examples import MACHINE, SETTINGS, variant
@@ -18,21 +18,6 @@ def test_all_strategies_on_one_and_two_devices_make_more_than_sixteen_rows() -> 
     assert len(rows) >= 16
     assert {row.strategy for row in rows} == set(STRATEGIES)
     assert len({row.key for row in rows}) == len(rows)
-
-
-def test_the_first_row_is_one_device_whatever_numbers_are_asked_for() -> None:
-    rows = expand_matrix("ddp,single", "2,4", "fp32", "plain")
-    assert [(row.strategy, row.nproc) for row in rows] == [("single", 1), ("ddp", 2), ("ddp", 4)]
-
-
-def test_precisions_and_options_multiply_the_rows() -> None:
-    rows = expand_matrix("ddp", "2", "fp32,bf16", "plain,recompute+compile")
-    assert [row.key for row in rows] == [
-        "ddp-2-bf16",
-        "ddp-2-bf16-recompute-compile",
-        "ddp-2-fp32",
-        "ddp-2-fp32-recompute-compile",
-    ]
 
 
 def test_a_misspelled_strategy_is_named_with_those_there_are() -> None:
@@ -50,11 +35,6 @@ def test_rounds_go_there_and_back_so_that_drift_is_no_rows_own() -> None:
     # A clock that runs evenly slower adds the same to every row over an even number of rounds.
     drift = {row.key: sum(time for time, (other, _) in enumerate(order) if other == row) for row in rows}
     assert len(set(drift.values())) == 1
-
-
-def test_a_variant_survives_its_file() -> None:
-    row = Variant("fsdp2", 4, "bf16", recompute=True, compile=True)
-    assert read_variant({**row.data(), "of_a_later_version": 1}) == row
 
 
 @pytest.mark.parametrize(

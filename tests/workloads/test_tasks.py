@@ -33,13 +33,6 @@ def test_targets_of_tokens_are_the_tokens_behind_them_and_every_second_one_can_b
         assert torch.equal(targets[:, ::2], (7 * inputs[:, ::2] + 3) % 100)
 
 
-def test_images_of_a_class_are_alike() -> None:
-    images, labels = synthetic_images(8)(0, 400)
-    means = torch.stack([images[labels == label].mean(0) for label in range(10)])
-    nearest = (images[:, None] - means).flatten(2).norm(dim=2).argmin(1)
-    assert (nearest == labels).float().mean() > 0.9
-
-
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 def test_mnists_files_are_read(tmp_path: Path, suffix: str) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (6, 5, 5), np.uint8)
@@ -81,11 +74,6 @@ def test_tokens_that_do_not_fit_the_model_are_refused(tmp_path: Path, size: int,
     (tmp_path / "x.txt").write_bytes(bytes(range(size)))
     with pytest.raises(ValueError, match=problem):
         token_file(tmp_path / "x.txt", vocabulary, 16)
-
-
-def test_a_folder_without_images_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no train-images-idx file"):
-        image_files(tmp_path)
 
 
 def test_resnet_50_has_as_many_parameters_as_torchvisions() -> None:
