@@ -10,11 +10,10 @@ import pytest
 from perfscope.aggregation.tables import ALL_ROWS, QUANTILES, Grouping, aggregate
 from perfscope.constants import MANY_RANKS
 from perfscope.renderers.csv import render as render_csv
-from perfscope.report import Cell, Column, Report, Row, Section, long_table
+from perfscope.report import Cell, Column, Report, Row, Section
 
 COLUMNS = (Column("Rank"), Column("Steps"), Column("Time (ms)", 2), Column("Calls"))
 COUNT = MANY_RANKS + 100
-HOSTS = Grouping("host", {rank: f"node{rank // 8:03d}" for rank in range(COUNT)})
 SIDES = Grouping("side", {rank: "left" if rank % 2 else "right" for rank in range(COUNT)})
 
 
@@ -63,11 +62,6 @@ def test_the_worst_rows_are_shown_as_they_are() -> None:
     assert {"17", "40"} <= {row[0] for row in shown}
 
 
-def test_totals_stay_as_they_are() -> None:
-    section = made(many_rows(1))
-    assert aggregate(section).rows[-1] is section.rows[-1]
-
-
 def test_groups_equal_a_slow_oracle() -> None:
     rows = many_rows(2)
     shown = {row[0]: row for row in aggregate(made(rows), [SIDES]).rows}
@@ -78,20 +72,6 @@ def test_groups_equal_a_slow_oracle() -> None:
         assert row[3] == slow_quantile([member[3] for member in members], 0.5)
 
 
-def with_times(rows: list[Row], ranks: range, first_ms: float) -> list[Row]:
-    """The rows, of some ranks with longer times."""
-    return [(*row[:2], first_ms + rank, row[3]) if rank in ranks else row for rank, row in enumerate(rows)]
-
-
-def test_of_many_groups_the_farthest_are_shown() -> None:
-    rows = with_times(many_rows(2), range(80, 88), 130)
-    section = aggregate(made(rows), [HOSTS])
-    groups = [row[0] for row in section.rows if str(row[0]).startswith("host")]
-    assert groups[0] == "host node010: median of 8"
-    assert len(groups) == 4
-    assert "host: medians of the 4 farthest of 77" in section.notes[-1]
-
-
 def test_nothing_is_cut_silently() -> None:
     rows = many_rows(1)
     section = aggregate(made(rows))
@@ -100,15 +80,6 @@ def test_nothing_is_cut_silently() -> None:
     assert "all 2 that are more than 8 standard deviations" in section.notes[-1]
     assert section.notes[-1].endswith(ALL_ROWS)
     assert section.every == made(rows).rows
-
-
-def test_steps_are_told_apart() -> None:
-    rows = [(str(rank), f"step {step}", float(rank * step), 1) for rank in range(COUNT) for step in (1, 2)]
-    section = aggregate(long_table("Steps", COLUMNS, rows, most=64))
-    medians = [row for row in section.rows if row[0] == "median"]
-    assert [(row[1], row[2]) for row in medians] == [("step 1", 305.0), ("step 2", 610.0)]
-    assert not any("more rows are in" in note for note in section.notes)
-    assert len(section.every) == 2 * COUNT
 
 
 def test_few_ranks_and_tables_of_something_else_stay_as_they_are() -> None:

@@ -14,10 +14,9 @@ import pytest
 
 from benchmarks.synthetic_ranks import make_job
 from perfscope.aggregation.writing import list_tables, write_rows
-from perfscope.constants import KIB, MB
+from perfscope.constants import KIB
 from perfscope.engine.analysis_report import to_report
 from perfscope.errors import SourceError
-from perfscope.page import build_page
 from perfscope.renderers import Format, render
 from perfscope.report import Json, Report
 from tests.conftest import ROOT, perfscope
@@ -79,15 +78,6 @@ def test_entries_of_json_are_all_in_files(whole: Any, folder: Path) -> None:
     ]
 
 
-def test_few_ranks_get_files_and_the_answer_of_ever(tmp_path: Path) -> None:
-    words = ["analyze", "--format", "json", str(TRACES)]
-    plain = perfscope(*words, cwd=tmp_path)
-    with_rows = perfscope(*words, "--rows", "rows", cwd=tmp_path)
-    assert (with_rows.code, with_rows.stdout) == (plain.code, plain.stdout)
-    rows = read_rows(tmp_path / "rows" / "device-time.csv")
-    assert [row["Rank"] for row in rows] == ["0", "1", "all"]
-
-
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file")
     answer = perfscope("analyze", str(TRACES), "--rows", "rows", cwd=tmp_path)
@@ -133,9 +123,3 @@ def test_a_disk_that_fills_is_told_and_leaves_no_half_file(report: Report, tmp_p
     assert {path.name: path.read_bytes() for path in cut.iterdir()} == {
         path.name: path.read_bytes() for path in complete.iterdir()
     }
-
-
-def test_pages_show_aggregated_tables() -> None:
-    page = build_page(analyze_job(make_job(520, stragglers=2)))
-    assert "520 rows of 520 ranks, told by quantiles" in page
-    assert len(page) < MB

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -103,22 +102,6 @@ def test_the_parts_stay_as_they_are_and_again_changes_nothing(two: tuple[Path, P
     assert {one["ranks"][0] for one in answer["parts"]} == {0, 2}
 
 
-def test_parts_can_be_added_to_a_run_one_by_one_also_while_it_goes_on(two: tuple[Path, Path], tmp_path: Path) -> None:
-    bring(two[0], into=tmp_path / "whole")
-    with (two[0] / wire.RANKS_FOLDER / "00001" / wire.STEPS_FILE).open("ab") as file:
-        file.write(to_line(StepRecord(11, 11 * S, "deepspeed")))
-    code, answer, said = bring(two[0], two[1], into=tmp_path / "whole")
-    assert (code, answer["missing_ranks"]) == (0, []), said
-    assert files(tmp_path / "whole" / wire.RANKS_FOLDER)["00001/steps.jsonl"].count(b"\n") == 11
-
-
-def test_a_missing_rank_is_named_and_what_is_there_is_collected(two: tuple[Path, Path], tmp_path: Path) -> None:
-    shutil.rmtree(two[1] / wire.RANKS_FOLDER / "00003")
-    code, answer, said = bring(*two, into=tmp_path / "whole")
-    assert (code, answer["missing_ranks"]) == (4, [3])
-    assert "1 of 4 ranks are missing: 3" in said
-
-
 def test_a_part_of_another_run_is_refused_and_nothing_is_changed(two: tuple[Path, Path], tmp_path: Path) -> None:
     other = part(tmp_path / "c", "node3", [2, 3], run_id="another", rendezvous="node3:29500")
     with pytest.raises(SourceError, match="is not of the same run") as error:
@@ -144,22 +127,6 @@ def test_hosts_that_each_ran_profile_are_one_run_where_their_ranks_met_at_one_ti
     later = part(tmp_path / "c", "node2", [2, 3], described=True, run_id="z", began_s=3600)
     with pytest.raises(SourceError, match="is not of the same run"):
         bring(one, later, into=tmp_path / "other")
-
-
-def test_evidence_of_a_stall_comes_along_and_requests_to_each_hosts_ranks_do_not(
-    two: tuple[Path, Path], tmp_path: Path
-) -> None:
-    for number, part_of_host in enumerate(two):
-        for folder in ("control", "deaths"):
-            (part_of_host / folder).mkdir()
-        (part_of_host / "control" / "stall-00000010.json").write_text(json.dumps({"rank": 2 * number}))
-        (part_of_host / "deaths" / f"node{number}.jsonl").write_text("{}\n")
-        (part_of_host / "ranks" / f"{2 * number:05d}" / "stacks.1.txt").write_text("Thread")
-    code, _, _ = bring(*two, into=tmp_path / "all")
-    assert code == 0
-    collected = files(tmp_path / "all")
-    assert {"deaths/node0.jsonl", "deaths/node1.jsonl", "ranks/00002/stacks.1.txt"} <= set(collected)
-    assert not any(name.startswith("control/") for name in collected)
 
 
 def test_a_different_file_of_the_same_name_is_never_overwritten(two: tuple[Path, Path], tmp_path: Path) -> None:
@@ -223,17 +190,6 @@ def test_a_disk_that_fills_is_told_and_the_copy_goes_on_when_there_is_room(
     assert not list(tmp_path.rglob(".large*"))
     assert collect(names, tmp_path / "whole", None, Format.JSON).exit_code == 0
     assert (tmp_path / "whole" / wire.TRACES_FOLDER / "large.pt.trace.json.gz").stat().st_size == 20_000
-
-
-def test_samples_of_two_containers_with_one_host_name_are_both_kept(tmp_path: Path) -> None:
-    one, other = part(tmp_path / "a", "node1", [0, 1]), part(tmp_path / "b", "node2", [2, 3])
-    (other / wire.NVML_FOLDER / "node2.jsonl").rename(other / wire.NVML_FOLDER / "node1.jsonl")
-    for _ in range(2):
-        bring(one, other, into=tmp_path / "whole")
-    assert sorted(path.name for path in (tmp_path / "whole" / wire.NVML_FOLDER).iterdir()) == [
-        "node1.1.jsonl",
-        "node1.jsonl",
-    ]
 
 
 @pytest.mark.parametrize(

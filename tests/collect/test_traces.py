@@ -12,9 +12,7 @@ import pytest
 from perfscope.commands.collect import collect
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
-from perfscope.errors import UsageError
 from perfscope.renderers import Format, render
-from perfscope.sources.traces.files import find_traces
 from tests.conftest import ROOT
 from tests.engine.storing import copy_with_partials
 
@@ -76,27 +74,3 @@ def test_a_trace_without_partials_comes_along(parts: list[Path], tmp_path: Path)
     data = bring(parts, tmp_path / "run", traces="none")
     assert names(tmp_path / "run") == ["node1", "node2"]
     assert [part["left_traces"] for part in data["parts"]] == [0, 0]
-
-
-def test_both_windows_of_a_process_stay_where_they_are(tmp_path: Path) -> None:
-    part = copy_with_partials(LIGHT, tmp_path)
-    data = bring([part], tmp_path / "run", traces="none")
-    assert names(tmp_path / "run") == []
-    assert data["parts"][0]["left_traces"] == 2
-    analysis = analyze([tmp_path / "run"], Plan(only=frozenset({"breakdown"})))
-    assert analysis.windows.is_paired
-    assert not analysis.damage
-    bring([part], tmp_path / "run", traces="0")
-    assert len(find_traces([str(tmp_path / "run" / "traces")])) == 2
-
-
-def test_ranks_that_are_no_numbers_are_refused(parts: list[Path], tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="not a list of numbers"):
-        bring(parts, tmp_path / "run", traces="every")
-
-
-def test_the_table_says_what_stayed(parts: list[Path], tmp_path: Path) -> None:
-    outcome = collect([str(part) for part in parts], tmp_path / "run", traces="none")
-    assert outcome.report is not None
-    text = render(outcome.report, Format.MARKDOWN)
-    assert "2 traces stay where they are; the same command with `--traces RANKS` brings those of ranks." in text

@@ -49,13 +49,6 @@ def test_what_is_launched_into_a_graph_is_no_loss(tmp_path: Path) -> None:
     assert "1 of 11 launches" in line
 
 
-def test_streams_that_are_addresses_lose_no_kernel(tmp_path: Path) -> None:
-    events = [{**event, "args": {**event["args"], "stream": "0x0"}} for event in SOUND]
-    assert problems(tmp_path, events) == []
-    trace = read_trace(tmp_path / "rank0.json")
-    assert (len(trace.device), set(trace.device.stream.tolist()), trace.damage) == (10, {0}, ())
-
-
 def test_a_gpu_trace_that_is_cut_before_its_kernels_is_no_run_on_a_cpu(tmp_path: Path) -> None:
     path = write(tmp_path / "rank0.json", [*SOUND[::2], *SOUND[1::2]], kineto, **distributed(0))
     text = path.read_text()
@@ -66,16 +59,3 @@ def test_a_gpu_trace_that_is_cut_before_its_kernels_is_no_run_on_a_cpu(tmp_path:
     skipped = {skip.analyzer: skip.reason for skip in analyze([path]).skipped}
     assert skipped["breakdown"] == "every trace is cut off or damaged before its GPU events"
     assert skipped["kernels"] == skipped["breakdown"]
-
-
-def test_a_trace_of_the_recording_of_a_graph_has_no_gpu_events_to_lose(tmp_path: Path) -> None:
-    recording = [
-        call("cudaStreamBeginCapture", 451, 452, launch=97),
-        call("cudaLaunchKernel", 453, 455, launch=98),
-        call("cudaStreamEndCapture", 456, 457, launch=99),
-    ]
-    paths = [
-        write(tmp_path / f"{place}_rank0.json", events, **distributed(0), baseTimeNanoseconds=place * 10**9)
-        for place, events in enumerate((SOUND, recording))
-    ]
-    assert find_problems([summarize(read_trace(path)) for path in paths]) == []

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import errno
-import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -22,8 +17,6 @@ from perfscope.engine.execution import measure_on_dask
 from perfscope.engine.measuring import measure
 from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
-from perfscope.errors import PerfscopeError
-from tests.conftest import environment
 from tests.engine.test_many_traces import files_of, job
 
 pytestmark = pytest.mark.slow
@@ -91,54 +84,3 @@ def test_a_trace_that_kills_every_worker_is_named_and_the_others_are_answered_fo
     assert sorted(answers) == paths
     assert [path for path, answer in answers.items() if answer.summary is None] == [paths[4]]
     assert "its worker was killed" in answers[paths[4]].damage[0]
-
-
-def has_no_space(files: TraceFiles) -> MeasuredTrace:
-    if Path(files.path).name == VICTIM:
-        raise OSError(errno.ENOSPC, "No space left on device")
-    return measure(files, TASK)
-
-
-def test_a_failure_in_a_worker_is_named_as_what_it_is(tmp_path: Path) -> None:
-    paths = job(tmp_path, 6)
-    with cluster(2) as scheduler:
-        answers = {answer.path: answer for answer in measure_on_dask(has_no_space, files_of(paths), scheduler)}
-    assert sorted(answers) == paths
-    (problem,) = answers[paths[4]].damage
-    assert problem == f"{paths[4]} could not be measured: OSError: [Errno 28] No space left on device"
-
-
-def kills_the_scheduler(pid: int, files: TraceFiles) -> MeasuredTrace:
-    if Path(files.path).name == VICTIM:
-        os.kill(pid, signal.SIGKILL)
-        time.sleep(LONGEST_S)
-    return measure(files, TASK)
-
-
-def test_a_scheduler_that_ends_is_said_so(tmp_path: Path) -> None:
-    paths = job(tmp_path, 6)
-    file = tmp_path / "scheduler.json"
-    dask_scheduler = [sys.executable, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", "0"]
-    dask_worker = [sys.executable, "-m", "distributed.cli.dask_worker", "--no-nanny", "--no-dashboard"]
-    place = {"--scheduler-file": str(file)}
-    words = [word for pair in place.items() for word in pair]
-    settings = {**environment(), "DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "2s"}
-    with (tmp_path / "log").open("wb") as log:
-        scheduler = subprocess.Popen([*dask_scheduler, *words], stdout=log, stderr=log, env=settings)
-        worker = subprocess.Popen([*dask_worker, *words], stdout=log, stderr=log, env=settings, cwd=tmp_path)
-    try:
-        deadline = time.monotonic() + LONGEST_S
-        while not file.exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-        address = json.loads(file.read_text())["address"]
-        measuring = partial(kills_the_scheduler, scheduler.pid)
-        with (
-            dask.config.set({"distributed.comm.timeouts.connect": "2s"}),
-            pytest.raises(PerfscopeError, match="the Dask scheduler ended before every trace was measured"),
-        ):
-            list(measure_on_dask(measuring, files_of(paths), address))
-    finally:
-        for process in (worker, scheduler):
-            process.kill()
-            process.wait()

@@ -11,7 +11,6 @@ import pytest
 import perfscope
 from perfscope.engine.kernel_patterns import read_patterns
 from perfscope.engine.run import Plan, analyze
-from perfscope.engine.sides import read_side
 from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT
 from tests.conftest import perfscope as run_command
@@ -50,21 +49,6 @@ def test_the_options_file_has_a_pattern_a_line(tmp_path: Path) -> None:
     opened: Any = perfscope.open(str(trace), kernels=["swap_experts"]).results.kernels.data()
     assert names == opened["names"]
     assert {entry["name"]: entry["work"] for entry in names}[NAME] == "communication"
-
-
-@pytest.mark.parametrize("arguments", [("whatif", str(REAL)), ("compare", str(REAL), str(REAL))])
-def test_other_commands_read_them_too(arguments: tuple[str, ...], tmp_path: Path) -> None:
-    (tmp_path / "kernels.txt").write_text("nvjet_sm90\n")
-    ended = run_command(*arguments, "--kernels", "kernels.txt", cwd=tmp_path)
-    assert ended.code == 0, ended.stderr
-    assert run_command(*arguments, "--kernels", "missing.txt", cwd=tmp_path).code == 1
-
-
-def test_a_side_of_a_comparison_is_read_with_them() -> None:
-    plain, mine = (read_side(str(REAL), Plan(kernels=patterns)).budget for patterns in ((), ("nvjet_sm90",)))
-    assert plain is not None
-    assert mine is not None
-    assert plain.terms != mine.terms
 
 
 @pytest.mark.parametrize(("content", "problem"), [("a(b\n", "is no regular expression"), ("# none\n", "no pattern")])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 from collections.abc import Sequence
 from functools import partial
@@ -133,17 +132,6 @@ def test_a_damaged_rank_is_reported_and_the_others_are_answered_for(tmp_path: Pa
     assert any("1 of 4 ranks have no trace: 3" in line for line in analysis.damage)
 
 
-def test_the_numbers_of_a_damaged_rank_are_marked(tmp_path: Path) -> None:
-    shutil.copytree(FIXTURES / "ddp4", tmp_path / "traces")
-    cut(tmp_path / "traces" / "rank1.pt.trace.json.gz", kept=0.9)
-    answer = perfscope("analyze", "traces", cwd=tmp_path)
-    assert answer.code == 4
-    assert "1 (damaged)" in answer.stdout
-    assert "warning: traces/rank1.pt.trace.json.gz: its gzip stream is cut off" in answer.stderr
-    data = json.loads(told("traces", cwd=tmp_path))
-    assert [entry["damaged"] for entry in data["results"]["breakdown"]["ranks"]] == [False, True]
-
-
 def test_a_trace_that_breaks_an_analyzer_leaves_the_other_answers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,21 +149,6 @@ def test_missing_ranks_are_named_unless_one_trace_was_meant(tmp_path: Path) -> N
     paths = job(tmp_path, 3, world=5)
     assert analyzed(*paths).damage == ("2 of 5 ranks have no trace: 3, 4",)
     assert analyzed(paths[1]).damage == ()
-
-
-def test_two_traces_of_one_rank_at_the_same_time_are_both_shown_and_named(tmp_path: Path) -> None:
-    paths = job(tmp_path, 1)
-    shutil.copy(paths[0], tmp_path / "copy.json.gz")
-    analysis = analyzed(tmp_path)
-    assert ranks(analysis) == [0, 0]
-    (line,) = analysis.damage
-    assert line.startswith("rank 0 has 2 traces of the same time")
-
-
-def test_ranks_without_gpu_events_among_others_are_named(tmp_path: Path) -> None:
-    job(tmp_path, 2, world=3)
-    write(tmp_path / "rank002.json", [step(1, 0, 10)], **distributed(2, 3))
-    assert analyzed(tmp_path).damage == ("1 of 3 traces contain no GPU events, others do: rank 2",)
 
 
 def test_traces_of_different_jobs_are_told(tmp_path: Path) -> None:
@@ -210,14 +183,6 @@ def test_a_folder_may_hold_other_json(tmp_path: Path) -> None:
     assert analyzed(tmp_path).damage == ()
     (tmp_path / "rank9.trace.json").write_text('{"lr": 0.1}')
     assert any("rank9.trace.json is not a trace" in line for line in analyzed(tmp_path).damage)
-
-
-def test_traces_are_found_by_pattern_and_below_folders(tmp_path: Path) -> None:
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    job(tmp_path / "deep" / "er", 3)
-    assert ranks(analyzed(tmp_path / "deep")) == [0, 1, 2]
-    assert ranks(analyzed(str(tmp_path / "deep/*/rank00[12]*"))) == [1, 2]
-    assert ranks(analyzed(str(tmp_path / "**/*.gz"))) == [0, 1, 2]
 
 
 def test_traces_are_read_through_fsspec(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from perfscope.commands.profile.completion import _summarize_run
 from perfscope.engine import measuring, partials
 from perfscope.engine.measuring import measure
-from perfscope.engine.partials import FLOOR_BYTES, LARGEST_SHARE, get, load, put, storable, to_content
+from perfscope.engine.partials import get, load, put, storable, to_content
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
 from perfscope.engine.tasks import MeasuredTrace, Task
 from perfscope.engine.windows import TraceFiles
@@ -100,13 +100,6 @@ def test_what_is_read_is_what_was_measured(name: str, tmp_path: Path) -> None:
             assert pack_value(again.partials[analyzer.name], kind) == pack_value(expected.partials[analyzer.name], kind)
 
 
-@pytest.mark.parametrize("name", TRACES)
-def test_a_file_keeps_to_its_share_of_the_trace(name: str, tmp_path: Path) -> None:
-    trace = written(name, tmp_path)
-    size = Path(partials_path(str(trace))).stat().st_size
-    assert size <= max(FLOOR_BYTES, LARGEST_SHARE * trace.stat().st_size)
-
-
 def test_what_does_not_fit_is_left_out_and_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partials, "FLOOR_BYTES", 2500)
     monkeypatch.setattr(partials, "LARGEST_SHARE", 0.0)
@@ -115,16 +108,6 @@ def test_what_does_not_fit_is_left_out_and_lacking(tmp_path: Path, monkeypatch: 
     assert "breakdown" in again.partials
     assert "kernels" in lacking
     assert Path(partials_path(str(trace))).stat().st_size <= 2500
-
-
-def test_partials_serve_the_events_that_change_nothing(tmp_path: Path) -> None:
-    files = TraceFiles(str(written(TRACES[0], tmp_path)))
-
-    def lacking(events: Events) -> tuple[str, ...]:
-        return get(files, Task(("kernels", "collectives"), events), frozenset())[1]
-
-    assert lacking(Events.OPERATOR_TIMES) == ()
-    assert lacking(Events.OPERATORS) == ("kernels",)
 
 
 def test_what_was_measured_of_a_trace_that_is_replaced_meanwhile_is_not_taken(
@@ -175,21 +158,6 @@ def test_partials_of_another_version_or_other_code_are_refused(tmp_path: Path, m
         load(path)
 
 
-def test_the_fingerprint_changes_with_the_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "trace.py").write_text("A = 1\n")
-    monkeypatch.setattr(partials, "_PACKAGE", tmp_path)
-    before = partials.fingerprint.__wrapped__()
-    (tmp_path / "tables" / "trace.py").write_text("A = 2\n")
-    changed = partials.fingerprint.__wrapped__()
-    assert changed != before
-    (tmp_path / "tables" / "notes.txt").write_text("not of the code")
-    assert partials.fingerprint.__wrapped__() == changed
-    (tmp_path / "tables" / "below").mkdir()
-    (tmp_path / "tables" / "below" / "trace.py").write_text("B = 1\n")
-    assert partials.fingerprint.__wrapped__() != changed
-
-
 def test_a_trace_that_could_not_be_measured_is_not_stored(tmp_path: Path) -> None:
     files = TraceFiles(str(tmp_path / "none.json"))
     assert not put(files, measure(files, TASK), TASK, (Identity("a", 1, "0"),))
@@ -221,7 +189,3 @@ def test_a_partial_depends_on_no_other_events_than_its_analyzer_says(name: str) 
                     analyzer.name,
                     event,
                 )
-
-
-def test_partials_stand_beside_their_trace() -> None:
-    assert partials_path("a/b.pt.trace.json.gz") == partials_path("a/b.pt.trace.json") == "a/b.pt.trace.partials"

@@ -64,12 +64,6 @@ def test_every_result_of_traces_says_which_window_it_is_of(tmp_path: Path) -> No
     assert report.data["windows"] == {"times": "light", "causes": "operators", "notes": []}
 
 
-def test_the_light_times_are_exactly_those_of_the_light_trace_alone(tmp_path: Path) -> None:
-    ((_, light),) = job(tmp_path, [STEPS])
-    paired, alone = (results(analyze([path]))["breakdown"]["ranks"] for path in (tmp_path, light))
-    assert paired == alone
-
-
 def test_where_one_rank_ran_something_else_all_ranks_are_of_the_windows_with_operators(tmp_path: Path) -> None:
     job(tmp_path, [STEPS, OTHER])
     analysis = analyze([tmp_path])
@@ -97,12 +91,6 @@ def test_what_only_the_light_window_ran_is_left_out_of_the_pairs_and_counted(wor
     calls = {entry["name"]: entry["calls"] for entry in results(analysis)["kernels"]["operators"]}
     assert calls["(no operator)"] == 1
     assert calls["aten::mm_0"] == 6
-
-
-def test_the_same_reason_is_said_once_for_all_ranks(tmp_path: Path) -> None:
-    job(tmp_path, [OTHER, STEPS, OTHER, OTHER])
-    (note,) = analyze([tmp_path]).windows.notes
-    assert note.startswith("The light windows are left out: on rank 0, 2-3 step 11 is not step 6 again")
 
 
 def test_where_one_rank_has_no_light_window_none_is_used(tmp_path: Path) -> None:
@@ -142,14 +130,6 @@ def test_a_light_trace_that_cannot_be_read_is_damage_and_the_other_window_answer
     assert any("is empty" in line for line in analysis.damage)
 
 
-def test_a_light_trace_that_is_cut_off_is_damage_and_the_other_window_answers(tmp_path: Path) -> None:
-    light = job(tmp_path, [STEPS, STEPS])[0][1]
-    light.write_bytes(light.read_bytes()[:-300])
-    analysis = analyze([tmp_path])
-    assert steps_of(analysis) == [OPERATOR_STEPS, OPERATOR_STEPS]
-    assert any("cut off" in line for line in analysis.damage)
-
-
 def test_a_window_with_operators_that_cannot_be_read_leaves_the_light_times(tmp_path: Path) -> None:
     operators = job(tmp_path, [STEPS])[0][0]
     operators.write_bytes(b"")
@@ -177,13 +157,6 @@ def test_the_processes_of_a_restarted_rank_are_paired_apart(tmp_path: Path) -> N
         TraceFiles(str(light_folder / f"node_{pid}.9.pt.trace.json.gz"), str(folder / f"node_{pid}.4.pt.trace.json.gz"))
         for pid in (100, 555)
     }
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_backend_pairs_alike(workers: int, tmp_path: Path) -> None:
-    job(tmp_path, [STEPS, OTHER])
-    plan = Plan(execution=Execution(workers))
-    assert steps_of(analyze([tmp_path], plan)) == [OPERATOR_STEPS, OPERATOR_STEPS]
 
 
 def test_the_records_of_a_run_say_which_trace_is_which(tmp_path: Path) -> None:

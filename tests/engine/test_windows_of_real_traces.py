@@ -68,14 +68,9 @@ def without_differences(value: Any) -> Any:
 @pytest.mark.parametrize(
     "folder",
     [
-        TRACES / "single",
         TRACES / "ddp4",
         PIPELINES / "pp4_1f1b_m8",
-        PIPELINES / "pp4_gpipe_m8",
-        PIPELINES / "megatron_pp2_m4",
         PIPELINES / "megatron_pp2_interleaved_m4",
-        PIPELINES / "ds_pp2_m8",
-        PIPELINES / "ds_pp4",
     ],
     ids=lambda folder: folder.name,
 )

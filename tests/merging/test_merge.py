@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 
@@ -93,7 +92,6 @@ PIPELINE = FIXTURES / "pipeline" / "pp4_1f1b_m8"
 ZERO = FIXTURES / "runs" / "h200_zero1"
 GLOO = FIXTURES / "traces" / "gloo2"
 ALL = [BASE, PIPELINE, ZERO, GLOO, FIXTURES / "pipeline" / "megatron_pp2_interleaved_m4"]
-_HOST = "host"
 
 
 def traces_of(merged: MergedFile) -> list[tuple[int, Event, Decimal]]:
@@ -144,22 +142,6 @@ def test_every_event_is_there_once_and_moved_by_the_offset_of_its_rank(folder: P
                 expected[position, event["ph"], event["name"], time_us, event.get("dur"), _arguments(event)] += 1
     assert moved == expected
     assert sum(trace["events"] for trace in merged.said["traces"]) >= len(own)
-
-
-def test_arrows_and_threads_of_ranks_are_kept_apart(merge_into: MergeInto) -> None:
-    merged = merge_into(BASE)
-    owners: dict[tuple[str, int], set[int]] = defaultdict(set)
-    for event in merged.events:
-        if event["ph"] in "sf":
-            owners[event["cat"], event["id"]].add(event["pid"] // 10_000)
-    assert all(len(ranks) == 1 for ranks in owners.values())
-    documents = [document["traceEvents"] for _, document, _ in traces_of(merged)]
-    launches = [
-        {event["id"] for event in events if (event["ph"], event.get("cat")) == ("s", "ac2g")} for events in documents
-    ]
-    before = sum(map(len, launches))
-    after = {event["id"] for event in merged.events if event["ph"] == "s" and event["cat"] == "ac2g"}
-    assert len(after) == before
 
 
 def test_common_collectives_end_together_within_the_printed_residual(merge_into: MergeInto) -> None:
@@ -253,18 +235,6 @@ def test_a_stage_of_a_pipeline_runs_a_pass_or_has_a_bubble(merge_into: MergeInto
     assert begins == sorted(begins)
 
 
-def test_counters_of_nvml_stand_under_the_gpu_of_their_rank(merge_into: MergeInto) -> None:
-    merged = merge_into(ZERO)
-    (first, last) = (min(event["ts"] for event in merged.events if event["ph"] == "X"),
-                     max(event["ts"] for event in merged.events if event["ph"] == "X"))  # fmt: skip
-    counters = [event for event in merged.events if event["ph"] == "C"]
-    assert {event["pid"] for event in counters} == {merged.process(f"rank {rank}: GPU") for rank in range(4)}
-    power = [event["args"]["value"] for event in counters if event["name"] == "NVML power (W)"]
-    assert power
-    assert all(50 < value < 800 for value in power)
-    assert all(first - 1_100_000 <= event["ts"] <= last + 1_100_000 for event in counters)
-
-
 def test_chosen_ranks_and_steps_are_all_that_is_left(merge_into: MergeInto) -> None:
     whole, part = merge_into(BASE), merge_into(BASE, "--ranks", "1", "--steps", "4", name="part.json.gz")
     assert [trace["rank"] for trace in part.said["traces"]] == [1]
@@ -278,20 +248,6 @@ def test_chosen_ranks_and_steps_are_all_that_is_left(merge_into: MergeInto) -> N
         if event["ph"] in "stf" and event["pid"] != 1:
             arrows[event["id"]].add(event["ph"])
     assert all({"s", "f"} <= phases for phases in arrows.values())
-
-
-def test_one_process_and_two_write_the_same(merge_into: MergeInto) -> None:
-    two = merge_into(PIPELINE)
-    with patch("perfscope.commands.export.available_processors", return_value=1):
-        assert merge_into(PIPELINE, name="one.json.gz").document == two.document
-    assert merge_into(PIPELINE, name="plain.json").document == two.document
-
-
-def test_a_merged_timeline_is_no_rank(merge_into: MergeInto, capsys: pytest.CaptureFixture[str]) -> None:
-    merged = merge_into(BASE)
-    answer = run(capsys, "analyze", merged.path)
-    assert answer.code == 1
-    assert "is a merged timeline of ranks, for viewers" in answer.err
 
 
 @pytest.mark.parametrize(

@@ -87,36 +87,6 @@ def test_views_workers_and_spans_are_those_of_the_run(server: Server) -> None:
     assert server.ask("spans", run="h200", worker="vm_968") == ["1"]
 
 
-def test_overview_has_the_profiled_step_and_its_gpu(server: Server) -> None:
-    overview = server.ask("overview", run="h200", worker="vm_968", span="1", view="Overview")
-    # Once by the host and once by the device: the plugin takes both annotations for steps.
-    assert {row[0] for row in overview["steps"]["rows"]} == {"5"}
-    assert "NVIDIA H200" in json.dumps(overview["gpu_metrics"])
-    cpu = server.ask("workers", run="cpu", view="Overview")[0]
-    steps = server.ask("overview", run="cpu", worker=cpu, span="1", view="Overview")["steps"]["rows"]
-    assert [row[0] for row in steps] == ["4", "5", "6"]  # the default window
-
-
-def test_operators_and_kernels_are_listed(server: Server) -> None:
-    where = {"run": "h200", "worker": "vm_968", "span": "1", "group_by": "Operation"}
-    operators = server.ask("operation/table", **where)["data"]
-    assert {"aten::mm", "aten::addmm"} & {row["name"] for row in operators}
-    kernels = server.ask("kernel", **where)["total"]["rows"]
-    assert any("nccl" in name for name, _ in kernels)
-    assert server.ask("kernel/table", **where)["data"]["rows"]
-    cpu = server.ask("workers", run="cpu", view="Operator")[0]
-    called = server.ask("operation/table", run="cpu", worker=cpu, span="1", group_by="Operation")["data"]
-    assert {row["name"]: row["calls"] for row in called}["aten::embedding"] == 3 * 2  # steps x micro-batches
-
-
-def test_memory_is_there_where_it_was_recorded(server: Server) -> None:
-    worker = server.ask("workers", run="cpu", view="Memory")[0]
-    where = {"run": "cpu", "worker": worker, "span": "1"}
-    assert "aten::empty" in {row[0] for row in server.ask("memory", **where)["rows"]["CPU"]}
-    assert len(server.ask("memory_curve", **where)["rows"]["CPU"]) > 10
-    assert server.ask("memory_events", **where)["rows"]["CPU"]
-
-
 def test_the_distributed_view_has_every_rank(server: Server) -> None:
     (worker,) = server.ask("workers", run="h200", view="Distributed")
     where = {"run": "h200", "worker": worker, "span": "1"}

@@ -17,9 +17,8 @@ from prometheus_client.openmetrics import parser
 
 from benchmarks import kept_run
 from perfscope.analyzers.mfu import analyze
-from perfscope.errors import SourceError
 from perfscope.sources.runs.run import read_run
-from perfscope.watching.job import RECENT, WatchedJob, read_end
+from perfscope.watching.job import RECENT, WatchedJob
 from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
 from perfscope.watching.screen import print_once
 from perfscope.wire.incidents import DeathRecord
@@ -101,50 +100,6 @@ def test_a_fifo_in_the_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None
     assert "no step" not in print_once(look(job))
 
 
-def test_ranks_that_share_samples_count_once_and_few_steps_give_no_figure(tmp_path: Path) -> None:
-    job = Job(tmp_path / "RUN")
-    for rank in range(2):
-        parallel = {"coordinates": {"dp": 0, "pp": 0, "tp": rank}, "sizes": {"dp": 1, "pp": 1, "tp": 2}}
-        job.add_line(rank, "parallel.json", json.dumps(parallel))
-        job.add_steps(rank, 1, 4)
-    assert (look(job).step_ns(), look(job).per_second("tokens")) == (None, None)
-    assert "no step time: fewer than 5 undisturbed steps" in print_once(look(job))
-    for rank in range(2):
-        job.add_steps(rank, 5, 20)
-    assert look(job).per_second("tokens") == pytest.approx(400 / 0.1)
-
-
-def test_the_end_of_a_file_is_its_whole_lines_also_of_a_million(tmp_path: Path) -> None:
-    path = tmp_path / "steps.jsonl"
-    assert read_end(path) == []
-    path.write_bytes(b"one\ntwo\nthr")
-    assert read_end(path) == [b"one", b"two"]
-    path.write_bytes(b"".join(b'{"step":%d}\n' % step for step in range(1_000_000)))
-    lines = read_end(path)
-    assert lines[-1] == b'{"step":999999}'
-    assert sum(map(len, lines)) < 65536
-    assert all(line.startswith(b'{"step":') for line in lines)
-
-
-@pytest.mark.parametrize("jump_s", [-7200, 7200])
-def test_a_clock_that_was_set_ends_no_job(jump_s: int, tmp_path: Path) -> None:
-    """Steps from the future are new, and those that were written just now are not old."""
-    job = Job(tmp_path / "RUN")
-    job.now_ns -= jump_s * 10**9
-    for rank in range(2):
-        record = RankRecord(rank, 2, "node", 1000 + rank, job.now_ns, 0, "3.11")
-        (job.folder / "ranks" / f"{rank:05d}" / "rank.json").write_bytes(to_line(record))
-        job.add_steps(rank, 1, 50)
-    watched = look(job)
-    ages = [rank.age_ns(watched.wall_ns) for rank in watched.ranks.values()]
-    assert all(age is not None and age >= 0 for age in ages)
-    assert all((age == 0) == (jump_s < 0) and (age or 0) < 60 * 10**9 for age in ages)
-    assert not any(watched.is_stalled(rank) for rank in watched.ranks.values())
-    assert "finish no step" not in print_once(watched)
-    assert watched.step_ns() == 100 * MS
-    assert "50" in print_once(watched)
-
-
 def test_a_rank_that_its_watchdog_says_is_stalled_is_until_it_resumes(tmp_path: Path) -> None:
     job = Job(tmp_path / "RUN")
     for rank in range(2):
@@ -191,31 +146,6 @@ def test_a_killed_rank_has_ended_and_the_job_is_over_minutes_after_the_last(
         watched.look()
     assert not watched.is_over
     assert [rank.has_ended for rank in watched.ranks.values()] == [True, False]
-
-
-def test_a_death_counts_that_is_noted_before_its_process_is_found_and_the_latest_attempt_is_the_rank(
-    tmp_path: Path,
-) -> None:
-    job = Job(tmp_path / "RUN", ranks=1)
-    job.add_steps(0, 1, 5)
-    watched = look(job)
-    for attempt in (9, 11):
-        shutil.copytree(job.folder / "ranks" / "00000", job.folder / "ranks" / f"00000.{attempt}")
-    with (job.folder / "ranks" / "00000.11" / "steps.jsonl").open("ab") as file:
-        file.write(to_line(StepRecord(6, 600 * MS, "optimizer", 100 * MS)) * 2)  # the same step twice
-    (job.folder / "deaths").mkdir()
-    death = asdict(DeathRecord(0, 11, 1000, job.now_ns, 0, signal=9))
-    (job.folder / "deaths" / "node.jsonl").write_text(json.dumps(death) + "\n")
-    for _ in range(9):
-        watched.look()
-    (rank,) = watched.ranks.values()
-    assert (rank.step, rank.has_ended, rank.pace_ns) == (6, True, 100 * MS)
-
-
-def test_a_rank_of_which_nothing_is_known_is_named(tmp_path: Path) -> None:
-    job = Job(tmp_path / "RUN", ranks=3)
-    shutil.rmtree(job.folder / "ranks" / "00001")
-    assert "no sign of rank 1 yet" in print_once(look(job))
 
 
 def test_a_run_without_steps_and_one_that_has_ended_are_shown(tmp_path: Path) -> None:
@@ -285,19 +215,6 @@ def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
     target.publish("b\n# EOF\n")
     assert (tmp_path / "perfscope.prom").read_text() == "b\n# EOF\n"
     assert list(tmp_path.iterdir()) == [tmp_path / "perfscope.prom"]
-
-
-def test_a_disk_that_is_full_meanwhile_ends_no_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = FileTarget(tmp_path / "metrics.prom")
-    target.publish("first")
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device")))
-        target.publish("second")
-        assert [path.read_text() for path in tmp_path.iterdir()] == ["first"]
-        with pytest.raises(SourceError, match="No space left on device"):
-            FileTarget(tmp_path / "another.prom").publish("first")
-    target.publish("third")
-    assert (tmp_path / "metrics.prom").read_text() == "third"
 
 
 @pytest.mark.parametrize(("word", "problem"), [("99999", "no port"), ("/none/at/all", "not a folder")])

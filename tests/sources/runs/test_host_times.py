@@ -113,14 +113,6 @@ def test_a_long_step_has_the_sleep_and_those_before_it_their_usual_work() -> Non
     assert found == {row: [8_000, 0, 0, 2, 0] for row in range(1, 33)}
 
 
-def test_records_that_count_for_their_own_step_are_as_they_were() -> None:
-    reads = {step: HostWork(step, 2 * step, 3, 4, 5) for step in (2, 3, 5)}
-    found = columns(to_steps(0, 0, make_records([10] * 6, reads)).host)
-    assert found == {step - 1: list(work[:-1]) for step, work in reads.items()}
-    mixed = columns(to_steps(0, 0, make_records([10] * 8, {**reads, 8: HostWork(18, 0, 0, 0, 0, 3)})).host)
-    assert mixed == {**found, **{row: [6, 0, 0, 0, 0] for row in (5, 6, 7)}}
-
-
 @pytest.mark.parametrize("harm", ["lost inside", "lost before", "lost read", "clock", "first"])
 def test_nothing_is_spread_over_lost_steps_and_clocks_that_jump(harm: str) -> None:
     reads = {step: HostWork(80, 0, 0, 0, 0, 8) for step in (8, 16, 24)}

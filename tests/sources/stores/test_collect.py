@@ -14,11 +14,9 @@ from perfscope.collect.parts import Unreachable
 from perfscope.commands.collect import collect
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
-from perfscope.errors import SourceError, UsageError
 from perfscope.renderers import Format, render
-from tests.conftest import perfscope
 from tests.engine.storing import copy_with_partials
-from tests.sources.stores.conftest import RUN, without_keys
+from tests.sources.stores.conftest import RUN
 from tests.sources.stores.faults import ALWAYS, Faults, faulty
 from tests.sources.stores.server import ACCESS_KEY, SECRET_KEY
 from tests.sources.stores.test_s3 import PARTIALS, TRACES
@@ -103,11 +101,6 @@ def test_a_run_in_a_store_comes_together_without_its_traces_and_with_those_that_
     assert contents(tmp_path / "run") == contents(run)
 
 
-def test_all_of_a_run_is_what_it_is_in_the_store(server: str, bring: Bring, run: Path, tmp_path: Path) -> None:
-    assert bring(server)[0] == 0
-    assert contents(tmp_path / "run") == contents(run)
-
-
 def test_parts_in_a_store_and_in_a_folder_are_one_run(server: str, bring: Bring, run: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(run, tmp_path / "folder"))
     shutil.rmtree(folder / "ranks" / "00000")
@@ -131,17 +124,6 @@ def test_a_store_that_fails_for_a_while_gives_all_of_it(
         assert bring(address, traces="0")[0] == 0
         assert traces(tmp_path / "run")[:1] == TRACES[:1]
         assert answer(tmp_path / "run") == answer(run)
-
-
-def test_a_silent_store_is_asked_again(
-    server: str, bring: Bring, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import s3fs
-
-    monkeypatch.setattr(s3fs.S3FileSystem, "read_timeout", 1)
-    with faulty(server, Faults(silent={RECORD: 1, PARTIALS: 1})) as address:
-        assert bring(address, partials=True)[0] == 0
-    assert answer(tmp_path / "run") == answer(run)
 
 
 @pytest.mark.parametrize(
@@ -188,32 +170,3 @@ def test_a_store_that_gives_nothing_changes_nothing(
     with faulty(server, Faults(lost="hosts/")) as address, pytest.raises(Unreachable, match=r"no part could be copied"):
         bring(address)
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("location", ["s3://nothing/run", "s3://runs/nothing"])
-def test_what_is_not_there_is_named_and_the_others_are_collected(server: str, bring: Bring, location: str) -> None:
-    code, data = bring(server, URL, location, partials=True)
-    assert (code, data["warnings"]) == (4, [f"{location} does not exist"])
-
-
-def test_a_folder_of_a_store_that_is_no_run_is_refused(server: str, bring: Bring) -> None:
-    with pytest.raises(SourceError, match="s3://runs/logs is not a part of a run"):
-        bring(server, "s3://runs/logs")
-
-
-def test_missing_credentials_are_one_plain_sentence(server: str, tmp_path: Path) -> None:
-    variables = {"AWS_ENDPOINT_URL": server, **without_keys(tmp_path)}
-    ended = perfscope("collect", URL, "-o", "run", cwd=tmp_path, **variables)
-    assert ended.code == 1
-    assert f"no part could be copied: {URL} cannot be read: no credentials were found" in ended.stderr
-    assert "Traceback" not in ended.stderr
-
-
-def test_what_cannot_be_a_part_or_a_run_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(UsageError, match="is a URL"):
-        collect([URL], Path("s3://runs/merged"))
-    with pytest.raises(UsageError, match="was given with a password") as error:
-        collect(["https://me:what-nobody-may-see@host/run"], tmp_path / "run")
-    assert "what-nobody" not in str(error.value)
-    assert not list(tmp_path.iterdir())

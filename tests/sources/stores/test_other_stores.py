@@ -10,11 +10,9 @@ from typing import BinaryIO, cast
 import fsspec
 import pytest
 
-from perfscope.engine.inputs import find_inputs
 from perfscope.engine.run import analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
-from perfscope.sources.stores.location import url_of
 from perfscope.sources.stores.reading import StoredFile, list_below, open_stored, read_all
 from tests.sources.stores.conftest import RUN
 
@@ -34,32 +32,6 @@ def test_a_package_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, loc
     with pytest.raises(UsageError, match=f"^{location} cannot be opened: ") as error:
         analyze([location])
     assert error.value.hint == f"pip install 'perfscope-toolkit[{extra}]'"
-
-
-def test_a_package_that_is_there_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    def is_told_too_little(*_: object, **__: object) -> None:
-        raise ValueError("no account")
-
-    monkeypatch.setattr(fsspec.core, "url_to_fs", is_told_too_little)
-    with pytest.raises(UsageError, match=r"^abfs://runs/zero1 cannot be opened: no account$") as error:
-        analyze(["abfs://runs/zero1"])
-    assert error.value.hint is None
-
-
-@pytest.mark.parametrize(
-    ("location", "path", "found", "url"),
-    [
-        ("s3a://bucket/run", "bucket/run", "bucket/run/x", "s3a://bucket/run/x"),
-        ("s3://bucket", "bucket", "bucket/x", "s3://bucket/x"),
-        ("memory://place/run/", "/place/run", "/place/run/x", "memory://place/run/x"),
-        ("http://host/run", "http://host/run", "http://host/run/x", "http://host/run/x"),
-        ("file:///data/run", "/data/run", "/data/run/x", "file:///data/run/x"),
-        ("abfs://c@account/run/*/x*", "c/run/*/x*", "c/run/y/x1", "abfs://c@account/run/y/x1"),
-        ("abfs://c@account/", "c/", "c/x", "abfs://c@account/x"),
-    ],
-)
-def test_what_is_found_is_named_as_its_store_was(location: str, path: str, found: str, url: str) -> None:
-    assert url_of(found, location, path) == url
 
 
 @pytest.fixture
@@ -95,20 +67,6 @@ def test_a_disk_that_cannot_hold_the_records_is_named(
     assert error.value.hint == "TMPDIR names a folder on another disk"
 
 
-def test_a_record_that_is_shorter_than_it_was_listed_is_lost(
-    memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = type(memory).cat_file
-
-    def cut(store: fsspec.AbstractFileSystem, path: str, *range_of: int | None) -> bytes:
-        content: bytes = whole(store, path, *range_of)
-        return content[:-10] if path.endswith("00002/steps.jsonl") else content
-
-    monkeypatch.setattr(type(memory), "cat_file", cut)
-    (line,) = (line for line in read_run_at("memory://bucket/run").damage if "steps.jsonl" in line)
-    assert line.startswith("memory://bucket/run/ranks/00002/steps.jsonl cannot be read: the store sent less of it")
-
-
 def test_a_file_whose_end_the_store_does_not_send_ends_with_an_error(
     memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,8 +87,3 @@ def test_a_name_that_looks_like_a_pattern_is_a_name(memory: fsspec.AbstractFileS
     assert name in list_below("memory://bucket/run")
     assert read_all("memory://bucket/run", {name: 7, "run.json": 1})[name] == b"content"
     assert len(read_run_at("memory://bucket/run").ranks) == 4
-
-
-def test_a_run_whose_folder_looks_like_a_pattern_is_a_run(memory: fsspec.AbstractFileSystem) -> None:
-    memory.copy("/bucket/run", "/bucket/run[1]", recursive=True)
-    assert find_inputs(["memory://bucket/run[1]"]).run is not None

@@ -11,11 +11,9 @@ import pytest
 
 from perfscope.engine.run import Analysis, Plan, analyze
 from perfscope.errors import SourceError, UsageError
-from perfscope.sources.traces.files import find_traces
 from perfscope.wire.traces import partials_path
 from tests.conftest import Ended, perfscope
 from tests.engine.storing import copy_with_partials, without_traces
-from tests.engine.test_dask_workers import cluster
 from tests.sources.stores.conftest import RUN, without_keys
 from tests.sources.stores.faults import ALWAYS, Faults, faulty
 from tests.sources.stores.server import ACCESS_KEY, SECRET_KEY
@@ -83,20 +81,6 @@ def test_traces_in_a_store_give_what_they_give_on_disk(s3: str, ask: Ask) -> Non
     assert stored.inputs == tuple(f"s3://runs/zero1/traces/{name}" for name in TRACES)
 
 
-def test_a_folder_of_runs_in_a_store_stands_for_them(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
-    answer = say(s3, "s3://runs", keys, tmp_path, "--only", "steps")
-    assert json.loads(answer.stdout)["inputs"][0] == "s3://runs/zero1"
-
-
-def test_a_listing_of_several_pages_is_read_to_its_end(s3: str, ask: Ask) -> None:
-    faults = Faults()
-    with faulty(s3, faults) as address:
-        with pytest.raises(UsageError, match="s3://runs/logs holds more than 1,099 JSON files"):
-            ask(address, "s3://runs/logs", most_files=1099)
-        assert faults.pages >= 2
-        assert len(find_traces(["s3://runs/logs"])) == 1100
-
-
 def test_a_trace_that_the_store_lists_late_is_asked_for_by_its_name(s3: str, ask: Ask, whole: str) -> None:
     with faulty(s3, Faults(unlisted=TRACES[1])) as address:
         analysis = ask(address)
@@ -134,15 +118,6 @@ def test_a_connection_that_breaks_is_made_again(s3: str, ask: Ask, whole: str) -
     assert set(faults.cut.values()) == {0}
 
 
-def test_a_trace_whose_connections_all_break_is_lost_and_named(s3: str, ask: Ask) -> None:
-    faults = Faults(cut={TRACES[2]: ALWAYS})
-    with faulty(s3, faults) as address:
-        analysis = ask(address)
-    assert analysis.damage[0].startswith(f"s3://runs/zero1/traces/{TRACES[2]} cannot be read: ")
-    assert len(ranks(analysis)) == 3
-    assert 1 < faults.asked[f"/runs/zero1/traces/{TRACES[2]}"] < 50
-
-
 def test_a_trace_and_a_record_that_were_listed_and_are_gone_are_named(s3: str, ask: Ask) -> None:
     with faulty(s3, Faults(lost=TRACES[3])) as address:
         analysis = ask(address)
@@ -175,18 +150,6 @@ def test_a_store_that_is_silent_is_asked_again(s3: str, ask: Ask, whole: str, mo
     assert set(faults.silent.values()) == {0}
 
 
-def test_workers_of_dask_meet_a_store_that_fails_as_one_process_does(
-    s3: str, keys: dict[str, str], tmp_path: Path
-) -> None:
-    faults = Faults(throttled={TRACES[0]: 2}, cut={TRACES[1]: 1}, lost=TRACES[3])
-    with faulty(s3, faults) as address, cluster(2, variables=keys | {"AWS_ENDPOINT_URL": address}) as scheduler:
-        spread = say(address, "s3://runs/zero1", keys, tmp_path, "--dask", scheduler)
-        assert {*faults.throttled.values(), *faults.cut.values()} == {0}
-        alone = say(address, "s3://runs/zero1", keys, tmp_path, "--workers", "1")
-    assert (spread.code, spread.stdout) == (alone.code, alone.stdout)
-    assert f"s3://runs/zero1/traces/{TRACES[3]} cannot be read: it does not exist" in spread.stderr
-
-
 def test_missing_credentials_are_one_plain_sentence(s3: str, tmp_path: Path) -> None:
     answer = say(s3, "s3://runs/zero1", without_keys(tmp_path), tmp_path)
     assert (answer.code, answer.stdout) == (1, "")
@@ -210,12 +173,6 @@ def test_credentials_that_are_refused_are_named_and_not_shown(
 def test_a_bucket_or_a_folder_that_is_not_there_is_named(s3: str, ask: Ask, location: str) -> None:
     with pytest.raises(SourceError, match=f"^{location} does not exist"):
         ask(s3, location)
-
-
-def test_no_server_is_one_plain_sentence(ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    with pytest.raises(SourceError, match="Could not connect to the endpoint"):
-        ask("http://127.0.0.1:9")
 
 
 def test_credentials_are_neither_printed_nor_written(s3: str, keys: dict[str, str], tmp_path: Path) -> None:
@@ -261,17 +218,6 @@ def absent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    "faults", [{"throttled": {PARTIALS: 2}}, {"cut": {PARTIALS: 1}}, {"unlisted": PARTIALS}], ids=str
-)
-def test_partials_of_a_store_that_fails_for_a_while_are_taken(
-    s3: str, ask: Ask, whole: str, absent: str, faults: dict[str, Any]
-) -> None:
-    with faulty(s3, Faults(**faults)) as address:
-        analysis = ask(address, absent)
-    assert (analysis.damage, answers(analysis)) == ((), whole.replace("runs/zero1", "runs/absent"))
-
-
-@pytest.mark.parametrize(
     ("faults", "reason"),
     [
         ({"throttled": {PARTIALS: ALWAYS}}, "cannot be read: the store refused it each time that it was asked"),
@@ -303,15 +249,6 @@ def test_other_commands_read_a_run_in_a_store(s3: str, keys: dict[str, str], tmp
     on_disk = perfscope(*words, *["runs/zero1"] * places, cwd=tmp_path)
     assert (stored.code, stored.stderr) == (on_disk.code, on_disk.stderr)
     assert stored.stdout == on_disk.stdout.replace("runs/zero1", "s3://runs/zero1")
-
-
-@pytest.mark.parametrize("command", ["analyze --only goodput", "logs"])
-def test_credentials_that_other_commands_miss_are_one_plain_sentence(s3: str, tmp_path: Path, command: str) -> None:
-    answer = perfscope(*command.split(), "s3://runs/zero1", cwd=tmp_path, AWS_ENDPOINT_URL=s3, **without_keys(tmp_path))
-    assert (answer.code, answer.stdout) == (1, "")
-    (line,) = answer.stderr.splitlines()
-    assert line.startswith("perfscope: s3://runs/zero1")
-    assert "no credentials were found" in line
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown() -> None:

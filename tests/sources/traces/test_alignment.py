@@ -85,20 +85,3 @@ def test_as_many_as_can_have_a_twin_and_it_is_of_the_same_layer(seed: int, exper
     assert_twins(first.names, second.names, pairs)
     assert len(pairs) == longest_common(first.names, second.names)
     assert all(first.layer[place] == second.layer[other] for place, other in pairs)
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_any_sequences_have_as_many_twins_as_can_be(seed: int) -> None:
-    draw = random.Random(seed)
-    first, second = ([draw.randrange(6) for _ in range(draw.randrange(60))] for _ in range(2))
-    pairs = pairs_of(first, second)
-    assert_twins(first, second, pairs)
-    assert len(pairs) == longest_common(first, second)
-
-
-def test_of_sequences_that_differ_much_nearly_as_many_are_found() -> None:
-    draw = random.Random(1)
-    first, second = ([draw.randrange(20) for _ in range(1500)] for _ in range(2))
-    pairs = pairs_of(first, second)
-    assert_twins(first, second, pairs)
-    assert len(pairs) > 0.9 * longest_common(first, second)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perfscope.analyzers import clock, collectives
+from perfscope.analyzers import collectives
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Work
-from tests.analyzers.tflops.making import answer
 from tests.sources.traces.making import Event, call, copy, distributed, kernel, span, write
 
 KERNEL = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
@@ -53,13 +51,6 @@ def test_who_came_last_to_an_exchange_without_metadata_is_named(mark: str, tmp_p
     assert [entry["operation"] for entry in entries["operations"]] == ["all_to_all"]
 
 
-def test_who_gets_nothing_may_leave_early_so_that_no_clock_is_aligned_by_it(tmp_path: Path) -> None:
-    reduction = [kernel("ncclKernel_AllReduce_RING_LL", 950_000, 960_000, stream=20)]
-    ranks = [[*exchange(0, 100_000, end), *reduction] for end in (900_000, 600_000)]
-    found = clock.analyze(partials(tmp_path, *ranks))
-    assert (found.ranks[1].offset_ns, found.ranks[1].operations) == (0, 1)
-
-
 @pytest.mark.parametrize(
     ("mark", "thread"),
     [("nccl:send", 100), ("nccl:coalesced", 100), ("nccl:all_to_all", AUTOGRAD), ("## all2all ##", 100)],
@@ -69,19 +60,6 @@ def test_other_transfers_stay_what_they_were(mark: str, thread: int, tmp_path: P
     trace = read_trace(path)
     assert trace.collectives == ()
     assert trace.device.collective.tolist() == [-1]
-
-
-def test_a_rank_without_communication_is_a_stated_doubt(tmp_path: Path) -> None:
-    computing = [kernel("sgemm", 0, 500_000)]
-    for rank, events in enumerate(([*computing, *exchange(0, 600_000, 700_000)], computing)):
-        write(tmp_path / f"rank{rank}.json", events, **distributed(rank, 2))
-    notes = json.dumps(answer("analyze", tmp_path, "--only", "breakdown")["results"]["breakdown"]["notes"])
-    assert "Doubtful: of a job of several ranks, rank 1 shows no communication" in notes
-    alone = tmp_path / "alone"
-    alone.mkdir()
-    write(alone / "rank0.json", computing, **distributed(0, 1))
-    notes = json.dumps(answer("analyze", alone, "--only", "breakdown")["results"]["breakdown"]["notes"])
-    assert "no communication" not in notes
 
 
 def gather(mark: str, *launched: Event) -> list[Event]:

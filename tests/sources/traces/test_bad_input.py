@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import perfscope
-from tests.sources.traces.making import call, compact, distributed, kernel, kineto, step, write
+from tests.sources.traces.making import compact, distributed, kernel, kineto, step, write
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,6 @@ def test_an_event_that_is_nested_too_deeply_is_told_and_left_out(tmp_path: Path,
     assert (entry["device_events"], entry["compute_us"], entry["damaged"]) == (2, 0.02, True)
 
 
-def test_a_path_that_does_not_exist_is_one_line(tmp_path: Path) -> None:
-    answer = perfscope("analyze", "nowhere", cwd=tmp_path)
-    assert (answer.code, answer.stderr) == (1, "perfscope: nowhere does not exist\n")
-
-
 def test_a_folder_without_traces_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = perfscope("analyze", "empty", cwd=tmp_path)
@@ -72,21 +67,6 @@ def test_a_trace_without_gpu_events_says_what_is_not_computed(tmp_path: Path) ->
     assert reasons["breakdown"] == "1 rank: the trace contains no GPU events: CPU run, or a profiler conflict"
 
 
-def test_a_trace_without_steps_is_answered_as_a_whole(tmp_path: Path) -> None:
-    write(tmp_path / "rank0.json", [kernel("gemm", 0, 100)], **distributed(0))
-    answer = perfscope("analyze", "rank0.json", cwd=tmp_path)
-    assert answer.code == 0
-    assert "No profiler steps in the trace of rank 0: only totals are reported." in answer.stdout
-
-
-def test_one_step_is_one_step(tmp_path: Path) -> None:
-    events = [step(4, 0, 50), call("cudaLaunchKernel", 1, 2, launch=1), kernel("gemm", 10, 20, launch=1)]
-    write(tmp_path / "rank0.json", events, **distributed(0))
-    answer = perfscope("analyze", "--format", "json", "rank0.json", cwd=tmp_path)
-    (entry,) = json.loads(answer.stdout)["results"]["breakdown"]["ranks"]
-    assert [each["name"] for each in entry["steps"]] == ["ProfilerStep#4"]
-
-
 def test_impossible_durations_are_told_and_left_out(tmp_path: Path) -> None:
     events = [kernel("gemm", 0, 100), kernel("endless", 0, 10**18), kernel("backwards", 500, 400)]
     write(tmp_path / "rank0.json", events, **distributed(0))
@@ -96,13 +76,3 @@ def test_impossible_durations_are_told_and_left_out(tmp_path: Path) -> None:
     assert entry["window_us"] == 0.1
     assert "1 events have a negative duration and are left out" in answer.stderr
     assert "1 events have a duration of more than seven days and are left out" in answer.stderr
-
-
-def test_a_trace_of_kernels_that_take_no_time_has_no_shares(tmp_path: Path) -> None:
-    write(tmp_path / "rank0.json", [kernel("gemm", 5, 5)], **distributed(0))
-    answer = perfscope("analyze", "--format", "json", "rank0.json", cwd=tmp_path)
-    assert answer.code == 0
-    document = json.loads(answer.stdout)
-    assert document["results"]["breakdown"]["ranks"][0]["window_us"] == 0
-    assert document["results"]["kernels"]["names"][0]["fraction"] is None
-    assert perfscope("analyze", "rank0.json", cwd=tmp_path).code == 0

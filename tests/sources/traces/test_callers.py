@@ -6,10 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from perfscope.sources.traces.products import _may_nest
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events, Trace
 from tests.conftest import ROOT
@@ -44,11 +42,3 @@ def test_operators_at_the_zero_of_a_trace_and_with_other_keys_are_callers_too(tm
     names = {name for name, *_ in callers(traces[0])}
     assert callers(traces[0]) == callers(traces[1])
     assert names == {"aten::item", "aten::copy_", "aten::nonzero"}
-
-
-def test_calls_apart_are_neither_around_others_nor_inside() -> None:
-    """A pair that nests, one that begins where it ends, one of another thread, and two of no length at one moment."""
-    thread = np.array([1, 1, 1, 1, 2, 2], np.int64)
-    start = np.array([0.0, 1.0, 5.0, 9.0, 2.0, 2.0])
-    end = np.array([5.0, 2.0, 6.0, 10.0, 2.0, 2.0])
-    assert _may_nest(thread, start, end).tolist() == [True, True, False, False, True, True]

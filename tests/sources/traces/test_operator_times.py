@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -72,14 +71,6 @@ def test_real_traces_have_the_same_moments_with_and_without_their_operators(trac
     assert alone == moments(TRACES / trace, BASIC_EVENTS | Events.OPERATORS)
 
 
-def test_operators_themselves_are_not_read_for_their_times(tmp_path: Path) -> None:
-    path = write(
-        tmp_path / "rank0.json", [kernel("gemm", 0, 10), span("cpu_op", "aten::mm", 5, 9), kernel("x", 20, 30)]
-    )
-    assert len(read_trace(path, BASIC_EVENTS | Events.OPERATOR_TIMES).operators) == 0
-    assert read_trace(path, BASIC_EVENTS).in_operators is None
-
-
 @pytest.mark.parametrize("end", [0.4, 0.7])
 def test_of_a_trace_that_is_cut_off_the_operators_before_the_cut_count(tmp_path: Path, end: float) -> None:
     events = [
@@ -94,13 +85,3 @@ def test_of_a_trace_that_is_cut_off_the_operators_before_the_cut_count(tmp_path:
     assert trace.in_operators is not None
     assert 10 < len(trace.in_operators) < 50
     assert np.array_equal(trace.in_operators.start_ns, 100 * np.arange(len(trace.in_operators)))
-
-
-def test_of_older_exporters_the_moments_are_exact_too(tmp_path: Path) -> None:
-    """Microseconds since 1970 do not fit a double to the nanosecond."""
-    start = 1_700_000_000_000_000_123
-    path = write(
-        tmp_path / "rank0.json", [kernel("gemm", start, start + 10), span("cpu_op", "aten::mm", start, start + 7)]
-    )
-    assert "1700000000000000.123" in json.dumps(path.read_text())
-    assert moments(path, BASIC_EVENTS | Events.OPERATOR_TIMES) == [(100, start, start + 7)]

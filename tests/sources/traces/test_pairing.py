@@ -19,12 +19,10 @@ from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, ALL_EVENTS, Events, HostSpans, Trace, join
 from tests.sources.traces.making import AUTOGRAD
 from tests.sources.traces.two_windows import (
-    BASE_NS,
     Launch,
     program,
     run_window,
     write_pair,
-    write_window,
 )
 
 LOG = Launch("aten::item", "Memcpy DtoH", thread=AUTOGRAD)
@@ -43,7 +41,7 @@ def names_of(trace: Trace, spans: HostSpans) -> list[str]:
     return [trace.names[name] for name in spans.name]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_device_event_has_its_light_time_and_the_operator_that_launched_it(seed: int, tmp_path: Path) -> None:
     steps = [program(3), program(5), program(3)]
     operators, light = both(write_pair(tmp_path, steps, steps, seed=seed))
@@ -86,14 +84,7 @@ def test_the_steps_are_those_of_the_light_window_between_its_marks(tmp_path: Pat
     assert set(paired.step.tolist()) == {0, 1, 2}
 
 
-def test_without_the_marking_calls_the_wall_clock_gives_the_steps(tmp_path: Path) -> None:
-    window = run_window([program(2)] * 2, first=9, light=True, marks=False)
-    light = read_trace(write_window(tmp_path, window, first=9, light=True))
-    assert light.base_ns == BASE_NS
-    assert light.steps.start_ns.tolist() == [edge + 4 for edge in window.edges[:-1]]
-
-
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_launch_is_inside_the_same_operators_and_ranges_as_it_was(seed: int, tmp_path: Path) -> None:
     steps = [program(4)] * 2
     operators, light = both(write_pair(tmp_path, steps, steps, seed=seed))
@@ -120,26 +111,6 @@ def test_a_launch_is_inside_the_same_operators_and_ranges_as_it_was(seed: int, t
     assert len(paired.annotations) == len(operators.annotations)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_threads_are_inside_operators_when_the_moved_operators_say_so(seed: int, tmp_path: Path) -> None:
-    steps = [program(4)] * 2
-    paired = pair_windows(*both(write_pair(tmp_path, steps, steps, seed=seed)))
-    assert paired.in_operators is not None
-    covered = {
-        (int(thread), ns)
-        for start, end, thread in zip(
-            paired.in_operators.start_ns, paired.in_operators.end_ns, paired.in_operators.thread, strict=True
-        )
-        for ns in range(start, end)
-    }
-    operators = paired.operators
-    assert covered == {
-        (int(thread), ns)
-        for start, end, thread in zip(operators.start_ns, operators.end_ns, operators.thread, strict=True)
-        for ns in range(start, end)
-    }
-
-
 def test_a_step_is_matched_with_the_one_that_ran_the_same_wherever_it_stands(tmp_path: Path) -> None:
     logging = program(2, LOG)
     paired = pair_windows(
@@ -161,17 +132,6 @@ def test_events_without_a_twin_have_no_operator_and_all_others_have_their_own(tm
     expected = [truth[correlation] for correlation in light.device.correlation.tolist()]
     assert operator_names(paired) == [None if name == "aten::item" else name for name in expected]
     assert paired.without_twin == expected.count("aten::item") == 1
-
-
-def test_one_step_with_operators_explains_several_light_ones_each_with_operators_of_its_own(tmp_path: Path) -> None:
-    operators, light = both(write_pair(tmp_path, [program(3)], [program(3)] * 3))
-    paired = pair_windows(operators, light)
-    assert len(paired.operators) == 3 * len(operators.operators)
-    rows = join(paired.device.external_id, paired.operators.external_id)
-    assert sorted(rows.tolist()) == list(range(len(paired.operators)))
-    calls = paired.launch
-    assert (paired.calls.start_ns[calls] >= paired.operators.start_ns[rows]).all()
-    assert (paired.calls.end_ns[calls] <= paired.operators.end_ns[rows]).all()
 
 
 @pytest.mark.parametrize(
@@ -203,12 +163,6 @@ def test_a_window_without_steps_is_not_matched(tmp_path: Path) -> None:
         pair_windows(operators, replace(light, annotations=light.annotations.take(none)))
     with pytest.raises(NoMatch, match="the window with operators contains no complete step"):
         pair_windows(replace(operators, annotations=operators.annotations.take(none)), light)
-
-
-def test_streams_of_a_graph_may_have_other_numbers(tmp_path: Path) -> None:
-    operators, light = both(write_pair(tmp_path, [program(3)] * 2, [program(3)] * 2))
-    moved = replace(light, device=replace(light.device, stream=np.where(light.device.stream == 20, 33, 7)))
-    assert operator_names(pair_windows(operators, moved)) == operator_names(pair_windows(operators, light))
 
 
 def test_a_short_stream_takes_no_long_one_that_begins_as_it_does() -> None:
@@ -253,7 +207,7 @@ def longest_rise(pairs: list[tuple[int, int]]) -> int:
     return 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_timeline_leaves_out_as_few_contradictions_as_possible(seed: int) -> None:
     draw = np.random.default_rng(seed)
     moments, same = draw.integers(0, 12, 8), draw.integers(0, 12, 8)
@@ -282,16 +236,3 @@ def test_the_details_of_operators_follow_them_into_the_light_window(tmp_path: Pa
     names = names_of(operators, operators.operators)
     assert names_of(paired, paired.operators) == [names[number] for number in paired.details.sequence.tolist()]
     assert (np.diff(paired.operators.start_ns) >= 0).all()
-
-
-def test_a_step_that_is_matched_again_has_numbers_of_its_own_that_join_its_passes(tmp_path: Path) -> None:
-    """With the numbers of the last step alone, the backward passes of the others stood outside of all modules."""
-    paths = write_pair(tmp_path, [program(2)], [program(2)] * 3)
-    operators, light = (read_trace(path, ALL_EVENTS | Events.SEQUENCES | Events.SHAPES) for path in paths)
-    assert operators.details is not None
-    numbered = np.arange(len(operators.operators)) // 2  # a forward operator and its node share one
-    paired = pair_windows(replace(operators, details=replace(operators.details, sequence=numbered)), light)
-    assert paired.details is not None
-    _, counts = np.unique(paired.details.sequence, return_counts=True)
-    _, expected = np.unique(numbered, return_counts=True)
-    assert sorted(counts) == sorted([*expected] * 3)
