@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from perfscope.api.opened_run import OpenedRun
 from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import find_inputs, split_into_runs
-from perfscope.engine.kernel_patterns import require_patterns
 from perfscope.engine.run import Plan, require_analyzers
 from perfscope.errors import UsageError
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME
@@ -24,7 +23,6 @@ def open_run(
     dtype: str | None = None,
     peak_tflops: float | None = None,
     workers: int = 1,
-    kernels: Iterable[str] = (),
 ) -> OpenedRun:
     """Open a run's folder, or the traces of one job: files, folders, patterns, URLs.
 
@@ -36,21 +34,17 @@ def open_run(
         dtype: Data type of the matrix products, for the peak of MFU, where the run does not show it.
         peak_tflops: Dense peak of one GPU in TFLOP/s, where it is not that of the run's GPU.
         workers: How many processes read traces; 1 reads them in this one.
-        kernels: Regular expressions for names of further kernels that communicate.
 
     Raises:
         SourceError: A path does not exist, or there is neither a run nor a trace.
-        UsageError: The paths are of several runs, ``only`` names an analyzer that does not exist, or a pattern is none.
+        UsageError: The paths are of several runs, or ``only`` names an analyzer that does not exist.
     """
-    patterns = tuple(kernels)
-    require_patterns(patterns)
     plan = Plan(
         execution=Execution(workers),
         only=frozenset(only),
         with_operators=operators,
         rank_rule=RANK_IN_FILE_NAME if rank is None else rank,
         stated=Stated(dtype, peak_tflops),
-        kernels=patterns,
     )
     runs = open_each(paths, plan)
     if len(runs) != 1:

@@ -22,7 +22,7 @@ from perfscope.commands.options import (
     require_positive,
     require_readable,
 )
-from perfscope.commands.traces import ExecutionOptions, Kernels, read_kernels
+from perfscope.commands.traces import ExecutionOptions
 from perfscope.engine.analysis_report import to_report, to_reports
 from perfscope.engine.places import Places, at_hand
 from perfscope.engine.registry import DEFAULT_DEPTH
@@ -130,7 +130,6 @@ def analyze(
             rich_help_panel=_TRACES,
         ),
     ] = None,
-    kernels: Kernels = None,
     stated: StatedPeaks = _NOTHING_STATED,
     format: ScreenFormat = None,
 ) -> Outcome:
@@ -152,7 +151,6 @@ def analyze(
         ceiling=None if stated.ceiling is None else read_ceiling(stated.ceiling),
         rank_rule=_rank_rule(rank),
         stated=Stated(None if stated.dtype is None else str(stated.dtype), stated.peak),
-        kernels=read_kernels(kernels),
     )
     # The workers of a cluster have a working folder of their own.
     locations = [path if where.dask is None or is_url(path) else str(Path(path).absolute()) for path in paths]

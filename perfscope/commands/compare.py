@@ -14,7 +14,6 @@ from perfscope.analyzers.compare.report import describe_verdict, shorten
 from perfscope.analyzers.compare.side import to_baseline
 from perfscope.api.comparing import compare_sides, to_report
 from perfscope.commands.options import ScreenFormat, Sections, choose_sections, require_readable
-from perfscope.commands.traces import Kernels, read_kernels
 from perfscope.engine.run import Plan
 from perfscope.engine.sides import read_side
 from perfscope.errors import ExitCode, UsageError
@@ -66,7 +65,6 @@ def compare(
     between_runs: BetweenRuns = None,
     operators: Operators = False,
     save: Save = None,
-    kernels: Kernels = None,
     format: ScreenFormat = None,
     section: Sections = None,
 ) -> Outcome:
@@ -76,7 +74,7 @@ def compare(
         parse_limit(text)  # said before anything is read
     if len(sides) < _FEWEST_SIDES and save is None:
         raise UsageError("nothing to compare it with: name at least two", hint="perfscope compare A B")
-    plan = Plan(with_operators=operators, kernels=read_kernels(kernels))
+    plan = Plan(with_operators=operators)
     first, *others = (read_side(location, plan) for location in sides)
     if save is not None:
         replace_file(save, (json.dumps(to_baseline(others[-1] if others else first), indent=1) + "\n").encode())

@@ -1,15 +1,13 @@
-"""Options of commands that read traces: where they are read, and kernels of the user's own that communicate."""
+"""Options of commands that read traces: where they are read."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
 from perfscope.commands.options import require_positive
 from perfscope.engine.execution import Execution, available_processors
-from perfscope.engine.kernel_patterns import read_patterns
 from perfscope.errors import UsageError
 
 #: Where the help lists them.
@@ -48,23 +46,3 @@ class ExecutionOptions(NamedTuple):
             if self.dask is not None:
                 raise UsageError("--workers are processes of this machine; the cluster of --dask has its own")
         return Execution(self.workers or available_processors(), self.dask, shows_progress)
-
-
-Kernels = Annotated[
-    Path | None,
-    typer.Option(
-        "--kernels",
-        metavar="FILE",
-        help="Count further kernels as communication: a regular expression a line, searched for in their names.",
-        show_default="the libraries that perfscope knows",
-    ),
-]
-
-
-def read_kernels(path: Path | None) -> tuple[str, ...]:
-    """The patterns of a file; none without one.
-
-    Raises:
-        SourceError: It cannot be read, or a line is no regular expression.
-    """
-    return () if path is None else read_patterns(path)

@@ -10,9 +10,8 @@ import typer
 from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.whatif import WhatIf, answer
 from perfscope.commands.options import FormatOption, outcome_of
-from perfscope.commands.traces import Kernels, read_kernels
 from perfscope.constants import NS_PER_S
-from perfscope.engine.run import Plan, measure_with
+from perfscope.engine.run import measure_with
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -35,14 +34,12 @@ def whatif(
             show_default="the ten that save most",
         ),
     ] = None,
-    kernels: Kernels = None,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
     """Replay the profiled steps of all ranks with a change, and say what it would save."""
     if not paths:
         raise UsageError("nothing to replay", hint="name a run or the traces of all ranks")
-    plan = Plan(kernels=read_kernels(kernels))
-    measured = measure_with("whatif", tuple, paths, plan)
+    measured = measure_with("whatif", tuple, paths)
     windows = (*measured.windows.describe(), *measured.windows.notes)
     result = answer(measured.partials, scenario or (), _undisturbed_step(measured.run))
     report = to_report(result, tuple(measured.damage), windows)

@@ -184,11 +184,9 @@ class _Request(NamedTuple):
     def take(self, files: TraceFiles) -> tuple[MeasuredTrace, tuple[str, ...]] | Refused:
         """What partials say of a trace, and the analyzers for which they say nothing; or why they are not taken."""
         # A rule of the user's changes the rank of a trace that states none, which partials do not tell.
-        is_ruled = self.task.rank_rule != RANK_IN_FILE_NAME or bool(self.task.kernels)
+        is_ruled = self.task.rank_rule != RANK_IN_FILE_NAME
         if files.path not in self.inputs.absent and (self.is_fresh or is_ruled):
             return Missing("")
-        if self.task.kernels:
-            return Refused("was measured without the patterns of kernels that are given")
         try:
             return get(files, self.task, self.inputs.absent)
         except Refused as refusal:

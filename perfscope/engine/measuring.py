@@ -8,7 +8,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from perfscope.engine.coverage import summarize
-from perfscope.engine.kernel_patterns import mark_communication
 from perfscope.engine.partials import identities, put
 from perfscope.engine.registry import Partial
 from perfscope.engine.tasks import MeasuredTrace, Task, named_analyzers, wanted_events
@@ -65,14 +64,10 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
     needs, needs_without_device = wanted_events(task)
     if files.operators is not None:
         return _read_pair(files.path, files.operators, needs, task)
-    trace = _read_file(files.path, needs, task)
+    trace = read_trace(files.path, needs, task.rank_rule)
     if len(trace.device) or needs_without_device in needs:
         return trace
-    return _read_file(files.path, needs | needs_without_device, task)
-
-
-def _read_file(path: str, needs: Events, task: Task) -> Trace:
-    return mark_communication(read_trace(path, needs, task.rank_rule), task.kernels)
+    return read_trace(files.path, needs | needs_without_device, task.rank_rule)
 
 
 def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:
@@ -82,11 +77,11 @@ def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) 
         NoMatch: They cannot be matched, or the light one cannot be read.
     """
     try:
-        light = _read_file(light_path, needs, task)
+        light = read_trace(light_path, needs, task.rank_rule)
     except SourceError as error:
         raise NoMatch("it cannot be read", None, (error.problem,)) from None
     try:
-        operators = _read_file(operators_path, needs, task)
+        operators = read_trace(operators_path, needs, task.rank_rule)
     except SourceError as error:
         return replace(light, damage=(*light.damage, error.problem))
     return pair_windows(operators, light)

@@ -98,7 +98,6 @@ class Plan(Struct, frozen=True):
         rank_rule: How the rank of a trace that does not state it is found.
         stated: What the user states of a run.
         is_fresh: Whether traces are read even where their partials stand beside them.
-        kernels: Patterns of the user's own, of kernels that communicate.
     """
 
     execution: Execution = field(default_factory=Execution)
@@ -110,7 +109,6 @@ class Plan(Struct, frozen=True):
     rank_rule: RankRule = RANK_IN_FILE_NAME
     stated: Stated = field(default_factory=Stated)
     is_fresh: bool = False
-    kernels: tuple[str, ...] = ()
 
 
 #: Every analyzer that runs where none is named, with the default options.
@@ -324,7 +322,7 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Seq
 
 def _task(plan: Plan, names: tuple[str, ...]) -> Task:
     extra_events = Events.OPERATORS if plan.with_operators else NO_EVENTS
-    return Task(names, extra_events, plan.rank_rule, kernels=plan.kernels)
+    return Task(names, extra_events, plan.rank_rule)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:

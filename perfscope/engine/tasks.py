@@ -32,7 +32,6 @@ class Task(Struct, frozen=True):
         extra_events: Events to read besides those that the analyzers need.
         rank_rule: How the rank of a trace that does not state it is found.
         extra_without_device: Events to read besides of a trace without device events.
-        kernels: Patterns of the user's own, of kernels that communicate.
         stores: Whether what is measured of a trace is stored beside it.
     """
 
@@ -40,7 +39,6 @@ class Task(Struct, frozen=True):
     extra_events: Events = NO_EVENTS
     rank_rule: RankRule = RANK_IN_FILE_NAME
     extra_without_device: Events = NO_EVENTS
-    kernels: tuple[str, ...] = ()
     stores: bool = False
 
 
