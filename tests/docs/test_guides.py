@@ -87,17 +87,6 @@ def test_a_command_of_a_guide_runs(
     assert answer.out.startswith("# ")
 
 
-def test_the_pages_with_whole_answers_print_them(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    blocks = text_of("bubble.md").split("````text\n")[1:]
-    assert len(blocks) >= 2
-    for block in blocks:
-        command, _, output = block.split("\n````\n")[0].partition("\n")
-        assert run(capsys, *shlex.split(command)[2:]).out.strip() == output.strip()
-
-
 def names_in(value: Any) -> set[str]:
     """Every key of a document, and the values of its keys ``name``."""
     if isinstance(value, list):

@@ -44,7 +44,7 @@ def test_every_rule_has_a_page_and_every_page_a_rule() -> None:
     index = (ROOT / "docs" / "findings.md").read_text()
     for rule in RULES:
         text = (PAGES / f"{rule.id}.md").read_text()
-        assert text.startswith(f"# {rule.title}\n\n`{rule.id}`")
+        assert text.startswith(f"# {rule.title}\n")
         for heading in ("What it means", "How it is seen", "What the cost is", "What to try", "When it is no fault"):
             assert f"**{heading}.**" in text
         assert f"[`{rule.id}`](findings/{rule.id}.md) | {rule.title} |" in index
