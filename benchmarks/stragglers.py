@@ -1,8 +1,7 @@
 """Whether the right rank and the right cause are named, in trainings that are late on purpose.
 
-Run: ``python -m benchmarks.stragglers [CASE ...]`` trains cases of ``tests/scripts/late_ranks.py`` on processors, which
-takes some minutes, and prints a table. ``--fixtures`` judges the runs that were kept and writes
-``reports/stragglers.md``.
+Run: ``python -m benchmarks.stragglers [CASE ...]`` trains cases of ``tests/scripts/late_ranks.py``, which takes some
+minutes, and prints a table. ``--fixtures`` prints the section of ``reports/findings.md``.
 
 Other processes may use the processors meanwhile, which perfscope names as well. Where another cause was put in, the
 answers "it had no processor" and "the exchange took longer" are left out: the threads of gloo have no processor either.
@@ -27,7 +26,7 @@ from perfscope.sources.runs.run import read_run
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures" / "stragglers"
 SCRIPT = ROOT / "tests" / "scripts" / "late_ranks.py"
-REPORT = ROOT / "reports" / "stragglers.md"
+REPORT = ROOT / "reports" / "findings.md"
 #: What was put in, by the word in a case's name: the cause that is the right answer, and what happened.
 FAULTS = {
     "clean": (None, "nothing"),
@@ -47,8 +46,8 @@ FAULTS = {
 }
 DEFAULT_CASES = tuple(
     f"{strategy}.{fault}"
-    for strategy in ("ddp", "fsdp2", "pipeline")
-    for fault in ("clean", "garbage", "data", "sleep", "contention", "save", "data.rare", "sleep.rare")
+    for strategy in ("ddp", "fsdp2", "deepspeed", "pipeline")
+    for fault in ("clean", "garbage", "data", "sleep", "contention", "network", "save", "data.rare", "sleep.rare")
 )
 
 
@@ -115,11 +114,11 @@ def to_table(answers: list[Answer]) -> list[str]:
 
 
 def to_markdown(answers: list[Answer]) -> str:
-    """The report."""
+    """The section of the report."""
     injected = [answer for answer in answers if answer.words[1] != "clean"]
     clean = [answer for answer in answers if answer.words[1] == "clean"]
     lines = [
-        "# Late ranks in trainings with injected faults",
+        "## Late ranks",
         "",
         "Two ranks trained a small GPT, and one of them was late on purpose. `perfscope analyze RUN --only late_ranks`",
         "says who was late, what it cost and why ([docs/stragglers.md](../docs/stragglers.md)). "
@@ -127,7 +126,7 @@ def to_markdown(answers: list[Answer]) -> str:
         "processors (torch 2.13), NCCL on two H200, or NCCL on parts of one H200 (torch 2.11).",
         "",
         "Contention by other processes is named as well, and an exchange whose threads had no processor. Both are",
-        "left out here, except where they were put in. `python -m benchmarks.stragglers --fixtures` writes this page",
+        "left out here, except where they were put in. `python -m benchmarks.stragglers --fixtures` prints this section",
         "from the records in [fixtures/stragglers](../fixtures/stragglers/README.md).",
         "",
         f"- Rank and cause are right in {_count_right(injected)} of {len(injected)} runs with a fault.",
@@ -148,17 +147,17 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("cases", nargs="*", default=DEFAULT_CASES)
     parser.add_argument("--runs", type=Path, help="runs that were trained already")
-    parser.add_argument("--fixtures", action="store_true", help="judge the runs that were kept, and write the report")
+    parser.add_argument("--fixtures", action="store_true", help="judge the runs that were kept")
     options = parser.parse_args()
     if options.fixtures:
-        REPORT.write_text(to_markdown(judge_fixtures()))
+        sys.stdout.write(to_markdown(judge_fixtures()))
         return
     with tempfile.TemporaryDirectory() as folder:
         runs = options.runs or Path(folder)
         if options.runs is None:
             subprocess.run([sys.executable, str(SCRIPT), "--out", str(runs), *options.cases], check=True)
         found = [run for run in sorted(runs.iterdir()) if (run / "ranks").is_dir()]
-        ranks = {run.name: None if run.name.split(".")[1] == "clean" else 1 for run in found}
+        ranks = {run.name: None if run.name.split(".")[1] in ("clean", "network") else 1 for run in found}
         sys.stdout.write("\n".join(to_table([judge(run.name, run, ranks[run.name]) for run in found])) + "\n")
 
 

@@ -226,7 +226,8 @@ def _build_block(path: Path, block: Block, answer: Answer) -> BuiltBlock:
         problem = f"line {block.line}: the block cannot be regenerated: {error.problem}"
         raise SourceError(path, problem, hint=error.hint) from None
     command = f"perfscope {shlex.join(block.words)}"
-    origin = f"From {', '.join(sources)} by `{command}`." if sources else f"By `{command}`."
+    printed = "perfscope report build" if block.words[0] == "report" else command  # a table is no command of its own
+    origin = f"From {', '.join(sources)} by `{printed}`." if sources else f"By `{printed}`."
     return BuiltBlock(block, command, f"\n{text}\n_{origin}_\n\n")
 
 

@@ -152,7 +152,7 @@ class TestBlocks:
         path = write_report(tmp_path, "report table raw.csv")
         assert run(capsys, "report", "build", path).code == 0
         blob = git_blob(RAW.encode())[:12]
-        assert f"_From `raw.csv` (blob `{blob}`) by `perfscope report table raw.csv`._" in path.read_text()
+        assert f"_From `raw.csv` (blob `{blob}`) by `perfscope report build`._" in path.read_text()
         assert path.read_text().startswith("# A report\n\nText.\n\n<!-- perfscope:")
         assert path.read_text().endswith("<!-- /perfscope -->\n\nMore text.\n")
         assert subprocess.check_output(["git", "hash-object", "raw.csv"], cwd=tmp_path, text=True)[:12] == blob
