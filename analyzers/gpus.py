@@ -197,15 +197,14 @@ def _nvlink_rate(gpu: GpuSamples, counter: str, during: Bool) -> float | None:
 
 
 def _pcie_rate(gpu: GpuSamples, direction: int, during: Bool) -> float | None:
-    """Bytes/s by the counters, which wrap around at 2^32 bytes; else the mean of samples over 20 ms each."""
+    """Bytes/s by the counters, which wrap around at 2^32 bytes; None without them."""
     readings = _read_counter(gpu, _PCIE_COUNTERS[direction], during)
-    if readings.span_ns:
-        changes = np.diff(readings.value)
-        if readings.value.max() < _PCIE_WRAP:
-            changes %= _PCIE_WRAP
-        return float(changes.sum()) / (readings.span_ns / NS_PER_S)
-    kb_per_s = mean(gpu.pcie_kb_per_s[direction][during])
-    return None if kb_per_s is None else kb_per_s * KILO
+    if not readings.span_ns:
+        return None
+    changes = np.diff(readings.value)
+    if readings.value.max() < _PCIE_WRAP:
+        changes %= _PCIE_WRAP
+    return float(changes.sum()) / (readings.span_ns / NS_PER_S)
 
 
 def _read_counter(gpu: GpuSamples, counter: str, during: Bool) -> Readings:

@@ -32,7 +32,7 @@ from perfscope.hooks.open_window import OPEN_WINDOW, UNTIMED
 from perfscope.hooks.profiler.cupti import reserve_variable
 from perfscope.hooks.profiler.window_schedule import WindowSchedule
 from perfscope.hooks.rank_files import RankFiles
-from perfscope.hooks.step import StepAccumulator, Work, find_tensor
+from perfscope.hooks.step import BatchWork, StepAccumulator, find_tensor
 from perfscope.hooks.step_rows import Boundary, count_work, make_line
 from perfscope.hooks.step_source import StepSource
 from perfscope.hooks.timers.activities import ActivityTimer
@@ -486,7 +486,7 @@ class Capture:
         if TRACERS.are_active():
             return
         self._begin_training(_clock())
-        self.step.pipelined = (self.step.pipelined or Work()).with_batch(find_tensor((args, kwargs)))
+        self.step.pipelined = (self.step.pipelined or BatchWork()).with_batch(find_tensor((args, kwargs)))
         self.step.next_event = 0
 
     @hook_entry

@@ -26,23 +26,23 @@ _LIMIT_SHIFT, _WEIGHT_SHIFT = 2, 4
 _SEQUENCES = (list, tuple)
 
 
-class Work(NamedTuple):
+class BatchWork(NamedTuple):
     """Samples that went in, and tokens where the input is integers of two dimensions."""
 
     samples: int = 0
     tokens: int = 0
 
-    def with_work(self, more: Work) -> Work:
+    def with_work(self, more: BatchWork) -> BatchWork:
         """The sum."""
-        return Work(self.samples + more.samples, self.tokens + more.tokens)
+        return BatchWork(self.samples + more.samples, self.tokens + more.tokens)
 
-    def with_batch(self, batch: Any) -> Work:
+    def with_batch(self, batch: Any) -> BatchWork:
         """The sum with a batch, which is its token ids, else its first tensor; None where there is none."""
         shape = () if batch is None or batch.is_nested else batch.shape
         if not shape:
             return self
         are_ids = len(shape) == _DIMENSIONS_OF_IDS and not batch.is_floating_point()
-        return Work(self.samples + shape[0], self.tokens + (shape[0] * shape[1] if are_ids else 0))
+        return BatchWork(self.samples + shape[0], self.tokens + (shape[0] * shape[1] if are_ids else 0))
 
 
 class StepAccumulator:
@@ -92,7 +92,7 @@ class StepAccumulator:
         self.micro_batches = self.forward_samples = self.forward_tokens = self.optimizer_steps = 0
         self.loaded_samples = self.loaded_tokens = self.data_wait_ns = 0
         self.has_loader = self.reevaluates = False
-        self.pipelined: Work | None = None
+        self.pipelined: BatchWork | None = None
         self.passes: set[int] | None = None
 
     def add_forward(self, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -12,7 +12,7 @@ from perfscope.wire.records import to_json_line
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from perfscope.hooks.step import Work
+    from perfscope.hooks.step import BatchWork
     from perfscope.hooks.timers.activities import StepActivities
     from perfscope.hooks.timers.exchanges import RawWaits
     from perfscope.hooks.timers.host_counters import HostCounters, RawCounters
@@ -59,7 +59,7 @@ class Boundary(NamedTuple):
     save_ns: int | None = None
     draining: bool | None = None
     activities: StepActivities = NO_ACTIVITIES
-    pipelined: Work | None = None
+    pipelined: BatchWork | None = None
     reevaluates: bool = False
 
     @property

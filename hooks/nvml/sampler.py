@@ -6,14 +6,13 @@ order::
 
     {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
 
-    {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", "energy_mj", ...}]}
+    {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", ...}]}
 
     {"t_ns", "lost": "GPU-..."}, {"t_ns", "sampler": {"cpu_ns", "rounds", "late"}}
 
 A value that a GPU does not report is left out. Calls that take microseconds are made at the user's rate for an hour,
-and then once a second. Counters are read once a second, and rates of PCIe, which take 40 ms, every ten. A week of a
-node with eight GPUs is two gigabytes of lines, so a full file is compressed. This file imports nothing of perfscope,
-because it runs without perfscope on its path.
+and then once a second. Counters are read once a second. A week of a node with eight GPUs is two gigabytes of lines, so
+a full file is compressed. This file imports nothing of perfscope, because it runs without perfscope on its path.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ _NS_PER_S = 1_000_000_000
 _SLOW_PERIOD_NS = _NS_PER_S
 #: After an hour once a second is enough: a week of a node's samples is to stay readable.
 _FULL_RATE_NS = 3600 * _NS_PER_S
-_PCIE_PERIOD_NS = 10 * _NS_PER_S
 _COST_PERIOD_NS = 30 * _NS_PER_S
 #: Bytes of a full file.
 _FULL_BYTES = 4 << 20
@@ -65,7 +63,7 @@ _COUNTERS = {
 _SIGNED_TYPES = (4, 5)  # NVML_VALUE_TYPE_SIGNED_LONG_LONG and NVML_VALUE_TYPE_SIGNED_INT
 
 
-class Device:
+class SampledGpu:
     """One GPU as the sampler sees it.
 
     Attributes:
@@ -75,7 +73,6 @@ class Device:
         is_lost: It fell off the bus and is not read any more.
         unsupported: Names of the metrics that it does not report.
         failures: How often in a row a metric failed, by its name.
-        counters: The counters that it reports.
     """
 
     def __init__(self, handle: object, uuid: str, mig_handles: list[object]) -> None:
@@ -85,13 +82,12 @@ class Device:
         self.is_lost = False
         self.unsupported: set[str] = set()
         self.failures: dict[str, int] = {}
-        self.counters: frozenset[str] = frozenset()
 
 
 class Metric:
     """One kind of value: how the values of one GPU are read, how often, and when next."""
 
-    def __init__(self, name: str, read: Callable[[Device], Values], period_ns: int) -> None:
+    def __init__(self, name: str, read: Callable[[SampledGpu], Values], period_ns: int) -> None:
         self.name = name
         self.read = read
         self.period_ns = period_ns
@@ -159,7 +155,7 @@ class Nvml:
         #: Name, NVML's number and scope of each counter that this pynvml has.
         self._counters = [counter for counter in numbered if counter[1] is not None]
 
-    def find_devices(self) -> tuple[list[Device], list[Values]]:
+    def find_devices(self) -> tuple[list[SampledGpu], list[Values]]:
         """Find the GPUs that answer, and describe them."""
         devices, descriptions = [], []
         for index in range(self._pynvml.nvmlDeviceGetCount()):
@@ -171,7 +167,7 @@ class Nvml:
             description = {"index": index, **self._describe_gpu(handle)}
             if mig_handles:
                 description["mig_devices"] = [self._describe_mig_instance(instance) for instance in mig_handles]
-            devices.append(Device(handle, str(description.get("uuid", "")), mig_handles))
+            devices.append(SampledGpu(handle, str(description.get("uuid", "")), mig_handles))
             descriptions.append(description)
         return devices, descriptions
 
@@ -187,8 +183,7 @@ class Nvml:
     def make_metrics(self, fast_period_ns: int) -> list[Metric]:
         """Make every metric; power, which is integrated over time, is read first, nearest to the time of the line."""
         pynvml = self._pynvml
-        slow_period_ns = max(fast_period_ns, _SLOW_PERIOD_NS)
-        fast: dict[str, Callable[[Device], Values]] = {
+        fast: dict[str, Callable[[SampledGpu], Values]] = {
             "power": lambda device: {"power_mw": pynvml.nvmlDeviceGetPowerUsage(device.handle)},
             "throttle": self._read_throttle_reasons,
             "clock": lambda device: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(device.handle, _SM_CLOCK)},
@@ -198,11 +193,9 @@ class Nvml:
                 "temperature_c": pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)
             },
         }
-        slow: dict[str, Callable[[Device], Values]] = {"energy": self._read_energy, "counters": self._read_counters}
         return [
             *(Metric(name, read, fast_period_ns) for name, read in fast.items()),
-            *(Metric(name, read, slow_period_ns) for name, read in slow.items()),
-            Metric("pcie", self._read_pcie_rates, max(fast_period_ns, _PCIE_PERIOD_NS)),
+            Metric("counters", self._read_counters, max(fast_period_ns, _SLOW_PERIOD_NS)),
         ]
 
     def _describe_gpu(self, handle: object) -> Values:
@@ -257,12 +250,12 @@ class Nvml:
             values[name] = value.decode() if isinstance(value, bytes) else value
         return values
 
-    def _read_throttle_reasons(self, device: Device) -> Values:
+    def _read_throttle_reasons(self, device: SampledGpu) -> Values:
         """By the older name of the call, which every driver has."""
         read_reasons = getattr(self._pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
         return {"throttle": (read_reasons or self._pynvml.nvmlDeviceGetCurrentClocksEventReasons)(device.handle)}
 
-    def _read_memory(self, device: Device) -> Values:
+    def _read_memory(self, device: SampledGpu) -> Values:
         values: Values = {"memory_used_bytes": self._used_memory_bytes(device.handle)}
         if device.mig_handles:
             values["mig_devices"] = [
@@ -274,32 +267,13 @@ class Nvml:
     def _used_memory_bytes(self, handle: object) -> object:
         return self._pynvml.nvmlDeviceGetMemoryInfo(handle).used
 
-    def _read_energy(self, device: Device) -> Values:
-        """The counter with the time at which it was read, because the calls before it may have taken a while."""
-        began_ns = time.monotonic_ns()
-        energy_mj = self._pynvml.nvmlDeviceGetTotalEnergyConsumption(device.handle)
-        return {"energy_mj": energy_mj, "energy_t_ns": (began_ns + time.monotonic_ns()) // 2}
-
-    def _read_counters(self, device: Device) -> Values:
+    def _read_counters(self, device: SampledGpu) -> Values:
         fields = [(number, scope) for _, number, scope in self._counters]
         results = self._pynvml.nvmlDeviceGetFieldValues(device.handle, fields)
-        values = {
+        return {
             name: result.value.sllVal if result.valueType in _SIGNED_TYPES else result.value.ullVal
             for (name, _, _), result in zip(self._counters, results, strict=True)
             if result.nvmlReturn == 0 and result.valueType != 0
-        }
-        device.counters = frozenset(values)
-        return values
-
-    def _read_pcie_rates(self, device: Device) -> Values:
-        """Where PCIe counters do not exist: each direction takes 20 ms, over which the rate is a mean."""
-        if "pcie_tx_bytes" in device.counters:
-            device.unsupported.add("pcie")
-            return {}
-        read_rate = self._pynvml.nvmlDeviceGetPcieThroughput
-        return {
-            "pcie_tx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_TX_BYTES),
-            "pcie_rx_kb_per_s": read_rate(device.handle, self._pynvml.NVML_PCIE_UTIL_RX_BYTES),
         }
 
 
@@ -340,7 +314,7 @@ def _now() -> Values:
 
 
 def _sample_while(
-    goes_on: Callable[[], bool], nvml: Nvml, devices: list[Device], metrics: list[Metric], output: Output
+    goes_on: Callable[[], bool], nvml: Nvml, devices: list[SampledGpu], metrics: list[Metric], output: Output
 ) -> None:
     rounds, late_rounds, fastest = 0, 0, metrics[0]
     early_ns = fastest.period_ns // 4
@@ -372,7 +346,7 @@ def _sample_while(
         time.sleep(min(_LONGEST_SLEEP_S, max(0.0, (due_ns - time.monotonic_ns()) / _NS_PER_S)))
 
 
-def _read_metric(nvml: Nvml, metric: Metric, devices: list[Device], values: list[Values]) -> list[Values]:
+def _read_metric(nvml: Nvml, metric: Metric, devices: list[SampledGpu], values: list[Values]) -> list[Values]:
     """Read one metric of every GPU into ``values``; returns what is to be noted of it."""
     notes: list[Values] = []
     for device, device_values in zip(devices, values, strict=True):

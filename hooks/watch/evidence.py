@@ -20,7 +20,7 @@ from perfscope.hooks.watch.arming import dump_recorder
 from perfscope.wire.incidents import (
     FAILURE,
     INCIDENTS_FILE,
-    Frame,
+    CodeFrame,
     IncidentRecord,
     recorder_file,
     stacks_file,
@@ -36,7 +36,7 @@ _MOST_FRAMES = 60
 _LONGEST_LINE = 200
 
 
-class Evidence:
+class IncidentFiles:
     """The incidents of one process.
 
     Attributes:
@@ -102,7 +102,7 @@ def describe_error(error: BaseException, number: int, step: int) -> IncidentReco
     frames, trace = [], error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
-        frames.append(Frame(code.co_filename, trace.tb_lineno or 0, code.co_name))
+        frames.append(CodeFrame(code.co_filename, trace.tb_lineno or 0, code.co_name))
         trace = trace.tb_next
     return IncidentRecord(
         kind=FAILURE,

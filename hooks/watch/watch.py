@@ -17,7 +17,7 @@ from perfscope.hooks.open_window import OPEN_WINDOW
 from perfscope.hooks.side_process import start_once_a_node
 from perfscope.hooks.watch.arming import FaultHandler, arm_recorder
 from perfscope.hooks.watch.control import ControlFolder, publish
-from perfscope.hooks.watch.evidence import MOST_INCIDENTS, Evidence, describe_error, last_error, read_source
+from perfscope.hooks.watch.evidence import MOST_INCIDENTS, IncidentFiles, describe_error, last_error, read_source
 from perfscope.hooks.watch.progress import Progress, Stall
 from perfscope.wire import RANKS_FOLDER, requests
 from perfscope.wire.incidents import (
@@ -45,7 +45,7 @@ class Watch:
         self._training = training
         self._control = ControlFolder(os.path.join(config.run_dir, CONTROL_FOLDER))
         self._rank: RankRecord | None = None
-        self._evidence: Evidence | None = None
+        self._evidence: IncidentFiles | None = None
         self._faults: FaultHandler | None = None
         self._stall_number = 0
         self._progress = Progress(config.stall_factor, int(config.stall_s * NS_PER_S), time.monotonic_ns())
@@ -64,7 +64,7 @@ class Watch:
         self._control.find_new()  # what is there was meant for processes before this one
         if not self._config.watchdog:
             return
-        self._evidence = Evidence(folder)
+        self._evidence = IncidentFiles(folder)
         self._faults = FaultHandler(os.path.join(folder, FATAL_FILE))
         self._faults.enable()
         script = os.path.join(os.path.dirname(os.path.abspath(__file__)), "coroner.py")

@@ -227,7 +227,7 @@ def _gpu_samples(run: OpenedRun) -> pd.DataFrame:
     frames = []
     for gpu in gpus:
         names = ("t_ns", "power_mw", "util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle")
-        frame = to_columns({name: getattr(gpu, name) for name in (*names, "energy_mj")})
+        frame = to_columns({name: getattr(gpu, name) for name in names})
         frame.insert(0, "uuid", pd.Series([gpu.uuid] * len(frame), dtype="string"))
         frame.insert(0, "host", pd.Series([gpu.host] * len(frame), dtype="string"))
         frames.append(frame)

@@ -48,11 +48,8 @@ class GpuSamples:
         sm_clock_mhz: Clock of the multiprocessors.
         temperature_c: Temperature.
         throttle: Why the clock is reduced, NVML's bits; 0 is no reason.
-        energy_mj: Energy since the driver was loaded.
-        energy_t_ns: When the energy was read.
         counters: Other counters since the driver was loaded, by their names in the records: ``nvlink_tx_kib``,
             ``pcie_rx_bytes``, ``sw_power_cap_ns`` and so on.
-        pcie_kb_per_s: Transmitted and received, where PCIe has no counters: means over 20 ms.
     """
 
     host: str
@@ -72,7 +69,4 @@ class GpuSamples:
     sm_clock_mhz: MaskedInt64
     temperature_c: MaskedInt64
     throttle: MaskedInt64
-    energy_mj: MaskedInt64
-    energy_t_ns: MaskedInt64
     counters: Mapping[str, MaskedInt64]
-    pcie_kb_per_s: tuple[MaskedInt64, MaskedInt64]

@@ -53,7 +53,7 @@ def recorder_file(number: int, kind: str) -> str:
 
 
 @dataclass(frozen=True)
-class Frame:
+class CodeFrame:
     """A place in the code: a line of a function."""
 
     file: str
@@ -90,7 +90,7 @@ class IncidentRecord:
     source: str | None = None
     error: str | None = None
     message: str | None = None
-    frames: tuple[Frame, ...] | None = None
+    frames: tuple[CodeFrame, ...] | None = None
     missing: str | None = None
 
 

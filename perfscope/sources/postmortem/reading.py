@@ -196,7 +196,7 @@ def _fatal_signal(fatal_text: str) -> int | None:
     return next((int(number) for line, number in _FATAL_SIGNALS.items() if line in fatal_text), None)
 
 
-def _fields(frame: incidents.Frame) -> tuple[str, int, str]:
+def _fields(frame: incidents.CodeFrame) -> tuple[str, int, str]:
     return frame.file, frame.line, frame.function
 
 

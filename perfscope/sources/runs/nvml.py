@@ -57,8 +57,6 @@ class _Gpu(msgspec.Struct):
     sm_clock_mhz: int | None = None
     temperature_c: int | None = None
     throttle: int | None = None
-    energy_mj: int | None = None
-    energy_t_ns: int | None = None
     nvlink_tx_kib: int | None = None
     nvlink_rx_kib: int | None = None
     pcie_tx_bytes: int | None = None
@@ -68,8 +66,6 @@ class _Gpu(msgspec.Struct):
     sw_thermal_ns: int | None = None
     hw_thermal_ns: int | None = None
     hw_power_brake_ns: int | None = None
-    pcie_tx_kb_per_s: int | None = None
-    pcie_rx_kb_per_s: int | None = None
 
 
 class _SamplerCost(msgspec.Struct):
@@ -97,7 +93,7 @@ class _Line(msgspec.Struct):
 
 _SAMPLED = (
     "power_mw", "gpu_util_percent", "memory_used_bytes", "sm_clock_mhz", "temperature_c", "throttle",
-    "energy_mj", "energy_t_ns", *COUNTERS, "pcie_tx_kb_per_s", "pcie_rx_kb_per_s",
+    *COUNTERS,
 )  # fmt: skip
 _CHUNK = 20_000
 _COMPRESSED = ".gz"
@@ -284,8 +280,5 @@ def _to_samples(host: str, gpu: _Gpu, samples: _SampleColumns, lost_ns: int | No
         sm_clock_mhz=columns["sm_clock_mhz"],
         temperature_c=columns["temperature_c"],
         throttle=columns["throttle"],
-        energy_mj=columns["energy_mj"],
-        energy_t_ns=columns["energy_t_ns"],
         counters={name: columns[name] for name in COUNTERS},
-        pcie_kb_per_s=(columns["pcie_tx_kb_per_s"], columns["pcie_rx_kb_per_s"]),
     )

@@ -111,23 +111,6 @@ int nvmlDeviceGetCurrentClocksEventReasons(Device *device, unsigned long long *b
 #endif
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *bits) { ALIVE; *bits = hot(device) ? 0x40 : number("throttle", 0); return OK; }
 
-#ifndef WITHOUT_ENERGY
-int nvmlDeviceGetTotalEnergyConsumption(Device *device, unsigned long long *mj) {
-    ALIVE;
-    usleep(number("energy_us", 0));
-    double joules = 400 * now() - 200 / M_PI * cos(M_PI * now());
-    *mj = joules * 1e3 * number("counter_percent", 100) / 100;
-    return OK;
-}
-#endif
-
-int nvmlDeviceGetPcieThroughput(Device *device, unsigned direction, unsigned *kilobytes) {
-    ALIVE;
-    usleep(number("pcie_us", 0));
-    *kilobytes = direction ? 7000 : 3000;
-    return OK;
-}
-
 int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
     ALIVE;
     if (word("no_fields")) return NOT_SUPPORTED;

@@ -24,7 +24,7 @@ def values(lines: list[dict[str, Any]], gpu: int, name: str) -> list[tuple[int, 
 
 
 def test_each_kind_of_value_has_a_rate_of_its_own(library: Path, sampled: Sampled) -> None:
-    lines = sampled(library, "gpus=2 energy_us=8000 pcie_us=20000 throttle=4 capped", 90)
+    lines = sampled(library, "gpus=2 throttle=4 capped", 90)
     head = lines[0]
     assert [gpu["uuid"][:12] for gpu in head["gpus"]] == ["GPU-00000000", "GPU-00000001"]
     assert (head["gpus"][0]["power_limit_mw"], head["gpus"][0]["power_limit_default_mw"]) == (500_000, 700_000)
@@ -32,14 +32,11 @@ def test_each_kind_of_value_has_a_rate_of_its_own(library: Path, sampled: Sample
     for name in FAST:  # a busy machine may skip some of 20 a second, and a slow round delays the one after it
         assert len(values(lines, 1, name)) / seconds < 24, name
         assert len(values(lines, 1, name)) > 60, name
-    for name in ("energy_mj", "nvlink_tx_kib"):
-        assert 2 <= len(values(lines, 1, name)) <= 2 + seconds, name
-    assert 1 <= len(values(lines, 1, "pcie_tx_kb_per_s")) <= 2 + seconds / 10
+    assert 2 <= len(values(lines, 1, "nvlink_tx_kib")) <= 2 + seconds
 
 
 def test_what_an_old_driver_lacks_is_absent_and_read_once(old_library: Path, sampled: Sampled) -> None:
     lines = sampled(old_library, "gpus=1 no_fields throttle=8", 20)
-    assert not values(lines, 0, "energy_mj")
     assert not values(lines, 0, "nvlink_tx_kib")
     assert {bits for _, bits in values(lines, 0, "throttle")} == {8}  # by the older name of the same call
     assert len(values(lines, 0, "power_mw")) > 5
