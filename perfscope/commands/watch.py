@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
-from perfscope.errors import PerfscopeError
+from perfscope.errors import PerfscopeError, SourceError
+from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 from perfscope.watching.job import WatchedJob
-from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
+from perfscope.watching.openmetrics import to_openmetrics
 from perfscope.watching.screen import draw, print_once
 
 #: A look takes at most this share of the time until the next one.
@@ -28,12 +30,8 @@ def watch(
         float, typer.Option(min=0.2, max=3600, help="Time from one look at the run to the next, in seconds.")
     ] = 2.0,
     openmetrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE|PORT",
-            help="Also writes the figures for Prometheus: into a file, or on a port of this host alone.",
-            show_default="nowhere",
-        ),
+        Path | None,
+        typer.Option(metavar="FILE", help="Also writes the figures for Prometheus.", show_default="nowhere"),
     ] = None,
 ) -> Outcome:
     """Show a running job: steps, throughput, MFU, GPUs, stalled ranks.
@@ -41,35 +39,35 @@ def watch(
     It reads the ends of the run's files, so that a long run costs no more than a short one. It ends with the job, or by
     Ctrl-C.
     """
-    target = None if openmetrics is None else open_target(openmetrics)
     job = WatchedJob(run)
-    try:
-        _look(job, target)
-        if not once:
-            if not sys.stdout.isatty() and target is None:
-                raise PerfscopeError("standard output is no terminal", hint="perfscope watch --once prints one frame")
-            _show(job, target, interval)
-    finally:
-        if target is not None:
-            target.close()
+    _look(job, openmetrics)
+    if not once:
+        if not sys.stdout.isatty() and openmetrics is None:
+            raise PerfscopeError("standard output is no terminal", hint="perfscope watch --once prints one frame")
+        _show(job, openmetrics, interval)
     return Outcome(text=print_once(job))
 
 
-def _look(job: WatchedJob, target: FileTarget | PortTarget | None) -> None:
-    """Read what is new, and publish it."""
+def _look(job: WatchedJob, openmetrics: Path | None) -> None:
+    """Read what is new, and publish it.
+
+    Raises:
+        SourceError: The file cannot be written.
+    """
     job.look()
-    if target is not None:
-        target.publish(to_openmetrics(job))
+    if openmetrics is not None:
+        replace_file(openmetrics, to_openmetrics(job).encode())
 
 
-def _show(job: WatchedJob, target: FileTarget | PortTarget | None, interval: float) -> None:
+def _show(job: WatchedJob, openmetrics: Path | None, interval: float) -> None:
     """Look until the job ends, or Ctrl-C."""
     console = Console()
     try:
         with Live(console=console, auto_refresh=False, screen=console.is_terminal, transient=True) as live:
             while not job.is_over:
                 began_s = time.process_time()
-                _look(job, target)
+                with suppress(SourceError):  # a disk that is full meanwhile ends no view
+                    _look(job, openmetrics)
                 if console.is_terminal:
                     live.update(draw(job), refresh=True)
                 spent_s = time.process_time() - began_s

@@ -32,7 +32,7 @@ from perfscope.merging.events import (
     to_text,
     to_us,
 )
-from perfscope.merging.overview import draw_counters, draw_overview
+from perfscope.merging.overview import draw_overview
 from perfscope.sources.traces.files import RankRule
 from perfscope.sources.traces.reader import read_events, read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events
@@ -219,8 +219,6 @@ def _move(
     slots = assign_slots(tracks.ranks, inputs.run)
     whole = within or tracks.window()
     overview = list(draw_overview(tracks, slots, whole[0], within))
-    if inputs.run is not None:
-        overview += draw_counters(inputs.run, tracks, slots, whole)
     first = folder / "all"
     with _open(first) as file:
         file.write(to_text(overview))

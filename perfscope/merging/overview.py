@@ -1,18 +1,13 @@
-"""The tracks of all ranks: steps, what devices did, collectives with arrows, passes, bubbles; and NVML's counters."""
+"""The tracks of all ranks: steps, what devices did, collectives with arrows, passes, bubbles."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from perfscope.analyzers.timeline.tracks import STATES, JobTracks, JoinedOperation, RankTracks
-from perfscope.constants import MIB, MS_PER_S, NS_PER_S, NS_PER_US
+from perfscope.constants import NS_PER_US
 from perfscope.merging.events import OVERVIEW, Slot, TraceEvent, arrow_id, name_track, to_json, to_us
-from perfscope.sources.traces.metadata import read_metadata
-from perfscope.tables.columns import MaskedInt64
-from perfscope.tables.run import Run
 from perfscope.tables.trace import ABSENT
 
 _TRACKS_PER_RANK = 1_000
@@ -167,43 +162,3 @@ def _describe(operation: JoinedOperation, duration_ns: int) -> dict[str, object]
         "transfer_us": operation.transfer_ns / NS_PER_US,
         "waiting_us": (duration_ns - operation.transfer_ns) / NS_PER_US,
     }
-
-
-def draw_counters(
-    run: Run, tracks: JobTracks, slots: Mapping[str, Slot], within: tuple[int, int]
-) -> Iterator[TraceEvent]:
-    """NVML's samples under the GPU of each rank, from a second before these moments of the common clock to one after.
-
-    Args:
-        run: The run.
-        tracks: The tracks of its ranks.
-        slots: The slot of each trace.
-        within: The first moment, which is written as 0, and the last one.
-    """
-    uuids = {rank.rank: rank.device_uuid for rank in run.ranks}
-    waiting = {gpu.uuid: gpu for gpu in run.gpus}
-    for rank in tracks.ranks:
-        metadata = read_metadata(rank.trace)
-        uuid = uuids.get(rank.rank) if rank.rank is not None else None
-        if uuid not in waiting or rank.device is None or metadata is None:
-            continue
-        if metadata.wall_ns is None or metadata.monotonic_ns is None:
-            continue
-        gpu, slot = waiting.pop(uuid), slots[rank.trace]
-        process = slot.device_process(rank.device)
-        yield from name_track(process, f"{slot.label}: GPU {rank.device}", process)
-        times_ns = gpu.t_ns + metadata.wall_ns - metadata.monotonic_ns - tracks.clock_of(rank.rank).offset_ns
-        is_shown = (times_ns >= within[0] - NS_PER_S) & (times_ns <= within[1] + NS_PER_S)
-        columns: Sequence[tuple[str, MaskedInt64, float]] = (
-            ("power (W)", gpu.power_mw, MS_PER_S),
-            ("SM clock (MHz)", gpu.sm_clock_mhz, 1),
-            ("utilization (%)", gpu.util_percent, 1),
-            ("memory in use (MiB)", gpu.memory_used_bytes, MIB),
-            ("temperature (C)", gpu.temperature_c, 1),
-        )
-        for name, column, unit in columns:
-            for row in np.flatnonzero(is_shown & ~np.ma.getmaskarray(column)).tolist():
-                time = to_us(int(times_ns[row]) - within[0])
-                yield TraceEvent(
-                    "C", "nvml", f"NVML {name}", process, 0, time, args=to_json({"value": int(column[row]) / unit})
-                )

@@ -15,15 +15,12 @@ class MigInstance:
     Attributes:
         uuid: Its UUID, in NVML and CUDA.
         name: Its profile, such as ``1g.18gb``.
-        gpu_instance, compute_instance: Its numbers on the GPU; None where unknown.
         memory_total_bytes: Its memory; None where unknown.
     """
 
-    uuid: str
-    name: str
-    gpu_instance: int | None
-    compute_instance: int | None
-    memory_total_bytes: int | None
+    uuid: str = ""
+    name: str = ""
+    memory_total_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)

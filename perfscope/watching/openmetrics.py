@@ -1,20 +1,12 @@
-"""The state of a running job in the text format of OpenMetrics, for Prometheus: a file, or a port of this host."""
+"""The state of a running job in the text format of OpenMetrics, for Prometheus."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 
 from perfscope.constants import NS_PER_S
-from perfscope.errors import SourceError, UsageError
-from perfscope.files import replace_file
 from perfscope.watching.job import WatchedJob
 
-CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
-_LOOPBACK = "127.0.0.1"
-_LARGEST_PORT = 65535
 _MW_PER_W = 1000
 _PERCENT = 100
 _COUNTER = "perfscope_steps"
@@ -83,87 +75,3 @@ def _over(value: float | None, unit: float) -> float | None:
 
 def _seconds(time_ns: float | None) -> float | None:
     return _over(time_ns, NS_PER_S)
-
-
-class FileTarget:
-    """Metrics in a file, as node_exporter's textfile collector reads it; it is replaced at once."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._is_written = False
-
-    def publish(self, text: str) -> None:
-        """Replace the file; one that was written before is left as it is while its disk is full.
-
-        Raises:
-            SourceError: It cannot be written, the first time.
-        """
-        try:
-            replace_file(self._path, text.encode())
-        except SourceError:
-            if not self._is_written:
-                raise
-        self._is_written = True
-
-    def close(self) -> None:
-        """Leave the file."""
-
-
-class PortTarget:
-    """Metrics on a port of the loopback interface, at any path."""
-
-    def __init__(self, port: int) -> None:
-        self._text = b"# EOF\n"
-        target = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.send_header("Content-Type", CONTENT_TYPE)
-                self.send_header("Content-Length", str(len(target.text)))
-                self.end_headers()
-                self.wfile.write(target.text)
-
-            def log_message(self, *_args: object) -> None:
-                """Requests are not logged: they come every few seconds."""
-
-        try:
-            self._server = ThreadingHTTPServer((_LOOPBACK, port), Handler)
-        except OSError as error:
-            raise UsageError(f"--openmetrics: port {port} cannot be used: {error.strerror}") from None
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def text(self) -> bytes:
-        """What a request is answered."""
-        return self._text
-
-    @property
-    def port(self) -> int:
-        """The port, also where 0 asked for a free one."""
-        return int(self._server.server_address[1])
-
-    def publish(self, text: str) -> None:
-        """Answer this from now on."""
-        self._text = text.encode()
-
-    def close(self) -> None:
-        """Free the port."""
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def open_target(word: str) -> FileTarget | PortTarget:
-    """A port, where the word is a number, else a file.
-
-    Raises:
-        UsageError: The port cannot be used, or the file's folder does not exist.
-    """
-    if word.isdecimal():
-        if int(word) > _LARGEST_PORT:
-            raise UsageError(f"--openmetrics: there is no port {word}")
-        return PortTarget(int(word))
-    path = Path(word)
-    if not path.parent.is_dir():
-        raise UsageError(f"--openmetrics: {path.parent} is not a folder")
-    return FileTarget(path)

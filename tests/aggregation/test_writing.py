@@ -1,24 +1,21 @@
-"""All rows of tables of many ranks go to files, as do the long lists of the JSON."""
+"""All rows of tables of many ranks go to files."""
 
 from __future__ import annotations
 
 import csv
-import json
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.synthetic_ranks import make_job
-from perfscope.aggregation.writing import list_tables, write_rows
+from perfscope.aggregation.writing import write_rows
 from perfscope.constants import KIB
 from perfscope.engine.analysis_report import to_report
 from perfscope.errors import SourceError
-from perfscope.renderers import Format, render
-from perfscope.report import Json, Report
+from perfscope.report import Report
 from tests.conftest import ROOT, perfscope
 from tests.engine.many_ranks import analyze_job
 
@@ -32,27 +29,8 @@ def report() -> Report:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("rows")
-
-
-@pytest.fixture(scope="module")
-def written(report: Report, folder: Path) -> Report:
-    return write_rows(report, folder)
-
-
-@pytest.fixture(scope="module")
-def whole(report: Report) -> Any:
-    return as_json(report)
-
-
-def as_json(report: Report) -> Any:
-    return json.loads(render(report, Format.JSON))
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+def written(report: Report, tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return write_rows(report, tmp_path_factory.mktemp("rows"))
 
 
 def test_every_aggregated_table_names_a_file_with_all_its_rows(written: Report) -> None:
@@ -66,37 +44,12 @@ def test_every_aggregated_table_names_a_file_with_all_its_rows(written: Report) 
         assert rows[1:] == [["" if cell is None else str(cell) for cell in row] for row in section.every]
 
 
-@pytest.mark.usefixtures("written")
-def test_entries_of_json_are_all_in_files(whole: Any, folder: Path) -> None:
-    rows = read_rows(folder / "breakdown.ranks.csv")
-    entries = whole["results"]["breakdown"]["ranks"]
-    assert [int(row["rank"]) for row in rows] == [entry["rank"] for entry in entries]
-    assert [float(row["marked_idle_us"]) for row in rows] == [entry["marked"]["idle_us"] for entry in entries]
-    steps = read_rows(folder / "breakdown.ranks.steps.csv")
-    assert [(int(row["rank"]), float(row["idle_us"])) for row in steps] == [
-        (entry["rank"], step["idle_us"]) for entry in entries for step in entry["steps"]
-    ]
-
-
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "rows").write_text("a file")
     answer = perfscope("analyze", str(TRACES), "--rows", "rows", cwd=tmp_path)
     assert answer.code != 0
     assert "rows cannot be made" in answer.stderr
     assert "Traceback" not in answer.stderr
-
-
-def test_tables_have_a_cell_for_every_key_of_any_entry() -> None:
-    def entry_of(rank: int) -> dict[str, Json]:
-        late = {"late_us": rank / 3} if rank % 2 else {}
-        steps: list[Json] = [{"name": f"step {step}", "us": float(step * rank)} for step in range(rank % 3)]
-        return {"rank": rank, "calls": rank % 7, **late, "mixed": {"x": rank}, "steps": steps}
-
-    tables = dict(list_tables({"a": {"ranks": [entry_of(rank) for rank in range(2000)]}}))
-    assert list(dict.fromkeys(key for row in tables["a.ranks"] for key in row)) == [
-        "rank", "calls", "mixed_x", "steps", "late_us",
-    ]  # fmt: skip
-    assert len(tables["a.ranks.steps"]) == sum(rank % 3 for rank in range(2000))
 
 
 @contextmanager

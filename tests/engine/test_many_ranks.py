@@ -45,5 +45,5 @@ def test_a_folder_of_partials_is_analyzed_whole(tmp_path: Path) -> None:
     document = json.loads(answer.stdout)
     assert document["results"]["stragglers"]["straggler"] in [straggler.rank for straggler in make_job(520).stragglers]
     assert len(document["results"]["breakdown"]["ranks"]) == 520
-    assert (tmp_path / "rows" / "breakdown.ranks.csv").is_file()
+    assert (tmp_path / "rows" / "device-time.csv").is_file()
     assert "findings of more than 64 traces are not replayed" in answer.stderr

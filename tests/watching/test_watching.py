@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,7 @@ from benchmarks import kept_run
 from perfscope.analyzers.mfu import analyze
 from perfscope.sources.runs.run import read_run
 from perfscope.watching.job import RECENT, WatchedJob
-from perfscope.watching.openmetrics import FileTarget, PortTarget, open_target, to_openmetrics
+from perfscope.watching.openmetrics import to_openmetrics
 from perfscope.watching.screen import print_once
 from perfscope.wire.incidents import DeathRecord
 from perfscope.wire.records import RankRecord, StepRecord, to_line
@@ -191,33 +190,3 @@ def test_prometheus_reads_the_metrics(tmp_path: Path) -> None:
     assert values["perfscope_gpu_utilization_ratio"] == {None: 0.98}
     assert values["perfscope_gpu_power_watts"] == {None: 650.0}
     assert families["perfscope_step_age_seconds"].unit == "seconds"
-
-
-def test_a_port_answers_on_this_host_alone(tmp_path: Path) -> None:
-    target = open_target("0")
-    assert isinstance(target, PortTarget)
-    try:
-        target.publish(to_openmetrics(look(Job(tmp_path / "RUN"))))
-        with urllib.request.urlopen(f"http://127.0.0.1:{target.port}/metrics", timeout=60) as answer:
-            assert answer.headers["Content-Type"].startswith("application/openmetrics-text")
-            assert answer.read().endswith(b"# EOF\n")
-        assert target._server.server_address[0] == "127.0.0.1"
-        with pytest.raises(Exception, match=f"port {target.port} cannot be used"):
-            open_target(str(target.port))
-    finally:
-        target.close()
-
-
-def test_a_file_is_replaced_at_once(tmp_path: Path) -> None:
-    target = open_target(str(tmp_path / "perfscope.prom"))
-    assert isinstance(target, FileTarget)
-    target.publish("a\n# EOF\n")
-    target.publish("b\n# EOF\n")
-    assert (tmp_path / "perfscope.prom").read_text() == "b\n# EOF\n"
-    assert list(tmp_path.iterdir()) == [tmp_path / "perfscope.prom"]
-
-
-@pytest.mark.parametrize(("word", "problem"), [("99999", "no port"), ("/none/at/all", "not a folder")])
-def test_a_target_that_cannot_be_is_an_error_of_one_line(word: str, problem: str) -> None:
-    with pytest.raises(Exception, match=problem):
-        open_target(word)

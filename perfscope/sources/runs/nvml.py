@@ -30,16 +30,6 @@ COUNTERS = (
 )  # fmt: skip
 
 
-class _MigInstance(msgspec.Struct):
-    """A MIG instance in a first line."""
-
-    uuid: str = ""
-    name: str = ""
-    gpu_instance: int | None = None
-    compute_instance: int | None = None
-    memory_total_bytes: int | None = None
-
-
 class _Gpu(msgspec.Struct):
     """A GPU in a first line, or its values in a sample."""
 
@@ -50,7 +40,7 @@ class _Gpu(msgspec.Struct):
     power_limit_default_mw: int | None = None
     memory_total_bytes: int | None = None
     sm_clock_max_mhz: int | None = None
-    mig_devices: list[_MigInstance] = []
+    mig_devices: tuple[MigInstance, ...] = ()
     power_mw: int | None = None
     gpu_util_percent: int | None = None
     memory_used_bytes: int | None = None
@@ -262,16 +252,7 @@ def _to_samples(host: str, gpu: _Gpu, samples: _SampleColumns, lost_ns: int | No
         power_limit_default_mw=gpu.power_limit_default_mw,
         memory_total_bytes=gpu.memory_total_bytes,
         sm_clock_max_mhz=gpu.sm_clock_max_mhz,
-        instances=tuple(
-            MigInstance(
-                uuid=instance.uuid,
-                name=instance.name,
-                gpu_instance=instance.gpu_instance,
-                compute_instance=instance.compute_instance,
-                memory_total_bytes=instance.memory_total_bytes,
-            )
-            for instance in gpu.mig_devices
-        ),
+        instances=gpu.mig_devices,
         lost_ns=lost_ns,
         t_ns=times,
         power_mw=columns["power_mw"],

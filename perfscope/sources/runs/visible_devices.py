@@ -8,13 +8,11 @@ a GPU is used.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from perfscope.tables.gpus import GpuSamples
 from perfscope.wire.records import RankRecord
 
-_LEGACY_MIG = re.compile(r"MIG-(GPU-[0-9a-fA-F-]+)/(\d+)/(\d+)")
 _BY_BUS = "PCI_BUS_ID"
 
 
@@ -92,15 +90,6 @@ def _order_is_known(order: str | None, gpus: Sequence[GpuSamples]) -> bool:
 def _find_by_entry(entry: str, gpus: Sequence[GpuSamples]) -> str | None:
     if entry.isdigit():
         return _cuda_device(gpus[int(entry)]) if int(entry) < len(gpus) else None
-    legacy = _LEGACY_MIG.fullmatch(entry)
-    if legacy:
-        numbers = (legacy[1].lower(), int(legacy[2]), int(legacy[3]))
-        return _unambiguous(
-            instance.uuid
-            for gpu in gpus
-            for instance in gpu.instances
-            if (gpu.uuid.lower(), instance.gpu_instance, instance.compute_instance) == numbers
-        )
     if entry.startswith("MIG-"):
         instances = (instance for gpu in gpus for instance in gpu.instances)
         return _unambiguous(instance.uuid for instance in instances if instance.uuid.startswith(entry))

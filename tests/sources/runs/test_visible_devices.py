@@ -70,8 +70,6 @@ def test_the_variable_means_what_it_means_to_cuda(
         (M2, (M2,)),
         ("MIG-dddd2", (M2,)),
         ("MIG-dddd", ()),
-        (f"MIG-{C}/6/1", (M2,)),
-        (f"MIG-{C}/9/1", ()),
         (None, (A, B, M1)),
     ],
 )
