@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import median
 from typing import Annotated
 
 from perfscope.analyzers.modules.attribution import ModuleTimes, Owner, Phase, RankModules
@@ -21,9 +20,6 @@ from perfscope.errors import NotApplicable
 from perfscope.report import Cell, Column, Row, Section, in_unit, percent, percent_of
 from perfscope.result import Doc, Figures, Result, figure
 
-#: A layer without modules inside folds only among as many siblings: in a sequence of three, the first and the last one
-#: may be equal by chance.
-_FEWEST_LEAVES = 3
 #: A number at the end of a path.
 _STEM = re.compile(r"(?<![^.])\d+$")
 _COMPILED = "::"
@@ -138,8 +134,7 @@ def fold(nodes: Sequence[ModuleNode]) -> list[ModuleNode]:
         groups.setdefault((_STEM.sub("*", node.path), _signature(node)), []).append(node)
     folded: list[ModuleNode] = []
     for (stem, _), alike in groups.items():
-        fewest = 2 if alike[0].children else _FEWEST_LEAVES
-        folded.extend([_merge(stem, alike)] if len(alike) >= fewest and stem.endswith("*") else alike)
+        folded.extend([_merge(stem, alike)] if len(alike) > 1 and stem.endswith("*") else alike)
     return folded
 
 
@@ -148,22 +143,19 @@ def _signature(node: ModuleNode) -> Hashable:
 
     A library may split a product in one call, and not in the next.
     """
-    inside = tuple((_relative(child, node), _signature(child)) for child in _sorted(node))
+    inside = tuple((name, _signature(child)) for name, child in _sorted(node))
     return node.calls, sum(node.flops or ()), round(sum(node.kernels) / max(1, node.calls)), inside
 
 
-def _sorted(node: ModuleNode) -> list[ModuleNode]:
-    return sorted(node.children, key=lambda child: child.path)
-
-
-def _relative(child: ModuleNode, parent: ModuleNode) -> str:
-    return child.path.removeprefix(parent.path)
+def _sorted(node: ModuleNode) -> list[tuple[str, ModuleNode]]:
+    """What is inside a module by its name there."""
+    return sorted(((child.path.removeprefix(node.path), child) for child in node.children), key=lambda item: item[0])
 
 
 def _merge(path: str, members: Sequence[ModuleNode]) -> ModuleNode:
     """One node for equal ones; what is inside them is merged name by name."""
     inside = zip(*(_sorted(member) for member in members), strict=True)
-    children = [_merge(path + _relative(group[0], members[0]), group) for group in inside]
+    children = [_merge(path + group[0][0], [child for _, child in group]) for group in inside]
     counted = [member.flops for member in members if member.flops is not None]
     return ModuleNode(
         path=path,
@@ -241,13 +233,6 @@ class OwnerTime(Figures, frozen=True):
     kernels: Annotated[float, Doc("How many they are.")]
 
 
-class OutsideOperator(Figures, frozen=True):
-    """An operator outside of modules."""
-
-    operator: Annotated[str, Doc("Its name.")]
-    device_us: Annotated[float, Doc("Time of what it launched.")]
-
-
 class RankModuleTimes(Figures, frozen=True):
     """The modules of one rank; means of a step, or of the whole trace where it marks none."""
 
@@ -264,7 +249,6 @@ class RankModuleTimes(Figures, frozen=True):
             "``graph``, ``not_launched``."
         ),
     ]
-    outside: Annotated[tuple[OutsideOperator, ...], Doc("The operators with the most time among ``outside``.")]
     modules: Annotated[tuple[ModuleTime, ...], Doc("Every module, each after the one that it is in.")]
 
 
@@ -332,10 +316,6 @@ class ModuleTree(Result, frozen=True):
                 f"Of rank {rank.rank}, which has the most time beside communication of {len(ranks)} ranks with these "
                 f"modules: {min(computing):.3f} to {max(computing):.3f} ms a step. Communication includes waiting."
             )
-        if rank.outside:
-            steps = max(1, rank.steps)
-            listed = ", ".join(f"{name} ({time / steps / NS_PER_MS:.3f} ms)" for name, time in rank.outside[:4])
-            yield f"Outside of modules: {listed}."
         deepest = max((depth for root in build_tree(rank.modules) for depth, *_ in _walk_shown(root)), default=0) + 1
         if deepest > self.depth:
             yield f"{self.depth} of {deepest} levels are shown: --depth shows more, and --format json all."
@@ -357,17 +337,9 @@ def _walk_shown(node: ModuleNode, depth: int = 0, outside: str = "") -> Iterator
         yield from _walk_shown(child, depth + 1)
 
 
-def _with_nodes(
-    roots: Sequence[ModuleNode], modules: Sequence[ModuleTimes]
-) -> Iterator[tuple[ModuleNode, ModuleTimes]]:
-    by_path = {module.path: module for module in modules}
-    for root in roots:
-        for _, node in root.walk():
-            yield node, by_path[node.path]
-
-
 def _rank_times(rank: RankModules) -> RankModuleTimes:
     steps = max(1, rank.steps)
+    by_path = {module.path: module for module in rank.modules}
     return RankModuleTimes(
         rank=rank.rank,
         steps=rank.steps,
@@ -379,9 +351,10 @@ def _rank_times(rank: RankModules) -> RankModuleTimes:
             owner.name.lower(): OwnerTime(time / steps / NS_PER_US, kernels / steps)
             for owner, (time, kernels) in rank.owners.items()
         },
-        outside=tuple(OutsideOperator(name, time / steps / NS_PER_US) for name, time in rank.outside),
         modules=tuple(
-            _module_time(node, module, steps) for node, module in _with_nodes(build_tree(rank.modules), rank.modules)
+            _module_time(node, by_path[node.path], steps)
+            for root in build_tree(rank.modules)
+            for _, node in root.walk()
         ),
     )
 
@@ -413,7 +386,7 @@ def _row(node: ModuleNode, title: str, steps: int, whole: int) -> Row:
     spread = None
     if folded > 1:
         times = [time / steps / NS_PER_MS for time in node.instances_ns]
-        spread = f"{min(times):.3f} - {max(times):.3f}, median {median(times):.3f}"
+        spread = f"{min(times):.3f} - {max(times):.3f}"
     return (
         title,
         f"x{folded}" if folded > 1 else None,

@@ -20,7 +20,7 @@ from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.tables.activity import merge_spans
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.operator_details import OperatorDetails, no_details
-from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
+from perfscope.tables.trace import ABSENT, Trace, Work, distinct
 
 MODULE, REGION, NODE = "nn.Module: ", "Torch-Compiled Region: ", "autograd::engine::evaluate_function: "
 #: FSDP's marks name the module whose parameters they gather, and whose gradients they reduce.
@@ -330,9 +330,6 @@ def find_owners(trace: Trace, modules: ModuleMap) -> Owners:
     return Owners(modules, module, phase, owner)
 
 
-_MOST_OUTSIDE = 12
-
-
 @dataclass(frozen=True, slots=True)
 class ModuleTimes:
     """One module of one rank, by itself: without the modules inside it.
@@ -363,7 +360,6 @@ class RankModules:
         steps: How many marked steps the times are of; 0 for the whole trace.
         modules: Every module that was called or owns time.
         owners: Time and number of the device events that belong to no module, by owner.
-        outside: The operators with the most time among Owner.OUTSIDE, and their time.
         has_numbers: Whether the trace has the numbers that join backward passes.
         path: The trace.
     """
@@ -372,7 +368,6 @@ class RankModules:
     steps: int
     modules: tuple[ModuleTimes, ...]
     owners: dict[Owner, tuple[int, int]]
-    outside: tuple[tuple[str, int], ...] = ()
     has_numbers: bool = True
     path: str = field(default="", compare=False)
 
@@ -428,7 +423,6 @@ def measure(trace: Trace) -> RankModules | None:
             for number, path in enumerate(modules.names)
         ),
         owners=_times_by_owner(trace, owners, inside),
-        outside=_outside(trace, owners, inside),
         has_numbers=details is not None and bool((details.sequence != ABSENT).any()),
         path=trace.path,
     )
@@ -447,18 +441,6 @@ def _times_by_owner(trace: Trace, owners: Owners, inside: Bool) -> dict[Owner, t
         if rows.any():
             times[owner] = int(trace.device.duration_ns[rows].sum()), int(rows.sum())
     return times
-
-
-def _outside(trace: Trace, owners: Owners, inside: Bool) -> tuple[tuple[str, int], ...]:
-    """The operators that launched what is outside of modules."""
-    rows = np.flatnonzero(inside & (owners.owner == Owner.OUTSIDE))
-    operator = join(trace.device.external_id[rows], trace.operators.external_id)
-    names = np.append(trace.operators.name.astype(np.int64), ABSENT)[operator]
-    totals: dict[str, int] = {}
-    for name, time in zip(names.tolist(), trace.device.duration_ns[rows].tolist(), strict=True):
-        text = "(no operator)" if name == ABSENT else trace.names[name]
-        totals[text] = totals.get(text, 0) + time
-    return tuple(sorted(totals.items(), key=lambda item: (-item[1], item[0]))[:_MOST_OUTSIDE])
 
 
 def _flops(trace: Trace, modules: ModuleMap) -> Int64 | None:
