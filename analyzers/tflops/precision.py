@@ -16,8 +16,6 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from msgspec.structs import replace
-
 from perfscope.analyzers.tflops.operation_counts import Operations
 from perfscope.models.hardware import Gpu
 from perfscope.result import Doc, Figures, figure
@@ -42,12 +40,10 @@ class Precision(Figures, frozen=True):
 
     Attributes:
         by_type: Share of the operations by data type, the largest first; empty where nothing shows it.
-        notes: What is doubtful about it: ranks that differ, and what the model's record says otherwise.
     """
 
     by_type: Mapping[str, float]
     evidence: Annotated[str, Doc("What shows it, as a phrase; why nothing does, where there are no shares.")]
-    notes: tuple[str, ...] = ()
 
     @figure
     def shares(self) -> Mapping[str, float] | None:
@@ -83,14 +79,13 @@ def find_precision(
     """
     if stated is not None:
         return Precision({stated: 1.0}, "--precision")
-    recorded = [read_signs(model) for model in models]
     float32 = next((model.signs.float32 for model in models if model.signs.float32), None)
     by_rank: dict[int | None, _Shown] = {}  # of several traces the one whose operators state their types
     for operations in traced:
         shown = _shown(operations, gpu, float32)
         if shown and (operations.rank not in by_rank or shown.evidence != _BY_KERNELS):
             by_rank[operations.rank] = shown
-    return _join_traces(by_rank, recorded) if by_rank else _join_records(recorded)
+    return _join_traces(by_rank) if by_rank else _join_records([read_signs(model) for model in models])
 
 
 def peak_of(gpu: Gpu, shares: Mapping[str, float]) -> float | None:
@@ -191,41 +186,20 @@ def _by_operators(
     return stated
 
 
-def _join_traces(by_rank: Mapping[int | None, _Shown], recorded: Sequence[tuple[str | None, str]]) -> Precision:
-    each = {rank: _largest_first(shown.weights) for rank, shown in by_rank.items()}
-    weights: dict[str, float] = {}
-    for one in each.values():
-        for dtype, share in one.items():
-            weights[dtype] = weights.get(dtype, 0.0) + share
-    precision = Precision(_largest_first(weights), next(iter(by_rank.values())).evidence)
-    notes = list(_disagreement({rank: next(iter(one)) for rank, one in each.items()}))
-    # A record tells the most frequent type; that of fp32 may be TF32 in the trace.
-    said = {(dtype, evidence) for dtype, evidence in recorded if dtype is not None and dtype not in weights}
-    notes += [
-        f"By {evidence} the products are in {dtype}; the traces show {precision.main}."
-        for dtype, evidence in sorted(said)
-    ]
-    return replace(precision, notes=tuple(notes))
+def _join_traces(by_rank: Mapping[int | None, _Shown]) -> Precision:
+    weights: Counter[str] = Counter()
+    for shown in by_rank.values():
+        weights.update(_largest_first(shown.weights))
+    return Precision(_largest_first(weights), next(iter(by_rank.values())).evidence)
 
 
 def _join_records(recorded: Sequence[tuple[str | None, str]]) -> Precision:
     known = [(dtype, evidence) for dtype, evidence in recorded if dtype is not None]
     if not known:
         return Precision({}, next((evidence for _, evidence in recorded), "no rank recorded it"))
-    counts = Counter(dtype for dtype, _ in known)
-    notes = _disagreement(dict(enumerate(dtype for dtype, _ in known)))
-    return Precision(_largest_first(counts), known[0][1], notes)
+    return Precision(_largest_first(Counter(dtype for dtype, _ in known)), known[0][1])
 
 
 def _largest_first(weights: Mapping[str, float]) -> dict[str, float]:
     total = sum(weights.values())
     return {dtype: weights[dtype] / total for dtype in sorted(weights, key=lambda dtype: (-weights[dtype], dtype))}
-
-
-def _disagreement(main_by_rank: Mapping[int | None, str]) -> tuple[str, ...]:
-    """A note where ranks multiply mainly in different types."""
-    ranks: dict[str, list[str]] = {}
-    for rank, dtype in main_by_rank.items():
-        ranks.setdefault(dtype, []).append("?" if rank is None else str(rank))
-    parts = "; ".join(f"{dtype} on {', '.join(numbers)}" for dtype, numbers in ranks.items())
-    return (f"The ranks differ in the precision of their products: {parts}.",) if len(ranks) > 1 else ()

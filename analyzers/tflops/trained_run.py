@@ -14,7 +14,6 @@ from perfscope.analyzers.tflops.model_inference import expert_elements, hides_ex
 from perfscope.analyzers.tflops.operation_counts import Operations
 from perfscope.analyzers.tflops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
 from perfscope.analyzers.tflops.repeats import largest_repeats
-from perfscope.constants import KILO
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
 from perfscope.models.hardware import Gpu, describe_unlisted, lookup_gpu
@@ -25,7 +24,6 @@ from perfscope.tables.run import Run
 
 _SAME_SIZE = 0.02
 _UNKNOWN_WIDTH = "; the attention width is taken as the hidden size"
-_CAPPED = 0.98
 
 
 class TrainedModel(NamedTuple):
@@ -51,7 +49,7 @@ class Device(NamedTuple):
         gpu: Its data sheet; absent where it is not listed.
         precision: The data types of the products.
         peak_tflops: The dense peak in that precision; absent without one.
-        notes: Source of the peak, and what limits it.
+        notes: Source of the peak.
     """
 
     name: str | None
@@ -168,14 +166,14 @@ def count_step_tokens(times: StepTimes) -> tuple[int, int]:
 
 
 def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:
-    """The device, what it can do in the precision of the run, and what limits it."""
+    """The device, and what it can do in the precision of the run."""
     devices = {rank.device_name for rank in run.ranks if rank.device_type != "cpu" and rank.device_name}
     name = next(iter(devices)) if len(devices) == 1 else None
     gpu = lookup_gpu(name) if name else None
     precision = find_precision(run.models, traced, gpu, run.stated.precision)
     peak, reasons = _find_peak(run, sorted(devices), gpu, precision)
-    notes = (precision.sentence(), *precision.notes) if precision.by_type else ()
-    return Device(name, gpu, precision, peak, (*notes, *reasons, *_describe_limits(run, gpu, peak)))
+    notes = (precision.sentence(),) if precision.by_type else ()
+    return Device(name, gpu, precision, peak, (*notes, *reasons))
 
 
 def _find_peak(
@@ -208,13 +206,6 @@ def _describe_missing_gpu(devices: Sequence[str]) -> str:
     if len(devices) > 1:
         return f"the GPUs differ: {', '.join(devices)}"
     return f"{describe_unlisted(devices[0])}; --peak states it"
-
-
-def _describe_limits(run: Run, gpu: Gpu | None, peak: float | None) -> tuple[str, ...]:
-    limits = [samples.power_limit_mw / KILO for samples in run.gpus if samples.power_limit_mw]
-    if gpu is None or peak is None or not limits or not gpu.power_w or min(limits) >= _CAPPED * gpu.power_w:
-        return ()
-    return (f"Power is capped at {min(limits):.0f} W of {gpu.power_w} W, so the peak cannot be reached.",)
 
 
 class Recomputation(NamedTuple):
