@@ -47,7 +47,6 @@ class Gpu(NamedTuple):
         source: Where the figures come from.
         aliases: Other values of ``--gpu``.
         memory_bytes: Memory by the datasheet; a program can see some percent more or less.
-        power_w: The default power limit.
         link: Its fastest link; absent where none is listed.
         memory_tb_s: Peak rate of its memory in TB/s; absent where none is listed.
     """
@@ -58,7 +57,6 @@ class Gpu(NamedTuple):
     source: str
     aliases: tuple[str, ...] = ()
     memory_bytes: int = 0
-    power_w: int = 0
     link: Link | None = None
     memory_tb_s: float | None = None
 
@@ -104,7 +102,6 @@ def _parse_entry(entry: Mapping[str, Any]) -> Gpu:
         source=entry["source"],
         aliases=tuple(entry.get("aliases", ())),
         memory_bytes=int(entry["memory_gb"] * GB),
-        power_w=entry["power_w"],
         link=Link(link["name"], link["gb_s"], entry.get("link_source", ""), link.get("reduces", False))
         if link
         else None,
