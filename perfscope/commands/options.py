@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, NamedTuple, TypeGuard, TypeVar, get_type_hints
+from typing import Annotated, TypeGuard, get_type_hints
 
 import typer
 
@@ -75,9 +75,6 @@ def outcome_of(
     )
 
 
-GroupT = TypeVar("GroupT", bound=NamedTuple)
-
-
 def expand_groups(command: Callable[..., Outcome]) -> Callable[..., Outcome]:
     """Let typer see a parameter for each option of a command's groups, and call the command with the groups."""
     types = get_type_hints(command, include_extras=True)
@@ -106,12 +103,6 @@ def spell_option(name: str) -> str:
     '--kv-heads'
     """
     return f"--{name.replace('_', '-')}"
-
-
-def fill_missing(group: GroupT, supplied: Mapping[str, object]) -> GroupT:
-    """Take from a file the values that were not typed; names that are no fields of the group are ignored."""
-    values = group._asdict()
-    return group._replace(**{name: supplied.get(name) for name, value in values.items() if value is None})
 
 
 def _list_options(name: str, kind: object, default: object) -> Iterator[inspect.Parameter]:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from tests.analyzers.tflops.making import answer, ask, refused
-from tests.conftest import ROOT
 
 PLAN = ("plan", "--model", "13B", "--tokens", "260B", "--gpus", 16, "--gpu", "a100-40", "--tflops", 45)
 GIGA = 1e9
@@ -167,7 +166,6 @@ def test_expert_parallelism_spreads_the_experts_alone() -> None:
     ("words", "said"),
     [
         (("--model", "13B"), "--gpus is missing"),
-        (("--log", ROOT / "fixtures/published_logs/nanogpt-2024.log"), "2024.log does not state the number of GPUs"),
         (("--gpus", 4), "which model?"),
         (("--model", "13B", "--gpus", 0), "--gpus must be at least 1"),
         (("--model", "13B", "--gpus", 4, "--tokens", "many"), "not a number of tokens"),

@@ -31,7 +31,6 @@ MISSING = [
     "scaling --protocol dlperf-mxnet-bert nowhere",
     "tflops --size 1B --log nowhere",
     "tflops --model nowhere/config.json",
-    "plan --size 1B --gpus 1 --log nowhere",
 ]
 
 

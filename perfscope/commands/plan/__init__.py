@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -29,15 +28,12 @@ from perfscope.renderers import Format
 def plan(
     *,
     model: ModelOptions,
-    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="those of --log")] = None,
+    gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="required")] = None,
     training: TrainingOptions,
     duration: DurationOptions,
     peak: PeakOptions,
     layout: LayoutOptions,
     memory: MemoryOptions,
-    log: Annotated[
-        Path | None, typer.Option(help="A training log: supplies missing values, its speed among them.")
-    ] = None,
     bubble: BubbleOptions,
     format: FormatOption = Format.MARKDOWN,
 ) -> Outcome:
@@ -46,7 +42,7 @@ def plan(
     With --pp and --microbatches alone it predicts the bubble of a pipeline schedule.
     """
     if bubble.microbatches is not None:
-        of_training = (gpus, log, duration.tokens, duration.days, *layout._replace(pp=None, virtual_stages=None))
+        of_training = (gpus, duration.tokens, duration.days, *layout._replace(pp=None, virtual_stages=None))
         if any(of_training) or model != ModelOptions() or memory != MemoryOptions() or peak != PeakOptions():
             raise UsageError("--microbatches predicts a bubble, without a model", hint="--gbs plans a training")
         return predict_bubble(bubble, layout.pp, layout.virtual_stages, duration.tflops, format)
@@ -54,21 +50,11 @@ def plan(
         raise UsageError(
             "--schedule, --svg, --target-tflops and the times of passes are of a bubble", hint="add --microbatches"
         )
-    source = None
-    if log:
-        # Reading a log imports NumPy, which a plan without one does not need.
-        from perfscope.commands.plan.files import read_planned_log
-
-        source = read_planned_log(log)
-        gpus = gpus or source.setup.gpus
     if gpus is None:
-        stated_by = f"{log} does not state the number of GPUs" if log else None
-        example = "perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45"
-        raise UsageError("--gpus is missing", hint=stated_by or example)
+        raise UsageError("--gpus is missing", hint="perfscope plan --model 13B --tokens 260B --gpus 16 --tflops 45")
     inputs = PlanInputs(require_positive("--gpus", gpus), parse_target(duration), training, layout, memory, peak)
     check_batches(inputs)
-    inputs = source.supply(inputs) if source else inputs
-    choice = choose_model(model, inputs.seq_len) if source is None or model != ModelOptions() else source.choose_model()
+    choice = choose_model(model, inputs.seq_len)
     inputs = replace(inputs, model_seq_len=choice.seq_len)
     training_plan = make_plan(inputs, choice, resolve_peak(inputs.peak))
     report = to_report(training_plan)

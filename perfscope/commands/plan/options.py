@@ -1,9 +1,8 @@
-"""The options of ``perfscope plan``, and its inputs: what was typed, and what files supply where it was not."""
+"""The options of ``perfscope plan``, and its inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, NamedTuple
 
@@ -17,7 +16,7 @@ from perfscope.commands.model import (
     PeakOptions,
     TrainingOptions,
 )
-from perfscope.commands.options import fill_missing, require_positive, spell_option
+from perfscope.commands.options import require_positive, spell_option
 from perfscope.constants import S_PER_DAY
 from perfscope.errors import UsageError
 from perfscope.models.conventions import Checkpointing
@@ -25,19 +24,6 @@ from perfscope.units import parse_tokens
 
 DEFAULT_MICRO_BATCH = 1
 _DURATION, _LAYOUT, _MEMORY = "Duration", "Layout and batch", "Memory"
-#: How a value that a file supplies is reported, by its option.
-_PHRASES = {
-    "checkpointing": "activation checkpointing {}",
-    "seq_len": "sequence length {}",
-    "zero": "ZeRO stage {}",
-    "tp": "tensor parallel {}",
-    "pp": "pipeline parallel {}",
-    "cp": "context parallel {}",
-    "micro_batch": "micro-batch {}",
-    "gbs": "global batch {}",
-    "dtype": "matrix products in {}",
-    "states": "training precision {}",
-}
 
 
 class ConventionName(StrEnum):
@@ -104,7 +90,6 @@ class LayoutOptions(NamedTuple):
         int | None,
         typer.Option(
             help="Global batch size: sequences in one step over all GPUs.",
-            show_default="of --log",
             rich_help_panel=_LAYOUT,
         ),
     ] = None
@@ -186,7 +171,6 @@ class PlanInputs:
         layout: Degrees of parallelism and batch; None for what is not known.
         memory: Implementations and precision that the memory depends on.
         peak: The GPU and the data type; None for what is not known.
-        read: What was read from files, one phrase for each value.
         model_seq_len: Tokens in a sequence of the model's pre-training; None where unknown.
     """
 
@@ -196,7 +180,6 @@ class PlanInputs:
     layout: LayoutOptions
     memory: MemoryOptions
     peak: PeakOptions
-    read: tuple[str, ...] = ()
     model_seq_len: int | None = None
 
     def __post_init__(self) -> None:
@@ -221,23 +204,3 @@ class PlanInputs:
     def precision(self, dtype: str) -> Precision:
         """Bytes per parameter of each state, where matrix products are in a data type."""
         return state_bytes_of(self.states(dtype), self.memory.optimizer)
-
-    def fill_missing(self, supplied: Mapping[str, object]) -> PlanInputs:
-        """Take from a file the values that were not typed, by the names of their options."""
-        return replace(
-            self,
-            training=fill_missing(self.training, supplied),
-            layout=fill_missing(self.layout, supplied),
-            memory=fill_missing(self.memory, supplied),
-            peak=fill_missing(self.peak, supplied),
-        )
-
-    def describe_missing(self, supplied: Mapping[str, object]) -> str:
-        """Phrases for the values that ``fill_missing`` would take."""
-        groups = (self.training, self.layout, self.memory, self.peak)
-        values = {name: value for group in groups for name, value in group._asdict().items()}
-        return ", ".join(
-            _PHRASES[name].format(value)
-            for name, value in supplied.items()
-            if name in _PHRASES and value is not None and values[name] is None
-        )

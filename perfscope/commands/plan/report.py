@@ -238,12 +238,9 @@ def to_report(plan: Plan) -> Report:
         "assumptions": _assumptions_data(inputs, peak),
         "assumed": list(assumptions),
         "verdict": describe_fit(plan),
-        "read": list(inputs.read),
     }
     memory, fitting = memory_section(plan.memory, peak), fitting_section(plan.fitting, peak)
     sections = [duration_section(plan), memory, fitting, checkpoint_section(plan)]
-    if inputs.read:
-        sections.append(Section("Read from files", notes=inputs.read))
     if assumptions:
         sections.append(Section("Assumptions", notes=assumptions))
     return Report(_title(plan), data, tuple(sections), (*peak.warnings, *_warn_above_peak(plan)))
