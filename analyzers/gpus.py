@@ -16,7 +16,7 @@ from perfscope.analyzers.shared.gpu_steps import find_device_ranks, ranks_on_gpu
 from perfscope.analyzers.shared.rank_labels import rank_cell
 from perfscope.analyzers.shared.readings import Readings, read_column
 from perfscope.analyzers.shared.statistics import maximum, mean
-from perfscope.constants import GB, KIB, KILO, NS_PER_S
+from perfscope.constants import KIB, KILO, NS_PER_S
 from perfscope.errors import MissingInput
 from perfscope.report import Section, in_unit
 from perfscope.result import GIGABYTES, Column, Doc, Figures, ResultList, Table
@@ -64,12 +64,10 @@ class Gpus(ResultList, frozen=True):
     Attributes:
         gpus: The GPUs.
         notes: What a reader must know.
-        pcie_rate_limit_bytes_per_s: PCIe rates above this are measured too low; absent where no counter was read.
     """
 
     gpus: tuple[Gpu, ...]
     notes: tuple[str, ...]
-    pcie_rate_limit_bytes_per_s: float | None
 
     TABLES = (
         Table(
@@ -111,20 +109,10 @@ class Gpus(ResultList, frozen=True):
             "Utilisation is the share of time in which any kernel ran, not how well the GPU was used. GB is 10^9 bytes."
         )
         sections = [table.section(self.gpus, (note, *self.notes))]
-        rates = links.section(self.gpus, self._describe_rates())
+        rates = links.section(self.gpus, ["Means over training, windows included."])
         if any(rate is not None for row in rates.rows for rate in row[2:]):
             sections.append(rates)
         return tuple(sections)
-
-    def _describe_rates(self) -> list[str]:
-        notes = ["Means over training, windows included."]
-        if self.pcie_rate_limit_bytes_per_s is not None:
-            limit = self.pcie_rate_limit_bytes_per_s / GB
-            notes.append(
-                f"PCIe counters wrap around at 4.3 GB (2^32 bytes): as often as they were read here, rates above "
-                f"{limit:.1f} GB/s would be measured too low."
-            )
-        return notes
 
 
 def analyze(run: Run) -> Gpus:
@@ -141,7 +129,7 @@ def analyze(run: Run) -> Gpus:
     sampled = tuple(gpu for gpu in gpus if gpu is not None)
     if not sampled:
         raise MissingInput("no NVML sample lies between the first and the last training step")
-    return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)), _pcie_rate_limit(run))
+    return Gpus(sampled, _notes(sampled, run, len(run.gpus) - len(visible)))
 
 
 def _is_visible(gpu: GpuSamples, run: Run) -> bool:
@@ -211,15 +199,6 @@ def _read_counter(gpu: GpuSamples, counter: str, during: Bool) -> Readings:
     """The readings of a counter during training."""
     column = gpu.counters.get(counter)
     return _NO_READINGS if column is None else read_column(gpu.t_ns[during], column[during])
-
-
-def _pcie_rate_limit(run: Run) -> float | None:
-    """The fastest rate, in bytes/s, at which PCIe's counters do not wrap around unseen between two readings."""
-    readings = [
-        read_column(gpu.t_ns, gpu.counters[_PCIE_COUNTERS[0]]) for gpu in run.gpus if _PCIE_COUNTERS[0] in gpu.counters
-    ]
-    spans_ns = [int(np.diff(counter.t_ns).max()) for counter in readings if counter.span_ns]
-    return _PCIE_WRAP / (max(spans_ns) / NS_PER_S) if spans_ns else None
 
 
 def _notes(gpus: Sequence[Gpu], run: Run, hidden: int) -> tuple[str, ...]:

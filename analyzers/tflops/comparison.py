@@ -2,12 +2,13 @@
 
 MFU is the model's operations over the GPU's peak, HFU the operations that the hardware did, recomputation included.
 Each convention states one of the two. The variants are the other passes of a formula, other versions of code, and each
-convention with the recomputed operations added. Formulas are in the letters of ``Convention.inputs``.
+convention with the recomputed operations added. Letters of formulas: L layers, h hidden size, a heads of d_qk and d_v
+dimensions, V vocabulary, s sequence length, N parameters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, NamedTuple
 
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
@@ -133,7 +134,6 @@ class Convention(Figures, frozen=True):
     ]
     mfu: Annotated[float | None, Doc("``tflops_per_gpu`` over the dense peak, without recomputation.")]
     hfu: Annotated[float | None, Doc("The same, where the convention counts recomputation.")]
-    inputs: Annotated[Mapping[str, float], Doc("What went into the formula.")]
     reason: Annotated[str | None, Doc("Why there is no figure, or what makes it doubtful.")]
 
 
@@ -173,7 +173,7 @@ def variants(step: Step) -> tuple[Convention, ...]:
 
 
 def _six_n(step: Step) -> Convention:
-    return _evaluate(step, "6n", _SIX_N, six_n(step.parameters), {"N": step.parameters})
+    return _evaluate(step, "6n", _SIX_N, six_n(step.parameters))
 
 
 def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
@@ -181,7 +181,7 @@ def _bigscience(step: Step, checkpointing: Checkpointing, name: str) -> Conventi
     formula = _Formula(f"{passes} passes x 2 N", 'bigscience-workshop/bigscience, experiments/gpt2.md, "Metrics"')
     flops = bigscience(step.parameters, checkpointing)
     recomputes = passes > bigscience_passes(Checkpointing.NONE)
-    return _evaluate(step, name, formula, flops, {"N": step.parameters, "passes": passes}, recomputes=recomputes)
+    return _evaluate(step, name, formula, flops, recomputes=recomputes)
 
 
 def _paper(step: Step, checkpointing: Checkpointing, name: str) -> Convention:
@@ -209,7 +209,6 @@ def _evaluate(
     name: str,
     formula: _Formula,
     flops_per_token: int | None,
-    inputs: Mapping[str, float] | None = None,
     *,
     recomputes: bool = False,
     reason: str | None = None,
@@ -233,26 +232,8 @@ def _evaluate(
         tflops_per_gpu=tflops,
         mfu=None if recomputes else share,
         hfu=share if recomputes else None,
-        inputs=_letters(step, formula) if inputs is None else inputs,
         reason=reason,
     )
-
-
-def _letters(step: Step, formula: _Formula) -> dict[str, float]:
-    """The letters of a formula that needs dimensions."""
-    model = step.model
-    if model is None:
-        return {}
-    return {
-        **({"N": step.parameters} if "N" in formula.text else {}),
-        "L": model.layers,
-        "h": model.hidden,
-        "a": model.heads,
-        "d_qk": model.query_dim // model.heads,
-        "d_v": model.value_dim // model.heads,
-        "V": per_token.vocabulary_rows(model),
-        "s": step.seq_len,
-    }
 
 
 def _add_recomputation(step: Step, convention: Convention) -> Convention:
@@ -265,7 +246,6 @@ def _add_recomputation(step: Step, convention: Convention) -> Convention:
         f"{convention.name}+recomputation",
         _Formula(f"{convention.formula} + {term}", source),
         total,
-        convention.inputs,
         recomputes=True,
     )
 

@@ -6,14 +6,13 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from math import gcd
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from perfscope.charts.grammar import Categories, Chart, RowSpan, RowSpans, Values
 from perfscope.charts.palette import Colour
 from perfscope.schedules.operations import PassKind
 from perfscope.schedules.simulator import Timeline
 
-_LabelT = TypeVar("_LabelT")
 IDLE = "."
 _DIGITS, _LETTERS, _WEIGHT = "0123456789", "abcdefghij", "w" * 10
 _FINE_LABELS = {PassKind.FORWARD: _DIGITS, PassKind.WEIGHT_GRADIENT: _WEIGHT}
@@ -25,9 +24,6 @@ _NAMES = {
     PassKind.INPUT_GRADIENT: ("backward", Colour.BACKWARD),
     PassKind.WEIGHT_GRADIENT: ("weight gradient", Colour.WEIGHT),
 }
-#: A lane of more bars is drawn a pixel at a time, or a long step would make a file that no browser opens.
-_MOST_BARS = 2000
-_COLUMNS = 760
 
 
 class Bar(NamedTuple):
@@ -78,9 +74,9 @@ def draw_timeline(title: str, timeline: Timeline, ticks: int = 1) -> GanttChart:
     return GanttChart(title, tuple(lanes), timeline.section // ticks)
 
 
-def _rasterise(lane: Lane, end: int, columns: int, label: Callable[[Bar], _LabelT]) -> list[_LabelT | None]:
+def _rasterise(lane: Lane, end: int, columns: int, label: Callable[[Bar], str]) -> list[str | None]:
     """Cut 0 to ``end`` into equal columns, each with the label of most of its time; None where most of it is idle."""
-    votes: list[Counter[_LabelT]] = [Counter() for _ in range(columns)]
+    votes: list[Counter[str]] = [Counter() for _ in range(columns)]
     for bar in lane.bars:
         first, last = bar.start * columns // end, -(-bar.end * columns // end)
         for column in range(first, min(last, columns)):
@@ -147,18 +143,9 @@ def _marks(chart: GanttChart, unit: int) -> Iterator[RowSpans]:
     yield RowSpans("bubble", Colour.BUBBLE, whole)
     by_name: defaultdict[tuple[str, Colour], list[RowSpan]] = defaultdict(list)
     for row, lane in enumerate(chart.lanes):
-        for kind, span in _spans(row, lane, chart.end, unit):
-            by_name[_NAMES[kind]].append(span)
+        for bar in lane.bars:
+            name, colour = _NAMES[bar.kind]
+            tip = f"{lane.label}: {name} of micro-batch {bar.microbatch}, {(bar.end - bar.start) / unit:g}"
+            span = RowSpan(row, bar.start / unit, bar.end / unit, tip, str(bar.microbatch))
+            by_name[name, colour].append(span)
     yield from (RowSpans(name, colour, tuple(spans)) for (name, colour), spans in by_name.items())
-
-
-def _spans(row: int, lane: Lane, end: int, unit: int) -> Iterator[tuple[PassKind, RowSpan]]:
-    if len(lane.bars) > _MOST_BARS:
-        for column, kind in enumerate(_rasterise(lane, end, _COLUMNS, lambda bar: bar.kind)):
-            if kind is not None:
-                yield kind, RowSpan(row, end * column / _COLUMNS / unit, end * (column + 1) / _COLUMNS / unit)
-        return
-    for bar in lane.bars:
-        name = _NAMES[bar.kind][0]
-        tip = f"{lane.label}: {name} of micro-batch {bar.microbatch}, {(bar.end - bar.start) / unit:g}"
-        yield bar.kind, RowSpan(row, bar.start / unit, bar.end / unit, tip, str(bar.microbatch))

@@ -223,5 +223,3 @@ def test_pcie_counters_begin_again_at_32_bits(tmp_path: Path) -> None:
     result = gpus.analyze(run)
     assert result.gpus[0].pcie_tx_bytes_per_s == pytest.approx(3e9)
     assert result.gpus[0].pcie_rx_bytes_per_s == pytest.approx(1e6)
-    assert result.pcie_rate_limit_bytes_per_s == pytest.approx(2**32 / 0.5)
-    assert "rates above 8.6 GB/s would be measured too low" in result.sections()[1].notes[1]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from perfscope.charts.svg import draw_file
 from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.drawing import GanttChart, draw_timeline, to_charts, to_text
+from perfscope.schedules.drawing import GanttChart, draw_timeline, to_text
 from perfscope.schedules.simulator import UniformTiming, simulate
 
 
@@ -26,7 +25,3 @@ def test_a_schedule_that_is_too_large_shows_what_most_of_each_column_went_to() -
     drawn = to_text(_chart(4, 100), 40).splitlines()
     assert all(len(line) == len("stage 0 |") + 40 + 1 for line in drawn[:4])
     assert set(drawn[0][9:-1]) <= set("FB.")
-
-
-def test_the_svg_of_a_long_step_stays_small() -> None:
-    assert len(draw_file(to_charts([_chart(2, 5000)]))) < 1_000_000
