@@ -32,10 +32,6 @@ class BatchWork(NamedTuple):
     samples: int = 0
     tokens: int = 0
 
-    def with_work(self, more: BatchWork) -> BatchWork:
-        """The sum."""
-        return BatchWork(self.samples + more.samples, self.tokens + more.tokens)
-
     def with_batch(self, batch: Any) -> BatchWork:
         """The sum with a batch, which is its token ids, else its first tensor; None where there is none."""
         shape = () if batch is None or batch.is_nested else batch.shape

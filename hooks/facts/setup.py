@@ -56,7 +56,6 @@ class SetupWatch:
         bucket_bytes = getattr(wrapper, "bucket_bytes_cap", None)
         self._ddp = DdpRecord(
             find_unused_parameters=bool(getattr(wrapper, "find_unused_parameters", False)),
-            static_graph=bool(getattr(wrapper, "static_graph", False)),
             bucket_bytes=bucket_bytes if isinstance(bucket_bytes, int) else None,
             gradient_bytes=sum(parameter.numel() * parameter.element_size() for parameter in parameters),
             tensors=len(parameters),

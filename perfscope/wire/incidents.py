@@ -31,7 +31,6 @@ LATEST_WRITE_NS = 10_000_000_000
 STALL = "stall"
 FAILURE = "failure"
 RESUMED = "resumed"
-TIMEOUT = "timeout"
 
 
 def stacks_file(number: int) -> str:

@@ -30,14 +30,12 @@ class DdpRecord:
 
     Attributes:
         find_unused_parameters: It searches each output's graph for parameters that get no gradient.
-        static_graph: The graph is the same in all steps.
         bucket_bytes: Largest bucket of gradients.
         gradient_bytes: All gradients that it reduces.
         tensors: How many there are.
     """
 
     find_unused_parameters: bool
-    static_graph: bool
     bucket_bytes: int | None
     gradient_bytes: int
     tensors: int
