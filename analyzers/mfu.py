@@ -21,8 +21,8 @@ from perfscope.analyzers.tflops.comparison import (
     explain_spread,
 )
 from perfscope.analyzers.tflops.cross_check import CrossCheck, cross_check
-from perfscope.analyzers.tflops.operation_counts import Operations
-from perfscope.analyzers.tflops.precision import Precision
+from perfscope.analyzers.tflops.operation_counts import TracedOperations
+from perfscope.analyzers.tflops.precision import ProductPrecision
 from perfscope.analyzers.tflops.trained_run import (
     count_step_tokens,
     find_device,
@@ -67,7 +67,7 @@ class Utilisation(Result, frozen=True):
     device: Annotated[str | None, Doc("The name that the driver states.")]
     gpu: Annotated[str | None, Doc("The GPU whose data sheet is used; None where it is not listed.")]
     dtype: Annotated[str | None, Doc("The main data type of the products.")]
-    precision: Annotated[Precision, Doc("All of them.")]
+    precision: Annotated[ProductPrecision, Doc("All of them.")]
     peak_tflops: Annotated[float | None, Doc("The dense peak of one GPU in that type.")]
     checkpointing: Annotated[
         str | None, Doc("What was counted as recomputed; None where that is unknown, and nothing was.")
@@ -126,7 +126,7 @@ class Utilisation(Result, frozen=True):
         return Result.sections(self)
 
 
-def analyze(run: Run, traced: Sequence[Operations] = ()) -> Utilisation:
+def analyze(run: Run, traced: Sequence[TracedOperations] = ()) -> Utilisation:
     """Compute the utilisation of a run, and compare it with the operations of its traces.
 
     Raises:
@@ -188,7 +188,7 @@ def _find_headline(conventions: Sequence[Convention]) -> Convention:
     return next(convention for convention in conventions if convention.name == HEADLINE)
 
 
-def _representative(run: Run, traced: Sequence[Operations], processes: int) -> Sequence[Operations]:
+def _representative(run: Run, traced: Sequence[TracedOperations], processes: int) -> Sequence[TracedOperations]:
     """The traced ranks if their mean is that of all ranks: stages of a pipeline differ, so there all must be traced."""
     is_pipeline = any(rank.parallel.get("pp", 0) for rank in run.ranks)
     return traced if not is_pipeline or len({operations.rank for operations in traced}) == processes else ()

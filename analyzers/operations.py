@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from perfscope.analyzers.tflops.operation_counts import ENOUGH, Operations, count_operations
-from perfscope.analyzers.tflops.precision import Precision, find_precision
+from perfscope.analyzers.tflops.operation_counts import ENOUGH, TracedOperations, count_operations
+from perfscope.analyzers.tflops.precision import ProductPrecision, find_precision
 from perfscope.constants import TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
@@ -63,7 +63,7 @@ class RankOperations(Figures, frozen=True):
     not_counted: Annotated[tuple[NotCountedOperator, ...], Doc("What is not counted.")]
     replays: Annotated[int, Doc("Launches of CUDA graphs, whose operations are not counted.")]
     replays_share: Annotated[float | None, Doc("Their share of the time of kernels that multiply.")]
-    precision: Annotated[Precision, Doc("Data types of the products.")]
+    precision: Annotated[ProductPrecision, Doc("Data types of the products.")]
     operators: Annotated[tuple[OperatorCount, ...], Doc("By operator.")]
     is_covered: bool
 
@@ -102,7 +102,7 @@ class CountedOperations(Result, frozen=True):
         yield from (rank.precision.sentence() for rank in self.ranks[:1])
 
 
-def _to_rank(rank: Operations) -> RankOperations:
+def _to_rank(rank: TracedOperations) -> RankOperations:
     repeats = rank.repeats
     return RankOperations(
         rank=rank.rank,
@@ -147,12 +147,12 @@ def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
         )
 
 
-def measure(trace: Trace) -> Operations | None:
+def measure(trace: Trace) -> TracedOperations | None:
     """Count the operations of one trace; None where it has no products and shows no recomputation."""
     return None if trace.products is None else count_operations(trace, trace.products)
 
 
-def analyze(partials: Sequence[Operations]) -> CountedOperations:
+def analyze(partials: Sequence[TracedOperations]) -> CountedOperations:
     """Put the ranks together.
 
     Raises:

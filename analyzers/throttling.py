@@ -34,7 +34,7 @@ _VALIDITY_NS = 2_500_000_000
 _COUNTER_JITTER = 0.02
 
 
-class Cause(Figures, frozen=True):
+class ThrottlingCause(Figures, frozen=True):
     """One cause on one GPU."""
 
     cause: Annotated[str, Doc("In words.")]
@@ -51,7 +51,7 @@ class GpuThrottling(Figures, frozen=True):
     ranks: Annotated[tuple[int, ...], Doc("The ranks that trained on it.")]
     known_steps: Annotated[int, Doc("Number of steps that samples cover.")]
     steps: Annotated[tuple[int, ...], Doc("Steps that were throttled by any cause.")]
-    causes: Annotated[tuple[Cause, ...], Doc("By cause.")]
+    causes: Annotated[tuple[ThrottlingCause, ...], Doc("By cause.")]
     hit_s: Annotated[float | None, Doc("Median undisturbed step that was throttled.")]
     clear_s: Annotated[float | None, Doc("Median undisturbed step that was not.")]
     hit_mhz: Annotated[float | None, Doc("Mean clock in the former.")]
@@ -121,7 +121,7 @@ def _find_throttled_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuTh
     clocks_mhz = _clocks_of_steps(used.samples, starts_ns, ends_ns)
     training_ns = (int(starts_ns.min()), int(ends_ns.max())) if len(starts_ns) else (0, 0)
     causes = [
-        Cause(
+        ThrottlingCause(
             cause=name,
             steps=tuple(step[covered & (bits & bit != 0)].tolist()),
             time_fraction=_active_fraction(used.samples, counter, training_ns),

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from perfscope.analyzers.modules.attribution import ModuleTimes, Owner, Phase, RankModules
+from perfscope.analyzers.modules.attribution import ModulePhase, ModuleTimes, Owner, RankModules
 from perfscope.analyzers.modules.attribution import measure as measure
 from perfscope.constants import GIGA, NS_PER_MS, NS_PER_US, TERA
 from perfscope.errors import NotApplicable
@@ -32,17 +32,17 @@ class ModuleNode:
     Attributes:
         path: Its path; a folded number is ``*``.
         calls: Forward calls of all that are folded.
-        device_ns: Own time by Phase, of all that are folded, without the modules inside.
-        kernels: Own device events by Phase, likewise.
-        flops: Own operations by Phase, likewise; absent where the trace states no inputs.
+        device_ns: Own time by ModulePhase, of all that are folded, without the modules inside.
+        kernels: Own device events by ModulePhase, likewise.
+        flops: Own operations by ModulePhase, likewise; absent where the trace states no inputs.
         children: The modules inside.
         instances_ns: The total time of each module that is folded here.
     """
 
     path: str
     calls: int = 0
-    device_ns: tuple[int, ...] = (0,) * len(Phase)
-    kernels: tuple[int, ...] = (0,) * len(Phase)
+    device_ns: tuple[int, ...] = (0,) * len(ModulePhase)
+    kernels: tuple[int, ...] = (0,) * len(ModulePhase)
     flops: tuple[int, ...] | None = None
     children: list[ModuleNode] = field(default_factory=list)
     instances_ns: tuple[int, ...] = ()
@@ -58,7 +58,7 @@ class ModuleNode:
         return sum(self.totals_ns())
 
     def totals_ns(self) -> tuple[int, ...]:
-        """Time with the modules inside, by Phase."""
+        """Time with the modules inside, by ModulePhase."""
         return _add(self.device_ns, *(child.totals_ns() for child in self.children))
 
     def total_kernels(self) -> int:
@@ -377,12 +377,12 @@ def _module_time(node: ModuleNode, module: ModuleTimes, steps: int) -> ModuleTim
 
 
 def _by_phase(times_ns: Sequence[int], steps: int) -> PhaseTimes:
-    return PhaseTimes(**{phase.name.lower(): times_ns[phase] / steps / NS_PER_US for phase in Phase})
+    return PhaseTimes(**{phase.name.lower(): times_ns[phase] / steps / NS_PER_US for phase in ModulePhase})
 
 
 def _row(node: ModuleNode, title: str, steps: int, whole: int) -> Row:
     totals, flops, folded = node.totals_ns(), node.total_flops(), len(node.instances_ns)
-    computing = sum(totals) - totals[Phase.COMMUNICATION] - totals[Phase.OPTIMIZER]
+    computing = sum(totals) - totals[ModulePhase.COMMUNICATION] - totals[ModulePhase.OPTIMIZER]
     spread = None
     if folded > 1:
         times = [time / steps / NS_PER_MS for time in node.instances_ns]
@@ -393,7 +393,7 @@ def _row(node: ModuleNode, title: str, steps: int, whole: int) -> Row:
         node.total_ns / steps / NS_PER_MS,
         percent_of(node.total_ns, whole),
         node.self_ns / steps / NS_PER_MS,
-        *(_shown(totals[phase] / steps / NS_PER_MS) for phase in Phase),
+        *(_shown(totals[phase] / steps / NS_PER_MS) for phase in ModulePhase),
         node.total_kernels() / steps,
         in_unit(flops / steps, GIGA) if flops else None,
         flops / TERA / (computing / (NS_PER_MS * 1000)) if flops and computing else None,

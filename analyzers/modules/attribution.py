@@ -31,7 +31,7 @@ _OF_INPUTS = "FSDP::cast_forward_inputs"
 _GRAPH, _COMPILED_BACKWARD = MODULE + "GraphModule", "CompiledFunctionBackward"
 
 
-class Phase(IntEnum):
+class ModulePhase(IntEnum):
     """What a device event is for. COMMUNICATION includes the copies that prepare and take up what is exchanged."""
 
     FORWARD = 0
@@ -72,12 +72,12 @@ _GRAPH_LAUNCH = re.compile(r"^(?:cuda|cu|hip)GraphLaunch")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Places:
+class ModulePlaces:
     """Where moments of threads are in the model.
 
     Attributes:
         module: Index into the names of modules, or ABSENT.
-        phase: A value of Phase: FORWARD, BACKWARD, RECOMPUTATION or, in FSDP's marks, COMMUNICATION.
+        phase: A value of ModulePhase: FORWARD, BACKWARD, RECOMPUTATION or, in FSDP's marks, COMMUNICATION.
         is_numberless: Whether the innermost range is a node of autograd without a sequence number.
     """
 
@@ -167,7 +167,7 @@ class ModuleMap:
         count = len(self._name)
         self._module, self._phase = np.full(count + 1, ABSENT, np.int64), np.zeros(count + 1, np.int64)
         module: list[int] = [ABSENT] * (count + 1)
-        phase: list[int] = [Phase.FORWARD] * (count + 1)
+        phase: list[int] = [ModulePhase.FORWARD] * (count + 1)
         is_backward = [False] * (count + 1)
         before: dict[int, int] = {}
         names = self._trace.names
@@ -185,14 +185,14 @@ class ModuleMap:
                     module[row] = before.get(threads[row], ABSENT)
                 else:
                     module[row] = before[threads[row]] = module[link] if link != ABSENT else ABSENT
-                phase[row], is_backward[row] = Phase.BACKWARD, True
+                phase[row], is_backward[row] = ModulePhase.BACKWARD, True
                 continue
-            phase[row] = Phase.RECOMPUTATION if is_backward[row] else Phase.FORWARD
+            phase[row] = ModulePhase.RECOMPUTATION if is_backward[row] else ModulePhase.FORWARD
             if kind == _SHARDING_KIND:
                 module[row] = self._sharded(name, module[parent])
-                phase[row] = Phase.COMMUNICATION
+                phase[row] = ModulePhase.COMMUNICATION
             elif name == _GRAPH and is_backward[row] and self._is_compiled_backward(parent):
-                module[row], phase[row] = module[parent], Phase.BACKWARD
+                module[row], phase[row] = module[parent], ModulePhase.BACKWARD
             else:
                 module[row] = self._number(self._path(kind, name, module[parent]), module[parent])
                 self.calls[module[row]] += not is_backward[row]
@@ -234,19 +234,19 @@ class ModuleMap:
             return self._number(path, 0 if self.names else ABSENT)
         return around if around != ABSENT else (0 if self.names else ABSENT)
 
-    def find(self, moments_ns: Int64, threads: Int64) -> Places:
+    def find(self, moments_ns: Int64, threads: Int64) -> ModulePlaces:
         """Where moments of threads are."""
         scope = self._nesting.innermost(moments_ns, threads)
         phase = self._phase[scope].copy()
         for thread, (starts, ends) in self._repeats.items():
-            mine = np.flatnonzero((phase == Phase.BACKWARD) & (threads == thread) & (scope != ABSENT))
+            mine = np.flatnonzero((phase == ModulePhase.BACKWARD) & (threads == thread) & (scope != ABSENT))
             if not len(mine) or not len(starts):
                 continue
             span = np.searchsorted(starts, moments_ns[mine], side="right") - 1
             covers = (span >= 0) & (moments_ns[mine] < ends[np.maximum(span, 0)])
             begins_inside = starts[np.maximum(span, 0)] >= self._start[scope[mine]]
-            phase[mine[covers & begins_inside]] = Phase.RECOMPUTATION
-        return Places(self._module[scope], phase, self._numberless[scope])
+            phase[mine[covers & begins_inside]] = ModulePhase.RECOMPUTATION
+        return ModulePlaces(self._module[scope], phase, self._numberless[scope])
 
 
 _MODULE_KIND, _REGION_KIND, _NODE_KIND, _SHARDING_KIND = 1, 2, 3, 4
@@ -313,7 +313,7 @@ def find_owners(trace: Trace, modules: ModuleMap) -> Owners:
     # DDP reduces a bucket of gradients of several modules where the last of them is accumulated.
     is_of_bucket = communicates & places.is_numberless
     module[rows] = np.where(is_of_bucket, ABSENT, places.module)
-    phase[rows] = np.where(communicates, int(Phase.COMMUNICATION), places.phase)
+    phase[rows] = np.where(communicates, int(ModulePhase.COMMUNICATION), places.phase)
     is_graph = np.array([bool(_GRAPH_LAUNCH.match(name)) for name in trace.names], np.bool_)
     of_rows = np.where(copies, int(Owner.COPIES), int(Owner.OUTSIDE))
     of_rows = np.where(is_graph[trace.calls.name[launch[rows]]], int(Owner.GRAPH), of_rows)
@@ -324,7 +324,7 @@ def find_owners(trace: Trace, modules: ModuleMap) -> Owners:
         of_rows = np.where(inside, int(marked), of_rows)
         if marked is Owner.OPTIMIZER:
             # An optimizer that steps inside the backward pass, parameter by parameter.
-            phase[rows] = np.where(inside & ~communicates, int(Phase.OPTIMIZER), phase[rows])
+            phase[rows] = np.where(inside & ~communicates, int(ModulePhase.OPTIMIZER), phase[rows])
     owner[rows] = np.where(communicates, int(Owner.COMMUNICATION), of_rows)
     owner[module != ABSENT] = ABSENT
     return Owners(modules, module, phase, owner)
@@ -338,9 +338,9 @@ class ModuleTimes:
         path: Its path in the model; ``PATH::compiled N`` for what torch.compile made of it.
         around: The path of the module around its first forward; ``""`` where there is none.
         calls: How often it was called forward, recomputation left out.
-        device_ns: Time of its device events, by Phase.
-        kernels: How many they are, by Phase.
-        flops: Operations of its operators, by Phase; absent where the trace states no inputs.
+        device_ns: Time of its device events, by ModulePhase.
+        kernels: How many they are, by ModulePhase.
+        flops: Operations of its operators, by ModulePhase; absent where the trace states no inputs.
     """
 
     path: str
@@ -384,7 +384,7 @@ class RankModules:
     @property
     def computing_ns(self) -> int:
         """Time of all device events but communication, which lasts as long as a rank waits for others."""
-        of_modules = sum(module.device_ns[Phase.COMMUNICATION] for module in self.modules)
+        of_modules = sum(module.device_ns[ModulePhase.COMMUNICATION] for module in self.modules)
         return self.total_ns - of_modules - self.owners.get(Owner.COMMUNICATION, (0, 0))[0]
 
     @property
@@ -401,7 +401,7 @@ def measure(trace: Trace) -> RankModules | None:
         return None
     owners = find_owners(trace, modules)
     inside = trace.step != ABSENT if len(trace.steps) else np.ones(len(trace.device), np.bool_)
-    count, phases = len(modules.names), len(Phase)
+    count, phases = len(modules.names), len(ModulePhase)
     key = owners.module * phases + owners.phase
     of_modules = np.flatnonzero(inside & (owners.module != ABSENT))
     device_ns = _sum(key[of_modules], trace.device.duration_ns[of_modules], count * phases).reshape(count, phases)
@@ -454,6 +454,6 @@ def _flops(trace: Trace, modules: ModuleMap) -> Int64 | None:
     if len(trace.steps):
         step = np.searchsorted(trace.steps.start_ns, operators.start_ns, side="right") - 1
         inside &= (step >= 0) & (operators.start_ns < trace.steps.end_ns[np.maximum(step, 0)])
-    count, phases = len(modules.names), len(Phase)
+    count, phases = len(modules.names), len(ModulePhase)
     key = (places.module * phases + places.phase)[inside]
     return _sum(key, counted.flops[inside], count * phases).reshape(count, phases)

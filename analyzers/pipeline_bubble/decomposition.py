@@ -30,8 +30,8 @@ from msgspec.structs import replace
 from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
 from perfscope.constants import NS_PER_US
 from perfscope.result import Doc, Figures, InUnit, InUnitIfKnown, Result, figure
-from perfscope.schedules.operations import Block, Op, PassKind, Plan
-from perfscope.schedules.simulator import Timeline, Timing, simulate
+from perfscope.schedules.operations import Block, Op, PassKind, PassOrder
+from perfscope.schedules.simulator import PassTimeline, Timing, simulate
 
 #: Nanoseconds, also a mean of several steps; absent where unknown.
 Time: TypeAlias = int | Fraction | None
@@ -113,7 +113,7 @@ class StepParts(Struct, frozen=True):
     start_ns: int
     stages: tuple[StageParts, ...]
     theory: Fraction | None = None
-    ideal: Timeline | None = None
+    ideal: PassTimeline | None = None
     ticks_per_ns: int = 1
 
 
@@ -159,7 +159,7 @@ def _sum_stage(stage: int, passes: Sequence[MeasuredPass], section: int) -> Stag
     return StageParts(stage, useful, work[PassKind.FORWARD], work[PassKind.WEIGHT_GRADIENT], section - useful)
 
 
-def decompose(plan: Plan, stages: Sequence[RankStep]) -> StepParts:
+def decompose(plan: PassOrder, stages: Sequence[RankStep]) -> StepParts:
     """Split the idle time of one step.
 
     Args:
@@ -204,7 +204,7 @@ def _average_by_kind(work: dict[Op, int]) -> tuple[dict[PassKind, int], int]:
 
 
 def _estimate_transfer_times(
-    plan: Plan, passes: dict[Op, MeasuredPass], transfers: Sequence[Sequence[Transfer]]
+    plan: PassOrder, passes: dict[Op, MeasuredPass], transfers: Sequence[Sequence[Transfer]]
 ) -> dict[Op, int]:
     """For each operation whose result crosses devices the time of that transfer alone.
 
@@ -233,7 +233,7 @@ def _estimate_transfer_times(
     return times
 
 
-def _list_crossings(plan: Plan, device_of: dict[Op, int]) -> list[tuple[Op, Op]]:
+def _list_crossings(plan: PassOrder, device_of: dict[Op, int]) -> list[tuple[Op, Op]]:
     """Each operation whose result is needed on a different device, with the operation that needs it."""
     gradients = (PassKind.BACKWARD, PassKind.INPUT_GRADIENT)
     backward = {(op.microbatch, op.stage): op for op in device_of if op.kind in gradients}
@@ -261,7 +261,7 @@ def _hold(order: Sequence[Block], stage: RankStep) -> Iterator[tuple[Op, int]]:
         yield op, measured.end_ns - measured.start_ns + max(idle, 0)
 
 
-def _find_blocking_sends(plan: Plan, passes: dict[Op, MeasuredPass], transfers: dict[Op, int]) -> dict[Op, int]:
+def _find_blocking_sends(plan: PassOrder, passes: dict[Op, MeasuredPass], transfers: dict[Op, int]) -> dict[Op, int]:
     """Transfers that kept their sender from computing: its next pass began after them."""
     blocking = {}
     for order in plan.orders:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass
 from perfscope.errors import UsageError
 from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.operations import Block, Op, PassKind, Plan
+from perfscope.schedules.operations import Block, Op, PassKind, PassOrder
 from perfscope.schedules.zero_bubble import dualpipev_order
 
 #: Names of schedules that are not in the catalog; the last splits the backward pass.
@@ -35,7 +35,7 @@ class RecognisedSchedule(Struct, frozen=True):
 
     name: str
     chunks: int
-    plan: Plan
+    plan: PassOrder
 
 
 def recognise_order(orders: Sequence[Sequence[str]]) -> RecognisedSchedule | None:
@@ -86,7 +86,7 @@ def _list_candidates(forwards: int) -> Iterator[tuple[Schedule, int]]:
             yield Schedule.INTERLEAVED, chunks
 
 
-def _try_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int) -> Plan | None:
+def _try_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int) -> PassOrder | None:
     try:
         return make_plan(schedule, devices, microbatches, chunks) if microbatches else None
     except UsageError:
@@ -107,7 +107,7 @@ def _recognise_plan(orders: Sequence[Sequence[Op]]) -> RecognisedSchedule | None
     )
     if not is_complete or stages % len(orders):
         return None
-    plan = Plan(microbatches, stages, tuple(tuple((op,) for op in order) for order in orders))
+    plan = PassOrder(microbatches, stages, tuple(tuple((op,) for op in order) for order in orders))
     chunks = stages // len(orders)
     named = next((str(schedule) for schedule in Schedule if _follows(plan, schedule, chunks)), None)
     if named is None:
@@ -116,7 +116,7 @@ def _recognise_plan(orders: Sequence[Sequence[Op]]) -> RecognisedSchedule | None
     return RecognisedSchedule(named, chunks, plan)
 
 
-def _follows(plan: Plan, schedule: Schedule, chunks: int) -> bool:
+def _follows(plan: PassOrder, schedule: Schedule, chunks: int) -> bool:
     published = _try_plan(schedule, plan.devices, plan.microbatches, chunks if schedule is Schedule.INTERLEAVED else 1)
     return (
         published is not None
@@ -125,7 +125,7 @@ def _follows(plan: Plan, schedule: Schedule, chunks: int) -> bool:
     )
 
 
-def _is_dualpipev(plan: Plan) -> bool:
+def _is_dualpipev(plan: PassOrder) -> bool:
     """Whether forward and backward passes follow DualPipeV, wherever the weight gradients are."""
     if plan.stages != 2 * plan.devices or plan.microbatches < plan.stages:
         return False

@@ -24,7 +24,7 @@ _SHARDED_FROM = {OPTIMIZER: 1, GRADIENTS: 2, WEIGHTS: 3}
 LAST_STAGE = 3
 
 
-class Optimizer(StrEnum):
+class OptimizerKind(StrEnum):
     """The optimizer, which decides the bytes of its state per parameter."""
 
     ADAM = "adam"
@@ -57,11 +57,11 @@ class Loss(StrEnum):
 _MOST_LIVE_PARAMETERS, _REDUCED_ELEMENTS = 10**9, 5 * 10**8
 _GATHERED_LAYERS = 2
 _CHUNKS = 8
-_OPTIMIZER_BYTES = {Optimizer.ADAM: 8, Optimizer.ADAM_8BIT: 2, Optimizer.SGD: 4}
+_OPTIMIZER_BYTES = {OptimizerKind.ADAM: 8, OptimizerKind.ADAM_8BIT: 2, OptimizerKind.SGD: 4}
 
 
 @dataclass(frozen=True, slots=True)
-class Precision:
+class StateBytes:
     """Bytes per parameter of each state, and per element of the activations.
 
     Attributes:
@@ -88,7 +88,7 @@ class Precision:
         return self.weights + self.optimizer
 
 
-class States(StrEnum):
+class StatePrecision(StrEnum):
     """Precision of weights, gradients and optimizer."""
 
     MIXED = "mixed"
@@ -98,7 +98,7 @@ class States(StrEnum):
     FP32 = "fp32"
 
 
-def state_bytes_of(states: States, optimizer: Optimizer) -> Precision:
+def state_bytes_of(states: StatePrecision, optimizer: OptimizerKind) -> StateBytes:
     """Bytes per parameter of each state.
 
     ``mixed``: 16 bits with an fp32 copy in the optimizer, as DeepSpeed; ``megatron`` has fp32 gradients, too.
@@ -106,22 +106,22 @@ def state_bytes_of(states: States, optimizer: Optimizer) -> Precision:
     also the optimizer. ``fp32``: fp32 throughout, without a second copy of the weights.
     """
     state = _OPTIMIZER_BYTES[optimizer]
-    if states is States.AUTOCAST:
-        return Precision(4, 4, state, 2, cast=2, residual=4, is_plain_loop=True)
-    if states is States.PURE:
-        return Precision(2, 2, min(state // 2, 4) or 1, 2, is_plain_loop=True)
-    if states is States.FP32:
-        return Precision(4, 4, state, 4, is_plain_loop=True)
-    return Precision(2, 4 if states is States.MEGATRON else 2, 4 + state, 2)
+    if states is StatePrecision.AUTOCAST:
+        return StateBytes(4, 4, state, 2, cast=2, residual=4, is_plain_loop=True)
+    if states is StatePrecision.PURE:
+        return StateBytes(2, 2, min(state // 2, 4) or 1, 2, is_plain_loop=True)
+    if states is StatePrecision.FP32:
+        return StateBytes(4, 4, state, 4, is_plain_loop=True)
+    return StateBytes(2, 4 if states is StatePrecision.MEGATRON else 2, 4 + state, 2)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """How a model is spread over GPUs.
 
     Attributes:
         data, tensor, pipeline, expert: Degrees of parallelism; the expert one divides the data-parallel one.
-        zero: Stage of ZeRO, 0 to 3.
+        zero: PipelineEnd of ZeRO, 0 to 3.
         sequence_parallel: Whether norms and dropout are split along the sequence over the tensor-parallel ranks.
         checkpointing: Activation checkpointing: what is recomputed.
         micro_batch: Sequences of one forward pass on one data-parallel rank.
@@ -160,7 +160,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class Memory:
+class MemoryEstimate:
     """Bytes on the fullest GPU.
 
     Attributes:
@@ -173,7 +173,7 @@ class Memory:
         is_plain_loop: Whether gradients are freed before the forward pass.
     """
 
-    layout: Layout
+    layout: ParallelLayout
     weights: int
     gradients: int
     optimizer: int
@@ -195,8 +195,14 @@ class Memory:
 
 
 def estimate_memory(
-    model: Transformer, layout: Layout, *, parameters: int, seq_len: int, precision: Precision, attention: Attention
-) -> Memory:
+    model: Transformer,
+    layout: ParallelLayout,
+    *,
+    parameters: int,
+    seq_len: int,
+    precision: StateBytes,
+    attention: Attention,
+) -> MemoryEstimate:
     """Estimate the memory of the fullest GPU.
 
     Args:
@@ -208,7 +214,7 @@ def estimate_memory(
         attention: The attention implementation.
     """
     scale = parameters / total_parameters(model)
-    stages = [Stage.FIRST] if layout.pipeline == 1 else [Stage.FIRST, Stage.LAST]
+    stages = [PipelineEnd.FIRST] if layout.pipeline == 1 else [PipelineEnd.FIRST, PipelineEnd.LAST]
     estimates = [
         replace(
             _estimate_states(model, scale, layout, precision, _count_parameters(model, layout, stage)),
@@ -228,7 +234,7 @@ def estimate_memory(
     return max(estimates, key=lambda memory: memory.total)
 
 
-class Stage(Enum):
+class PipelineEnd(Enum):
     """A stage of a pipeline; without one the first stage is also the last."""
 
     FIRST = "first"
@@ -243,8 +249,8 @@ class _ParametersPerGpu(NamedTuple):
 
 
 def _estimate_states(
-    model: Transformer, scale: float, layout: Layout, precision: Precision, parameters: _ParametersPerGpu
-) -> Memory:
+    model: Transformer, scale: float, layout: ParallelLayout, precision: StateBytes, parameters: _ParametersPerGpu
+) -> MemoryEstimate:
     """Weights, gradients and optimizer of a GPU."""
 
     def state_bytes(name: str, bytes_per_parameter: int) -> int:
@@ -257,7 +263,7 @@ def _estimate_states(
 
     is_gathered = layout.zero == LAST_STAGE and layout.data * layout.context > 1
     copies = 0 if is_gathered else state_bytes(WEIGHTS, precision.cast)
-    return Memory(
+    return MemoryEstimate(
         layout=layout,
         weights=state_bytes(WEIGHTS, precision.weights) + copies,
         gradients=state_bytes(GRADIENTS, precision.gradients),
@@ -272,12 +278,12 @@ def _estimate_states(
     )
 
 
-def _has_ddp(layout: Layout, precision: Precision) -> bool:
+def _has_ddp(layout: ParallelLayout, precision: StateBytes) -> bool:
     """Whether DistributedDataParallel exchanges the gradients of a plain loop, whose optimizer may be sharded."""
     return precision.is_plain_loop and layout.data * layout.context > 1 and layout.zero < _SHARDED_FROM[GRADIENTS]
 
 
-def _gathered_bytes(model: Transformer, precision: Precision, parameters: _ParametersPerGpu) -> float:
+def _gathered_bytes(model: Transformer, precision: StateBytes, parameters: _ParametersPerGpu) -> float:
     """Bytes of the weights that a rank gathers at once, and of the buckets that it sends gradients in.
 
     FSDP gathers the layer that runs and the next one, beside what is in no layer. DeepSpeed keeps up to 10**9
@@ -291,7 +297,7 @@ def _gathered_bytes(model: Transformer, precision: Precision, parameters: _Param
     return precision.activations * (tables + _GATHERED_LAYERS * max(0, whole - tables) / model.layers)
 
 
-def _count_parameters(model: Transformer, layout: Layout, stage: Stage) -> _ParametersPerGpu:
+def _count_parameters(model: Transformer, layout: ParallelLayout, stage: PipelineEnd) -> _ParametersPerGpu:
     """Parameters of a GPU of a stage, before ZeRO.
 
     The first pipeline stage has the embedding, the last one the output layer, which is a copy where they are tied;
@@ -306,7 +312,7 @@ def _count_parameters(model: Transformer, layout: Layout, stage: Stage) -> _Para
     tables = embedding_parameters(model) * (1 if model.tied else 2) + position_parameters(model)
     in_layers = total_parameters(model) - tables - routed
     if layout.pipeline > 1:
-        tables = embedding_parameters(model) + (position_parameters(model) if stage is Stage.FIRST else 0)
+        tables = embedding_parameters(model) + (position_parameters(model) if stage is PipelineEnd.FIRST else 0)
     return _ParametersPerGpu(in_layers * share + tables / layout.tensor, routed * share / layout.expert)
 
 
@@ -315,9 +321,9 @@ def activation_bytes(
     seq_len: int,
     element_bytes: int,
     attention: Attention,
-    layout: Layout,
+    layout: ParallelLayout,
     *,
-    stage: Stage = Stage.FIRST,
+    stage: PipelineEnd = PipelineEnd.FIRST,
     residual_bytes: int | None = None,
     is_plain_loop: bool = False,
 ) -> int:
@@ -327,7 +333,7 @@ def activation_bytes(
     """
     tokens = ceil(seq_len * layout.micro_batch / layout.context)
     layers = ceil(model.layers / layout.pipeline)
-    in_flight = layout.in_flight if stage is Stage.FIRST else 1
+    in_flight = layout.in_flight if stage is PipelineEnd.FIRST else 1
     is_cast_by_fsdp = layout.zero == LAST_STAGE and layout.data * layout.context > 1
     residual = element_bytes if residual_bytes is None or is_cast_by_fsdp else residual_bytes
     layer = _layer_bytes(model, seq_len, element_bytes, attention, layout)
@@ -336,7 +342,7 @@ def activation_bytes(
     kept_logits = 0 if is_plain_loop or layout.zero == LAST_STAGE else element_bytes
     head = (
         _head_bytes(model, tokens, element_bytes, layout, kept_logits)
-        if layout.pipeline == 1 or stage is Stage.LAST
+        if layout.pipeline == 1 or stage is PipelineEnd.LAST
         else 0
     )
     if layout.checkpointing is Checkpointing.FULL:
@@ -347,7 +353,9 @@ def activation_bytes(
     return ceil(tokens * layers * in_flight * layer) + head
 
 
-def _layer_bytes(model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: Layout) -> float:
+def _layer_bytes(
+    model: Transformer, seq_len: int, element_bytes: int, attention: Attention, layout: ParallelLayout
+) -> float:
     """Bytes that one layer keeps per token, without what selective checkpointing recomputes."""
     hidden = model.hidden
     dropout_masks = 2 * hidden if layout.dropout and model.mlp_matrices != GATED_MATRICES else 0
@@ -370,7 +378,7 @@ def _mlp_bytes(model: Transformer, element_bytes: int) -> float:
     return element_bytes * tensors * ffn
 
 
-def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: Layout, kept_logits: int) -> int:
+def _head_bytes(model: Transformer, tokens: int, element_bytes: int, layout: ParallelLayout, kept_logits: int) -> int:
     """Bytes of the last norm, the output layer and the logits."""
     bytes_per_logit = {
         Loss.PLAIN: kept_logits + 3 * 4,

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 from perfscope.analyzers.tflops.comparison import Step
-from perfscope.analyzers.tflops.operation_counts import Operations
+from perfscope.analyzers.tflops.operation_counts import TracedOperations
 from perfscope.analyzers.tflops.per_token import (
     megatron_whole_attention,
     recomputed_products,
@@ -57,7 +57,7 @@ class CrossCheck(Figures, frozen=True):
         )
 
 
-def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> CrossCheck | None:
+def cross_check(step: Step, ranks: Sequence[TracedOperations], processes: int) -> CrossCheck | None:
     """Compare what was counted with the formula; absent where no rank states shapes.
 
     Args:
@@ -91,7 +91,7 @@ def cross_check(step: Step, ranks: Sequence[Operations], processes: int) -> Cros
     )
 
 
-def _explain(step: Step, ranks: Sequence[Operations], per_token: float, formula: float | None) -> Iterator[str]:
+def _explain(step: Step, ranks: Sequence[TracedOperations], per_token: float, formula: float | None) -> Iterator[str]:
     if not all(rank.is_covered for rank in ranks):
         yield "Too many operators cannot be counted: `analyze --only operations` lists them."
     if missing := sum(rank.without_shapes for rank in ranks):

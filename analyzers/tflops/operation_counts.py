@@ -38,7 +38,7 @@ class NotCounted(NamedTuple):
     share: float | None
 
 
-class Operations(Struct, frozen=True, array_like=True):
+class TracedOperations(Struct, frozen=True, array_like=True):
     """The operations of one trace.
 
     Attributes:
@@ -99,7 +99,7 @@ class Operations(Struct, frozen=True, array_like=True):
         return gflops / KILO
 
 
-def count_operations(trace: Trace, products: Products) -> Operations | None:
+def count_operations(trace: Trace, products: Products) -> TracedOperations | None:
     """Add up the products of a trace; None where it has none, shows no recomputation and no kernel that multiplies."""
     repeats = find_repeats(trace, products)
     kernel_ns = _time_products(trace)
@@ -120,7 +120,7 @@ def count_operations(trace: Trace, products: Products) -> Operations | None:
     def share(part_ns: int) -> float | None:
         return part_ns / counted.multiplying_ns if counted.multiplying_ns else None
 
-    return Operations(
+    return TracedOperations(
         rank=trace.rank,
         steps=steps,
         flops_per_step=sum(total for _, total in by_operator.values()) if by_operator else None,

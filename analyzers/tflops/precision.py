@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from perfscope.analyzers.tflops.operation_counts import Operations
+from perfscope.analyzers.tflops.operation_counts import TracedOperations
 from perfscope.models.hardware import Gpu
 from perfscope.result import Doc, Figures, figure
 from perfscope.tables.kernel_precision import SIXTEEN_BIT, UNNAMED
@@ -35,7 +35,7 @@ _NEGLIGIBLE = 0.01
 _MOST_UNNAMED = 0.5
 
 
-class Precision(Figures, frozen=True):
+class ProductPrecision(Figures, frozen=True):
     """The data types of matrix products.
 
     Attributes:
@@ -67,8 +67,8 @@ class Precision(Figures, frozen=True):
 
 
 def find_precision(
-    models: Sequence[Model], traced: Sequence[Operations], gpu: Gpu | None, stated: str | None = None
-) -> Precision:
+    models: Sequence[Model], traced: Sequence[TracedOperations], gpu: Gpu | None, stated: str | None = None
+) -> ProductPrecision:
     """Find the precision of a run.
 
     Args:
@@ -78,7 +78,7 @@ def find_precision(
         stated: What the user states.
     """
     if stated is not None:
-        return Precision({stated: 1.0}, "--precision")
+        return ProductPrecision({stated: 1.0}, "--precision")
     float32 = next((model.signs.float32 for model in models if model.signs.float32), None)
     by_rank: dict[int | None, _Shown] = {}  # of several traces the one whose operators state their types
     for operations in traced:
@@ -136,7 +136,7 @@ class _Shown(NamedTuple):
     evidence: str
 
 
-def _shown(operations: Operations, gpu: Gpu | None, float32: str | None) -> _Shown | None:
+def _shown(operations: TracedOperations, gpu: Gpu | None, float32: str | None) -> _Shown | None:
     kernels = _name_all(operations.kernel_ns, gpu)
     weights = _by_operators(operations, kernels, gpu, float32)
     if weights:
@@ -165,7 +165,7 @@ def _weigh(kernels: Mapping[str, int], gpu: Gpu | None) -> dict[str, float]:
 
 
 def _by_operators(
-    operations: Operations, kernels: Mapping[str, int], gpu: Gpu | None, float32: str | None
+    operations: TracedOperations, kernels: Mapping[str, int], gpu: Gpu | None, float32: str | None
 ) -> dict[str, float] | None:
     """Operations by data type where every product states its shapes and types and no kernel contradicts them."""
     stated = {dtype: flops for dtype, flops in operations.by_precision.items() if flops}
@@ -186,18 +186,18 @@ def _by_operators(
     return stated
 
 
-def _join_traces(by_rank: Mapping[int | None, _Shown]) -> Precision:
+def _join_traces(by_rank: Mapping[int | None, _Shown]) -> ProductPrecision:
     weights: Counter[str] = Counter()
     for shown in by_rank.values():
         weights.update(_largest_first(shown.weights))
-    return Precision(_largest_first(weights), next(iter(by_rank.values())).evidence)
+    return ProductPrecision(_largest_first(weights), next(iter(by_rank.values())).evidence)
 
 
-def _join_records(recorded: Sequence[tuple[str | None, str]]) -> Precision:
+def _join_records(recorded: Sequence[tuple[str | None, str]]) -> ProductPrecision:
     known = [(dtype, evidence) for dtype, evidence in recorded if dtype is not None]
     if not known:
-        return Precision({}, next((evidence for _, evidence in recorded), "no rank recorded it"))
-    return Precision(_largest_first(Counter(dtype for dtype, _ in known)), known[0][1])
+        return ProductPrecision({}, next((evidence for _, evidence in recorded), "no rank recorded it"))
+    return ProductPrecision(_largest_first(Counter(dtype for dtype, _ in known)), known[0][1])
 
 
 def _largest_first(weights: Mapping[str, float]) -> dict[str, float]:

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.tflops.model_inference import expert_elements, hides_experts, infer_dimensions
-from perfscope.analyzers.tflops.operation_counts import Operations
-from perfscope.analyzers.tflops.precision import HOW_TO_TELL, Precision, find_precision, peak_of
+from perfscope.analyzers.tflops.operation_counts import TracedOperations
+from perfscope.analyzers.tflops.precision import HOW_TO_TELL, ProductPrecision, find_precision, peak_of
 from perfscope.analyzers.tflops.repeats import largest_repeats
 from perfscope.errors import MissingInput
 from perfscope.models.conventions import Checkpointing
@@ -41,7 +41,7 @@ class TrainedModel(NamedTuple):
     notes: tuple[str, ...]
 
 
-class Device(NamedTuple):
+class TrainedDevice(NamedTuple):
     """The GPUs of a run.
 
     Attributes:
@@ -54,7 +54,7 @@ class Device(NamedTuple):
 
     name: str | None
     gpu: Gpu | None
-    precision: Precision
+    precision: ProductPrecision
     peak_tflops: float | None
     notes: tuple[str, ...]
 
@@ -165,7 +165,7 @@ def count_step_tokens(times: StepTimes) -> tuple[int, int]:
     return round(times.tokens_per_step), max(1, round(length))
 
 
-def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:
+def find_device(run: Run, traced: Sequence[TracedOperations] = ()) -> TrainedDevice:
     """The device, and what it can do in the precision of the run."""
     devices = {rank.device_name for rank in run.ranks if rank.device_type != "cpu" and rank.device_name}
     name = next(iter(devices)) if len(devices) == 1 else None
@@ -173,11 +173,11 @@ def find_device(run: Run, traced: Sequence[Operations] = ()) -> Device:
     precision = find_precision(run.models, traced, gpu, run.stated.precision)
     peak, reasons = _find_peak(run, sorted(devices), gpu, precision)
     notes = (precision.sentence(),) if precision.by_type else ()
-    return Device(name, gpu, precision, peak, (*notes, *reasons))
+    return TrainedDevice(name, gpu, precision, peak, (*notes, *reasons))
 
 
 def _find_peak(
-    run: Run, devices: Sequence[str], gpu: Gpu | None, precision: Precision
+    run: Run, devices: Sequence[str], gpu: Gpu | None, precision: ProductPrecision
 ) -> tuple[float | None, tuple[str, ...]]:
     """The peak and its source; why there is none, where there is none."""
     if run.stated.peak_tflops is not None:
@@ -222,7 +222,7 @@ class Recomputation(NamedTuple):
     notes: tuple[str, ...]
 
 
-def find_recomputation(models: Sequence[Model], traced: Sequence[Operations] = ()) -> Recomputation:
+def find_recomputation(models: Sequence[Model], traced: Sequence[TracedOperations] = ()) -> Recomputation:
     """What was recomputed, as the traces show it; where there are none, as the model is configured."""
     seen = next((model.checkpointing for model in models if model.checkpointing), None)
     configured = Checkpointing(seen) if seen in set(Checkpointing) else None

@@ -71,7 +71,7 @@ class ModelOptions(NamedTuple):
     ] = None
 
 
-class TrainingOptions(NamedTuple):
+class SequenceOptions(NamedTuple):
     """Sequence length and activation checkpointing, as typed."""
 
     seq_len: Annotated[

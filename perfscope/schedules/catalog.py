@@ -7,7 +7,7 @@ from enum import StrEnum
 from itertools import pairwise
 
 from perfscope.errors import UsageError
-from perfscope.schedules.operations import Block, DeviceOrder, PassKind, Plan, linear_plan, single_block
+from perfscope.schedules.operations import Block, DeviceOrder, PassKind, PassOrder, linear_plan, single_block
 from perfscope.schedules.zero_bubble import dualpipe_plan, zb_h1_order, zb_h2_order, zbv_plan
 
 
@@ -27,7 +27,7 @@ def one_f_one_b_order(device: int, devices: int, microbatches: int) -> Iterator[
         yield single_block(PassKind.BACKWARD, index, device)
 
 
-def interleaved_plan(devices: int, microbatches: int, chunks: int) -> Plan:
+def interleaved_plan(devices: int, microbatches: int, chunks: int) -> PassOrder:
     """1F1B over v virtual stages a device, in groups of at least p micro-batches (Narayanan et al., arXiv 2104.04473).
 
     Where m is not a multiple of p the groups are as equal as they can be, as in torch.distributed.pipelining.
@@ -48,7 +48,7 @@ def interleaved_plan(devices: int, microbatches: int, chunks: int) -> Plan:
                 microbatch, chunk = backwards[index - warmup]
                 yield single_block(PassKind.BACKWARD, microbatch, chunk * devices + device)
 
-    return Plan(microbatches, devices * chunks, tuple(tuple(order(device)) for device in range(devices)))
+    return PassOrder(microbatches, devices * chunks, tuple(tuple(order(device)) for device in range(devices)))
 
 
 def _group_microbatches(devices: int, microbatches: int) -> list[range]:
@@ -80,7 +80,7 @@ _LINEAR_ORDERS: dict[Schedule, DeviceOrder] = {
 }
 
 
-def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> Plan:
+def make_plan(schedule: Schedule, devices: int, microbatches: int, chunks: int = 1) -> PassOrder:
     """Plan one training step.
 
     Args:

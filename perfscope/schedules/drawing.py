@@ -11,7 +11,7 @@ from typing import NamedTuple
 from perfscope.charts.grammar import Categories, Chart, RowSpan, RowSpans, Values
 from perfscope.charts.palette import Colour
 from perfscope.schedules.operations import PassKind
-from perfscope.schedules.simulator import Timeline
+from perfscope.schedules.simulator import PassTimeline
 
 IDLE = "."
 _DIGITS, _LETTERS, _WEIGHT = "0123456789", "abcdefghij", "w" * 10
@@ -56,7 +56,7 @@ class GanttChart(NamedTuple):
     end: int
 
 
-def draw_timeline(title: str, timeline: Timeline, ticks: int = 1) -> GanttChart:
+def draw_timeline(title: str, timeline: PassTimeline, ticks: int = 1) -> GanttChart:
     """Chart a simulated step; the passes of an overlapped pair share its time, drawn in sequence.
 
     Args:

@@ -45,7 +45,7 @@ Block: TypeAlias = tuple[Op, ...]
 DeviceOrder: TypeAlias = Callable[[int, int, int], Iterable[Block]]
 
 
-class Plan(Struct, frozen=True):
+class PassOrder(Struct, frozen=True):
     """The order of all passes of one training step.
 
     Attributes:
@@ -69,6 +69,8 @@ def single_block(kind: PassKind, microbatch: int, stage: int) -> Block:
     return (Op(kind, microbatch, stage),)
 
 
-def linear_plan(order: DeviceOrder, devices: int, microbatches: int) -> Plan:
+def linear_plan(order: DeviceOrder, devices: int, microbatches: int) -> PassOrder:
     """A plan with one virtual stage on each device."""
-    return Plan(microbatches, devices, tuple(tuple(order(device, devices, microbatches)) for device in range(devices)))
+    return PassOrder(
+        microbatches, devices, tuple(tuple(order(device, devices, microbatches)) for device in range(devices))
+    )

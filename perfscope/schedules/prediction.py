@@ -17,8 +17,8 @@ from perfscope.errors import UsageError
 from perfscope.report import Column, Section, percent
 from perfscope.schedules.catalog import Schedule, chunks_per_device, make_plan, require_possible
 from perfscope.schedules.closed_forms import ClosedForm, StageTimes, closed_form
-from perfscope.schedules.operations import Plan
-from perfscope.schedules.simulator import Timeline, UniformTiming, peak_in_flight, simulate
+from perfscope.schedules.operations import PassOrder
+from perfscope.schedules.simulator import PassTimeline, UniformTiming, peak_in_flight, simulate
 
 #: A step of more operations is not simulated: it would take some seconds, and there are up to ten alternatives.
 SIMULATION_LIMIT = 200_000
@@ -63,7 +63,7 @@ class PassTimes(Struct, frozen=True):
         )
 
 
-class Setup(Struct, frozen=True):
+class PipelineSetup(Struct, frozen=True):
     """A pipeline: its schedule, p stages, m micro-batches, v virtual stages on each stage, and the times of passes."""
 
     schedule: Schedule
@@ -87,7 +87,7 @@ class SimulatedStep(Struct, frozen=True):
         peak_in_flight: For each stage the most micro-batches whose activations it stores, in its share of the model.
     """
 
-    timeline: Timeline
+    timeline: PassTimeline
     ticks_per_ns: int
     peak_in_flight: tuple[Fraction, ...]
 
@@ -134,12 +134,12 @@ class ThroughputTarget(Struct, frozen=True):
     microbatches: int | None
 
 
-def apply_closed_form(setup: Setup) -> ClosedForm:
+def apply_closed_form(setup: PipelineSetup) -> ClosedForm:
     """Apply the schedule's closed form to equal stages of the same total work."""
     return closed_form(setup.schedule, setup.devices, setup.microbatches, setup.times.mean, setup.chunks)
 
 
-def simulate_setup(setup: Setup) -> SimulatedStep:
+def simulate_setup(setup: PipelineSetup) -> SimulatedStep:
     """Simulate one step of a setup.
 
     Raises:
@@ -151,7 +151,7 @@ def simulate_setup(setup: Setup) -> SimulatedStep:
     return SimulatedStep(simulate(plan, _divide_times(setup, plan, chunks)), chunks, peaks)
 
 
-def _divide_times(setup: Setup, plan: Plan, chunks: int) -> UniformTiming:
+def _divide_times(setup: PipelineSetup, plan: PassOrder, chunks: int) -> UniformTiming:
     """The times of virtual stages in ticks: each takes 1 / v of its stage, as many ticks as the stage takes ns."""
     devices = [_find_device(setup, stage) for stage in range(plan.stages)]
     times = setup.times
@@ -161,13 +161,13 @@ def _divide_times(setup: Setup, plan: Plan, chunks: int) -> UniformTiming:
     return UniformTiming(forward, backward, weight, tuple(time * chunks for time in times.transfer))
 
 
-def _find_device(setup: Setup, stage: int) -> int:
+def _find_device(setup: PipelineSetup, stage: int) -> int:
     if setup.schedule is Schedule.ZBV:
         return min(stage, 2 * setup.devices - 1 - stage)
     return stage % setup.devices
 
 
-def list_alternatives(setup: Setup) -> tuple[Alternative, ...]:
+def list_alternatives(setup: PipelineSetup) -> tuple[Alternative, ...]:
     """The effect of more micro-batches, virtual stages or another schedule, each by itself; the setup comes first."""
     alternatives: list[Alternative] = []
     for change, changed in (("as it is", setup), *_list_changes(setup)):
@@ -181,7 +181,7 @@ def list_alternatives(setup: Setup) -> tuple[Alternative, ...]:
     return tuple(alternatives)
 
 
-def _list_changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
+def _list_changes(setup: PipelineSetup) -> Iterator[tuple[str, PipelineSetup]]:
     """Changed setups that can run, each with the change in words."""
     if setup.devices == 1:
         return
@@ -200,10 +200,10 @@ def _list_changes(setup: Setup) -> Iterator[tuple[str, Setup]]:
             require_possible(schedule, setup.devices, microbatches, chunks)
         except UsageError:
             continue
-        yield change, Setup(schedule, setup.devices, microbatches, chunks, setup.times)
+        yield change, PipelineSetup(schedule, setup.devices, microbatches, chunks, setup.times)
 
 
-def find_target(setup: Setup, tflops: Fraction, target_tflops: Fraction) -> ThroughputTarget:
+def find_target(setup: PipelineSetup, tflops: Fraction, target_tflops: Fraction) -> ThroughputTarget:
     """How many micro-batches of the same size raise a measured throughput to a target.
 
     Throughput is proportional to m / (fixed + m x slowest). ``fixed`` is the time of filling and draining. ``slowest``
@@ -218,7 +218,7 @@ def find_target(setup: Setup, tflops: Fraction, target_tflops: Fraction) -> Thro
     return ThroughputTarget(tflops, target_tflops, limit, max(-(-fewest // multiple) * multiple, 1))
 
 
-def _split_step_time(setup: Setup) -> tuple[Fraction, Fraction]:
+def _split_step_time(setup: PipelineSetup) -> tuple[Fraction, Fraction]:
     """The part of a step's time that does not depend on the micro-batches, and the time that each of them adds."""
     times = setup.times
     slowest = Fraction(max(forward + backward for forward, backward in zip(times.forward, times.backward, strict=True)))

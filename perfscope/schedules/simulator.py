@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
 
-from perfscope.schedules.operations import Block, Op, PassKind, Plan
+from perfscope.schedules.operations import Block, Op, PassKind, PassOrder
 
 
 class Deadlock(ValueError):
@@ -69,7 +69,7 @@ class UniformTiming(Timing):
         return self.transfer[sender]
 
 
-class Span(NamedTuple):
+class BlockSpan(NamedTuple):
     """One block as it ran: its operations, start and end."""
 
     block: Block
@@ -78,14 +78,14 @@ class Span(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
+class PassTimeline:
     """A simulated step.
 
     Attributes:
         devices: For each device its blocks as they ran, in order.
     """
 
-    devices: tuple[tuple[Span, ...], ...]
+    devices: tuple[tuple[BlockSpan, ...], ...]
 
     @property
     def section(self) -> int:
@@ -132,7 +132,7 @@ def to_fraction_of_ideal(fraction_of_total: Fraction) -> Fraction:
     return fraction_of_total / (1 - fraction_of_total)
 
 
-def simulate(plan: Plan, timing: Timing) -> Timeline:
+def simulate(plan: PassOrder, timing: Timing) -> PassTimeline:
     """Run a plan.
 
     Raises:
@@ -146,7 +146,7 @@ def simulate(plan: Plan, timing: Timing) -> Timeline:
         if len(spans) < len(plan.orders[device]):
             stuck = plan.orders[device][len(spans)]
             raise Deadlock(f"device {device} waits forever before {_describe(stuck)}")
-    return Timeline(tuple(tuple(spans) for spans in run.spans))
+    return PassTimeline(tuple(tuple(spans) for spans in run.spans))
 
 
 def peak_in_flight(order: Sequence[Block]) -> int:
@@ -170,10 +170,10 @@ class _Simulation:
     place of operations make a simulation three times as fast.
     """
 
-    def __init__(self, plan: Plan, timing: Timing) -> None:
+    def __init__(self, plan: PassOrder, timing: Timing) -> None:
         self.plan = plan
         self.timing = timing
-        self.spans: list[list[Span]] = [[] for _ in plan.orders]
+        self.spans: list[list[BlockSpan]] = [[] for _ in plan.orders]
         self.free_at = [0] * plan.devices
         results = 2 * plan.microbatches * plan.stages
         self.end: list[int | None] = [None] * results
@@ -191,7 +191,7 @@ class _Simulation:
             if start is None:
                 break
             end = start + sum([self.timing.time_of(op) for op in block])
-            spans.append(Span(block, start, end))
+            spans.append(BlockSpan(block, start, end))
             self.free_at[device] = end
             for op in block:
                 if op.kind is not PassKind.WEIGHT_GRADIENT:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perfscope.schedules.operations import Block, Op, PassKind, Plan, single_block
+from perfscope.schedules.operations import Block, Op, PassKind, PassOrder, single_block
 
 
 def zb_h1_order(device: int, devices: int, microbatches: int) -> Iterator[Block]:
@@ -38,7 +38,7 @@ def _delay_weight_gradients(device: int, microbatches: int, warmup: int, delay: 
     )
 
 
-def zbv_plan(devices: int, microbatches: int) -> Plan:
+def zbv_plan(devices: int, microbatches: int) -> PassOrder:
     """Two virtual stages a device, in a V: the first device holds the first and the last part of the model.
 
     The order is made for enough micro-batches to fill the pipeline; those that do not exist are left out.
@@ -50,7 +50,7 @@ def zbv_plan(devices: int, microbatches: int) -> Plan:
             if op.microbatch < microbatches:
                 yield (op,)
 
-    return Plan(microbatches, 2 * devices, tuple(tuple(order(device)) for device in range(devices)))
+    return PassOrder(microbatches, 2 * devices, tuple(tuple(order(device)) for device in range(devices)))
 
 
 def _zbv_order(device: int, devices: int, microbatches: int) -> Iterator[Op]:
@@ -136,14 +136,14 @@ class _VirtualStage:
             yield self.weight_gradient()
 
 
-def dualpipe_plan(devices: int, microbatches: int) -> Plan:
+def dualpipe_plan(devices: int, microbatches: int) -> PassOrder:
     """Micro-batches enter at both ends, and a forward pass overlaps a backward pass of the opposite direction.
 
     Even micro-batches go from the first device to the last, odd ones back, through a second copy of the model. The
     phases are those of the published schedule (DeepSeek-V3, figure 5).
     """
     orders = tuple(tuple(_DualPipeDevice(device, devices, microbatches).order()) for device in range(devices))
-    return Plan(microbatches, devices, orders)
+    return PassOrder(microbatches, devices, orders)
 
 
 class _DualPipeDevice:

@@ -20,7 +20,7 @@ from perfscope import wire
 from perfscope.analyzers import mfu
 from perfscope.analyzers.steps import analyze as analyze_steps
 from perfscope.analyzers.tflops.model_inference import infer_dimensions
-from perfscope.analyzers.tflops.operation_counts import Operations
+from perfscope.analyzers.tflops.operation_counts import TracedOperations
 from perfscope.analyzers.tflops.per_token import megatron_whole_attention
 from perfscope.analyzers.tflops.repeats import Repeats
 from perfscope.errors import MissingInput
@@ -263,9 +263,9 @@ def test_recomputation_that_was_seen_is_counted(tmp_path: Path) -> None:
     assert found["megatron_core"].mfu is not None
 
 
-def traced(repeats: Repeats) -> Operations:
+def traced(repeats: Repeats) -> TracedOperations:
     """The operations of a trace that states no shapes."""
-    return Operations(0, 1, None, None, {}, repeats, 0)
+    return TracedOperations(0, 1, None, None, {}, repeats, 0)
 
 
 def test_a_measured_share_goes_before_what_the_model_says(tmp_path: Path) -> None:

@@ -11,14 +11,14 @@ import pytest
 from perfscope.analyzers.pipeline_steps import analyze
 from perfscope.errors import MissingInput
 from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.operations import Plan
+from perfscope.schedules.operations import PassOrder
 from perfscope.schedules.simulator import UniformTiming, simulate
 from perfscope.tables.micro_batches import MicroBatches, PassTotal
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
 
 
-def _records(work: Plan, timing: UniformTiming, steps: range, first_rank: int = 0) -> list[MicroBatches]:
+def _records(work: PassOrder, timing: UniformTiming, steps: range, first_rank: int = 0) -> list[MicroBatches]:
     timeline = simulate(work, timing)
     found = []
     for device, spans in enumerate(timeline.devices):
@@ -47,7 +47,7 @@ def _run(records: list[MicroBatches], steps: tuple[Steps, ...] = ()) -> Run:
     return Run("RUN", (), None, (), steps, (), (), micro_batches=tuple(records))
 
 
-def _equal(work: Plan) -> UniformTiming:
+def _equal(work: PassOrder) -> UniformTiming:
     return UniformTiming((4000,) * work.stages, (8000,) * work.stages, (4000,) * work.stages, (0,) * work.devices)
 
 

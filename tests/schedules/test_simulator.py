@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfscope.errors import UsageError
 from perfscope.schedules.catalog import Schedule, make_plan
 from perfscope.schedules.closed_forms import StageTimes, closed_form
-from perfscope.schedules.operations import Op, PassKind, Plan, single_block
-from perfscope.schedules.prediction import PassTimes, Setup, simulate_setup
+from perfscope.schedules.operations import Op, PassKind, PassOrder, single_block
+from perfscope.schedules.prediction import PassTimes, PipelineSetup, simulate_setup
 from perfscope.schedules.simulator import Deadlock, UniformTiming, peak_in_flight, simulate
 
 _SPLIT_BACKWARD = frozenset({Schedule.ZB_H1, Schedule.ZB_H2, Schedule.ZBV, Schedule.DUALPIPE})
@@ -24,13 +24,15 @@ def _equal(stages: int, devices: int, fbw: tuple[int, int, int], transfer: int =
     return UniformTiming((forward,) * stages, (inputs + weights,) * stages, (weights,) * stages, (transfer,) * devices)
 
 
-def _setup(schedule: Schedule, devices: int, microbatches: int, fbw: tuple[int, int, int], chunks: int = 1) -> Setup:
+def _setup(
+    schedule: Schedule, devices: int, microbatches: int, fbw: tuple[int, int, int], chunks: int = 1
+) -> PipelineSetup:
     forward, inputs, weights = fbw
     times = PassTimes((forward,) * devices, (inputs + weights,) * devices, (weights,) * devices, (0,) * devices)
-    return Setup(schedule, devices, microbatches, chunks, times)
+    return PipelineSetup(schedule, devices, microbatches, chunks, times)
 
 
-def _slowly(work: Plan, timing: UniformTiming) -> dict[Op, int]:
+def _slowly(work: PassOrder, timing: UniformTiming) -> dict[Op, int]:
     """End of every operation, by relaxing every constraint until nothing moves: another algorithm than the simulator's.
 
     Only for blocks of one operation.
@@ -219,7 +221,7 @@ def test_a_slow_stage_sets_the_pace() -> None:
 
 
 def test_an_order_that_can_never_run_is_named() -> None:
-    backwards_first = Plan(1, 1, ((single_block(PassKind.BACKWARD, 0, 0), single_block(PassKind.FORWARD, 0, 0)),))
+    backwards_first = PassOrder(1, 1, ((single_block(PassKind.BACKWARD, 0, 0), single_block(PassKind.FORWARD, 0, 0)),))
     with pytest.raises(Deadlock, match="device 0 waits forever before B0 of stage 0"):
         simulate(backwards_first, _equal(1, 1, (1, 1, 0)))
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from perfscope.commands.model import ModelOptions, PeakOptions, TrainingOptions, choose_model, resolve_peak
+from perfscope.commands.model import ModelOptions, PeakOptions, SequenceOptions, choose_model, resolve_peak
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
 from perfscope.commands.plan.bubble import BubbleOptions, predict_bubble
 from perfscope.commands.plan.calculation import check_batches, make_plan
@@ -29,7 +29,7 @@ def plan(
     *,
     model: ModelOptions,
     gpus: Annotated[int | None, typer.Option(help="Number of GPUs.", show_default="required")] = None,
-    training: TrainingOptions,
+    training: SequenceOptions,
     duration: DurationOptions,
     peak: PeakOptions,
     layout: LayoutOptions,

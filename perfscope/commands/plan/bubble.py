@@ -24,7 +24,7 @@ from perfscope.schedules.drawing import draw_timeline, to_charts, to_text
 from perfscope.schedules.prediction import (
     SIMULATION_LIMIT,
     PassTimes,
-    Setup,
+    PipelineSetup,
     SimulatedStep,
     ThroughputTarget,
     alternatives_section,
@@ -223,7 +223,7 @@ def _summary(form: ClosedForm, step: SimulatedStep, notes: tuple[str, ...], *, h
     return Section("Pipeline bubble", tuple(columns), tuple(row[: len(columns)] for row in rows), notes)
 
 
-def _notes(setup: Setup, form: ClosedForm, step: SimulatedStep, *, has_times: bool) -> Iterator[str]:
+def _notes(setup: PipelineSetup, form: ClosedForm, step: SimulatedStep, *, has_times: bool) -> Iterator[str]:
     yield (
         "Of the total: idle time over the total time of the passes. Of the ideal: the same idle time over the "
         "compute time."
@@ -249,7 +249,7 @@ def _notes(setup: Setup, form: ClosedForm, step: SimulatedStep, *, has_times: bo
         )
 
 
-def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
+def _target_section(setup: PipelineSetup, target: ThroughputTarget) -> Section:
     columns = (
         Column("Measured TFLOPs per GPU"),
         Column("Measured micro-batches"),
@@ -268,14 +268,14 @@ def _target_section(setup: Setup, target: ThroughputTarget) -> Section:
     return Section("Micro-batches for a target throughput", columns, (row,), notes=tuple(notes))
 
 
-def _to_setup(bubble: BubbleOptions, pp: int, virtual_stages: int | None) -> Setup:
+def _to_setup(bubble: BubbleOptions, pp: int, virtual_stages: int | None) -> PipelineSetup:
     assert bubble.microbatches is not None
     chunks = _DEFAULT_CHUNKS if bubble.schedule is Schedule.INTERLEAVED else 1
     if virtual_stages is not None:
         chunks = require_positive("--virtual-stages", virtual_stages)
     stages, microbatches = require_positive("--pp", pp), require_positive("--microbatches", bubble.microbatches)
     require_possible(bubble.schedule, stages, microbatches, chunks)
-    return Setup(bubble.schedule, stages, microbatches, chunks, _parse_pass_times(bubble, stages))
+    return PipelineSetup(bubble.schedule, stages, microbatches, chunks, _parse_pass_times(bubble, stages))
 
 
 def _parse_pass_times(bubble: BubbleOptions, stages: int) -> PassTimes:

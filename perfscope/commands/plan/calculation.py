@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from perfscope.analyzers.plan.duration import Duration, solve_duration
-from perfscope.analyzers.plan.memory import LAST_STAGE, Attention, Layout, Memory, estimate_memory
+from perfscope.analyzers.plan.memory import LAST_STAGE, Attention, MemoryEstimate, ParallelLayout, estimate_memory
 from perfscope.analyzers.shared.doubt import UTILISATION_CAUSES, check_share
 from perfscope.analyzers.tflops.comparison import Convention, Step, compare
 from perfscope.commands.model import ModelChoice, Peak
@@ -75,7 +75,7 @@ def check_batches(inputs: PlanInputs) -> None:
         )
 
 
-def typed_layouts(inputs: PlanInputs) -> Iterator[Layout]:
+def typed_layouts(inputs: PlanInputs) -> Iterator[ParallelLayout]:
     """The layouts of the typed degrees: with every ZeRO stage and checkpointing where these are not typed."""
     tensor, pipeline = inputs.layout.size("tp"), inputs.layout.size("pp")
     for checkpointing in _candidate_checkpointing(inputs):
@@ -83,7 +83,7 @@ def typed_layouts(inputs: PlanInputs) -> Iterator[Layout]:
             yield _make_layout(inputs, tensor, pipeline, zero, checkpointing)
 
 
-def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[Layout]:
+def possible_layouts(inputs: PlanInputs, model: Transformer) -> Iterator[ParallelLayout]:
     """Every layout that the GPUs can be arranged in, the fewest model-parallel GPUs first."""
     typed = inputs.layout
     tensor_sizes = (typed.tp,) if typed.tp else _powers_of_two(_GPUS_PER_NODE)
@@ -124,11 +124,13 @@ def _candidate_stages(inputs: PlanInputs, pipeline: int) -> Sequence[int]:
     return range(LAST_STAGE + 1) if pipeline == 1 else range(2)
 
 
-def _make_layout(inputs: PlanInputs, tensor: int, pipeline: int, zero: int, checkpointing: Checkpointing) -> Layout:
+def _make_layout(
+    inputs: PlanInputs, tensor: int, pipeline: int, zero: int, checkpointing: Checkpointing
+) -> ParallelLayout:
     typed = inputs.layout
     micro_batch, context = typed.size("micro_batch"), typed.size("cp")
     data = inputs.gpus // (tensor * pipeline * context)
-    return Layout(
+    return ParallelLayout(
         data=data,
         tensor=tensor,
         pipeline=pipeline,
@@ -174,7 +176,7 @@ def assume_shape(parameters: int) -> tuple[Transformer, str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingPlan:
     """A plan of a training run.
 
     Attributes:
@@ -196,8 +198,8 @@ class Plan:
     peak: Peak
     duration: Duration
     recomputes: bool
-    memory: tuple[Memory, ...]
-    fitting: tuple[Memory, ...] | None
+    memory: tuple[MemoryEstimate, ...]
+    fitting: tuple[MemoryEstimate, ...] | None
 
     @property
     def utilisation(self) -> float | None:
@@ -217,7 +219,7 @@ class Plan:
         return self.choice.total_parameters * self.inputs.precision(self.peak.dtype).checkpoint
 
 
-def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> Plan:
+def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> TrainingPlan:
     """Compute the plan.
 
     Raises:
@@ -230,7 +232,7 @@ def make_plan(inputs: PlanInputs, choice: ModelChoice, peak: Peak) -> Plan:
     duration = solve_duration(
         _require_flops(convention), target.tokens, inputs.gpus, target.tflops_per_gpu, target.seconds
     )
-    return Plan(
+    return TrainingPlan(
         inputs=inputs,
         choice=choice,
         shape=shape,
@@ -267,7 +269,9 @@ def _require_flops(convention: Convention) -> int:
     return convention.flops_per_token
 
 
-def estimate_layout(inputs: PlanInputs, choice: ModelChoice, shape: Transformer, dtype: str, layout: Layout) -> Memory:
+def estimate_layout(
+    inputs: PlanInputs, choice: ModelChoice, shape: Transformer, dtype: str, layout: ParallelLayout
+) -> MemoryEstimate:
     """Estimate the memory of a layout."""
     return estimate_memory(
         shape,
@@ -279,11 +283,13 @@ def estimate_layout(inputs: PlanInputs, choice: ModelChoice, shape: Transformer,
     )
 
 
-def _find_fitting(inputs: PlanInputs, choice: ModelChoice, shape: Transformer, peak: Peak) -> tuple[Memory, ...] | None:
+def _find_fitting(
+    inputs: PlanInputs, choice: ModelChoice, shape: Transformer, peak: Peak
+) -> tuple[MemoryEstimate, ...] | None:
     """For each checkpointing and ZeRO stage the least model-parallel layout that fits."""
     if peak.gpu is None:
         return None
-    fitting: dict[tuple[Checkpointing, int], Memory] = {}
+    fitting: dict[tuple[Checkpointing, int], MemoryEstimate] = {}
     for layout in possible_layouts(inputs, shape):
         key = (layout.checkpointing, layout.zero)
         if key in fitting:

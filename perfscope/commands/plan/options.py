@@ -8,13 +8,13 @@ from typing import Annotated, NamedTuple
 
 import typer
 
-from perfscope.analyzers.plan.memory import Attention, Loss, Optimizer, Precision, States, state_bytes_of
+from perfscope.analyzers.plan.memory import Attention, Loss, OptimizerKind, StateBytes, StatePrecision, state_bytes_of
 from perfscope.commands.model import (
     DEFAULT_CHECKPOINTING,
     DEFAULT_SEQ_LEN,
     Dtype,
     PeakOptions,
-    TrainingOptions,
+    SequenceOptions,
 )
 from perfscope.commands.options import require_positive, spell_option
 from perfscope.constants import S_PER_DAY
@@ -114,9 +114,9 @@ class MemoryOptions(NamedTuple):
         Attention,
         typer.Option(help="Attention implementation: eager keeps the attention matrix.", rich_help_panel=_MEMORY),
     ] = Attention.FLASH
-    optimizer: Annotated[Optimizer, typer.Option(help="Optimizer.", rich_help_panel=_MEMORY)] = Optimizer.ADAM
+    optimizer: Annotated[OptimizerKind, typer.Option(help="Optimizer.", rich_help_panel=_MEMORY)] = OptimizerKind.ADAM
     states: Annotated[
-        States | None,
+        StatePrecision | None,
         typer.Option(
             help="Training precision: of weights, gradients and optimizer; megatron is mixed with fp32 gradients.",
             show_default="fp32 with --dtype fp32 or tf32, else mixed",
@@ -176,7 +176,7 @@ class PlanInputs:
 
     gpus: int
     target: Target
-    training: TrainingOptions
+    training: SequenceOptions
     layout: LayoutOptions
     memory: MemoryOptions
     peak: PeakOptions
@@ -197,10 +197,12 @@ class PlanInputs:
         """Which activations are recomputed, with the default."""
         return self.training.checkpointing or DEFAULT_CHECKPOINTING
 
-    def states(self, dtype: str) -> States:
+    def states(self, dtype: str) -> StatePrecision:
         """The training precision, with the default for a data type."""
-        return self.memory.states or (States.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else States.MIXED)
+        return self.memory.states or (
+            StatePrecision.FP32 if dtype in (Dtype.FP32, Dtype.TF32) else StatePrecision.MIXED
+        )
 
-    def precision(self, dtype: str) -> Precision:
+    def precision(self, dtype: str) -> StateBytes:
         """Bytes per parameter of each state, where matrix products are in a data type."""
         return state_bytes_of(self.states(dtype), self.memory.optimizer)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perfscope.analyzers.plan.memory import Memory, States
+from perfscope.analyzers.plan.memory import MemoryEstimate, StatePrecision
 from perfscope.commands.model import Peak, describe_assumed_seq_len
-from perfscope.commands.plan.calculation import Plan
+from perfscope.commands.plan.calculation import TrainingPlan
 from perfscope.commands.plan.options import DEFAULT_MICRO_BATCH, PlanInputs
 from perfscope.constants import GB, GIGA, S_PER_DAY, S_PER_HOUR, S_PER_MINUTE
 from perfscope.report import Cell, Column, Json, Report, Section, percent
@@ -16,7 +16,7 @@ _TITLE = "Duration"
 _UNITS = ((S_PER_DAY, "days"), (S_PER_HOUR, "hours"), (S_PER_MINUTE, "minutes"))
 
 
-def duration_data(plan: Plan) -> dict[str, Json]:
+def duration_data(plan: TrainingPlan) -> dict[str, Json]:
     """The duration for JSON."""
     duration = plan.duration
     return {
@@ -35,7 +35,7 @@ def duration_data(plan: Plan) -> dict[str, Json]:
     }
 
 
-def duration_section(plan: Plan) -> Section:
+def duration_section(plan: TrainingPlan) -> Section:
     """The duration."""
     duration, inputs = plan.duration, plan.inputs
     if not duration.solved_for:
@@ -90,7 +90,7 @@ _MEMORY_COLUMNS = (
 )
 
 
-def memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
+def memory_data(memory: MemoryEstimate, peak: Peak) -> dict[str, Json]:
     """One layout's memory for JSON."""
     layout = memory.layout
     return {
@@ -114,11 +114,11 @@ def memory_data(memory: Memory, peak: Peak) -> dict[str, Json]:
     }
 
 
-def _fits(memory: Memory, peak: Peak) -> bool | None:
+def _fits(memory: MemoryEstimate, peak: Peak) -> bool | None:
     return None if peak.gpu is None else memory.total <= peak.gpu.memory_bytes
 
 
-def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
+def _row(memory: MemoryEstimate, peak: Peak) -> tuple[Cell, ...]:
     layout = memory.layout
     return (
         str(layout.checkpointing),
@@ -135,7 +135,7 @@ def _row(memory: Memory, peak: Peak) -> tuple[Cell, ...]:
     )
 
 
-def describe_fit(plan: Plan) -> str:
+def describe_fit(plan: TrainingPlan) -> str:
     """Answer whether the model fits: as typed, in another layout, or not; for the title."""
     if plan.peak.gpu is None:
         return "Does it fit? Give --gpu"
@@ -150,13 +150,13 @@ def describe_fit(plan: Plan) -> str:
     return f"Does not fit as typed, at least {format_bytes(least)} of {limit}; fits with {fitting}"
 
 
-def _describe_layout(memory: Memory) -> str:
+def _describe_layout(memory: MemoryEstimate) -> str:
     layout = memory.layout
     degrees = [f"{name} {size}" for name, size in (("TP", layout.tensor), ("PP", layout.pipeline)) if size > 1]
     return ", ".join((*degrees, f"ZeRO {layout.zero}", f"checkpointing {layout.checkpointing}"))
 
 
-def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
+def memory_section(estimates: Sequence[MemoryEstimate], peak: Peak) -> Section:
     """The memory of the typed layouts."""
     notes = ["For the fullest GPU; buffers of the allocator and of communication are not included."]
     if estimates[0].is_plain_loop:
@@ -171,7 +171,7 @@ def memory_section(estimates: Sequence[Memory], peak: Peak) -> Section:
     return Section("Memory per GPU", _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in estimates), tuple(notes))
 
 
-def fitting_section(fitting: Sequence[Memory] | None, peak: Peak) -> Section:
+def fitting_section(fitting: Sequence[MemoryEstimate] | None, peak: Peak) -> Section:
     """The layouts that fit."""
     title = "What fits, with the fewest model-parallel GPUs"
     if fitting is None:
@@ -181,7 +181,7 @@ def fitting_section(fitting: Sequence[Memory] | None, peak: Peak) -> Section:
     return Section(title, _MEMORY_COLUMNS, tuple(_row(memory, peak) for memory in fitting))
 
 
-def checkpoint_data(plan: Plan) -> dict[str, Json]:
+def checkpoint_data(plan: TrainingPlan) -> dict[str, Json]:
     """The checkpoint for JSON."""
     precision = plan.inputs.precision(plan.peak.dtype)
     parameters = plan.choice.total_parameters
@@ -193,7 +193,7 @@ def checkpoint_data(plan: Plan) -> dict[str, Json]:
     }
 
 
-def checkpoint_section(plan: Plan) -> Section:
+def checkpoint_section(plan: TrainingPlan) -> Section:
     """The size of a checkpoint."""
     precision = plan.inputs.precision(plan.peak.dtype)
     parameters = plan.choice.total_parameters
@@ -205,12 +205,12 @@ def checkpoint_section(plan: Plan) -> Section:
         precision.checkpoint,
     )
     notes = ["Gradients are not saved. The sum does not depend on the sharding."]
-    if plan.inputs.states(plan.peak.dtype) in (States.MIXED, States.MEGATRON):
+    if plan.inputs.states(plan.peak.dtype) in (StatePrecision.MIXED, StatePrecision.MEGATRON):
         notes.append("ZeRO 3 does not save the 16-bit weights, which are recomputed from the fp32 copy.")
     return Section("Checkpoint", columns, (row,), tuple(notes))
 
 
-def to_report(plan: Plan) -> Report:
+def to_report(plan: TrainingPlan) -> Report:
     """Write the plan."""
     inputs, choice, peak = plan.inputs, plan.choice, plan.peak
     assumptions = _list_assumptions(plan)
@@ -271,7 +271,7 @@ def _assumptions_data(inputs: PlanInputs, peak: Peak) -> dict[str, Json]:
     }
 
 
-def _list_assumptions(plan: Plan) -> tuple[str, ...]:
+def _list_assumptions(plan: TrainingPlan) -> tuple[str, ...]:
     inputs = plan.inputs
     lines = []
     if inputs.training.checkpointing is None:
@@ -286,7 +286,7 @@ def _list_assumptions(plan: Plan) -> tuple[str, ...]:
     return (*lines, *plan.peak.assumptions, *plan.choice.notes)
 
 
-def _title(plan: Plan) -> str:
+def _title(plan: TrainingPlan) -> str:
     choice, duration = plan.choice, plan.duration
     model = choice.transformer.name if choice.transformer else format_parameters(choice.active_parameters)
     gpus = f"{plan.inputs.gpus} {plan.peak.gpu.name if plan.peak.gpu else 'GPUs'}"
@@ -299,7 +299,7 @@ def _title(plan: Plan) -> str:
     )
 
 
-def _warn_above_peak(plan: Plan) -> Sequence[str]:
+def _warn_above_peak(plan: TrainingPlan) -> Sequence[str]:
     if plan.utilisation is not None or plan.share_of_peak is None:
         return ()
     return (

@@ -13,7 +13,7 @@ from perfscope.commands.model import (
     DEFAULT_SEQ_LEN,
     ModelOptions,
     PeakOptions,
-    TrainingOptions,
+    SequenceOptions,
     choose_model,
     resolve_peak,
 )
@@ -23,7 +23,7 @@ from perfscope.commands.tflops.inputs import (
     StepInputs,
     StepOptions,
 )
-from perfscope.commands.tflops.report import Answer, to_report
+from perfscope.commands.tflops.report import TflopsAnswer, to_report
 from perfscope.errors import UsageError
 from perfscope.outcome import Outcome
 from perfscope.renderers import Format
@@ -34,7 +34,7 @@ from perfscope.units import parse_duration_ns
 def tflops(
     model: ModelOptions,
     step: StepOptions,
-    training: TrainingOptions,
+    training: SequenceOptions,
     peak: PeakOptions,
     log: Annotated[
         Path | None,
@@ -81,6 +81,6 @@ def tflops(
         gpus=require_positive("--gpus", DEFAULT_GPUS if inputs.gpus is None else inputs.gpus),
         peak_tflops=found.tflops,
     )
-    answer = Answer(step_of_choice, samples, choice, inputs, found, step_log)
+    answer = TflopsAnswer(step_of_choice, samples, choice, inputs, found, step_log)
     report = to_report(answer)
     return Outcome(report, format, notes=tuple(f"warning: {line}" for line in report.warnings))

@@ -22,7 +22,7 @@ from perfscope.tables.joblog import JobLog
 from perfscope.units import format_parameters
 
 
-class Comparison(NamedTuple):
+class LogComparison(NamedTuple):
     """A log's figures compared with the formulas.
 
     Attributes:
@@ -91,7 +91,7 @@ class StepLog(NamedTuple):
             raise UsageError(f"{log.path}{reason}, so --time is missing")
         return _supply_from_rate(inputs, rate)
 
-    def compare(self, step: Step, conventions: Sequence[Convention]) -> Comparison:
+    def compare(self, step: Step, conventions: Sequence[Convention]) -> LogComparison:
         """Find the convention that the log's own TFLOPs follow."""
         log = self.log
         likely = _LIKELY.get(log.framework or "", set())
@@ -111,7 +111,7 @@ class StepLog(NamedTuple):
             "notes": list(mistakes),
         }
         notes = (_describe_match(log, log_match), *mistakes)
-        return Comparison(data, notes, log_match.convention if log_match else None)
+        return LogComparison(data, notes, log_match.convention if log_match else None)
 
 
 def read_step_log(path: Path) -> StepLog:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the readers of logs import NumPy
     from perfscope.commands.tflops.log import StepLog
 
 
-class Answer(NamedTuple):
+class TflopsAnswer(NamedTuple):
     """What the report is made of.
 
     Attributes:
@@ -41,7 +41,7 @@ class Answer(NamedTuple):
     log: StepLog | None
 
 
-def to_report(answer: Answer) -> Report:
+def to_report(answer: TflopsAnswer) -> Report:
     """Write the answer: the figure, the table of conventions, why they differ, and what was assumed."""
     step = answer.step
     tflops_per_gpu = step.tflops_per_gpu(bigscience(step.parameters, step.checkpointing))
@@ -99,7 +99,7 @@ _RECOMPUTATION = {
 }
 
 
-def _figure_section(answer: Answer, tflops_per_gpu: float, warnings: Sequence[str]) -> Section:
+def _figure_section(answer: TflopsAnswer, tflops_per_gpu: float, warnings: Sequence[str]) -> Section:
     step = answer.step
     columns: dict[Column, Cell] = {
         Column("Parameters"): step.parameters,
@@ -210,7 +210,7 @@ def _figures(convention: Convention, log_convention: str | None) -> tuple[Cell, 
     )
 
 
-def _list_assumptions(answer: Answer) -> tuple[str, ...]:
+def _list_assumptions(answer: TflopsAnswer) -> tuple[str, ...]:
     step, inputs = answer.step, answer.inputs
     values = (
         (inputs.gpus, f"{step.gpus} GPUs (--gpus)"),
@@ -226,7 +226,7 @@ def _list_assumptions(answer: Answer) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _warn_above_peak(answer: Answer, value: float) -> tuple[str, ...]:
+def _warn_above_peak(answer: TflopsAnswer, value: float) -> tuple[str, ...]:
     """A warning where the figure is above what the GPU can do: the calculation has a bug then."""
     if answer.peak.tflops is not None:
         peak, name = answer.peak.tflops, answer.peak.gpu.name if answer.peak.gpu else "the GPU"

@@ -12,7 +12,7 @@ import pytest
 
 from perfscope.analyzers import modules
 from perfscope.analyzers.modules import build_tree, fold
-from perfscope.analyzers.modules.attribution import ModuleTimes, Owner, Phase, RankModules
+from perfscope.analyzers.modules.attribution import ModulePhase, ModuleTimes, Owner, RankModules
 from perfscope.engine.registry import BUILT_IN
 from perfscope.errors import NotApplicable
 from perfscope.sources.traces.reader import read_trace
@@ -33,7 +33,7 @@ def measured(path: Path) -> RankModules:
 def totals(rank: RankModules) -> Totals:
     found: Totals = Counter()
     for module in rank.modules:
-        for phase in Phase:
+        for phase in ModulePhase:
             if module.device_ns[phase]:
                 found[module.path, phase.name.lower()] = module.device_ns[phase]
     for owner, (time, _) in rank.owners.items():
@@ -80,9 +80,9 @@ def test_megatrons_layers_fold_and_all_of_its_time_has_an_owner_as_the_plain_wal
     # Megatron makes the softmax in every call, and recomputes the core of attention.
     softmax = folded["module.module.decoder.layers.*.self_attention.core_attention.scale_mask_softmax.Softmax"]
     assert softmax.calls == 8 * 2
-    assert softmax.device_ns[Phase.RECOMPUTATION] > 0
+    assert softmax.device_ns[ModulePhase.RECOMPUTATION] > 0
     attention = folded["module.module.decoder.layers.*.self_attention.core_attention"]
-    assert layers.totals_ns()[Phase.RECOMPUTATION] == attention.totals_ns()[Phase.RECOMPUTATION]
+    assert layers.totals_ns()[ModulePhase.RECOMPUTATION] == attention.totals_ns()[ModulePhase.RECOMPUTATION]
 
 
 def mark(path: str, start: int, end: int, **more: Any) -> Event:

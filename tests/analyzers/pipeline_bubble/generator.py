@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfscope.schedules.operations import Op, PassKind, Plan
+from perfscope.schedules.operations import Op, PassKind, PassOrder
 from perfscope.schedules.simulator import Timing, simulate
 from tests.sources.traces import making
 
@@ -53,7 +53,7 @@ class Job:
         extra: More events, by device: a function of the step's beginning, its first pass's beginning and its end.
     """
 
-    plan: Plan
+    plan: PassOrder
     timing: Timing
     idle: int = 0
     mark: Any = no_marks

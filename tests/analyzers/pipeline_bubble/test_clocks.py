@@ -11,7 +11,7 @@ from perfscope.analyzers.pipeline_bubble.extraction import extract_passes
 from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
 from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
 from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.operations import Plan
+from perfscope.schedules.operations import PassOrder
 from perfscope.schedules.simulator import UniformTiming
 from perfscope.sources.traces.reader import read_trace
 from tests.analyzers.pipeline_bubble.generator import ALL_REDUCE, Job, write_job
@@ -28,7 +28,7 @@ def stage(host: str, ends_ms: list[float], duration_ms: float = 1) -> RankPasses
     return RankPasses(None, None, host, (), None, None, True, (RankStep("1", (), (), runs),))
 
 
-def work() -> tuple[Plan, UniformTiming]:
+def work() -> tuple[PassOrder, UniformTiming]:
     plan = make_plan(Schedule.ONE_F_ONE_B, 4, 8)
     return plan, UniformTiming((4000,) * 4, (8000,) * 4, (4000,) * 4, (0,) * 4)
 

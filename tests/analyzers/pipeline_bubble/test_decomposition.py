@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from perfscope.analyzers.pipeline_bubble.decomposition import StageParts, decompose
 from perfscope.analyzers.pipeline_bubble.rank_passes import MeasuredPass, RankStep, Transfer
-from perfscope.schedules.operations import PassKind, Plan, single_block
+from perfscope.schedules.operations import PassKind, PassOrder, single_block
 
-PLAN = Plan(
+PLAN = PassOrder(
     microbatches=1,
     stages=2,
     orders=tuple(

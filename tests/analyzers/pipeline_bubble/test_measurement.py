@@ -14,7 +14,7 @@ from perfscope.engine.run import Plan as Analyzers
 from perfscope.engine.run import analyze
 from perfscope.renderers import Format, render
 from perfscope.schedules.catalog import Schedule, make_plan
-from perfscope.schedules.operations import Op, PassKind, Plan, single_block
+from perfscope.schedules.operations import Op, PassKind, PassOrder, single_block
 from perfscope.schedules.simulator import UniformTiming, simulate
 from tests.analyzers.pipeline_bubble.generator import ALL_REDUCE, Job, no_marks, pytorch_marks, write_job
 from tests.sources.traces import making
@@ -39,7 +39,7 @@ def _reason(*paths: Path) -> str:
     return next(str(one["reason"]) for one in _document(*paths)["skipped"] if one["analyzer"] == "pipeline_bubble")
 
 
-def _equal(work: Plan, forward: int = 4000, backward: int = 8000, transfer: int = 0) -> UniformTiming:
+def _equal(work: PassOrder, forward: int = 4000, backward: int = 8000, transfer: int = 0) -> UniformTiming:
     stages = work.stages
     return UniformTiming(
         (forward,) * stages, (backward,) * stages, (backward // 2,) * stages, (transfer,) * work.devices
@@ -191,7 +191,7 @@ def test_an_order_without_a_name_has_parts_where_it_is_marked_and_a_total_everyw
         )
         for device in range(2)
     )
-    work = Plan(4, 2, orders)
+    work = PassOrder(4, 2, orders)
     write_job(Job(work, _equal(work), mark=mark), tmp_path)
     found = _bubble(tmp_path)
     expected = float(simulate(work, _equal(work)).fraction_of_total)

@@ -8,10 +8,10 @@ import pytest
 
 from perfscope.analyzers.plan.memory import (
     Attention,
-    Layout,
     Loss,
-    Optimizer,
-    States,
+    OptimizerKind,
+    ParallelLayout,
+    StatePrecision,
     activation_bytes,
     estimate_memory,
     state_bytes_of,
@@ -28,9 +28,9 @@ def preset(name: str) -> Transformer:
     return known.transformer
 
 
-def layout(**degrees: Any) -> Layout:
+def layout(**degrees: Any) -> ParallelLayout:
     usual = {"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "checkpointing": Checkpointing.NONE, "micro_batch": 1}
-    return Layout(**{**usual, **degrees})
+    return ParallelLayout(**{**usual, **degrees})
 
 
 @pytest.mark.parametrize("attention", list(Attention))
@@ -78,7 +78,7 @@ def test_megatron_cores_own_estimate_is_reproduced() -> None:
         spread,
         parameters=total_parameters(model),
         seq_len=1024,
-        precision=state_bytes_of(States.MEGATRON, Optimizer.ADAM),
+        precision=state_bytes_of(StatePrecision.MEGATRON, OptimizerKind.ADAM),
         attention=Attention.FLASH,
     )
     mebi = 2**20
@@ -121,7 +121,7 @@ def test_ddp_holds_buckets_of_the_size_of_all_gradients_beside_the_activations()
             layout(data=data),
             parameters=total_parameters(model),
             seq_len=1024,
-            precision=state_bytes_of(States.AUTOCAST, Optimizer.ADAM),
+            precision=state_bytes_of(StatePrecision.AUTOCAST, OptimizerKind.ADAM),
             attention=Attention.FLASH,
         )
         for data in (1, 2)
@@ -140,7 +140,7 @@ def test_the_fuller_end_of_a_pipeline_counts() -> None:
             layout(pipeline=4, micro_batches=batches, checkpointing=form),
             parameters=total_parameters(llama),
             seq_len=8192,
-            precision=state_bytes_of(States.MIXED, Optimizer.ADAM),
+            precision=state_bytes_of(StatePrecision.MIXED, OptimizerKind.ADAM),
             attention=Attention.FLASH,
         )
         for batches, form in ((1, Checkpointing.FULL), (8, Checkpointing.NONE))
@@ -175,6 +175,9 @@ def test_grouped_heads_and_experts_are_counted_as_they_are() -> None:
 
 
 def test_fp32_keeps_16_bytes_of_another_kind() -> None:
-    mixed, full = state_bytes_of(States.MIXED, Optimizer.ADAM), state_bytes_of(States.FP32, Optimizer.ADAM)
+    mixed, full = (
+        state_bytes_of(StatePrecision.MIXED, OptimizerKind.ADAM),
+        state_bytes_of(StatePrecision.FP32, OptimizerKind.ADAM),
+    )
     assert (mixed.weights, mixed.gradients, mixed.optimizer, mixed.checkpoint) == (2, 2, 12, 14)
     assert (full.weights, full.gradients, full.optimizer, full.checkpoint) == (4, 4, 8, 12)

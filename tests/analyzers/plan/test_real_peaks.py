@@ -8,11 +8,11 @@ import pytest
 
 from perfscope.analyzers.plan.memory import (
     Attention,
-    Layout,
     Loss,
-    Memory,
-    Optimizer,
-    States,
+    MemoryEstimate,
+    OptimizerKind,
+    ParallelLayout,
+    StatePrecision,
     estimate_memory,
     state_bytes_of,
 )
@@ -25,7 +25,7 @@ with (ROOT / "fixtures" / "memory" / "peaks.csv").open() as file:
     TRAININGS = {row["training"]: row for row in csv.DictReader(file)}
 
 
-def estimate(row: dict[str, str]) -> Memory:
+def estimate(row: dict[str, str]) -> MemoryEstimate:
     hidden = int(row["hidden"])
     model = Transformer(
         name="gpt",
@@ -40,7 +40,7 @@ def estimate(row: dict[str, str]) -> Memory:
         tied=True,
         positions=int(row["seq_len"]) + 1,
     )
-    layout = Layout(
+    layout = ParallelLayout(
         data=int(row["data"]),
         tensor=1,
         pipeline=1,
@@ -55,7 +55,7 @@ def estimate(row: dict[str, str]) -> Memory:
         layout,
         parameters=total_parameters(model),
         seq_len=int(row["seq_len"]),
-        precision=state_bytes_of(States(row["states"]), Optimizer.ADAM),
+        precision=state_bytes_of(StatePrecision(row["states"]), OptimizerKind.ADAM),
         attention=Attention.FLASH,
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.analyzers.tflops.operation_counts import Operations, count_operations
+from perfscope.analyzers.tflops.operation_counts import TracedOperations, count_operations
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import BASIC_EVENTS, Events
 from tests.analyzers.tflops.making import answer
@@ -32,7 +32,7 @@ def launched(name: str, at: int, duration: int, number: int) -> list[Event]:
     ]
 
 
-def counted(path: Path, events: Sequence[Event], layout: Layout = kineto) -> Operations:
+def counted(path: Path, events: Sequence[Event], layout: Layout = kineto) -> TracedOperations:
     trace = read_trace(write(path / "rank0.json", events, layout), BASIC_EVENTS | Events.PRODUCTS)
     assert trace.products is not None
     operations = count_operations(trace, trace.products)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile, record_function
 from torch.utils.flop_counter import FlopCounterMode
 
-from perfscope.analyzers.tflops.operation_counts import Operations, count_operations
+from perfscope.analyzers.tflops.operation_counts import TracedOperations, count_operations
 from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.products import Product
@@ -28,7 +28,7 @@ def counted_by_pytorch(run: Run) -> int:
     return int(counter.get_total_flops())
 
 
-def counted_in_trace(run: Run, path: Path) -> Operations:
+def counted_in_trace(run: Run, path: Path) -> TracedOperations:
     with profile(record_shapes=True) as profiler, record_function("ProfilerStep#1"):
         run()
     profiler.export_chrome_trace(str(path))

@@ -10,7 +10,7 @@ import torch
 from torch.profiler import profile, record_function
 
 from perfscope import wire
-from perfscope.analyzers.tflops.operation_counts import Operations, count_operations
+from perfscope.analyzers.tflops.operation_counts import TracedOperations, count_operations
 from perfscope.analyzers.tflops.precision import find_precision, peak_of, read_signs
 from perfscope.analyzers.tflops.repeats import Repeats
 from perfscope.models.hardware import find_gpu
@@ -79,13 +79,13 @@ def test_kernels_that_do_not_multiply_tell_nothing(name: str) -> None:
 
 def operations(
     kernel_ns: dict[str, int] | None = None, by_precision: dict[str, float] | None = None, **more: Any
-) -> Operations:
+) -> TracedOperations:
     fields: dict[str, Any] = {
         "rank": 0, "steps": 1, "flops_per_step": None, "step_ns": None, "by_operator": {},
         "repeats": Repeats(None), "without_shapes": 0,
         "by_precision": by_precision or {}, "kernel_ns": kernel_ns or {}, **more,
     }  # fmt: skip
-    return Operations(**fields)
+    return TracedOperations(**fields)
 
 
 def model(rank: int = 0, weights: str | None = "fp32", **signs: Any) -> Model:
