@@ -119,14 +119,14 @@ class Budget(Result, frozen=True):
 
     Attributes:
         times: The mean of each term in whole nanoseconds.
-        by_step: Each term's mean over ranks in each step, in nanoseconds.
+        period_ns: The mean over ranks of each step.
         calls: Events of the device a step and rank, of the terms that have any.
         activities: What the times are of: see ``Trace``.
     """
 
     times: Mapping[Term, int]
-    by_step: Mapping[Term, Float64]
     calls: Mapping[Term, float]
+    period_ns: Float64
     steps: Annotated[tuple[int, ...], Doc("The numbers of the steps; empty where none is marked.")]
     ranks: Annotated[int, Doc("Devices, or hosts, that the means are over.")]
     activities: str
@@ -313,8 +313,8 @@ def analyze(partials: Sequence[tuple[StepBudget, ...]]) -> Budget:
     measured_steps = sum(len(budget.steps) or 1 for budget in budgets)
     return Budget(
         times={term: mean for term, mean in zip(terms, means, strict=True) if mean},
-        by_step={term: sums[term] / counts for term in terms},
         calls={term: count / measured_steps for term, count in calls.items()},
+        period_ns=sum(sums.values(), np.zeros(len(numbers), np.int64)) / counts,
         steps=tuple(number for number in numbers if number != ABSENT),
         ranks=len(budgets),
         activities=budgets[0].activities,

@@ -8,23 +8,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-import numpy as np
-
-from perfscope.analyzers.budget import COMMUNICATION, KINDS, Budget, Term, apportion
+from perfscope.analyzers.budget import KINDS, Budget, Term, apportion
 from perfscope.analyzers.compare.change import (
     CONFIDENCE,
     Change,
-    Samples,
     Variation,
     compare_samples,
     exact_change,
-    welch_half_width,
 )
 from perfscope.analyzers.compare.side import Figure, Setup, Side
 from perfscope.constants import NS_PER_S
 from perfscope.errors import UsageError
 from perfscope.report import Json
-from perfscope.tables.columns import Float64
 from perfscope.units import format_parameters
 
 _LIMIT = re.compile(r"\s*([a-zA-Z_ -]+?)\s*([<>])\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*(%?)\s*")
@@ -438,14 +433,11 @@ def _figures(
         (Figure.STEP_TIME, a.step_time_s, b.step_time_s),
         (Figure.MEMORY, a.memory_bytes, b.memory_bytes),
         (Figure.ENERGY, a.energy_j, b.energy_j),
-        (Figure.EXPOSED_COMMUNICATION, _exposed(a), _exposed(b)),
     ):
         if first is None or second is None:
-            missing[figure] = _why(figure, a if first is None else b)
+            missing[figure] = (a if first is None else b).why_absent(figure)
         elif figure is Figure.MEMORY and max(len(first.runs), len(second.runs)) == 1:
             changes[figure] = exact_change(first.centre, second.centre)
-        elif figure is Figure.EXPOSED_COMMUNICATION:
-            changes[figure] = _change_of_means(first.runs[0], second.runs[0] * factor, certainty[0])
         else:
             scaled = second if figure is Figure.MEMORY else second.scaled(factor)
             changes[figure] = compare_samples(first, scaled, *certainty)
@@ -473,34 +465,6 @@ def _add_tflops(
         changes[Figure.TFLOPS] = step.reversed_rate(a.tflop_per_step[0], b.tflop_per_step[0] * factor)
 
 
-def _why(figure: Figure, side: Side) -> str:
-    if figure is not Figure.EXPOSED_COMMUNICATION:
-        return side.why_absent(figure)
-    if side.budget is None:
-        return side.why_absent("budget")
-    return f"{side.name}: no communication is exposed in its profiled steps"
-
-
-def _exposed(side: Side) -> Samples | None:
-    """Exposed communication of each profiled step in seconds; None where there is none."""
-    if side.budget is None:
-        return None
-    steps = max(len(side.budget.steps), 1)
-    times = [times for term, times in side.budget.by_step.items() if term.kind == COMMUNICATION]
-    total = sum(times, np.zeros(steps)) / NS_PER_S
-    return Samples((total,)) if total.sum() > 0 else None
-
-
-def _change_of_means(a: Float64, b: Float64, confidence: float) -> Change:
-    """The change of a mean over few profiled steps; A's error counts as the change's in proportion."""
-    first, second = float(a.mean()), float(b.mean())
-    half = welch_half_width(a.tolist(), b.tolist(), confidence) if min(len(a), len(b)) > 1 else None
-    if half is None:
-        return Change(first, second, None, Variation.NONE, "one profiled step: an interval needs several")
-    middle = second / first - 1
-    return Change(first, second, (max(middle - half / first, -1.0), middle + half / first), Variation.STEPS)
-
-
 def _one_run_notes(step: Change) -> list[str]:
     """What the interval of one run of each side covers, and what the steps say without it."""
     notes = [
@@ -518,24 +482,6 @@ def _one_run_notes(step: Change) -> list[str]:
     return notes
 
 
-def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
-    """What the mean step says that the median does not: some steps alone became slower."""
-    assert a.step_time_s is not None
-    assert b.step_time_s is not None
-    mean = compare_samples(Samples(a.step_time_s.runs, is_mean=True), Samples(b.step_time_s.runs, is_mean=True))
-    if mean.interval is None or step.interval is None or mean.interval[0] <= max(step.interval[1], 0):
-        return []
-    low, high = mean.interval
-    return [
-        f"The mean step is {mean.change:+.2%} (interval {low:+.2%} to {high:+.2%}), more than the median: some steps "
-        "alone became slower. `perfscope analyze` lists the slowest ones."
-    ]
-
-
-def _are_equal(a: Samples, b: Samples) -> bool:
-    return len(a.runs) == len(b.runs) and all(map(np.array_equal, a.runs, b.runs))
-
-
 def _explain(
     a: Side,
     b: Side,
@@ -545,11 +491,8 @@ def _explain(
 ) -> tuple[str, ...]:
     notes = []
     step = changes.get(Figure.STEP_TIME)
-    if a.step_time_s and b.step_time_s and _are_equal(a.step_time_s, b.step_time_s):
-        notes.append("A and B are the same steps: one measurement was named twice.")
     if step is not None and step.variation is Variation.STEPS:
         notes += _one_run_notes(step)
-        notes += _mean_note(a, b, step)
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"
         notes.append(f"Several runs ({counts}): the run is the unit, and the interval covers how runs vary.")

@@ -18,14 +18,10 @@ _UNITS = {
     Figure.TFLOPS: "per_gpu",
     Figure.MEMORY: "bytes",
     Figure.ENERGY: "j",
-    Figure.EXPOSED_COMMUNICATION: "s",
 }
 _LONGEST_NAME = 60
-_LONGEST_TEXT = 400
 _MOST_RUNS = 8
-_MOST_VERDICTS = 100
 _MOST_DETAILED = 10
-_LEAST_DETAILED = 3
 _KINDS = {
     Kind.RUN: "a run",
     Kind.TRACES: "traces",
@@ -148,7 +144,6 @@ def _figures(comparison: Comparison) -> Section:
         Figure.TFLOPS: ("TFLOPs per GPU", 1.0),
         Figure.MEMORY: ("Peak memory (GB)", float(GB)),
         Figure.ENERGY: ("Energy (J/step)", 1.0),
-        Figure.EXPOSED_COMMUNICATION: ("Exposed communication (ms)", 1 / MS_PER_S),
     }
     for figure, (title, unit) in titles.items():
         change = comparison.changes.get(figure)
@@ -161,17 +156,13 @@ def _figures(comparison: Comparison) -> Section:
     names_by_reason: dict[str, list[str]] = {}
     for name, reason in comparison.missing.items():
         names_by_reason.setdefault(reason, []).append(str(name).replace("_", " "))
-    absent = tuple(f"No {', '.join(names)}: {_cut(reason)}." for reason, names in names_by_reason.items())
+    absent = tuple(f"No {', '.join(names)}: {reason}." for reason, names in names_by_reason.items())
     sides = (
         f"A: {shorten(comparison.a.name)}, {_describe(comparison.a)}.",
         f"B: {shorten(comparison.b.name)}, {_describe(comparison.b)}.",
     )
-    notes = (*sides, *map(_cut, comparison.notes), *absent)
+    notes = (*sides, *comparison.notes, *absent)
     return Section("Figures", columns if rows else (), tuple(rows), notes)
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST_TEXT else f"{text[: _LONGEST_TEXT - 3]}..."
 
 
 def _describe(side: Side) -> str:
@@ -193,7 +184,7 @@ def _describe_setup(setup: Setup) -> str:
 
 def _interval(change: Change) -> tuple[Cell, Cell]:
     if change.interval is None:
-        return None, _cut(change.reason)
+        return None, change.reason
     low, high = change.interval
     return f"{low * 100:+.2f} to {high * 100:+.2f}", {
         "steps": "steps of one run each", "runs": "runs", "none": "nothing: a count"
@@ -201,11 +192,7 @@ def _interval(change: Change) -> tuple[Cell, Cell]:
 
 
 def _limits(comparison: Comparison, most_rows: int) -> Section:
-    """The limits; where they are more than the rows, those that are exceeded come first."""
-    verdicts = list(comparison.limits)
-    if len(verdicts) > most_rows:
-        verdicts.sort(key=lambda verdict: (verdict.is_exceeded is not True, verdict.is_exceeded is not None))
-    rows = [(shorten(verdict.limit.text), _cut(verdict.reason)) for verdict in verdicts]
+    rows = [(shorten(verdict.limit.text), verdict.reason) for verdict in comparison.limits]
     shown, left_out = first_rows(rows, most_rows)
     note = "A limit is exceeded where the whole interval lies beyond it."
     return Section("Limits", (Column("Limit"), Column("Result")), shown, (note, *left_out))
@@ -260,9 +247,7 @@ def _sum_row(title: str, change_ns: int, budget: BudgetChange) -> Row:
 
 def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Section, ...]:
     """A row for each comparison, and where there is room the sections of each that found a difference."""
-    sections = [_verdicts(comparisons)]
-    if most_rows < _LEAST_DETAILED:
-        return tuple(sections)
+    sections = [_verdicts(comparisons, most_rows)]
     detailed = [comparison for comparison in comparisons if comparison.verdict is not Verdict.SAME][:_MOST_DETAILED]
     for comparison in detailed:
         name = shorten(comparison.b.name)
@@ -272,7 +257,7 @@ def summarize(comparisons: Sequence[Comparison], most_rows: int) -> tuple[Sectio
     return tuple(sections)
 
 
-def _verdicts(comparisons: Sequence[Comparison]) -> Section:
+def _verdicts(comparisons: Sequence[Comparison], most_rows: int) -> Section:
     rows: list[Row] = []
     for comparison in comparisons:
         step = comparison.changes.get(Figure.STEP_TIME)
@@ -295,15 +280,10 @@ def _verdicts(comparisons: Sequence[Comparison]) -> Section:
         Column("Interval (%)"),
         Column("Limits exceeded"),
     )
-    shown, left_out = first_rows(rows, _MOST_VERDICTS)
+    shown, left_out = first_rows(rows, max(most_rows, _MOST_DETAILED))
     confidence = comparisons[0].confidence
     note = (
         f"Each interval has a confidence of {confidence:.2%}, so that all {len(comparisons)} hold together with 95 % "
         "(Bonferroni)."
     )
-    unclear = tuple(
-        f"{describe_verdict(comparison)}."
-        for comparison in comparisons[:_MOST_DETAILED]
-        if comparison.verdict is Verdict.INCOMPARABLE
-    )
-    return Section("Verdicts", columns, shown, (note, *unclear, *left_out))
+    return Section("Verdicts", columns, shown, (note, *left_out))

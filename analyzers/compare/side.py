@@ -48,7 +48,6 @@ class Figure(StrEnum):
     TFLOPS = "tflops"
     MEMORY = "memory"
     ENERGY = "energy"
-    EXPOSED_COMMUNICATION = "exposed_communication"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,37 +113,18 @@ class Side:
         return f"{self.name}: {self.reasons.get(name, f'a {self.kind} does not state it')}"
 
 
-#: A single step may be the same by chance, where times are rounded.
-_FEWEST_STEPS = 2
 _SAME_PARAMETERS = ("parameters", "gpus", "dimensions")
 
 
 def join_runs(name: str, sides: Sequence[Side]) -> Side:
     """One side of several runs; its budget is that of the first run with traces.
 
-    A run that is named twice counts once: its copy would show that runs do not vary.
-
     Raises:
         PerfscopeError: They are not runs of the same training, or there is none.
     """
     if not sides:
         raise PerfscopeError(f"{name!r} names no run", hint="several runs of a side: A1,A2,A3")
-    distinct = [side for place, side in enumerate(sides) if not any(_is_copy(side, each) for each in sides[:place])]
-    copies = len(sides) - len(distinct)
-    if copies:
-        note = f"{name}: {copies} of its {len(sides)} runs are copies of others, with the same steps, and do not count."
-        distinct[0] = replace(distinct[0], notes=(*distinct[0].notes, note))
-    if len(distinct) == 1:
-        return replace(distinct[0], name=name)
-    return _join_distinct(name, distinct)
-
-
-def _is_copy(side: Side, other: Side) -> bool:
-    """Whether two runs have the same steps, to the nanosecond."""
-    series = [each.step_time_s.runs if each.step_time_s else () for each in (side, other)]
-    if not series[0] or len(series[0]) != len(series[1]) or max(map(len, series[0])) < _FEWEST_STEPS:
-        return False
-    return all(map(np.array_equal, *series))
+    return replace(sides[0], name=name) if len(sides) == 1 else _join_distinct(name, sides)
 
 
 def _join_distinct(name: str, sides: Sequence[Side]) -> Side:
@@ -213,8 +193,7 @@ def side_of_traces(name: str, budget: Budget | None, reason: str, damage: tuple[
     """Traces alone: the times of their profiled steps are all that is known."""
     times_s = None
     if budget is not None:
-        periods = sum(budget.by_step.values(), np.zeros(max(len(budget.steps), 1)))
-        times_s = Samples((np.asarray(periods, np.float64) / NS_PER_S,))
+        times_s = Samples((budget.period_ns / NS_PER_S,))
     why = "traces alone do not state it"
     return Side(
         name=name,
@@ -324,11 +303,10 @@ _Runs = tuple[tuple[float, ...], ...] | None
 
 
 class _Term(Struct):
-    """A term: its time of a step, and of each step, and its events of the device a step."""
+    """A term: its time of a step, and its events of the device a step."""
 
     term: tuple[str, ...]
     ns: int
-    by_step: tuple[float, ...]
     calls: float | None = None
 
 
@@ -336,6 +314,7 @@ class _Budget(Struct):
     """A budget as it is stored."""
 
     terms: tuple[_Term, ...]
+    period_ns: tuple[float, ...] = ()
     steps: tuple[int, ...] = ()
     ranks: int = 1
     activities: str = ""
@@ -361,11 +340,10 @@ def to_baseline(side: Side) -> dict[str, Json]:
     budget = None
     if side.budget is not None:
         kept = side.budget
-        terms = (
-            _Term(term, kept.times.get(term, 0), tuple(times.tolist()), kept.calls.get(term))
-            for term, times in kept.by_step.items()
+        terms = tuple(
+            _Term(term, kept.times.get(term, 0), kept.calls.get(term)) for term in {**kept.times, **kept.calls}
         )
-        budget = _Budget(tuple(terms), kept.steps, kept.ranks, kept.activities)
+        budget = _Budget(terms, tuple(kept.period_ns.tolist()), kept.steps, kept.ranks, kept.activities)
     data: dict[str, Json] = msgspec.to_builtins(
         _Baseline(
             name=side.name,
@@ -437,8 +415,8 @@ def _budget(data: _Budget) -> Budget:
         raise ValueError(f"there is no term {unknown!r}")
     return Budget(
         times={term: row.ns for term, row in terms.items() if row.ns},
-        by_step={term: np.asarray(row.by_step, np.float64) for term, row in terms.items()},
         calls={term: row.calls for term, row in terms.items() if row.calls is not None},
+        period_ns=np.asarray(data.period_ns, np.float64),
         steps=data.steps,
         ranks=data.ranks,
         activities=data.activities,

@@ -34,7 +34,7 @@ FailOn = Annotated[
     list[str] | None,
     typer.Option(
         help="Exit with status 3 where a change is beyond a limit, with its whole interval: 'step_time>+3%', "
-        "'tflops<-3%', 'memory>+5%', throughput, energy, exposed_communication. May be repeated.",
+        "'tflops<-3%', 'memory>+5%', throughput, energy. May be repeated.",
         show_default="none",
     ),
 ]

@@ -21,8 +21,8 @@ GEMM, NORM, GAP = Term(COMPUTE, "gemm"), Term(COMPUTE, "norm"), Term(IDLE, "laun
 def budget(terms: Mapping[Term, int], steps: int = 4) -> Budget:
     return Budget(
         times=dict(terms),
-        by_step={term: np.full(steps, float(ns)) for term, ns in terms.items()},
         calls={term: 10.0 for term in terms if term.kind == COMPUTE},
+        period_ns=np.full(steps, float(sum(terms.values()))),
         steps=tuple(range(40, 40 + steps)),
         ranks=1,
         activities="light",
@@ -47,8 +47,7 @@ def change_of(a: Side, b: Side, factor: float = 1) -> BudgetChange:
     return change
 
 
-@pytest.mark.parametrize("seed", range(10))
-@pytest.mark.parametrize("factor", [1.0, 0.5, 1 / 3, 2.7182818])
+@pytest.mark.parametrize(("seed", "factor"), [(0, 1.0), (1, 1 / 3), (2, 2.7182818)])
 def test_terms_and_the_rest_add_up_for_any_budgets_and_amounts_of_work(seed: int, factor: float) -> None:
     generator = np.random.default_rng(seed)
     names = [Term(COMPUTE, f"kernel {number}") for number in range(30)]

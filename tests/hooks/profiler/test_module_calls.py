@@ -88,7 +88,7 @@ def test_a_model_whose_calls_are_watched_is_marked_as_any_other(
 
     net, states = Watched(Layer(), Layer()), torch.ones(2, 4)
     calls: list[object] = []
-    report_calls(torch, [net], lambda args, _kwargs, *, in_training_mode: calls.append(args), ignore, bool)
+    report_calls(torch, [net], lambda args, _kwargs, *, in_training_mode: calls.append(args), ignore)
     found = marks(lambda: net(states), ModuleCalls("nn.Module: "))
     assert found == ["Watched", "layers.0", "layers.0.inner", "layers.1", "layers.1.inner"]
     assert len(calls) == 1
