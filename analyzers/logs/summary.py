@@ -274,7 +274,7 @@ def summarize_log(log: JobLog, overrides: Overrides | None = None) -> LogSummary
             for save in log.saves
         ),
         timers_ms={timer.name: LoggedTimer(timer.mean_ns / NS_PER_MS, timer.lines) for timer in log.timers},
-        flags=find_flags(log, setup, times.median_s, tflops),
+        flags=find_flags(log, setup, times.median_s),
     )
 
 
@@ -344,8 +344,6 @@ def _status(log: JobLog, times: StepTimes) -> tuple[str, str | None]:
 def _status_without_iterations(log: JobLog) -> tuple[str, str]:
     if log.fact("finished_runs") is not None:
         return "ok", "the log states the time of the run, but not its number of steps"
-    if log.fact("scaled_bars") is not None:
-        return "incomplete", log.ended or "its bars count thousands of steps, too coarse for the time of a step"
     if log.fact("first_loss") is not None:
         return "incomplete", log.ended or "the log states losses, but neither the number of steps nor their time"
     if log.framework is None and not log.names_run and not log.unreadable and log.ended is None:

@@ -38,7 +38,6 @@ Value: TypeAlias = "int | float | str | bool"
 #: Printed records, copies included, by their source.
 Rows: TypeAlias = Mapping[str, int]
 
-_RECENT_ENDS = 4
 _MOST_CHANGES = 64
 
 
@@ -116,12 +115,11 @@ class JobChanges:
     """Whether what a log states of its job shows that it holds the lines of two jobs.
 
     A job may restart and may extend its end. Records with another last iteration are of another job if they start from
-    the beginning or interleave with the first job's. A set-up that changes after the first job has trained shows
-    another job, too.
+    the beginning. A set-up that changes after the first job has trained shows another job, too.
     """
 
     def __init__(self) -> None:
-        self._ends: list[int] = []
+        self._end: int | None = None
         self._first = 0
         self._changes: list[tuple[str, Rows]] = []
         self._reason: str | None = None
@@ -138,16 +136,12 @@ class JobChanges:
 
     def on_end(self, iterations: int, number: int) -> None:
         """The record of iteration ``number`` states another last iteration than those before."""
-        if not self._ends:
+        if self._end is None:
             self._first = number
-        elif iterations in self._ends[:-1]:
-            low, high = sorted((self._ends[-1], iterations))
-            self.add(f"records of two jobs take turns, of {low} and of {high} iterations")
         elif number <= self._first:
-            low, high = sorted((self._ends[-1], iterations))
+            low, high = sorted((self._end, iterations))
             self.add(f"the log is of two jobs, one of {low} iterations and one of {high}")
-        if iterations not in self._ends[-1:]:
-            self._ends = [*self._ends, iterations][-_RECENT_ENDS:]
+        self._end = iterations
 
     def conclude(self, source: str | None, series: Series | None) -> str | None:
         """Why the records of a source cannot be of one job; None where they can.

@@ -176,7 +176,7 @@ class _LogReader:
             iterations=iterations if mixture is None else iterations.without_figures(),
             time_source=source,
             copies=series.resolved.copies,
-            redone=series.redone,
+            redone=series.resolved.redone,
             gaps=series.irregular_gaps,
             unreadable=log.unreadable,
             other_sources=tuple(each for each in others if (each.wall_ns, each.samples_per_s) != (None, None)),

@@ -84,8 +84,6 @@ class Series:
         untimed_after_start: How many iterations after the first one of a start have a mean that contains that one.
         starts_over: After a start the first iteration is printed by itself, and is also part of the next record's mean.
         stated_interval: How many iterations lie between two records according to the set-up; None without a statement.
-        starts: The iteration that each start goes on from, where the log states it.
-        redone_by_starts: Iterations that were done again according to these; None without a statement.
         batch: The samples of a step, of which and the throughput a time follows where a record states none.
         has_times: Whether a record states a time.
     """
@@ -95,8 +93,6 @@ class Series:
         self.measures_from_zero = True
         self.untimed_after_start = 0
         self.stated_interval: int | None = None
-        self.starts: list[int] = []
-        self.redone_by_starts: int | None = None
         self.batch: int | None = None
         self.has_times = False
         self._moments = moments
@@ -192,11 +188,6 @@ class Series:
                 )
             )
         return self._resolved
-
-    @property
-    def redone(self) -> int:
-        """Iterations that were done again after a restart."""
-        return self.resolved.redone if self.redone_by_starts is None else self.redone_by_starts
 
     @property
     def interval(self) -> int:
@@ -322,10 +313,8 @@ class Series:
         first = np.flatnonzero(np.diff(attempts, prepend=-1))
         timed = first[~np.isnan(self._times()[first]) & (numbers[first] > 0)]
         span[timed] = numbers[timed] if self.measures_from_zero else np.minimum(numbers[timed], self.interval)
-        for row in np.setdiff1d(first, timed).tolist():
-            attempt, usual = int(attempts[row]), int(span[row + 1]) if row + 1 < len(span) else 0
-            if attempt < len(self.starts) and 0 < numbers[row] - self.starts[attempt] <= usual:
-                span[row] = numbers[row] - self.starts[attempt]
+        if 0 not in timed and 0 < numbers[0] <= span[1:2].sum():
+            span[0] = numbers[0]  # within the first interval of a start from zero
         return span
 
     def _spans(self) -> Int64:

@@ -83,24 +83,6 @@ def test_a_log_that_begins_with_a_later_epoch_counts_the_earlier_ones(tmp_path: 
     assert read(tmp_path, text).last_iteration == 120
 
 
-def test_detectron2_counts_all_iterations_of_a_start_that_it_states(tmp_path: Path) -> None:
-    """Up to the first line of each start there is no time, but the start says where it went on from."""
-
-    def line(step: int, mean: float) -> str:
-        return f"[11/24 00:29:47] d2.utils.events INFO:  eta: 0:00:00  iter: {step}  total_loss: 0.5  time: {mean}  \n"
-
-    start = "[11/24 00:29:43] d2.engine.train_loop INFO: Starting training from iteration {}\n"
-    steps = (19, 39, 59, 79, 99, 119, 129)
-    first = start.format(0) + "".join(line(step, 0.03 - step / 1e5) for step in steps)
-    second = start.format(100) + "".join(line(step, 0.03 - step / 1e5) for step in (119, 139, 159, 169))
-    summary = read(tmp_path, first + second)
-    assert (summary.iterations, summary.log.redone) == (200, 30)
-    assert read(tmp_path, first).iterations == 130
-    unstated = read(tmp_path, second.partition("\n")[2])
-    assert unstated.iterations is not None
-    assert unstated.iterations <= 70
-
-
 def test_the_last_figures_of_a_long_log_that_prints_each_line_twice_are_kept(tmp_path: Path) -> None:
     def lines(copies: int) -> str:
         return "".join(

@@ -47,16 +47,16 @@ def test_a_restart_goes_back_and_its_work_is_redone() -> None:
     series = Series()
     assert fill(series, 1, 2, 3, 4, 5, 4, 5, 6) == [1, 2, 3, 4, 5, 4, 5, 6]
     assert attempts(series) == 1
-    assert series.redone == 2
+    assert series.resolved.redone == 2
 
 
 def test_a_record_of_ten_iterations_that_is_repeated_is_ten() -> None:
     series = Series()
     fill(series, *range(10, 201, 10), *range(110, 301, 10))
-    assert series.redone == 100
+    assert series.resolved.redone == 100
     alone = Series()
     fill(alone, *range(10, 201, 10), 101, *range(110, 301, 10))  # the first one of a start is printed by itself
-    assert alone.redone == 100
+    assert alone.resolved.redone == 100
 
 
 def test_a_process_that_says_that_it_begins_is_a_restart_without_going_back() -> None:
@@ -66,7 +66,7 @@ def test_a_process_that_says_that_it_begins_is_a_restart_without_going_back() ->
     series.on_restart()
     fill(series, 3, 4)
     assert series.iterations().attempt.tolist() == [0, 0, 1, 1]
-    assert series.redone == 0
+    assert series.resolved.redone == 0
 
 
 def test_an_interval_is_what_lies_between_most_records() -> None:
@@ -102,13 +102,13 @@ def test_unlabelled_ranks_may_be_apart_from_the_beginning_on() -> None:
     table = series.iterations()
     assert table.iteration.tolist() == [1, 2, 3, 4, 5]
     assert set(table.attempt.tolist()) == {0}
-    assert (series.resolved.copies, series.redone) == (8, 0)
+    assert (series.resolved.copies, series.resolved.redone) == (8, 0)
 
 
 def test_a_line_that_is_there_twice_is_no_restart_and_no_second_rank() -> None:
     series = Series()
     assert fill(series, *range(1, 21), 20, 21, 22, 20, 21, 22, 23) == [*range(1, 23), 20, 21, 22, 23]
-    assert (series.resolved.copies, attempts(series), series.redone) == (1, 1, 3)
+    assert (series.resolved.copies, attempts(series), series.resolved.redone) == (1, 1, 3)
 
 
 def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
@@ -116,7 +116,7 @@ def test_two_unlabelled_ranks_that_restart_go_back_together() -> None:
     fill(series, *(number for number in range(1, 11) for _ in range(2)))
     fill(series, *(number for number in range(8, 13) for _ in range(2)))
     assert series.iterations().iteration.tolist() == [*range(1, 11), *range(8, 13)]
-    assert (attempts(series), series.redone) == (1, 3)
+    assert (attempts(series), series.resolved.redone) == (1, 3)
 
 
 def test_labelled_ranks_go_back_one_after_the_other() -> None:
@@ -138,7 +138,7 @@ def test_labelled_ranks_go_back_one_after_the_other() -> None:
     ]:
         fill(series, number, label=ranks[rank])
     assert series.iterations().iteration.tolist() == [1, 2, 3, 2, 3, 4]
-    assert (attempts(series), series.redone) == (1, 2)
+    assert (attempts(series), series.resolved.redone) == (1, 2)
 
 
 @pytest.mark.parametrize("labelled", [False, True])
@@ -196,4 +196,4 @@ def test_one_process_that_starts_again_is_read_at_once_as_two_labels_are_record_
     fill(in_turn, 20, label=b"[rank1]:")
     assert at_once.resolved.attempt.tolist() == [0] * 19 + [1] * 15 + [2] * 4
     assert in_turn.resolved.attempt.tolist() == at_once.resolved.attempt.tolist()
-    assert (at_once.redone, in_turn.redone, in_turn.resolved.copies) == (50 + 290, 50 + 290, 1)
+    assert (at_once.resolved.redone, in_turn.resolved.redone, in_turn.resolved.copies) == (50 + 290, 50 + 290, 1)

@@ -4,7 +4,6 @@
 
 ``time`` is the mean since the start without its first three iterations; the clock stands still during evaluations and
 saves. Where the start is known, the time since the line before follows from two means; else it is used as printed.
-What the lines up to the first one of a start took does not follow: its iterations are counted, and have no time.
 """
 
 from __future__ import annotations
@@ -28,18 +27,15 @@ _CELL = re.compile(rb"(?<![\w_])(total_loss|time|max_mem): ([\d.eE+naif-]{1,20})
 
 @dataclass(slots=True)
 class _State(FormatState):
-    """A clock of the iterations since the last start, all starts, and what they repeated."""
+    """A clock of the iterations since the last start, where that is known, and the last iteration."""
 
     clock: ElapsedClock = field(default_factory=lambda: ElapsedClock(BETWEEN, runs_on=False))
+    start: int | None = None
     last: int = -1
-    starts: list[int] = field(default_factory=list)
-    reached: int = 0
-    redone: int = 0
 
 
 def _on_start(state: _State, line: LineMatch) -> None:
-    state.starts.append(int(line[1]))
-    state.redone += max(state.reached - state.starts[-1], 0)
+    state.start = int(line[1])
     state.clock.close(state.log)
     state.log.on_restart()
 
@@ -49,28 +45,20 @@ def _on_iteration(state: _State, line: LineMatch) -> None:
     text = cells.get(b"time", b"")
     seconds, loss = parse_number(text), parse_number(cells.get(b"total_loss", b""))
     log.add_memory(MIB, allocated=parse_number(cells.get(b"max_mem", b"")))
-    if not state.starts and state.last < 0 and step < _LATEST_FIRST:
-        state.starts.append(0)
-    state.last, state.reached = max(state.last, step), step + 1
+    if state.start is None and state.last < 0 and step < _LATEST_FIRST:
+        state.start = 0
+    state.last = max(state.last, step)
     if seconds is None or seconds <= 0:
         log.add(MEAN, Record(step + 1, loss=loss), line)
         return
     mean = Record(step + 1, round(seconds * NS_PER_S), loss=loss)
     mean.wall_resolution_ns = round(parse_resolution(text) * NS_PER_S)
     log.add(MEAN, mean, line)
-    timed = step + 1 - (state.starts[-1] if state.starts else step) - _UNTIMED
+    timed = step + 1 - (step if state.start is None else state.start) - _UNTIMED
     if timed > 0:
         elapsed_ns = round(seconds * timed * NS_PER_S)
         resolution_ns = max(round(parse_resolution(text) * timed * NS_PER_S), 1)
         state.clock.add(log, Record(step + 1, loss=loss), elapsed_ns, resolution_ns, label=line.label)
-
-
-def _close(state: _State) -> None:
-    state.clock.close(state.log)
-    for name in (BETWEEN, MEAN):
-        series = state.log.series.get(name)
-        if series is not None and (series.resolved.attempt[-1:] == len(state.starts) - 1).all():
-            series.starts, series.redone_by_starts = state.starts, state.redone
 
 
 FORMAT = Format(
@@ -86,5 +74,5 @@ FORMAT = Format(
         Rule(b"Starting training from iteration ", rb"Starting training from iteration (\d{1,9})", _on_start),
     ),
     sources=(BETWEEN, MEAN),
-    close=_close,
+    close=lambda state: state.clock.close(state.log),
 )

@@ -41,8 +41,6 @@ _KEY = re.compile(rb"'(\w+)':\s*'?([^,'}]+)")
 _LOSS = re.compile(rb"'loss':\s*'?([^,'}]+)")
 _QUOTED = b"'train_runtime': '"
 _DICTIONARY_REACH = 500
-#: Bars that count in thousands: their steps are known to three digits only.
-_SCALED_BAR = re.compile(rb"\| {0,9}\d[\d.]{0,5}[kMG]?/\d[\d.]{0,5}[kMG] \[\d")
 _EPOCH = re.compile(rb"'epoch':\s*'?([\d.]{1,20})")
 _CLOCK = re.compile(rb"(?:(?:(\d+) days?, )?(\d+):)?(\d+):(\d+(?:\.\d+)?)")
 _MOST_BETWEEN_NODES = 1.25  # they wait for each other in every step
@@ -57,14 +55,12 @@ class _State(FormatState):
         end: The figures of the end, and what says which steps they are of.
         vocabulary: Of the configuration that was printed last.
         bars: The progress bars without a name.
-        has_scaled_bars: Bars count their steps in thousands.
         imitates: Another framework prints the Trainer's lines.
     """
 
     end: EndFigures = field(default_factory=EndFigures)
     vocabulary: int | None = None
     bars: ProgressBars = field(default_factory=ProgressBars)
-    has_scaled_bars: bool = False
     imitates: bool = False
 
 
@@ -136,11 +132,6 @@ def _on_bar(state: _State, line: LineMatch) -> None:
     state.bars.add(int(line["total"]), int(line["step"]), parse_clock_s(line["clock"]))
 
 
-def _on_scaled_bar(state: _State, _line: LineMatch) -> None:
-    if not state.bars.totals:
-        state.has_scaled_bars = True
-
-
 def _on_losses(state: _State, line: LineMatch) -> None:
     """``{'loss': 2.075, ..., 'epoch': 0.04}``; the first and the last loss, and the first epochs, are kept."""
     text, end = line[0], state.end
@@ -196,8 +187,6 @@ def _close(state: _State) -> None:
     total = state.bars.training_total(log.count("train_iterations"))
     if total is not None:
         state.bars.add_records(total, log.series_of(BAR))
-    elif state.has_scaled_bars:
-        log.set_fact("scaled_bars", 1, "log")
     if state.end.first_loss is not None:
         log.set_fact("first_loss", state.end.first_loss, "records")
     if state.end.runtime_s is not None:
@@ -283,7 +272,6 @@ _RULES: tuple[Rule[_State], ...] = (
         identifies=False,
     ),
     Rule(b"%|", BAR_PATTERN, _on_bar, identifies=False),
-    *(Rule(unit + b" [", _SCALED_BAR, _on_scaled_bar, identifies=False, span=(24, 4)) for unit in (b"k", b"M", b"G")),
     Rule(
         b"'loss':",
         rb"\{(?>[^{}\n]*?'loss':)[^{}]*+\}",
