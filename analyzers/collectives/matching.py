@@ -1,8 +1,8 @@
 """How the operations of several ranks are matched to each other.
 
 Ranks of a group call its operations in the same order. The n-th call of a step on one rank is therefore the n-th call
-on every other. Where profiler windows do not begin at the same call, the shorter sequence is moved along the longer one
-until the operations agree. NCCL's sequence numbers, where the trace contains them, need none of that.
+on every other. Where ranks made different operations in a step, NCCL's sequence numbers tell which belong together. In
+a trace without them the step's operations have no match.
 
 No clocks are compared: an operation's *transfer* is its shortest duration on any rank, and the time that it takes
 longer on another rank is *waiting*.
@@ -16,11 +16,9 @@ from typing import TypeAlias
 import numpy as np
 from msgspec import Struct
 
-from perfscope.analyzers.collectives.calls import EVEN, EXCHANGES, GroupCalls, Integers, Kind, uneven
+from perfscope.analyzers.collectives.calls import EVEN, EXCHANGES, GroupCalls, Kind, uneven
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
-
-_FEWEST_ENDS = 3
 
 
 class MatchedCalls(Struct, frozen=True, eq=False):
@@ -136,8 +134,6 @@ def _ends_at(ends: Int64, index: Int64) -> Int64:
 
 #: What must agree on every rank: an operation's sequence number, name, element type and size.
 _Label: TypeAlias = tuple[int, str, str, int]
-#: An operation of one step on one rank: its row in the rank's calls, and its label.
-_LabelledRow: TypeAlias = tuple[int, _Label]
 
 
 def _labels(calls: GroupCalls) -> list[tuple[int, _Label]]:
@@ -161,22 +157,26 @@ def match_rows(calls: Sequence[GroupCalls]) -> list[Int64]:
     """For each rank the rows of the operations that all ranks have, in the same order."""
     if all(_has_same_operations(calls[0], rank_calls) for rank_calls in calls):
         return [np.arange(len(calls[0].kind))] * len(calls)
-    labels, ends = [_labels(rank_calls) for rank_calls in calls], [rank_calls.end_ns for rank_calls in calls]
+    labels = [_labels(rank_calls) for rank_calls in calls]
     if all(sequence == labels[0] for sequence in labels):
         return [np.arange(len(labels[0])) for _ in labels]
     rows: list[list[int]] = [[] for _ in labels]
     steps = [_by_step(sequence) for sequence in labels]
     for step in sorted(set.intersection(*(set(of_rank) for of_rank in steps))):
-        aligned = _align([of_rank[step] for of_rank in steps], ends)
-        for rows_of_rank, rows_of_step in zip(rows, aligned, strict=True):
-            rows_of_rank.extend(rows_of_step)
+        own = [of_rank[step] for of_rank in steps]
+        if all(len(calls_of_rank.sequence) for calls_of_rank in calls):
+            common = set.intersection(*(set(of_rank.values()) for of_rank in own))
+            own = [{row: label for row, label in of_rank.items() if label in common} for of_rank in own]
+        if all(list(of_rank.values()) == list(own[0].values()) for of_rank in own):
+            for rows_of_rank, of_rank in zip(rows, own, strict=True):
+                rows_of_rank.extend(of_rank)
     return [np.array(rows_of_rank, np.int64) for rows_of_rank in rows]
 
 
 def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
     """Whether two ranks made the same operations in the same order, by their columns: most ranks do."""
     return first.kinds == second.kinds and all(
-        _are_equal(of_first, of_second)
+        np.array_equal(of_first, of_second)
         for of_first, of_second in (
             (first.kind, second.kind),
             (first.step, second.step),
@@ -185,76 +185,9 @@ def _has_same_operations(first: GroupCalls, second: GroupCalls) -> bool:
     )
 
 
-def _are_equal(first: Integers, second: Integers) -> bool:
-    """Whether two columns hold the same numbers: bytes of short columns are compared faster than numbers."""
-    if first is second or (first.dtype == second.dtype and first.tobytes() == second.tobytes()):
-        return True
-    return np.array_equal(first, second)
-
-
-def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, list[_LabelledRow]]:
-    """The rows and labels of each step."""
-    steps: dict[int, list[_LabelledRow]] = {}
+def _by_step(labels: Sequence[tuple[int, _Label]]) -> dict[int, dict[int, _Label]]:
+    """The labels of each step by row."""
+    steps: dict[int, dict[int, _Label]] = {}
     for row, (step, label) in enumerate(labels):
-        steps.setdefault(step, []).append((row, label))
+        steps.setdefault(step, {})[row] = label
     return steps
-
-
-def _align(sequences: Sequence[list[_LabelledRow]], ends: Sequence[Int64]) -> list[list[int]]:
-    """The rows of the longest run of operations that all ranks have in the same order; none where it is ambiguous."""
-    begin, end = 0, len(sequences[0])
-    shifts = []
-    for sequence, end_ns in zip(sequences, ends, strict=True):
-        shift = _find_shift(sequences[0], sequence, ends[0], end_ns)
-        if shift is None:
-            return [[] for _ in sequences]
-        shifts.append(shift)
-        begin, end = max(begin, shift), min(end, shift + len(sequence))
-    if end <= begin:
-        return [[] for _ in sequences]
-    return [
-        [row for row, _ in sequence[begin - shift : end - shift]]
-        for sequence, shift in zip(sequences, shifts, strict=True)
-    ]
-
-
-def _find_shift(
-    reference: list[_LabelledRow], sequence: list[_LabelledRow], reference_ends: Int64, ends: Int64
-) -> int | None:
-    """How far a sequence must be moved along the reference so that the labels agree where the two overlap.
-
-    The longest overlap counts. Of several shifts with the same overlap, the one counts under which the ends differ by
-    the most constant time.
-    """
-    reference_labels, labels = [label for _, label in reference], [label for _, label in sequence]
-    shifts_by_overlap: dict[int, list[int]] = {}
-    for shift in range(-len(labels) + 1, len(reference_labels)):
-        begin, end = max(0, shift), min(len(reference_labels), shift + len(labels))
-        if reference_labels[begin:end] == labels[begin - shift : end - shift]:
-            shifts_by_overlap.setdefault(end - begin, []).append(shift)
-    if not shifts_by_overlap:
-        return None
-    candidates = shifts_by_overlap[max(shifts_by_overlap)]
-    if len(candidates) == 1:
-        return candidates[0]
-    spreads = [(_spread(reference, sequence, shift, reference_ends, ends), abs(shift), shift) for shift in candidates]
-    comparable = sorted((spread, distance, shift) for spread, distance, shift in spreads if spread is not None)
-    return comparable[0][2] if comparable else None
-
-
-def _spread(
-    reference: list[_LabelledRow],
-    sequence: list[_LabelledRow],
-    shift: int,
-    reference_ends: Int64,
-    ends: Int64,
-) -> float | None:
-    """How much the difference of the ends varies under a shift, or None where too few operations have an end."""
-    begin, end = max(0, shift), min(len(reference), shift + len(sequence))
-    pairs = [(reference[index][0], sequence[index - shift][0]) for index in range(begin, end)]
-    with_ends = [pair for pair in pairs if pair[0] < len(reference_ends) and pair[1] < len(ends)]
-    if len(with_ends) < _FEWEST_ENDS:
-        return None
-    reference_rows, rows = np.array(with_ends).T
-    difference = ends[rows] - reference_ends[reference_rows]
-    return float(np.median(np.abs(difference - np.median(difference))))

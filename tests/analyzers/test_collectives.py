@@ -152,28 +152,6 @@ def test_operations_are_matched_by_step_where_windows_differ(tmp_path: Path) -> 
     assert [(each["wait_us"], each["transfer_us"]) for each in found] == [(20, 30)]
 
 
-def test_operations_are_matched_by_what_they_are_where_a_step_begins_in_the_middle(tmp_path: Path) -> None:
-    """Rank 1 misses the first operation of the step; sizes tell which ones belong together."""
-    found = operations(
-        tmp_path,
-        in_steps((1, [("allreduce", 0, 40, 10), ("allreduce", 50, 100, 20), ("allreduce", 110, 150, 30)])),
-        in_steps((1, [("allreduce", 80, 100, 20), ("allreduce", 140, 150, 30)])),
-    )
-    assert {each["bytes"]: each["transfer_us"] for each in found} == {20: None, 40: 20, 60: 10}
-
-
-def test_equal_operations_are_matched_by_the_rhythm_of_their_ends(tmp_path: Path) -> None:
-    """Four equal operations against three: only one shift makes the ends differ by the same time throughout."""
-    ends = [100, 230, 310, 470]
-    found = operations(
-        tmp_path,
-        in_steps((1, [("allreduce", end - 50, end, 10) for end in ends])),
-        in_steps((1, [("allreduce", end - 20, end, 10) for end in ends[1:]])),
-        base=[0, 10**9],
-    )
-    assert [(each["wait_us"], each["transfer_us"]) for each in found] == [(90, 20)]
-
-
 def test_sequence_numbers_decide_where_there_are_any(tmp_path: Path) -> None:
     first = [made("allreduce", 100 * seq, 100 * seq + 50, Seq=seq) for seq in range(4)]
     later = [made("allreduce", 100 * seq, 100 * seq + 20, Seq=seq) for seq in (2, 3)]
