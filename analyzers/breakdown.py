@@ -31,8 +31,6 @@ from perfscope.tables.trace import ABSENT, Trace, distinct
 from perfscope.units import format_ranges
 
 _MOST_STEP_ROWS = 64
-#: A replica computes at least for this share of the time of the others: a slow GPU takes longer, not half as long.
-_LEAST_OF_TWIN = 0.6
 
 
 class RankParts(Figures, frozen=True, array_like=True):
@@ -259,24 +257,7 @@ def _notes(ranks: Sequence[RankParts]) -> tuple[str, ...]:
             f"No profiler steps in the trace of rank {list_labels(without_steps, MANY_RANKS)}: only totals are "
             "reported. Its row is the whole window, in which the number of steps may differ from rank to rank."
         )
-    return (*notes, *_step_notes(ranks), *_doubt_compute(ranks), *_doubt_silence(ranks))
-
-
-def _doubt_compute(ranks: Sequence[RankParts]) -> list[str]:
-    """Doubt where a rank computed for a much shorter time per step than another."""
-    per_step = tuple(
-        (rank.row.compute / len(rank.steps), label)
-        for rank, label in zip(ranks, _labels(ranks), strict=True)
-        if rank.steps
-    )
-    (least, least_rank), (most, most_rank) = min(per_step, default=(0.0, "")), max(per_step, default=(0.0, ""))
-    if not most or least >= _LEAST_OF_TWIN * most:
-        return []
-    share = f"{least / most:.0%}"
-    return [
-        f"Doubtful unless they are stages of a pipeline: rank {least_rank} computed for {share} of the time of "
-        f"rank {most_rank} per step. Replicas do the same work, so that a window lacks kernels, or the batches differ."
-    ]
+    return (*notes, *_step_notes(ranks), *_doubt_silence(ranks))
 
 
 def _doubt_silence(ranks: Sequence[RankParts]) -> list[str]:

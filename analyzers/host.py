@@ -11,8 +11,7 @@ gradients to be reduced.
 
 Time outside of operators is split by the Python frames of the trace, which torch.profiler records with
 ``with_stack=True``. The innermost frame at a moment says what the thread does. A built-in function, such as ``sleep``,
-is named together with the Python function that called it. Where no frame was recorded, the innermost
-``nn.Module: PATH`` range names the module.
+is named together with the Python function that called it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.report import MOST_ROWS, Cell, Section, long_table, percent_of
-from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
+from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table
 from perfscope.tables.columns import Bool, Int64
 from perfscope.tables.trace import ABSENT, HostSpans, Trace, distinct
 
@@ -39,25 +38,12 @@ _COMMUNICATION = (
     "rpc_sync#", "rpc_async#", "rpc_torchscript#", "rpc_remote#", "to_here#", "torch::distributed::autograd::",
 )  # fmt: skip
 _WRAPPERS = ("autograd::engine::evaluate_function",)
-_MODULE = "nn.Module: "
 _LOADING = ("enumerate(DataLoader)",)
-#: Kinds of time outside of operators.
-SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED = "sleep", "waiting", "I/O", "Python", "not attributed"
-KINDS = (SLEEP, WAITING, INPUT_OUTPUT, PYTHON, NOT_ATTRIBUTED)
 #: How the profiler writes a function that is not written in Python: ``<built-in function sleep>``,
 #: ``<built-in method read of _io.FileIO object at 0x7f>``.
 _BUILT_IN = re.compile(r"<(?:built-in (?:function|method)|method) '?(?P<call>[^' >]+)'?(?: of (?P<owner>.*))?>")
 _ADDRESS = re.compile(r" object at 0x[0-9a-f]+")
 _LONGEST_OWNER = 40
-#: Calls that wait for something, and those that do only as methods of some types: ``dict.get`` and ``str.join`` do not.
-_WAITS = re.compile(r"acquire|wait\w*|synchronize|to_here|select|poll|epoll_wait")
-_WAITS_OF_OWNER = re.compile(r"join|get|put|control|accept|connect|result")
-_WAITED_FOR = re.compile(r"lock|queue|future|thread|process|select|poll|socket|semaphore|event|rpc|rref|store", re.I)
-#: Functions that read and write files, and types whose methods do.
-_FILE_CALLS = re.compile(
-    r"open|[lf]?stat|listdir|scandir|unlink|remove|rename|replace|(?:mk|rm)dir|f(?:data)?sync|p?(?:read|write)|\w+file"
-)
-_FILES = re.compile(r"_io\.|socket|mmap|ssl|ScandirIterator|DirEntry")
 
 
 class HostParts(Figures, frozen=True, array_like=True):
@@ -126,24 +112,13 @@ class OperatorTime(Figures, frozen=True, array_like=True):
 class OutsideTime(Figures, frozen=True, array_like=True):
     """Time outside of operators of one function."""
 
-    kind: Annotated[str, Doc("``sleep``, ``waiting``, ``I/O``, ``Python`` or ``not attributed``.")]
     function: Annotated[
         str | None,
-        Doc("The Python function, ``FILE(LINE): NAME``, or the module; None where nothing was recorded."),
+        Doc("The Python function, ``FILE(LINE): NAME``; None where nothing was recorded."),
     ]
     call: Annotated[str | None, Doc("The built-in function that it called; None where its own code ran.")]
     duration_ns: int
     us = InUnit("duration_ns", NS_PER_US, "How long.")
-
-
-class OutsideKinds(Figures, frozen=True):
-    """Time outside of operators by kind; the parts add up to ``other_us`` exactly."""
-
-    sleep_us: Annotated[float, Doc("Sleeping.")]
-    waiting_us: Annotated[float, Doc("Waiting for a lock, a thread or a process.")]
-    io_us: Annotated[float, Doc("Reading and writing.")]
-    python_us: Annotated[float, Doc("Running Python.")]
-    not_attributed_us: Annotated[float, Doc("No frame was recorded.")]
 
 
 class HostRank(Figures, frozen=True, array_like=True):
@@ -166,15 +141,6 @@ class HostRank(Figures, frozen=True, array_like=True):
     ]
     has_stacks: Annotated[bool, Doc("Whether Python stacks were recorded.")]
     damaged: Annotated[bool, Doc("Whether a part of the trace is lost.")]
-
-    @figure
-    def outside_operators_by_kind(self) -> OutsideKinds:
-        """The same by kind."""
-        return OutsideKinds(*(time_ns / NS_PER_US for time_ns in self.by_kind().values()))
-
-    def by_kind(self) -> dict[str, int]:
-        """The time of each kind outside of operators, in nanoseconds."""
-        return {kind: sum(part.duration_ns for part in self.outside_operators if part.kind == kind) for kind in KINDS}
 
 
 class HostTime(Result, frozen=True):
@@ -211,11 +177,10 @@ class HostTime(Result, frozen=True):
         return (*sections, self.TABLES[0].section(self.operators[:MOST_ROWS], [note]))
 
     def _outside_section(self) -> Section:
-        headings = (("Rank", 1), ("Kind", 1), ("Function", 1), ("Call", 1), ("Time (ms)", 2), ("Of the window (%)", 1))
+        headings = (("Rank", 1), ("Function", 1), ("Call", 1), ("Time (ms)", 2), ("Of the window (%)", 1))
         rows = tuple(
             (
                 _label(rank),
-                part.kind,
                 part.function or "no frame recorded",
                 part.call or "its own code",
                 part.duration_ns / NS_PER_MS,
@@ -224,15 +189,12 @@ class HostTime(Result, frozen=True):
             for rank in self.ranks
             for part in rank.outside_operators[:MOST_ROWS]
         )
-        notes = [
+        note = (
             "What the thread of the steps did in the part that is other: the innermost Python function, and the "
             f"built-in function that it called; at most {MOST_ROWS} rows a rank, the longest first."
-        ]
-        for rank in self.ranks:
-            kinds = [f"{kind} {time_ns / NS_PER_MS:.2f} ms" for kind, time_ns in rank.by_kind().items() if time_ns]
-            notes += [f"Rank {_label(rank)}: {', '.join(kinds)}."] if kinds else []
+        )
         columns = tuple(report.Column(heading, decimals) for heading, decimals in headings)
-        return Section("Host time outside of operators", columns, rows, tuple(notes))
+        return Section("Host time outside of operators", columns, rows, (note,))
 
 
 _COLUMNS = (
@@ -259,7 +221,7 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
     ]
     start, end = _window(trace, windows)
     gaps = (compute | communication | loading).gaps(start, end)
-    frames, modules = _of_training_thread(trace)
+    frames = _of_training_thread(trace)
     return (
         HostRank(
             rank=trace.rank,
@@ -269,7 +231,7 @@ def measure(trace: Trace) -> tuple[HostRank, ...] | None:
                 HostStep(name, _parts(begin, stop, compute, communication, loading)) for name, begin, stop in windows
             ),
             operators=_operator_times(trace, is_communication),
-            outside_operators=attribute_outside(gaps, frames, modules, trace.names),
+            outside_operators=attribute_outside(gaps, frames, trace.names),
             has_stacks=bool(len(frames)),
             damaged=bool(trace.damage),
         ),
@@ -321,47 +283,36 @@ def analyze(partials: Sequence[tuple[HostRank, ...]]) -> HostTime:
     return HostTime(tuple(ranks), _add_up_operators(ranks), tuple(notes))
 
 
-def _of_training_thread(trace: Trace) -> tuple[HostSpans, HostSpans]:
-    """The Python frames, and the ranges of modules, of the thread that runs the steps."""
+def _of_training_thread(trace: Trace) -> HostSpans:
+    """The Python frames of the thread that runs the steps."""
     marks = trace.steps if len(trace.steps) else trace.operators
     threads, counts = np.unique(marks.thread, return_counts=True)
-    thread = threads[counts.argmax()]
-    modules = trace.annotated(_MODULE)
     frames = trace.operators.take(np.zeros(0, np.int64)) if trace.frames is None else trace.frames
-    return frames.take(frames.thread == thread), modules.take(modules.thread == thread)
+    return frames.take(frames.thread == threads[counts.argmax()])
 
 
-def attribute_outside(
-    gaps: Intervals, frames: HostSpans, modules: HostSpans, names: Sequence[str]
-) -> tuple[OutsideTime, ...]:
+def attribute_outside(gaps: Intervals, frames: HostSpans, names: Sequence[str]) -> tuple[OutsideTime, ...]:
     """What a thread did in some gaps between operators.
 
     Args:
         gaps: When no operator ran.
         frames: The thread's Python frames; empty where none were recorded.
-        modules: The thread's ranges of modules.
         names: The names of the trace.
 
     Returns:
         The longest first; their durations add up to the gaps exactly.
     """
-    times_ns: dict[tuple[str, str, str], int] = {}
-    missing_ns = gaps.measure
-    for spans in (frames, modules):
-        nesting = _nest(spans)
-        own_ns = _own_times(spans, nesting, gaps)
-        for row in np.flatnonzero(own_ns).tolist():
-            name = names[spans.name[row]]
-            key = (
-                _describe(name, _caller(row, spans, nesting, names)) if spans is frames else (NOT_ATTRIBUTED, name, "")
-            )
-            times_ns[key] = times_ns.get(key, 0) + int(own_ns[row])
-        missing_ns -= int(own_ns.sum())
-        gaps = gaps - union(spans.start_ns, spans.end_ns)
+    nesting = _nest(frames)
+    own_ns = _own_times(frames, nesting, gaps)
+    times_ns: dict[tuple[str, str], int] = {}
+    for row in np.flatnonzero(own_ns).tolist():
+        key = _describe(names[frames.name[row]], _caller(row, frames, nesting, names))
+        times_ns[key] = times_ns.get(key, 0) + int(own_ns[row])
+    missing_ns = gaps.measure - int(own_ns.sum())
     if missing_ns:
-        times_ns[NOT_ATTRIBUTED, "", ""] = missing_ns
-    parts = [OutsideTime(kind, name or None, call or None, time) for (kind, name, call), time in times_ns.items()]
-    return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.kind, part.function or "", part.call or "")))
+        times_ns["", ""] = missing_ns
+    parts = [OutsideTime(function or None, call or None, time) for (function, call), time in times_ns.items()]
+    return tuple(sorted(parts, key=lambda part: (-part.duration_ns, part.function or "", part.call or "")))
 
 
 def _nest(spans: HostSpans) -> Nesting:
@@ -387,22 +338,14 @@ def _caller(row: int, spans: HostSpans, nesting: Nesting, names: Sequence[str]) 
     return "" if row == ABSENT else names[spans.name[row]]
 
 
-def _describe(name: str, caller: str) -> tuple[str, str, str]:
-    """The kind of a frame's time, the Python function that it belongs to, and the built-in function that ran."""
+def _describe(name: str, caller: str) -> tuple[str, str]:
+    """The Python function that a frame's time belongs to, and the built-in function that ran."""
     match = _BUILT_IN.fullmatch(name)
     if match is None:
-        return PYTHON, name, ""
+        return name, ""
     call, owner = match["call"], _ADDRESS.sub("", match["owner"] or "")
     is_short = owner and len(owner) <= _LONGEST_OWNER and not owner.startswith("type")
-    return _kind(call, owner), caller, f"{call} of {owner}" if is_short else call
-
-
-def _kind(call: str, owner: str) -> str:
-    if call == "sleep":
-        return SLEEP
-    if _WAITS.fullmatch(call) or (_WAITS_OF_OWNER.fullmatch(call) and _WAITED_FOR.search(owner)):
-        return WAITING
-    return INPUT_OUTPUT if (_FILES.search(owner) if owner else _FILE_CALLS.fullmatch(call)) else PYTHON
+    return caller, f"{call} of {owner}" if is_short else call
 
 
 def _names_starting(trace: Trace, prefixes: tuple[str, ...]) -> Bool:

@@ -20,7 +20,7 @@ from perfscope.analyzers.breakdown import no_device_events
 from perfscope.analyzers.shared.host_activity import PAUSE_NS
 from perfscope.analyzers.shared.idle_gaps import LAUNCH_GAP_NS, DeviceGaps, gaps_of_device, gaps_of_steps
 from perfscope.analyzers.shared.parts import CAUSES
-from perfscope.analyzers.shared.rank_labels import list_labels, rank_labels
+from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import NoDevice
 from perfscope.report import Section, percent_of
@@ -30,7 +30,6 @@ from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import ABSENT, Trace, distinct
 
 _LONGEST = 5
-_MOST_LABELS = 16
 #: Causes that get a column only where there is such time.
 _SHOWN_WHERE_PRESENT = frozenset(("host_launch", "graph", "unknown"))
 
@@ -94,7 +93,6 @@ class RankIdle(Figures, frozen=True, array_like=True):
     by_cause: tuple[int, ...]
     marked_by_cause: tuple[int, ...] | None
     gaps: Annotated[int, Doc("How many gaps there are.")]
-    unknown_reason: Annotated[str | None, Doc("Why the cause of some is unknown.")]
     longest: Annotated[tuple[Gap, ...], Doc("The longest of them.")]
     window_us = InUnit("window", NS_PER_US, "From the first to the last device event.")
 
@@ -166,12 +164,8 @@ class Idle(Result, frozen=True):
             f"less than {PAUSE_NS // NS_PER_MS} ms without operator or call, not shown a longer one (Python, a sleep, "
             f"data); a launch gap is shorter than {LAUNCH_GAP_NS // NS_PER_US} us."
         ]
-        reasons: dict[str, list[str]] = {}
-        for label, rank in zip(self._labels(), self.ranks, strict=True):
-            if rank.unknown_reason is not None and rank.row[CAUSES.index("unknown")]:
-                reasons.setdefault(rank.unknown_reason, []).append(label)
-        for reason, labels in reasons.items():
-            notes.append(f"Unknown, rank {list_labels(labels, _MOST_LABELS)}: {reason}.")
+        if self._is_present(CAUSES.index("unknown")):
+            notes.append("Unknown: the trace does not contain the launch of the next event.")
         if self._is_present(CAUSES.index("host_launch")):
             notes.append("Host launch: the host was late, and the trace shows no operators that tell what it did.")
         return tuple(notes)
@@ -235,22 +229,8 @@ def _measure_device(trace: Trace, device: int) -> RankIdle:
         by_cause=tuple(idle.parts.sum(axis=1).tolist()),
         marked_by_cause=tuple(gaps_of_steps(trace, device, steps).sum(axis=1).tolist()) if steps else None,
         gaps=len(idle.gaps),
-        unknown_reason=_why_unknown(trace, idle),
         longest=_longest(trace, idle, rows[np.argsort(end, kind="stable")], first_ns),
     )
-
-
-def _why_unknown(trace: Trace, idle: DeviceGaps) -> str | None:
-    """Why the launches of events that ended a gap are not known; None where all are."""
-    unknown = idle.parts[CAUSES.index("unknown")] > 0
-    if not unknown.any():
-        return None
-    if not len(trace.calls):
-        return "the trace contains no calls of the device's runtime"
-    without = trace.device.correlation[idle.following[unknown]] == ABSENT
-    if without.all():
-        return "the events behind the gaps state no correlation with a launch"
-    return "the events behind the gaps were launched before the trace begins, or their launches are lost"
 
 
 def _longest(trace: Trace, idle: DeviceGaps, by_end: Int64, first_ns: int) -> tuple[Gap, ...]:

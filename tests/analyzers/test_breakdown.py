@@ -188,16 +188,3 @@ def test_no_device_events_is_said_and_not_zero(tmp_path: Path) -> None:
         MissingInput, match="2 ranks: the traces contain no GPU events: CPU run, or a profiler conflict"
     ):
         entries(tmp_path, [step(1, 0, 10)], [step(1, 0, 10)])
-
-
-@pytest.mark.parametrize(("second_ns", "is_doubted"), [(1_000, False), (800, False), (500, True)])
-def test_a_rank_that_computes_half_as_long_as_its_twin_is_doubted(
-    second_ns: int, is_doubted: bool, tmp_path: Path
-) -> None:
-    paths = []
-    for rank, computed in enumerate((1_000, second_ns)):
-        launch = call("cudaLaunchKernel", 10, 20, launch=1)
-        events = [step(1, 0, 5_000), launch, kernel("gemm", 50, 50 + computed, launch=1)]
-        paths.append(write(tmp_path / f"rank{rank}.json", events, **distributed(rank, 2)))
-    notes = breakdown.analyze([breakdown.measure(read_trace(path)) for path in paths]).notes
-    assert any("Doubtful" in note and "rank 1 computed for 50%" in note for note in notes) is is_doubted

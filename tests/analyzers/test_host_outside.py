@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perfscope.analyzers import host
-from perfscope.analyzers.host import KINDS, attribute_outside
+from perfscope.analyzers.host import attribute_outside
 from perfscope.analyzers.shared.intervals import union
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ALL_EVENTS, Events, HostSpans
@@ -56,7 +56,7 @@ def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 3) -> li
     return rows
 
 
-def oracle(frames: list[tuple[int, int, int]], modules: list[tuple[int, int, int]], gaps: set[int]) -> dict[Any, int]:
+def oracle(frames: list[tuple[int, int, int]], gaps: set[int]) -> dict[Any, int]:
     """Nanosecond by nanosecond; of frames that begin together the longer one is outside, as in the trace."""
     times: dict[Any, int] = {}
     for moment in gaps:
@@ -66,34 +66,26 @@ def oracle(frames: list[tuple[int, int, int]], modules: list[tuple[int, int, int
         function = python[-1] if python else ""
         innermost = NAMES[covering[-1][0]] if covering else ""
         if "sleep" in innermost:
-            key = ("sleep", function, "sleep")
+            key = (function, "sleep")
         elif "read" in innermost:
-            key = ("I/O", function, "read of '_io.FileIO' objects")
-        elif innermost:
-            key = ("Python", innermost, "")
+            key = (function, "read of '_io.FileIO' objects")
         else:
-            around = [row for row in modules if row[1] <= moment < row[1] + row[2]]
-            around.sort(key=lambda row: (row[1], -row[2]))
-            key = ("not attributed", NAMES[around[-1][0]] if around else "", "")
+            key = (innermost, "")
         times[key] = times.get(key, 0) + 1
     return times
 
 
-@given(nested(), nested(), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=5))
+@given(nested(), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=5))
 def test_every_nanosecond_goes_to_the_innermost_frame(
-    frames: list[tuple[int, int, int]], modules: list[tuple[int, int, int]], gaps: list[tuple[int, int]]
+    frames: list[tuple[int, int, int]], gaps: list[tuple[int, int]]
 ) -> None:
     # Frames that begin and end together have no order.
-    frames, modules = ([row for index, row in enumerate(rows) if row[1:] not in [other[1:] for other in rows[:index]]]
-                       for rows in (frames, modules))  # fmt: skip
-    modules = [(0, start, length) for _, start, length in modules]
+    frames = [row for index, row in enumerate(frames) if row[1:] not in [other[1:] for other in frames[:index]]]
     start = np.array([begin for begin, _ in gaps], np.int64)
     between = union(start, start + np.array([length for _, length in gaps], np.int64))
     moments = {moment for begin, length in gaps for moment in range(begin, begin + length)}
-    parts = attribute_outside(between, spans(frames), spans(modules), NAMES)
-    assert {(part.kind, part.function or "", part.call or ""): part.duration_ns for part in parts} == oracle(
-        frames, modules, moments
-    )
+    parts = attribute_outside(between, spans(frames), NAMES)
+    assert {(part.function or "", part.call or ""): part.duration_ns for part in parts} == oracle(frames, moments)
 
 
 def analyzed(tmp_path: Path, *events: Event) -> dict[str, Any]:
@@ -120,72 +112,35 @@ def test_the_parts_add_up_to_other_and_operators_have_none(tmp_path: Path) -> No
         span("python_function", "other.py(1): thread", 0, 1000, tid=AUTOGRAD),
     )
     (rank,) = found["ranks"]
-    assert {(part["kind"], part["function"], part["call"]): round(1000 * part["us"]) for part in
-            rank["outside_operators"]} == {
-        ("Python", "train.py(3): loop", None): 300 + 400,
-        ("sleep", "train.py(3): loop", "sleep"): 100,
-        ("not attributed", None, None): 100,
-    }  # fmt: skip
-    assert sum(rank["outside_operators_by_kind"].values()) == pytest.approx(rank["other_us"])
-
-
-def test_without_stacks_modules_name_the_time_inside_them(tmp_path: Path) -> None:
-    found = analyzed(
-        tmp_path,
-        step(1, 0, 1000),
-        span("user_annotation", "nn.Module: blocks.0.mlp", 100, 500),
-        span("cpu_op", "aten::mm", 300, 400),
-    )
-    (rank,) = found["ranks"]
-    by_function = {part["function"]: round(1000 * part["us"]) for part in rank["outside_operators"]}
-    assert by_function == {"nn.Module: blocks.0.mlp": 300, None: 600}
+    assert {(part["function"], part["call"]): round(1000 * part["us"]) for part in rank["outside_operators"]} == {
+        ("train.py(3): loop", None): 300 + 400,
+        ("train.py(3): loop", "sleep"): 100,
+        (None, None): 100,
+    }
+    assert sum(part["us"] for part in rank["outside_operators"]) == pytest.approx(rank["other_us"])
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "function"),
+    ("loop", "function", "call"),
     [
-        ("<built-in method acquire of _thread.lock object at 0x7f>", "waiting", None),
-        ("<built-in method wait of torch._C.Future object at 0x7f>", "waiting", None),
-        ("<built-in method get of _queue.SimpleQueue object at 0x7f>", "waiting", None),
-        ("<built-in method get of dict object at 0x7f>", "Python", None),
-        ("<built-in method join of str object at 0x7f>", "Python", None),
-        ("<built-in function listdir>", "I/O", None),
-        ("<built-in method replace of str object at 0x7f>", "Python", None),
-        ("<built-in method recv of _socket.socket object at 0x7f>", "I/O", None),
-        ("train.py(7): sleep", "Python", "train.py(7): sleep"),
+        ("sleeping", "loops.py(23): sleeping", "sleep"),
+        ("computing", "loops.py(28): tokenize", None),
+        ("reading", "loops.py(40): load", "read of _io.FileIO"),
     ],
 )
-def test_kinds(name: str, kind: str, function: str | None, tmp_path: Path) -> None:
-    found = analyzed(
-        tmp_path, step(1, 0, 100), span("cpu_op", "aten::mm", 0, 10), span("python_function", name, 10, 100)
-    )
-    (part,) = found["ranks"][0]["outside_operators"]
-    assert (part["kind"], part["function"]) == (kind, function)
-
-
-@pytest.mark.parametrize(
-    ("loop", "kind", "function", "call"),
-    [
-        ("sleeping", "sleep", "loops.py(23): sleeping", "sleep"),
-        ("computing", "Python", "loops.py(28): tokenize", None),
-        ("reading", "I/O", "loops.py(40): load", "read of _io.FileIO"),
-    ],
-)
-def test_the_function_that_took_the_time_is_named(loop: str, kind: str, function: str, call: str | None) -> None:
+def test_the_function_that_took_the_time_is_named(loop: str, function: str, call: str | None) -> None:
     result, rank = read(f"loops/{loop}.pt.trace.json.gz")
     worst = rank.outside_operators[0]
-    assert (worst.kind, worst.function, worst.call) == (kind, function, call)
+    assert (worst.function, worst.call) == (function, call)
     assert worst.duration_ns > 0.8 * rank.total.window
     assert sum(part.duration_ns for part in rank.outside_operators) == rank.total.other
     (section,) = [section for section in result.sections() if section.title == "Host time outside of operators"]
-    assert section.rows[0][1:4] == (kind, function, call or "its own code")
+    assert section.rows[0][1:3] == (function, call or "its own code")
 
 
 def test_a_clean_loop_has_no_such_function() -> None:
     _, rank = read("loops/clean.pt.trace.json.gz")
     assert max(part.duration_ns for part in rank.outside_operators) < 0.2 * rank.total.window
-    assert {part.kind for part in rank.outside_operators} <= {"Python", "not attributed"}
-    assert set(KINDS) > {part.kind for part in rank.outside_operators}
     assert sum(part.duration_ns for part in rank.outside_operators) == rank.total.other
 
 

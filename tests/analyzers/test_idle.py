@@ -155,30 +155,15 @@ def test_the_longest_gaps_say_what_ran_around_them(tmp_path: Path) -> None:
     assert (gap.before, gap.after) == ("first", "second")
 
 
-@pytest.mark.parametrize(
-    ("second", "reason"),
-    [
-        (kernel("second", 5 * US, 6 * US), "the trace contains no calls of the device's runtime"),
-        (kernel("second", 5 * US, 6 * US, launch=4), "the trace contains no calls of the device's runtime"),
-    ],
-)
-def test_without_calls_the_cause_is_unknown_and_the_reason_is_said(tmp_path: Path, second: Event, reason: str) -> None:
-    path = write(tmp_path / "rank0.json", [kernel("first", 0, US), second])
-    result = idle.analyze([idle.measure(read_trace(path))])
-    assert result.ranks[0].unknown_reason == reason
-    assert any(reason in note for note in result.sections()[0].notes)
-
-
-@pytest.mark.parametrize(
-    ("launch", "reason"), [(-1, "state no correlation with a launch"), (77, "were launched before the trace begins")]
-)
-def test_an_event_whose_launch_is_missing_says_why(tmp_path: Path, launch: int, reason: str) -> None:
+@pytest.mark.parametrize("launch", [-1, 77])
+def test_an_event_whose_launch_is_missing_has_an_unknown_cause(tmp_path: Path, launch: int) -> None:
     """The call of the first kernel is there, that of the second one is not."""
     events = two_kernels(40, 30, 35)
     events = [events[0], kernel("second", 140 * US, 150 * US, launch=launch), events[2]]
-    (rank,) = idle.measure(read_trace(write(tmp_path / "rank0.json", events)))
-    assert reason in (rank.unknown_reason or "")
+    (rank,) = partial = idle.measure(read_trace(write(tmp_path / "rank0.json", events)))
     assert dict(zip(CAUSES, rank.by_cause, strict=True))["unknown"] == 40 * US
+    notes = idle.analyze([partial]).sections()[0].notes
+    assert any("does not contain the launch" in note for note in notes)
 
 
 def test_idle_time_of_marked_steps_is_told_apart_from_that_of_the_window(tmp_path: Path) -> None:
