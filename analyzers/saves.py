@@ -61,9 +61,6 @@ class Save(Figures, frozen=True):
     asynchronous: Annotated[bool | None, Doc("Whether training continued while files were written.")]
     source: Annotated[str, Doc("What measured the time.")]
     path: Annotated[str | None, Doc("The destination, as the first rank states it.")]
-    writing_ranks: Annotated[tuple[int, ...], Doc("The ranks that are known to have written files.")]
-    waiting_ranks: Annotated[tuple[int, ...], Doc("The ranks that took part and wrote nothing.")]
-    absent_ranks: Annotated[tuple[int, ...], Doc("The ranks of the run that took no part.")]
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -142,8 +139,7 @@ def summarize_saves(saves: Saves, checkpoint_bytes: int | None = None) -> SaveTi
     blocked_ns = None if None in stalls_ns else sum(stall or 0 for stall in stalls_ns)
     shares = [None if stall is None or not run_ns or not is_possible else stall / run_ns for stall in stalls_ns]
     summaries = tuple(
-        _summarize(group, share, saves.ranks, checkpoint_bytes)
-        for group, share in zip(checkpoints, shares, strict=True)
+        _summarize(group, share, checkpoint_bytes) for group, share in zip(checkpoints, shares, strict=True)
     )
     return SaveTimes(
         saves=summaries,
@@ -183,7 +179,6 @@ def _longest(times_ns: Iterable[int | None]) -> int | None:
 def _summarize(
     timings: Sequence[SaveTiming],
     blocked_share: float | None,
-    ranks: Sequence[int],
     checkpoint_bytes: int | None,
 ) -> Save:
     processes: dict[int | None, list[SaveTiming]] = {}
@@ -193,7 +188,6 @@ def _summarize(
     is_timed = any(timing.blocked_ns is not None for timing in timings)
     slowest = max(blocked_ns, key=lambda rank: blocked_ns[rank])
     modes = {timing.asynchronous for timing in timings if timing.asynchronous is not None}
-    writes = {rank: _has_written(own) for rank, own in processes.items()}
     files, size_bytes = _count_files(timings)
     return Save(
         step=next((timing.step for timing in timings if timing.step is not None), None),
@@ -214,9 +208,6 @@ def _summarize(
         asynchronous=any(modes) if modes else None,
         source=", ".join(dict.fromkeys(timing.source for timing in timings)),
         path=_find_path(timings),
-        writing_ranks=tuple(rank for rank in sorted(r for r in writes if r is not None) if writes[rank]),
-        waiting_ranks=tuple(rank for rank in sorted(r for r in writes if r is not None) if writes[rank] is False),
-        absent_ranks=tuple(rank for rank in ranks if rank not in processes),
     )
 
 
@@ -225,13 +216,6 @@ def _call_ns(timing: SaveTiming) -> int:
     if timing.stalls_ns:
         return timing.stalls_ns[0][1] - timing.stalls_ns[0][0]
     return timing.blocked_ns or 0
-
-
-def _has_written(timings: Sequence[SaveTiming]) -> bool | None:
-    """Whether a rank wrote files of a checkpoint; None where that is unknown."""
-    if any(timing.files or timing.size_bytes for timing in timings):
-        return True
-    return False if all(timing.files is not None for timing in timings) else None
 
 
 def _count_files(timings: Sequence[SaveTiming]) -> tuple[int | None, int | None]:

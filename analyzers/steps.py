@@ -57,11 +57,7 @@ class StepMeans(Figures, frozen=True):
         Doc("Its time in a step behind the first five, windows, saves and validations left out."),
     ]
     compile_in_steps_s: Annotated[float | None, Doc("Its time in an undisturbed step.")]
-    device_allocs: Annotated[
-        float | None,
-        Doc("Calls of cudaMalloc in a step behind those in which the optimizer allocates its state."),
-    ]
-    alloc_retries: Annotated[float | None, Doc("Emptied caches of the allocator in such a step.")]
+    alloc_retries: Annotated[float | None, Doc("Emptied caches of the allocator in a step behind the first five.")]
     samples: Annotated[float | None, Doc("Samples that the rank took in in an undisturbed step.")]
     tokens: Annotated[float | None, Doc("Tokens likewise.")]
 
@@ -272,7 +268,6 @@ def _measure_means(steps: Steps, undisturbed: Bool) -> StepMeans:
         compiled_steps=int(present(steps.compile_ns)[later].sum()),
         compile_s=_mean_s(steps.compile_ns, later),
         compile_in_steps_s=_mean_s(steps.compile_ns, undisturbed),
-        device_allocs=_growth(steps, steps.device_allocs),
         alloc_retries=_growth(steps, steps.alloc_retries),
         samples=mean(steps.samples[undisturbed]),
         tokens=mean(steps.tokens[undisturbed]),
@@ -293,12 +288,6 @@ def _growth(steps: Steps, count: MaskedInt64) -> float | None:
     return float(count[last] - count[first]) / float(steps.step[last] - steps.step[first])
 
 
-#: Its warm-up, and a step that is profiled.
-_FEWEST_FOR_WINDOW = 2
-#: A larger difference between the step times of a job's ranks is not their jitter.
-_DISAGREEMENT = 0.01
-
-
 def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSteps) -> tuple[str, ...]:
     """The notes below the table of steps."""
     tables = undisturbed.tables
@@ -306,7 +295,6 @@ def write_notes(run: Run, ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
     notes = [f"Step boundary: {STEP_BOUNDARIES[source].event if source in STEP_BOUNDARIES else source}."]
     notes += _on_capture(run)
     notes += _on_undisturbed_steps(ranks, undisturbed)
-    notes += _on_disagreement(ranks)
     if undisturbed.effect is not None:
         notes += _on_effect(undisturbed.effect)
     if any(rank.first_s is None for rank in ranks):
@@ -376,20 +364,6 @@ def _on_undisturbed_steps(ranks: Sequence[RankSteps], undisturbed: UndisturbedSt
     ]
 
 
-def _on_disagreement(ranks: Sequence[RankSteps]) -> list[str]:
-    """Ranks of a job cannot drift apart: they are ahead of each other by a step or so, not by more and more."""
-    times = sorted((rank.step_time_s, rank.rank) for rank in ranks if rank.step_time_s is not None)
-    if len(times) < 2:  # noqa: PLR2004 - one rank agrees with itself
-        return []
-    (least_s, first), (most_s, last) = times[0], times[-1]
-    if most_s - least_s <= max(_DISAGREEMENT * least_s, most_s / ranks[0].undisturbed):
-        return []
-    return [
-        f"Ranks disagree on the step time by {most_s / least_s - 1:.1%}: {least_s * MS_PER_S:.2f} ms on rank {first}, "
-        f"{most_s * MS_PER_S:.2f} ms on rank {last}. In one job that cannot be: their steps or their clocks differ."
-    ]
-
-
 def _on_effect(effect: WindowEffect) -> list[str]:
     """Whether the steps behind the first window differ from those before it, and what follows from that."""
     if effect.verdict is Verdict.UNTESTED:
@@ -421,14 +395,12 @@ def describe_unreached_windows(run: Run, steps: int) -> list[str]:
     for first, last in run.planned_windows:
         if first in recorded or first <= steps:
             continue
-        if steps < _FEWEST_FOR_WINDOW:
-            advice = "a window needs two steps at least: train for more"
-        else:
-            until = max(steps - 1, _FEWEST_FOR_WINDOW)
-            fitting = format_ranges(range(max(until - (last - first), _FEWEST_FOR_WINDOW), until + 1))
-            advice = f"`--steps {fitting}` would fit"
+        until = max(steps - 1, 2)
+        fitting = format_ranges(range(max(until - (last - first), 2), until + 1))
         window = format_ranges(range(first, last + 1))
-        notes.append(f"Window {window} was not reached: training ended after step {steps}; {advice}.")
+        notes.append(
+            f"Window {window} was not reached: training ended after step {steps}; `--steps {fitting}` would fit."
+        )
     return notes
 
 

@@ -12,6 +12,7 @@ from perfscope.analyzers.budget import KINDS, Budget, Term, apportion
 from perfscope.analyzers.compare.change import (
     CONFIDENCE,
     Change,
+    Samples,
     Variation,
     compare_samples,
     exact_change,
@@ -482,6 +483,20 @@ def _one_run_notes(step: Change) -> list[str]:
     return notes
 
 
+def _mean_note(a: Side, b: Side, step: Change) -> list[str]:
+    """What the mean step says that the median does not: some steps alone became slower."""
+    assert a.step_time_s is not None
+    assert b.step_time_s is not None
+    mean = compare_samples(Samples(a.step_time_s.runs, is_mean=True), Samples(b.step_time_s.runs, is_mean=True))
+    if mean.interval is None or step.interval is None or mean.interval[0] <= max(step.interval[1], 0):
+        return []
+    low, high = mean.interval
+    return [
+        f"The mean step is {mean.change:+.2%} (interval {low:+.2%} to {high:+.2%}), more than the median: some steps "
+        "alone became slower. `perfscope analyze` lists the slowest ones."
+    ]
+
+
 def _explain(
     a: Side,
     b: Side,
@@ -493,6 +508,7 @@ def _explain(
     step = changes.get(Figure.STEP_TIME)
     if step is not None and step.variation is Variation.STEPS:
         notes += _one_run_notes(step)
+        notes += _mean_note(a, b, step)
     if step is not None and step.variation is Variation.RUNS and a.step_time_s and b.step_time_s:
         counts = f"{len(a.step_time_s.runs)} against {len(b.step_time_s.runs)}"
         notes.append(f"Several runs ({counts}): the run is the unit, and the interval covers how runs vary.")

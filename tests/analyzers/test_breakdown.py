@@ -103,18 +103,6 @@ def test_steps_are_in_the_order_of_time_and_gaps_between_them_are_told(tmp_path:
     assert entry["idle_us"] == 0.6
 
 
-def test_a_launch_that_seems_later_than_its_kernel_is_still_its_launch(tmp_path: Path) -> None:
-    entry = only(
-        tmp_path, step(1, 0, 100), call("cudaLaunchKernel", 50, 60, launch=1), kernel("gemm", 40, 90, launch=1)
-    )
-    assert entry["steps"][0]["window_us"] == 0.05
-
-
-def test_devices_of_one_process_are_told_apart(tmp_path: Path) -> None:
-    found = entries(tmp_path, [kernel("gemm", 0, 100), kernel("gemm", 0, 300, device=1)])
-    assert [(entry["rank"], entry["device"], entry["window_us"]) for entry in found] == [(0, 0, 0.1), (0, 1, 0.3)]
-
-
 def test_people_are_told_the_device_where_a_process_drives_several(tmp_path: Path) -> None:
     events = [kernel("gemm", 0, 100), kernel("gemm", 20, 100, device=1), kernel("gemm", 300, 400, device=1)]
     trace = read_trace(write(tmp_path / "rank3.json", events))

@@ -11,7 +11,6 @@ import pytest
 
 from benchmarks import kept_run
 from perfscope.analyzers import calls, optimizer
-from perfscope.sources.traces.callers import is_caller
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, span_at
 from tests.conftest import ROOT
@@ -100,23 +99,6 @@ def test_a_clean_run_has_no_such_calls() -> None:
     measured = calls.measure(read_trace(trace_path("clean"), NEEDS))
     assert measured is not None
     assert measured[0].callers == ()
-
-
-@pytest.mark.parametrize("run", ["item", "unpinned"])
-def test_callers_are_those_that_a_slow_reader_finds(run: str) -> None:
-    path = trace_path(run)
-    kinds = {"cpu_op": Events.OPERATORS, "python_function": Events.FRAMES}
-    expected = sorted(
-        event["name"]
-        for event in events_of(path)
-        if event["cat"] in kinds and is_caller(event["name"], kinds[event["cat"]])
-    )
-    trace = read_trace(path, NEEDS)
-    assert expected
-    assert sorted(trace.names[name] for name in trace.callers.name.tolist()) == expected
-    with_all = read_trace(path, NEEDS | Events.OPERATORS | Events.FRAMES)
-    assert sorted(with_all.names[name] for name in with_all.callers.name.tolist()) == expected
-    assert len(trace.operators) == 0
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,6 @@ from perfscope.analyzers import clock, collectives
 from perfscope.analyzers.stragglers import traces as stragglers
 from perfscope.errors import MissingInput
 from tests.analyzers.test_collectives import made, measured, operations
-from tests.analyzers.tflops.making import answer
-from tests.sources.traces.making import kernel, write
 
 PAIR = {"elements": 10, "out": 10}
 
@@ -49,16 +47,6 @@ def test_a_root_s_operations_have_the_factors_of_nccl_tests(
     assert entry["busbw_gb_s"] == 80 * factor
 
 
-@pytest.mark.parametrize(
-    "name", ["vllm::cross_device_reduce_1stage<__nv_bfloat16, 4>", "sglang::cross_device_reduce_2stage"]
-)
-def test_the_all_reduce_of_inference_engines_is_one(name: str, tmp_path: Path) -> None:
-    """Its kernels have no metadata, and a name that says reduce, as which it would have other factors."""
-    path = write(tmp_path / "rank0.json", [kernel(name, 0, 4_000), kernel(name, 5_000, 9_000)])
-    (row,) = answer("analyze", path, "--only", "collectives")["results"]["collectives"]["operations"]
-    assert (row["operation"], row["calls"]) == ("all_reduce", 2)
-
-
 @pytest.mark.parametrize("operation", ["something_new", "barrier"])
 def test_an_operation_without_a_formula_has_no_busbw(tmp_path: Path, operation: str) -> None:
     (entry,) = operations(tmp_path, *([made(operation, start, 200)] for start in (0, 100)))
@@ -80,33 +68,12 @@ def test_an_exchange_of_unequal_parts_makes_no_straggler_and_aligns_no_clock(tmp
             analyzer.analyze(partials)
 
 
-def test_waits_beside_an_exchange_of_unequal_parts_are_those_of_the_other_operations(tmp_path: Path) -> None:
-    ranks = [[*events, made("allreduce", 200, 300 + 2 * rank)] for rank, events in enumerate(UNEVEN)]
-    (group,) = stragglers.analyze(measured(tmp_path, *ranks)).groups
-    assert (group.operations, [rank.wait for rank in group.ranks]) == (1, [0, 2000])
-
-
 @pytest.mark.parametrize("name", ["all_to_all", "all_to_allv"])
 def test_equal_parts_make_an_exchange_an_all_to_all(tmp_path: Path, name: str) -> None:
     sizes = "[]" if name == "all_to_all" else "[5, 5]"
     (entry,) = operations(tmp_path, *([exchange(name, start, 100, sizes, sizes)] for start in (0, 60)))
     assert (entry["operation"], entry["bytes"], entry["transfer_us"], entry["wait_us"]) == ("all_to_all", 20, 40, 60)
     assert entry["busbw_gb_s"] == entry["algbw_gb_s"] / 2
-
-
-@pytest.mark.parametrize(
-    "stated",
-    [
-        {},
-        {"In split size": "[5, ..., 5]", "Out split size": "[5, ..., 5]"},
-        {"In split size": "[5, 5]"},
-        {"In split size": "no list", "Out split size": "[5, 5]"},
-    ],
-    ids=["absent", "shortened", "one side", "damaged"],
-)
-def test_without_all_split_sizes_the_parts_are_not_taken_for_equal(tmp_path: Path, stated: dict[str, Any]) -> None:
-    (entry,) = operations(tmp_path, *([made("all_to_allv", start, 100, **PAIR, **stated)] for start in (0, 60)))
-    assert (entry["operation"], entry["busbw_gb_s"], entry["wait_us"]) == ("all_to_all_v", None, None)
 
 
 def test_parts_are_unequal_where_ranks_disagree_on_the_size(tmp_path: Path) -> None:

@@ -9,83 +9,17 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfscope.analyzers import host
-from perfscope.analyzers.host import attribute_outside
-from perfscope.analyzers.shared.intervals import union
 from perfscope.sources.traces.reader import read_trace
-from perfscope.tables.trace import ALL_EVENTS, Events, HostSpans
+from perfscope.tables.trace import ALL_EVENTS, Events
 from tests.conftest import ROOT
 from tests.sources.traces.making import AUTOGRAD, Event, span, step, write
 
 EVENTS = ALL_EVENTS | Events.FRAMES
 TRACES = ROOT / "fixtures" / "traces"
-NAMES = (
-    "train.py(3): loop",
-    "data.py(9): load",
-    "<built-in function sleep>",
-    "<method 'read' of '_io.FileIO' objects>",
-)
 COMMUNICATION = ("gloo:", "c10d::", "rpc_sync#", "rpc_async#", "to_here#", "torch::distributed::autograd::")
-
-
-def spans(rows: list[tuple[int, int, int]]) -> HostSpans:
-    """Spans of one thread: name, start and length."""
-    ordered = sorted(rows, key=lambda row: row[1])
-    name, start, length = (
-        (np.array(column, np.int64) for column in zip(*ordered, strict=True)) if rows else (np.zeros(0, np.int64),) * 3
-    )
-    zeros = np.zeros(len(rows), np.int64)
-    return HostSpans(name.astype(np.int32), start, length, zeros, zeros, zeros - 1, zeros - 1)
-
-
-@st.composite
-def nested(draw: st.DrawFn, begin: int = 0, end: int = 60, depth: int = 3) -> list[tuple[int, int, int]]:
-    """Frames as a thread has them: each lies in the one around it."""
-    rows: list[tuple[int, int, int]] = []
-    while begin < end and depth and draw(st.booleans()):
-        start = draw(st.integers(begin, end - 1))
-        stop = draw(st.integers(start + 1, end))
-        rows.append((draw(st.integers(0, len(NAMES) - 1)), start, stop - start))
-        rows += draw(nested(start, stop, depth - 1))
-        begin = stop
-    return rows
-
-
-def oracle(frames: list[tuple[int, int, int]], gaps: set[int]) -> dict[Any, int]:
-    """Nanosecond by nanosecond; of frames that begin together the longer one is outside, as in the trace."""
-    times: dict[Any, int] = {}
-    for moment in gaps:
-        covering = [row for row in frames if row[1] <= moment < row[1] + row[2]]
-        covering.sort(key=lambda row: (row[1], -row[2]))
-        python = [NAMES[name] for name, _, _ in covering if not NAMES[name].startswith("<")]
-        function = python[-1] if python else ""
-        innermost = NAMES[covering[-1][0]] if covering else ""
-        if "sleep" in innermost:
-            key = (function, "sleep")
-        elif "read" in innermost:
-            key = (function, "read of '_io.FileIO' objects")
-        else:
-            key = (innermost, "")
-        times[key] = times.get(key, 0) + 1
-    return times
-
-
-@given(nested(), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=5))
-def test_every_nanosecond_goes_to_the_innermost_frame(
-    frames: list[tuple[int, int, int]], gaps: list[tuple[int, int]]
-) -> None:
-    # Frames that begin and end together have no order.
-    frames = [row for index, row in enumerate(frames) if row[1:] not in [other[1:] for other in frames[:index]]]
-    start = np.array([begin for begin, _ in gaps], np.int64)
-    between = union(start, start + np.array([length for _, length in gaps], np.int64))
-    moments = {moment for begin, length in gaps for moment in range(begin, begin + length)}
-    parts = attribute_outside(between, spans(frames), NAMES)
-    assert {(part.function or "", part.call or ""): part.duration_ns for part in parts} == oracle(frames, moments)
 
 
 def analyzed(tmp_path: Path, *events: Event) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perfscope.analyzers.timeline import simplify, sum_states
+from perfscope.analyzers.timeline import simplify
 from perfscope.analyzers.timeline.tracks import STATES, States
 
 
@@ -39,22 +39,3 @@ def test_a_long_state_keeps_its_place(pieces: list[tuple[int, int]], most: int) 
             row = int(np.searchsorted(joined.start_ns, start, side="right")) - 1
             assert joined.state[row] == kind
             assert joined.end_ns[row] >= end
-
-
-def test_few_states_stay_as_they_are() -> None:
-    states = states_of([1, 2, 3], [0, 4, 0])
-    assert simplify(states, 3).states is states
-
-
-def test_what_takes_most_of_a_stretch_stands_for_it() -> None:
-    states = states_of([1, 3, 1, 3] * 50 + [10_000], [0, 2, 0, 2] * 50 + [1])
-    joined = simplify(states, 4).states
-    assert joined.state.tolist() == [2, 1]
-
-
-def test_the_time_in_each_state_is_the_sum_of_its_stretches() -> None:
-    states = states_of([5, 7, 11], [0, 3, 0])
-    time_ns = sum_states(states, np.zeros(3, np.int64), 1)[0]
-    assert time_ns[0] == 16
-    assert time_ns[3] == 7
-    assert time_ns.sum() == 23

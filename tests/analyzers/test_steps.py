@@ -12,7 +12,6 @@ import pytest
 
 from perfscope import wire
 from perfscope.analyzers.cost import analyze as analyze_cost
-from perfscope.analyzers.shared.step_selection import find_undisturbed
 from perfscope.analyzers.steps import StepTimes, analyze
 from perfscope.errors import MissingInput
 from perfscope.sources.runs.run import read_run
@@ -124,14 +123,6 @@ def test_ranks_with_different_numbers_of_steps_are_compared_over_those_that_all_
     )
 
 
-def test_ranks_that_drift_apart_are_said(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [10] * 100, 1: [10] * 100, 2: [10.5] * 100}, labels={}))
-    assert any(
-        "Ranks disagree on the step time by 5.0%: 10.00 ms on rank 0, 10.50 ms on rank 2." in note
-        for note in steps.notes
-    )
-
-
 @pytest.mark.parametrize("later", [0, 1, 3])
 def test_fewer_than_five_steady_steps_give_no_figure_and_say_what_would(tmp_path: Path, later: int) -> None:
     steps = steps_of(write_run(tmp_path, {0: [90, 20, 50, 70, 80, 60, *[10] * later]}, samples=4))
@@ -145,13 +136,6 @@ def test_fewer_than_five_steady_steps_give_no_figure_and_say_what_would(tmp_path
     assert "`--steps`" in note
 
 
-def test_five_steady_steps_are_enough_and_the_second_is_start_up_where_there_are_more(tmp_path: Path) -> None:
-    five = steps_of(write_run(tmp_path / "five", {0: [90, 20, 10, 10, 10, 10]}, labels={}))
-    assert five.step_time_s == pytest.approx(0.012)
-    six = steps_of(write_run(tmp_path / "six", {0: [90, 20, 10, 10, 10, 10, 10]}, labels={}))
-    assert six.step_time_s == pytest.approx(0.010)
-
-
 @pytest.mark.parametrize("has_device", [True, False])
 def test_steps_that_only_fill_the_queue_of_a_device_are_no_steps_of_it(tmp_path: Path, has_device: bool) -> None:
     """Behind its start and a window a host launches three steps in the time of half a one."""
@@ -163,16 +147,6 @@ def test_steps_that_only_fill_the_queue_of_a_device_are_no_steps_of_it(tmp_path:
     assert any("4 in which hosts only ran ahead" in note for note in steps.notes) == has_device
 
 
-def test_short_steps_that_longer_ones_make_up_for_count(tmp_path: Path) -> None:
-    """A host that waits for its device in every fifth step, for its log."""
-    steps = steps_of(write_run(tmp_path, {0: [900, 10, *[4, 4, 4, 4, 34] * 20]}, labels={}, memory_peak_bytes=10**9))
-    assert steps.step_time_s == pytest.approx(0.010)
-    alternating = steps_of(
-        write_run(tmp_path / "two", {0: [900, 10, *[4, 16] * 20]}, labels={}, memory_peak_bytes=10**9)
-    )
-    assert alternating.step_time_s == pytest.approx(0.010)
-
-
 def test_throughput_of_steps_with_different_work_is_their_sum_over_their_time(tmp_path: Path) -> None:
     run = write_run(tmp_path, {0: [9, 9, *[10] * 10]}, labels={}, tokens=400)
     file = run / wire.RANKS_FOLDER / "00000" / wire.STEPS_FILE
@@ -180,11 +154,6 @@ def test_throughput_of_steps_with_different_work_is_their_sum_over_their_time(tm
     records[6] |= {"tokens": 200, "wall_ns": 5 * MS}
     file.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     assert steps_of(run).tokens_per_s == pytest.approx((9 * 400 + 200) / 0.095)
-
-
-def test_what_the_framework_states_is_preferred_to_what_was_counted(tmp_path: Path) -> None:
-    steps = steps_of(write_run(tmp_path, {0: [9, *[10] * 7]}, labels={}, samples=4, global_samples=64))
-    assert steps.samples_per_s == pytest.approx(6400)
 
 
 def test_without_every_rank_there_is_no_sum(tmp_path: Path) -> None:
@@ -313,13 +282,6 @@ def test_a_window_that_was_not_reached_is_said_with_one_that_would_fit(tmp_path:
     assert not any("not reached" in note for note in steps_of(run).notes)
 
 
-@pytest.mark.parametrize(("count", "advice"), [(1, "train for more"), (2, "`--steps 2`"), (3, "`--steps 2`")])
-def test_of_a_very_short_run_the_smallest_window_is_named(tmp_path: Path, count: int, advice: str) -> None:
-    run = write_run(tmp_path, {0: [9] * count}, labels={})
-    (run / wire.RUN_FILE).write_text(json.dumps({"command": ["train"], "windows": [[4, 6]]}))
-    assert any("Window 4-6 was not reached" in note and advice in note for note in steps_of(run).notes)
-
-
 def test_a_first_step_that_was_not_seen_to_begin_has_a_reason(tmp_path: Path) -> None:
     steps = steps_of(write_run(tmp_path, {0: [None, 10, 10]}, labels={}))
     assert steps.first_s is None
@@ -344,10 +306,3 @@ def test_windows_that_overlap_a_save_and_many_windows_leave_no_disturbed_step(tm
     assert steps.median_s == steps.p95_s == pytest.approx(0.010)
     assert steps.window_effect is not None
     assert (steps.window_effect.before, steps.window_effect.after) == (6, 8)
-
-
-def test_mfu_is_over_the_same_steps_as_the_step_time(tmp_path: Path) -> None:
-    run = long_run(tmp_path, noisy(20, 15), noisy(26, 40))
-    chosen = find_undisturbed(read_run(run).steps)
-    assert set(chosen.times_ns()) == set(range(3, 17))
-    assert steps_of(run).step_time_s == pytest.approx(float(np.mean(chosen.times_s())))

@@ -108,13 +108,6 @@ def test_of_a_very_large_job_those_that_stand_out_are_shown_with_the_reason() ->
     assert len(timeline.data()["ranks"]) == ranks  # type: ignore[arg-type,index,call-overload]
 
 
-def test_all_ranks_of_a_smaller_job_are_shown() -> None:
-    timeline = analyze(timelines(REAL["pipeline"]))
-    assert timeline.shown == (0, 1, 2, 3)
-    assert timeline.why_shown == ()
-    assert timeline.job.bubbles
-
-
 def test_without_a_device_there_is_none() -> None:
     with pytest.raises(MissingInput):
         analyze([])

@@ -242,22 +242,6 @@ def test_a_window_has_a_start_a_stop_and_an_export() -> None:
     }
 
 
-def test_a_window_that_opens_the_first_step_and_one_that_the_end_closes_are_told_apart() -> None:
-    records = [step_record(1, 50, 150, window="warmup"), step_record(2, 160, 260, window="profiled")]
-    timeline, steps = life(records, hooked=10, ended=500)
-    ledger = keep_ledger(timeline, steps, [window(2, 9, start_ns=30, stop_ns=100, export_ns=60)])
-    assert parts_of(ledger) == {
-        "set_up": 10,
-        "before_first_step": 10,
-        "window_start": 30,
-        "window_steps": 200,
-        "hooks": 10,
-        "window_stop": 100,
-        "window_export": 60,
-        "end": 80,
-    }
-
-
 def test_a_window_that_was_lost_is_no_hook() -> None:
     records = [
         step_record(1, 0, 10),
@@ -338,15 +322,6 @@ def test_a_killed_process_ends_with_its_last_record_and_says_so(tmp_path: Path) 
     assert rank["parts_ns"]["end"] is None
 
 
-def test_every_process_of_a_rank_that_restarted_has_a_wall_time(tmp_path: Path) -> None:
-    run = write_run(tmp_path, {0: [9, 10, 9]})
-    again = run / wire.RANKS_FOLDER / wire.rank_folder(0, 1)
-    again.mkdir()
-    for name in (wire.RANK_FILE, wire.STEPS_FILE):
-        (again / name).write_bytes((run / wire.RANKS_FOLDER / "00000" / name).read_bytes())
-    assert [(rank["rank"], rank["attempt"]) for rank in data(run)["ranks"]] == [(0, 0), (0, 1)]
-
-
 def slow_causes(records: list[StepRecord], **lived: Any) -> dict[int, str]:
     """The slowest steps of one process, with their causes."""
     timeline, steps = life(records, hooked=0, **lived)
@@ -391,20 +366,11 @@ def test_even_steps_have_no_slowest() -> None:
     assert slow_causes(records_with(0, 0)) == {}
 
 
-def test_the_first_step_and_its_compilation_are_told_apart() -> None:
-    assert slow_causes(records_with(1, 900)) == {1: "first step"}
-    assert slow_causes(records_with(1, 900), spans=[(wire.COMPILATION, 50, 900, 0)]) == {1: "compilation"}
-
-
 def test_a_cause_explains_no_more_than_what_a_step_took_over_the_median() -> None:
     """The rest of the step may have taken less than usual."""
     timeline, steps = life(records_with(6, 400, data_wait_ns=440), hooked=0)
     (slow,) = find_slowest_steps([(keep_ledger(timeline, steps, []), steps)])
     assert (slow.cause, slow.over_median_ns, slow.cause_ns) == ("data wait", 400, 400)
-
-
-def test_a_collection_of_garbage_explains_the_step_in_which_it_ran() -> None:
-    assert slow_causes(records_with(7, 300, spans=(Span(wire.GARBAGE, 620, 900),))) == {7: "garbage collection"}
 
 
 def both_ranks(
@@ -453,13 +419,6 @@ def test_a_rank_that_waits_says_for_which_one_and_for_what(
     assert (7 + later in steps.step[steps.stalled_elsewhere]) == is_marked
 
 
-def test_a_rank_waits_for_the_first_step_of_another_one() -> None:
-    slow_start = life(records_with(1, 900, MS), hooked=0)
-    (_, _), (ledger, steps) = both_ranks(slow_start, records_with(2, 900, MS))
-    (slow,) = find_slowest_steps([(ledger, steps)])
-    assert (slow.step, slow.cause, slow.cause_ns) == (2, "first step on rank 0", 900 * MS)
-
-
 def test_ranks_of_two_hosts_are_compared_by_their_wall_clocks() -> None:
     """The clock of the second host begins 5 s later."""
     rank0 = life(records_with(7, 300, MS, save_ns=300 * MS), hooked=0, saves=[(620 * MS, 920 * MS)])
@@ -475,10 +434,3 @@ def shifted(records: list[StepRecord], by_ns: int) -> Iterator[tuple[int, tuple[
     for record in records:
         assert record.wall_ns is not None
         yield record.step, (record.end_ns - record.wall_ns + by_ns, record.end_ns + by_ns)
-
-
-def test_what_both_ranks_do_stalls_none_of_them() -> None:
-    records = records_with(7, 300, MS, no_grad_ns=300 * MS, spans=(Span(wire.VALIDATION, 650 * MS, 950 * MS),))
-    for _, steps in both_ranks(life(records, hooked=0), records):
-        assert not steps.peer_stalls
-        assert not steps.stalled_elsewhere.any()

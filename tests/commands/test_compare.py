@@ -283,29 +283,7 @@ def test_sides_that_name_nothing_and_a_spread_that_cannot_be_are_one_line(capsys
         assert "--between-runs" in answer.err
 
 
-def test_markdown_fits_with_a_thousand_limits(pair: tuple[Path, Path], capsys: Capture) -> None:
-    limits = [f"--fail-on=step_time>+{number}.{'0' * 60}1%" for number in range(999, 0, -1)]
-    text = run(capsys, "compare", *pair, *limits).out
-    assert len(text) <= LONGEST_MARKDOWN
-    assert "more rows are in --format json" in text
 
-
-def test_markdown_fits_where_a_thousand_files_are_damaged(tmp_path: Path, capsys: Capture) -> None:
-    damaged = copied(RUN, tmp_path / "damaged", set_time(20.0))
-    for number in range(1000):
-        folder = damaged / "ranks" / f"{number + 10:05d}"
-        folder.mkdir()
-        (folder / "rank.json").write_text("{" * 200)
-    answer = run(capsys, "compare", damaged, RUN, "--anyway")
-    assert len(answer.out) <= LONGEST_MARKDOWN
-
-
-def test_markdown_fits_a_summary_of_github_whatever_is_compared(tmp_path: Path, capsys: Capture) -> None:
-    """A hundred runs, with names as long as file systems allow."""
-    runs = [copied(RUN, tmp_path / f"{number:03d}-{'x' * 240}", set_time(20 + number % 7)) for number in range(60)]
-    text = run(capsys, "compare", *runs, *runs[1:]).out
-    assert len(text) <= LONGEST_MARKDOWN
-    assert "| slower" in text
 
 
 def test_every_format_of_other_commands_is_there(pair: tuple[Path, Path], capsys: Capture) -> None:

@@ -21,7 +21,3 @@ def test_devices_without_a_rank_are_numbered_below_zero() -> None:
 def test_a_second_window_that_overlaps_the_first_does_not_count() -> None:
     first, second, third = numbers([calls(0, 0, "a"), calls(0, 5, "b"), calls(0, 10, "c")])
     assert (first.counts, second.counts, third.counts) == (True, False, True)
-
-
-def test_what_began_at_one_time_is_in_the_order_of_its_traces() -> None:
-    assert [numbered.moment for numbered in numbers([calls(0, 0, "b"), calls(1, 0, "a")])] == [1, 0]

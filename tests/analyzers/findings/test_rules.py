@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -111,10 +110,3 @@ def test_options_of_torch_exist() -> None:
     assert hasattr(fsdp.FSDPModule, "set_modules_to_backward_prefetch")
     assert "reshard_after_forward" in inspect.signature(fsdp.fully_shard).parameters
     assert fsdp.BackwardPrefetch.BACKWARD_PRE
-
-
-def test_sources_name_each_option_that_a_page_names_for_the_trainer() -> None:
-    text = "".join(Path(source).read_text() for source in SOURCES)
-    for page in PAGES.glob("*.md"):
-        for option in re.findall(r"Trainer: `(\w+)", page.read_text()):
-            assert option in text or option == "group_by_length", (page.name, option)

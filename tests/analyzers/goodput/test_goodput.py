@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 from collections.abc import Sequence
@@ -20,7 +19,6 @@ from perfscope.analyzers.shared.parts import Spent
 from perfscope.constants import NS_PER_S as S
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import read_moments
-from perfscope.sources.runs import nvml
 from perfscope.sources.runs.run import read_run
 from tests.conftest import ROOT, perfscope
 
@@ -105,17 +103,6 @@ def test_a_job_that_was_killed_and_resumed_is_what_its_script_measured() -> None
     assert answer.spent_ns[Spent.SAVES] == pytest.approx(sum(truth[0]["saves_ns"] + truth[1]["saves_ns"]), rel=0.05)
     assert [start.resumed_after_step for start in answer.starts] == [None, 6]
     assert answer.overlap_ns == 0
-
-
-def test_a_ledger_needs_no_samples_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = ROOT / "fixtures" / "runs" / "h200_zero1"
-    whole = read_run(path)
-    assert whole.gpus
-    monkeypatch.setattr(nvml, "_lines", None)
-    bare = read_run(path, has_samples=False)
-    assert not bare.gpus
-    for ours, expected in zip(find_lives(bare), find_lives(whole), strict=True):
-        assert (ours.start_ns, ours.end_ns, ours.other_ns) == (expected.start_ns, expected.end_ns, expected.other_ns)
 
 
 def test_random_jobs_add_up_and_each_iteration_is_useful_once() -> None:
@@ -229,19 +216,6 @@ def test_iterations_and_times_are_found_in_what_other_frameworks_print(
     assert sum(answer.spent_ns.values()) == answer.wall_ns == 13 * 60 * 10**9
 
 
-def test_each_line_of_automodel_counts_though_its_clock_joins_several(tmp_path: Path) -> None:
-    """The dates are whole seconds, so that a record of their clock is the mean of several steps."""
-    log, published = tmp_path / "one.log", (ROOT / "fixtures" / "published_logs" / "nemo-automodel.log").read_text()
-    log.write_text(published)
-    once = account(find_logged_lives(read_moments(log)))
-    assert [(start.steps, start.redone_steps) for start in once.starts] == [(8, 0)]
-    log.write_text(published + published.replace("15:55", "15:57"))
-    again = account(find_logged_lives(read_moments(log)))
-    assert [(start.steps, start.redone_steps) for start in again.starts] == [(8, 8), (8, 0)]
-    assert sum(again.spent_ns.values()) == again.wall_ns == (2 * 60 + 21) * S
-    assert again.spent_ns[Spent.REDONE] > 0
-
-
 def test_a_log_whose_clock_goes_back_has_no_negative_part(tmp_path: Path) -> None:
     text = MEGATRON.replace("10:00:55", "09:00:55")
     (tmp_path / "one.log").write_text(text)
@@ -263,11 +237,6 @@ def from_lines(folder: Path, *lines: tuple[int, str, str]) -> tuple[Goodput, tup
     return answer, log.damage
 
 
-def test_a_clock_that_only_goes_back_is_told(tmp_path: Path) -> None:
-    _, damage = from_lines(tmp_path, (50, "10", "1.0"), (40, "20", "1.0"), (30, "30", "1.0"))
-    assert damage == ("odd.log: its clock goes back 2 times, by up to 10 s: the parts are doubtful",)
-
-
 @pytest.mark.parametrize(
     ("numbers", "useful_s"),
     [(("10", "9999999999", "30"), 20), (("9999999999", "10", "20"), 20), (("10", "20", "9999999999"), 10)],
@@ -278,18 +247,6 @@ def test_a_number_that_cannot_be_is_left_out_and_named(
     answer, damage = from_lines(tmp_path, *zip((30, 40, 50), numbers, ("1000.0",) * 3, strict=True))
     assert damage == ("odd.log: iteration 9999999999 cannot be, and its line is left out",)
     assert answer.spent_ns[Spent.USEFUL] == useful_s * S
-
-
-def test_a_number_of_five_thousand_digits_is_none(tmp_path: Path) -> None:
-    answer, damage = from_lines(tmp_path, (30, "9" * 5000, "1000.0"), (40, "20", "1000.0"), (50, "30", "1000.0"))
-    assert answer.starts[0].steps == 20
-    assert damage == ()
-
-
-@pytest.mark.parametrize("elapsed", ["1..0", ".", "nan", "-5.0", "1e400", "9" * 400])
-def test_iterations_of_a_line_whose_time_is_no_number_are_those_of_the_next_line(elapsed: str, tmp_path: Path) -> None:
-    answer, _ = from_lines(tmp_path, (30, "10", "1000.0"), (40, "20", elapsed), (50, "30", "1000.0"))
-    assert (answer.wall_ns, answer.spent_ns[Spent.USEFUL]) == (20 * S, 20 * S)
 
 
 def of_ranks(iterations: Sequence[int], behind: int) -> str:
@@ -320,26 +277,11 @@ def test_ranks_that_start_again_redo_steps(tmp_path: Path) -> None:
     assert ([start.steps for start in answer.starts], answer.starts[0].redone_steps) == ([20, 20], 10)
 
 
-def test_a_compressed_log_is_the_same_log(tmp_path: Path) -> None:
-    (tmp_path / "one.log").write_text(MEGATRON)
-    (tmp_path / "one.log.gz").write_bytes(gzip.compress(MEGATRON.encode()))
-    plain, packed = (find_logged_lives(read_moments(tmp_path / name)) for name in ("one.log", "one.log.gz"))
-    assert seconds(plain) == seconds(packed)
-    ended = perfscope("analyze", "one.log.gz", "--only", "goodput", "--format", "json", cwd=tmp_path)
-    assert ended.code == 0
-    assert json.loads(ended.stdout)["results"]["goodput"]["goodput"] == pytest.approx(account(plain).goodput)
-
-
 def test_a_log_of_two_jobs_is_refused(tmp_path: Path) -> None:
     numbers = [number for at in range(1, 40) for number in (at, 500 + at)]
     (tmp_path / "one.log").write_text(of_ranks(numbers, 0))
     with pytest.raises(SourceError, match="two jobs"):
         read_moments(tmp_path / "one.log")
-
-
-def test_a_log_that_begins_late_in_a_job_and_one_of_one_line_are_read(tmp_path: Path) -> None:
-    assert from_lines(tmp_path, (30, "500000", "1000.0"), (40, "500010", "1000.0"))[1] == ()
-    assert from_lines(tmp_path, (30, "500000", "1000.0"))[0].goodput is None
 
 
 def test_the_command_says_what_contradicts_itself(tmp_path: Path) -> None:
@@ -355,8 +297,3 @@ def test_a_log_without_times_is_refused(tmp_path: Path) -> None:
     (tmp_path / "one.log").write_text("iteration 10/ 100 | elapsed time per iteration (ms): 1000.0 |\n")
     with pytest.raises(SourceError, match="no line with a time"):
         read_moments(tmp_path / "one.log")
-
-
-def test_a_log_whose_iterations_have_no_times_of_their_own_is_refused() -> None:
-    with pytest.raises(SourceError, match="has no times on the lines of its iterations"):
-        read_moments(ROOT / "fixtures" / "logs" / "deepspeed_pp4_h200.log")

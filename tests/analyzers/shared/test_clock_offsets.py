@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from perfscope.analyzers.pipeline_bubble.measurement import align_clocks
 from perfscope.analyzers.pipeline_bubble.rank_passes import CollectiveRun, RankPasses, RankStep
-from perfscope.analyzers.whatif.job_graph import join_ranks
-from tests.analyzers.whatif.jobs import real_job
 
 OFFSET_NS = 5_000_000
 SKEW_NS = 40_000
@@ -48,27 +44,3 @@ def test_a_stage_that_always_comes_last_has_an_error_that_covers_the_truth() -> 
     clocks = align_clocks([stage("a", first), stage("b", second)])
     assert clocks.error_ns is not None
     assert abs(clocks.offset_ns[1] + OFFSET_NS) <= clocks.error_ns
-
-
-def test_ranks_of_a_replay_are_aligned_by_the_same_rule() -> None:
-    """In a real pair every end is moved to where it would be: the last rank leaves a little later."""
-    ranks = real_job("whatif/no_overlap").ranks
-    (first, second) = ranks
-    ends = [graph.end_ns.copy() for graph in ranks]
-    starts = [graph.start_ns.copy() for graph in ranks]
-    job = real_job("whatif/no_overlap")
-    for number, operation in enumerate(job.operations):
-        (_, row), (_, other) = operation.members
-        is_second_last = number % 3 != 0
-        end_ns, transfer_ns = 10_000_000 * (number + 1), 500_000
-        ends[0][row] = end_ns + SKEW_NS * (not is_second_last)
-        ends[1][other] = end_ns + SKEW_NS * is_second_last + OFFSET_NS
-        starts[0][row] = ends[0][row] - transfer_ns - (900_000 if is_second_last else 0)
-        starts[1][other] = ends[1][other] - transfer_ns - (0 if is_second_last else 900_000)
-    moved = [
-        replace(graph, start_ns=start_ns, end_ns=end_ns)
-        for graph, start_ns, end_ns in zip((first, second), starts, ends, strict=True)
-    ]
-    offset_ns = join_ranks(moved).offset_ns
-    assert len(job.operations) > 6
-    assert int(np.diff(offset_ns)[0]) == -OFFSET_NS

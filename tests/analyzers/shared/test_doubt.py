@@ -10,10 +10,10 @@ import pytest
 
 from perfscope import wire
 from perfscope.analyzers.collectives.bandwidth import bus_factor, check_busbw
-from perfscope.analyzers.shared.doubt import check_rate, check_share
+from perfscope.analyzers.shared.doubt import check_share
 from perfscope.models.hardware import find_gpu, gpus
 from tests.analyzers.test_mfu import run_folder
-from tests.analyzers.tflops.making import answer, ask, by_name
+from tests.analyzers.tflops.making import answer, ask
 from tests.conftest import ROOT
 from tests.sources.traces.making import Event, call, distributed, kernel, step, write
 
@@ -35,12 +35,6 @@ def test_a_share_that_cannot_be_is_withheld_in_plain_words(share: float, printed
     assert printed in checked.doubt
     assert "cannot be" in checked.doubt
     assert "another precision" in checked.doubt
-
-
-def test_what_is_unknown_is_not_doubted() -> None:
-    assert check_share(None, "it", "nothing") == (None, "")
-    assert check_rate(None, 1.0, "it", "it", "nothing") == (None, "")
-    assert check_rate(1e9, None, "it", "it", "nothing") == (1e9, "")
 
 
 def mfu_of(run: Path, *words: str) -> dict[str, Any]:
@@ -67,16 +61,6 @@ def test_an_mfu_above_the_peak_is_withheld_with_its_steps(tmp_path: Path) -> Non
     assert "cannot be" in table
 
 
-def test_only_the_conventions_above_the_peak_are_withheld(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, "NVIDIA H200")
-    sound = {each["name"]: each["tflops_per_gpu"] for each in mfu_of(run)["conventions"]}
-    between = (sound["6n"] + sound["palm"]) / 2
-    found = {each["name"]: each for each in mfu_of(run, "--peak", str(between))["conventions"]}
-    assert found["palm"]["mfu"] is None
-    assert "Withheld" in found["palm"]["reason"]
-    assert found["6n"]["mfu"] == pytest.approx(sound["6n"] / between)
-
-
 def test_the_one_liner_answers_with_doubt() -> None:
     words = ("tflops", "--size", "52B", "--gbs", 1024)
     wrong, sound = ask(*words, "--time", 1).stdout, ask(*words, "--time", 127).stdout
@@ -85,24 +69,6 @@ def test_the_one_liner_answers_with_doubt() -> None:
     assert "Doubtful" not in sound
     assert answer(*words, "--time", 127)["doubts"] == []
     assert "bug in the calculation" in answer(*words, "--time", 1)["doubts"][0]
-
-
-def test_a_figure_above_the_gpus_peak_has_no_mfu() -> None:
-    words = ("tflops", "--model", "llama3-8b", "--gbs", 512, "--gpus", 8, "--gpu", "h200-sxm")
-    wrong, sound = answer(*words, "--time", 1), answer(*words, "--time", 10)
-    assert {(each["mfu"], each["hfu"]) for each in by_name(wrong).values()} == {(None, None)}
-    assert all("cannot be" in each["reason"] for each in by_name(wrong).values())
-    assert any("Withheld" in line for line in wrong["explanation"])
-    assert by_name(sound)["megatron_core"]["mfu"] < 1
-    assert not any("Withheld" in line for line in sound["explanation"])
-
-
-def test_a_plan_above_the_peak_has_no_mfu() -> None:
-    words = ("plan", "--model", "llama3-8b", "--gpus", 8, "--gpu", "h200-sxm", "--tokens", "1B")
-    wrong, sound = answer(*words, "--tflops", 2000), answer(*words, "--tflops", 400)
-    assert sound["hfu"] == pytest.approx(400 / 989.4)
-    assert (wrong["mfu"], wrong["hfu"]) == (None, None)
-    assert any("no run reaches it" in line for line in wrong["warnings"])
 
 
 @pytest.mark.parametrize("operation", ["all_reduce", "all_gather", "reduce_scatter", "broadcast"])

@@ -89,12 +89,6 @@ def test_steps_of_another_kind_on_the_other_side_are_not_compared() -> None:
     assert "differ in kind" in (found.reason or "")
 
 
-def test_equal_steps_have_no_spread_and_still_an_answer() -> None:
-    steps = np.full(40, 20.0)
-    assert effect(steps[:20], steps[20:]).verdict is Verdict.NO_DIFFERENCE
-    assert effect(steps[:20], 1.1 * steps[20:]).verdict is Verdict.SLOWER
-
-
 def test_few_steps_of_a_quiet_spell_before_a_window_blame_it_for_nothing() -> None:
     steps = 50 * (1 + noise(140, 5) / 10)
     steps[6:] *= 1.6

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import random
-from statistics import median
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
-from perfscope.analyzers.stragglers.lateness import LateCause, measure_excesses
-from perfscope.analyzers.stragglers.parts import split_steps
+from perfscope.analyzers.stragglers.lateness import LateCause
 from perfscope.analyzers.stragglers.records import analyze
 from perfscope.constants import NS_PER_MS as MS
 from perfscope.tables.run import Run
@@ -93,24 +90,6 @@ def test_backward_passes_in_another_thread_are_no_sleep() -> None:
     assert not answers_of([{}, {0: {"sleep": 15}}], sleep=10)
     assert answers_of([{}, {0: {"sleep": 25}}], sleep=10) == [(1, LateCause.BLOCKED)]
     assert answers_of([{}, {step: {"sleep": 40} for step in range(10, 15)}], sleep=10) == [(1, LateCause.BLOCKED)]
-
-
-def test_time_in_the_driver_is_a_wait_for_the_device_unless_pages_are_touched() -> None:
-    """A slow count of what ranks are later by in the kernel."""
-    source = random.Random(1)
-    hosts = [
-        {step: {"system": source.randrange(1, 19), "faults": source.choice([0, 10**4])} for step in range(1, 41)}
-        for _ in range(3)
-    ]
-    parts = split_steps(make_steps(hosts, waits=False))
-    assert parts is not None
-    over_ns = measure_excesses(parts, counts_compute=False).over_ns
-    for row in range(3):
-        for column, step in enumerate(parts.step.tolist()):
-            own, others = hosts[row][step], [hosts[peer][step] for peer in range(3) if peer != row]
-            more = own["system"] - median([other["system"] for other in others])
-            has_faults = own["faults"] - median([other["faults"] for other in others]) > 200
-            assert over_ns[row, column] == max(more, 0) * MS * has_faults
 
 
 @pytest.mark.parametrize(

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from benchmarks import kept_run
 from perfscope.analyzers import collectives
 from perfscope.analyzers.stragglers import traces as stragglers
-from perfscope.analyzers.stragglers.compute_pace import compare
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.run import Plan, analyze
 from perfscope.sources.traces.reader import read_trace
@@ -209,17 +205,6 @@ def test_without_marks_the_whole_windows_are_compared_and_that_is_said(tmp_path:
     assert any("whole windows, because no step is marked" in note for note in result.sections()[0].notes)
 
 
-def test_ranks_without_a_step_in_common_are_not_compared(tmp_path: Path) -> None:
-    ranks = trained(steps=[1, 2]), trained(steps=[3, 4])
-    for rank in ranks:
-        rank.events.append(made("allreduce", 100, 200))
-    partials = []
-    for number, rank in enumerate(ranks):
-        path = write(tmp_path / f"rank{number}.json", rank.events, **distributed(number, 2, [WORLD]))
-        partials.append(collectives.measure(read_trace(path)) or ())
-    assert compare({rank: each[0].kernels for rank, each in enumerate(partials) if each[0].kernels}) is None
-
-
 def in_a_pipeline(*, transfers: bool) -> list[Rank]:
     """Two stages: the second one waits for the first in a reduction, as the order of a pipeline has it."""
     ranks = [trained(1500), trained()]
@@ -263,87 +248,6 @@ def test_the_first_stage_of_a_real_pipeline_is_not_blamed(pipeline: str) -> None
     assert all(group.pipeline for group in result.groups)
     assert result.groups[0].slowest.caused > 20_000 * US
     assert result.straggler is None
-
-
-CALLS = st.lists(
-    st.tuples(st.sampled_from(("a", "b", "adam")), st.integers(1, 3), st.integers(1, 90)), min_size=1, max_size=12
-)
-
-
-def is_resized(ranks: list[list[tuple[str, int, int]]]) -> bool:
-    """Whether kernels that run equally often on all ranks, with other grids, take a tenth of each rank's time."""
-    names = set.intersection(*({name for name, _, _ in kernels} for kernels in ranks))
-    grids = {name: [sorted(grid for each, grid, _ in kernels if each == name) for kernels in ranks] for name in names}
-    resized = {
-        name
-        for name, of_ranks in grids.items()
-        if len({len(grid) for grid in of_ranks}) == 1 and any(grid != of_ranks[0] for grid in of_ranks)
-    }
-
-    def time(kernels: list[tuple[str, int, int]], chosen: set[str]) -> float:
-        halves = {
-            (name, grid): int(median(each for *key, each in kernels if key == [name, grid]))
-            for name, grid, _ in kernels
-        }
-        return sum(halves[name, grid] for name, grid, _ in kernels if name in chosen)
-
-    return all(time(kernels, resized) >= 0.1 * time(kernels, {name for name, _, _ in kernels}) for kernels in ranks)
-
-
-def by_hand(ranks: list[list[tuple[str, int, int]]]) -> list[tuple[float | None, float]] | None:
-    """Relative compute and work of ranks whose kernels all run alone in one step, with plain dictionaries."""
-    durations: list[dict[tuple[str, int], list[int]]] = []
-    for kernels in ranks:
-        of_rank: dict[tuple[str, int], list[int]] = {}
-        for name, grid, duration in kernels:
-            of_rank.setdefault((name, grid), []).append(duration)
-        durations.append(of_rank)
-    common = [
-        key for key in durations[0] if all(len(each.get(key, ())) == len(durations[0][key]) for each in durations)
-    ]
-    if not common:
-        return None
-    halves = [{key: int(median(values)) for key, values in each.items()} for each in durations]
-    if is_resized(ranks):
-        common = [key for key in common if key[0] == "adam"]
-    times = [sum(len(each[key]) * half[key] for key in common) for each, half in zip(durations, halves, strict=True)]
-    least = {key: min(half[key] for half in halves if key in half) for half in halves for key in half}
-    work = [sum(len(values) * least[key] for key, values in each.items()) for each in durations]
-    paces = [min(times) / time for time in times] if all(times) else [None] * len(times)
-    if is_resized(ranks):
-        whole = [
-            sum(len(values) * half[key] for key, values in each.items())
-            for each, half in zip(durations, halves, strict=True)
-        ]
-        at_pace = [own * (pace or 1.0) for own, pace in zip(whole, paces, strict=True)]
-        return [(pace, own / min(at_pace)) for pace, own in zip(paces, at_pace, strict=True)]
-    return [(pace, own / min(work)) for pace, own in zip(paces, work, strict=True)]
-
-
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(ranks=st.lists(CALLS, min_size=2, max_size=3))
-def test_paces_are_those_of_plain_dictionaries(tmp_path: Path, ranks: list[list[tuple[str, int, int]]]) -> None:
-    kernels = {}
-    for number, calls in enumerate(ranks):
-        events: list[Event] = [step(1, 0, 10**6), made("allreduce", 900, 901)]
-        moment = 1000
-        for launch, (name, grid, duration) in enumerate(calls):
-            events.append(call("cudaLaunchKernel", 10 + launch, 11 + launch, launch=launch))
-            events.append(kernel(name, moment, moment + 2 * duration, launch=launch, grid=[grid, 1, 1]))
-            moment += 2 * duration + 1
-        path = write(tmp_path / f"rank{number}.json", events, **distributed(number, len(ranks), [WORLD]))
-        (measured,) = collectives.measure(read_trace(path)) or ()
-        assert measured.kernels is not None
-        kernels[number] = measured.kernels
-    comparison = compare(kernels)
-    expected = by_hand([[(name, grid, 2 * duration) for name, grid, duration in calls] for calls in ranks])
-    if comparison is None or expected is None:
-        assert comparison is None
-        assert expected is None
-        return
-    for found, (relative_compute, relative_work) in zip(comparison.paces.values(), expected, strict=True):
-        assert found.relative_compute == (None if relative_compute is None else pytest.approx(relative_compute))
-        assert found.relative_work == pytest.approx(relative_work)
 
 
 @pytest.mark.parametrize(
