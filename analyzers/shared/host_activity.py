@@ -8,9 +8,7 @@ A moment belongs to the first of these that holds:
 - *CUDA call*: it is in another call of the CUDA runtime or driver: a launch, an allocation, a module that is loaded.
 - *operator*: it is inside an operator of the framework.
 - *between operators*: none of these, for less than a millisecond: Python between two operators.
-- *not shown*: none of these for a millisecond or more: Python, a sleep, reading of data, another process. Where another
-  thread that launches work is in one of the states above meanwhile, that state counts: while the thread of the backward
-  pass pauses, the main thread works.
+- *not shown*: none of these for a millisecond or more: Python, a sleep, reading of data, another process.
 
 A trace without operators cannot tell the last three apart: that time is *host launch*.
 """
@@ -26,7 +24,7 @@ from perfscope.analyzers.shared.intervals import Intervals, union
 from perfscope.analyzers.shared.parts import HOST_CAUSES
 from perfscope.constants import NS_PER_MS
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.trace import ABSENT, Trace, distinct
+from perfscope.tables.trace import Trace, distinct
 
 #: A pause of a thread that is shorter is Python between two operators.
 PAUSE_NS = NS_PER_MS
@@ -54,8 +52,6 @@ class HostActivity:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        launches = trace.launch[trace.launch != ABSENT]
-        self._threads = distinct(trace.calls.thread[launches])
         loads = names_with(trace, _LOADS_DATA)[trace.annotations.name]
         self._loading = union(trace.annotations.start_ns[loads], trace.annotations.end_ns[loads])
         self._waits = waits_for_device(trace)
@@ -97,15 +93,7 @@ class HostActivity:
             nothing = np.zeros(len(start), np.int64)
             return np.stack([loading, waiting, calling, operating, nothing, nothing, unseen])
         pausing = within(state.pauses)
-        parts = np.stack([loading, waiting, calling, operating, unseen - pausing, pausing, np.zeros_like(unseen)])
-        pauses = np.flatnonzero(pausing)
-        accounted = np.zeros(len(pauses), np.int64)
-        for row, intervals in enumerate(self._others(thread, state.pauses), HOST_CAUSES.index("synchronisation")):
-            elsewhere = intervals.measure_within(start[pauses], end[pauses])
-            parts[row, pauses] += elsewhere - accounted
-            accounted = elsewhere
-        parts[HOST_CAUSES.index("not_shown"), pauses] -= accounted
-        return parts
+        return np.stack([loading, waiting, calling, operating, unseen - pausing, pausing, np.zeros_like(unseen)])
 
     def _state(self, thread: int) -> _Thread:
         if thread not in self._states:
@@ -116,19 +104,6 @@ class HostActivity:
             seen = self._operators(thread) | calls | before
             self._states[thread] = _Thread(synchronises, calls, seen, _pauses(seen))
         return self._states[thread]
-
-    def _others(self, thread: int, pauses: Intervals) -> list[Intervals]:
-        """In the pauses of a thread, when other threads that launch synchronised; or called; or were in operators."""
-        others = [number for number in self._threads if number != thread]
-        if not others or not len(pauses):
-            return []
-        rows = np.isin(self._trace.calls.thread, others)
-        synchronises = self._calls(rows & self._waits) & pauses
-        calls = synchronises | self._calls(rows & ~self._waits) & pauses
-        operators = calls
-        for number in others:
-            operators = operators | self._operators(number) & pauses
-        return [synchronises, calls, operators]
 
     def _calls(self, rows: Bool) -> Intervals:
         return union(self._trace.calls.start_ns[rows], self._trace.calls.end_ns[rows])

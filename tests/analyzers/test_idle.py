@@ -10,7 +10,7 @@ import pytest
 from perfscope.analyzers import idle
 from perfscope.analyzers.shared.parts import CAUSES
 from perfscope.sources.traces.reader import read_trace
-from tests.sources.traces.making import AUTOGRAD, Event, call, kernel, span, step, write
+from tests.sources.traces.making import Event, call, kernel, span, step, write
 
 US = 1000
 
@@ -110,25 +110,6 @@ def test_what_fills_a_pause_is_told_if_the_trace_shows_it(tmp_path: Path) -> Non
     assert (found["operator"], found["data_loading"], found["cuda_call"]) == (9008, 5000, 2000)
     assert found["not_shown"] + found["between_operators"] == 4000
     assert found["not_shown"] == 1000 + 1000 + 1003
-
-
-def test_while_the_backward_pass_s_thread_pauses_the_main_thread_counts(tmp_path: Path) -> None:
-    """The next event is the backward thread's; until then the main thread synchronised and was in an operator."""
-    events = [
-        kernel("forward", 0, 1000 * US, launch=1),
-        call("cudaLaunchKernel", 10 * US, 15 * US, launch=1),
-        call("cudaStreamSynchronize", 100 * US, 3000 * US, launch=9),
-        operator("aten::item", 90, 3500),
-        operator("aten::mm", 5000, 5020, tid=AUTOGRAD),
-        call("cudaLaunchKernel", 5010 * US, 5015 * US, launch=2, tid=AUTOGRAD),
-        kernel("backward", 5020 * US, 5030 * US, launch=2),
-    ]
-    assert causes(tmp_path, *events) == {
-        "synchronisation": 2000,
-        "operator": 500 + 10,
-        "not_shown": 1500,
-        "launch_latency": 10,
-    }
 
 
 def test_the_launch_was_under_way(tmp_path: Path) -> None:
