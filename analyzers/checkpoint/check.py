@@ -65,15 +65,6 @@ def sum_parts(checkpoint: Checkpoint) -> dict[str, int]:
     return sums
 
 
-def sum_copies(checkpoint: Checkpoint) -> dict[str, int]:
-    """Bytes by part in files whose tensors are in the file of another rank, too."""
-    sums: dict[str, int] = {}
-    for file in checkpoint.files:
-        for part, size in parts_of(checkpoint, file) if file.copy_of is not None else ():
-            sums[part] = sums.get(part, 0) + size
-    return sums
-
-
 def parts_of(checkpoint: Checkpoint, file: CheckpointFile) -> list[tuple[str, int]]:
     """A file's bytes by part."""
     if file.holds is not None:
@@ -130,11 +121,9 @@ def _estimate_parameters(sums: Mapping[str, int]) -> tuple[int | None, str]:
 
 
 def count_elements(checkpoint: Checkpoint, role: Role) -> int:
-    """Elements of a role; weights in a second format, and copies in files of other ranks, are not counted."""
+    """Elements of a role; weights in a second format are not counted."""
     by_format: dict[str, int] = {}
     for file in checkpoint.files:
-        if file.copy_of is not None:
-            continue
         ending = file.path.rpartition(".")[2] if checkpoint.layout is Layout.HUGGING_FACE else ""
         count = sum(group.elements for group in file.holds or () if group.role is role)
         by_format[ending] = by_format.get(ending, 0) + count
@@ -188,8 +177,8 @@ def count_by_size(checkpoint: Checkpoint, role: Role) -> dict[int, int]:
 
 
 _TOLERANCE = 0.03
-#: Bytes of elements that quantization leaves.
-_WIDE = (2, 4, 8)
+#: Expected bytes of quantised parts, beside which scales and small tensors are saved in full: these are not judged.
+_QUANTISED = (("weights", 1), ("optimizer", 2))
 _TWICE = (1.9, 2.1)
 _BLOATED = 1.5
 _UNEVEN = 2.0
@@ -224,12 +213,11 @@ def check_sizes(
     """
     findings: list[Finding] = []
     overhead = overhead_bytes * len(checkpoint.files)
-    copies = sum_copies(checkpoint)
     for share in shares:
-        if not parameters or not share.expected_bytes_per_parameter:
+        expected = share.expected_bytes_per_parameter
+        if not parameters or not expected or (share.part, expected) in _QUANTISED:
             continue
-        expected = share.expected_bytes_per_parameter * parameters + _left_wide(checkpoint, share)
-        ratio = (share.bytes - copies.get(share.part, 0) - overhead) / expected
+        ratio = (share.bytes - overhead) / (expected * parameters)
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
             findings.append(Finding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
         elif ratio > _BLOATED:
@@ -241,15 +229,6 @@ def check_sizes(
             Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
         )
     return findings
-
-
-def _left_wide(checkpoint: Checkpoint, share: Share) -> int:
-    """What is in more than a byte of quantized weights and moments: scales, and small tensors left as they are."""
-    if (share.part, share.expected_bytes_per_parameter) not in (("weights", 1), ("optimizer", 2)):
-        return 0
-    role = Role.WEIGHTS if share.part == "weights" else Role.MOMENTS
-    elements, left = count_by_size(checkpoint, role), 1 if role is Role.WEIGHTS else 0  # scales are no moments
-    return sum((size - left) * elements.get(size, 0) for size in _WIDE)
 
 
 def _doubled(checkpoint: Checkpoint, share: Share, parameters: int) -> str:
@@ -305,7 +284,6 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
                 f"{worst.bytes:,} bytes.",
             )
         )
-    findings.extend(_copied(checkpoint))
     endings = {file.path.rpartition(".")[2] for file in checkpoint.files if file.kind is Kind.WEIGHTS}
     if checkpoint.layout is Layout.HUGGING_FACE and {"safetensors", "bin"} <= endings:
         findings.append(Finding("doubled_weights", "The weights were saved twice, as safetensors and as .bin."))
@@ -318,22 +296,6 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
         groups.setdefault(file.kind, []).append(file)
     findings.extend(_uneven(groups.get(Kind.OPTIMIZER, [])))
     return findings
-
-
-def _copied(checkpoint: Checkpoint) -> list[Finding]:
-    """Ranks that wrote the same tensors as another one, each to a file of its own."""
-    copies = [file for file in checkpoint.files if file.copy_of is not None]
-    if not copies:
-        return []
-    size = sum(size for part, size in sum_copies(checkpoint).items() if part != "other")
-    listed = ", ".join(f"{file.path} (as {file.copy_of})" for file in copies[:_SHOWN_UNEVEN])
-    more = f" and {len(copies) - _SHOWN_UNEVEN} more" if len(copies) > _SHOWN_UNEVEN else ""
-    return [
-        Finding(
-            "copied_state",
-            f"Ranks saved the same state, each to a file of its own: {listed}{more}. {size:,} bytes are redundant.",
-        )
-    ]
 
 
 def _uneven(files: Sequence[CheckpointFile]) -> list[Finding]:

@@ -10,25 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from math import ceil, floor
 from typing import Annotated
 
-from perfscope.constants import GB, GIB, GIGA, TB, TIB
+from perfscope.constants import GB, GIB, TB, TIB
 from perfscope.report import Section
 from perfscope.result import Column, Doc, Figures, InUnit, Result, Table, figure
-
-_UNITS = {"TB": (TB, TIB), "GB": (GB, GIB)}
-_BIGSCIENCE = "bigscience-workshop/bigscience, experiments/gpt2.md"
-#: Published sizes of checkpoints by parameters and GPUs, which a plan of the same size is compared with.
-PUBLISHED_SIZES: Mapping[tuple[int, int], Mapping[str, str]] = {
-    (181 * GIGA, 256): {
-        "weights": "0.34TB",
-        "optimizer": "2.00TB",
-        "total": "2.4TB",
-        "weights per file": "1.4GB",
-        "optimizer per file": "8.0GB",
-    }
-}
 
 
 class PlannedPart(Figures, frozen=True):
@@ -48,43 +34,6 @@ class PlannedPart(Figures, frozen=True):
 
     per_file_gb = InUnit("per_file_bytes", GB, "The same in 10**9 bytes.")
     per_file_gib = InUnit("per_file_bytes", GIB, "The same in 2**30 bytes.")
-
-
-class PublishedSize(Figures, frozen=True):
-    """A published size and the planned one, in both meanings of its unit."""
-
-    of: Annotated[str, Doc("What it is the size of.")]
-    published: Annotated[str, Doc("As published.")]
-    planned_bytes: float
-    source: Annotated[str, Doc("Where it was published.")]
-
-    @figure
-    def decimal(self) -> float:
-        """The planned size in units of 10**n."""
-        return self.planned_bytes / _UNITS[self.published[-2:]][0]
-
-    @figure
-    def binary(self) -> float:
-        """The planned size in units of 2**n."""
-        return self.planned_bytes / _UNITS[self.published[-2:]][1]
-
-    @figure
-    def decimal_fit(self) -> str | None:
-        """How the digits follow from it: ``rounded``, ``rounded up``, ``cut off``; null if they do not."""
-        return _fit(self.published[:-2], self.decimal)
-
-    @figure
-    def binary_fit(self) -> str | None:
-        """The same of the unit of 2**n."""
-        return _fit(self.published[:-2], self.binary)
-
-
-def _fit(digits: str, value: float) -> str | None:
-    """How published digits follow from a value."""
-    scale = 10 ** len(digits.partition(".")[2])
-    published = round(float(digits) * scale)
-    ways = {"rounded": round(value * scale), "rounded up": ceil(value * scale), "cut off": floor(value * scale)}
-    return next((way for way, number in ways.items() if number == published), None)
 
 
 class Optimizer(StrEnum):
@@ -157,7 +106,6 @@ class Plan(Result, frozen=True):
     weights: Annotated[PlannedPart, Doc("The weights.")]
     optimizer: Annotated[PlannedPart, Doc("Master weights and moments.")]
     total: Annotated[PlannedPart, Doc("Both.")]
-    published: Annotated[tuple[PublishedSize, ...], Doc("Published sizes of this model on these GPUs.")]
 
     TABLES = (
         Table(
@@ -172,18 +120,6 @@ class Plan(Result, frozen=True):
                 Column("GiB per file", "per_file_gib", None, 3),
             ),
         ),
-        Table(
-            "Published sizes",
-            "published",
-            (
-                Column("Published", "published"),
-                Column("Of", "of"),
-                Column("Planned, decimal unit", "decimal", None, 3),
-                Column("Fits", lambda size: size.decimal_fit or "no"),
-                Column("Planned, binary unit", "binary", None, 3),
-                Column("Fits", lambda size: size.binary_fit or "no"),
-            ),
-        ),
     )
 
     @property
@@ -191,38 +127,15 @@ class Plan(Result, frozen=True):
         """The rows of its table."""
         return self.weights, self.optimizer, self.total
 
-    @figure
-    def single_unit(self) -> str | None:
-        """The meaning of the units that gives every published size: ``decimal``, ``binary``; null where none does."""
-        if not self.published:
-            return None
-        if all(size.decimal_fit for size in self.published):
-            return "decimal"
-        return "binary" if all(size.binary_fit for size in self.published) else None
-
     def sections(self) -> tuple[Section, ...]:
-        """The planned sizes, and published ones beside them."""
-        planned, published = self.TABLES
+        """The planned sizes."""
         files = f"one file per GPU, {self.gpus} of each part"
         note = f"TB is 10**12 bytes, TiB is 2**40; {files}; gradients are not saved."
-        if not self.published:
-            return (planned.section(self.parts, (note,)),)
-        sources = ", ".join(dict.fromkeys(size.source for size in self.published))
-        notes = (self.verdict(), f"Published by: {sources}.")
-        return planned.section(self.parts, (note,)), published.section(self.published, notes)
-
-    def verdict(self) -> str:
-        """Whether one meaning of the units explains all published sizes, in words."""
-        if self.single_unit is not None:
-            return f"Every published size follows from the {self.single_unit} meaning of its unit."
-        neither = [size.published for size in self.published if not size.decimal_fit and not size.binary_fit]
-        texts = " and ".join(size.published for size in self.published)
-        more = f"; {' and '.join(neither)} follow{'s' if len(neither) == 1 else ''} neither" if neither else ""
-        return f"The published sizes, such as {texts}, follow no single unit, decimal or binary{more}."
+        return (self.TABLES[0].section(self.parts, (note,)),)
 
 
 def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter) -> Plan:
-    """Plan a checkpoint's size, and compare the known published sizes of this model on these GPUs with it.
+    """Plan a checkpoint's size.
 
     Args:
         parameters: Number of parameters of the model.
@@ -235,9 +148,4 @@ def plan_checkpoint(parameters: int, gpus: int, per_parameter: BytesPerParameter
         "total": per_parameter.total,
     }
     parts = {name: PlannedPart(name, gpus, parameters * size, size) for name, size in by_part.items()}
-    published = []
-    for of, text in PUBLISHED_SIZES.get((parameters, gpus), {}).items():
-        name, _, per_file = of.partition(" per ")
-        size = parts[name].per_file_bytes if per_file else float(parts[name].bytes)
-        published.append(PublishedSize(of, text, size, _BIGSCIENCE))
-    return Plan(parameters, gpus, **parts, published=tuple(published))
+    return Plan(parameters, gpus, **parts)

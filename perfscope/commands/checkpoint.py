@@ -118,8 +118,7 @@ def checkpoint(
             raise UsageError("no checkpoint and no size", hint="name a checkpoint, or plan one with --size and --gpus")
         files = require_positive("--gpus", 1 if gpus is None else gpus)
         plan = plan_checkpoint(parameters, files, per_parameter or bytes_per_parameter())
-        report = _report_plan(plan, saves)
-        return Outcome(report, format, notes=tuple(f"warning: {warning}" for warning in report.warnings))
+        return Outcome(_report_plan(plan, saves), format)
     if gpus is not None:
         raise UsageError("--gpus plans a checkpoint", hint="leave it out, or leave out the folder")
     return _check(directory, parameters, per_parameter, saves, format)
@@ -128,7 +127,6 @@ def checkpoint(
 def _report_plan(plan: Plan, saves: Saves | None) -> Report:
     size = plan.total.bytes
     title = f"A checkpoint of {format_parameters(plan.parameters)} parameters: {format_bytes(size)}"
-    warnings = (plan.verdict(),) if plan.published and plan.single_unit is None else ()
     results: dict[str, Json] = {"plan": plan.data()}
     sections = plan.sections()
     if saves is not None:
@@ -136,7 +134,7 @@ def _report_plan(plan: Plan, saves: Saves | None) -> Report:
         results["saves"] = timed.data()
         sections = (*sections, *timed.sections())
     data: dict[str, Json] = {"schema": _SCHEMA, "results": results}
-    return Report(title, data, sections, warnings)
+    return Report(title, data, sections)
 
 
 def _check(

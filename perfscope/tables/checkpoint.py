@@ -82,7 +82,6 @@ class CheckpointFile:
         unused_bytes: Bytes of storages outside of every tensor: views that were saved without a copy.
         unread: The reason why its contents are not known; absent if they are.
         dangerous_calls: Functions that loading it would call and that no checkpoint needs.
-        copy_of: The file of another rank with the same tensors, by their checksums; absent if there is none.
     """
 
     path: str
@@ -93,7 +92,6 @@ class CheckpointFile:
     unused_bytes: int = 0
     unread: str | None = None
     dangerous_calls: tuple[str, ...] = ()
-    copy_of: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

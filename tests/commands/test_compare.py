@@ -283,8 +283,5 @@ def test_sides_that_name_nothing_and_a_spread_that_cannot_be_are_one_line(capsys
         assert "--between-runs" in answer.err
 
 
-
-
-
 def test_every_format_of_other_commands_is_there(pair: tuple[Path, Path], capsys: Capture) -> None:
     assert "Step time (ms)" in run(capsys, "compare", *pair, "--format", "csv").out

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -12,13 +11,13 @@ from pathlib import Path
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind, read_text
 from perfscope.sources.checkpoints.completeness import INDEX_ENDINGS, check_index, find_missing
-from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpDamage, DcpMetadata, DcpTensor, read_metadata
+from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
-from perfscope.sources.checkpoints.listing import Listing, list_files
+from perfscope.sources.checkpoints.listing import FileDamage, Listing, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
-from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
+from perfscope.sources.checkpoints.safetensors import read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
-from perfscope.sources.checkpoints.torch_files import TorchDamage, TorchFile, read_torch_file
+from perfscope.sources.checkpoints.torch_files import TorchFile, read_torch_file
 from perfscope.sources.pickles import Call, entries, parse_shape, without_collection
 from perfscope.tables.checkpoint import Checkpoint, CheckpointFile, Kind, Layout, Role, TensorGroup
 
@@ -70,9 +69,6 @@ def _elements(shape: object) -> int | None:
     return None if sizes is None else prod(sizes)
 
 
-_STATE = (Role.WEIGHTS, Role.MASTER, Role.MOMENTS)
-_FEWEST_CHECKSUMS = 3
-_NUMBER = re.compile(r"\d+")
 _Path = tuple[str, ...]
 
 
@@ -87,20 +83,6 @@ class ShardedTensors:
 
     whole: dict[_Path, int] = field(default_factory=dict)
     has_shards: bool = False
-    _written: dict[tuple[str, frozenset[tuple[object, ...]]], str] = field(default_factory=dict)
-
-    def find_copy(self, name: str, file: TorchFile, kind: Kind) -> str | None:
-        """The file of another rank with the same tensors, added before: names, shapes and checksums are equal."""
-        content = frozenset(
-            (tensor.path, tensor.dtype, tensor.shape, tensor.offset, file.checksums.get(tensor.storage.key))
-            for tensor in file.tensors
-            if tensor.items and find_role(tensor.path, tensor.dtype, kind) in _STATE
-        )
-        # Without checksums, which torch can leave out, equal shapes say nothing; one tensor may be equal by chance.
-        if len({entry[-1] for entry in content} - {None, 0}) < _FEWEST_CHECKSUMS:
-            return None
-        first = self._written.setdefault((_NUMBER.sub("#", name), content), name)
-        return None if first == name else first
 
     def add(self, file: TorchFile, kind: Kind) -> None:
         """Add the weights of a file of one rank."""
@@ -183,7 +165,6 @@ class _Contents:
     unused_bytes: int = 0
     unread: str | None = None
     dangerous_calls: tuple[str, ...] = ()
-    copy_of: str | None = None
 
 
 def read_checkpoint(path: Path, tag: str | None = None) -> Checkpoint:
@@ -269,11 +250,8 @@ def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
     try:
         with without_collection():
             contents = _read_contents(reading, name, parsed.kind, size)
-    except TorchDamage as damage:
+    except FileDamage as damage:
         contents = _Contents(unread=str(damage), dangerous_calls=find_dangerous_calls(damage.names))
-        reading.damage.append(f"{name} {damage}")
-    except SafetensorsDamage as damage:
-        contents = _Contents(unread=str(damage))
         reading.damage.append(f"{name} {damage}")
     except OSError as error:
         contents = _Contents(unread=f"cannot be read: {error.strerror}")
@@ -290,7 +268,6 @@ def _read_file(reading: _Reading, name: str, size: int) -> CheckpointFile:
         unused_bytes=contents.unused_bytes,
         unread=contents.unread,
         dangerous_calls=calls,
-        copy_of=contents.copy_of,
     )
 
 
@@ -312,8 +289,7 @@ def _read_contents(reading: _Reading, name: str, kind: Kind, size: int) -> _Cont
             if isinstance(stated, int):
                 reading.world[axis] = stated
         reading.shards.add(file, kind)
-        copy_of = reading.shards.find_copy(name, file, kind)
-        return _Contents(groups, unused_bytes, None, find_dangerous_calls(file.names), copy_of)
+        return _Contents(groups, unused_bytes, None, find_dangerous_calls(file.names))
     if name.endswith(".distcp"):
         return _read_shard(reading, name, size)
     return _Contents(dangerous_calls=reading.metadata_calls.get(name, ()))
@@ -350,7 +326,7 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
         reading.damage.extend(f"{name} {problem}" for problem in metadata.problems)
         absent = sorted(file for file in metadata.files if f"{parent}{file}" not in sizes)
         reading.damage.extend(f"{parent}{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING])
-    except DcpDamage as damage:
+    except FileDamage as damage:
         names = damage.names
         reading.damage.append(f"{name} {damage}")
     except OSError as error:

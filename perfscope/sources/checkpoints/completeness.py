@@ -14,9 +14,9 @@ from perfscope.errors import SourceError
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.dcp import METADATA_FILE
 from perfscope.sources.checkpoints.file_names import holds_state, parse_name
-from perfscope.sources.checkpoints.listing import MOST_FILES
-from perfscope.sources.checkpoints.safetensors import SafetensorsDamage, read_safetensors
-from perfscope.sources.checkpoints.torch_files import TorchDamage, check_end
+from perfscope.sources.checkpoints.listing import MOST_FILES, FileDamage
+from perfscope.sources.checkpoints.safetensors import read_safetensors
+from perfscope.sources.checkpoints.torch_files import check_end
 from perfscope.tables.checkpoint import Kind
 
 INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
@@ -102,7 +102,7 @@ def find_problems(folder: Path | None, sizes: Mapping[str, int]) -> list[str]:
                 read_safetensors(folder / name)
             elif name.endswith(_TORCH_ENDINGS):
                 check_end(folder / name)
-        except (SafetensorsDamage, TorchDamage) as damage:
+        except FileDamage as damage:
             problems.append(f"{name} {damage}")
         except OSError as error:
             problems.append(f"{name} cannot be read: {error.strerror}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from perfscope.constants import MIB
 from perfscope.files import open_regular
+from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
 from perfscope.sources.pickles import Call, GlobalName, PickleDamage, parse_shape, read_pickle
 
@@ -25,18 +26,6 @@ _SEARCHED = MIB
 _LARGEST_COUNT = 2**63 - 1
 _LONGEST_NAME = 1000
 _LISTED = 5
-
-
-class DcpDamage(Exception):
-    """A ``.metadata`` file is not complete; the text is the problem.
-
-    Attributes:
-        names: Functions that loading it would have called or looked up before the damage.
-    """
-
-    def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
-        super().__init__(text)
-        self.names = names
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,28 +92,28 @@ def read_metadata(path: Path) -> DcpMetadata:
     """Read a checkpoint's ``.metadata``.
 
     Raises:
-        DcpDamage: It is not a complete pickle of a checkpoint's metadata.
+        FileDamage: It is not a complete pickle of a checkpoint's metadata.
         OSError: It cannot be read.
     """
     with open_regular(path) as file:
         content = file.read(LARGEST_PICKLE + 1)
     if len(content) > LARGEST_PICKLE:
-        raise DcpDamage(f"is larger than {LARGEST_PICKLE // MIB} MiB; it is not read")
+        raise FileDamage(f"is larger than {LARGEST_PICKLE // MIB} MiB; it is not read")
     is_foreign = _CLASS not in content[:_CLASS_WITHIN]
     try:
         replayed = read_pickle(content[:_SEARCHED] if is_foreign else content)
     except PickleDamage as damage:
-        raise DcpDamage(_NOT_METADATA if is_foreign else str(damage), damage.names) from None
+        raise FileDamage(_NOT_METADATA if is_foreign else str(damage), damage.names) from None
     root = replayed.value
     if is_foreign or not isinstance(root, Call) or not isinstance(root.state, dict):
-        raise DcpDamage(_NOT_METADATA, replayed.names)
+        raise FileDamage(_NOT_METADATA, replayed.names)
     described = root.state.get("state_dict_metadata")
     stored = root.state.get("storage_data")
     if not isinstance(described, dict):
-        raise DcpDamage("lists no tensors", replayed.names)
+        raise FileDamage("lists no tensors", replayed.names)
     impossible = _find_impossible(described)
     if impossible is not None:
-        raise DcpDamage(f"states a shape of {impossible} that no tensor can have", replayed.names)
+        raise FileDamage(f"states a shape of {impossible} that no tensor can have", replayed.names)
     metadata = DcpMetadata({tensor.name: tensor for tensor in _tensors(described)}, replayed.names)
     _place_pieces(metadata, list(_pieces(stored)))
     return metadata

@@ -17,6 +17,18 @@ MOST_FILES = 1_000_000
 _DEEPEST_FOLDER = 32
 
 
+class FileDamage(Exception):
+    """A file is not complete, or was made to harm its reader; the text is the problem.
+
+    Attributes:
+        names: Functions that loading it would have called or looked up before the damage.
+    """
+
+    def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
+        super().__init__(text)
+        self.names = names
+
+
 @dataclass(frozen=True, slots=True)
 class Listing:
     """The files below a folder.

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from math import prod
 from pathlib import Path
 from typing import IO
 
 from perfscope.files import open_regular
+from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import without_collection
 
 #: The limit of the format's own library.
@@ -31,10 +31,6 @@ _ITEM_BITS = {
 _DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
            "F8_E5M2": "float8_e5m2", "I64": "int64", "I32": "int32", "I16": "int16", "I8": "int8", "U8": "uint8",
            "BOOL": "bool"}  # fmt: skip
-
-
-class SafetensorsDamage(Exception):
-    """A file is not a complete safetensors file; the text is the problem."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,37 +62,23 @@ def read_safetensors(path: Path) -> tuple[StoredTensor, ...]:
     """Read a file's header and check it against the file.
 
     Raises:
-        SafetensorsDamage: The header is not complete, or does not fit the file.
+        FileDamage: The header is not complete, or does not fit the file.
         OSError: The file cannot be read.
     """
-    with open_regular(path) as file:
-        status = os.fstat(file.fileno())
-    answer = _read_header(path, (status.st_ino, status.st_size, status.st_mtime_ns))
-    if isinstance(answer, SafetensorsDamage):
-        raise SafetensorsDamage(str(answer))
-    return answer
-
-
-@lru_cache(maxsize=1)  # a file is checked where checkpoints are listed, and read where one is shown
-def _read_header(path: Path, identity: tuple[int, int, int]) -> tuple[StoredTensor, ...] | SafetensorsDamage:
-    """Read the header of a file; ``identity`` is its inode, its size and when it was modified."""
-    try:
-        with open_regular(path) as file, without_collection():
-            return _parse_header(file, identity[1])
-    except SafetensorsDamage as damage:
-        return damage
+    with open_regular(path) as file, without_collection():
+        return _parse_header(file, os.fstat(file.fileno()).st_size)
 
 
 def _parse_header(file: IO[bytes], size: int) -> tuple[StoredTensor, ...]:
     length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
     if size < _LENGTH_BYTES or length > min(size - _LENGTH_BYTES, LARGEST_HEADER):
-        raise SafetensorsDamage(f"is not a complete safetensors file: a header of {length:,} bytes in {size:,}")
+        raise FileDamage(f"is not a complete safetensors file: a header of {length:,} bytes in {size:,}")
     try:
         header = json.loads(file.read(length))
     except (ValueError, RecursionError):
-        raise SafetensorsDamage("has a header that is not JSON") from None
+        raise FileDamage("has a header that is not JSON") from None
     if not isinstance(header, dict):
-        raise SafetensorsDamage("has a header that is not a JSON object")
+        raise FileDamage("has a header that is not a JSON object")
     tensors = tuple(_tensor(name, entry) for name, entry in header.items() if name != "__metadata__")
     _check_places(tensors, size - _LENGTH_BYTES - length)
     return tensors
@@ -107,14 +89,14 @@ def _tensor(name: str, entry: object) -> StoredTensor:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [int(start), int(stop)]}:
             pass
         case _:
-            raise SafetensorsDamage(f"has no complete entry for {name[:60]!r}")
+            raise FileDamage(f"has no complete entry for {name[:60]!r}")
     numbers = (*shape[: _MOST_DIMENSIONS + 1], start, stop)
     is_possible = len(shape) <= _MOST_DIMENSIONS and all(type(number) is int for number in numbers)
     is_possible = is_possible and min(numbers) >= 0 and max(numbers) <= _LARGEST_SIZE and start <= stop
     elements = prod(shape) if is_possible else 0
     bits = _ITEM_BITS.get(dtype)
     if not is_possible or (bits is not None and elements * bits != (stop - start) * _BITS_PER_BYTE):
-        raise SafetensorsDamage(f"has an entry for {name[:60]!r} that cannot be right")
+        raise FileDamage(f"has an entry for {name[:60]!r} that cannot be right")
     return StoredTensor(name, _DTYPES.get(dtype, dtype), elements, start, stop, tuple(shape))
 
 
@@ -122,14 +104,14 @@ def _check_places(tensors: Sequence[StoredTensor], data: int) -> None:
     """Check that the tensors fill the bytes behind the header, each byte once, as the format demands."""
     end = max((tensor.stop for tensor in tensors), default=0)
     if end > data:
-        raise SafetensorsDamage(f"is cut off: its header describes {end:,} bytes of tensors, {data:,} are present")
+        raise FileDamage(f"is cut off: its header describes {end:,} bytes of tensors, {data:,} are present")
     filled = 0
     before = None
     for tensor in sorted(tensors, key=lambda tensor: (tensor.start, tensor.stop)):
         if tensor.start < filled and before is not None and tensor.size_bytes:
-            raise SafetensorsDamage(f"has overlapping tensors: {before.name[:60]!r} and {tensor.name[:60]!r}")
+            raise FileDamage(f"has overlapping tensors: {before.name[:60]!r} and {tensor.name[:60]!r}")
         if tensor.start > filled:
-            raise SafetensorsDamage(f"has {tensor.start - filled:,} bytes before {tensor.name[:60]!r} of no tensor")
+            raise FileDamage(f"has {tensor.start - filled:,} bytes before {tensor.name[:60]!r} of no tensor")
         filled, before = max(filled, tensor.stop), tensor
     if data > end:
-        raise SafetensorsDamage(f"has {data - end:,} bytes of no tensor at its end")
+        raise FileDamage(f"has {data - end:,} bytes of no tensor at its end")

@@ -18,6 +18,7 @@ from typing import IO
 
 from perfscope.constants import MIB
 from perfscope.files import open_regular
+from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import (
     Call,
     GlobalName,
@@ -69,18 +70,6 @@ _SHARDED_TENSORS = (".DTensor", ".ShardedTensor")
 _REBUILDS = ("_rebuild_tensor", "_rebuild_tensor_v2", "_rebuild_tensor_v3")
 
 
-class TorchDamage(Exception):
-    """A file is no complete file of ``torch.save``; the text is the problem.
-
-    Attributes:
-        names: Functions that loading it would have called or looked up before the damage.
-    """
-
-    def __init__(self, text: str, names: frozenset[str] = frozenset()) -> None:
-        super().__init__(text)
-        self.names = names
-
-
 @dataclass(frozen=True, slots=True)
 class Storage:
     """The bytes of one or more tensors: the key of their archive member, their dtype and their number of elements."""
@@ -115,7 +104,6 @@ class TorchFile:
         tensors: Its tensors.
         names: Every function or class that loading it would look up.
         stored_bytes: The size of each storage in the file, by key; empty for the old format.
-        checksums: The CRC-32 of each storage, by key; 0 where torch left it out; empty for the old format.
         whole_elements: Elements of each tensor of which the file holds a shard, over all ranks, by the path to it.
     """
 
@@ -123,7 +111,6 @@ class TorchFile:
     tensors: tuple[Tensor, ...]
     names: frozenset[str]
     stored_bytes: Mapping[str, int]
-    checksums: Mapping[str, int]
     whole_elements: Mapping[tuple[str, ...], int]
 
 
@@ -140,28 +127,28 @@ def read_torch_file(path: Path, largest_pickle: int = LARGEST_PICKLE) -> TorchFi
         largest_pickle: A longer list of tensors, in bytes, is refused.
 
     Raises:
-        TorchDamage: The file is not complete, or was made to harm its reader.
+        FileDamage: The file is not complete, or was made to harm its reader.
         OSError: The file cannot be read.
     """
     with open_regular(path) as file:
         start = file.read(4096)
         if not start:
-            raise TorchDamage("is empty")
+            raise FileDamage("is empty")
         if start.startswith(b"PK"):
             return _read_zip(file, largest_pickle)
         file.seek(0)
         if start[:1] == b"\x80":
             return _read_legacy(file, largest_pickle)
         if not start.strip(b"\0"):
-            raise TorchDamage("begins with zeros only: it was not written whole")
-        raise TorchDamage("is not a torch.save file")
+            raise FileDamage("begins with zeros only: it was not written whole")
+        raise FileDamage("is not a torch.save file")
 
 
 def check_end(path: Path) -> None:
     """Check that a file has its end, without reading what is in it; only zip archives have one that says so.
 
     Raises:
-        TorchDamage: It is cut off, or was never written.
+        FileDamage: It is cut off, or was never written.
         OSError: It cannot be read.
     """
     with open_regular(path) as file:
@@ -169,7 +156,7 @@ def check_end(path: Path) -> None:
         if start.startswith(b"PK"):
             _refuse_large_directory(file)
         elif not start.strip(b"\0"):
-            raise TorchDamage("begins with zeros only: it was not written whole")
+            raise FileDamage("begins with zeros only: it was not written whole")
 
 
 def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
@@ -180,19 +167,18 @@ def _read_zip(file: IO[bytes], largest_pickle: int) -> TorchFile:
             _refuse_bomb(members, os.fstat(file.fileno()).st_size, len(archive.infolist()))
             pickles = [name for name in members if name == "data.pkl" or name.endswith("/data.pkl")]
             if len(pickles) != 1:
-                raise TorchDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
+                raise FileDamage(f"is a zip archive with {len(pickles) or 'no'} data.pkl, not a file of torch.save")
             _refuse_large_pickle(members[pickles[0]], largest_pickle)
             if not members[pickles[0]].CRC:  # torch can leave checksums out
                 del members[pickles[0]].CRC
             with archive.open(pickles[0]) as stream:
                 replayed = _replay(stream.read(largest_pickle + 1), largest_pickle)
     except _ZIP_ERRORS as error:
-        raise TorchDamage(f"is not a complete zip archive ({error})") from None
+        raise FileDamage(f"is not a complete zip archive ({error})") from None
     folder = pickles[0].removesuffix("data.pkl") + "data/"
     storages = {name.removeprefix(folder): entry for name, entry in members.items() if name.startswith(folder)}
     stored = {key: entry.file_size for key, entry in storages.items()}
-    checksums = {key: entry.CRC for key, entry in storages.items()}
-    file_content = _describe(replayed, stored, checksums)
+    file_content = _describe(replayed, stored)
     _check_storages(file_content)
     return file_content
 
@@ -205,29 +191,29 @@ def _refuse_large_directory(file: IO[bytes]) -> None:
     tail = file.read(tail_size)
     end = tail.rfind(b"PK\x05\x06")
     if end < 0 or len(tail) - end < _SMALLEST_ZIP:
-        raise TorchDamage("has no end of its zip directory: it is cut off, or was still being written")
+        raise FileDamage("has no end of its zip directory: it is cut off, or was still being written")
     directory = struct.unpack_from("<L", tail, end + 12)[0]
     record = tail.rfind(b"PK\x06\x06", 0, end)
     if directory == 2**32 - 1 and record >= 0 and len(tail) >= record + 48:
         directory = struct.unpack_from("<Q", tail, record + 40)[0]
     if directory > LARGEST_DIRECTORY:
-        raise TorchDamage(f"has a zip directory of {directory:,} bytes; it is not read")
+        raise FileDamage(f"has a zip directory of {directory:,} bytes; it is not read")
     file.seek(0)
 
 
 def _refuse_bomb(members: Mapping[str, zipfile.ZipInfo], size: int, count: int) -> None:
     if len(members) != count:
-        raise TorchDamage("has two archive members of one name")
+        raise FileDamage("has two archive members of one name")
     declared = sum(entry.file_size for entry in members.values())
     if declared > size + LARGEST_PICKLE:
-        raise TorchDamage(f"is a zip bomb: {declared:,} bytes are packed into {size:,}; it is not unpacked")
+        raise FileDamage(f"is a zip bomb: {declared:,} bytes are packed into {size:,}; it is not unpacked")
 
 
 def _refuse_large_pickle(entry: zipfile.ZipInfo, largest: int) -> None:
     if entry.file_size > largest:
-        raise TorchDamage(f"has a data.pkl of {entry.file_size:,} bytes; it is not read")
+        raise FileDamage(f"has a data.pkl of {entry.file_size:,} bytes; it is not read")
     if entry.file_size > max(_SUSPICIOUS_PICKLE, _HIGHEST_COMPRESSION * entry.compress_size):
-        raise TorchDamage(
+        raise FileDamage(
             f"is a zip bomb: its data.pkl of {entry.file_size:,} bytes is packed into {entry.compress_size:,}; "
             "it is not unpacked"
         )
@@ -235,11 +221,11 @@ def _refuse_large_pickle(entry: zipfile.ZipInfo, largest: int) -> None:
 
 def _replay(content: bytes, largest: int) -> InertPickle:
     if len(content) > largest:
-        raise TorchDamage(f"has a data.pkl of more than {largest:,} bytes; it is not read")
+        raise FileDamage(f"has a data.pkl of more than {largest:,} bytes; it is not read")
     try:
         return read_pickle(content)
     except PickleDamage as damage:
-        raise TorchDamage(f"has a data.pkl that {damage}", damage.names) from None
+        raise FileDamage(f"has a data.pkl that {damage}", damage.names) from None
 
 
 def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
@@ -253,19 +239,19 @@ def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
                 raise
             return _parse_legacy(content + file.read(largest - len(content)))
     except PickleDamage as damage:
-        raise TorchDamage(f"holds a pickle that {damage}", damage.names) from None
+        raise FileDamage(f"holds a pickle that {damage}", damage.names) from None
 
 
 def _parse_legacy(content: bytes) -> TorchFile:
     replayed = read_pickle(content)
     if replayed.value != _LEGACY_MAGIC:
-        return _describe(replayed, {}, {})
+        return _describe(replayed, {})
     for _ in range(3):
         replayed = read_pickle(content, replayed.end)
-    return _describe(replayed, {}, {})
+    return _describe(replayed, {})
 
 
-def _describe(replayed: InertPickle, stored: Mapping[str, int], checksums: Mapping[str, int]) -> TorchFile:
+def _describe(replayed: InertPickle, stored: Mapping[str, int]) -> TorchFile:
     tensors: list[Tensor] = []
     whole: dict[tuple[str, ...], int] = {}
     try:
@@ -277,8 +263,8 @@ def _describe(replayed: InertPickle, stored: Mapping[str, int], checksums: Mappi
             if shape is not None:
                 whole[path] = prod(shape)
     except PickleDamage as damage:
-        raise TorchDamage(f"has a pickle that {damage}", replayed.names) from None
-    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, checksums, whole)
+        raise FileDamage(f"has a pickle that {damage}", replayed.names) from None
+    return TorchFile(replayed.value, tuple(tensors), replayed.names, stored, whole)
 
 
 def _find_tensor(path: tuple[str, ...], call: Call) -> Tensor | None:
@@ -327,7 +313,7 @@ def _check_storages(file: TorchFile) -> None:
         stored = file.stored_bytes.get(tensor.storage.key)
         if stored is None:
             name = ".".join(tensor.path)[:_LONGEST_TEXT] or "a tensor"
-            raise TorchDamage(f"lacks the storage {tensor.storage.key[:_LONGEST_TEXT]} of {name}", file.names)
+            raise FileDamage(f"lacks the storage {tensor.storage.key[:_LONGEST_TEXT]} of {name}", file.names)
         if size is not None and stored < tensor.storage.items * size:
             text = f"holds {stored:,} bytes for a storage of {tensor.storage.items * size:,}"
-            raise TorchDamage(text, file.names)
+            raise FileDamage(text, file.names)

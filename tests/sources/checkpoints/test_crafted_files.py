@@ -82,11 +82,6 @@ class TestCraftedPickles:
         checkpoint = answer_soon(partial(read_checkpoint, tmp_path))
         assert problem in " ".join(checkpoint.damage)
 
-    def test_a_million_dimensions_are_no_shape(self, tmp_path: Path) -> None:
-        shape = b"(" + (b"\x8a\x08" + b"\xff" * 7 + b"\x7f") * 100_000 + b"t"
-        write_pickle(tmp_path / "model.pt", tensors_of_one_key(9_000, 9, shape))
-        assert answer_soon(partial(read_checkpoint, tmp_path)).stated_parameters is None
-
     def test_a_compressed_pickle_is_not_unpacked(self, tmp_path: Path) -> None:
         write_pickle(tmp_path / "model.pt", b"\x80\x02](" + b"N" * (100 * 2**20) + b"e.", zipfile.ZIP_DEFLATED)
         checkpoint = answer_soon(partial(read_checkpoint, tmp_path))
@@ -203,23 +198,6 @@ class TestWhatIsNoFile:
         assert answer.code == 4
         assert f"{name} is a FIFO; it is not read" in answer.err
 
-    def test_a_fifo_in_the_place_of_metadata_is_one_message(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        os.mkfifo(tmp_path / ".metadata")
-        (tmp_path / "__0_0.distcp").write_bytes(b"x")
-        answer = run(capsys, "checkpoint", tmp_path)
-        assert [line for line in answer.err.splitlines() if ".metadata" in line] == [
-            "perfscope: warning: .metadata is a FIFO; it is not read"
-        ]
-
-    def test_a_fifo_alone(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        os.mkfifo(tmp_path / "model.pt")
-        answer = run(capsys, "checkpoint", tmp_path / "model.pt")
-        assert answer.code == 1
-        assert "is a FIFO, not a checkpoint" in answer.err
-        assert "model.pt is a FIFO; it is not read" in run(capsys, "checkpoint", tmp_path).err
-
     def test_a_link_to_a_device_and_a_socket(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (tmp_path / "model.pt").symlink_to("/dev/zero")
         with socket.socket(socket.AF_UNIX) as server:
@@ -298,17 +276,6 @@ class TestWhatIsNoFile:
 
 class TestManyFiles:
     """Time grows with the number of files, and not faster."""
-
-    NAMES = ("mp_rank_{}_model_states.pt", "x{}.dat", "model_rank_{}.pt")
-
-    def test_files(self, tmp_path: Path) -> None:
-        """Sixteen times as many: at the square, 256 times as long."""
-        for count in (2_000, 32_000):
-            (tmp_path / str(count)).mkdir()
-            for number in range(count):
-                os.mknod(tmp_path / str(count) / self.NAMES[number % 3].format(number))
-        large, small = (partial(read_checkpoint, tmp_path / count) for count in ("32000", "2000"))
-        assert len(assert_ratio(large, small, 70).damage) < 100
 
     def test_checkpoints(self, tmp_path: Path) -> None:
         """Each is compared with all others of its series."""

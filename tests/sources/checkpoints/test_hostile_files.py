@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfscope.sources.checkpoints.checkpoint import read_checkpoint
-from perfscope.sources.checkpoints.torch_files import TorchDamage, read_torch_file
+from perfscope.sources.checkpoints.listing import FileDamage
+from perfscope.sources.checkpoints.torch_files import read_torch_file
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
 from tests.sources.checkpoints.checkpoint_files import FIXTURES, kinds, sizes_of, write_safetensors
@@ -71,26 +72,13 @@ class TestHostileFiles:
             archive.writestr("archive/data.pkl", content)
         assert not read_checkpoint(tmp_path / "model.pt").damage
 
-    def test_a_zip_bomb_is_not_unpacked(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        with zipfile.ZipFile(tmp_path / "model.pt", "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr("archive/data.pkl", bytes(300 * 2**20))
-        answer = run(capsys, "checkpoint", tmp_path)
-        assert answer.code == 4
-        assert "is a zip bomb" in answer.err
-
-    def test_a_zip_with_a_directory_of_terabytes_is_refused(self, tmp_path: Path) -> None:
-        end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 1, 1, 2**31, 0, 0)
-        (tmp_path / "model.pt").write_bytes(b"PK\x03\x04" + bytes(100) + end)
-        with pytest.raises(TorchDamage, match="directory of 2,147,483,648 bytes"):
-            read_torch_file(tmp_path / "model.pt")
-
     def test_a_name_in_the_zip_that_is_no_text_is_damage(self, tmp_path: Path) -> None:
         content = bytearray((FIXTURES / "deepspeed_zero1/global_step2/mp_rank_00_model_states.pt").read_bytes())
         entry = content.index(b"PK\x01\x02")
         content[entry + 9] |= 0x08  # the name is said to be UTF-8
         content[entry + 46] = 0x80
         (tmp_path / "model.pt").write_bytes(content)
-        with pytest.raises(TorchDamage, match="is not a complete zip archive"):
+        with pytest.raises(FileDamage, match="is not a complete zip archive"):
             read_torch_file(tmp_path / "model.pt")
 
     def test_references_in_circles_and_deep_nesting_end(self, tmp_path: Path) -> None:
@@ -101,7 +89,7 @@ class TestHostileFiles:
                 archive.writestr("archive/data.pkl", b"\x80\x02" + inside + b".")
             if inside is circle:
                 assert read_torch_file(tmp_path / "model.pt").tensors == ()
-        with pytest.raises(TorchDamage, match="nested deeper than 200 levels"):
+        with pytest.raises(FileDamage, match="nested deeper than 200 levels"):
             read_torch_file(tmp_path / "model.pt")
 
     @pytest.mark.parametrize(
@@ -143,7 +131,7 @@ class TestHostileFiles:
     @settings(max_examples=150, deadline=None)
     @given(st.data())
     def test_no_damage_ever_escapes(self, tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-        """Every cut and every changed byte of a real file gives tensors or a TorchDamage, never another error."""
+        """Every cut and every changed byte of a real file gives tensors or a FileDamage, never another error."""
         whole = (FIXTURES / "deepspeed_zero3/global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt").read_bytes()
         changed = bytearray(whole[: data.draw(st.integers(0, len(whole)))])
         for _ in range(data.draw(st.integers(0, 8))):
@@ -151,7 +139,7 @@ class TestHostileFiles:
                 changed[data.draw(st.integers(0, len(changed) - 1))] = data.draw(st.integers(0, 255))
         path = tmp_path_factory.getbasetemp() / "changed.pt"
         path.write_bytes(changed)
-        with contextlib.suppress(TorchDamage):
+        with contextlib.suppress(FileDamage):
             read_torch_file(path)
 
 

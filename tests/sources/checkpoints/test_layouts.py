@@ -32,14 +32,6 @@ class TestLayouts:
         assert answer.code == 4
         assert "names global_step11 as the latest checkpoint, which is missing" in answer.err
 
-    def test_megatrons_tracker_is_a_number(self, tmp_path: Path) -> None:
-        for number in (10, 20):
-            folder = tmp_path / f"iter_{number:07d}" / "mp_rank_00"
-            folder.mkdir(parents=True)
-            (folder / "model_optim_rng.pt").write_bytes(b"x")
-        (tmp_path / "latest_checkpointed_iteration.txt").write_text("10")
-        assert read_checkpoint(tmp_path).tag == "iter_0000010"
-
     def test_the_universal_format_holds_12_bytes_a_parameter(self, tmp_path: Path) -> None:
         import torch
 

@@ -59,11 +59,6 @@ def test_a_missing_file_of_a_rank_is_a_problem(saved: Path, name: str) -> None:
     assert name in " ".join(read_checkpoint(saved).damage)
 
 
-def test_a_save_without_its_metadata_did_not_complete(saved: Path) -> None:
-    (saved / ".metadata").unlink()
-    assert ".metadata" in " ".join(read_checkpoint(saved).damage)
-
-
 def test_common_pt_is_never_unpickled_and_named_where_it_would_run_code(
     saved: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

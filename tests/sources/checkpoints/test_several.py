@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -115,40 +114,12 @@ def age(path: Path, seconds: int) -> None:
         os.utime(file, (1_700_000_000 - seconds,) * 2)
 
 
-def shown(path: Path) -> tuple[str | None, list[str]]:
-    checkpoint = read_checkpoint(path)
-    return checkpoint.tag, [each.name for each in checkpoint.checkpoints]
-
-
-def test_a_universal_checkpoint_is_of_the_series_of_the_one_it_was_made_of_and_its_tracker_names_it(
-    tmp_path: Path,
-) -> None:
-    for step in (10, 20):
-        save(tmp_path / f"global_step{step}" / "mp_rank_00_model_states.pt", step)
-    for state in ("fp32", "exp_avg", "exp_avg_sq"):
-        save(tmp_path / "global_step10_universal" / "zero" / "w" / f"{state}.pt")
-    (tmp_path / "latest_universal").write_text("global_step10_universal")
-    tag, names = shown(tmp_path)
-    assert tag == "global_step10_universal"
-    assert sorted(names) == ["global_step10", "global_step10_universal", "global_step20"]
-    checkpoint = read_checkpoint(tmp_path)
-    assert [file.path for file in checkpoint.files] == [
-        f"zero/w/{state}.pt" for state in ("exp_avg", "exp_avg_sq", "fp32")
-    ]
-
-
 def test_without_steps_the_time_of_modification_decides(tmp_path: Path) -> None:
     age(save(tmp_path / "best.pt"), 10)
     age(save(tmp_path / "other.pt"), 20)
     checkpoint = read_checkpoint(tmp_path)
     assert checkpoint.tag == "best.pt"
     assert checkpoint.notes == ("best.pt is the newest by its time of modification.",)
-
-
-def test_of_two_models_the_newest_of_the_one_that_was_saved_last_is_shown(tmp_path: Path) -> None:
-    for name, epoch, seconds in (("bert", 1, 30), ("bert", 9, 20), ("gpt", 1, 10), ("gpt", 2, 5)):
-        age(save(tmp_path / f"{name}_epoch{epoch}.pt"), seconds)
-    assert shown(tmp_path)[0] == "gpt_epoch2.pt"
 
 
 def test_the_others_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,18 +182,6 @@ def test_a_newest_that_is_half_written_is_said_with_the_newest_complete_one(
     assert "| step_100" in answer.out
 
 
-def test_a_distributed_save_without_metadata_is_not_complete(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for step in (1, 2):
-        (tmp_path / f"step-{step}").mkdir()
-        (tmp_path / f"step-{step}" / "__0_0.distcp").write_bytes(b"x" * 10)
-    answer = run(capsys, "checkpoint", tmp_path)
-    assert answer.code == 4
-    assert "step-2 is the newest checkpoint and not complete (.metadata is missing" in answer.err
-    assert "no other one is" in answer.err
-
-
 def test_links_are_followed_once_and_broken_ones_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, elsewhere = tmp_path / "out", tmp_path / "elsewhere"
     make_series(folder)
@@ -258,15 +217,3 @@ def test_a_list_of_names_is_taken_apart_like_a_folder(tmp_path: Path) -> None:
     checkpoint = read_checkpoint(listing)
     assert checkpoint.tag == "checkpoint-1000"
     assert [each.step for each in checkpoint.checkpoints] == [500, 1000]
-
-
-def test_another_one_that_cannot_be_read_does_not_hide_the_newest(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    make_series(tmp_path)
-    (tmp_path / "step_100" / "model.pt").write_bytes(b"PK")
-    answer = run(capsys, "checkpoint", tmp_path)
-    assert answer.code == 0
-    assert "no: model.pt" in answer.out
-    shutil.rmtree(tmp_path / "step_100")
-    assert run(capsys, "checkpoint", tmp_path).code == 0

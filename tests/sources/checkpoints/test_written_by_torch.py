@@ -106,13 +106,6 @@ class TestWrittenByTorch:
             torch.save({"weight": whole[layer].clone()}, tmp_path / f"layer_{layer:02d}-model_00-model_states.pt")
         assert "unused_storage" not in kinds(sizes_of(tmp_path))
 
-    def test_tied_weights_count_once(self, tmp_path: Path) -> None:
-        import torch
-
-        shared = torch.zeros(100)
-        torch.save({"module": {"embedding": shared, "head": shared}}, tmp_path / "mp_rank_00_model_states.pt")
-        assert sizes_of(tmp_path).parameters == 100
-
     @pytest.mark.filterwarnings("ignore")
     @pytest.mark.parametrize("is_tied", [True, False])
     def test_tied_weights_of_a_distributed_checkpoint_count_once(self, tmp_path: Path, is_tied: bool) -> None:
