@@ -399,6 +399,7 @@ class HistoryRecorder:
             device=device,
             first_step=self._first_step,
             started_ns=self._started_ns,
+            stopped_ns=time.time_ns(),
             allocated_bytes=int(stats["allocated_bytes"]["all"]["current"]),
             reserved_bytes=int(stats["reserved_bytes"]["all"]["current"]),
             peak_allocated_bytes=int(stats["allocated_bytes"]["all"]["peak"]),
@@ -408,12 +409,24 @@ class HistoryRecorder:
             limit=self._most_events,
             torch=str(torch.__version__),
             **ending,
+            bucket_bytes=value_or_none(lambda: _bucket_bytes(self._trained()[0])),
         )
 
 
 def is_in_use(torch: Any) -> bool:
     """Whether the process uses a GPU: asking the allocator earlier would initialise CUDA."""
     return bool(torch.cuda.is_available() and torch.cuda.is_initialized())
+
+
+def _bucket_bytes(parts: Iterable[Any]) -> tuple[int, ...] | None:
+    """The sizes of DDP's buckets, where gradients are copied into them; None elsewhere."""
+    for part in parts:
+        if not hasattr(part, "reducer") or getattr(part, "gradient_as_bucket_view", True):
+            continue
+        data = part._get_ddp_logging_data()
+        text = data.get("rebuilt_bucket_sizes") or data.get("bucket_sizes") or ""
+        return tuple(int(size) for size in str(text).replace(",", " ").split())
+    return None
 
 
 def _write_lines(path: str, header: MemoryHeader, lines: Iterable[bytes], events: int) -> None:

@@ -70,6 +70,7 @@ class MemoryHeader:
         first_step: The first training step that the history covers.
         last_step: The last one; the running one at an out-of-memory error.
         started_ns: When recording began, on the wall clock.
+        stopped_ns: When it ended.
         allocated_bytes: What tensors held at the end.
         reserved_bytes: What the allocator held at the end.
         peak_allocated_bytes: The most that tensors held since the process started.
@@ -79,6 +80,7 @@ class MemoryHeader:
         limit: How many events the allocator keeps; the history is cut at its begin where it has as many.
         torch: Version of torch.
         request_bytes: What could not be allocated, at an out-of-memory error.
+        bucket_bytes: Sizes of the buckets of DistributedDataParallel, where they are copies of the gradients.
         schema: ``perfscope/memory/1``.
     """
 
@@ -90,6 +92,7 @@ class MemoryHeader:
     first_step: int
     last_step: int
     started_ns: int
+    stopped_ns: int
     allocated_bytes: int
     reserved_bytes: int
     peak_allocated_bytes: int
@@ -99,5 +102,6 @@ class MemoryHeader:
     limit: int
     torch: str
     request_bytes: int | None = None
+    bucket_bytes: tuple[int, ...] | None = None
     schema: str = MEMORY_SCHEMA
     kind: str = "memory"

@@ -32,6 +32,7 @@ class _Header(msgspec.Struct, tag_field="kind", tag="memory"):
     first_step: int
     last_step: int
     started_ns: int
+    stopped_ns: int
     allocated_bytes: int
     reserved_bytes: int
     peak_allocated_bytes: int
@@ -41,6 +42,7 @@ class _Header(msgspec.Struct, tag_field="kind", tag="memory"):
     limit: int
     torch: str
     request_bytes: int | None = None
+    bucket_bytes: tuple[int, ...] | None = None
     schema: str = ""
 
 
