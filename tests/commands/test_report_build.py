@@ -157,14 +157,6 @@ class TestBlocks:
         assert path.read_text().endswith("<!-- /perfscope -->\n\nMore text.\n")
         assert subprocess.check_output(["git", "hash-object", "raw.csv"], cwd=tmp_path, text=True)[:12] == blob
 
-    def test_building_twice_gives_the_same_bytes(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        (tmp_path / "raw.csv").write_text(RAW)
-        path = write_report(tmp_path, "report table raw.csv")
-        run(capsys, "report", "build", path)
-        first = path.read_bytes()
-        run(capsys, "report", "build", path)
-        assert path.read_bytes() == first
-
     def test_paths_start_at_the_nearest_folder_above_where_they_exist(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
@@ -176,31 +168,11 @@ class TestBlocks:
         assert "| 380" in path.read_text()
         assert str(tmp_path) not in path.read_text()
 
-    def test_a_table_of_another_shape_is_named_by_its_lines(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        (tmp_path / "raw.csv").write_text(RAW)
-        path = write_report(tmp_path, "report table raw.csv")
-        run(capsys, "report", "build", path)
-        (tmp_path / "raw.csv").write_text(RAW + "8,700,7\n")
-        answer = check(capsys, path)
-        assert answer.code == 3
-        lines = answer.data["results"]["reports"][0]["blocks"][0]["lines"]
-        assert any("700" in line for line in lines)
-
     def test_chosen_sections_and_heading_levels(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = write_report(tmp_path, "checkpoint --size 7B --gpus 8 :: Planned size")
         assert run(capsys, "report", "build", path).code == 0
         assert "\n### Planned size\n" in path.read_text()
         assert "# A checkpoint of" not in path.read_text()
-
-    def test_sections_come_in_the_order_of_their_titles(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = write_report(tmp_path, "checkpoint --size 181B --gpus 256 :: Published sizes; Planned size")
-        assert run(capsys, "report", "build", path).code == 0
-        headings = [line for line in path.read_text().splitlines() if line.startswith("###")]
-        assert headings == ["### Published sizes", "### Planned size"]
 
     def test_a_report_without_chosen_sections_is_whole_and_below_its_heading(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import gzip
 import os
 import pickle
 import struct
-import sys
 import tarfile
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
-from types import FrameType
 
 import numpy as np
 import pytest
@@ -104,13 +100,6 @@ def test_what_stands_around_lines_makes_no_other_figure(
     assert figure == truth or (figure is None and name == "olmo" and is_rewritten)
 
 
-def test_binary_bytes_between_the_lines_of_a_log_are_passed_over(tmp_path: Path) -> None:
-    path = tmp_path / "run.log"
-    lines = [megatron(n, 1000.0 + n).encode() for n in range(1, 400)]
-    path.write_bytes(b"".join(lines[:300]) + bytes(4096) + NOISE[:3000] + b"\n" + b"".join(lines[300:]))
-    assert len(seconds(read_log(path))) in (398, 399)
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "gbk", "shift_jis", "koi8-r", "utf-16"])
 def test_messages_in_other_languages_change_nothing(encoding: str, tmp_path: Path) -> None:
     words = {"gbk": "训练开始第一轮", "shift_jis": "学習を開始します", "koi8-r": "Начало обучения"}.get(
@@ -141,35 +130,3 @@ def test_a_folder_of_very_many_files_is_searched_at_once(tmp_path: Path, monkeyp
     logs = assert_ratio(lambda: find_logs([tmp_path]), lambda: list(os.walk(tmp_path)), 40)
     assert len(logs) == 20
     assert looked_at["files"] <= 20 * ROUNDS
-
-
-def test_a_log_costs_the_same_however_many_there_are(tmp_path: Path) -> None:
-    """What is the same for all logs is prepared once: for the first of them."""
-    paths = [tmp_path / f"run{number}.log" for number in range(60)]
-    for number, path in enumerate(paths):
-        path.write_text("".join(megatron(n, 1000.0 + number) for n in range(1, 4)))
-    calls = [calls_of(partial(read_log, path)) for path in paths]
-    assert len(set(calls[1:])) == 1
-    assert calls[1] < 4_000
-    summaries = [summarize_log(read_log(path)) for path in paths]
-    assert [summary.times.median_s for summary in summaries] == pytest.approx([1.0 + n / 1000 for n in range(60)])
-
-
-def calls_of(work: Callable[[], object]) -> int:
-    """How many functions of Python a work calls; the collector, whose finalizers are of other work, does not run."""
-    calls = 0
-
-    def count_call(_frame: FrameType, event: str, _arg: object) -> None:
-        nonlocal calls
-        calls += event == "call"
-
-    before, collects = sys.getprofile(), gc.isenabled()
-    gc.disable()
-    sys.setprofile(count_call)
-    try:
-        work()
-    finally:
-        sys.setprofile(before)
-        if collects:
-            gc.enable()
-    return calls

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import gzip
-import re
 from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from perfscope.errors import SourceError
 from perfscope.sources.joblog import reading
@@ -31,28 +28,6 @@ def test_blocks_hold_whole_lines_and_lose_nothing(tmp_path: Path) -> None:
     assert all(part.endswith(b"\n") for part in parts)
 
 
-def test_a_long_line_of_bars_comes_in_parts_of_whole_bars(tmp_path: Path) -> None:
-    for bar in (b"\r50%%|# | %7d/9", b"50%%|# | %7d/9\r\n", b"%7d"):
-        text = b"first\n" + b"".join(bar % number for number in range(600_000)) + b"\nlast\n"
-        (tmp_path / "a.log").write_bytes(text)
-        parts = list(read_blocks(tmp_path / "a.log"))
-        assert b"".join(parts) == text
-        assert all(part.endswith((b"\n", b"\r")) for part in parts)
-        assert not any(part.startswith(b"\n") for part in parts)
-        assert max(map(len, parts)) <= (4 << 20 if b"\r" in bar else len(text))
-
-
-def test_the_half_line_at_the_end_is_there(tmp_path: Path) -> None:
-    (tmp_path / "a.log").write_bytes(b"one\ntwo")
-    assert whole(tmp_path / "a.log") == b"one\ntwo"
-
-
-def test_a_compressed_log_reads_as_itself(tmp_path: Path) -> None:
-    text = b"".join(b"line %d\n" % n for n in range(2000))
-    (tmp_path / "a.log.gz").write_bytes(gzip.compress(text))
-    assert whole(tmp_path / "a.log.gz") == text
-
-
 def test_a_cut_compressed_log_gives_what_came_before_the_cut(tmp_path: Path) -> None:
     text = b"".join(b"%d %d\n" % (n, n * 7919) for n in range(50_000))
     (tmp_path / "a.log.gz").write_bytes(gzip.compress(text)[:-2000])
@@ -70,12 +45,6 @@ def test_a_file_that_only_begins_like_gzip_is_named(tmp_path: Path) -> None:
 def test_a_log_of_powershell_is_utf16(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes("step: 1\nstep: 2\n".encode("utf-16"))
     assert whole(tmp_path / "a.log") == b"step: 1\nstep: 2\n"
-
-
-def test_a_binary_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(bytes(range(256)) * 40)
-    with pytest.raises(SourceError, match="binary"):
-        whole(tmp_path / "a.bin")
 
 
 def test_a_hole_that_rotation_left_is_no_binary() -> None:
@@ -129,17 +98,6 @@ def test_of_a_line_of_ten_megabytes_only_the_ends_are_looked_at(
     read_log(path)
     assert sum(lengths) < 1 << 15
     assert_ratio(partial(read_log, path), partial(read_log, plain), 30)
-
-
-@given(st.text("\x1b[]0;m?\x07\\a\n"))
-def test_escape_sequences_in_a_row_go_as_they_do_one_by_one(text: str) -> None:
-    one = rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]{0,400}(?:\x07|\x1b\\)|[@-Z\\-_])"
-    assert to_plain_text(text.encode()) == re.sub(one, b"", text.encode())
-
-
-def test_a_window_title_without_an_end_takes_no_line_with_it() -> None:
-    assert to_plain_text(b"\x1b]0;title\x07a\x1b]0;cut\nstep 1\nb\x07c\n").startswith(b"a")
-    assert b"\nstep 1\nb" in to_plain_text(b"\x1b]0;title\x07a\x1b]0;cut\nstep 1\nb\x07c\n")
 
 
 def test_both_ends_of_a_long_line_are_read() -> None:

@@ -28,11 +28,6 @@ def test_a_speed_that_leaves_a_single_number_of_steps_gives_the_steps(tmp_path: 
     assert summary.loss == FirstAndLast(2.5, 1.5)
 
 
-def test_without_dictionaries_the_loss_is_that_of_the_run(tmp_path: Path) -> None:
-    summary = summarize_log(read(tmp_path, end(100.0, 32.0, 4.0)))
-    assert summary.loss == FirstAndLast(2.0, 2.0)
-
-
 def test_steps_that_the_rounded_speed_leaves_open_are_absent(tmp_path: Path) -> None:
     summary = summarize_log(read(tmp_path, DICTIONARIES, end(86400.0, 9.872, 1.234)))
     assert (summary.status, summary.iterations) == ("ok", None)
@@ -44,10 +39,3 @@ def test_steps_that_the_rounded_speed_leaves_open_are_absent(tmp_path: Path) -> 
 def test_a_speed_of_too_few_digits_gives_no_time(tmp_path: Path) -> None:
     summary = summarize_log(read(tmp_path, DICTIONARIES, end(86400.0, 9.872, 0.007)))
     assert (summary.status, summary.times.median_s, summary.samples_per_s) == ("ok", None, 9.872)
-
-
-def test_losses_alone_are_iterations_of_unknown_time(tmp_path: Path) -> None:
-    summary = summarize_log(read(tmp_path, DICTIONARIES))
-    assert summary.status == "incomplete"
-    assert summary.reason is not None
-    assert "no iteration" not in summary.reason

@@ -91,13 +91,6 @@ class TestDeepSpeed:
         [save] = log.saves
         assert (save.iteration, save.wall_ns, save.source) == (10, 8_500_000_000, "timestamps")
 
-    def test_world_size_of_its_configuration_is_the_data_parallel_size(self, tmp_path: Path) -> None:
-        log = read(
-            tmp_path, "[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   world_size ................... 16\n"
-        )
-        assert (log.number("gpus"), log.number("dp")) == (None, 16)
-        assert log.framework == "deepspeed"
-
     def test_a_name_gives_the_batch_that_makes_a_time_of_a_speed(self, tmp_path: Path) -> None:
         (tmp_path / "1n8g").mkdir()
         lines = [
@@ -139,10 +132,6 @@ class TestHuggingFace:
         assert [log.number(name) for name in ("gbs", "mbs", "gas")] == [224, 8, 4]
         assert log.number("parameters") == 7_615_616_512
 
-    def test_every_gpu_is_a_replica(self, tmp_path: Path) -> None:
-        log = read(tmp_path, self.START, self.END)
-        assert (log.number("dp"), log.number("gpus")) == (7, 7)
-
     def test_another_size_of_gpt2_is_its_overridden_configuration(self, tmp_path: Path) -> None:
         shell = "+ CMD='--config_overrides n_embd=1,n_layer=1'\n"
         config = (
@@ -162,13 +151,6 @@ class TestHuggingFace:
         assert fact is not None
         assert fact.value == "full"
 
-    def test_the_first_loss_is_kept(self, tmp_path: Path) -> None:
-        log = read(tmp_path, self.START, "{'loss': 3.5, 'epoch': 0.1}\n{'loss': '2.5', 'epoch': 0.2}\n", self.END)
-        fact = log.fact("first_loss")
-        assert fact is not None
-        assert fact.value == 3.5
-        assert log.iterations.loss.tolist() == [2.5]
-
     def test_the_slowest_node_counts(self, tmp_path: Path) -> None:
         log = read(tmp_path, self.START, self.END, self.END.replace("250.0", "275.0"), self.END)
         assert seconds(log) == [11.0]
@@ -185,10 +167,6 @@ class TestHuggingFace:
         assert len(log.iterations) == 0
         assert log.remarks[0].startswith("steps-unknown")
 
-    def test_a_dictionary_over_several_lines(self, tmp_path: Path) -> None:
-        log = read(tmp_path, self.START, self.END.replace(", ", ",\n "))
-        assert seconds(log) == [10.0]
-
     def test_the_metrics_block_has_a_clock(self, tmp_path: Path) -> None:
         block = (
             "***** train metrics *****\n  epoch                    =        1.0\n"
@@ -203,16 +181,6 @@ class TestHuggingFace:
         log = read(tmp_path, self.START, bars, evaluation, "\n")
         assert seconds(log) == [2.0, 2.0, 2.0]
 
-    def test_losses_may_be_nan_and_are_never_evaluated(self, tmp_path: Path) -> None:
-        log = read(
-            tmp_path,
-            self.START,
-            "{'loss': nan, 'epoch': __import__('os').getpid()}\n",
-            "{'loss': '2.0750'}\n",
-            self.END,
-        )
-        assert log.iterations.loss.tolist() == [2.075]
-
 
 class TestTorchtitan:
     def test_times_come_from_the_dates_over_the_steps_between(self, tmp_path: Path) -> None:
@@ -223,12 +191,6 @@ class TestTorchtitan:
         assert log.iterations.tflops_per_gpu.tolist() == [336.63] * 3
         assert log.memory.reserved_bytes == int(37.12 * 2**30)
         assert log.memory.total_bytes == 80 * 2**30
-
-    def test_every_rank_without_a_label(self, tmp_path: Path) -> None:
-        lines = [titan(n, f"22:30:5{n},{rank}00", label="") for n in (1, 2, 3) for rank in range(3)]
-        log = read(tmp_path, *lines)
-        assert seconds(log) == [None, 1.0, 1.0]
-        assert log.copies == 6
 
     def test_the_start_line_gives_the_batch(self, tmp_path: Path) -> None:
         start = (
@@ -313,11 +275,3 @@ class TestStepsOfEpochs:
         assert (log.framework, log.iterations.iteration.tolist()) == ("torchtune", [1, 2, 3, 4, 5, 6])
         assert seconds(log) == [None, 30.0, 30.0, None, 30.0, 30.0]
         assert [source.samples_per_s for source in log.other_sources] == []
-
-    def test_a_validation_is_no_step_of_torchtune(self, tmp_path: Path) -> None:
-        bars = "1|{n}|Loss: 2.13:  10%|#         | {n}/9 [{t}<00:30, 27.00s/it]\n"
-        lines = [bars.format(n=n, t=f"0{n // 2}:{n % 2 * 30:02d}") for n in (1, 2, 3)]
-        log = read(
-            tmp_path, *lines, "Step 3 | val_loss:2.0\n", bars.format(n=4, t="07:00"), bars.format(n=5, t="07:30")
-        )
-        assert log.iterations.disturbed.tolist() == ["", "", "", "evaluation", ""]

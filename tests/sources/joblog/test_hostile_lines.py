@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.log_excerpts import EXCERPTS as FOLDER
 from benchmarks.log_excerpts import load
-from perfscope.sources.joblog import reading
-from perfscope.sources.joblog.log_format import MOST_OF_LINE, FormatState, Rule
+from perfscope.sources.joblog.log_format import MOST_OF_LINE
 from perfscope.sources.joblog.reading import read_log
 from perfscope.sources.joblog.registry import FORMATS
 from tests.ratios import assert_ratio
@@ -62,26 +59,6 @@ def test_a_line_of_half_records_takes_no_longer_than_records(path: Path, tmp_pat
             assert_ratio(partial(read_log, log), partial(read_log, records), MOST_OF_RECORDS)
 
 
-@pytest.mark.parametrize("path", EXCERPTS, ids=lambda path: path.stem)
-def test_of_a_line_of_many_records_each_rule_reads_at_most_eight(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However long it is: what is read of text grows with its lines, not with what each of them holds."""
-    numbers = Counter[tuple[int, int]]()
-    find_lines = reading._LogReader.find_lines
-
-    def count_lines(reader: Any, text: bytes) -> Any:
-        lines = list(find_lines(reader, text))
-        numbers.update((id(rule), line.line) for rule, _, line in lines)
-        return lines
-
-    monkeypatch.setattr(reading._LogReader, "find_lines", count_lines)
-    log = tmp_path / "run.log"
-    log.write_text("".join(path.read_text().splitlines())[:3000] * 5 + "\n")
-    read_log(log)
-    assert max(numbers.values(), default=0) <= MOST_OF_LINE
-
-
 def test_a_rule_that_reaches_beyond_its_line_is_tried_at_one_place() -> None:
     """A search in each of many lines, up to where the rule reaches, would cost the square of the text."""
     rules = [rule for log_format in FORMATS for rule in log_format.rules if rule.reach]
@@ -120,8 +97,3 @@ def test_a_match_fits_into_the_span_of_its_rule() -> None:
         longest = re._parser.parse(rule.regex.pattern.decode("latin-1")).getwidth()[1]  # type: ignore[attr-defined]
         assert rule.span is not None
         assert longest - len(rule.anchor) <= sum(rule.span), rule.anchor
-
-
-def test_a_marker_is_read_once_a_line() -> None:
-    rule: Rule[FormatState] = Rule(b"eval", re.compile(rb"'eval':"), lambda _state, _line: None)
-    assert len(list(rule.find(b"'eval': 'eval': eval\n'eval':\n"))) == 2

@@ -62,11 +62,6 @@ def test_a_skipped_iteration_has_no_loss(tmp_path: Path) -> None:
     assert log.iterations.skipped.tolist() == [1, 0]
 
 
-def test_two_records_on_one_line_are_two(tmp_path: Path) -> None:
-    log = read(tmp_path, megatron(1, 100.0).rstrip("\n") + megatron(2, 200.0))
-    assert seconds(log) == [0.1, 0.2]
-
-
 @pytest.mark.parametrize("width", [60, 80, 97, 132])
 def test_a_record_broken_by_a_narrow_terminal_is_one(tmp_path: Path, width: int) -> None:
     line = megatron(12, 5837.9).rstrip("\n")
@@ -90,30 +85,10 @@ def test_a_time_that_is_no_time_is_counted_and_left_out(tmp_path: Path, text: st
     assert log.unreadable == 1
 
 
-def test_ranks_that_print_too_are_copies(tmp_path: Path) -> None:
-    lines = [megatron(n, 100.0 + rank, prefix=f"[default{rank}]:") for n in (1, 2, 3) for rank in (7, 3)]
-    log = read(tmp_path, *lines)
-    assert seconds(log) == [0.107, 0.107, 0.107]
-    assert log.copies == 3
-
-
-def test_a_restart_is_seen_by_its_numbers(tmp_path: Path) -> None:
-    log = read(tmp_path, *(megatron(n, 100.0) for n in (1, 2, 3, 4, 3, 4, 5)))
-    assert log.redone == 2
-    assert log.iterations.attempt.tolist() == [0, 0, 0, 0, 1, 1, 1]
-
-
 def test_the_interval_after_an_evaluation_is_marked(tmp_path: Path) -> None:
     evaluation = " validation loss at iteration 2 | lm loss value: 7.0E+00 | lm loss PPL: 1.1E+03 | \n"
     log = read(tmp_path, megatron(1, 100.0), megatron(2, 100.0), evaluation, megatron(3, 900.0), megatron(4, 100.0))
     assert log.iterations.disturbed.tolist() == ["", "", "evaluation", ""]
-
-
-def test_a_version_that_stamps_its_lines_stops_its_clock(tmp_path: Path) -> None:
-    stamp = " [2026-11-21 00:35:21.604905]"
-    evaluation = " validation loss at iteration 2 | lm loss value: 7.0E+00 | lm loss PPL: 1.1E+03 | \n"
-    log = read(tmp_path, megatron(1, 100.0, prefix=stamp), evaluation, megatron(2, 100.0, prefix=stamp))
-    assert log.iterations.disturbed.tolist() == ["", ""]
 
 
 def test_a_save_is_timed_by_its_timer_the_slowest_rank(tmp_path: Path) -> None:
@@ -155,16 +130,6 @@ def test_timers_of_every_option_are_read(tmp_path: Path) -> None:
     assert (optimizer.name, optimizer.mean_ns) == ("optimizer", 40_000_000)
 
 
-def test_a_save_is_timed_by_a_line_a_rank(tmp_path: Path) -> None:
-    log = read(
-        tmp_path,
-        "[2026-11-21 00:35:41.000000] saving checkpoint at iteration      10 to /ckpt in torch format\n",
-        "  [2026-11-21 00:35:46.000000] successfully saved checkpoint from iteration      10 to /ckpt\n",
-        "times across ranks (ms):\n  save-checkpoint:\n     rank  0: 81611.24\n     rank 31: 81611.82\n",
-    )
-    assert [(save.wall_ns, save.source) for save in log.saves] == [(81_611_820_000, "timer")]
-
-
 def test_the_first_iteration_may_be_printed_by_itself_and_counted_again(tmp_path: Path) -> None:
     stamp = " [2026-11-21 00:35:21.604905]"
     interval = "  log_interval ............ 10\n"
@@ -177,11 +142,6 @@ def test_the_first_iteration_may_be_printed_by_itself_and_counted_again(tmp_path
     assert resumed.iterations.new.sum() == 27
     older = read(tmp_path, interval, *(megatron(n, 100.0) for n in (10, 20, 30)))
     assert older.iterations.before.tolist() == [0, 10, 20]
-
-
-def test_an_interval_that_the_arguments_state_wrongly_is_not_believed(tmp_path: Path) -> None:
-    log = read(tmp_path, "  log_interval ............ 10\n", *(megatron(n, 100.0) for n in (1, 2, 3)))
-    assert log.iterations.new.sum() == 3
 
 
 def test_a_stage_of_zero_means_nothing_without_deepspeed(tmp_path: Path) -> None:
@@ -204,12 +164,6 @@ def test_an_asynchronous_save_holds_training_until_it_is_scheduled(tmp_path: Pat
         (10, 500_000_000, 12_000_000_000, True),
         (20, 250_000_000, None, True),
     ]
-
-
-def test_the_save_timer_of_2021(tmp_path: Path) -> None:
-    log = read(tmp_path, megatron(1, 100.0), "time (ms) | save-checkpoint: 57514.53\n")
-    assert [save.wall_ns for save in log.saves] == [57_514_530_000]
-    assert log.timers == ()
 
 
 def test_arguments_are_read_and_shell_traces_are_not(tmp_path: Path) -> None:
@@ -237,19 +191,6 @@ def test_arguments_behind_a_launchers_label_are_read(tmp_path: Path) -> None:
     assert log.arguments == {"hidden_size": "8192"}
     config = "[default0]:[2021-05-26 04:38:20,033] [INFO] [config.py:752:print]   world_size ................... 16\n"
     assert read(tmp_path, config, megatron(1, 100.0)).arguments == {}
-
-
-def test_all_arguments_without_a_word_on_recomputation_mean_none(tmp_path: Path) -> None:
-    arguments = "---- arguments ----\n  num_layers ... 4\n"
-    assert read(tmp_path, arguments).fact("checkpointing") is None
-    fact = read(tmp_path, arguments, "---- end of arguments ----\n").fact("checkpointing")
-    assert fact is not None
-    assert fact.value == "none"
-
-
-def test_the_resolution_of_printed_figures_is_kept(tmp_path: Path) -> None:
-    rows = read(tmp_path, megatron(1, "100.0", cells=" TFLOPs: 55.40 |")).iterations
-    assert (rows.wall_resolution_ns.tolist(), rows.tflops_resolution.tolist()) == ([100_000], [0.01])
 
 
 def test_parameters_are_the_sum_over_all_shards_or_nothing(tmp_path: Path) -> None:

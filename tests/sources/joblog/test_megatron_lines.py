@@ -102,8 +102,3 @@ def test_lines_of_labelled_ranks_are_for_the_rules(tmp_path: Path, monkeypatch: 
     text = "".join(megatron(n, 1000.0, prefix=f"[default{rank}]:") for n in range(1, 60) for rank in range(4))
     log = assert_same(tmp_path, monkeypatch, text, has_plain=False)
     assert (len(log.iterations), log.copies) == (59, 3 * 59)
-
-
-def test_a_second_job_in_a_long_log_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = [megatron(n, 1000.0) + megatron(4000 + n, 3000.0) for n in range(1, 150)]
-    assert "two jobs" in (of(tmp_path, monkeypatch, "".join(lines), 0).mixture or "")

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
-from perfscope.engine.sides import read_side
 from perfscope.sources.joblog import find_logs, read_log
 from perfscope.sources.joblog.files import is_log, is_log_name
 
@@ -54,24 +53,6 @@ def test_of_disturbed_times_those_without_an_evaluation_count(tmp_path: Path) ->
     assert (summary.times.median_s, summary.times.left_out.evaluation, summary.times.used_records) == (0.021, 2, 2)
     (flag,) = [flag for flag in summary.flags if flag.startswith("disturbed")]
     assert "2 of the 2 times that the median is of contain a checkpoint save" in flag
-
-
-def test_epochs_of_three_digits_are_read_from_the_first_on(tmp_path: Path) -> None:
-    text = "".join(
-        f"2023/06/05 20:10:{10 + step} - mmengine - INFO - Epoch(train)   [1][{step}/6]  lr: 4e-08  eta: 4:59:11  "
-        f"time: 1.0000  data_time: 0.0100  loss: 0.4{step}\n"
-        for step in range(1, 7)
-    )
-    assert read(tmp_path, text).iterations == 6
-
-
-def test_the_window_of_the_configuration_counts(tmp_path: Path) -> None:
-    text = "log_processor = dict(\n    type='LogProcessor',\n    window_size=50,\n    by_epoch=True)\n" + "".join(
-        f"2023/06/05 20:10:10 - mmengine - INFO - Epoch(train) [1][{step}/99]  lr: 4e-08  eta: 4:59:11  "
-        f"time: {9.0 if step < 50 else 1.0}  data_time: 0.0100  loss: 0.4\n"
-        for step in range(1, 99)
-    )
-    assert read(tmp_path, text).times.median_s == 1.0
 
 
 def test_a_log_that_begins_with_a_later_epoch_counts_the_earlier_ones(tmp_path: Path) -> None:
@@ -151,20 +132,6 @@ def test_arrays_changed_keys_and_half_a_line_of_metrics(tmp_path: Path) -> None:
         assert read(tmp_path, other).times.median_s is None
     for same in (DETECTRON2.encode("utf-16"), (DETECTRON2 + lines[1][:60]).encode()):
         assert read(tmp_path, same).times.median_s == truth
-
-
-def test_other_json_is_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("config.json", "coco/instances.json", "tokenizer.json", "x.metrics.json", "2026.json"):
-        put(tmp_path, name, DETECTRON2)
-    monkeypatch.setattr("perfscope.sources.joblog.files.read_blocks", lambda *_: pytest.fail("opened"))
-    assert not find_logs([tmp_path])
-
-
-def test_folders_with_such_files_are_compared_as_logs(tmp_path: Path) -> None:
-    before = put(tmp_path / "a", "metrics.json", DETECTRON2)
-    put(tmp_path / "b", "metrics.json", DETECTRON2)
-    for side in (before, tmp_path / "b"):
-        assert read_side(str(side)).name == str(side)
 
 
 def test_the_states_in_checkpoints_are_one_run_with_the_last_one(tmp_path: Path) -> None:

@@ -37,11 +37,6 @@ def test_verls_step_with_a_test_or_a_save_is_disturbed(tmp_path: Path) -> None:
     assert {timer.name: timer.lines for timer in log.timers} == {"gen": 5}
 
 
-def test_verls_validation_before_training_is_no_step(tmp_path: Path) -> None:
-    log = read(tmp_path, "step:0 - val-core/openai/gsm8k/acc/mean@1:0.508\n", verl(1, 10.0), verl(2, 11.0))
-    assert log.iterations.iteration.tolist() == [1, 2]
-
-
 def mmcv(step: int, step_s: float) -> str:
     return (
         f"2022-01-01 10:00:00,000 - mmseg - INFO - Iter [{step}/160000]\tlr: 9.0e-05, eta: 1 day, 2:00:00, "

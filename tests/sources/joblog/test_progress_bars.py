@@ -38,12 +38,6 @@ def test_a_bar_alone_is_no_training(tmp_path: Path, text: str) -> None:
     assert (log.framework, len(log.iterations)) == (None, 0)
 
 
-def test_a_named_bar_in_a_trainers_log_is_not_its_bar(tmp_path: Path) -> None:
-    log = read(tmp_path, bar(1, 9, 2, name="Loading checkpoint shards: "), "\n", bar(1, 3), bar(2, 6), "\n", LOSS)
-    assert log.framework == "hf-trainer"
-    assert log.iterations.iteration.tolist() == [1, 2]
-
-
 def test_step_times_are_differences_of_the_clock(tmp_path: Path) -> None:
     log = read(tmp_path, bar(0, 0, rate="?it/s"), bar(1, 3), bar(2, 7), bar(3, 15, rate="5.97s/it"), "\n", LOSS)
     assert seconds(log) == [3.0, 4.0, 8.0]
@@ -61,15 +55,6 @@ def test_a_clock_that_hardly_moved_gives_no_time(tmp_path: Path) -> None:
     clocks = {1317: 697, 1318: 697, 1319: 698, 1320: 698, 1321: 699, 1322: 700}
     log = read(tmp_path, "".join(bar(step, clock, 36234) for step, clock in clocks.items()), "\n", LOSS)
     assert (log.framework, set(seconds(log))) == ("hf-trainer", {None})
-
-
-def test_few_seconds_of_a_clock_are_said_to_be_coarse(tmp_path: Path) -> None:
-    few = read(tmp_path, bar(1, 3), bar(2, 6), bar(3, 9), "\n", LOSS)
-    assert [flag for flag in summarize_log(few).flags if flag.startswith("coarse-clock")] == [
-        "coarse-clock: the time is 3 s, give or take 1 s by its last digit"
-    ]
-    many = read(tmp_path, "".join(bar(n, 3 * n, 200) for n in range(201)), "\n", LOSS)
-    assert not [flag for flag in summarize_log(many).flags if flag.startswith("coarse-clock")]
 
 
 def test_fast_steps_are_measured_over_many_seconds_of_the_clock(tmp_path: Path) -> None:
@@ -98,13 +83,6 @@ def test_a_bar_that_is_drawn_anew_is_a_restart_and_a_copy_is_not(tmp_path: Path)
     assert set(seconds(log)) == {3.0}
 
 
-def test_a_bar_that_is_drawn_many_times_without_progress_has_each_state_once(tmp_path: Path) -> None:
-    log = read(tmp_path, "".join(bar(n, 3 * n) * 40 for n in (*range(10), *range(10))), "\n", LOSS)
-    once = read(tmp_path, "".join(bar(n, 3 * n) for n in (*range(10), *range(10))), "\n", LOSS)
-    assert log.iterations.attempt.max() == 1
-    assert (seconds(log), log.iterations.iteration.tolist()) == (seconds(once), once.iterations.iteration.tolist())
-
-
 def test_a_bar_that_goes_on_from_a_checkpoint_begins_at_its_step(tmp_path: Path) -> None:
     """The Trainer skips to the step of its checkpoint before it trains: these steps are not done again."""
     bars = [bar(0, 0, 1000), bar(501, 7, 1000), *(bar(n, 7 + 4 * (n - 501), 1000) for n in range(502, 601))]
@@ -114,11 +92,6 @@ def test_a_bar_that_goes_on_from_a_checkpoint_begins_at_its_step(tmp_path: Path)
     assert seconds(log)[0] is None
     assert set(seconds(log)[1:]) == {4.0}
     assert summarize_log(log).iterations == 100
-
-
-def test_a_bar_whose_first_steps_are_quick_begins_at_0(tmp_path: Path) -> None:
-    bars = [bar(0, 0, 1000), *(bar(n, n // 2, 1000) for n in range(20, 200))]
-    assert read(tmp_path, *bars[:90], "\n", LOSS, *bars[90:]).iterations.iteration.tolist()[0] > 20
 
 
 def test_the_bar_of_the_losses_is_the_trainings_among_others(tmp_path: Path) -> None:

@@ -22,13 +22,6 @@ def attempts(series: Series) -> int:
     return int(series.resolved.attempt[-1])
 
 
-def test_a_copy_of_the_last_iteration_is_dropped() -> None:
-    series = Series()
-    assert fill(series, 1, 1, 2, 2, 3, 3) == [1, 2, 3]
-    assert series.resolved.copies == 3
-    assert attempts(series) == 0
-
-
 def test_a_labelled_rank_that_prints_later_is_a_copy() -> None:
     series = Series()
     assert fill(series, 1, 2, 3, label=b"[rank0]:") == [1, 2, 3]
@@ -94,15 +87,6 @@ def test_only_a_clock_that_runs_on_is_disturbed() -> None:
         fill(series, 2, 3)
     assert running.iterations().disturbed.tolist() == ["", "save", ""]
     assert stopped.iterations().disturbed.tolist() == ["", "", ""]
-
-
-def test_unlabelled_ranks_may_be_apart_from_the_beginning_on() -> None:
-    series = Series()
-    fill(series, 1, 2, 1, 3, 2, 1, 3, 4, 2, 3, 4, 4, 5)
-    table = series.iterations()
-    assert table.iteration.tolist() == [1, 2, 3, 4, 5]
-    assert set(table.attempt.tolist()) == {0}
-    assert (series.resolved.copies, series.resolved.redone) == (8, 0)
 
 
 def test_a_line_that_is_there_twice_is_no_restart_and_no_second_rank() -> None:
@@ -171,21 +155,6 @@ def test_unnumbered_records_of_two_labelled_ranks_are_those_of_one(order: str) -
         series.add(Record(wall_ns=(step + 1) * 10**9), b"[rank%d]:" % rank)
     assert (len(series), series.resolved.copies, series.resolved.unnumbered_ranks) == (6, 6, 2)
     assert series.median_ns() == 3_500_000_000
-
-
-def test_a_rank_that_prints_more_unnumbered_records_than_the_others_goes_on_alone() -> None:
-    series = Series()
-    for label, count in ((b"[rank0]:", 3), (b"[rank1]:", 5)):
-        for _ in range(count):
-            series.add(Record(wall_ns=10**9), label)
-    assert (len(series), series.resolved.copies) == (5, 3)
-
-
-def test_unnumbered_records_without_labels_are_all_counted() -> None:
-    series = Series()
-    for _ in range(4):
-        series.add(Record(wall_ns=10**9))
-    assert (len(series), series.resolved.copies) == (4, 0)
 
 
 def test_one_process_that_starts_again_is_read_at_once_as_two_labels_are_record_by_record() -> None:

@@ -10,7 +10,6 @@ import pytest
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
 from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
-from perfscope.sources.joblog.run_end import RunEnd, goes_on, steps_of_speed
 from tests.sources.joblog.lines import read
 
 REAL = Path(__file__).parents[3] / "fixtures" / "trainer_ends"
@@ -55,12 +54,6 @@ def test_a_resumed_training_divides_by_the_steps_since(tmp_path: Path) -> None:
     assert summary.samples_per_s == 8.0
 
 
-def test_the_wording_of_transformers_5_is_read(tmp_path: Path) -> None:
-    resumed = "  Resuming training from checkpoint with epoch 0 and global step 900\n"
-    summary = of(tmp_path, block(1000, resumed), end(100.0, 100))
-    assert (summary.iterations, summary.times.median_s) == (100, 1.0)
-
-
 def test_the_last_start_counts(tmp_path: Path) -> None:
     first = block(1000) + losses(0.1, 0.2)
     summary = of(tmp_path, first, block(1000, RESUMED), losses(0.95, 1.0), end(100.0, 1000))
@@ -79,12 +72,6 @@ def test_a_bar_that_jumps_to_the_checkpoint_shows_the_start(tmp_path: Path) -> N
     assert (summary.iterations, summary.times.median_s) == (100, 1.0)
 
 
-def test_a_bar_that_begins_at_the_checkpoint_shows_the_start(tmp_path: Path) -> None:
-    bars = "".join(f" 95%|#  | {900 + step}/1000 [00:{step:02d}<00:20,  1.00s/it]\n" for step in range(60))
-    bars += "100%|#  | 1000/1000 [01:40<00:00,  1.00s/it]\n"
-    assert of(tmp_path, bars, losses(1.0), end(100.0, 1000)).iterations == 100
-
-
 @pytest.mark.parametrize(
     "lines",
     [(losses(0.9, 0.95, 1.0), end(100.0, 1000)), (losses(1.0), end(100.0, 1000, loss=0.2))],
@@ -94,13 +81,6 @@ def test_an_unknown_start_gives_no_step_time(tmp_path: Path, lines: tuple[str, .
     summary = of(tmp_path, *lines)
     assert (summary.status, summary.times.median_s, summary.iterations) == ("ok", None, None)
     assert "started or went on" in remark(summary, "steps-unknown")
-
-
-def test_no_step_since_the_start_gives_no_time(tmp_path: Path) -> None:
-    resumed = "  Continuing training from global step 1000\n"
-    summary = of(tmp_path, block(1000, resumed), end(0.01, 1000))
-    assert summary.times.median_s is None
-    assert "no step was done" in remark(summary, "steps-unknown")
 
 
 def test_planned_steps_are_no_steps_of_a_run_that_stopped_early(tmp_path: Path) -> None:
@@ -115,25 +95,12 @@ def test_the_steps_done_are_those_of_the_speed_where_it_is_not_of_the_planned(tm
     assert (summary.iterations, summary.times.median_s, summary.samples_per_s) == (200, 0.5, 16.0)
 
 
-def test_the_bar_shows_where_a_run_stopped(tmp_path: Path) -> None:
-    bars = "".join(f" 10%|#  | {step}/1000 [00:{step:02d}<00:20,  1.00s/it]\n" for step in range(51))
-    summary = of(tmp_path, block(1000), bars, losses(0.05), end(50.0, 1000, epoch=0.05))
-    assert (summary.iterations, summary.times.median_s) == (50, 1.0)
-
-
 def test_evaluations_are_in_the_run_time(tmp_path: Path) -> None:
     evaluation = "{'eval_loss': 1.0, 'eval_runtime': 3.5, 'epoch': 0.5}\n"
     inside = of(tmp_path, block(1000), evaluation, losses(0.5, 1.0), end(100.0, 1000))
     behind = of(tmp_path, block(1000), losses(0.5, 1.0), end(100.0, 1000), evaluation)
     assert "holds evaluations" in remark(inside, "evaluations")
     assert not remark(behind, "evaluations")
-
-
-def test_a_run_that_ran_out_of_memory_says_so(tmp_path: Path) -> None:
-    error = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-    summary = of(tmp_path, block(1000, RESUMED), losses(0.95), error)
-    assert (summary.status, summary.times.median_s) == ("incomplete", None)
-    assert summary.reason == "the device ran out of memory"
 
 
 @pytest.mark.parametrize(
@@ -210,15 +177,3 @@ def test_the_mean_loss_of_a_resumed_state_shows_that_its_steps_are_unknown(tmp_p
 def test_a_state_that_stopped_early_has_the_steps_done(tmp_path: Path) -> None:
     summary = state(tmp_path, global_step=400, train_samples_per_second=80.0)
     assert (summary.iterations, summary.times.median_s, summary.samples_per_s) == (400, 0.25, 32.0)
-
-
-def test_four_digits_leave_the_run_time_open_too() -> None:
-    assert steps_of_speed(18.86, 4.243) is None
-    assert steps_of_speed(18.86, 4.243, is_short=True) == (80, 80)
-    assert RunEnd((80, 80), 80, 60, None).count_steps() == 20
-
-
-def test_epochs_at_equal_distances_begin_at_one_distance() -> None:
-    assert not goes_on(0.1, 0.2)
-    assert not goes_on(0.01, 0.1)
-    assert goes_on(0.9, 0.95)

@@ -12,10 +12,9 @@ from perfscope.analyzers.logs.summary import summarize_log
 from perfscope.result import to_object
 from perfscope.sources.joblog import read_log
 from perfscope.sources.joblog.records import Record, Series
-from perfscope.tables.joblog import JobLog
 from tests.commands.report_cli import run
 from tests.conftest import ROOT
-from tests.sources.joblog.lines import megatron, read, seconds, titan
+from tests.sources.joblog.lines import megatron, read, titan
 from tests.sources.joblog.test_progress_bars import bar
 
 LOGS = ROOT / "fixtures"
@@ -114,11 +113,6 @@ def real_logs() -> list[Path]:
 @pytest.mark.parametrize("path", real_logs(), ids=lambda path: str(path.relative_to(LOGS)))
 def test_every_log_of_the_fixtures_is_of_one_job(path: Path) -> None:
     assert read_log(path).mixture is None
-
-
-def test_the_records_of_two_trainers_in_one_file_are_not_averaged(tmp_path: Path) -> None:
-    log: JobLog = read(tmp_path, *TRAINERS["other steps"])
-    assert seconds(log) == [None]
 
 
 @pytest.mark.parametrize("seed", range(12))
