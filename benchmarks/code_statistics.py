@@ -64,8 +64,8 @@ print(names, options)
 _COUNT_FOLDERS = """
 import pathlib, sys
 from perfscope.cli import COMMANDS
-from perfscope.engine.registry import BUILT_IN, DERIVATIONS
-names = {analyzer.name for analyzer in (*BUILT_IN, *DERIVATIONS)} | set(COMMANDS)
+from perfscope.engine.registry import BUILT_IN, FINDINGS
+names = {analyzer.name for analyzer in BUILT_IN} | {FINDINGS} | set(COMMANDS)
 found = {path.stem for path in pathlib.Path("analyzers").iterdir() if path.suffix in ("", ".py")}
 print(len({name for name in found if not name.startswith("_")} - names))
 """

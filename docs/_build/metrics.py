@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any, get_args, get_type_hints
 
 from perfscope.api.results import Results, type_of
-from perfscope.engine.registry import DERIVATIONS, analyzers
+from perfscope.engine.registry import FINDINGS, FINDINGS_MODULE, analyzers
 from perfscope.result import describe, is_object
 
 _HEAD = """# Metrics
@@ -33,7 +33,7 @@ def write_metrics() -> str:
 
 def _method(name: str) -> str:
     """The words of the module that computes it: method, formulas, sources."""
-    modules = {**{one.name: one.module for one in analyzers()}, **{one.name: one.module for one in DERIVATIONS}}
+    modules = {**{one.name: one.module for one in analyzers()}, FINDINGS: FINDINGS_MODULE}
     return (inspect.getdoc(import_module(modules[name])) or "").replace("``", "`") + "\n"
 
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import Inputs
-from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
+from perfscope.engine.registry import FINDINGS, analyzers
 from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.renderers import Format, render
 from perfscope.renderers.markdown import render_sections
@@ -83,7 +83,6 @@ class OpenedRun:
     def results(self) -> Results:
         """Every result by its name; one that does not exist is ``Absent`` and says why."""
         names = [FINDINGS, *(analyzer.name for analyzer in analyzers())]
-        names += [derivation.name for derivation in DERIVATIONS if derivation.name not in names]
         results: Results = import_module(_RESULTS).Results(names, self._look_up)
         return results
 
@@ -191,7 +190,7 @@ class OpenedRun:
             result = analysis.results.get(name)
             reason = next((skip.reason for skip in analysis.skipped if skip.analyzer == name), None)
         if result is None:
-            absent: Absent = import_module(_RESULTS).Absent(name, reason or self._why_not_derived(name))
+            absent: Absent = import_module(_RESULTS).Absent(name, reason or _NO_DERIVED)
             return absent
         if isinstance(result, Result):
             result.show_by(partial(render_sections, level=2))
@@ -203,8 +202,3 @@ class OpenedRun:
             plan = replace(self._plan, only=frozenset({name}))
             self._further[name] = analyze_inputs(self._inputs, plan)
         return self._further[name]
-
-    def _why_not_derived(self, name: str) -> str:
-        needed = next((derivation.needs_results for derivation in DERIVATIONS if derivation.name == name), ())
-        reasons = self.absent
-        return next((f"{source}: {reasons[source]}" for source in needed if source in reasons), _NO_DERIVED)

@@ -184,40 +184,11 @@ class Analyzer(Struct, frozen=True):
         return import_module(self.module)
 
 
-class Derivation(Struct, frozen=True):
-    """A result that follows from the results of analyzers.
-
-    Attributes:
-        name: Its key in ``results``.
-        module: The full name of a module with ``derive``, which takes the results of ``needs_results`` in their order,
-            and returns a Result, or None where it does not apply.
-        needs_results: Names of the analyzers; where it is empty, ``derive`` takes a mapping of all results, and a
-            function that gives the partials of the analyzer that ``partials_of`` names.
-        partials_of: That analyzer, which measures the traces for it even where it is not chosen: traces whose partials
-            stand in for them are read only where the function is called.
-    """
-
-    name: str
-    module: str
-    needs_results: tuple[str, ...]
-    partials_of: str = ""
-
-    def derive(
-        self, results: Mapping[str, Result], partials: Callable[[], Sequence[Partial]] = lambda: ()
-    ) -> Result | None:
-        """The result; None where a result that it needs is missing, or where it does not apply."""
-        derived: Result | None
-        if not self.needs_results:
-            derived = import_module(self.module).derive(results, partials)
-            return derived
-        if not all(name in results for name in self.needs_results):
-            return None
-        derived = import_module(self.module).derive(*(results[name] for name in self.needs_results))
-        return derived
-
-
-#: What stands first in every report, and follows from all other results.
-FINDINGS = "findings"
+#: What stands first in every report: ``derive`` of this module takes all other results, and a function that gives the
+#: graphs of the traces. Traces whose partials stand in for them are read only where it is called.
+FINDINGS, FINDINGS_MODULE = "findings", "perfscope.analyzers.findings"
+#: The analyzer that measures these graphs, also where it is not chosen.
+REPLAY = "whatif"
 
 BUILT_IN: tuple[Analyzer, ...] = (
     Analyzer("wall_clock", "perfscope.analyzers.wall_clock", Reads.RUN),
@@ -291,15 +262,6 @@ BUILT_IN: tuple[Analyzer, ...] = (
         needs_without_device=Events.OPERATORS | Events.FRAMES,
         varies_with=Events.OPERATORS,
         is_default=False,
-    ),
-)
-
-DERIVATIONS: tuple[Derivation, ...] = (
-    Derivation(
-        FINDINGS,
-        "perfscope.analyzers.findings",
-        needs_results=(),
-        partials_of="whatif",
     ),
 )
 

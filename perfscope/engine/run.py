@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from msgspec import Struct, field
@@ -21,10 +22,10 @@ from perfscope.engine.inputs import Inputs, find_inputs
 from perfscope.engine.measurements import Measurements, measure_traces
 from perfscope.engine.partials import storable
 from perfscope.engine.registry import (
-    DERIVATIONS,
     FINDINGS,
+    FINDINGS_MODULE,
+    REPLAY,
     Analyzer,
-    Derivation,
     Reads,
     Result,
     ShowsLevels,
@@ -151,7 +152,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     """
     recorded = inputs.run.recorded if inputs.run else frozenset()
     chosen = _choose(plan.only, plan.besides, recorded)
-    measurements = _measure(inputs, plan, chosen, _needed_by_derivations(plan.only, chosen, len(inputs.traces)))
+    measurements = _measure(inputs, plan, chosen, _needed_by_findings(plan.only, chosen, len(inputs.traces)))
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
     results: dict[str, Result] = {}
@@ -159,7 +160,6 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     inapplicable: list[Skipped] = []
     run = None if inputs.run is None else replace(inputs.run, stated=plan.stated)
     last_of = {analyzer.measured_by: analyzer for analyzer in chosen}
-    kept = {derivation.partials_of for derivation in DERIVATIONS}
     for analyzer in chosen:
         try:
             results[analyzer.name] = _reduce(analyzer, run, measurements)
@@ -176,11 +176,11 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
                 reason = _CUT_OFF
             skipped.append(Skipped(analyzer.name, reason))
         finally:
-            if last_of[analyzer.measured_by] is analyzer and analyzer.measured_by not in kept:
+            if last_of[analyzer.measured_by] is analyzer and analyzer.measured_by != REPLAY:
                 measurements.partials.pop(analyzer.measured_by, None)  # of many ranks they fill the memory
     besides = {name: result for name, result in results.items() if name in plan.besides - plan.only}
     others = {name: result for name, result in results.items() if name not in besides}
-    results = _with_derived(others, plan.only, measurements) | besides
+    results = _with_findings(others, plan.only, measurements) | besides
     results = {name: _with_options(result, plan) for name, result in results.items()}
     damage = [*(inputs.run.damage if inputs.run else ()), *inputs.missing_traces(), *measurements.damage_in_all()]
     damage += [line for result in results.values() if isinstance(result, StatesDamage) for line in result.damage]
@@ -194,7 +194,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
         inapplicable=tuple(inapplicable),
         notes=(
             *measurements.notes,
-            *_why_underived(plan.only, measurements),
+            *_why_without_replay(plan.only, measurements),
             *_why_not_replayed(results, len(inputs.traces)),
         ),
     )
@@ -209,22 +209,21 @@ def _with_options(result: Result, plan: Plan) -> Result:
     return result
 
 
-def _derivations(only: frozenset[str]) -> list[Derivation]:
-    return [item for item in DERIVATIONS if item.name != FINDINGS or not only or FINDINGS in only]
+def _has_findings(only: frozenset[str]) -> bool:
+    return not only or FINDINGS in only
 
 
-def _needed_by_derivations(only: frozenset[str], chosen: Sequence[Analyzer], traces: int) -> list[Analyzer]:
-    """Analyzers that measure the traces for a derivation alone."""
-    if traces > _MOST_TRACES:
+def _needed_by_findings(only: frozenset[str], chosen: Sequence[Analyzer], traces: int) -> list[Analyzer]:
+    """The analyzer that measures the traces for findings alone."""
+    if traces > _MOST_TRACES or not _has_findings(only):
         return []
-    names = {item.partials_of for item in _derivations(only)} - {analyzer.name for analyzer in chosen}
-    return [analyzer for analyzer in analyzers() if analyzer.name in names]
+    return [analyzer for analyzer in analyzers() if analyzer.name == REPLAY and analyzer not in chosen]
 
 
-def _why_underived(only: frozenset[str], measurements: Measurements) -> list[str]:
-    """Why a derivation lacks the partials that it would use, as sentences."""
-    reasons = ((item, measurements.why_lacking(item.partials_of)) for item in _derivations(only))
-    return [f"{item.name} rest on no {item.partials_of}, which {reason}" for item, reason in reasons if reason]
+def _why_without_replay(only: frozenset[str], measurements: Measurements) -> list[str]:
+    """Why findings lack the graphs that they would replay, as a sentence."""
+    reason = measurements.why_lacking(REPLAY) if _has_findings(only) else None
+    return [f"{FINDINGS} rest on no {REPLAY}, which {reason}"] if reason else []
 
 
 def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
@@ -237,16 +236,13 @@ def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
     ]
 
 
-def _with_derived(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
-    """The results that are asked for, with those that follow from them; the findings stand first."""
-    derived: dict[str, Result] = {}
-    for derivation in _derivations(only):
-        result = derivation.derive(results, measurements.later(derivation.partials_of))
-        if result is not None:
-            derived[derivation.name] = result
-    findings = {name: result for name, result in derived.items() if name == FINDINGS}
+def _with_findings(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
+    """The results that are asked for, after the findings that follow from them."""
+    if not _has_findings(only):
+        return results
+    findings: Result | None = import_module(FINDINGS_MODULE).derive(results, measurements.later(REPLAY))
     shown = {name: result for name, result in results.items() if FINDINGS not in only or name in only}
-    return findings | shown | {name: result for name, result in derived.items() if FINDINGS not in only}
+    return shown if findings is None else {FINDINGS: findings} | shown
 
 
 def _trained_without_gpu(run: Run | None) -> bool:

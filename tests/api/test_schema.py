@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, get_args, get_type_hints
 
 from perfscope.api.results import Results, type_of
-from perfscope.engine.registry import DERIVATIONS, FINDINGS, analyzers
+from perfscope.engine.registry import FINDINGS, analyzers
 from perfscope.result import describe, is_object
 
 
@@ -28,7 +28,7 @@ def structs(kind: Any, found: dict[str, type]) -> dict[str, type]:
 
 
 def test_every_result_has_a_type() -> None:
-    names = {FINDINGS, *(analyzer.name for analyzer in analyzers()), *(derived.name for derived in DERIVATIONS)}
+    names = {FINDINGS, *(analyzer.name for analyzer in analyzers())}
     assert types().keys() == names
 
 
