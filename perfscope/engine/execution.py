@@ -73,20 +73,26 @@ def measure_in_processes(measure: Measure, traces: Sequence[TraceFiles], workers
 
     from perfscope.workers import start_workers
 
-    suspects = []
-    with start_workers(max(1, min(workers, len(traces)))) as pool:
-        running = {pool.submit(measure, files): files for files in traces}
-        for future in as_completed(running):
-            files = running.pop(future)
-            try:
-                yield future.result()
-            except BrokenProcessPool:
-                suspects.append(files)
-        for files in suspects:  # nothing else runs: whatever dies now, died of it
-            try:
-                yield pool.submit(measure, files).result()
-            except BrokenProcessPool:
-                yield could_not_be_measured(files)
+    left = list(traces)
+    while left:
+        broken: list[TraceFiles] = []
+        with start_workers(max(1, min(workers, len(left)))) as pool:
+            running = {pool.submit(measure, files): files for files in left}
+            for future in as_completed(running):
+                files = running.pop(future)
+                try:
+                    yield future.result()
+                except BrokenProcessPool:
+                    broken.append(files)
+        lost = set(map(id, broken))
+        left = [files for files in left if id(files) in lost]
+        for files in left[:workers]:  # one of them was measured when a worker died; alone, whatever dies died of it
+            with start_workers(1) as pool:
+                try:
+                    yield pool.submit(measure, files).result()
+                except BrokenProcessPool:
+                    yield could_not_be_measured(files)
+        left = left[workers:]
 
 
 def measure_on_dask(measure: Measure, traces: Sequence[TraceFiles], scheduler: str) -> Iterator[MeasuredTrace]:
