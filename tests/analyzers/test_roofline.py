@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,18 +47,6 @@ def measured(path: Path) -> RankWork:
     return rank
 
 
-class Residual(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.Conv2d(8, 16, 1, stride=2)
-        self.norm, self.head = nn.BatchNorm2d(16), nn.Linear(16, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        states = torch.relu(self.norm(self.first(images)) + self.second(images))
-        output: Tensor = self.head(states.mean((2, 3)))
-        return output
-
-
 class Mixer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -77,12 +64,6 @@ class Attending(nn.Module):
         heads = states.view(2, 16, 4, 8).transpose(1, 2)
         output: Tensor = functional.scaled_dot_product_attention(heads, heads, heads)
         return output
-
-
-def train_residual() -> None:
-    torch.manual_seed(0)
-    loss = functional.cross_entropy(Residual()(torch.randn(2, 8, 12, 12)), torch.tensor([1, 2]))
-    loss.backward()
 
 
 def train_mixer() -> None:
@@ -107,13 +88,12 @@ def test_operations_of_attention_are_those_of_its_products(tmp_path: Path) -> No
     assert int(counted.flops.sum()) == counter.get_total_flops() == 4 * 2 * 4 * 16 * 16 * 8
 
 
-@pytest.mark.parametrize("run", [train_residual, train_mixer])
-def test_operations_of_a_network_are_those_of_torchs_counter(run: Callable[[], None], tmp_path: Path) -> None:
+def test_operations_of_a_network_are_those_of_torchs_counter(tmp_path: Path) -> None:
     counter = FlopCounterMode(display=False)
     with counter:
-        run()
+        train_mixer()
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        run()
+        train_mixer()
     profiler.export_chrome_trace(str(tmp_path / "rank0.json"))
     counted = count_operators(read_trace(tmp_path / "rank0.json", NEEDS))
     assert int(counted.flops.sum()) == counter.get_total_flops() > 0
@@ -160,9 +140,7 @@ _CASES: list[tuple[str, Inputs, str, int | None]] = [
     ("aten::mul", tensors(Shape((4, 5), (0, 1), FP32), None), "", 4 * (5 + 20)),  # expanded
     ("aten::eq", tensors(Shape((4,), (1,), LONG), None), "", 32 + 4),
     ("aten::copy_", tensors(Shape((4, 5), (5, 1), FP32), Shape((4, 5), (5, 1), BF16), None), "", 80 + 40),
-    ("aten::zero_", tensors(Shape((4, 5), (5, 1), BF16)), "", 40),
     ("aten::sum", tensors(Shape((4, 5), (5, 1), BF16)), "", 40),
-    ("aten::_softmax", tensors(Shape((4, 5), (5, 1), BF16)), "", 80),
     ("aten::mm", tensors(Shape((4, 5), (5, 1), BF16), Shape((5, 6), (6, 1), BF16)), "", 2 * (20 + 30 + 24)),
     ("aten::addmm", tensors(Shape((6,), (1,), BF16), Shape((4, 5), (5, 1), BF16), Shape((5, 6), (6, 1), BF16)), "",
      2 * (6 + 20 + 30 + 24)),
@@ -183,7 +161,6 @@ _CASES: list[tuple[str, Inputs, str, int | None]] = [
      2 * 1024 * 4 + 4 * 64),
     ("triton_poi_fused_add_0", tensors(Shape((4, 5), (5, 1), BF16), Shape((4, 5), (5, 1), FP32)), "", 40 + 80),
     ("aten::something_else", tensors(Shape((4,), (1,), FP32)), "", None),
-    ("aten::mul", tensors(Shape((4,), (1,), "a new type"), None), "", None),
 ]  # fmt: skip
 
 

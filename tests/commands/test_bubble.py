@@ -52,13 +52,6 @@ def test_times_are_in_microseconds_and_a_stage_adds_up_to_the_step() -> None:
     assert answer["times"]["backward_us"] == [2000, 2000]
 
 
-def test_without_times_no_microseconds_are_made_up() -> None:
-    answer = _ask(pp=2, microbatches=2)
-    assert answer["times"] is None
-    assert answer["simulated"]["section_us"] is None
-    assert answer["closed_form"]["bubble_us"] is None
-
-
 def test_backward_without_weight_is_the_whole_backward() -> None:
     whole = _ask(pp=4, microbatches=8, schedule=Schedule.ZB_H1, forward="10ms", backward="20ms")
     split = _ask(pp=4, microbatches=8, schedule=Schedule.ZB_H1, forward="10ms", backward="10ms", weight="10ms")
@@ -92,11 +85,6 @@ def test_a_throughput_beyond_the_limit_is_not_promised() -> None:
     assert _ask(pp=64, microbatches=4, tflops="3.9", target_tflops="66")["target"]["microbatches"] is None
     text = _text(pp=64, microbatches=4, tflops="3.9", target_tflops="66")
     assert "cannot be reached by more micro-batches" in text
-
-
-def test_the_micro_batches_of_a_target_can_be_run_by_the_schedule() -> None:
-    answer = _ask(pp=8, microbatches=8, schedule=Schedule.INTERLEAVED, tflops="50", target_tflops="70")
-    assert answer["target"]["microbatches"] % 8 == 0
 
 
 def test_unequal_stages_have_a_target_too() -> None:

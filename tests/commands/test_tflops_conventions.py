@@ -83,12 +83,6 @@ def test_forms_that_count_recomputation_state_hfu_and_the_others_mfu(checkpointi
         assert each[other] is None, name
 
 
-def test_bigscience_takes_4_passes_or_3() -> None:
-    found = {form: answer(*SEED, "--time", 127, "--checkpointing", form) for form in ("full", "selective", "none")}
-    assert found["selective"]["tflops_per_gpu"] == found["none"]["tflops_per_gpu"]
-    assert found["full"]["tflops_per_gpu"] / found["none"]["tflops_per_gpu"] == pytest.approx(4 / 3)
-
-
 def test_without_a_gpu_there_is_neither_mfu_nor_hfu() -> None:
     document = answer(*LLAMA)
     assert document["gpu"] is None
@@ -100,11 +94,6 @@ def test_an_unknown_gpu_gives_no_mfu_and_says_so() -> None:
     assert {(each["mfu"], each["hfu"]) for each in document["conventions"]} == {(None, None)}
     assert any("tpu-v9" in line and "no MFU" in line for line in document["warnings"])
     assert "tpu-v9" in ask(*LLAMA, "--gpu", "tpu-v9").stderr
-
-
-def test_the_sequence_stays_1024_with_a_model_unless_given() -> None:
-    assert answer(*LLAMA)["assumptions"]["seq_len"] == 1024
-    assert answer(*LLAMA, "--seq-len", 8192)["assumptions"]["seq_len"] == 8192
 
 
 def test_there_is_an_hfu_for_each_convention() -> None:

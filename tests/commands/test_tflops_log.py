@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 from pathlib import Path
 
@@ -74,10 +73,8 @@ def test_the_convention_that_a_log_used_is_marked() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        "layers=24,hidden=2048,heads=16,vocab=32000",
         "layers=16,hidden=2048,heads=16,vocab=50304",
         "layers=16,hidden=2048,heads=16,vocab=32000,kv_heads=4",
-        "layers=16,hidden=2048,heads=16,vocab=32000,ffn=5504",
     ],
 )
 def test_a_log_of_another_model_is_not_explained(wrong: str) -> None:
@@ -100,14 +97,6 @@ def test_the_model_and_the_step_are_read_from_the_arguments(tmp_path: Path) -> N
     scores = 6 * 4 * 512 * 2048
     assert by_name(document)["megatron_core"]["flops_per_token"] == 6 * active + scores
     assert model["padded_vocabulary"] == 30208
-
-
-def test_a_log_can_be_the_model(tmp_path: Path) -> None:
-    log = tmp_path / "train.log"
-    log.write_text(ARGUMENTS)
-    asked = answer("tflops", "--model", log, "--gbs", 16, "--time", 1, "--seq-len", 2048)
-    read = answer("tflops", "--log", log, "--time", 1)
-    assert asked["model"]["parameters"] == read["model"]["parameters"]
 
 
 def test_what_is_typed_goes_before_what_is_read() -> None:
@@ -202,26 +191,6 @@ def test_logs_that_do_not_tell_the_model_are_refused(tmp_path: Path, broken: str
 def test_a_log_without_arguments_does_not_make_a_model() -> None:
     assert "no Megatron arguments" in refused("tflops", "--model", H200_LOG, "--gbs", 1, "--time", 1, code=1)
     assert "which model?" in refused("tflops", "--log", H200_LOG, "--gpus", 4)
-
-
-@pytest.mark.parametrize("kind", ["gzip", "UTF-16", "labels of a launcher", "a quotation"])
-def test_a_log_is_read_in_every_wrapping(tmp_path: Path, kind: str) -> None:
-    """The figures are those of the plain log, and those of ``perfscope logs``."""
-    text = ARGUMENTS + H200_LOG.read_text()
-    plain, wrapped = tmp_path / "plain.log", tmp_path / "wrapped.log"
-    plain.write_text(text)
-    prefix = {"labels of a launcher": "[default3]:", "a quotation": "> "}.get(kind, "")
-    labelled = "".join(prefix + line for line in text.splitlines(keepends=True))
-    content = labelled.encode("utf-16") if kind == "UTF-16" else labelled.encode()
-    wrapped.write_bytes(gzip.compress(content) if kind == "gzip" else content)
-    expected, actual = (answer("tflops", "--log", log) for log in (plain, wrapped))
-    for key in ("inputs", "assumptions", "conventions"):
-        assert actual[key] == expected[key]
-    assert actual["log"]["steps_with_tflops"] == expected["log"]["steps_with_tflops"] == 15
-    (summary,) = answer("logs", wrapped)["logs"]
-    assert actual["inputs"]["time_s"] == pytest.approx(summary["median_s"])
-    assert actual["inputs"]["gbs"] == summary["gbs"]
-    assert actual["assumptions"] == {key: summary[key] for key in ("gpus", "seq_len", "checkpointing")}
 
 
 def test_a_log_of_another_framework_supplies_what_it_states(tmp_path: Path) -> None:

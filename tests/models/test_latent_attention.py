@@ -12,7 +12,6 @@ from torch.utils.flop_counter import FlopCounterMode
 from perfscope.analyzers.tflops import per_token as conventions
 from perfscope.models.parameter_counts import attention_weights
 from perfscope.models.transformer import Latent, Transformer
-from perfscope.sources.models.presets import find_preset
 from tests.analyzers.tflops.making import answer, by_name
 
 SEQ_LEN = 96
@@ -103,9 +102,3 @@ def test_deepseek_v3_by_hand(modules: int) -> None:
     model = f"deepseek-v3,mtp_layers={modules}" if modules else "deepseek-v3"
     document = answer("tflops", "--model", model, "--seq-len", seq_len, "--gbs", 1, "--time", 1)
     assert by_name(document)["megatron_core"]["flops_per_token"] == 6 * (products + causal)
-
-
-def test_the_published_active_parameters_of_deepseek_v3() -> None:
-    known = find_preset("deepseek-v3")
-    assert known is not None
-    assert known.transformer.latent == Latent(1536, 512, 128, 64, 128)

@@ -68,13 +68,6 @@ def _inputs(op: Op, stages: int, known: dict[Op, int]) -> list[Op]:
     return [Op(PassKind.FORWARD, op.microbatch, op.stage), *after]
 
 
-def test_four_stages_and_eight_micro_batches_idle_for_three_elevenths_of_the_time() -> None:
-    for schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B):
-        timeline = simulate(make_plan(schedule, 4, 8), _equal(4, 4, (1, 1, 1)))
-        assert timeline.section == 33
-        assert timeline.fraction_of_total == Fraction(3, 11)
-
-
 def test_one_f_one_b_of_two_stages_by_hand() -> None:
     timeline = simulate(make_plan(Schedule.ONE_F_ONE_B, 2, 2), _equal(2, 2, (1, 1, 1)))
     starts = [[(f"{span.block[0].kind}{span.block[0].microbatch}", span.start) for span in d] for d in timeline.devices]
@@ -100,14 +93,6 @@ def test_interleaving_divides_the_bubble_by_the_chunks_where_m_is_a_multiple_of_
         assert simulate_setup(setup).timeline.fraction_of_total == expected
         form = closed_form(Schedule.INTERLEAVED, devices, factor * devices, setup.times.mean, chunks)
         assert form.fraction_of_total == expected
-
-
-def test_interleaving_runs_for_micro_batches_that_are_no_multiple_of_the_stages() -> None:
-    for devices, chunks in product(range(2, 7), (2, 3)):
-        for microbatches in range(devices, 3 * devices + 2):
-            order = make_plan(Schedule.INTERLEAVED, devices, microbatches, chunks)
-            timeline = simulate(order, _equal(devices * chunks, devices, (1, 1, 1)))
-            assert timeline.useful == 3 * chunks * devices * microbatches
 
 
 @pytest.mark.parametrize(
@@ -157,11 +142,6 @@ def test_a_form_that_does_not_hold_gives_its_reason_and_no_number() -> None:
         assert form.fraction_of_total is None
         assert form.fraction_of_ideal is None
         assert form.reason
-
-
-def test_both_denominators_of_the_same_idle_time() -> None:
-    form = closed_form(Schedule.ONE_F_ONE_B, 4, 8, StageTimes(Fraction(1), Fraction(1), Fraction(1)))
-    assert (form.fraction_of_total, form.fraction_of_ideal) == (Fraction(3, 11), Fraction(3, 8))
 
 
 _TIMES = st.integers(min_value=0, max_value=20)

@@ -58,13 +58,6 @@ def test_a_real_data_parallel_trace_is_owned_as_the_plain_walk_says(rank: int) -
     assert measurement.modules_ns / measurement.total_ns > 0.7
 
 
-def test_a_stage_of_a_pipeline_is_attributed_as_a_walk_over_its_trace_does() -> None:
-    path = FIXTURES / "modules" / "pipeline" / "rank1.json.gz"
-    events = events_of(path)
-    main = next(event["tid"] for event in events if event["name"].startswith("ProfilerStep#"))
-    assert totals(measured(path)) == walk(events, {1: main}, "Part")
-
-
 def test_megatrons_layers_fold_and_all_of_its_time_has_an_owner_as_the_plain_walk_says() -> None:
     path = FIXTURES / "modules" / "megatron" / "rank0.json.gz"
     events = events_of(path)

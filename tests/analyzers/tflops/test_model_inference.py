@@ -132,13 +132,6 @@ def test_torchtitans_models_have_the_operations_that_its_code_counts(name: str) 
     assert total_parameters(model) == sum(weight.elements for weight in weights)
 
 
-def test_a_tied_table_counts_in_palm() -> None:
-    model = inferred(QWEN3, {})
-    assert model.tied
-    assert per_token.palm(model, 4096) == 5_461_377_024 + 6 * 151936 * 1024
-    assert per_token.torchtitan_with_tied_table(model, 4096) == per_token.palm(model, 4096)
-
-
 def hugging_face(hidden: int, layers: int, width: int, keys: int, norms_of_heads: int = 0) -> list[Weight]:
     shapes = {"q": (width, hidden), "k": (keys, hidden), "v": (keys, hidden), "o": (hidden, width)}
     return [
@@ -171,25 +164,10 @@ GPT2 = [
       for name in ("attn.c_proj.bias", "mlp.c_proj.bias", "ln_1.weight", "ln_1.bias", "ln_2.weight", "ln_2.bias")),
     *(matrix(f"transformer.ln_f.{name}", (768,), 1) for name in ("weight", "bias")),
 ]  # fmt: skip
-BERT = [
-    table(30522, 768, "bert.embeddings.word_embeddings.weight"),
-    table(512, 768, "bert.embeddings.position_embeddings.weight"),
-    table(2, 768, "bert.embeddings.token_type_embeddings.weight"),
-    *(matrix(f"bert.encoder.layer.*.attention.{name}.{kind}", shape, 12)
-      for name in ("self.query", "self.key", "self.value", "output.dense")
-      for kind, shape in (("weight", (768, 768)), ("bias", (768,)))),
-    matrix("bert.encoder.layer.*.intermediate.dense.weight", (3072, 768), 12),
-    matrix("bert.encoder.layer.*.intermediate.dense.bias", (3072,), 12),
-    matrix("bert.encoder.layer.*.output.dense.weight", (768, 3072), 12),
-    matrix("bert.encoder.layer.*.output.dense.bias", (768,), 12),
-    matrix("bert.encoder.layer.*.attention.output.LayerNorm.weight", (768,), 48),
-    matrix("bert.embeddings.LayerNorm.weight", (768,), 2),
-]  # fmt: skip
 #: Weights, experts of a token, published parameters, those of them that a token uses, layers x width of attention.
 PUBLISHED = {
     "mixtral-8x7b": (MIXTRAL, 2, 46_702_792_704, 12_879_925_248, 32 * 4096),
     "gpt2": (GPT2, None, 124_439_808, 124_439_808, 12 * 768),
-    "bert-base": (BERT, None, 108_891_648, 108_891_648, 12 * 768),
 }
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch.profiler import profile, record_function
 
-from perfscope import wire
 from perfscope.analyzers.tflops.operation_counts import TracedOperations, count_operations
 from perfscope.analyzers.tflops.precision import find_precision, peak_of, read_signs
 from perfscope.analyzers.tflops.repeats import Repeats
@@ -221,15 +220,6 @@ def fsdp2_trace(path: Path) -> Path:
         kernel("void at::native::multi_tensor_apply_kernel<float>", 70_000, 90_000),
     ]  # fmt: skip
     return write(path, events)
-
-
-def test_fsdp2_in_bf16_with_fp32_parameters_has_the_peak_of_bf16(tmp_path: Path) -> None:
-    run = run_folder(tmp_path, "NVIDIA H200", dtype="fp32", precision=PrecisionRecord(float32="fp32"))
-    (run / wire.TRACES_FOLDER).mkdir()
-    fsdp2_trace(run / wire.TRACES_FOLDER / "node_1.1.pt.trace.json")
-    result = answer("analyze", run, "--only", "mfu")["results"]["mfu"]
-    assert (result["dtype"], result["peak_tflops"]) == ("bf16", 989.4)
-    assert result["mfu"] < 1
 
 
 def test_operators_and_kernels_of_a_trace_are_told_apart_by_type(tmp_path: Path) -> None:
