@@ -228,10 +228,10 @@ def _terms(trace: Trace, device: int, rows: Int64, starts: Int64, ends: Int64) -
         times = union(begins[members], stops[members]).measure_within(starts, ends)
         yield Term(COMPUTE, trace.names[events.name[event]], operator), times, count(computing[members])
     accounted = covered(events, computing)
-    for group, is_member in members_by_group(trace, device):
+    for axis, is_member in members_by_group(trace, device):
         communication = covered(events, is_member)
         times = (communication - accounted).measure_within(starts, ends)
-        yield Term(COMMUNICATION, group.axis or "axis not stated"), times, count(np.flatnonzero(is_member))
+        yield Term(COMMUNICATION, axis or "axis not stated"), times, count(np.flatnonzero(is_member))
         accounted = accounted | communication
     copying = rows[events.work[rows] == Work.COPY]
     for name in distinct(events.name[copying]):

@@ -13,14 +13,13 @@ ranks. So the groups' exposed times add up to the exposed communication of ``bre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from functools import reduce
-from itertools import chain, groupby
-from operator import add, attrgetter
-from typing import Annotated, Self, TypeAlias
+from itertools import chain
+from operator import add
+from typing import Annotated
 
 import numpy as np
-from msgspec.structs import replace
 
 from perfscope.analyzers.collectives.process_groups import (
     PRIORITY,
@@ -30,17 +29,12 @@ from perfscope.analyzers.collectives.process_groups import (
     roles_in,
 )
 from perfscope.analyzers.shared.intervals import covered
-from perfscope.analyzers.shared.rank_labels import rank_labels
 from perfscope.constants import NS_PER_US
 from perfscope.errors import MissingInput, NoDevice
 from perfscope.report import Section, percent
 from perfscope.result import MS_OF_NS, Column, Doc, Figures, InUnit, Result, Table, figure
 from perfscope.tables.columns import Bool
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct
-
-_MOST_ROWS = 64
-#: A group's name, whether these are its sends and receives, and the axis that they serve.
-_Kind: TypeAlias = tuple[str, bool, str]
 
 
 class OverlapTimes(Figures, frozen=True, array_like=True):
@@ -85,34 +79,10 @@ class AxisOverlap(Figures, frozen=True, array_like=True):
         """The times that tables show: of the marked steps, or of the window where there are none."""
         return self.marked or self.times
 
-    def plus(self, addend: AxisOverlap) -> Self:
+    def plus(self, addend: AxisOverlap) -> AxisOverlap:
         """This one with the times of another entry added."""
         marked = self.marked + addend.marked if self.marked and addend.marked else None
-        return replace(self, times=self.times + addend.times, marked=marked)
-
-
-class GroupOverlap(AxisOverlap, frozen=True, array_like=True):
-    """One process group on one device."""
-
-    rank: Annotated[int | None, Doc("The rank.")]
-    device: Annotated[int, Doc("Index of its GPU.")]
-    process: Annotated[int | None, Doc("The profiled process.")]
-    group: Annotated[str | None, Doc("The group's name.")]
-    point_to_point: Annotated[bool, Doc("Whether these are its sends and receives.")]
-    description: Annotated[str | None, Doc("What the framework calls the group.")]
-    size: Annotated[int | None, Doc("Ranks in it.")]
-
-    @property
-    def key(self) -> tuple[bool, int, int, int, str, bool, str]:
-        """Identifies it, and sorts."""
-        process, group, axis = -1 if self.process is None else self.process, self.group or "", self.axis or ""
-        return self.rank is None, self.rank or 0, self.device, process, group, self.point_to_point, axis
-
-
-def _title(group: GroupOverlap) -> str:
-    name = group.group or "not stated"
-    described = f"{name} ({group.description})" if group.description not in (None, "undefined") else name
-    return f"{described}, sends and receives" if group.point_to_point else described
+        return AxisOverlap(self.axis, self.times + addend.times, marked)
 
 
 _TIMES = (
@@ -120,33 +90,21 @@ _TIMES = (
     Column("Exposed (ms)", lambda group: MS_OF_NS(group.row.exposed), None, 2),
     Column("Hidden (%)", lambda group: percent(group.row.overlap_fraction)),
 )
-_AXIS = Column("Axis", lambda group: group.axis or "not stated")
 
 
 class Overlap(Result, frozen=True):
     """``results.overlap``: how much communication hides behind compute."""
 
     axes: Annotated[tuple[AxisOverlap, ...], Doc("By axis, the most urgent first.")]
-    groups: Annotated[Sequence[GroupOverlap], Doc("By process group.")]
 
     TABLES = (
-        Table("Overlap by axis of parallelism", "axes", (_AXIS, *_TIMES)),
         Table(
-            "Overlap by process group",
-            "groups",
-            (
-                Column("Rank", "rank"),
-                _AXIS,
-                Column("Group", _title),
-                Column("Ranks", "size"),
-                *_TIMES,
-            ),
+            "Overlap by axis of parallelism", "axes", (Column("Axis", lambda axis: axis.axis or "not stated"), *_TIMES)
         ),
     )
 
     def sections(self) -> tuple[Section, ...]:
-        """A table of axes and one of groups."""
-        by_axis, by_group = self.TABLES
+        """A table of axes."""
         urgency = " > ".join(role for role in PRIORITY if role)
         notes = (
             f"Over marked steps, summed over ranks. Time in which several axes are exposed counts for the first of "
@@ -154,48 +112,37 @@ class Overlap(Result, frozen=True):
             "Hidden is not free: communication slows the kernels that run beside it. Exposed time is therefore neither "
             "the cost of communication nor what a step would gain without it.",
         )
-        labels = rank_labels([(group.rank, group.device) for group in self.groups])
-        rows = tuple(
-            by_group.row(group, label)
-            for label, group in zip(labels, self.groups, strict=True)
-            if group.row.communication
-        )
-        return (
-            by_axis.section((axis for axis in self.axes if axis.row.communication), notes),
-            by_group.section((), totals=rows, most=_MOST_ROWS),
-        )
+        return (self.TABLES[0].section((axis for axis in self.axes if axis.row.communication), notes),)
 
 
-def measure(trace: Trace) -> tuple[GroupOverlap, ...] | None:
-    """The process groups of each device of one trace; None where the trace contains no device events."""
+def measure(trace: Trace) -> tuple[AxisOverlap, ...] | None:
+    """The axes of each device of one trace; None where the trace contains no device events."""
     if not len(trace.device):
         return None
-    return tuple(group for device in distinct(trace.device.device) for group in _measure_device(trace, device))
+    return tuple(axis for device in distinct(trace.device.device) for axis in _measure_device(trace, device))
 
 
-def analyze(partials: Sequence[tuple[GroupOverlap, ...]]) -> Overlap:
-    """Put the groups of all traces in order and add up their axes.
+def analyze(partials: Sequence[tuple[AxisOverlap, ...]]) -> Overlap:
+    """Add up the axes of all traces.
 
     Raises:
         MissingInput: No trace holds device events, or none communicates.
     """
     if not partials:
         raise NoDevice("the traces contain no GPU events")
-    groups = tuple(_add_windows(chain.from_iterable(partials)))
-    if not groups:
-        raise MissingInput("no communication ran on a device")
     axes: dict[str, AxisOverlap] = {}
-    for group in groups:
-        axis = AxisOverlap(group.axis, group.times, group.marked)
-        axes[group.axis or ""] = axes[group.axis or ""].plus(axis) if (group.axis or "") in axes else axis
-    return Overlap(tuple(axes[role] for role in PRIORITY if role in axes), groups)
+    for axis in chain.from_iterable(partials):
+        role = axis.axis or ""
+        axes[role] = axes[role].plus(axis) if role in axes else axis
+    if not axes:
+        raise MissingInput("no communication ran on a device")
+    return Overlap(tuple(axes[role] for role in PRIORITY if role in axes))
 
 
-def members_by_group(trace: Trace, device: int) -> list[tuple[GroupOverlap, Bool]]:
-    """The process groups of a device, the most urgent first, without times; and which device events are theirs."""
+def members_by_group(trace: Trace, device: int) -> list[tuple[str, Bool]]:
+    """The axes of a device's process groups, the most urgent first, and which device events are each group's."""
     events = trace.device
-    rows = events.device == device
-    communicates = rows & events.is_work(Work.COMMUNICATION, Work.FUSED)
+    communicates = (events.device == device) & events.is_work(Work.COMMUNICATION, Work.FUSED)
     if not communicates.any():
         return []
     find_role = roles_in(trace)
@@ -209,29 +156,24 @@ def members_by_group(trace: Trace, device: int) -> list[tuple[GroupOverlap, Bool
     # Transfers that a framework batches carry no metadata; only their kernel's name identifies them.
     transfers = np.array([is_transfer(name) for name in trace.names], np.bool_)
     number_of[(events.collective == ABSENT) & transfers[events.name]] = numbers[transferred]
-    groups = []
-    for kind, number in numbers.items():
-        members = communicates & (number_of == number)
-        groups.append((_describe(trace, device, kind), members))
-    return sorted(groups, key=lambda group: PRIORITY.index(group[0].axis or ""))
+    groups = [(axis, communicates & (number_of == number)) for (_, _, axis), number in numbers.items()]
+    return sorted(groups, key=lambda group: PRIORITY.index(group[0]))
 
 
-def _measure_device(trace: Trace, device: int) -> list[GroupOverlap]:
+def _measure_device(trace: Trace, device: int) -> list[AxisOverlap]:
     groups = members_by_group(trace, device)
     if not groups:
         return []
     rows = trace.device.device == device
     members = [of_group for _, of_group in groups]
     step_of = np.where(rows, trace.step, ABSENT)
-    steps = distinct(step_of[step_of != ABSENT])
-    marked = [_measure_rows(trace, members, step_of == step) for step in steps]
-    overlaps = []
+    marked = [_measure_rows(trace, members, step_of == step) for step in distinct(step_of[step_of != ABSENT])]
     times = _measure_rows(trace, members, rows)
-    for position, ((group, _), of_group) in enumerate(zip(groups, times, strict=True)):
-        if of_group.communication:
-            of_steps = reduce(add, (of_step[position] for of_step in marked)) if steps else None
-            overlaps.append(replace(group, times=of_group, marked=of_steps))
-    return overlaps
+    return [
+        AxisOverlap(axis or None, of_group, reduce(add, (step[place] for step in marked)) if marked else None)
+        for place, ((axis, _), of_group) in enumerate(zip(groups, times, strict=True))
+        if of_group.communication
+    ]
 
 
 def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[OverlapTimes]:
@@ -247,32 +189,7 @@ def _measure_rows(trace: Trace, members: Sequence[Bool], rows: Bool) -> list[Ove
     return times
 
 
-def _describe(trace: Trace, device: int, kind: _Kind) -> GroupOverlap:
-    """An entry without its times."""
-    group, is_pair, role = kind
-    stated = trace.groups.get(group)
-    description, size = (stated.description, stated.size) if stated else ("", None)
-    return GroupOverlap(
-        rank=trace.rank,
-        device=device,
-        process=None if trace.process == ABSENT else trace.process,
-        group=group or None,
-        point_to_point=is_pair,
-        description=description or None,
-        axis=role or None,
-        size=size,
-        times=OverlapTimes(0, 0, 0),
-        marked=None,
-    )
-
-
 def _is_in_pipeline(trace: Trace) -> bool:
     """Whether the rank is in a pipeline, whose transfers may be batched."""
     stated = any(group.size > 1 and described_role(group.description) == "PP" for group in trace.groups.values())
     return stated or "pp" in trace.axes
-
-
-def _add_windows(groups: Iterable[GroupOverlap]) -> Iterator[GroupOverlap]:
-    """Add up the windows of each process."""
-    key = attrgetter("key")
-    return (reduce(GroupOverlap.plus, windows) for _, windows in groupby(sorted(groups, key=key), key))

@@ -136,7 +136,9 @@ def test_groups_share_the_exposed_communication_exactly(folder: Path, timeline: 
     trace = traced(folder, events_of(timeline), layout)
     found = overlap.measure(trace)
     assert found is not None
-    assert {group.group: astuple(group.times) for group in found} == oracle.groups(timeline, ["pp", "tp", "dp"])
+    assert {(group.axis or "").lower(): astuple(group.times) for group in found} == oracle.groups(
+        timeline, ["pp", "tp", "dp"]
+    )
     (rank,) = breakdown.measure(trace)
     assert sum(group.times.exposed for group in found) == rank.total.exposed_communication
     members = [of_step for bounds in STEPS if (of_step := oracle.in_step(timeline, *bounds))]
@@ -145,12 +147,12 @@ def test_groups_share_the_exposed_communication_exactly(folder: Path, timeline: 
         return
     of_steps = [oracle.groups(of_step, ["pp", "tp", "dp"]) for of_step in members]
     expected = {
-        group.group: tuple(
-            sum(each.get(group.group or "", (0, 0, 0))[index] for each in of_steps) for index in range(3)
+        (group.axis or "").lower(): tuple(
+            sum(each.get((group.axis or "").lower(), (0, 0, 0))[index] for each in of_steps) for index in range(3)
         )
         for group in found
     }
-    assert {group.group: astuple(group.marked) for group in found if group.marked} == expected
+    assert {(group.axis or "").lower(): astuple(group.marked) for group in found if group.marked} == expected
     assert sum(group.marked.exposed for group in found if group.marked) == rank.marked.exposed_communication
 
 
