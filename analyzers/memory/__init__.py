@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated
 
-import numpy as np
-
 from perfscope.analyzers.memory.categories import CATEGORY_NAMES, Category
 from perfscope.analyzers.memory.peak import DevicePeak, find_peak
 from perfscope.constants import GB
@@ -19,8 +17,6 @@ from perfscope.tables.run import Run
 #: So much more outside of the window is worth a note, as a share of the window's peak. Torch's counter has up to 0.5 %
 #: more than the history: blocks whose rest is too small to be split off.
 _NOTEWORTHY = 0.01
-#: Behind the first step DistributedDataParallel makes its buckets anew, in the order in which gradients came.
-_REBUILDING_STEPS = (1, 2)
 
 
 def _size_of(category: Category) -> Callable[[DevicePeak], Cell]:
@@ -139,13 +135,12 @@ class MemoryUse(Result, frozen=True):
         yield from self.notes
 
 
-def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1, run: Run | None = None) -> MemoryUse:
+def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1) -> MemoryUse:
     """Find the peak of each history.
 
     Args:
         histories: The histories.
         replicas: Data-parallel ranks that hold the same states, as far as they are known.
-        run: Their run, which says what its processes held outside of the windows.
 
     Raises:
         NotApplicable: There is none.
@@ -154,8 +149,7 @@ def describe_memory(histories: Sequence[AllocatorHistory], *, replicas: int = 1,
         raise NotApplicable("no allocator's history was recorded: `perfscope profile --memory` records it on GPUs")
     peaks = (find_peak(history, replicas=replicas) for history in histories)
     devices = tuple(sorted(peaks, key=lambda peak: (peak.rank or 0, peak.device, peak.path)))
-    notes = [note for peak in devices if run is not None for note in _describe_higher_peak(peak, run)]
-    return MemoryUse(devices, tuple(notes))
+    return MemoryUse(devices, tuple(note for peak in devices for note in _describe_higher_peak(peak)))
 
 
 def analyze(run: Run) -> MemoryUse:
@@ -164,33 +158,17 @@ def analyze(run: Run) -> MemoryUse:
     Raises:
         NotApplicable: The run has no allocator's history.
     """
-    return describe_memory(run.read_memory(), replicas=_count_replicas(run), run=run)
+    return describe_memory(run.read_memory(), replicas=_count_replicas(run))
 
 
-def _describe_higher_peak(peak: DevicePeak, run: Run) -> tuple[str, ...]:
-    """That the process held more outside of the window, and in which step."""
+def _describe_higher_peak(peak: DevicePeak) -> tuple[str, ...]:
+    """That the process held more outside of the window."""
     excess = 0 if peak.process_peak_bytes is None else peak.process_peak_bytes - peak.peak_bytes
     if peak.process_peak_bytes is None or excess < _NOTEWORTHY * peak.peak_bytes:
         return ()
-    step = _find_step_of_peak(peak.rank, peak.process_peak_bytes, run)
-    note = (
-        f"{'' if peak.rank is None else f'Rank {peak.rank}: '}outside of the window the process held "
-        f"{peak.process_peak_bytes / GB:.3f} GB, {excess / GB:.3f} GB more{'' if step is None else f', in step {step}'}"
-    )
-    setup = None if peak.rank is None else run.setups.get(peak.rank)
-    if step in _REBUILDING_STEPS and setup is not None and setup.ddp is not None:
-        note += ": DistributedDataParallel makes its buckets anew then, beside the old ones"
-    return (note + ".",)
-
-
-def _find_step_of_peak(rank: int | None, peak_bytes: int, run: Run) -> int | None:
-    """The first step behind which the allocator had held the most that the process ever held."""
-    for table in run.steps:
-        if table.rank == rank:
-            reached = np.ma.filled(table.memory_peak_bytes, 0) >= peak_bytes
-            if reached.any():
-                return int(table.step[reached.argmax()])
-    return None
+    who = "" if peak.rank is None else f"Rank {peak.rank}: "
+    held = f"the process held {peak.process_peak_bytes / GB:.3f} GB, {excess / GB:.3f} GB more"
+    return (f"{who}outside of the window {held}.",)
 
 
 def _count_replicas(run: Run) -> int:

@@ -24,12 +24,10 @@ class CollectiveCall:
 
     Attributes:
         group: The name of its process group, the same on all members.
-        description: What the group is for, where the framework says so.
         sequence: Its number in the group, the same on all members; sends and receives have numbers of their own.
         is_p2p: Whether it is a send or a receive.
         operation: ``all_reduce``, ``send 0->1`` and so on, without the backend.
         input_sizes: Shapes of the input tensors.
-        output_sizes: Shapes of the output tensors.
         dtypes: Types of the input tensors.
         created_ns: When it was called, on the host's wall clock.
         is_started: Whether the device began it; None where that is not recorded, as for gloo.
@@ -38,12 +36,10 @@ class CollectiveCall:
     """
 
     group: str
-    description: str
     sequence: int
     is_p2p: bool
     operation: str
     input_sizes: tuple[tuple[int, ...], ...]
-    output_sizes: tuple[tuple[int, ...], ...]
     dtypes: tuple[str, ...]
     created_ns: int
     is_started: bool | None
@@ -57,7 +53,6 @@ class RecorderDump:
 
     calls: tuple[CollectiveCall, ...]
     members: Mapping[str, tuple[int, ...]]
-    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +101,6 @@ class RankState:
         dump: Its collectives; None where there is no dump.
         stack: What its training thread was doing at the stall or the end; None where that is not known.
         source_text: The code of the innermost line of that stack, as it was then.
-        is_fatal_stack: Whether the stack was written as a signal ended the process.
         is_library_abort: Whether a thread of a library, which is none of Python's, ended the process.
         stalled_ns: For how long it had completed no step when the stall was noticed; None where it noticed none.
         noticed_ns: When that was, on its host's wall clock.
@@ -122,7 +116,6 @@ class RankState:
     dump: RecorderDump | None = None
     stack: ThreadStack | None = None
     source_text: str = ""
-    is_fatal_stack: bool = False
     is_library_abort: bool = False
     stalled_ns: int | None = None
     noticed_ns: int | None = None

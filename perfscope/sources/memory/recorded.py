@@ -5,8 +5,9 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import MISSING, fields
 from pathlib import Path
+from typing import Any, TypeVar, Union, get_type_hints
 
 import msgspec
 import numpy as np
@@ -23,27 +24,17 @@ _LONGEST_LINE = 256 * 1024 * 1024
 _GZIP_SUFFIX = ".gz"
 
 
-class _Header(msgspec.Struct, tag_field="kind", tag="memory"):
-    rank: int
-    host: str
-    pid: int
-    device: int
-    cause: str
-    first_step: int
-    last_step: int
-    started_ns: int
-    stopped_ns: int
-    allocated_bytes: int
-    reserved_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    device_free_bytes: int
-    device_total_bytes: int
-    limit: int
-    torch: str
-    request_bytes: int | None = None
-    bucket_bytes: tuple[int, ...] | None = None
-    schema: str = ""
+_TYPES = get_type_hints(MemoryHeader)
+_Header: Any = msgspec.defstruct(
+    "_Header",
+    [
+        (each.name, _TYPES[each.name]) if each.default is MISSING else (each.name, _TYPES[each.name], each.default)
+        for each in fields(MemoryHeader)
+        if each.name != "kind"
+    ],
+    tag_field="kind",
+    tag="memory",
+)
 
 
 class _Texts(msgspec.Struct, tag_field="kind", tag="texts"):
@@ -99,88 +90,41 @@ class _End(msgspec.Struct, tag_field="kind", tag="end"):
     events: int
 
 
-_Line = _Header | _Texts | _Frames | _Stacks | _Tensors | _Marks | _Segments | _Blocks | _Events | _End
+_Line: Any = Union[_Header, _Texts, _Frames, _Stacks, _Tensors, _Marks, _Segments, _Blocks, _Events, _End]  # noqa: UP007
+_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
-@dataclass(slots=True)
-class _Parts:
-    """The lines of a file, by kind."""
+class _Lines:
+    """The lines of a file, and its events as arrays; ``damage`` has in words what of it cannot be read."""
 
-    header: _Header | None = None
-    texts: list[str] = field(default_factory=list)
-    frames: list[_Frames] = field(default_factory=list)
-    stacks: list[tuple[int, ...]] = field(default_factory=list)
-    tensors: dict[str, _Tensors] = field(default_factory=dict)
-    marks: _Marks | None = None
-    segments: _Segments | None = None
-    blocks: _Blocks | None = None
-    events: list[tuple[str, Int64]] = field(default_factory=list)
-    is_complete: bool = False
+    def __init__(self, path: Path) -> None:
+        self.lines: list[msgspec.Struct] = []
+        self.events: list[tuple[str, Int64]] = []
+        self.damage: list[str] = []
+        decoder = msgspec.json.Decoder(_Line)
+        try:
+            for text in _read_lines(path):
+                line = decoder.decode(text)
+                if isinstance(line, _Events):
+                    rows = np.array([line.addresses, line.sizes, line.times_us, line.stacks], np.int64)
+                    self.events.append((line.actions, rows))
+                else:
+                    self.lines.append(line)
+        except (EOFError, zlib.error, msgspec.MsgspecError, RecursionError) as error:
+            if not any(isinstance(line, _Header) for line in self.lines):
+                raise SourceError(path, f"is no allocator's history: {error}") from None
+            self.damage.append(f"a line cannot be read: {str(error)[:80]}")
+        except OSError as error:
+            raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
+        except ValueError as error:  # columns of different lengths, or numbers that no address has
+            raise SourceError(path, f"contradicts itself: {str(error)[:80]}") from None
 
-    def add(self, line: _Line) -> None:
-        """Take one line."""
-        match line:
-            case _Header():
-                self.header = line
-            case _Texts():
-                self.texts += line.values
-            case _Frames():
-                self.frames.append(line)
-            case _Stacks():
-                self.stacks += line.stacks
-            case _Tensors():
-                self.tensors[line.at] = line
-            case _Marks():
-                self.marks = line
-            case _Segments():
-                self.segments = line
-            case _Blocks():
-                self.blocks = line
-            case _Events():
-                rows = np.array([line.addresses, line.sizes, line.times_us, line.stacks], np.int64)
-                self.events.append((line.actions, rows))
-            case _End():
-                self.is_complete = True
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """The lines of one kind."""
+        return [line for line in self.lines if isinstance(line, kind)]
 
 
-def read_recorded(path: Path) -> AllocatorHistory:
-    """Read a history; of a file that is cut off its intact lines, with the damage in words.
-
-    Raises:
-        SourceError: It cannot be read, is no history, or is one of another version.
-    """
-    parts, damage = _read_parts(path)
-    header = parts.header
-    if header is None:
-        raise SourceError(path, "has no header of an allocator's history")
-    if header.schema != MEMORY_SCHEMA:
-        raise SourceError(path, f"is of another version: {header.schema!r} instead of {MEMORY_SCHEMA!r}")
-    if not parts.is_complete:
-        damage.append("the file is cut off")
-    try:
-        return _to_history(path, parts, header, damage)
-    except (IndexError, ValueError) as error:
-        raise SourceError(path, f"contradicts itself: {error}") from None
-
-
-def _read_parts(path: Path) -> tuple[_Parts, list[str]]:
-    parts, damage = _Parts(), list[str]()
-    decoder = msgspec.json.Decoder(_Line)
-    try:
-        for line in _lines(path):
-            parts.add(decoder.decode(line))
-    except (EOFError, zlib.error, msgspec.MsgspecError, RecursionError) as error:
-        if parts.header is None:
-            raise SourceError(path, f"is no allocator's history: {error}") from None
-        damage.append(f"a line cannot be read: {str(error)[:80]}")
-    except OSError as error:
-        raise SourceError(path, f"cannot be read: {error.strerror or error}") from None
-    except ValueError as error:  # columns of different lengths, or numbers that no address has
-        raise SourceError(path, f"contradicts itself: {str(error)[:80]}") from None
-    return parts, damage
-
-
-def _lines(path: Path) -> Iterator[bytes]:
+def _read_lines(path: Path) -> Iterator[bytes]:
     with open_regular(path) as file:
         stream = gzip.GzipFile(fileobj=file) if path.suffix == _GZIP_SUFFIX else file
         while line := stream.readline(_LONGEST_LINE):
@@ -189,66 +133,79 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield line
 
 
-def _to_history(path: Path, parts: _Parts, header: _Header, damage: list[str]) -> AllocatorHistory:
-    fields = msgspec.structs.asdict(header)
+def read_recorded(path: Path) -> AllocatorHistory:
+    """Read a history; of a file that is cut off its intact lines, with the damage in words.
+
+    Raises:
+        SourceError: It cannot be read, is no history, or is one of another version.
+    """
+    lines = _Lines(path)
+    headers = [MemoryHeader(**msgspec.structs.asdict(line)) for line in lines.of(_Header)]
+    if not headers:
+        raise SourceError(path, "has no header of an allocator's history")
+    if headers[0].schema != MEMORY_SCHEMA:
+        raise SourceError(path, f"is of another version: {headers[0].schema!r} instead of {MEMORY_SCHEMA!r}")
+    if not lines.of(_End):
+        lines.damage.append("the file is cut off")
+    try:
+        return _to_history(path, lines, headers[0])
+    except (IndexError, ValueError) as error:
+        raise SourceError(path, f"contradicts itself: {error}") from None
+
+
+def _to_history(path: Path, lines: _Lines, header: MemoryHeader) -> AllocatorHistory:
+    texts = [text for line in lines.of(_Texts) for text in line.values]
     frames = tuple(
-        Frame(parts.texts[file], number, parts.texts[function])
-        for part in (parts.frames if parts.texts else ())
-        for file, number, function in zip(part.files, part.line_numbers, part.functions, strict=True)
+        Frame(texts[file], number, texts[function])
+        for line in (lines.of(_Frames) if texts else ())
+        for file, number, function in zip(line.files, line.line_numbers, line.functions, strict=True)
     )
-    segments = parts.segments
+    stacks = [stack for line in lines.of(_Stacks) for stack in line.stacks]
+    tensors = {line.at: _to_tensors(line, texts) for line in (lines.of(_Tensors) if texts else ())}
+    marks = [
+        Marks(np.array(line.times_ns, np.int64), line.signs, tuple(texts[number] for number in line.names))
+        for line in (lines.of(_Marks) if texts else ())
+    ]
     return AllocatorHistory(
         path=str(path),
         device=header.device,
-        header=MemoryHeader(**fields),
-        events=_join_events(parts, header),
-        blocks=_to_blocks(parts.blocks),
-        reserved_bytes=sum(segments.sizes) if segments is not None else header.reserved_bytes,
-        stacks=tuple(parts.stacks) if frames else (),
+        header=header,
+        events=_join_events(lines.events, len(stacks), header.started_ns),
+        blocks=_to_blocks(lines.of(_Blocks)),
+        reserved_bytes=next((sum(line.sizes) for line in lines.of(_Segments)), header.reserved_bytes),
+        stacks=tuple(stacks) if frames else (),
         frames=frames,
-        start=_to_tensors(parts, "start"),
-        end=_to_tensors(parts, "end"),
-        marks=_to_marks(parts),
-        damage=tuple(damage),
+        start=tensors.get("start", no_tensors()),
+        end=tensors.get("end", no_tensors()),
+        marks=marks[0] if marks else no_marks(),
+        damage=tuple(lines.damage),
     )
 
 
-def _join_events(parts: _Parts, header: _Header) -> Events:
+def _join_events(parts: list[tuple[str, Int64]], stack_count: int, started_ns: int) -> Events:
     """The events since recording began: a script that records by itself may have begun earlier."""
-    actions = np.frombuffer("".join(letters for letters, _ in parts.events).encode("ascii"), "S1")
-    rows = np.concatenate([rows for _, rows in parts.events], axis=1) if parts.events else np.zeros((4, 0), np.int64)
+    actions = np.frombuffer("".join(letters for letters, _ in parts).encode("ascii"), "S1")
+    rows = np.concatenate([np.zeros((4, 0), np.int64), *(rows for _, rows in parts)], axis=1)
     if len(actions) != rows.shape[1]:
         raise ValueError("its events have columns of different lengths")
-    events = Events(actions, *rows)
-    stacks = np.where(events.stacks < len(parts.stacks), events.stacks, -1)
-    events = Events(actions, events.addresses, events.sizes, events.times_us, stacks)
-    return events.select((events.times_us == 0) | (events.times_us >= header.started_ns // 1000))
+    addresses, sizes, times_us, stacks = rows
+    events = Events(actions, addresses, sizes, times_us, np.where(stacks < stack_count, stacks, -1))
+    return events.select((times_us == 0) | (times_us >= started_ns // 1000))
 
 
-def _to_blocks(blocks: _Blocks | None) -> Blocks:
-    if blocks is None:
-        return Blocks(*np.zeros((4, 0), np.int64))
-    rows = np.array([blocks.addresses, blocks.sizes, blocks.requested, blocks.stacks], np.int64)
-    return Blocks(*rows[:, np.array(blocks.live, np.bool_)])
+def _to_blocks(lines: list[_Blocks]) -> Blocks:
+    rows = [np.array([line.addresses, line.sizes, line.requested, line.stacks], np.int64) for line in lines]
+    live = [np.array(line.live, np.bool_) for line in lines]
+    return Blocks(*(rows[0][:, live[0]] if rows else np.zeros((4, 0), np.int64)))
 
 
-def _to_tensors(parts: _Parts, at: str) -> Tensors:
-    tensors = parts.tensors.get(at)
-    if tensors is None or not parts.texts:
-        return no_tensors()
+def _to_tensors(line: _Tensors, texts: list[str]) -> Tensors:
     return Tensors(
-        np.array(tensors.addresses, np.int64),
-        np.array(tensors.sizes, np.int64),
-        tuple(parts.texts[number] for number in tensors.roles),
-        tuple(parts.texts[number] for number in tensors.names),
+        np.array(line.addresses, np.int64),
+        np.array(line.sizes, np.int64),
+        tuple(texts[number] for number in line.roles),
+        tuple(texts[number] for number in line.names),
     )
-
-
-def _to_marks(parts: _Parts) -> Marks:
-    if parts.marks is None or not parts.texts:
-        return no_marks()
-    names = tuple(parts.texts[number] for number in parts.marks.names)
-    return Marks(np.array(parts.marks.times_ns, np.int64), parts.marks.signs, names)
 
 
 def find_histories(run: Path) -> list[Path]:

@@ -182,7 +182,6 @@ def _read_rank(run: Path, folder: Path, rank: int, death: Death | None, damage: 
         dump=_merge_dumps([dump for dump in dumps if dump is not None]),
         stack=find_training_stack(fatal, None) if is_fatal else stack,
         source_text="" if chosen is None or is_fatal else chosen.source or "",
-        is_fatal_stack=is_fatal,
         is_library_abort="Fatal Python error: Aborted" in fatal_text and "Current thread" not in fatal_text,
         stalled_ns=None if chosen is None or chosen.kind != incidents.STALL else chosen.idle_ns,
         noticed_ns=None if chosen is None or chosen.kind != incidents.STALL else chosen.wall_ns,
@@ -231,7 +230,7 @@ def _merge_dumps(dumps: Sequence[RecorderDump | None]) -> RecorderDump | None:
     }
     members = {name: ranks for dump in parts for name, ranks in dump.members.items()}
     ordered = sorted(calls.values(), key=lambda call: call.created_ns)
-    return RecorderDump(tuple(ordered), members, parts[-1].version)
+    return RecorderDump(tuple(ordered), members)
 
 
 def _read_deaths(folder: Path) -> tuple[dict[tuple[int, int], Death], list[KernelError]]:

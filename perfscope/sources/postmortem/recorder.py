@@ -47,7 +47,7 @@ def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
     calls, unreadable = _to_calls(entries)
     damage = [f"{path.name}: {unreadable} of {len(entries)} entries cannot be read"] if unreadable else []
     calls.sort(key=lambda call: call.created_ns)
-    return RecorderDump(tuple(calls), _members(document), _text(document.get("version"))), damage
+    return RecorderDump(tuple(calls), _members(document)), damage
 
 
 def _decode(content: bytes) -> object:
@@ -104,18 +104,16 @@ def _to_call(entry: object, lists: dict[int, tuple[Any, ...]]) -> CollectiveCall
     if not operation or type(sequence) is not int or type(created_ns) is not int:
         return None
     group = entry.get("process_group")
-    name, description = (group[0], group[1]) if isinstance(group, Sequence) and len(group) > 1 else ("", "")
+    name = group[0] if isinstance(group, Sequence) and len(group) > 1 else ""
     state, is_retired = entry.get("state"), entry.get("retired")
     # gloo does not report states; torch's own entry of a collective that is over is retired, though.
     is_completed = state == _COMPLETED or (backend != _OF_NCCL and is_retired is True)
     return CollectiveCall(
         group=_text(name) or str(entry.get("pg_id", "")),
-        description="" if description in ("undefined", "default_pg") else _text(description),
         sequence=sequence,
         is_p2p=is_p2p,
         operation=operation,
         input_sizes=_read_once(lists, entry.get("input_sizes"), _shapes),
-        output_sizes=_read_once(lists, entry.get("output_sizes"), _shapes),
         dtypes=_read_once(lists, entry.get("input_dtypes"), _texts),
         created_ns=created_ns,
         is_started=(state in _STARTED or bool(entry.get("time_discovered_started_ns")))

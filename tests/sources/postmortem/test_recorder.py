@@ -84,12 +84,6 @@ def test_entries_of_another_version_are_read_and_unreadable_ones_are_counted(tmp
     assert damage == ["dump: 3 of 5 entries cannot be read"]
 
 
-def test_gloo_states_no_states_and_an_entry_that_is_over_is_retired(tmp_path: Path) -> None:
-    entries = [entry(1, backend="gloo"), entry(2, backend="gloo", state="scheduled")]
-    dump, _ = read_dump(write_dumps(tmp_path, {0: entries}) / "nccl_trace_rank_0")
-    assert [(call.is_started, call.is_completed) for call in dump.calls] == [(None, True), (None, False)]
-
-
 def test_an_entry_of_nccl2_is_over_where_it_is_retired(tmp_path: Path) -> None:
     entries = [entry(1, backend="nccl2"), entry(2, backend="nccl2", state="scheduled")]
     dump, damage = read_dump(write_dumps(tmp_path, {0: entries}) / "nccl_trace_rank_0")
@@ -115,12 +109,6 @@ def test_the_state_of_a_batch_is_that_of_its_sends_and_receives_and_the_batch_is
         ("recv 0<-1", 2, True, False),
         ("all_reduce", 8, False, False),
     ]
-
-
-def test_a_batch_whose_beginning_is_forgotten_is_no_collective_either(tmp_path: Path) -> None:
-    entries = [*batch(1, "send 0->1", state="completed"), *batch(2, "recv 0<-1", state="completed"), entry(8)]
-    dump, _ = read_dump(write_dumps(tmp_path, {0: entries[1:]}) / "nccl_trace_rank_0")
-    assert [call.operation for call in dump.calls] == ["recv 0<-1", "all_reduce"]
 
 
 def test_collectives_that_are_launched_together_stay_a_collective(tmp_path: Path) -> None:
