@@ -47,8 +47,8 @@ class _Block(NamedTuple):
     stack: int
 
 
-class _Rows:
-    """Events as columns that grow by one event after the other, and the stacks that they name.
+class _Stacks:
+    """The stacks of a snapshot, each once.
 
     Attributes:
         all_stacks: The frames' numbers of each stack, by the stack's number.
@@ -56,27 +56,11 @@ class _Rows:
     """
 
     def __init__(self) -> None:
-        self._actions = array("B")
-        self._columns = tuple(array("q") for _ in range(4))
         self.all_stacks: list[tuple[int, ...]] = []
         self.frames: list[Frame] = []
         self._numbers: dict[tuple[int, ...], int] = {}
         self._frame_numbers: dict[Frame, int] = {}
         self._by_id: dict[int, tuple[object, int]] = {}
-
-    def add(self, event: Mapping[object, object]) -> int:
-        """Add an event; returns its row."""
-        action = event["action"]
-        if not isinstance(action, str):
-            raise TypeError("an action that is no text")
-        self._actions.append(_LETTERS.get(action, _OTHER))
-        address = event.get("addr", event.get("device_free", 0))
-        numbers = (address, event.get("size", 0), event.get("time_us", 0), self.find_stack(event.get("frames")))
-        for column, number in zip(self._columns, numbers, strict=True):
-            if not isinstance(number, int) or not (0 <= number <= _LARGEST or column is self._columns[-1]):
-                raise ValueError(f"a number that is none: {str(number)[:40]}")
-            column.append(number)
-        return len(self._actions) - 1
 
     def find_stack(self, frames: object) -> int:
         """The number of a stack, given as a list of frames."""
@@ -102,30 +86,6 @@ class _Rows:
             numbered = self._by_id[id(frame)] = frame, number  # the frame lives, so that no other gets its id
         return numbered[1]
 
-    def select(self, rows: Sequence[int]) -> Events:
-        """Some of the events, by their rows."""
-        index = np.array(rows, np.int64)
-        actions = np.frombuffer(self._actions, "S1") if len(self._actions) else np.zeros(0, "S1")
-        return Events(actions[index], *(np.frombuffer(column, np.int64)[index] for column in self._columns))
-
-
-class _SnapshotUnpickler(PlainUnpickler):
-    """Reads a snapshot, in which the events are numbers of rows: there may be millions of them."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self.rows = _Rows()
-
-    def add_pairs(self, values: list[object]) -> None:
-        """Fill a dict; one that says what the allocator did becomes a row."""
-        super().add_pairs(values)
-        target = self.stack[-1]
-        if isinstance(target, dict) and "action" in target:
-            if len(values) == len(("key", "value")):  # what follows would be lost with the dict
-                raise PickleDamage("is of an old protocol of pickle, which torch does not write")
-            self.stack[-1] = self.rows.add(target)
-            target.clear()  # the memo holds it until the end
-
 
 def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
     """Read a snapshot: one history for each device that has events or blocks.
@@ -134,8 +94,7 @@ def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
         SourceError: It cannot be read, is damaged, holds more than plain data, or is no snapshot.
     """
     try:
-        reader = _SnapshotUnpickler(_read_content(path))
-        value, rows = reader.read_value().value, reader.rows
+        value = PlainUnpickler(_read_content(path)).read_value().value
     except PickleDamage as damage:
         problem = str(damage).replace("complete pickle", "complete snapshot")
         problem = f"holds more than plain data: it {problem}" if problem.startswith("would call") else problem
@@ -143,8 +102,8 @@ def read_snapshot(path: Path) -> tuple[AllocatorHistory, ...]:
     if not isinstance(value, dict) or not isinstance(value.get("segments"), list):
         raise SourceError(path, "is a pickle, but no snapshot of torch's allocator: it has no segments", hint=_HINT)
     try:
-        return _to_histories(path, value, rows)
-    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        return _to_histories(path, value)
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError) as error:
         raise SourceError(path, f"is of a version that is not known: {str(error)[:80]}", hint=_HINT) from None
 
 
@@ -169,16 +128,17 @@ def _read_content(path: Path) -> bytes:
     return content.getvalue()
 
 
-def _to_histories(path: Path, value: Mapping[object, object], rows: _Rows) -> tuple[AllocatorHistory, ...]:
+def _to_histories(path: Path, value: Mapping[object, object]) -> tuple[AllocatorHistory, ...]:
+    known = _Stacks()
     traces = value.get("device_traces")
     traces = traces if isinstance(traces, list) else []
     if len(traces) > _MOST_DEVICES:
         raise ValueError(f"{len(traces)} devices")
     segments = _dicts(value["segments"])
-    blocks = [block for segment in segments for block in _live_blocks(segment, rows)]
+    blocks = [block for segment in segments for block in _live_blocks(segment, known)]
     devices = sorted({index for index, trace in enumerate(traces) if trace} | {block.device for block in blocks})
-    events = {device: _events(traces, device, rows) for device in devices}
-    stacks, frames = tuple(rows.all_stacks), tuple(rows.frames)
+    events = {device: _events(traces[device] if device < len(traces) else [], known) for device in devices}
+    stacks, frames = tuple(known.all_stacks), tuple(known.frames)
     return tuple(
         AllocatorHistory(
             path=str(path),
@@ -197,14 +157,22 @@ def _to_histories(path: Path, value: Mapping[object, object], rows: _Rows) -> tu
     )
 
 
-def _events(traces: Sequence[object], device: int, rows: _Rows) -> Events:
-    trace = traces[device] if device < len(traces) else []
-    if not isinstance(trace, list) or set(map(type, trace)) - {int}:
-        raise TypeError("events without an action")
-    return rows.select(trace)
+def _events(trace: object, known: _Stacks) -> Events:
+    actions, columns = bytearray(), tuple(array("q") for _ in range(4))
+    for event in _dicts(trace):
+        action, address = event["action"], event.get("addr", event.get("device_free", 0))
+        if not isinstance(action, str):
+            raise TypeError("an action that is no text")
+        actions.append(_LETTERS.get(action, _OTHER))
+        numbers = (address, event.get("size", 0), event.get("time_us", 0), known.find_stack(event.get("frames")))
+        for column, number in zip(columns, numbers, strict=True):
+            if not isinstance(number, int) or not _NO_STACK <= number <= _LARGEST:
+                raise ValueError(f"a number that is none: {str(number)[:40]}")
+            column.append(number)
+    return Events(np.frombuffer(bytes(actions), "S1"), *(np.array(column, np.int64) for column in columns))
 
 
-def _live_blocks(segment: Mapping[object, object], rows: _Rows) -> Iterator[_Block]:
+def _live_blocks(segment: Mapping[object, object], known: _Stacks) -> Iterator[_Block]:
     """The blocks of a segment that tensors hold; older versions of torch do not state where each begins."""
     address = _int(segment, "address")
     end = address + _int(segment, "total_size")
@@ -214,7 +182,7 @@ def _live_blocks(segment: Mapping[object, object], rows: _Rows) -> Iterator[_Blo
         if size == 0 or address + size > end:  # so a list that names one block a million times ends soon
             raise ValueError("a block outside of its segment")
         if block.get("state") in _LIVE:
-            stack = rows.find_stack(_block_frames(block))
+            stack = known.find_stack(_block_frames(block))
             yield _Block(_device(segment), address, size, _int(block, "requested_size", size), stack)
         address += size
 

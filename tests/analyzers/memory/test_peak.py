@@ -57,7 +57,7 @@ def slow_peak(script: Script, initial: dict[int, int]) -> tuple[int, int]:
     return best, at
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_the_peak_is_that_of_a_slow_replay_and_its_parts_add_up(tmp_path: Path, seed: int) -> None:
     chooser, script = random.Random(seed), Script()
     live = [script.before(chooser.randrange(1, 9_000)) for _ in range(20)]
@@ -77,17 +77,6 @@ def test_the_peak_is_that_of_a_slow_replay_and_its_parts_add_up(tmp_path: Path, 
     assert peak.reserved_bytes == peak.peak_bytes + peak.unused_bytes
     at_each_moment = [sum(values) for values in zip(*peak.timeline.categories.values(), strict=True)]
     assert max(at_each_moment) == best
-
-
-def test_an_address_that_is_used_again_is_another_allocation(tmp_path: Path) -> None:
-    script = Script()
-    first = script.allocate(1000)
-    script.free(first)
-    script._next = first
-    assert script.allocate(5000) == first
-    lifetimes = follow(read(script, tmp_path))
-    assert lifetimes.ends.tolist() == [1, 4]
-    assert lifetimes.sizes.tolist() == [1000, 5000]
 
 
 def one_step(script: Script, *, gathers: bool = False) -> None:
@@ -174,17 +163,6 @@ def test_what_the_process_knows_names_weights_states_and_modules(tmp_path: Path)
     assert peak.step == 5
 
 
-def test_marks_that_do_not_pair_close_what_is_inside_them(tmp_path: Path) -> None:
-    script = Script()
-    marks = [(script.now_ns, "<", "never began"), (script.now_ns, ">", "a"), (script.now_ns, ">", "a.b")]
-    script.allocate(512)
-    marks.append((script.now_ns, "<", "a"))
-    script.allocate(1024)
-    script.allocate(512 * 9, BACKWARD)
-    peak = find_peak(with_facts(read(script, tmp_path), [], marks))
-    assert {part.name: part.bytes for part in peak.modules} == {"a.b": 512, "outside of modules": 1024}
-
-
 def test_a_history_without_stacks_says_that_nothing_can_be_told_apart(tmp_path: Path) -> None:
     script = Script()
     script.allocate(512, BACKWARD)
@@ -192,14 +170,6 @@ def test_a_history_without_stacks_says_that_nothing_can_be_told_apart(tmp_path: 
     assert sizes(peak) == {"not attributed": 512}
     assert peak.attributed == 0
     assert any("no stacks" in note for note in peak.notes)
-
-
-def test_a_snapshot_without_events_shows_its_last_moment(tmp_path: Path) -> None:
-    script = Script()
-    script.before(512 * 8)
-    peak = find_peak(read(script, tmp_path))
-    assert (peak.peak_bytes, peak.events) == (512 * 8, 0)
-    assert any("last moment" in note for note in peak.notes)
 
 
 @pytest.mark.parametrize("name", REAL_PEAKS)
@@ -227,7 +197,7 @@ def test_of_a_real_training_whose_tensors_were_noted_all_but_a_percent_is_named(
     assert sum(part.bytes for part in peak.modules if part.name != OUTSIDE) > 0.99 * sizes(peak)["activations"]
 
 
-@pytest.mark.parametrize("name", ["compiled", "fsdp2", "zero3"])
+@pytest.mark.parametrize("name", ["compiled", "zero3"])
 def test_without_marks_lines_of_the_model_stand_for_modules_whatever_runs_it(name: str) -> None:
     peak = real(name)
     of_the_model = {part.name: part.bytes for part in peak.modules if part.name.startswith("gpt.py:")}

@@ -53,13 +53,6 @@ def test_a_file_that_is_cut_off_is_read_up_to_there_and_says_so(tmp_path: Path) 
     assert any("cannot be read" in text for text in history.damage)
 
 
-def test_a_gzip_that_is_cut_off_is_read_up_to_there(tmp_path: Path) -> None:
-    path = tmp_path / "a.memory.jsonl.gz"
-    path.write_bytes(FIXTURE.read_bytes()[:-5000])
-    (history,) = read_histories(path)
-    assert history.damage
-
-
 def test_another_version_is_refused_by_its_name(tmp_path: Path) -> None:
     header = json.loads(lines()[0]) | {"schema": "perfscope/memory/9"}
     with pytest.raises(SourceError, match="another version: 'perfscope/memory/9'"):
