@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Annotated
 
 from perfscope.analyzers.checkpoint.plan import BytesPerParameter
@@ -39,7 +38,6 @@ _PARTS: Mapping[Role, str] = {
 #: Assumed bytes per parameter of a part whose contents are not known.
 _ASSUMED_BYTES = {"weights": 2, "optimizer": 12, "both": 14}
 _WITHOUT_WEIGHTS = (Layout.DEEPSPEED_ZERO_3, Layout.DEEPSPEED_UNIVERSAL)
-_EXACT = 0.01
 
 
 class Share(Figures, frozen=True):
@@ -156,11 +154,9 @@ def _expect(
     if count_elements(checkpoint, Role.MOMENTS):
         masters = 4 if count_elements(checkpoint, Role.MASTER) else 0
         moments = count_by_size(checkpoint, Role.MOMENTS)
-        ratio = count_elements(checkpoint, Role.MOMENTS) / max(1, count_elements(checkpoint, Role.WEIGHTS))
-        most = 3 if abs(ratio - 3) < _EXACT else 2  # AMSGrad keeps the largest second moment, too
-        return weights, masters + min(most, max(1, round(ratio))) * max(
-            moments, key=lambda size: moments[size], default=4
-        )
+        ratio = round(count_elements(checkpoint, Role.MOMENTS) / max(1, count_elements(checkpoint, Role.WEIGHTS)))
+        kept = ratio if ratio in (1, 3) else 2  # AMSGrad keeps the largest second moment, too
+        return weights, masters + kept * max(moments, key=lambda size: moments[size], default=4)
     optimizer = 12 if sums.get("optimizer") or sums.get("both") else 0
     return weights, optimizer
 
@@ -180,11 +176,7 @@ _TOLERANCE = 0.03
 #: Expected bytes of quantised parts, beside which scales and small tensors are saved in full: these are not judged.
 _QUANTISED = (("weights", 1), ("optimizer", 2))
 _TWICE = (1.9, 2.1)
-_BLOATED = 1.5
-_UNEVEN = 2.0
 _UNUSED_SHARE = 0.01
-_FEWEST_SHARDS = 3  # of two shards, neither is the unusual one
-_SHOWN_UNEVEN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +212,8 @@ def check_sizes(
         ratio = (share.bytes - overhead) / (expected * parameters)
         if share.part == "optimizer" and _TWICE[0] <= ratio <= _TWICE[1]:
             findings.append(Finding("doubled_optimizer", _doubled(checkpoint, share, parameters)))
-        elif ratio > _BLOATED:
-            findings.append(Finding("bloated", _bloated(share, parameters)))
         elif ratio > 1 + _TOLERANCE:
-            findings.append(Finding("larger", f"{_takes(share)} {_per_parameter(share, parameters)}."))
+            findings.append(Finding("larger", _larger(share, parameters)))
     if not any(share.part in {"optimizer", "weights and optimizer"} for share in shares):
         findings.append(
             Finding("weights_only", "No optimizer state: training cannot be resumed exactly from this checkpoint.")
@@ -251,17 +241,12 @@ def _holds_optimizer(checkpoint: Checkpoint, kind: Kind) -> bool:
     )
 
 
-def _bloated(share: Share, parameters: int) -> str:
-    assert share.expected_bytes_per_parameter is not None
-    ratio = share.bytes / parameters / share.expected_bytes_per_parameter
+def _larger(share: Share, parameters: int) -> str:
+    takes = "takes" if share.part == "optimizer" else "take"
     return (
-        f"{_takes(share)} {_per_parameter(share, parameters)} ({ratio:.1f} times as many): views saved with "
-        "their full storage (fix: save tensor.clone()), or state saved twice."
+        f"The {share.part} {takes} {_per_parameter(share, parameters)}: wider types, views saved with their full "
+        "storage (fix: save tensor.clone()), or state saved twice."
     )
-
-
-def _takes(share: Share) -> str:
-    return f"The {share.part} {'takes' if share.part == 'optimizer' else 'take'}"
 
 
 def _per_parameter(share: Share, parameters: int) -> str:
@@ -269,7 +254,7 @@ def _per_parameter(share: Share, parameters: int) -> str:
 
 
 def check_files(checkpoint: Checkpoint) -> list[Finding]:
-    """Files with bytes outside of every tensor, weights in two formats, and shards of unusual size."""
+    """Files with bytes outside of every tensor, and weights in two formats."""
     findings: list[Finding] = []
     unused = [file for file in checkpoint.files if file.unused_bytes > _UNUSED_SHARE * file.bytes]
     if unused:
@@ -291,23 +276,7 @@ def check_files(checkpoint: Checkpoint) -> list[Finding]:
     if averaged:
         text = f"An averaged (EMA) copy of the weights is saved, too: {averaged:,} elements, not counted as parameters."
         findings.append(Finding("ema_copy", text))
-    groups: dict[Kind, list[CheckpointFile]] = {}
-    for file in checkpoint.files:
-        groups.setdefault(file.kind, []).append(file)
-    findings.extend(_uneven(groups.get(Kind.OPTIMIZER, [])))
     return findings
-
-
-def _uneven(files: Sequence[CheckpointFile]) -> list[Finding]:
-    """Ranks whose optimizer shard differs much in size from the median shard."""
-    if len(files) < _FEWEST_SHARDS:
-        return []
-    middle = median([file.bytes for file in files])
-    uneven = [file for file in files if middle and not 1 / _UNEVEN <= file.bytes / middle <= _UNEVEN]
-    return [
-        Finding("uneven", f"{file.path} is {file.bytes / middle:.2f} times the median size of its kind.")
-        for file in uneven[:_SHOWN_UNEVEN]
-    ]
 
 
 def newest_complete(siblings: Sequence[CheckpointSummary]) -> CheckpointSummary | None:

@@ -13,7 +13,7 @@ from perfscope.analyzers.memory.lifetimes import BEFORE, Lifetimes, follow
 from perfscope.analyzers.memory.savings import Saving, find_savings
 from perfscope.charts.grammar import Area, Chart, Line, Mark, Values
 from perfscope.charts.palette import Colour
-from perfscope.constants import GB, US_PER_S
+from perfscope.constants import GB, US_PER_MS
 from perfscope.report import MOST_ROWS
 from perfscope.result import Doc, Figures
 from perfscope.tables.columns import Int64
@@ -265,7 +265,6 @@ def _notes(history: AllocatorHistory, lifetimes: Lifetimes) -> tuple[str, ...]:
     return tuple(notes)
 
 
-_MS_PER_US = 1000 / US_PER_S
 _COLOURS = {
     Category.WEIGHTS: Colour.COMPUTE,
     Category.GRADIENTS: Colour.BACKWARD,
@@ -286,7 +285,7 @@ _ORDER = (
 def chart_memory(peak: DevicePeak) -> Chart:
     """Bytes by category over the window, and what the allocator held."""
     timeline = peak.timeline
-    times = [time * _MS_PER_US if timeline.is_timed else float(time) for time in timeline.times_us]
+    times = [time / US_PER_MS if timeline.is_timed else float(time) for time in timeline.times_us]
     lower = [0] * len(times)
     marks: list[Mark] = []
     for category in _ORDER:

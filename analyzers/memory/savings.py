@@ -21,7 +21,6 @@ _LAYER = re.compile(r"^(?P<stack>(?:[^.]+\.)*?)(?P<number>\d+)(?:\.|$)")
 _LOSS = ("cross_entropy", "log_softmax", "nll_loss")
 #: A smaller saving is not worth a change.
 _SMALLEST_SHARE = 0.01
-_FEWEST_LAYERS = 2
 
 
 class Saving(Figures, frozen=True):
@@ -98,7 +97,7 @@ def _find_layers(lifetimes: Lifetimes, purposes: Purposes) -> dict[str, list[Int
     return {
         stack: [np.array(rows, np.int64) for rows in layers.values()]
         for stack, layers in groups.items()
-        if len({number for number, _ in layers}) >= _FEWEST_LAYERS
+        if len({number for number, _ in layers}) > 1
     }
 
 

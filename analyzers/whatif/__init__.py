@@ -14,7 +14,7 @@ from typing import Annotated
 from perfscope.analyzers.whatif.critical_path import HOST, LAUNCH, PathPart, find_critical_path
 from perfscope.analyzers.whatif.measured import prepare
 from perfscope.analyzers.whatif.rank_graph import RankGraph, build_rank_graph
-from perfscope.analyzers.whatif.replay import StepSpan
+from perfscope.analyzers.whatif.replay import FEWEST_FOR_MEDIAN, StepSpan
 from perfscope.analyzers.whatif.scenarios import (
     Outlook,
     apply_scenario,
@@ -24,15 +24,13 @@ from perfscope.analyzers.whatif.scenarios import (
 )
 from perfscope.constants import NS_PER_MS, NS_PER_US
 from perfscope.errors import MissingInput
-from perfscope.report import Row, Section, percent
+from perfscope.report import MOST_ROWS, Row, Section, percent
 from perfscope.result import MS_OF_NS, PERCENT, Column, Doc, Figures, InUnit, InUnitIfKnown, Result, Table, figure
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.trace import Trace, distinct
 
 _MOST_OFFERED = 10
-_MOST_PATH_ROWS = 12
 _LARGEST_ERROR = 0.02
-_FEWEST_STEPS = 3
 #: A step with so much of its critical path on the host is bound by it.
 _HOST_BOUND = 0.25
 #: What saves less than this share of a step is not offered.
@@ -139,9 +137,7 @@ class WhatIf(Result, frozen=True):
         in_words = ", ".join(f"{cause} {percent(share):.1f} %" for cause, share in causes.items())
         return (
             offered.section((), tuple(self._scenario_notes(causes)), totals=rows),
-            path.section(
-                self.critical_path, (f"The critical path adds up to the step: {in_words}.",), most=_MOST_PATH_ROWS
-            ),
+            path.section(self.critical_path, (f"The critical path adds up to the step: {in_words}.",), most=MOST_ROWS),
         )
 
     def _causes(self) -> dict[str, float]:
@@ -153,7 +149,7 @@ class WhatIf(Result, frozen=True):
 
     def _scenario_notes(self, causes: dict[str, float]) -> Iterator[str]:
         yield f"The replay of the measured durations is {self.replay_error:+.2%} from the measured step."
-        if self.measured.steps < _FEWEST_STEPS:
+        if self.measured.steps < FEWEST_FOR_MEDIAN:
             yield (
                 f"{_count_steps(self.measured.steps).capitalize()}: with three or more the median counts, and one that "
                 "was disturbed does not."

@@ -14,7 +14,7 @@ from perfscope.analyzers.collectives.matching import match_rows
 from perfscope.analyzers.collectives.process_groups import is_transfer
 from perfscope.analyzers.shared.clock_offsets import find_offset, is_apart, is_one_host
 from perfscope.analyzers.whatif.rank_graph import RankGraph
-from perfscope.constants import NS_PER_MS, NS_PER_S, NS_PER_US
+from perfscope.constants import NS_PER_S, NS_PER_US
 from perfscope.errors import MissingInput
 from perfscope.tables.columns import Int64
 from perfscope.tables.trace import ABSENT
@@ -23,8 +23,6 @@ from perfscope.tables.trace import ABSENT
 _LONGEST_WINDOW_APART_NS = 60 * NS_PER_S
 #: Fewer lost events than this share change no figure.
 _FEWEST_LOST = 0.001
-#: What was launched before the trace began may still run for so long.
-_LONGEST_LAUNCHED_BEFORE_NS = 20 * NS_PER_MS
 #: The ends of the two kernels of a transfer are at most this far apart.
 _LONGEST_APART_NS = 25 * NS_PER_US
 _FEWEST_ENDS = 3
@@ -140,17 +138,11 @@ def _require_one_run(ranks: Sequence[RankGraph], chosen: Sequence[RankGraph]) ->
 
 def _describe_losses(graph: RankGraph) -> Iterator[str]:
     """What a trace lost, as sentences."""
-    in_steps = graph.step != ABSENT
-    if graph.lost_events > _FEWEST_LOST * max(in_steps.sum(), 1):
+    if graph.lost_events > _FEWEST_LOST * max((graph.step != ABSENT).sum(), 1):
         yield (
             f"{graph.path}: {graph.lost_events} launched kernels are missing: the profiler dropped events, and the "
             "replay does without them."
         )
-    if in_steps.any():
-        is_inside = graph.start_ns > int(graph.start_ns[in_steps].min()) + _LONGEST_LAUNCHED_BEFORE_NS
-        unlaunched = int((is_inside & (graph.launch == ABSENT)).sum())
-        if unlaunched > _FEWEST_LOST * in_steps.sum():
-            yield f"{graph.path}: {unlaunched} events name no launch: they begin as measured, whatever is changed."
 
 
 def _match_group(ranks: Sequence[RankGraph], key: GroupKey, members: dict[int, int]) -> Iterator[Operation]:

@@ -368,7 +368,7 @@ class _RankRun:
 
 
 #: Of fewer steps nobody can say which one was disturbed.
-_FEWEST_FOR_MEDIAN = 3
+FEWEST_FOR_MEDIAN = 3
 
 
 class StepSpan(Struct, frozen=True):
@@ -398,7 +398,7 @@ class StepSpan(Struct, frozen=True):
     def step_ns(self) -> float:
         """The time of one step: of three or more the median, because one may have been disturbed; else the mean."""
         lengths = self._lengths_ns
-        if len(lengths) < _FEWEST_FOR_MEDIAN:
+        if len(lengths) < FEWEST_FOR_MEDIAN:
             return (self.end_ns - self.start_ns) / self.steps
         return float(np.median(lengths))
 

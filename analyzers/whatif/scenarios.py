@@ -295,7 +295,6 @@ def _communication_ns(graph: RankGraph, chosen: Bool, *, is_exposed: bool = Fals
 #: Between two kernels of a CUDA graph, of 575 kernels on an H200. Those that a host launches one by one follow each
 #: other in twice that, however early they were launched.
 _LAG_IN_GRAPH_NS = 600
-_FEWEST_FOLLOWING = 20
 
 
 def _free_launches(measured: Measured, value: str) -> Changed:
@@ -314,23 +313,10 @@ def _free_host(measured: Measured, _value: str) -> Changed:
     ranks = []
     for graph, times in zip(measured.job.ranks, measured.times.ranks, strict=True):
         gap_ns = np.minimum(np.maximum(times.gap_ns, 0), graph.data_wait_ns)
-        lag_ns = np.minimum(times.lag_ns, _usual_lag_ns(graph, times))
-        ranks.append(replace(times, gap_ns=gap_ns, call_ns=np.zeros_like(times.call_ns), lag_ns=lag_ns))
+        ranks.append(replace(times, gap_ns=gap_ns, call_ns=np.zeros_like(times.call_ns)))
     return Changed(
         measured.times.with_ranks(ranks), ("Waiting for data and for the device stays; a graph's own launch is free.",)
     )
-
-
-def _usual_lag_ns(graph: RankGraph, times: RankTimes) -> int:
-    """The median time between two events of a stream of which the second was launched long before.
-
-    After a launch that came late the device needs longer, which is the launch's.
-    """
-    following = np.flatnonzero((np.diff(graph.stream) == 0) & (graph.launch[1:] != ABSENT)) + 1
-    ready_ns = graph.call_start_ns[graph.launch[following]] + 2 * times.latency_ns
-    following = following[ready_ns <= graph.end_ns[following - 1]]
-    usual_ns = int(np.median(times.lag_ns[following])) if len(following) >= _FEWEST_FOLLOWING else 0
-    return max(usual_ns, _LAG_IN_GRAPH_NS)
 
 
 def _free_data_loading(measured: Measured, _value: str) -> Changed:

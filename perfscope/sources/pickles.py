@@ -29,19 +29,18 @@ LARGEST_OPCODE_COUNT = 20_000_000
 #: tensors 1.47; a crafted pickle repeats shorter ones, which nest or repeat values, and takes long.
 _BATCH = 500_000
 _FEWEST_BYTES_OF_BATCH = 650_000
-_LONGEST_NAME = 1000
+LONGEST_NAME = 1000
 #: Python repeats what is no number in its error, four times as long.
 _LONGEST_LINE = 1 << 24
 _LONGEST_PATH = 12
-_LONGEST_KEY = 1000
 #: The hashes of larger numbers can be made equal, and a dict of them is filled in quadratic time.
 _LARGEST_KEY = 2**60
 _GETATTR = ("builtins.getattr", "__builtin__.getattr")
 #: How torch pickles lists of plain values; they return their argument.
 _LISTS = ("torch.jit._pickle.build_intlist", "torch.jit._pickle.build_doublelist", "torch.jit._pickle.build_boollist")
 #: The limits of torch; beyond them a product of sizes takes minutes.
-_MOST_DIMENSIONS = 64
-_LARGEST_SIZE = 2**63 - 1
+MOST_DIMENSIONS = 64
+LARGEST_SIZE = 2**63 - 1
 
 
 #: Opcodes of the standard library's own: numbers, texts, bytes, tuples, empty lists, the stack and the memo.
@@ -171,7 +170,7 @@ class InertUnpickler(_PYTHONS):
 
     def find_class(self, module: str, name: str) -> NoReturn:
         """No opcode asks for it."""
-        raise PickleDamage(f"names {module[:_LONGEST_NAME]}.{name[:_LONGEST_NAME]}")
+        raise PickleDamage(f"names {module[:LONGEST_NAME]}.{name[:LONGEST_NAME]}")
 
     def readline(self) -> bytes:
         """A line with its end; a longer one is no number or text of a file that is read here."""
@@ -183,7 +182,7 @@ class InertUnpickler(_PYTHONS):
     # What subclasses decide.
     def push_name(self, text: str) -> None:
         """Push a function or class that the pickle names."""
-        if len(text) > _LONGEST_NAME:  # names grow quadratically where a pickle joins long ones
+        if len(text) > LONGEST_NAME:  # names grow quadratically where a pickle joins long ones
             raise PickleDamage(f"names a function in {len(text):,} characters: it is not read")
         self.names.add(text)
         self.append(GlobalName(text))
@@ -230,7 +229,7 @@ class InertUnpickler(_PYTHONS):
         name, module = self.stack.pop(), self.stack.pop()
         if not isinstance(name, str) or not isinstance(module, str):
             self.push_name("")
-        elif len(name) + len(module) > _LONGEST_NAME:
+        elif len(name) + len(module) > LONGEST_NAME:
             self.push_name(name if len(name) > len(module) else module)
         else:
             self.push_name(f"{module}.{name}")
@@ -322,7 +321,7 @@ class PlainUnpickler(InertUnpickler):
     def push_name(self, text: str) -> None:
         """Push a function that makes a list."""
         if text not in _LISTS:
-            raise PickleDamage(f"would call {text[:_LONGEST_NAME] or 'a function'}")
+            raise PickleDamage(f"would call {text[:LONGEST_NAME] or 'a function'}")
         self.append(GlobalName(text))
 
     def call(self, function: object, arguments: object) -> None:
@@ -387,7 +386,7 @@ _CONTAINERS = (dict, Call, list, tuple)
 
 
 def _extend_path(path: tuple[str, ...], key: object) -> tuple[str, ...]:
-    return (*path, key[:_LONGEST_KEY]) if isinstance(key, str) and len(path) < _LONGEST_PATH else path
+    return (*path, key[:LONGEST_NAME]) if isinstance(key, str) and len(path) < _LONGEST_PATH else path
 
 
 def entries(value: object) -> Mapping[object, object]:
@@ -403,10 +402,10 @@ def parse_shape(value: object) -> tuple[int, ...] | None:
     """
     if isinstance(value, Call):
         value = value.arguments[0] if isinstance(value.arguments, tuple) and len(value.arguments) == 1 else None
-    if not isinstance(value, tuple | list) or len(value) > _MOST_DIMENSIONS:
+    if not isinstance(value, tuple | list) or len(value) > MOST_DIMENSIONS:
         return None
     for part in value:
-        if not isinstance(part, int) or not 0 <= part <= _LARGEST_SIZE:
+        if not isinstance(part, int) or not 0 <= part <= LARGEST_SIZE:
             return None
     return tuple(value)
 

@@ -13,7 +13,7 @@ from perfscope.files import describe_kind, read_text
 from perfscope.sources.checkpoints.completeness import INDEX_ENDINGS, check_index, find_missing
 from perfscope.sources.checkpoints.dcp import METADATA_FILE, DcpMetadata, DcpTensor, read_metadata
 from perfscope.sources.checkpoints.file_names import find_layout, parse_name
-from perfscope.sources.checkpoints.listing import FileDamage, Listing, list_files
+from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage, Listing, list_files
 from perfscope.sources.checkpoints.roles import find_role, sum_safetensors, sum_torch_tensors
 from perfscope.sources.checkpoints.safetensors import read_safetensors
 from perfscope.sources.checkpoints.selection import NO_CHECKPOINT, Selection, select_checkpoint
@@ -126,7 +126,6 @@ def _tails(name: str) -> list[str]:
 
 
 _TORCH_ENDINGS = (".pt", ".pth", ".bin", ".ckpt")
-_LISTED_MISSING = 10
 _EXPERT_KINDS = (Kind.EXPERT, Kind.EXPERT_OPTIMIZER)
 
 
@@ -325,7 +324,7 @@ def _read_dcp(reading: _Reading, name: str, sizes: Mapping[str, int]) -> None:
             reading.tied[parent] = copy
         reading.damage.extend(f"{name} {problem}" for problem in metadata.problems)
         absent = sorted(file for file in metadata.files if f"{parent}{file}" not in sizes)
-        reading.damage.extend(f"{parent}{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING])
+        reading.damage.extend(f"{parent}{file} is missing: {name} lists it" for file in absent[:MOST_LISTED])
     except FileDamage as damage:
         names = damage.names
         reading.damage.append(f"{name} {damage}")

@@ -14,13 +14,12 @@ from perfscope.errors import SourceError
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.dcp import METADATA_FILE
 from perfscope.sources.checkpoints.file_names import holds_state, parse_name
-from perfscope.sources.checkpoints.listing import MOST_FILES, FileDamage
+from perfscope.sources.checkpoints.listing import MOST_FILES, MOST_LISTED, FileDamage
 from perfscope.sources.checkpoints.safetensors import read_safetensors
 from perfscope.sources.checkpoints.torch_files import check_end
 from perfscope.tables.checkpoint import Kind
 
 INDEX_ENDINGS = (".safetensors.index.json", ".bin.index.json")
-_LISTED_MISSING = 10
 _MOST_OPENED = 200
 _RANK = re.compile(r"(?P<before>(?:.*[-_./])?rank[-_]?)(?P<rank>\d{1,7})(?P<after>(?:\.\w+)+)", re.IGNORECASE)
 _WORLD_SIZE = re.compile(r"world[-_]?size[-_]?(\d{1,7})", re.IGNORECASE)
@@ -59,9 +58,9 @@ def find_missing(sizes: Mapping[str, int], world: Mapping[str, int] | None = Non
     if is_zero and not {Kind.MODEL, Kind.MODEL_METADATA, Kind.LAYER} & set(ranks_by_kind):
         missing.append("the files of model states are missing")
     empty = [name for name, size in sizes.items() if size == 0 and holds_state(name)]
-    missing.extend(f"{name} is empty" for name in empty[:_LISTED_MISSING])
-    if len(empty) > _LISTED_MISSING:
-        missing.append(f"{len(empty) - _LISTED_MISSING:,} more files are empty")
+    missing.extend(f"{name} is empty" for name in empty[:MOST_LISTED])
+    if len(empty) > MOST_LISTED:
+        missing.append(f"{len(empty) - MOST_LISTED:,} more files are empty")
     missing.extend(_find_missing_ranks(sizes))
     return missing
 
@@ -79,7 +78,7 @@ def _find_missing_ranks(sizes: Mapping[str, int]) -> list[str]:
         expected = int(stated[1]) if stated else max(present) + 1
         absent = [rank for rank in range(min(expected, MOST_FILES)) if rank not in present]
         if absent and (stated or len(present) > 1):
-            listed = ", ".join(map(str, absent[:_LISTED_MISSING])) + (" ..." if len(absent) > _LISTED_MISSING else "")
+            listed = ", ".join(map(str, absent[:MOST_LISTED])) + (" ..." if len(absent) > MOST_LISTED else "")
             missing.append(f"{series} is missing for {len(absent):,} of {expected:,} ranks: {listed}")
     return missing
 
@@ -141,7 +140,7 @@ def check_index(folder: Path, name: str, sizes: Mapping[str, int], tensor_bytes:
     parent = name.rpartition("/")[0]
     absent = sorted(file for file in listed if (f"{parent}/{file}" if parent else file) not in sizes)
     if absent:
-        return [f"{file} is missing: {name} lists it" for file in absent[:_LISTED_MISSING]]
+        return [f"{file} is missing: {name} lists it" for file in absent[:MOST_LISTED]]
     if name.endswith(".safetensors.index.json") and isinstance(stated, int) and tensor_bytes not in (None, stated):
         return [f"{name} states {stated:,} bytes of tensors, the headers {tensor_bytes:,}"]
     return []

@@ -14,18 +14,23 @@ from pathlib import Path
 
 from perfscope.constants import MIB
 from perfscope.files import open_regular
-from perfscope.sources.checkpoints.listing import FileDamage
+from perfscope.sources.checkpoints.listing import MOST_LISTED, FileDamage
 from perfscope.sources.checkpoints.torch_files import LARGEST_PICKLE, item_bytes
-from perfscope.sources.pickles import Call, GlobalName, PickleDamage, parse_shape, read_pickle
+from perfscope.sources.pickles import (
+    LARGEST_SIZE,
+    LONGEST_NAME,
+    Call,
+    GlobalName,
+    PickleDamage,
+    parse_shape,
+    read_pickle,
+)
 
 METADATA_FILE = ".metadata"
 _CLASS = b"torch.distributed.checkpoint.metadata"
 _CLASS_WITHIN = 4096
 #: What is searched for calls where the class at the start is missing.
 _SEARCHED = MIB
-_LARGEST_COUNT = 2**63 - 1
-_LONGEST_NAME = 1000
-_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +132,8 @@ def _find_impossible(described: dict[object, object]) -> str | None:
     for name, entry in described.items():
         stated = entry.state.get("size") if isinstance(entry, Call) and isinstance(entry.state, dict) else None
         size = parse_shape(stated)
-        if stated is not None and (size is None or prod(size) > _LARGEST_COUNT):
-            return str(name)[:_LONGEST_NAME]
+        if stated is not None and (size is None or prod(size) > LARGEST_SIZE):
+            return str(name)[:LONGEST_NAME]
     return None
 
 
@@ -140,7 +145,7 @@ def _tensors(described: dict[object, object]) -> Iterator[DcpTensor]:
         dtype = _dtype(entry.state.get("properties"))
         if size is not None and dtype is not None:
             chunks = dict(_chunks(entry.state.get("chunks")))
-            yield DcpTensor(name[:_LONGEST_NAME], dtype, prod(size), chunks)
+            yield DcpTensor(name[:LONGEST_NAME], dtype, prod(size), chunks)
 
 
 def _chunks(chunks: object) -> Iterator[tuple[tuple[int, ...], int]]:
@@ -168,10 +173,10 @@ def _pieces(stored: object) -> Iterator[_Piece]:
                 continue
         match fields:
             case str(name), str(file), int(offset), int(length) if (
-                0 <= offset <= _LARGEST_COUNT and 0 <= length <= _LARGEST_COUNT
+                0 <= offset <= LARGEST_SIZE and 0 <= length <= LARGEST_SIZE
             ):
                 offsets = parse_shape(tensor.get("offset"))
-                yield _Piece(name[:_LONGEST_NAME], offsets, file[:_LONGEST_NAME], offset, length)
+                yield _Piece(name[:LONGEST_NAME], offsets, file[:LONGEST_NAME], offset, length)
 
 
 def _place_pieces(metadata: DcpMetadata, pieces: list[_Piece]) -> None:
@@ -202,6 +207,6 @@ def _check_cover(metadata: DcpMetadata, covered: dict[str, int]) -> None:
     excessive = [name for name, elements in covered.items() if elements > metadata.tensors[name].elements]
     metadata.problems.extend(
         f"lists {covered.get(tensor.name, 0):,} of the {tensor.elements:,} elements of {tensor.name}: a rank is missing"
-        for tensor in lacking[:_LISTED]
+        for tensor in lacking[:MOST_LISTED]
     )
-    metadata.problems.extend(f"lists more elements of {name} than it has" for name in excessive[:_LISTED])
+    metadata.problems.extend(f"lists more elements of {name} than it has" for name in excessive[:MOST_LISTED])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 from perfscope.tables.checkpoint import Kind, Layout
 
@@ -34,7 +34,6 @@ _NAMES: tuple[tuple[str, Kind], ...] = (
 )
 _PATTERNS = tuple((re.compile(pattern), kind) for pattern, kind in _NAMES)
 _ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".distcp", ".safetensors", ".json", ".pkl", ".metadata")
-_REMEMBERED_NAMES = 2**18  # the names of a folder of 100,000 files are parsed in several places
 _STATE_KINDS = frozenset(Kind) - {Kind.OTHER, Kind.METADATA}
 _TRACKERS = ("latest", "latest_universal", "latest_checkpointed_iteration.txt")
 
@@ -47,7 +46,7 @@ class ParsedName:
     ranks: Mapping[str, int]
 
 
-@lru_cache(_REMEMBERED_NAMES)
+@cache
 def parse_name(path: str) -> ParsedName:
     """Parse the path of a file below the checkpoint.
 

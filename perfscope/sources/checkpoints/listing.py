@@ -11,6 +11,8 @@ from pathlib import Path
 from perfscope.errors import SourceError
 from perfscope.files import describe_kind
 
+#: Entries of a kind that damage names.
+MOST_LISTED = 10
 #: More files than any checkpoint has.
 MOST_FILES = 1_000_000
 #: Checkpoints nest about five folders.

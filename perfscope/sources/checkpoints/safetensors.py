@@ -12,14 +12,12 @@ from typing import IO
 
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import FileDamage
-from perfscope.sources.pickles import without_collection
+from perfscope.sources.pickles import LARGEST_SIZE, MOST_DIMENSIONS, without_collection
 
 #: The limit of the format's own library.
 LARGEST_HEADER = 100_000_000
 _LENGTH_BYTES = 8
 _BITS_PER_BYTE = 8
-_MOST_DIMENSIONS = 64
-_LARGEST_SIZE = 2**63 - 1
 _ITEM_BITS = {
     **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
     **dict.fromkeys(("F32", "I32", "U32"), 32),
@@ -90,9 +88,9 @@ def _tensor(name: str, entry: object) -> StoredTensor:
             pass
         case _:
             raise FileDamage(f"has no complete entry for {name[:60]!r}")
-    numbers = (*shape[: _MOST_DIMENSIONS + 1], start, stop)
-    is_possible = len(shape) <= _MOST_DIMENSIONS and all(type(number) is int for number in numbers)
-    is_possible = is_possible and min(numbers) >= 0 and max(numbers) <= _LARGEST_SIZE and start <= stop
+    numbers = (*shape[: MOST_DIMENSIONS + 1], start, stop)
+    is_possible = len(shape) <= MOST_DIMENSIONS and all(type(number) is int for number in numbers)
+    is_possible = is_possible and min(numbers) >= 0 and max(numbers) <= LARGEST_SIZE and start <= stop
     elements = prod(shape) if is_possible else 0
     bits = _ITEM_BITS.get(dtype)
     if not is_possible or (bits is not None and elements * bits != (stop - start) * _BITS_PER_BYTE):

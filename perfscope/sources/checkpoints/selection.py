@@ -14,15 +14,14 @@ from perfscope.errors import SourceError
 from perfscope.files import read_text
 from perfscope.sources.checkpoints.completeness import find_problems
 from perfscope.sources.checkpoints.file_names import is_tracker, parse_name
-from perfscope.sources.checkpoints.listing import Listing
+from perfscope.sources.checkpoints.listing import MOST_LISTED, Listing
 from perfscope.sources.checkpoints.partition import Unit, find_tracker, find_units, read_tracked_tag
+from perfscope.sources.pickles import LONGEST_NAME
 from perfscope.tables.checkpoint import CheckpointSummary, Kind
 
 NO_CHECKPOINT = "no file in it has a name that a checkpoint's files have"
-_LONGEST_TAG = 200
 #: The ends of so many files are checked; of others only names and sizes.
 _MOST_OPENED = 2000
-_MOST_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +74,12 @@ def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> S
         SourceError: There is no checkpoint, or none of this name.
     """
     name = find_tracker(listing.sizes) if path.is_dir() else None
-    tracked = None if name is None else read_tracked_tag(name, read_text(path / name).strip()[:_LONGEST_TAG])
+    tracked = None if name is None else read_tracked_tag(name, read_text(path / name).strip()[:LONGEST_NAME])
     candidates = _find_candidates(path, listing, tracked)
     unreadable = [f"{name} {reason}" for name, reason in listing.unreadable.items() if _is_relevant(name)]
     if not candidates:
         empty = not listing.sizes and not listing.broken and not unreadable
-        problem = "; ".join(["contains no checkpoint", *unreadable[:_MOST_NAMED]])
+        problem = "; ".join(["contains no checkpoint", *unreadable[:MOST_LISTED]])
         raise SourceError(path, "holds no file" if empty else problem, hint=NO_CHECKPOINT)
     newest, reason = _find_newest(candidates, tracked, listing.aliases)
     chosen = newest
@@ -90,9 +89,9 @@ def select_checkpoint(path: Path, listing: Listing, tag: str | None = None) -> S
             raise SourceError(path, f"holds no checkpoint named {tag}")
         chosen = named[0]
     damage = [f"{name} is a link to {target}, which does not exist" for name, target in listing.broken.items()]
-    damage.extend(unreadable[:_MOST_NAMED])
-    if len(unreadable) > _MOST_NAMED:
-        damage.append(f"{len(unreadable) - _MOST_NAMED} more cannot be read")
+    damage.extend(unreadable[:MOST_LISTED])
+    if len(unreadable) > MOST_LISTED:
+        damage.append(f"{len(unreadable) - MOST_LISTED} more cannot be read")
     if tracked is not None and not any(_is_named(each.unit, tracked) for each in candidates):
         damage.append(f"the tracker file names {tracked} as the latest checkpoint, which is missing")
     summaries = tuple(replace(each.summary, newest=each is newest, shown=each is chosen) for each in candidates)

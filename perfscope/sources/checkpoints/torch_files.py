@@ -20,6 +20,8 @@ from perfscope.constants import MIB
 from perfscope.files import open_regular
 from perfscope.sources.checkpoints.listing import FileDamage
 from perfscope.sources.pickles import (
+    LARGEST_SIZE,
+    LONGEST_NAME,
     Call,
     GlobalName,
     InertPickle,
@@ -33,12 +35,9 @@ from perfscope.sources.pickles import (
 LARGEST_PICKLE = 256 * MIB
 #: Room for 200,000 tensors; reading an entry takes microseconds.
 LARGEST_DIRECTORY = 16 * MIB
-_FIRST_READ = 16 * MIB
-_LARGEST_COUNT = 2**63 - 1
 #: torch.save does not compress; a text-like pickle that somebody packed again shrinks to a tenth.
 _HIGHEST_COMPRESSION = 50
 _SUSPICIOUS_PICKLE = MIB
-_LONGEST_TEXT = 200
 _SMALLEST_ZIP = 22
 # The exceptions of zipfile for changed bytes: names that are no UTF-8, offsets before the file, unknown compression.
 _ZIP_ERRORS = (
@@ -230,14 +229,8 @@ def _replay(content: bytes, largest: int) -> InertPickle:
 
 def _read_legacy(file: IO[bytes], largest: int) -> TorchFile:
     """Five pickles: magic number, protocol, system, object, keys. Only files of torch begin with the first one."""
-    content = file.read(min(largest, _FIRST_READ))
     try:
-        try:
-            return _parse_legacy(content)
-        except PickleDamage:
-            if len(content) < _FIRST_READ:
-                raise
-            return _parse_legacy(content + file.read(largest - len(content)))
+        return _parse_legacy(file.read(largest))
     except PickleDamage as damage:
         raise FileDamage(f"holds a pickle that {damage}", damage.names) from None
 
@@ -293,7 +286,7 @@ def _tensor(path: tuple[str, ...], arguments: object) -> Tensor | None:
     """Parse the arguments of the functions that rebuild a tensor: storage, offset, shape, strides and, in v3, dtype."""
     match arguments:
         case (PersistentId(id=(_, GlobalName(text=kind), key, _, int(items), *_)), int(offset), size, _, *options) if (
-            0 <= items <= _LARGEST_COUNT and 0 <= offset <= _LARGEST_COUNT
+            0 <= items <= LARGEST_SIZE and 0 <= offset <= LARGEST_SIZE
         ):
             shape = parse_shape(size)
         case _:
@@ -312,8 +305,8 @@ def _check_storages(file: TorchFile) -> None:
         size = item_bytes(tensor.storage.dtype)
         stored = file.stored_bytes.get(tensor.storage.key)
         if stored is None:
-            name = ".".join(tensor.path)[:_LONGEST_TEXT] or "a tensor"
-            raise FileDamage(f"lacks the storage {tensor.storage.key[:_LONGEST_TEXT]} of {name}", file.names)
+            name = ".".join(tensor.path)[:LONGEST_NAME] or "a tensor"
+            raise FileDamage(f"lacks the storage {tensor.storage.key[:LONGEST_NAME]} of {name}", file.names)
         if size is not None and stored < tensor.storage.items * size:
             text = f"holds {stored:,} bytes for a storage of {tensor.storage.items * size:,}"
             raise FileDamage(text, file.names)

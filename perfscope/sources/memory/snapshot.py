@@ -18,7 +18,7 @@ import numpy as np
 
 from perfscope.errors import SourceError
 from perfscope.files import open_regular
-from perfscope.sources.pickles import PickleDamage, PlainUnpickler
+from perfscope.sources.pickles import LARGEST_SIZE, PickleDamage, PlainUnpickler
 from perfscope.tables.memory import AllocatorHistory, Blocks, Events, Frame, no_marks, no_tensors
 from perfscope.wire.memory import ACTIONS, OTHER_ACTION
 
@@ -30,8 +30,6 @@ _LARGEST_BYTES = 4 << 30
 _MOST_COMPRESSED = 250
 _LIVE = ("active_allocated", "active_awaiting_free", "active_pending_free")
 _PIECE = 1 << 24
-#: No address, size or time in microseconds is larger.
-_LARGEST = 2**63 - 1
 _NO_STACK = -1
 _LETTERS = {name: ord(letter) for name, letter in ACTIONS.items()}
 _OTHER = ord(OTHER_ACTION)
@@ -166,7 +164,7 @@ def _events(trace: object, known: _Stacks) -> Events:
         actions.append(_LETTERS.get(action, _OTHER))
         numbers = (address, event.get("size", 0), event.get("time_us", 0), known.find_stack(event.get("frames")))
         for column, number in zip(columns, numbers, strict=True):
-            if not isinstance(number, int) or not _NO_STACK <= number <= _LARGEST:
+            if not isinstance(number, int) or not _NO_STACK <= number <= LARGEST_SIZE:
                 raise ValueError(f"a number that is none: {str(number)[:40]}")
             column.append(number)
     return Events(np.frombuffer(bytes(actions), "S1"), *(np.array(column, np.int64) for column in columns))
@@ -212,6 +210,6 @@ def _device(segment: Mapping[object, object]) -> int:
 
 def _int(values: Mapping[object, object], key: str, default: int | None = None) -> int:
     value = values.get(key, default)
-    if type(value) is not int or not 0 <= value <= _LARGEST:
+    if type(value) is not int or not 0 <= value <= LARGEST_SIZE:
         raise TypeError(f"{key} is no number")
     return value

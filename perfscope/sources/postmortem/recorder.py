@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perfscope.errors import SourceError
-from perfscope.sources.pickles import PickleDamage, PlainUnpickler
+from perfscope.sources.pickles import MOST_DIMENSIONS, PickleDamage, PlainUnpickler
 from perfscope.tables.postmortem import CodeLine, CollectiveCall, RecorderDump
 
 _LARGEST_BYTES = 256 * 10**6
@@ -21,7 +21,6 @@ _COMPLETED = "completed"
 _STARTED = ("started", _COMPLETED)
 _OF_NCCL = "nccl"
 _BATCH = "coalesced"
-_MOST_DIMENSIONS = 64
 
 
 def read_dump(path: Path) -> tuple[RecorderDump, list[str]]:
@@ -161,7 +160,7 @@ def _members(document: Mapping[object, object]) -> dict[str, tuple[int, ...]]:
 def _shapes(value: object) -> tuple[tuple[int, ...], ...]:
     shapes = [_list(shape) for shape in _list(value)]
     return tuple(
-        tuple(size for size in shape if isinstance(size, int)) if len(shape) <= _MOST_DIMENSIONS else ()
+        tuple(size for size in shape if isinstance(size, int)) if len(shape) <= MOST_DIMENSIONS else ()
         for shape in shapes
     )
 

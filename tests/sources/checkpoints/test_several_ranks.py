@@ -49,7 +49,7 @@ class TestEachStateIsThereOnce:
         sizes = sizes_of(FIXTURES / "hsdp_per_rank")
         assert sizes.parameters == PARAMETERS
         assert parts(sizes)["weights"] == 2 * WEIGHTS
-        assert kinds(sizes) == {"bloated", "doubled_optimizer"}
+        assert kinds(sizes) == {"larger", "doubled_optimizer"}
 
 
 class TestWhatIsMissing:
