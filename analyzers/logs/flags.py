@@ -21,7 +21,6 @@ _SLOW = 3.0
 _COARSE = 0.1
 _SIZE_TOLERANCE = 0.03
 _LOWER_BOUND = "DeepSpeed's timers"
-_MEDIANS = "metrics.json's median"
 _FROM_NAME = ("gpus", "tp", "pp", "dp", "gas", "mbs", "gbs", "zero_stage", "nodes")
 
 
@@ -130,7 +129,10 @@ def _check_records(log: JobLog, median_s: float | None) -> Iterator[str]:
         yield "lower-bound: the timers cover forward, backward and step, not the time between them"
     spans = np.unique(rows.span)
     if len(spans) and spans[-1] > 1:
-        yield _name_spans(log.time_source or "", int(spans[-1]), len(rows))
+        if len(rows) == 1:
+            yield f"means: the only figure is a mean over {spans[-1]} iterations, warm-up included"
+        else:
+            yield f"means: a record is the mean of {spans[-1]} iterations; median and p95 are of those means"
 
 
 def _check_disturbances(rows: Iterations) -> Iterator[str]:
@@ -142,13 +144,3 @@ def _check_disturbances(rows: Iterations) -> Iterator[str]:
             f"disturbed: {len(disturbed)} of the {int(used.sum())} times that the median is of contain {what}; "
             "too few others are left"
         )
-
-
-def _name_spans(source: str, span: int, records: int) -> str:
-    """What the figures are of where a record is of several iterations."""
-    if records == 1:
-        figure = "median" if source.startswith(_MEDIANS) else "mean"
-        return f"means: the only figure is a {figure} over {span} iterations, warm-up included"
-    if source.startswith(_MEDIANS):
-        return f"medians: a record is the median of {span} iterations; all figures are of those medians"
-    return f"means: a record is the mean of {span} iterations; median and p95 are of those means"

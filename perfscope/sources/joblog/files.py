@@ -1,8 +1,4 @@
-"""Which files of the given paths are logs, and which of them repeat another one.
-
-The name of Detectron2's ``metrics.json`` is common, so that its beginning decides. Where ``log.txt`` of the same folder
-is the log of the run, that is read: it says more.
-"""
+"""Which files of the given paths are logs, and which of them repeat another one."""
 
 from __future__ import annotations
 
@@ -12,18 +8,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from perfscope.errors import SourceError
-from perfscope.sources.joblog.text import read_blocks
 
 _ENDINGS = (".out", ".log", ".txt", ".err")
 #: Logs that trainers keep under a name of their own.
-_METRICS = "metrics.json"
-_NAMES = {"trainer_state.json", "trainer_log.jsonl", "logging.jsonl", _METRICS}
-#: What Detectron2's ``metrics.json`` has, and how the lines of its ``log.txt`` begin.
-_MARKS = (b'{"', b'"data_time": ', b'"iteration": ', b'"total_loss": ')
-_LOGGED = re.compile(rb"^\[\d\d/\d\d \d\d:\d\d:\d\d", re.MULTILINE)
-_DIGITS = re.compile(r"(\d+)")
-_HEAD = 1 << 16  # a line of set-up may come first
 _STATE = "trainer_state.json"
+_NAMES = {_STATE, "trainer_log.jsonl", "logging.jsonl"}
+_DIGITS = re.compile(r"(\d+)")
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,12})")
 
 
@@ -60,9 +50,7 @@ def _logs_below(folder: Path) -> Iterator[Path]:
         superseded.update(_superseded_states(Path(parent), folders, names))
         for name in filter(is_log_name, names):
             path = Path(parent, name)
-            if not path.is_file() or path in superseded:
-                continue
-            if not _may_be_metrics(name) or (_is_metrics_file(path) and not _is_told_by_a_log(path)):
+            if path.is_file() and path not in superseded:
                 yield path
 
 
@@ -73,31 +61,8 @@ def is_log_name(name: str) -> bool:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is a log, by its name and, where that says too little, by its beginning."""
-    return is_log_name(path.name) and path.is_file() and (not _may_be_metrics(path.name) or _is_metrics_file(path))
-
-
-def _may_be_metrics(name: str) -> bool:
-    return name.removesuffix(".gz") == _METRICS
-
-
-def _is_metrics_file(path: Path) -> bool:
-    """Whether a file that is named so is Detectron2's, by its beginning."""
-    head = _head(path)
-    return all(mark in head for mark in _MARKS)
-
-
-def _is_told_by_a_log(metrics: Path) -> bool:
-    """Whether ``log.txt`` in the folder of a ``metrics.json`` is the log of the same run."""
-    return _LOGGED.search(_head(metrics.with_name("log.txt"))) is not None
-
-
-def _head(path: Path) -> bytes:
-    """The beginning of a file; empty where it cannot be read."""
-    try:
-        return next(read_blocks(path, _HEAD), b"")
-    except SourceError:
-        return b""
+    """Whether a file is a log, by its name."""
+    return is_log_name(path.name) and path.is_file()
 
 
 def _superseded_states(folder: Path, folders: Iterable[str], names: Iterable[str]) -> Iterator[Path]:

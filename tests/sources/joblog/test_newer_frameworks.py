@@ -75,21 +75,6 @@ def test_a_rank_of_mmengine_that_lags_is_no_restart_and_a_restart_has_no_times_a
     assert log.copies == 78
 
 
-def detectron(step: int, mean_s: float) -> str:
-    return (
-        f"[01/02 10:00:00 d2.utils.events]:  eta: 0:10:00  iter: {step}  total_loss: 1.0  time: {mean_s:.4f}  "
-        "last_time: 0.9999  data_time: 0.0100  last_data_time: 0.0200  lr: 0.001  max_mem: 2000M\n"
-    )
-
-
-def test_a_resumed_detectron2_counts_its_mean_from_the_start_that_it_states(tmp_path: Path) -> None:
-    start = "[01/02 10:00:00 d2.engine.train_loop]: Starting training from iteration 1000\n"
-    # 17 iterations of 1 s, then 20 of 2 s: means 1 and 57 / 37.
-    log = read(tmp_path, start, detectron(1019, 1.0), detectron(1039, 57 / 37))
-    assert log.iterations.iteration.tolist() == [1020, 1040]
-    assert seconds(log) == [None, pytest.approx(2.0, abs=2e-4)]
-
-
 def test_fairseqs_validation_and_save_disturb_the_next_mean(tmp_path: Path) -> None:
     def line(updates: int, wall_s: int, words: float = 1000.0) -> str:
         return (

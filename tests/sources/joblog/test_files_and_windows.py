@@ -1,43 +1,21 @@
-"""Detectron2's ``metrics.json`` and which files of a folder are logs; MMEngine's windows."""
+"""The states in a run's checkpoints, MMEngine's windows, and what a disturbed or a doubled log keeps."""
 
 from __future__ import annotations
 
-import gzip
 from pathlib import Path
 
 import pytest
 
 from perfscope.analyzers.logs.summary import LogSummary, summarize_log
 from perfscope.sources.joblog import find_logs, read_log
-from perfscope.sources.joblog.files import is_log, is_log_name
 
-DETECTRON2 = """\
-{"data_time": 2.8e-05, "eta_seconds": 2.40, "iteration": 19, "loss_cls": 0.35, "time": 0.0218, "total_loss": 0.51}
-{"data_time": 2.8e-05, "eta_seconds": 1.96, "iteration": 39, "loss_cls": 0.11, "time": 0.0217, "total_loss": 0.13}
-{"bbox/AP": 1.0, "iteration": 49}
-{"bbox/AP": 1.0, "data_time": 2.5e-05, "eta_seconds": 0.0, "iteration": 59, "time": 0.0215, "total_loss": 0.01}
-{"bbox/AP": 1.0, "iteration": 60}
-"""
-DETECTRON2_TEXT = "[11/24 00:29:43] d2.engine.train_loop INFO: Starting training from iteration 0\n"
 STATE = '{\n  "log_history": [\n    {\n      "step": 120,\n      "train_runtime": 80.2776\n    }\n  ]\n}\n'
 
 
 def read(folder: Path, text: str | bytes) -> LogSummary:
-    path = folder / "metrics.json"
+    path = folder / "run.log"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return summarize_log(read_log(path))
-
-
-def test_detectron2_has_the_median_of_20_and_no_evaluation_as_training(tmp_path: Path) -> None:
-    summary = read(tmp_path, DETECTRON2)
-    assert (summary.framework, len(summary.log.iterations), summary.iterations) == ("detectron2", 3, 60)
-    assert summary.times.median_s == pytest.approx(0.0216)
-    assert summary.log.complete
-
-
-def test_detectron2_appended_runs_are_a_restart(tmp_path: Path) -> None:
-    summary = read(tmp_path, DETECTRON2 + DETECTRON2.replace('iteration": 5', 'iteration": 7'))
-    assert (summary.log.iterations.attempt.max(), summary.log.redone) == (1, 60)
 
 
 def test_of_disturbed_times_those_without_an_evaluation_count(tmp_path: Path) -> None:
@@ -102,36 +80,6 @@ def put(folder: Path, name: str, text: str | bytes) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return path
-
-
-@pytest.mark.parametrize(("name", "content"), [("", DETECTRON2.encode()), (".gz", gzip.compress(DETECTRON2.encode()))])
-def test_a_metrics_file_is_found_unless_a_log_beside_it_is_of_the_same_run(
-    tmp_path: Path, name: str, content: bytes
-) -> None:
-    path = put(tmp_path, f"metrics.json{name}", content)
-    assert find_logs([tmp_path]) == [path]
-    assert is_log(path)
-    assert is_log_name(f"runs/metrics.json{name}")
-    note = put(tmp_path, "log.txt", "submitted on Monday\n")
-    assert find_logs([tmp_path]) == [note, path]
-    put(tmp_path, "log.txt", DETECTRON2_TEXT)
-    assert find_logs([tmp_path]) == [note]
-    assert find_logs([path, tmp_path]) == [path, note]
-
-
-@pytest.mark.parametrize("other", ["", "{}", '{"accuracy": 0.9, "iteration": 3}', "[1, 2]", b"\x1f\x8bbroken"])
-def test_a_metrics_file_of_another_program_is_no_log(tmp_path: Path, other: str | bytes) -> None:
-    path = put(tmp_path, "metrics.json", other)
-    assert not find_logs([tmp_path])
-    assert not is_log(path)
-
-
-def test_arrays_changed_keys_and_half_a_line_of_metrics(tmp_path: Path) -> None:
-    lines, truth = DETECTRON2.splitlines(), read(tmp_path, DETECTRON2).times.median_s
-    for other in (f"[{', '.join(lines)}]", "[\n" + ",\n".join(lines) + "\n]\n", '{"data_time": ' * 3_000):
-        assert read(tmp_path, other).times.median_s is None
-    for same in (DETECTRON2.encode("utf-16"), (DETECTRON2 + lines[1][:60]).encode()):
-        assert read(tmp_path, same).times.median_s == truth
 
 
 def test_the_states_in_checkpoints_are_one_run_with_the_last_one(tmp_path: Path) -> None:
