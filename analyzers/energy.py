@@ -96,7 +96,7 @@ def analyze(run: Run) -> Energy:
     """
     used = used_gpus(run)
     undisturbed = find_undisturbed(run.steps)
-    gpus = tuple(_integrate_steps(gpu, run, undisturbed) for gpu in used)
+    gpus = tuple(_integrate_steps(gpu, undisturbed) for gpu in used)
     if all(gpu.step_j is None for gpu in gpus):
         raise MissingInput(next((gpu.reason for gpu in gpus if gpu.reason), "no GPU reported its power"))
     uncovered = _uncovered_ranks(run, used)
@@ -112,9 +112,9 @@ def analyze(run: Run) -> Energy:
     )
 
 
-def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> GpuEnergy:
+def _integrate_steps(used: UsedGpu, undisturbed: UndisturbedSteps) -> GpuEnergy:
     power = PowerCurve(read_column(used.samples.t_ns, used.samples.power_mw))
-    reason = _find_obstacle(used, run)
+    reason = _find_obstacle(used)
     starts_ns, ends_ns, rows = step_intervals_ns(used.steps)
     covered = power.covers(starts_ns, ends_ns) & undisturbed.mask(used.steps)[rows]
     joules = power.energy_j(starts_ns[covered], ends_ns[covered])
@@ -137,17 +137,10 @@ def _integrate_steps(used: UsedGpu, run: Run, undisturbed: UndisturbedSteps) -> 
     )
 
 
-def _find_obstacle(used: UsedGpu, run: Run) -> str | None:
+def _find_obstacle(used: UsedGpu) -> str | None:
     """Why the power of a GPU is not that of the run's steps; None where it is."""
     if not used.samples.power_mw.count():
         return "NVML does not report the power of this GPU"
-    run_uuids = {uuid for rank in run.ranks for uuid in rank.device_uuids}
-    foreign = [instance for instance in used.samples.instances if instance.uuid not in run_uuids]
-    if foreign:
-        return (
-            f"power is that of the full GPU, and {len(foreign)} of its {used.instances} MIG instances do not belong to "
-            "this run"
-        )
     return None
 
 

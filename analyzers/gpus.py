@@ -40,7 +40,6 @@ class SampledGpu(Figures, frozen=True):
         tuple[int, ...],
         Doc("The ranks that trained on it; empty where none did, or where that is not known."),
     ]
-    mig_instances: Annotated[int, Doc("Its MIG instances; 0 without MIG.")]
     samples: Annotated[int, Doc("How many samples the means are over.")]
     power_w: Annotated[float | None, Doc("Mean power.")]
     power_limit_w: Annotated[float | None, Doc("The enforced limit.")]
@@ -76,7 +75,7 @@ class Gpus(ResultList, frozen=True):
             (
                 Column("Host", "host"),
                 Column("Rank", "ranks", rank_cell),
-                Column("GPU", lambda gpu: gpu.name + (f" ({gpu.mig_instances} MIG)" if gpu.mig_instances else "")),
+                Column("GPU", "name"),
                 Column("Power (W)", "power_w"),
                 Column("Limit (W)", "power_limit_w", None, 0),
                 Column("NVML util. (%)", "util_percent"),
@@ -134,9 +133,8 @@ def analyze(run: Run) -> Gpus:
 
 def _is_visible(gpu: GpuSamples, run: Run) -> bool:
     """Whether a rank of the host could see it; assumed where that is unknown of one rank."""
-    uuids = {gpu.uuid, *(instance.uuid for instance in gpu.instances)}
     visible_to = [rank.visible_uuids for rank in run.ranks if rank.host == gpu.host]
-    return not visible_to or any(visible is None or uuids & set(visible) for visible in visible_to)
+    return not visible_to or any(visible is None or gpu.uuid in visible for visible in visible_to)
 
 
 def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> SampledGpu | None:
@@ -148,7 +146,6 @@ def _summarize(gpu: GpuSamples, run: Run, ranks: tuple[int, ...]) -> SampledGpu 
         uuid=gpu.uuid,
         name=gpu.name,
         ranks=ranks,
-        mig_instances=len(gpu.instances),
         samples=int(during.sum()),
         power_w=in_unit(mean(gpu.power_mw[during]), KILO),
         power_limit_w=in_unit(gpu.power_limit_mw, KILO),
@@ -209,8 +206,6 @@ def _notes(gpus: Sequence[SampledGpu], run: Run, hidden: int) -> tuple[str, ...]
             notes.append(
                 f"Power is capped at {limit:.0f} W on {len(capped)} GPUs, below their default of {default:.0f} W."
             )
-    if any(gpu.mig_instances for gpu in gpus):
-        notes.append("With MIG, power, clock and temperature are those of the full GPU, shared by its instances.")
     notes += [f"{gpu.host} {gpu.uuid} stopped answering NVML during training." for gpu in gpus if gpu.lost]
     if hidden:
         notes.append(

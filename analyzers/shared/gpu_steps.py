@@ -38,13 +38,11 @@ class UsedGpu:
         samples: Its samples.
         ranks: The ranks, in order.
         steps: The steps of the first of them.
-        instances: How many of its MIG instances there are; 0 without MIG.
     """
 
     samples: GpuSamples
     ranks: tuple[int, ...]
     steps: Steps
-    instances: int
 
 
 def require_samples(run: Run) -> tuple[GpuSamples, ...]:
@@ -70,7 +68,7 @@ def used_gpus(run: Run) -> tuple[UsedGpu, ...]:
     for gpu in require_samples(run):
         ranks = tuple(rank for rank in ranks_on_gpu(gpu, ranks_by_device) if rank in steps)
         if ranks:
-            used.append(UsedGpu(gpu, ranks, steps[ranks[0]], len(gpu.instances)))
+            used.append(UsedGpu(gpu, ranks, steps[ranks[0]]))
     if not used:
         raise MissingInput("no rank could be matched to a sampled GPU")
     return tuple(sorted(used, key=lambda gpu: (gpu.ranks, gpu.samples.index or 0)))
@@ -86,9 +84,8 @@ def find_device_ranks(ranks: Sequence[Rank]) -> dict[tuple[str, str], set[int]]:
 
 
 def ranks_on_gpu(gpu: GpuSamples, ranks_by_device: Mapping[tuple[str, str], set[int]]) -> tuple[int, ...]:
-    """The ranks that trained on a GPU or on a MIG instance of it, in order."""
-    uuids = [gpu.uuid, *(instance.uuid for instance in gpu.instances)]
-    return tuple(sorted(set().union(*(ranks_by_device.get((gpu.host, uuid), set()) for uuid in uuids))))
+    """The ranks that trained on a GPU, in order."""
+    return tuple(sorted(ranks_by_device.get((gpu.host, gpu.uuid), set())))
 
 
 def step_intervals_ns(steps: Steps) -> tuple[Int64, Int64, Int64]:

@@ -4,7 +4,7 @@ Run by itself: ``python -I -S sampler.py FOLDER_OF_PYNVML HZ PID [full=BYTES]``.
 first line of each file describes the GPUs. In the others ``gpus`` has the values read at that moment, in the same
 order::
 
-    {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig_devices", ...}]}
+    {"host", "wall_ns", "t_ns", "hz", "gpus": [{"uuid", "index", "name", "power_limit_mw", "mig", ...}]}
 
     {"t_ns": monotonic, "gpus": [{"power_mw", "sm_clock_mhz", "gpu_util_percent", "throttle", ...}]}
 
@@ -27,7 +27,6 @@ import stat
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 Values = dict[str, object]
@@ -69,16 +68,14 @@ class SampledGpu:
     Attributes:
         handle: NVML's handle.
         uuid: Its name in the records.
-        mig_handles: NVML's handles of its MIG instances.
-        is_lost: It fell off the bus and is not read any more.
+        is_lost: It fell off the bus, or MIG splits it, and is not read.
         unsupported: Names of the metrics that it does not report.
         failures: How often in a row a metric failed, by its name.
     """
 
-    def __init__(self, handle: object, uuid: str, mig_handles: list[object]) -> None:
+    def __init__(self, handle: object, uuid: str) -> None:
         self.handle = handle
         self.uuid = uuid
-        self.mig_handles = mig_handles
         self.is_lost = False
         self.unsupported: set[str] = set()
         self.failures: dict[str, int] = {}
@@ -163,11 +160,10 @@ class Nvml:
                 handle = self._pynvml.nvmlDeviceGetHandleByIndex(index)
             except self.error:
                 continue  # off the bus already, or another job's
-            mig_handles = self._find_mig_handles(handle)
             description = {"index": index, **self._describe_gpu(handle)}
-            if mig_handles:
-                description["mig_devices"] = [self._describe_mig_instance(instance) for instance in mig_handles]
-            devices.append(SampledGpu(handle, str(description.get("uuid", "")), mig_handles))
+            device = SampledGpu(handle, str(description.get("uuid", "")))
+            device.is_lost = description.get("mig") is True  # its values are those of several devices
+            devices.append(device)
             descriptions.append(description)
         return devices, descriptions
 
@@ -188,7 +184,7 @@ class Nvml:
             "throttle": self._read_throttle_reasons,
             "clock": lambda device: {"sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(device.handle, _SM_CLOCK)},
             "utilisation": lambda device: {"gpu_util_percent": pynvml.nvmlDeviceGetUtilizationRates(device.handle).gpu},
-            "memory": self._read_memory,
+            "memory": lambda device: {"memory_used_bytes": pynvml.nvmlDeviceGetMemoryInfo(device.handle).used},
             "temperature": lambda device: {
                 "temperature_c": pynvml.nvmlDeviceGetTemperature(device.handle, _GPU_TEMPERATURE)
             },
@@ -212,33 +208,6 @@ class Nvml:
             }
         )
 
-    def _describe_mig_instance(self, handle: object) -> Values:
-        pynvml = self._pynvml
-        return self._read_supported(
-            {
-                "uuid": lambda: pynvml.nvmlDeviceGetUUID(handle),
-                "name": lambda: pynvml.nvmlDeviceGetName(handle),
-                "gpu_instance": lambda: pynvml.nvmlDeviceGetGpuInstanceId(handle),
-                "compute_instance": lambda: pynvml.nvmlDeviceGetComputeInstanceId(handle),
-                "memory_total_bytes": lambda: pynvml.nvmlDeviceGetMemoryInfo(handle).total,
-            }
-        )
-
-    def _find_mig_handles(self, handle: object) -> list[object]:
-        """Handles of the MIG instances; none where MIG is off or unknown."""
-        handles: list[object] = []
-        try:
-            if self._pynvml.nvmlDeviceGetMigMode(handle)[0] != 1:
-                return handles
-            for index in range(self._pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-                try:
-                    handles.append(self._pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))
-                except self.error:
-                    continue  # no instance has this number
-        except (AttributeError, self.error):
-            return handles
-        return handles
-
     def _read_supported(self, calls: dict[str, Callable[[], object]]) -> Values:
         """The results of the calls that this GPU, driver and pynvml support."""
         values: Values = {}
@@ -254,18 +223,6 @@ class Nvml:
         """By the older name of the call, which every driver has."""
         read_reasons = getattr(self._pynvml, "nvmlDeviceGetCurrentClocksThrottleReasons", None)
         return {"throttle": (read_reasons or self._pynvml.nvmlDeviceGetCurrentClocksEventReasons)(device.handle)}
-
-    def _read_memory(self, device: SampledGpu) -> Values:
-        values: Values = {"memory_used_bytes": self._used_memory_bytes(device.handle)}
-        if device.mig_handles:
-            values["mig_devices"] = [
-                self._read_supported({"memory_used_bytes": partial(self._used_memory_bytes, instance)})
-                for instance in device.mig_handles
-            ]
-        return values
-
-    def _used_memory_bytes(self, handle: object) -> object:
-        return self._pynvml.nvmlDeviceGetMemoryInfo(handle).used
 
     def _read_counters(self, device: SampledGpu) -> Values:
         fields = [(number, scope) for _, number, scope in self._counters]

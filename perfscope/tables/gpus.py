@@ -8,21 +8,6 @@ from dataclasses import dataclass
 from perfscope.tables.columns import Int64, MaskedInt64
 
 
-@dataclass(frozen=True, slots=True)
-class MigInstance:
-    """A part of a GPU that CUDA sees as a device of its own; power and clocks are those of the full GPU.
-
-    Attributes:
-        uuid: Its UUID, in NVML and CUDA.
-        name: Its profile, such as ``1g.18gb``.
-        memory_total_bytes: Its memory; None where unknown.
-    """
-
-    uuid: str = ""
-    name: str = ""
-    memory_total_bytes: int | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class GpuSamples:
     """The samples of one GPU, in order of time. A value that was not reported or not read then is masked.
@@ -36,7 +21,6 @@ class GpuSamples:
         power_limit_default_mw: Its default limit; None where unknown.
         memory_total_bytes: Its memory; None where unknown.
         sm_clock_max_mhz: The maximum clock of its multiprocessors; None where unknown.
-        instances: Its MIG instances; empty without MIG.
         lost_ns: When it stopped answering; None where it did not.
         t_ns: When the sample was taken, on the host's monotonic clock.
         power_mw: Power draw, NVML's mean over its own period.
@@ -57,7 +41,6 @@ class GpuSamples:
     power_limit_default_mw: int | None
     memory_total_bytes: int | None
     sm_clock_max_mhz: int | None
-    instances: tuple[MigInstance, ...]
     lost_ns: int | None
     t_ns: Int64
     power_mw: MaskedInt64

@@ -45,7 +45,7 @@ class Window(Struct, frozen=True):
 class Rank(Struct, frozen=True):
     """The identity of a rank: see ``perfscope.wire.records.RankRecord``.
 
-    ``device_uuid`` is NVML's UUID of the device, a GPU or a MIG instance, where NVML was sampled. ``device_uuids`` are
+    ``device_uuid`` is NVML's UUID of the device, where NVML was sampled. ``device_uuids`` are
     the UUIDs of all devices that hold tensors of the process. ``visible_uuids`` name all devices that it could have
     used, None where unknown. ``options`` are those of its command
     line, with their values; None where that was not recorded.

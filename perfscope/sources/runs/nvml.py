@@ -21,7 +21,7 @@ from perfscope.constants import NS_PER_MS, NS_PER_S
 from perfscope.files import open_regular
 from perfscope.sources.runs.records import require_possible
 from perfscope.tables.columns import Int64, MaskedInt64, join, masked
-from perfscope.tables.gpus import GpuSamples, MigInstance
+from perfscope.tables.gpus import GpuSamples
 
 #: Counters of ``GpuSamples.counters``.
 COUNTERS = (
@@ -40,7 +40,7 @@ class _Gpu(msgspec.Struct):
     power_limit_default_mw: int | None = None
     memory_total_bytes: int | None = None
     sm_clock_max_mhz: int | None = None
-    mig_devices: tuple[MigInstance, ...] = ()
+    mig: bool = False
     power_mw: int | None = None
     gpu_util_percent: int | None = None
     memory_used_bytes: int | None = None
@@ -229,7 +229,8 @@ def _add_lines(host: _Host, lines: Iterable[_Line]) -> None:
                 host.samples.setdefault(gpu.uuid, _SampleColumns())
         elif line.gpus is not None and len(line.gpus) == len(uuids):
             for uuid, gpu in zip(uuids, line.gpus, strict=True):
-                host.samples[uuid].add(line.t_ns, gpu)
+                if not host.gpus[uuid].mig:  # its values are those of several devices
+                    host.samples[uuid].add(line.t_ns, gpu)
     host.notes += [
         f"{name}: read only every {line.period_ns / NS_PER_S:.1f} s, because a call takes "
         f"{line.call_ns / NS_PER_MS:.1f} ms"
@@ -252,7 +253,6 @@ def _to_samples(host: str, gpu: _Gpu, samples: _SampleColumns, lost_ns: int | No
         power_limit_default_mw=gpu.power_limit_default_mw,
         memory_total_bytes=gpu.memory_total_bytes,
         sm_clock_max_mhz=gpu.sm_clock_max_mhz,
-        instances=gpu.mig_devices,
         lost_ns=lost_ns,
         t_ns=times,
         power_mw=columns["power_mw"],

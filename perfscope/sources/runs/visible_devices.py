@@ -2,13 +2,12 @@
 
 The rules come from CUDA's programming guide. An absent variable means every device. The list ends before the first
 entry that names no device, so ``-1`` and the empty text leave none. An entry is a number, a UUID or the unambiguous
-beginning of one. A repeated entry leaves none. A MIG device is named by its UUID; without a name the first instance of
-a GPU is used.
+beginning of one. A repeated entry leaves none. MIG instances are no devices here: nothing of them is sampled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from perfscope.tables.gpus import GpuSamples
 from perfscope.wire.records import RankRecord
@@ -25,13 +24,13 @@ def list_visible_devices(variable: str | None, order: str | None, gpus: Sequence
         gpus: All GPUs of the machine.
 
     Returns:
-        UUIDs of GPUs or MIG instances; None where the order of CUDA's numbers cannot be known.
+        UUIDs of GPUs; None where the order of CUDA's numbers cannot be known.
     """
     numbered = sorted((gpu for gpu in gpus if gpu.index is not None), key=lambda gpu: gpu.index or 0)
     if len(numbered) < len(gpus):
         numbered = list(gpus)
     if variable is None:
-        return tuple(_cuda_device(gpu) for gpu in numbered) if _order_is_known(order, numbered) else None
+        return tuple(gpu.uuid for gpu in numbered) if _order_is_known(order, numbered) else None
     devices: list[str] = []
     for entry in (word.strip() for word in variable.split(",")):
         if entry.isdigit() and not _order_is_known(order, numbered):
@@ -52,34 +51,24 @@ def find_device(record: RankRecord, gpus: Sequence[GpuSamples]) -> str | None:
         record: The rank.
         gpus: All GPUs of its machine.
     """
+    if record.device_uuid is not None:
+        return _find_by_uuid(record.device_uuid, gpus) or record.device_uuid
     visible = list_visible_devices(record.visible_devices, record.device_order, gpus)
     index = record.device_index
-    by_number = visible[index] if visible is not None and index is not None and index < len(visible) else None
-    if record.device_uuid is None:
-        return by_number
-    return _find_by_uuid(record.device_uuid, by_number, gpus) or record.device_uuid
+    return visible[index] if visible is not None and index is not None and index < len(visible) else None
 
 
 def find_devices(record: RankRecord, gpus: Sequence[GpuSamples]) -> tuple[str, ...]:
     """The UUIDs of all devices that hold tensors of a rank."""
     if record.device_uuids is not None and len(record.device_uuids) > 1:
-        return tuple(_find_by_uuid(uuid, None, gpus) or uuid for uuid in record.device_uuids)
+        return tuple(_find_by_uuid(uuid, gpus) or uuid for uuid in record.device_uuids)
     device = find_device(record, gpus)
     return () if device is None else (device,)
 
 
-def _find_by_uuid(uuid: str, by_number: str | None, gpus: Sequence[GpuSamples]) -> str | None:
-    """NVML's UUID of a device whose UUID torch states without the kind of device."""
-    bare_uuid = _strip_kind(uuid)
-    for gpu in gpus:
-        for instance in gpu.instances:
-            if _strip_kind(instance.uuid) == bare_uuid:
-                return instance.uuid
-        if _strip_kind(gpu.uuid) == bare_uuid:
-            # Some drivers report the UUID of the full GPU for an instance of it.
-            instances = {instance.uuid for instance in gpu.instances}
-            return by_number if by_number in instances else _cuda_device(gpu)
-    return None
+def _find_by_uuid(uuid: str, gpus: Sequence[GpuSamples]) -> str | None:
+    """NVML's UUID of a GPU, whose UUID torch states."""
+    return next((gpu.uuid for gpu in gpus if gpu.uuid.lower() == uuid.lower()), None)
 
 
 def _order_is_known(order: str | None, gpus: Sequence[GpuSamples]) -> bool:
@@ -89,25 +78,6 @@ def _order_is_known(order: str | None, gpus: Sequence[GpuSamples]) -> bool:
 
 def _find_by_entry(entry: str, gpus: Sequence[GpuSamples]) -> str | None:
     if entry.isdigit():
-        return _cuda_device(gpus[int(entry)]) if int(entry) < len(gpus) else None
-    if entry.startswith("MIG-"):
-        instances = (instance for gpu in gpus for instance in gpu.instances)
-        return _unambiguous(instance.uuid for instance in instances if instance.uuid.startswith(entry))
-    if entry.startswith("GPU-"):
-        return _unambiguous(_cuda_device(gpu) for gpu in gpus if gpu.uuid.startswith(entry))
-    return None
-
-
-def _unambiguous(uuids: Iterable[str]) -> str | None:
-    """The only one; None of none or several."""
-    candidates = list(uuids)
-    return candidates[0] if len(candidates) == 1 else None
-
-
-def _cuda_device(gpu: GpuSamples) -> str:
-    """The device that CUDA uses of a GPU: with MIG, its first instance."""
-    return gpu.instances[0].uuid if gpu.instances else gpu.uuid
-
-
-def _strip_kind(uuid: str) -> str:
-    return uuid.removeprefix("GPU-").removeprefix("MIG-").lower()
+        return gpus[int(entry)].uuid if int(entry) < len(gpus) else None
+    named = [gpu.uuid for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)]
+    return named[0] if len(named) == 1 else None  # the beginning of several names none

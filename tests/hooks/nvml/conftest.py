@@ -36,7 +36,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def old_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("old_nvml"), ["-DWITHOUT_ENERGY", "-DWITHOUT_EVENT_REASONS"])
+    return build(tmp_path_factory.mktemp("old_nvml"), ["-DWITHOUT_EVENT_REASONS"])
 
 
 @pytest.fixture(scope="session")

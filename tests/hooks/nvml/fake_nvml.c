@@ -1,9 +1,8 @@
 /* A libnvidia-ml.so.1 that behaves as FAKE_NVML says, as NVML's documentation tells that the real one does.
 
-   FAKE_NVML is a list of words: gpus=2, mig=1 (the GPU of that number is in MIG mode, with two instances), energy_us=3000
-   and pcie_us=20000 (how long those calls take), lost=0@1500 (that GPU is lost that many milliseconds after the start),
-   throttle=4, hot=1@1200 (that GPU's clock is so many MHz, because of its temperature), counter_percent=100 (what the
-   energy counter shows of the true energy), capped (a power limit below the default), no_fields, no_init. -DWITHOUT_ENERGY and -DWITHOUT_EVENT_REASONS leave functions out, as old drivers do.
+   FAKE_NVML is a list of words: gpus=2, mig=1 (the GPU of that number is in MIG mode), lost=0@1500 (that GPU is lost that many milliseconds after the start),
+   throttle=4, hot=1@1200 (that GPU's clock is so many MHz, because of its temperature), capped (a power limit below the default), no_fields, no_init. -DWITHOUT_EVENT_REASONS leaves a
+   function out, as old drivers do.
 
    Power is 400 W with a swing of 200 W every 2 s, so that its integral is known in closed form. */
 #include <math.h>
@@ -14,10 +13,10 @@
 #include <unistd.h>
 
 enum { OK = 0, INVALID = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, DRIVER_NOT_LOADED = 9, LOST = 15 };
-typedef struct { int index, instance; } Device;
+typedef struct { int index; } Device;
 typedef struct { unsigned id, scope; long long at, latency; unsigned type; int code; union { double d; unsigned long long u; } value; } Field;
 
-static Device devices[8], instances[8][2];
+static Device devices[8];
 static double started;
 
 static double now(void) {
@@ -62,9 +61,7 @@ int nvmlInitWithFlags(unsigned flags) {
     if (word("no_init")) return DRIVER_NOT_LOADED;
     started = now();
     for (int index = 0; index < 8; index++) {
-        devices[index] = (Device){index, -1};
-        instances[index][0] = (Device){index, 0};
-        instances[index][1] = (Device){index, 1};
+        devices[index] = (Device){index};
     }
     return OK;
 }
@@ -74,13 +71,13 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = number("gpus", 2); return 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device **device) { *device = &devices[index]; return OK; }
 
 int nvmlDeviceGetUUID(Device *device, char *text, unsigned length) {
-    if (device->instance < 0) snprintf(text, length, "GPU-0000000%d-aaaa-bbbb-cccc-000000000000", device->index);
-    else snprintf(text, length, "MIG-1000000%d-aaaa-bbbb-cccc-00000000000%d", device->index, device->instance);
+    snprintf(text, length, "GPU-0000000%d-aaaa-bbbb-cccc-000000000000", device->index);
     return OK;
 }
 
 int nvmlDeviceGetName(Device *device, char *text, unsigned length) {
-    snprintf(text, length, device->instance < 0 ? "Imagined GPU" : "Imagined GPU MIG 3g.40gb");
+    (void)device;
+    snprintf(text, length, "Imagined GPU");
     return OK;
 }
 
@@ -92,14 +89,13 @@ int nvmlDeviceGetTemperature(Device *device, unsigned sensor, unsigned *celsius)
 
 int nvmlDeviceGetMemoryInfo(Device *device, unsigned long long *info) {
     ALIVE;
-    unsigned long long total = device->instance < 0 ? 80000000000ULL : 40000000000ULL;
+    unsigned long long total = 80000000000ULL;
     info[0] = total; info[1] = total - 5000000000ULL; info[2] = 5000000000ULL;
     return OK;
 }
 
 int nvmlDeviceGetUtilizationRates(Device *device, unsigned *rates) {
     ALIVE;
-    if (in_mig_mode(device)) return NOT_SUPPORTED;
     rates[0] = 97; rates[1] = 40;
     return OK;
 }
@@ -123,20 +119,4 @@ int nvmlDeviceGetFieldValues(Device *device, int count, Field *fields) {
     return OK;
 }
 
-int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) {
-    if (device->instance >= 0) return INVALID;
-    *current = *pending = in_mig_mode(device);
-    return OK;
-}
-
-int nvmlDeviceGetMaxMigDeviceCount(Device *device, unsigned *count) { (void)device; *count = 7; return OK; }
-
-int nvmlDeviceGetMigDeviceHandleByIndex(Device *device, unsigned index, Device **instance) {
-    if (index > 1) return NOT_FOUND;
-    *instance = &instances[device->index][index];
-    return OK;
-}
-
-int nvmlDeviceGetGpuInstanceId(Device *device, unsigned *id) { *id = 1 + device->instance; return OK; }
-int nvmlDeviceGetComputeInstanceId(Device *device, unsigned *id) { (void)device; *id = 0; return OK; }
-
+int nvmlDeviceGetMigMode(Device *device, unsigned *current, unsigned *pending) { *current = *pending = in_mig_mode(device); return OK; }

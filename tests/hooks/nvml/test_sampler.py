@@ -57,15 +57,11 @@ def test_a_gpu_that_is_lost_is_named_once_and_the_other_goes_on(
     assert any("stopped answering" in note for note in notes)
 
 
-def test_mig_instances_are_named_and_what_the_gpu_does_not_tell_then_is_absent(library: Path, sampled: Sampled) -> None:
+def test_a_gpu_that_mig_splits_is_not_sampled(library: Path, sampled: Sampled) -> None:
     lines = sampled(library, "gpus=2 mig=1", 8)
-    whole, parted = lines[0]["gpus"]
-    assert "mig_devices" not in whole
-    assert [one["uuid"][:12] for one in parted["mig_devices"]] == ["MIG-10000001", "MIG-10000001"]
-    assert [(one["gpu_instance"], one["compute_instance"]) for one in parted["mig_devices"]] == [(1, 0), (2, 0)]
-    assert not values(lines, 1, "gpu_util_percent")
+    assert [gpu["mig"] for gpu in lines[0]["gpus"]] == [False, True]
+    assert lines[1]["gpus"][1] == {}
     assert values(lines, 0, "gpu_util_percent")
-    assert lines[1]["gpus"][1]["mig_devices"] == [{"memory_used_bytes": 5 * 10**9}] * 2
 
 
 @pytest.mark.parametrize(

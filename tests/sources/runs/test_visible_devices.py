@@ -1,4 +1,4 @@
-"""CUDA_VISIBLE_DEVICES is read by CUDA's rules, and a rank is found on the GPU or the MIG instance that it used."""
+"""CUDA_VISIBLE_DEVICES is read by CUDA's rules, and a rank is found on the GPU that it used."""
 
 from __future__ import annotations
 
@@ -18,19 +18,14 @@ from perfscope.wire.records import RankRecord, to_line
 from tests.analyzers.test_steps import write_run
 
 A, B, C = ("GPU-aaaa1111-0000-0000-0000-00000000000" + end for end in "123")
-M1, M2 = "MIG-dddd1111-0000-0000-0000-000000000001", "MIG-dddd2222-0000-0000-0000-000000000002"
 
 
-def machine(folder: Path, *, mig: bool = False, other: str = "Some GPU") -> tuple[GpuSamples, ...]:
-    """Three GPUs; with MIG, the last one has two instances."""
-    parts = [
-        {"uuid": M1, "gpu_instance": 5, "compute_instance": 0},
-        {"uuid": M2, "gpu_instance": 6, "compute_instance": 1},
-    ]
+def machine(folder: Path, *, other: str = "Some GPU") -> tuple[GpuSamples, ...]:
+    """Three GPUs."""
     known = [
         {"uuid": A, "index": 0, "name": "Some GPU"},
         {"uuid": B, "index": 1, "name": other},
-        {"uuid": C, "index": 2, "name": "Some GPU", **({"mig_devices": parts} if mig else {})},
+        {"uuid": C, "index": 2, "name": "Some GPU"},
     ]
     (folder / wire.NVML_FOLDER).mkdir(exist_ok=True)
     lines = [{"host": "host", "t_ns": 0, "gpus": known}, {"t_ns": 2_000_000, "gpus": [{"power_mw": 1000}] * 3}]
@@ -63,20 +58,6 @@ def test_the_variable_means_what_it_means_to_cuda(
     assert list_visible_devices(variable, None, machine(tmp_path)) == expected
 
 
-@pytest.mark.parametrize(
-    ("variable", "expected"),
-    [
-        ("2", (M1,)),
-        (M2, (M2,)),
-        ("MIG-dddd2", (M2,)),
-        ("MIG-dddd", ()),
-        (None, (A, B, M1)),
-    ],
-)
-def test_mig_instances_are_devices(variable: str | None, expected: tuple[str, ...], tmp_path: Path) -> None:
-    assert list_visible_devices(variable, None, machine(tmp_path, mig=True)) == expected
-
-
 def test_numbers_mean_nothing_where_cuda_sorts_by_speed_and_the_gpus_differ(tmp_path: Path) -> None:
     unlike = machine(tmp_path, other="Faster GPU")
     assert list_visible_devices("0", None, unlike) is None
@@ -89,14 +70,11 @@ def record(**fields: object) -> RankRecord:
 
 
 def test_a_rank_is_found_by_its_uuid_else_by_its_number_among_what_it_sees(tmp_path: Path) -> None:
-    gpus = machine(tmp_path, mig=True)
+    gpus = machine(tmp_path)
     assert find_device(record(device_uuid=B), gpus) == B
     assert find_device(record(device_index=1, visible_devices="1,0"), gpus) == A
     assert find_device(record(device_index=1, visible_devices="1"), gpus) is None
     assert find_device(record(device_index=0), gpus) == A
-    # torch writes GPU- before every UUID, and some drivers tell the UUID of the whole GPU for an instance.
-    assert find_device(record(device_uuid=M2.replace("MIG", "GPU")), gpus) == M2
-    assert find_device(record(device_uuid=C, device_index=0, visible_devices=M2), gpus) == M2
     assert find_device(record(device_uuid="GPU-of-a-host-without-nvml"), ()) == "GPU-of-a-host-without-nvml"
 
 
