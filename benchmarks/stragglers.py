@@ -1,7 +1,6 @@
 """Whether the right rank and the right cause are named, in trainings that are late on purpose.
 
-Run: ``python -m benchmarks.stragglers [CASE ...]`` trains cases of ``tests/scripts/late_ranks.py``, which takes some
-minutes, and prints a table. ``--fixtures`` prints the section of ``reports/findings.md``.
+``python -m benchmarks.stragglers`` judges the runs that were kept, and prints a section of ``reports/findings.md``.
 
 Other processes may use the processors meanwhile, which perfscope names as well. Where another cause was put in, the
 answers "it had no processor" and "the exchange took longer" are left out: the threads of gloo have no processor either.
@@ -9,11 +8,8 @@ answers "it had no processor" and "the exchange took longer" are left out: the t
 
 from __future__ import annotations
 
-import argparse
 import csv
-import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +21,6 @@ from perfscope.sources.runs.run import read_run
 
 ROOT = Path(__file__).parents[1]
 FIXTURES = ROOT / "fixtures" / "stragglers"
-SCRIPT = ROOT / "tests" / "scripts" / "late_ranks.py"
 REPORT = ROOT / "reports" / "findings.md"
 #: What was put in, by the word in a case's name: the cause that is the right answer, and what happened.
 FAULTS = {
@@ -44,11 +39,6 @@ FAULTS = {
     "slow33": (LateCause.DEVICE, "33 % of a GPU, and 50 % for the other rank"),
     "slow40": (LateCause.DEVICE, "40 % of a GPU, and 50 % for the other rank"),
 }
-DEFAULT_CASES = tuple(
-    f"{strategy}.{fault}"
-    for strategy in ("ddp", "fsdp2", "deepspeed", "pipeline")
-    for fault in ("clean", "garbage", "data", "sleep", "contention", "network", "save", "data.rare", "sleep.rare")
-)
 
 
 @dataclass(frozen=True)
@@ -126,8 +116,8 @@ def to_markdown(answers: list[Answer]) -> str:
         "processors (torch 2.13), NCCL on two H200, or NCCL on parts of one H200 (torch 2.11).",
         "",
         "Contention by other processes is named as well, and an exchange whose threads had no processor. Both are",
-        "left out here, except where they were put in. `python -m benchmarks.stragglers --fixtures` prints this",
-        "section from the records in [fixtures/stragglers](../fixtures/stragglers/README.md).",
+        "left out here, except where they were put in. `python -m benchmarks.stragglers` prints this section",
+        "from the records in [fixtures/stragglers](../fixtures/stragglers/README.md).",
         "",
         f"- Rank and cause are right in {_count_right(injected)} of {len(injected)} runs with a fault.",
         f"- Nobody is named in {_count_right(clean)} of {len(clean)} clean runs.",
@@ -143,22 +133,8 @@ def _count_right(answers: list[Answer]) -> int:
 
 
 def main() -> None:
-    """Train, judge, and print the table."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("cases", nargs="*", default=DEFAULT_CASES)
-    parser.add_argument("--runs", type=Path, help="runs that were trained already")
-    parser.add_argument("--fixtures", action="store_true", help="judge the runs that were kept")
-    options = parser.parse_args()
-    if options.fixtures:
-        sys.stdout.write(to_markdown(judge_fixtures()))
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        runs = options.runs or Path(folder)
-        if options.runs is None:
-            subprocess.run([sys.executable, str(SCRIPT), "--out", str(runs), *options.cases], check=True)
-        found = [run for run in sorted(runs.iterdir()) if (run / "ranks").is_dir()]
-        ranks = {run.name: None if run.name.split(".")[1] in ("clean", "network") else 1 for run in found}
-        sys.stdout.write("\n".join(to_table([judge(run.name, run, ranks[run.name]) for run in found])) + "\n")
+    """Judge the runs that were kept, and print the section."""
+    sys.stdout.write(to_markdown(judge_fixtures()))
 
 
 if __name__ == "__main__":

@@ -44,6 +44,7 @@ class Case:
     padding: float = 0.0
     lengths: tuple = ()  # of sequences, for each of which the model is compiled
     save_every: int = 0
+    saved: int = 0  # elements beside the model
     slow_rank: dict = dataclasses.field(default_factory=dict)  # what is different on the last rank
     microbatches: int = 0  # of a pipeline
 
@@ -59,6 +60,8 @@ CASES = {
     "padding": Case(batch=8, padding=0.6),
     "straggler_host": Case(ranks=2, slow_rank={"in_step": lambda: time.sleep(0.2)}),
     "straggler_data": Case(ranks=2, slow_rank={"sample_s": 0.04}),
+    "straggler_garbage": Case(ranks=2, steps=32, slow_rank={"in_step": gc.collect, "holds_objects": True}),
+    "straggler_saves": Case(ranks=2, steps=32, slow_rank={"save_every": 6, "saved": 1 << 24}),
     "pipeline_bubble": Case(ranks=2, microbatches=2, steps=10),
 }
 
@@ -104,7 +107,7 @@ def train(case, folder, turn):
         optimizer.step()
         optimizer.zero_grad()
         if case.save_every and step % case.save_every == 0:
-            torch.save([model.state_dict(), optimizer.state_dict()], folder / "model.pt")
+            torch.save([model.state_dict(), optimizer.state_dict(), torch.zeros(case.saved)], folder / "model.pt")
 
 
 def train_pipeline(case, turn):

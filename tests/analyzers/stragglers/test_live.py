@@ -14,11 +14,11 @@ from perfscope.sources.runs.run import read_run
 from tests.conftest import SCRIPTS, environment
 
 pytestmark = pytest.mark.slow
-CASES = {"ddp.garbage": LateCause.GARBAGE, "fsdp2.data": LateCause.DATA, "pipeline.save": LateCause.SAVE}
+CASES = {"straggler_garbage": LateCause.GARBAGE, "straggler_data": LateCause.DATA, "straggler_saves": LateCause.SAVE}
 
 
 def test_the_cause_that_was_put_in_is_found(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "late_ranks.py"), "--out", str(tmp_path), *CASES]
+    command = [sys.executable, str(SCRIPTS / "faults.py"), "--out", str(tmp_path), *CASES]
     ended = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     for case, cause in CASES.items():
