@@ -3,8 +3,8 @@ r"""Progress bars of tqdm without a name, and the step times that follow from th
       4%|#         | 1/25 [00:03<01:12,  3.01s/it]
 
 The rate is a moving average over earlier updates, not the time of a step; the elapsed clock is exact to its second.
-Step times are therefore differences of that clock. Steps are joined until the clock has moved far enough for its whole
-seconds to be precise: the median of single steps of 2.4 s would be 2 s. Bars with a name
+Step times are therefore differences of that clock. Steps are joined until the clock has moved 20 seconds, or a quarter
+of what a short log shows: the median of single steps of 2.4 s would be 2 s. Bars with a name
 (``Loading checkpoint shards:  50%|``) are no training.
 """
 
@@ -12,16 +12,14 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-import numpy as np
-
 from perfscope.constants import NS_PER_S
 from perfscope.sources.joblog.records import Record, Series
+from perfscope.sources.joblog.resolve import SKEW
 from perfscope.sources.joblog.text import CLOCK, LABEL
 from perfscope.tables.joblog import Disturbance
 
@@ -38,9 +36,7 @@ BAR = re.compile(
     rb"(?P<step>\d{1,12}+)/(?P<total>\d{1,12}+) \[" + CLOCK + rb"<",
     re.MULTILINE,
 )
-_SKEW = 4
 _LOSSES_OF_ANOTHER = 2
-_PRECISE_STEP_S = 2
 _PRECISE_CLOCK_S = 20
 _FEWEST_RECORDS = 4
 _USABLE_CLOCK_S = 5  # a second more or less is a fifth
@@ -154,7 +150,7 @@ class ProgressBars:
 
 def _begins_again(step: int, clock_s: int, points: _Points) -> bool:
     """Whether a bar that goes back is drawn anew; another node's copy is a few steps behind."""
-    is_far = step < points.step[-1] - _SKEW or (step == 0 and points.step[-1] > 1)
+    is_far = step < points.step[-1] - SKEW or (step == 0 and points.step[-1] > 1)
     return is_far and clock_s < points.clock_s[-1]
 
 
@@ -181,33 +177,14 @@ def _measure(points: _Points, first: int, end: int) -> Iterator[tuple[Record, in
         yield Record(1, clocks[first] * NS_PER_S, wall_resolution_ns=NS_PER_S), 0
     elif steps[first] > 1:
         yield Record(steps[first]), 0
-    least_s = _least_seconds(points, first, end)
     last = end - 1
-    ascends = bool((np.diff(clocks[first:end]) >= 0).all())
-    while begin < last:
-        row = _find_end(clocks, begin, last, least_s, ascends=ascends)
+    moved_s = sum(clocks[row] - clocks[row - 1] for row in range(first + 1, end) if not points.disturbed[row])
+    least_s = max(min(_PRECISE_CLOCK_S, moved_s // _FEWEST_RECORDS), 1)
+    for row in range(first + 1, end):
+        if row < last and min(clocks[row] - clocks[begin], clocks[last] - clocks[row]) < least_s:
+            continue
         count = steps[row] - steps[begin]
         wall_ns = max(clocks[row] - clocks[begin], 0) * NS_PER_S // count
         disturbance = max(points.disturbed[begin + 1 : row + 1])
         yield Record(steps[row], wall_ns, wall_resolution_ns=NS_PER_S // count), disturbance
         begin = row
-
-
-def _find_end(clocks: array[int], begin: int, last: int, least_s: int, *, ascends: bool) -> int:
-    """The first row behind ``begin`` between which, and behind which, the clock moves far enough; else the last row."""
-    enough_s = clocks[begin] + least_s
-    if ascends:
-        row = bisect_left(clocks, enough_s, begin + 1, last)
-        return row if clocks[last] - clocks[row] >= least_s else last
-    rows = range(begin + 1, last)
-    return next((row for row in rows if clocks[row] >= enough_s and clocks[last] - clocks[row] >= least_s), last)
-
-
-def _least_seconds(points: _Points, first: int, end: int) -> int:
-    """How far the clock must move for a record, so that its whole seconds say enough about a step."""
-    undisturbed = np.asarray(points.disturbed[first + 1 : end]) == 0
-    count = int(np.diff(points.step[first:end])[undisturbed].sum())
-    seconds = int(np.diff(points.clock_s[first:end])[undisturbed].sum())
-    if seconds < _PRECISE_STEP_S * count:
-        return _PRECISE_CLOCK_S
-    return max(min(_PRECISE_CLOCK_S, seconds // _FEWEST_RECORDS), 1)

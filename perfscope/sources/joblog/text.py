@@ -48,8 +48,6 @@ CLOCK = rb"(?P<clock>(?:\d{1,5}:)?\d\d:\d\d)"
 _LONGEST_LABEL = 120
 _TIMESTAMP = re.compile(rb"(\d{4})[-/](\d\d)[-/](\d\d)[ T](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?")
 _TIMESTAMP_REACH = 200
-#: A figure of a JSON object on one line.
-JSON_CELL = re.compile(rb'"([^"\\]{1,200})": (-?[\d.]{1,30}(?:[eE][+-]?\d{1,4})?|NaN|-?Infinity|null)(?=, "|$)')
 _NUMBER = re.compile(rb"[-+]?(?:\d[\d,_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?")
 
 
