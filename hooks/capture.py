@@ -26,7 +26,7 @@ from perfscope.hooks.facts.model_search import ModelWatch
 from perfscope.hooks.facts.setup import SetupWatch
 from perfscope.hooks.guard import call_safely, describe_failure, end_in_children, hook_entry, value_or_none
 from perfscope.hooks.introspection import TRACERS, is_grad_enabled
-from perfscope.hooks.memory.recording import MemoryRecording
+from perfscope.hooks.memory.history import MemoryRecording
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW, UNTIMED
 from perfscope.hooks.profiler.cupti import reserve_variable
@@ -41,8 +41,7 @@ from perfscope.hooks.timers.host_counters import EACH_READ_MASK, HostCounters
 from perfscope.hooks.timers.passes import PassTimer, TimedPass
 from perfscope.hooks.timers.probes import PROBES
 from perfscope.hooks.timers.saves import SaveTimer
-from perfscope.hooks.watch.evidence import last_error
-from perfscope.hooks.watch.watch import Watch
+from perfscope.hooks.watch.watch import Watch, last_error
 from perfscope.wire.host import DeviceProbe
 from perfscope.wire.records import EndRecord, to_line
 

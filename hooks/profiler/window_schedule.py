@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 import threading
@@ -11,20 +12,20 @@ from typing import TYPE_CHECKING
 
 from perfscope import wire
 from perfscope.hooks.facts import launched_rank
+from perfscope.hooks.guard import call_safely
 from perfscope.hooks.introspection import is_in_backward
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.module_calls import ModuleCalls
 from perfscope.hooks.open_window import OPEN_WINDOW
-from perfscope.hooks.profiler.forks import protect_children, stop_recording
 from perfscope.hooks.profiler.window import ExportError, ProfilerWindow, find_light_activities
 from perfscope.hooks.selection import StepWindow, WindowChoice
 from perfscope.wire.requests import ANSWERS_FILE, LATE, PLANNED, REFUSED, WindowAnswer, WindowRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from perfscope.hooks.config import Config
-    from perfscope.hooks.memory.recording import MemoryRecording
+    from perfscope.hooks.memory.history import MemoryRecording
     from perfscope.hooks.rank_files import RankFiles
 
 _WATCHDOG_S = 20.0
@@ -302,3 +303,40 @@ def _first_activities(config: Config) -> str:
 def find_profiler_variable(environment: Mapping[str, str]) -> str | None:
     """Find the environment variable by which another profiler is attached; None where none is."""
     return next((name for name in _EXTERNAL_PROFILER_VARIABLES if environment.get(name)), None)
+
+
+_registered_for: list[int] = []
+
+
+def protect_children(on_fork: Callable[[], None]) -> None:
+    """Call something in every process that this one forks, and let them end; where it was called before, do nothing.
+
+    It is called before torch's profiler starts for the first time. From then on the profiler has a thread that waits on
+    a condition variable until the process ends. A forked child inherits the waiting but not the thread, so the
+    destructor that C's ``exit`` runs would wait for ever. A profiler that was active at the fork would crash the child.
+    So a child leaves out what its parent registered for C's ``exit``: after Python's own end, with all that a script
+    registers in ``atexit``, it flushes C's streams and ends.
+    """
+    if os.getpid() in _registered_for:
+        return
+    _registered_for[:] = [os.getpid()]
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "on_exit") or not hasattr(libc, "fcloseall"):
+        return  # not the GNU library, for which torch is not built
+    libc.on_exit.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    # Each is called with the exit status as its first argument, the last one registered first.
+    functions = [ctypes.cast(function, ctypes.c_void_p) for function in (libc._exit, libc.fcloseall)]
+
+    def in_child() -> None:
+        for function in functions:
+            libc.on_exit(function, None)
+        call_safely(on_fork)
+
+    os.register_at_fork(after_in_child=in_child)
+
+
+def stop_recording(*, with_stack: bool) -> None:
+    """Stop recording in a forked child, whose inherited profiler is active; the device's part of it is not touched."""
+    sys.modules["torch"]._C._autograd._clear_callbacks()
+    if with_stack:
+        sys.setprofile(None)

@@ -1,33 +1,55 @@
-"""Watches this process's training from the thread that writes records: stalls and requests for windows.
+"""Watches this process's training from the thread that writes records: stalls, failures and requests for windows.
 
 The thread looks every two seconds. A step pays nothing for it: what is asked of training is left where it looks anyway.
+A look sees how many steps are completed and when the last one ended. The mean time of the steps between two looks is
+one measurement.
+
+What torch and Python keep for a post-mortem is armed where the user has not. torch's Flight Recorder is a ring of the
+last collectives of a process. It reads its environment variables when the first process group is built, so they are set
+right before. Python's faulthandler writes the stacks of a process that dies of a fatal signal; the signal then ends the
+process as it would have.
+
+Of a stall or a failure the record is written first and what may take long or fail comes later, so that a process that
+is killed meanwhile leaves at least the record. Nothing here waits for a device, for another rank or for a collective.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import re
+import resource
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfscope.constants import NS_PER_S
+from perfscope.hooks.facts.secrets import redact_text
 from perfscope.hooks.guard import call_safely
 from perfscope.hooks.messages import write_message
 from perfscope.hooks.open_window import OPEN_WINDOW
+from perfscope.hooks.record_files import identify, is_same_file, open_to_append
+from perfscope.hooks.recorder import replace_file
 from perfscope.hooks.side_process import start_once_a_node
-from perfscope.hooks.watch.arming import FaultHandler, arm_recorder
-from perfscope.hooks.watch.control import ControlFolder, publish
-from perfscope.hooks.watch.evidence import MOST_INCIDENTS, IncidentFiles, describe_error, last_error, read_source
-from perfscope.hooks.watch.progress import Progress, Stall
 from perfscope.wire import RANKS_FOLDER, requests
 from perfscope.wire.incidents import (
     CONTROL_FOLDER,
     DEATHS_FOLDER,
+    FAILURE,
     FATAL_FILE,
+    INCIDENTS_FILE,
     RECORDER_FOLDER,
+    RECORDER_KINDS,
     RESUMED,
     STALL,
+    CodeFrame,
     IncidentRecord,
+    recorder_file,
+    stacks_file,
+    to_incident_line,
 )
 
 if TYPE_CHECKING:
@@ -153,3 +175,300 @@ class Watch:
                 self._training.note(f"the request {name} was ignored: {error}")
                 return
             self._training.request_window(name, request)
+
+
+#: Measurements that the median is of: two minutes of short steps.
+_MOST_MEASUREMENTS = 60
+#: Before the second step, compilation and the first batches may take so many times the shortest stall.
+_START_FACTOR = 10
+
+
+class Stall(NamedTuple):
+    """No step was completed for longer than a limit."""
+
+    idle_ns: int
+    limit_ns: int
+
+
+class Progress:
+    """The steps of one process.
+
+    Attributes:
+        is_stalled: Whether they do not go on.
+        limit_ns: After how long without a completed step training is stalled.
+    """
+
+    def __init__(self, factor: float, shortest_ns: int, now_ns: int) -> None:
+        self.is_stalled = False
+        self.limit_ns = _START_FACTOR * shortest_ns
+        self._factor = factor
+        self._shortest_ns = shortest_ns
+        self._steps = 0
+        self._moved_ns = now_ns
+        self._measured_ns: deque[float] = deque(maxlen=_MOST_MEASUREMENTS)
+
+    def idle_ns(self, now_ns: int) -> int:
+        """Since when no step was completed."""
+        return now_ns - self._moved_ns
+
+    def find_stall(self, steps: int, now_ns: int) -> Stall | None:
+        """Look at the steps; a stall is returned once, when it is noticed."""
+        idle_ns = self.idle_ns(now_ns)
+        if self.is_stalled or idle_ns < self.limit_ns or steps != self._steps:
+            return None
+        self.is_stalled = True
+        return Stall(idle_ns, self.limit_ns)
+
+    def advance(self, steps: int, ended_ns: int | None, now_ns: int, *, is_disturbed: bool = False) -> bool:
+        """Steps may have been completed since the last look; says whether that ends a stall.
+
+        Args:
+            steps: Completed steps.
+            ended_ns: When the last one ended; None where that is not known.
+            now_ns: The time of the look.
+            is_disturbed: A profiler window is open: these steps are not like others.
+        """
+        new = steps - self._steps
+        if new <= 0:
+            return False
+        was_stalled, self.is_stalled = self.is_stalled, False
+        ended_ns = now_ns if ended_ns is None else min(ended_ns, now_ns)
+        if self._steps and not (is_disturbed or was_stalled):
+            self._measured_ns.append((ended_ns - self._moved_ns) / new)
+            median_ns = sorted(self._measured_ns)[len(self._measured_ns) // 2]
+            self.limit_ns = max(self._shortest_ns, int(self._factor * median_ns))
+        self._steps, self._moved_ns = steps, ended_ns
+        return was_stalled
+
+
+#: A file that came in the same tick of the file system's clock as the last look does not change the folder's time.
+_COARSEST_CLOCK_NS = 5 * NS_PER_S
+_LARGEST_REQUEST_BYTES = 65536
+
+
+class ControlFolder:
+    """The files that have appeared in a folder since the last look; where there is no folder, there are none."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._changed_ns = 0
+        self._names: set[str] = set()
+
+    def find_new(self) -> list[str]:
+        """Names of the files that are new, in their order; hidden ones are still being written."""
+        try:
+            changed_ns = os.stat(self.path).st_mtime_ns
+        except OSError:
+            return []
+        if changed_ns == self._changed_ns and abs(time.time_ns() - changed_ns) > _COARSEST_CLOCK_NS:
+            return []
+        self._changed_ns = changed_ns
+        names = {name for name in os.listdir(self.path) if not name.startswith(".")}
+        new, self._names = names - self._names, names
+        return sorted(new)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises OSError: it cannot be read."""
+        with open(os.path.join(self.path, name), "rb") as file:
+            return file.read(_LARGEST_REQUEST_BYTES)
+
+
+def publish(folder: str, name: str, content: bytes) -> bool:
+    """Write a file that appears at once with its whole content; False where there is one of that name.
+
+    Raises OSError: the folder cannot be written to.
+    """
+    path = os.path.join(folder, name)
+    unfinished = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")  # ranks of several hosts may write
+    try:
+        with open(unfinished, "wb") as file:
+            file.write(content)
+        os.link(unfinished, path)
+    except FileExistsError:
+        return False
+    finally:
+        if os.path.exists(unfinished):
+            os.unlink(unfinished)
+    return True
+
+
+#: So many incidents of a process are kept: a training that stalls every minute must not fill the disk.
+MOST_INCIDENTS = 6
+#: The largest dump of the recorder that is kept.
+_LARGEST_DUMP_BYTES = 16_000_000
+_LONGEST_MESSAGE = 2000
+_MOST_FRAMES = 60
+_LONGEST_LINE = 200
+
+
+class IncidentFiles:
+    """The incidents of one process.
+
+    Attributes:
+        count: How many there were.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.count = 0
+        self._folder = folder
+
+    def keep(self, record: IncidentRecord) -> None:
+        """Write an incident with the stacks of all threads and the recorder's dumps.
+
+        Raises OSError: the record itself cannot be written.
+        """
+        self.count = record.number
+        if record.number > MOST_INCIDENTS:
+            return
+        self.add(record)
+        problems = [call_safely(lambda: self._write_stacks(record.number))[1]]
+        dumps, problem = call_safely(dump_recorder)
+        problems.append(problem)
+        for kind, content in (dumps or {}).items():
+            name, dump = recorder_file(record.number, kind), content
+            problems.append(call_safely(lambda name=name, dump=dump: self._write(name, dump))[1])  # type: ignore[misc]
+        missing = "; ".join(redact_text(repr(error)) for error in problems if error is not None)
+        if missing:
+            self.add(IncidentRecord(**{**vars(record), "missing": missing}))
+
+    def add(self, record: IncidentRecord) -> None:
+        """Write a record alone. Raises OSError: the disk is full or gone."""
+        with open(os.path.join(self._folder, INCIDENTS_FILE), "ab", buffering=0) as file:
+            file.write(to_incident_line(record))
+
+    def _write_stacks(self, number: int) -> None:
+        with open(os.path.join(self._folder, stacks_file(number)), "w", encoding="utf-8") as file:
+            faulthandler.dump_traceback(file=file, all_threads=True)
+
+    def _write(self, name: str, content: bytes) -> None:
+        if len(content) > _LARGEST_DUMP_BYTES:
+            raise OSError(f"{name} would have {len(content):,} bytes")
+        replace_file(os.path.join(self._folder, name), content)
+
+
+def read_source(thread: int) -> str | None:
+    """The line of code that a thread is in, for what has no frame of its own; None where its file cannot be read."""
+    frame = sys._current_frames().get(thread)
+    if frame is None:
+        return None
+    with open(frame.f_code.co_filename, "rb") as file:
+        line = next(islice(file, frame.f_lineno - 1, None), b"")
+    return redact_text(line.decode(errors="replace").strip()[:_LONGEST_LINE]) or None
+
+
+def last_error() -> BaseException | None:
+    """The exception that ends this process; None where none was raised up to the interpreter."""
+    error: Any = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) else None
+
+
+def describe_error(error: BaseException, number: int, step: int) -> IncidentRecord:
+    """The record of a failure."""
+    frames, trace = [], error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        frames.append(CodeFrame(code.co_filename, trace.tb_lineno or 0, code.co_name))
+        trace = trace.tb_next
+    return IncidentRecord(
+        kind=FAILURE,
+        number=number,
+        wall_ns=time.time_ns(),
+        monotonic_ns=time.monotonic_ns(),
+        step=step,
+        error=_class_of(error),
+        message=redact_text(str(error)[:_LONGEST_MESSAGE]),
+        frames=tuple(frames[-_MOST_FRAMES:]),
+    )
+
+
+def _class_of(error: BaseException) -> str:
+    return f"{type(error).__module__}.{type(error).__qualname__}".removeprefix("builtins.")
+
+
+#: Collectives that are remembered; an entry takes about 1 kB of memory.
+_ENTRIES = "2000"
+#: torch 2.9 gave two of the variables new names, and warns of the old ones.
+_RENAMED_IN = (2, 9)
+_SIZE = ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE")
+_DUMP_FILE = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+#: NCCL's watchdog writes the recorder's dump before it ends the process. TORCH_NCCL_ENABLE_TIMING, which tells a
+#: collective that a device has begun from one that waits, is left to the user: it costs an event a collective, and
+#: torch warns that its watchdog may hang on it.
+_DUMP_ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+#: One more open file is a small share of so many.
+_FEWEST_FILES = 64
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+#: What dumps the recorder of each kind of backend.
+_DUMPS: tuple[tuple[str, dict[str, str]], ...] = (
+    ("_dump_nccl_trace", {}),
+    ("_dump_fr_trace", {}),
+    ("_dump_fr_trace", {"backend": "nccl2"}),
+)
+
+
+def arm_recorder(dump_prefix: str, environment: Any = os.environ) -> None:
+    """Set the recorder's variables where none of their names is set; torch appends the rank to ``dump_prefix``."""
+    version = _VERSION.match(str(getattr(sys.modules.get("torch"), "__version__", "")))
+    is_new = version is None or (int(version[1]), int(version[2])) >= _RENAMED_IN
+    for names, value in ((_SIZE, _ENTRIES), (_DUMP_FILE, dump_prefix)):
+        if not any(name in environment for name in names):
+            environment[names[0 if is_new else 1]] = value
+    if _DUMP_ON_TIMEOUT not in environment:
+        environment[_DUMP_ON_TIMEOUT] = "1"
+
+
+def dump_recorder() -> dict[str, bytes]:
+    """The recorder's dumps as torch pickles them, by the kind of backend: ``generic`` is of gloo and others.
+
+    Older versions of torch have the first alone, or no recorder of nccl2; one without entries is left out.
+    """
+    library = getattr(getattr(sys.modules.get("torch"), "_C", None), "_distributed_c10d", None)
+    dumps: dict[str, bytes] = {}
+    for kind, (name, options) in zip(RECORDER_KINDS, _DUMPS, strict=True):
+        dump = getattr(library, name, None)
+        try:
+            content = bytes(dump(**options)) if dump is not None else b""
+        except TypeError:  # it knows no backends
+            continue
+        if b"entries" in content and content not in dumps.values():
+            dumps[kind] = content
+    return dumps
+
+
+class FaultHandler:
+    """Python's faulthandler, used where the script does not use it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._file: int | None = None
+        self._identity = (0, 0)
+        self._enable = faulthandler.enable
+
+    def enable(self) -> None:
+        """Write stacks into a file where the process dies of a fatal signal.
+
+        Raises OSError: the file cannot be created.
+        """
+        if faulthandler.is_enabled() or resource.getrlimit(resource.RLIMIT_NOFILE)[0] < _FEWEST_FILES:
+            return  # it is the script's own, or the script may need every open file
+        self._open()
+
+        def enable_for_script(*args: Any, **kwargs: Any) -> None:
+            self._file = None
+            self._enable(*args, **kwargs)
+
+        faulthandler.enable = enable_for_script
+
+    def _open(self) -> None:
+        self._file = open_to_append(self._path)  # a number, which nothing closes at the end of the process
+        self._identity = identify(self._file)
+        self._enable(file=self._file, all_threads=True)
+
+    def check_file(self) -> None:
+        """Open the file again where the script closed the descriptor, which may be the script's own file now.
+
+        Raises OSError: the file cannot be opened; nothing is written then.
+        """
+        if self._file is not None and not is_same_file(self._file, self._identity):
+            faulthandler.disable()
+            self._open()

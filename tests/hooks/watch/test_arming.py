@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from perfscope.hooks.watch.arming import arm_recorder, dump_recorder
+from perfscope.hooks.watch.watch import arm_recorder, dump_recorder
 from tests.conftest import environment
 
 OLD = {
@@ -73,7 +73,7 @@ def test_the_recorder_of_nccl2_is_dumped_where_torch_has_one(
 
 CLOSED = """
 import os, sys
-from perfscope.hooks.watch.arming import FaultHandler
+from perfscope.hooks.watch.watch import FaultHandler
 handler = FaultHandler(sys.argv[1])
 handler.enable()
 own = os.open(sys.argv[2], os.O_WRONLY | os.O_CREAT)
@@ -98,7 +98,7 @@ def fatal(code: str, folder: Path) -> None:
 
 OWN = """
 import faulthandler, os, sys
-from perfscope.hooks.watch.arming import FaultHandler
+from perfscope.hooks.watch.watch import FaultHandler
 handler = FaultHandler(sys.argv[1])
 handler.enable()
 faulthandler.enable(open(sys.argv[2], "w"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfscope.hooks.watch.progress import Progress, Stall
+from perfscope.hooks.watch.watch import Progress, Stall
 
 S = 10**9
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.hooks.watch.control import ControlFolder, publish
+from perfscope.hooks.watch.watch import ControlFolder, publish
 from perfscope.wire.requests import WindowRequest, first_step
 
 REQUEST = WindowRequest(100, 102, 1, ranks=(0, 3), stack=True)
