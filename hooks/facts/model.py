@@ -16,7 +16,6 @@ import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from types import MemberDescriptorType
 from typing import Any, NamedTuple
 
 from perfscope.hooks.facts.precision import dtype_name
@@ -144,9 +143,6 @@ def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
         items = {name: value for base in bases for name, value in base.items() if _is_plain(value)}
         if type(config).__dictoffset__:
             items.update(object.__getattribute__(config, "__dict__"))
-        for name, slot in ((name, slot) for base in bases for name, slot in base.items()):
-            if isinstance(slot, MemberDescriptorType):
-                items[name] = _slot_value(slot, config)
     values = {}
     for name, value in items.items():
         if not isinstance(name, str) or name.startswith("_"):
@@ -156,13 +152,6 @@ def _values(config: Any, depth: int = _NESTING) -> dict[str, Any]:
         elif depth and _is_part(value, config) and (inner := _values(value, depth - 1)):
             values[name] = inner
     return values
-
-
-def _slot_value(slot: MemberDescriptorType, config: Any) -> Any:
-    try:
-        return slot.__get__(config)
-    except AttributeError:
-        return None  # it was never set
 
 
 def _is_part(value: object, config: object) -> bool:

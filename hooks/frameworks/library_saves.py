@@ -58,16 +58,7 @@ def patch_accelerator(module: ModuleType, capture: Capture) -> None:
 
 def patch_model(module: ModuleType, capture: Capture) -> None:
     """Time ``PreTrainedModel.save_pretrained``, which writes in the main process alone."""
-    _time_pretrained(module.PreTrainedModel, capture)
-
-
-def patch_tokenizer(module: ModuleType, capture: Capture) -> None:
-    """Time ``save_pretrained`` of tokenizers."""
-    _time_pretrained(module.PreTrainedTokenizerBase, capture)
-
-
-def _time_pretrained(owner: Any, capture: Capture) -> None:
-    original = owner.save_pretrained
+    original = module.PreTrainedModel.save_pretrained
 
     def writes(*args: object, **kwargs: object) -> bool:
         return argument(original, "is_main_process", args, kwargs) is not False
@@ -75,7 +66,7 @@ def _time_pretrained(owner: Any, capture: Capture) -> None:
     def find_folder(*args: object, **kwargs: object) -> object:
         return argument(original, "save_directory", args, kwargs)
 
-    _time_folders(owner, capture, "transformers", writes, {"save_pretrained": find_folder})
+    _time_folders(module.PreTrainedModel, capture, "transformers", writes, {"save_pretrained": find_folder})
 
 
 def patch_transformers_trainer(module: ModuleType, capture: Capture) -> None:
@@ -141,18 +132,6 @@ def _is_asynchronous(checkpoint_io: Any) -> bool:
     return False
 
 
-def patch_fabric(module: ModuleType, capture: Capture) -> None:
-    """Time ``Fabric.save``, which every rank calls."""
-
-    def save(timer: SaveTimer, fabric: Any, *args: object, **kwargs: object) -> RunningHook:
-        with timer.saving("lightning", kwargs.get("path", args[0] if args else None)):
-            if value_or_none(lambda: bool(fabric.is_global_zero)) is False:
-                timer.on_write(0)  # a strategy that writes on every rank reports what it writes
-            yield
-
-    wrap_saves(module.Fabric, capture, {"save": save})
-
-
 def patch_checkpoint_io(module: ModuleType, capture: Capture) -> None:
     """Learn the file of each checkpoint, which is serialized in memory, and the end of asynchronous saves."""
 
@@ -181,12 +160,10 @@ PATCHES: Patches = {
     "safetensors.torch": {"timing saves of safetensors": patch_safetensors},
     "transformers.generation.utils": {"timing generation": patch_generation},
     "transformers.modeling_utils": {"timing saves of transformers' models": patch_model},
-    "transformers.tokenization_utils_base": {"timing saves of transformers' tokenizers": patch_tokenizer},
     "transformers.trainer": {"timing checkpoint saves of transformers' Trainer": patch_transformers_trainer},
 } | {
     f"{package}.{module}": {f"timing Lightning's {module}": patch}
     for packages, module, patch in (
-        (("lightning.fabric", "lightning_fabric"), "fabric", patch_fabric),
         (("lightning.fabric", "lightning_fabric"), "plugins.io.torch_io", patch_checkpoint_io),
         (("lightning.pytorch", "pytorch_lightning"), "loops.evaluation_loop", patch_evaluation_loop),
         (("lightning.pytorch", "pytorch_lightning"), "trainer.trainer", patch_lightning_trainer),
