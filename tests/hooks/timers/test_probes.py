@@ -105,25 +105,6 @@ def test_a_device_that_comes_to_work_when_half_of_it_was_launched_waited_for_the
     assert probes.read() == {"probe": DeviceProbe(5, 0, None, 30_000_000, 3_000_000, None, 1_000_000, 0)}
 
 
-def test_events_that_were_read_are_recorded_again(probes: DeviceProbes, device: Device) -> None:
-    made = list[Event]()
-
-    def make() -> Event:
-        made.append(Event(device))
-        return made[-1]
-
-    probes._make_event = make  # type: ignore[assignment]
-    read = list[object]()
-    for step in range(0, 100, 20):
-        run_step(probes, device, step)
-        device.passed_ms = device.now_ms
-        read.append(probes.read()["probe"])
-    assert len(made) == 1 + 2 * 2 + 2  # the beginning, two forward passes and the optimizer
-    assert read == [
-        DeviceProbe(step, 1_000_000, 6_000_000, 11_000_000, 4_000_000, 0, 0, 0) for step in range(0, 100, 20)
-    ]
-
-
 def test_later_probes_come_less_often(probes: DeviceProbes) -> None:
     turns, probed = range(0, 2400, 20), list[int]()
     for step in turns:  # a turn of the thread each 20 steps
