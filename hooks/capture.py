@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from perfscope import wire
 from perfscope.hooks.config import Config, read_config
 from perfscope.hooks.facts import launched_rank, model
-from perfscope.hooks.facts.device_memory import DeviceMemory
-from perfscope.hooks.facts.layout import Layout, splits_tensors
+from perfscope.hooks.facts.device_memory import DevicePeaks
+from perfscope.hooks.facts.layout import RankLayout, splits_tensors
 from perfscope.hooks.facts.model_search import ModelWatch
 from perfscope.hooks.facts.setup import SetupWatch
 from perfscope.hooks.guard import call_safely, describe_failure, end_in_children, hook_entry, value_or_none
@@ -78,11 +78,11 @@ class Capture:
         launched_rank.note_hooked()
         self.pid = os.getpid()
         self.step = StepAccumulator()
-        self._memory = DeviceMemory()
+        self._memory = DevicePeaks()
         self._peaks: Mapping[str, Any] = {}
         self.watch = Watch(config, self)
         self.files = RankFiles(config, self._read_beside, self.watch)
-        self._layout: Layout | None = None
+        self._layout: RankLayout | None = None
         self._model = ModelWatch()
         self.setup = SetupWatch()
         self.save_timer = SaveTimer(self)
@@ -780,11 +780,11 @@ class Capture:
             model.add_tensor_mesh(mesh)
             self.set_axis_ranks("tp", lambda: mesh.mesh.flatten().tolist())
 
-    def _position(self) -> Layout:
+    def _position(self) -> RankLayout:
         position = launched_rank.rank_and_world_size()
         is_alone = position[1] == 1  # also where its groups were destroyed
         if self._layout is None or not (is_alone or self._layout.position == position):
-            self._layout = Layout(*position)
+            self._layout = RankLayout(*position)
         return self._layout
 
     def _write_layout(self) -> None:

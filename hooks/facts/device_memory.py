@@ -18,7 +18,7 @@ _COUNTERS = ("alloc_retries", "num_alloc_retries"), ("device_allocs", "num_devic
 
 
 @dataclass
-class DeviceMemory:
+class DevicePeaks:
     """Reads the peaks of the devices that this process uses; where it uses several, the largest one.
 
     The nested counters are read once per device, because flattening them takes longer than reading them.

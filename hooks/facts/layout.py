@@ -28,7 +28,7 @@ _OF_EXPERTS = ("ep", "etp")
 _STYLES = "torch.distributed.tensor.parallel."
 
 
-class Layout:
+class RankLayout:
     """One rank's position.
 
     Args:

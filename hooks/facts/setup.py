@@ -22,7 +22,6 @@ _FRAMEWORKS = {
 }
 #: Masks that say where a batch holds padding, and whether they are true there.
 _MASKS = {"attention_mask": False, "src_key_padding_mask": True, "padding_mask": True}
-_MOST_LOADERS = 16
 _DIMENSIONS_OF_MASK = 2
 _PLAIN = (bool, int, float, str)
 
@@ -47,8 +46,7 @@ class SetupWatch:
             prefetch if isinstance(prefetch, int) else None,
             bool(getattr(loader, "persistent_workers", False)),
         )
-        if key in self._loaders or len(self._loaders) < _MOST_LOADERS:
-            self._loaders[key] = self._loaders.get(key, 0) + 1
+        self._loaders[key] = self._loaders.get(key, 0) + 1
 
     def set_ddp(self, wrapper: Any) -> None:
         """A model is replicated by DistributedDataParallel."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from perfscope.hooks.capture import Capture
     from perfscope.hooks.frameworks.wrapping import Patches, RunningHook
-    from perfscope.hooks.timers.saves import Save, SaveTimer
+    from perfscope.hooks.timers.saves import SaveTimer, TimedSave
 
 
 def patch_torch_save(module: ModuleType, capture: Capture) -> None:
@@ -86,7 +86,7 @@ def patch_distributed_checkpoint(module: ModuleType, capture: Capture) -> None:
     wrap_saves(module, capture, {"save": save, "async_save": async_save})
 
 
-def _time_waits(future: Any, capture: Capture, save: Save) -> None:
+def _time_waits(future: Any, capture: Capture, save: TimedSave) -> None:
     """Time what training waits for a save by its future."""
 
     def result(timer: SaveTimer, *_args: object, **_kwargs: object) -> RunningHook:

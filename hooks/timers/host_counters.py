@@ -18,6 +18,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from perfscope.constants import NS_PER_S
 from perfscope.hooks.timers.exchanges import read_counters
 from perfscope.wire.host import HostWork, parse_delay
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     #: scheduler's text of the thread that launches backward passes, empty for none.
     RawCounters: TypeAlias = tuple[int, bytes, resource.struct_rusage, bytes]
 
-_NS_PER_S = 1_000_000_000
 #: One step in so many reads the counters, where no other reason does: a power of two, less one.
 EACH_READ_MASK = 15
 #: torch's name of the threads that launch backward passes, one for each device.
@@ -112,7 +112,7 @@ class HostCounters:
         delay_ns = parse_delay(text)
         if delay_ns is None:
             return None
-        system_ns, faults = round(usage.ru_stime * _NS_PER_S), usage.ru_minflt + usage.ru_majflt
+        system_ns, faults = round(usage.ru_stime * NS_PER_S), usage.ru_minflt + usage.ru_majflt
         preempted = usage.ru_nivcsw
         self._last = cpu_ns, delay_ns, system_ns, faults, preempted
         if last is None:

@@ -16,12 +16,13 @@ from time import perf_counter_ns as _now_ns
 from time import process_time_ns as _process_ns
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from perfscope.constants import NS_PER_MS
+
 if TYPE_CHECKING:
     from perfscope.hooks.timers.passes import CudaEvent
     from perfscope.wire.host import DeviceProbe
 
 _Method = TypeVar("_Method", bound=Callable[..., object])
-_NS_PER_MS = 1_000_000
 #: A step is probed at most once in so many: the events of one cost 100 us on the host of an H200.
 _FEWEST_STEPS = 16
 #: Later probes add to medians of many, and come less often.
@@ -32,7 +33,6 @@ _MOST_PENDING = 8
 _MOST_PASSES = 32
 #: Modules that FSDP 2 shards, of which the first are timed.
 _MOST_UNITS = 8
-_MOST_UNUSED = 64
 
 
 def _never_fails(method: _Method) -> _Method:
@@ -154,7 +154,7 @@ class DeviceProbes:
         self._count = 0
         self._pending: deque[_Moments] = deque()
         #: Events that were read, to be recorded again; the thread that reads adds them.
-        self._unused: deque[CudaEvent] = deque(maxlen=_MOST_UNUSED)
+        self._unused: deque[CudaEvent] = deque()
 
     def begin(self, make_probe: Callable[..., DeviceProbe]) -> None:
         """Probe steps from now on, where a device is in use.
@@ -300,7 +300,7 @@ def _to_probe(moments: _Moments, make_probe: Callable[..., DeviceProbe] | None) 
 
 
 def _between_ns(begin: CudaEvent, end: CudaEvent) -> int:
-    return round(begin.elapsed_time(end) * _NS_PER_MS)
+    return round(begin.elapsed_time(end) * NS_PER_MS)
 
 
 #: The probes of this process.

@@ -98,7 +98,7 @@ class WrittenFiles:
 
 
 @dataclass(eq=False)
-class Save:
+class TimedSave:
     """A save that is under way.
 
     Attributes:
@@ -190,8 +190,8 @@ class SaveTimer(CaptureTimer):
         self.stalled_ns = self._hook_ns_before_stall = 0
         self.is_in_use = False
         #: The save that stalls training, and the asynchronous ones that do not lie on disk yet.
-        self._stalling: Save | None = None
-        self._draining: list[Save] = []
+        self._stalling: TimedSave | None = None
+        self._draining: list[TimedSave] = []
         self._was_draining = False
         self._lock = threading.RLock()
 
@@ -205,7 +205,7 @@ class SaveTimer(CaptureTimer):
     @contextlib.contextmanager
     def saving(
         self, source: str, path: object, *, is_asynchronous: bool = False, text_folder: object = None
-    ) -> Iterator[Save | None]:
+    ) -> Iterator[TimedSave | None]:
         """Time what runs inside as one save; None where it is a part of another one.
 
         Args:
@@ -242,7 +242,7 @@ class SaveTimer(CaptureTimer):
                 for save in saves:
                     self.on_drained(save)
 
-    def waiting_on(self, save: Save) -> Generator[None, None, None]:
+    def waiting_on(self, save: TimedSave) -> Generator[None, None, None]:
         """A hook around a call in which training may wait for one asynchronous save."""
         began_ns = time.monotonic_ns()
         waits = self._process.is_training_thread() and self._stalling is None and save in self._draining
@@ -257,7 +257,7 @@ class SaveTimer(CaptureTimer):
                     save.end_wait(now_ns)
 
     @hook_entry
-    def on_drained(self, save: Save, *, failed: bool = False) -> None:
+    def on_drained(self, save: TimedSave, *, failed: bool = False) -> None:
         """An asynchronous save lies on disk; called in any thread."""
         now_ns = time.monotonic_ns()
         with self._lock:
@@ -271,7 +271,7 @@ class SaveTimer(CaptureTimer):
             self._write(save)
 
     @hook_entry
-    def on_writer_begin(self) -> Save | None:
+    def on_writer_begin(self) -> TimedSave | None:
         """A storage writer starts; the bytes of what is saved inside it are reported at its end."""
         save = self._current()
         if save is None or save.is_in_writer:
@@ -280,7 +280,7 @@ class SaveTimer(CaptureTimer):
         return save
 
     @hook_entry
-    def on_writer_end(self, save: Save | None) -> None:
+    def on_writer_end(self, save: TimedSave | None) -> None:
         """A storage writer wrote; what it reports is counted after this."""
         if save is not None:
             save.is_in_writer = False
@@ -321,14 +321,14 @@ class SaveTimer(CaptureTimer):
                 self._write(save)
 
     @hook_entry
-    def _begin(self, source: str, path: object, *, is_asynchronous: bool) -> Save | None:
+    def _begin(self, source: str, path: object, *, is_asynchronous: bool) -> TimedSave | None:
         self.is_in_use = True
         self._process.step.next_event = 0
         is_stalling = self._process.is_training_thread()
         start_ns = time.monotonic_ns()
         if is_daemon_process():
             return None  # it saves for the process that trains, which times it
-        save = Save(
+        save = TimedSave(
             source=source,
             path=_path_text(path),
             step=self._process.step.steps,
@@ -355,7 +355,7 @@ class SaveTimer(CaptureTimer):
             save.files.add_text_folder(str(folder))
 
     @hook_entry
-    def _end(self, save: Save | None, *, failed: bool) -> None:
+    def _end(self, save: TimedSave | None, *, failed: bool) -> None:
         """The call returned; an asynchronous save may still be writing."""
         if save is None:
             return
@@ -376,13 +376,13 @@ class SaveTimer(CaptureTimer):
         elif not save.is_stalling:
             self.on_drained(save)
 
-    def _current(self) -> Save | None:
+    def _current(self) -> TimedSave | None:
         """The save to which a file belongs that this thread writes now."""
         if self._stalling is not None and (self._process.is_training_thread() or not self._draining):
             return self._stalling
         return self._draining[0] if self._draining else None
 
-    def _remove_draining(self, save: Save) -> bool:
+    def _remove_draining(self, save: TimedSave) -> bool:
         """Take an asynchronous save out; False where it is out already."""
         with self._lock:
             if save not in self._draining:
@@ -390,10 +390,10 @@ class SaveTimer(CaptureTimer):
             self._draining.remove(save)
             return True
 
-    def _note_failure(self, save: Save, kind: str) -> None:
+    def _note_failure(self, save: TimedSave, kind: str) -> None:
         self._process.files.note(f"{kind} by {save.source} failed after step {save.step}")
 
-    def _write(self, save: Save) -> None:
+    def _write(self, save: TimedSave) -> None:
         """Write its record, once training can go on."""
         with self._lock:
             if save.end_ns is None:

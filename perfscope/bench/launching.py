@@ -30,7 +30,7 @@ _LONGEST_DESCRIPTION_S = 300
 
 
 @dataclass(slots=True)
-class Place:
+class TrainingPlace:
     """Where a training leaves its files.
 
     Attributes:
@@ -46,7 +46,7 @@ class Place:
     log: Path
 
     @classmethod
-    def below(cls, folder: Path, name: str) -> Place:
+    def below(cls, folder: Path, name: str) -> TrainingPlace:
         """The places of a training in the folder of a benchmark."""
         work = folder / "work" / name
         return cls(folder / "runs" / name, work / "result", work / "checkpoint", folder / "logs" / f"{name}.log")
@@ -74,7 +74,7 @@ class Started:
     """
 
     variant: Variant
-    place: Place
+    place: TrainingPlace
     process: subprocess.Popen[bytes]
     port: int
     is_late: bool = False
@@ -125,7 +125,7 @@ class Started:
             buffer.unlink(missing_ok=True)
 
 
-def start(variant: Variant, settings: Settings, place: Place) -> Started:
+def start(variant: Variant, settings: Settings, place: TrainingPlace) -> Started:
     """Start a training."""
     place.clear()
     port = _find_free_port()
@@ -142,7 +142,7 @@ def start(variant: Variant, settings: Settings, place: Place) -> Started:
     return Started(variant, place, process, port)
 
 
-def profile_words(variant: Variant, settings: Settings, place: Place, port: int) -> list[str]:
+def profile_words(variant: Variant, settings: Settings, place: TrainingPlace, port: int) -> list[str]:
     """The whole command, from ``perfscope profile`` on."""
     window = str(settings.profiled_step)
     profile = ["profile", "-o", str(place.run_dir), "--steps", window, "--window", "operators", "--nvml-hz", _NVML_HZ]

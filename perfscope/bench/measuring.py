@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from perfscope.analyzers.shared.step_selection import job_times_ns, last_attempts
-from perfscope.bench.launching import Place
+from perfscope.bench.launching import TrainingPlace
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.settings import WARMUP, Machine, Settings, Variant
 from perfscope.constants import NS_PER_S, TERA
@@ -30,7 +30,9 @@ Tree = Mapping[str, Any]
 _LAST_QUARTER = 4
 
 
-def measure(variant: Variant, repetition: int, settings: Settings, machine: Machine, place: Place) -> Measurement:
+def measure(
+    variant: Variant, repetition: int, settings: Settings, machine: Machine, place: TrainingPlace
+) -> Measurement:
     """The measurement of a training that ended well.
 
     Raises:

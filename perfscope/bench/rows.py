@@ -54,7 +54,7 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BenchRow:
     """One variant and its trainings.
 
     Attributes:
@@ -144,7 +144,7 @@ class Row:
         return tuple(dict.fromkeys([*notes, *([self.reason] if self.reason else [])]))
 
 
-def sum_up(measurements: Sequence[Measurement], variants: Sequence[Variant] = ()) -> tuple[Row, ...]:
+def sum_up(measurements: Sequence[Measurement], variants: Sequence[Variant] = ()) -> tuple[BenchRow, ...]:
     """The rows, in the order of the variants and then of the measurements."""
     order = dict.fromkeys([*variants, *(measurement.variant for measurement in measurements)])
     by_variant: dict[Variant, list[Measurement]] = {variant: [] for variant in order}
@@ -153,16 +153,16 @@ def sum_up(measurements: Sequence[Measurement], variants: Sequence[Variant] = ()
     return tuple(_sum_up_row(variant, members) for variant, members in by_variant.items() if members)
 
 
-def _sum_up_row(variant: Variant, members: Sequence[Measurement]) -> Row:
+def _sum_up_row(variant: Variant, members: Sequence[Measurement]) -> BenchRow:
     trainings = sorted((member for member in members if member.reason is None), key=lambda member: member.repetition)
     reasons = [member.reason for member in members if member.reason is not None]
     reason = reasons[0] if reasons else None
     if reason is not None and trainings:
         reason = f"{len(reasons)} of {len(members)} trainings {reason}"
-    return Row(variant, tuple(trainings), reason)
+    return BenchRow(variant, tuple(trainings), reason)
 
 
-def compare_rows(row: Row, other: Row) -> Ratio | None:
+def compare_rows(row: BenchRow, other: BenchRow) -> Ratio | None:
     """How many times as fast a row is as another; None where either was not measured."""
     if row.samples_per_s is None or other.samples_per_s is None:
         return None

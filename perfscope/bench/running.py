@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from perfscope.bench.launching import Place, Started, start
+from perfscope.bench.launching import Started, TrainingPlace, start
 from perfscope.bench.measurement import Measurement, read_measurements
 from perfscope.bench.measuring import measure
 from perfscope.bench.settings import Machine, Settings, Variant, find_obstacle
@@ -75,7 +75,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class BenchPlan:
     """The trainings of a benchmark.
 
     Attributes:
@@ -180,7 +180,7 @@ def read_rows(folder: Path) -> list[Measurement]:
     return read_measurements(folder / _ROWS_FOLDER)
 
 
-def run_trainings(plan: Plan, tell: Tell) -> Iterator[Measurement]:
+def run_trainings(plan: BenchPlan, tell: Tell) -> Iterator[Measurement]:
     """Run what is not yet measured, in turn, and yield each measurement once it is on disk."""
     earlier = read_rows(plan.folder)
     names = {measurement.name for measurement in earlier if measurement.reason is None}
@@ -195,7 +195,7 @@ def run_trainings(plan: Plan, tell: Tell) -> Iterator[Measurement]:
             pending.append(measurement)
     for number, measurement in enumerate(pending):
         tell(f"{measurement.name}: {len(pending) - number} trainings to go")
-        training = start(measurement.variant, plan.settings, Place.below(plan.folder, measurement.name))
+        training = start(measurement.variant, plan.settings, TrainingPlace.below(plan.folder, measurement.name))
         try:
             training.train(plan.seconds)
             yield _finish(plan, measurement, training)
@@ -203,7 +203,7 @@ def run_trainings(plan: Plan, tell: Tell) -> Iterator[Measurement]:
             training.stop()
 
 
-def _finish(plan: Plan, measurement: Measurement, training: Started) -> Measurement:
+def _finish(plan: BenchPlan, measurement: Measurement, training: Started) -> Measurement:
     """Wait for the end of a training, measure it, and keep the measurement."""
     code = training.finish(plan.seconds)
     finished = _conclude(plan, measurement, training.place, code)
@@ -212,7 +212,7 @@ def _finish(plan: Plan, measurement: Measurement, training: Started) -> Measurem
     return finished
 
 
-def _conclude(plan: Plan, measurement: Measurement, place: Place, code: int | None) -> Measurement:
+def _conclude(plan: BenchPlan, measurement: Measurement, place: TrainingPlace, code: int | None) -> Measurement:
     """What a training measured, or why it did not."""
     variant, repetition = measurement.variant, measurement.repetition
     if code != 0:
@@ -223,7 +223,7 @@ def _conclude(plan: Plan, measurement: Measurement, place: Place, code: int | No
         return Measurement(variant, repetition, reason=f"failed: {error}")
 
 
-def _clear_up(plan: Plan, measurement: Measurement, place: Place) -> None:
+def _clear_up(plan: BenchPlan, measurement: Measurement, place: TrainingPlace) -> None:
     """Remove what is not to stay: runs stay, a failure's log, and what describes the machine."""
     description = place.run_dir / RUN_FILE
     if description.exists() and not (plan.folder / RUN_FILE).exists():

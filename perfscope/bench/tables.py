@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfscope.bench.rows import Ratio, Row, compare_rows
+from perfscope.bench.rows import BenchRow, Ratio, compare_rows
 from perfscope.constants import GB, NS_PER_S
 from perfscope.report import Cell, Column, Json, Section, in_unit, milliseconds, percent
 
@@ -26,18 +26,18 @@ _WHY_ABSENT = {
 }
 
 
-def name_rows(rows: Sequence[Row]) -> dict[str, str]:
+def name_rows(rows: Sequence[BenchRow]) -> dict[str, str]:
     """A short name of each row: the strategy, its devices, and its options where rows differ in them."""
     precisions = {row.variant.precision for row in rows}
     return {row.variant.key: _name(row, with_precision=len(precisions) > 1) for row in rows}
 
 
-def rows_data(rows: Sequence[Row], first: Row | None) -> list[Json]:
+def rows_data(rows: Sequence[BenchRow], first: BenchRow | None) -> list[Json]:
     """The rows for JSON."""
     return [_row_data(row, first) for row in rows]
 
 
-def comparison_section(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) -> Section:
+def comparison_section(rows: Sequence[BenchRow], first: BenchRow | None, *, is_cpu: bool) -> Section:
     """The seeds' table: throughput, speed-up, efficiency, memory, utilisation, loss, accuracy."""
     columns = (
         Column("Strategy"),
@@ -67,7 +67,7 @@ def comparison_section(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) 
     return Section("Strategies", columns, tuple(_compared(row, first) for row in rows), tuple(notes))
 
 
-def time_section(rows: Sequence[Row]) -> Section:
+def time_section(rows: Sequence[BenchRow]) -> Section:
     """Where the time of a step goes, what it costs, and what a checkpoint costs."""
     measured = [row for row in rows if row.trainings]
     names = name_rows(rows)
@@ -97,7 +97,7 @@ def time_section(rows: Sequence[Row]) -> Section:
     return Section("Where the time goes", columns, body, (note, *reasons))
 
 
-def _compared(row: Row, first: Row | None) -> tuple[Cell, ...]:
+def _compared(row: BenchRow, first: BenchRow | None) -> tuple[Cell, ...]:
     ratio = compare_rows(row, first) if first is not None else None
     interval = row.interval
     return (
@@ -118,7 +118,7 @@ def _compared(row: Row, first: Row | None) -> tuple[Cell, ...]:
     )
 
 
-def _timed(row: Row, name: str) -> tuple[Cell, ...]:
+def _timed(row: BenchRow, name: str) -> tuple[Cell, ...]:
     save_ns, save_bytes = row.mean("save_ns"), row.mean("save_bytes")
     return (
         name,
@@ -137,7 +137,7 @@ def _timed(row: Row, name: str) -> tuple[Cell, ...]:
     )
 
 
-def _row_data(row: Row, first: Row | None) -> Json:
+def _row_data(row: BenchRow, first: BenchRow | None) -> Json:
     ratio = compare_rows(row, first) if first is not None else None
     return {
         "name": row.variant.key,
@@ -179,14 +179,14 @@ def describe_memory(memory_bytes: Sequence[int]) -> Cell:
     return " + ".join(f"{device / GB:.2f}" for device in memory_bytes)
 
 
-def _efficiency(row: Row, first: Row | None) -> float | None:
+def _efficiency(row: BenchRow, first: BenchRow | None) -> float | None:
     """Throughput per device over that of the first row."""
     if first is None or row.samples_per_s is None or not first.samples_per_s:
         return None
     return row.samples_per_s / row.variant.nproc / (first.samples_per_s / first.variant.nproc)
 
 
-def _memory_change(row: Row, first: Row | None) -> float | None:
+def _memory_change(row: BenchRow, first: BenchRow | None) -> float | None:
     if first is None or row is first or row.largest_memory_bytes is None or not first.largest_memory_bytes:
         return None
     return row.largest_memory_bytes / first.largest_memory_bytes - 1
@@ -198,17 +198,17 @@ def _verdict(ratio: Ratio | None) -> Cell:
     return "yes" if ratio.differs else "no"
 
 
-def _options(row: Row) -> str:
+def _options(row: BenchRow) -> str:
     return ", ".join((row.variant.precision, *row.variant.changes))
 
 
-def _name(row: Row, *, with_precision: bool) -> str:
+def _name(row: BenchRow, *, with_precision: bool) -> str:
     variant = row.variant
     options = [*([variant.precision] if with_precision else []), *variant.changes]
     return f"{variant.strategy} x {variant.nproc}{' ' if options else ''}{' '.join(options)}"
 
 
-def sections_of(rows: Sequence[Row], first: Row | None, *, is_cpu: bool) -> Iterator[Section]:
+def sections_of(rows: Sequence[BenchRow], first: BenchRow | None, *, is_cpu: bool) -> Iterator[Section]:
     """All tables, in the order of a first reading."""
     yield comparison_section(rows, first, is_cpu=is_cpu)
     if first is None:

@@ -15,7 +15,7 @@ import typer
 from perfscope.bench.launching import describe_machine
 from perfscope.bench.measurement import Measurement
 from perfscope.bench.rows import sum_up
-from perfscope.bench.running import Plan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
+from perfscope.bench.running import BenchPlan, hold_folder, prepare_folder, read_rows, read_settings, run_trainings
 from perfscope.bench.settings import OPTION_SETS, Settings, choose_strategies, expand_matrix, order_variants
 from perfscope.bench.tables import rows_data, sections_of
 from perfscope.commands.options import FormatOption, expand_groups, require_positive
@@ -31,7 +31,7 @@ _BATCH = {"cuda": 64, "cpu": 16}
 _PRECISION = {"cuda": "bf16", "cpu": "fp32"}
 
 
-class Devices(StrEnum):
+class BenchDevice(StrEnum):
     """What trains."""
 
     CPU = "cpu"
@@ -79,7 +79,7 @@ class TrainingOptions(NamedTuple):
         ),
     ] = None
     devices: Annotated[
-        Devices | None,
+        BenchDevice | None,
         typer.Option(help="What trains.", show_default="cuda where there is a GPU", rich_help_panel=_TRAINING),
     ] = None
     data: Annotated[
@@ -150,13 +150,13 @@ def bench(
         strategies = choose_strategies(matrix.strategies.split(","))
         chosen = [measurement for measurement in read_rows(folder) if measurement.variant.strategy in strategies]
         return Outcome(to_report(read_settings(folder), chosen), format)
-    device = training.devices or (Devices.CUDA if Path("/dev/nvidiactl").exists() else Devices.CPU)
+    device = training.devices or (BenchDevice.CUDA if Path("/dev/nvidiactl").exists() else BenchDevice.CPU)
     variants = expand_matrix(matrix.strategies, matrix.nproc, matrix.precision or _PRECISION[device], matrix.options)
     most = max(variant.nproc for variant in variants)
     settings = _make_settings(training, str(device), running.launcher, max(1, (os.cpu_count() or 1) // most))
     machine = describe_machine(settings)
     settings_here = prepare_folder(running.output, settings)
-    plan = Plan(running.output, settings_here, machine, variants, running.repetitions, running.timeout)
+    plan = BenchPlan(running.output, settings_here, machine, variants, running.repetitions, running.timeout)
     with hold_folder(running.output):
         return _sweep(plan, format=format)
 
@@ -187,7 +187,7 @@ def _require_file(path: Path) -> Path:
     return path.absolute()
 
 
-def _sweep(plan: Plan, *, format: Format) -> Outcome:
+def _sweep(plan: BenchPlan, *, format: Format) -> Outcome:
     """Train what is not trained yet, and tell of all of it."""
     _tell(f"{len(plan.variants)} rows, {plan.repetitions} trainings each, into {plan.folder}")
     finished = [measurement for measurement in read_rows(plan.folder) if measurement.reason is None]

@@ -36,7 +36,7 @@ _REPETITIONS = 4
 _SHORTEST_S = 0.02
 
 
-class Clock:
+class CeilingClock:
     """Times calls on one device.
 
     Attributes:
@@ -84,7 +84,7 @@ class Clock:
         return best
 
 
-def measure_products(clock: Clock) -> Iterator[dict[str, object]]:
+def measure_products(clock: CeilingClock) -> Iterator[dict[str, object]]:
     """Products of each data type and shape, in TFLOP/s."""
     is_gpu = clock.device.type == "cuda"
     kinds: list[tuple[str, torch.dtype]] = [("fp32", torch.float32)]
@@ -108,7 +108,7 @@ def _product(first: Tensor, second: Tensor) -> Callable[[], Tensor]:
     return lambda: first @ second
 
 
-def measure_memory(clock: Clock) -> Iterator[dict[str, object]]:
+def measure_memory(clock: CeilingClock) -> Iterator[dict[str, object]]:
     """Copies, sums and fills in memory, in TB/s of what is read and written."""
     for size in MEMORY_BYTES if clock.device.type == "cuda" else (1 << 22,):
         if clock.is_over():
@@ -124,7 +124,7 @@ def measure_memory(clock: Clock) -> Iterator[dict[str, object]]:
             yield {"operation": name, "bytes": size, "tb_s": moved * size * 1e-12 / clock.seconds_of(call)}
 
 
-def measure_collectives(clock: Clock) -> Iterator[dict[str, object]]:
+def measure_collectives(clock: CeilingClock) -> Iterator[dict[str, object]]:
     """Collectives of all ranks, in GB/s as nccl-tests defines them."""
     ranks = dist.get_world_size()
     around = (ranks - 1) / ranks
@@ -155,11 +155,11 @@ def measure(device: torch.device, seconds: float) -> dict[str, object]:
         "devices": dist.get_world_size() if dist.is_initialized() else 1,
         "torch": torch.__version__,
         "measured_ns": time.time_ns(),
-        "memory": list(measure_memory(Clock(device, third))),
-        "products": list(measure_products(Clock(device, 2 * third))),
+        "memory": list(measure_memory(CeilingClock(device, third))),
+        "products": list(measure_products(CeilingClock(device, 2 * third))),
     }
     is_parallel = dist.is_initialized() and dist.get_world_size() > 1
-    result["collectives"] = list(measure_collectives(Clock(device, third))) if is_parallel else []
+    result["collectives"] = list(measure_collectives(CeilingClock(device, third))) if is_parallel else []
     return result
 
 

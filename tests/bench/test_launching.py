@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perfscope.bench.launching import Place, Started, launch_words, profile_words
+from perfscope.bench.launching import Started, TrainingPlace, launch_words, profile_words
 from tests.bench.examples import SETTINGS, variant
 
 #: A launcher whose rank has a session of its own, as torchrun's have, and which does not heed Ctrl-C.
@@ -39,7 +39,7 @@ def test_the_launcher_of_several_hosts_is_filled_in() -> None:
 
 
 def test_a_training_is_profiled_behind_its_measured_steps(tmp_path: Path) -> None:
-    place = Place.below(tmp_path, "x")
+    place = TrainingPlace.below(tmp_path, "x")
     words = profile_words(variant("ddp", 2, recompute=True), SETTINGS, place, 1)
     assert words[1:4] == ["-m", "perfscope", "profile"]
     assert words[words.index("--steps") + 1] == "10"  # 3 warm up, 5 are measured, the profiler warms up in one
@@ -50,7 +50,7 @@ def test_a_training_that_does_not_end_is_ended_with_all_its_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("perfscope.bench.launching._PATIENCE_S", 0.2)
-    place = Place.below(tmp_path, "x")
+    place = TrainingPlace.below(tmp_path, "x")
     place.clear()
     process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None

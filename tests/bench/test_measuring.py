@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perfscope.bench import measuring
-from perfscope.bench.launching import Place
+from perfscope.bench.launching import TrainingPlace
 from perfscope.errors import PerfscopeError
 from tests.bench.examples import MACHINE, SETTINGS, variant
 from tests.conftest import ROOT
@@ -29,9 +29,9 @@ def answer(monkeypatch: pytest.MonkeyPatch, document: object) -> None:
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: ended)
 
 
-def trained(folder: Path) -> Place:
+def trained(folder: Path) -> TrainingPlace:
     """The place of a training of two ranks, whose steps are those of a real run."""
-    place = replace(Place.below(folder, "ddp"), run_dir=ROOT / "fixtures" / "runs" / "h200_zero1")
+    place = replace(TrainingPlace.below(folder, "ddp"), run_dir=ROOT / "fixtures" / "runs" / "h200_zero1")
     place.result.mkdir(parents=True)
     for rank in (0, 1):
         result = {"losses": [2.0, 1.0], "hits": [], "answers": [], "memory": [{"bytes": 7}], "save_ns": None}

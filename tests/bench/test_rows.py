@@ -10,13 +10,13 @@ import pytest
 from scipy import stats
 
 from perfscope.bench.measurement import Measurement
-from perfscope.bench.rows import Row, compare_rows, sum_up
+from perfscope.bench.rows import BenchRow, compare_rows, sum_up
 from tests.bench.examples import measurement, variant
 
 SINGLE, DDP = variant("single", 1), variant("ddp", 2)
 
 
-def rows_of(steps: dict[str, list[float]]) -> dict[str, Row]:
+def rows_of(steps: dict[str, list[float]]) -> dict[str, BenchRow]:
     """Rows of trainings with these steps in ms, one a round."""
     variants = {"single": SINGLE, "ddp": DDP}
     return {

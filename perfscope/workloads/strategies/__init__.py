@@ -1,7 +1,7 @@
 """The strategies of ``perfscope bench``: one a module, short enough to read and to copy.
 
-A module has ``build(job)``, which spreads the job's model and returns a ``Training``: how a batch is trained, and how
-the weights are saved. This table says how each is started, and what it asks for; it imports no torch.
+A module has ``build(job)``, which spreads the job's model and returns a ``StrategyTraining``: how a batch is trained,
+and how the weights are saved. This table says how each is started, and what it asks for; it imports no torch.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
 from torch import Tensor, nn
 
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
 def engine_config(job: Job, stage: int | None, *, offload: bool) -> dict[str, Any]:
@@ -41,7 +41,7 @@ def forget_first_step(optimizer: FP16_UnfusedOptimizer) -> None:
     optimizer.refresh_fp32_params()
 
 
-def build(job: Job, stage: int | None = None, *, offload: bool = False) -> Training:
+def build(job: Job, stage: int | None = None, *, offload: bool = False) -> StrategyTraining:
     """Train on this rank's share of the batch."""
     deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo")
     model = nn.Sequential(*job.layers())
@@ -64,4 +64,4 @@ def build(job: Job, stage: int | None = None, *, offload: bool = False) -> Train
     def save(folder: Path) -> None:
         engine.save_checkpoint(str(folder))
 
-    return Training(step, save, (job.rank, job.world_size))
+    return StrategyTraining(step, save, (job.rank, job.world_size))

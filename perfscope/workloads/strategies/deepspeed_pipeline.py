@@ -11,10 +11,10 @@ from deepspeed.pipe import PipelineModule
 from torch import Tensor
 
 from perfscope.workloads.strategies import MICRO_BATCHES
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Train this rank's stage; every rank knows the loss."""
     deepspeed.init_distributed("nccl" if job.device.type == "cuda" else "gloo")
     layers = job.layers()
@@ -43,4 +43,4 @@ def build(job: Job) -> Training:
     def save(folder: Path) -> None:
         engine.save_checkpoint(str(folder))
 
-    return Training(step, save)
+    return StrategyTraining(step, save)

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
-def build(job: Job, *, reshard: bool = True) -> Training:
+def build(job: Job, *, reshard: bool = True) -> StrategyTraining:
     """Train on this rank's share of the batch."""
     job.join_group()
     layers = [layer.to(job.device) for layer in job.layers()]
@@ -25,4 +25,4 @@ def build(job: Job, *, reshard: bool = True) -> Training:
     fully_shard(model, reshard_after_forward=reshard, mp_policy=policy)
     optimizer = job.optimizer(model.parameters())
     share = (job.rank, job.world_size)
-    return Training(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer), share)
+    return StrategyTraining(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer), share)

@@ -8,12 +8,12 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from perfscope.workloads.strategies.tensor_parallel import group_parameters, split_blocks
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 TENSOR_PARALLEL = 2
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Train on the share of the batch of this rank's group, with a part of each block."""
     job.join_group()
     groups = job.world_size // TENSOR_PARALLEL
@@ -28,4 +28,4 @@ def build(job: Job) -> Training:
     fully_shard(model, mesh=mesh["dp"], mp_policy=policy)
     optimizer = job.optimizer(group_parameters(model))
     share = (mesh["dp"].get_local_rank(), groups)
-    return Training(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer), share)
+    return StrategyTraining(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer), share)

@@ -8,7 +8,7 @@ from megatron.core.model_parallel_config import ModelParallelConfig
 from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from torch import Tensor, nn
 
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
 class WithoutBias(nn.Module):
@@ -39,7 +39,7 @@ def split_product(job: Job, product: nn.Linear, split: str, config: ModelParalle
     return WithoutBias(layer)
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Train on the whole batch with a part of each block."""
     job.join_group()
     parallel_state.initialize_model_parallel(tensor_model_parallel_size=job.world_size)
@@ -60,4 +60,4 @@ def build(job: Job) -> Training:
     model = job.join_layers(layers).to(job.device)
     job.compile(model)
     optimizer = job.optimizer(model.parameters())
-    return Training(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer))
+    return StrategyTraining(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer))

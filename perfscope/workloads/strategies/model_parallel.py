@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
 class PartsInTurn(nn.Module):
@@ -23,12 +23,12 @@ class PartsInTurn(nn.Module):
         return states
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Train on all devices of the process; the loss is computed on the last one."""
     model = PartsInTurn(job)
     job.compile(model)
     optimizer = job.optimizer(model.parameters())
     train = job.plain_step(model, optimizer)
-    return Training(
+    return StrategyTraining(
         lambda inputs, targets: train(inputs, targets.to(job.devices[-1])), job.save_on_first_rank(model, optimizer)
     )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from perfscope.workloads.strategies import SPLIT_SIZE
 from perfscope.workloads.strategies.model_parallel import PartsInTurn
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
 class PartsAtOnce(PartsInTurn):
@@ -40,12 +40,12 @@ class PartsAtOnce(PartsInTurn):
         return torch.cat(outputs)
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Train on all devices of the process; the loss is computed on the last one."""
     model = PartsAtOnce(job)
     job.compile(model)
     optimizer = job.optimizer(model.parameters())
     train = job.plain_step(model, optimizer)
-    return Training(
+    return StrategyTraining(
         lambda inputs, targets: train(inputs, targets.to(job.devices[-1])), job.save_on_first_rank(model, optimizer)
     )

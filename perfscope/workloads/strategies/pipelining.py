@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from perfscope.workloads.strategies import MICRO_BATCHES
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 #: The schedule's class, and how many stages a rank holds.
 SCHEDULES = {
@@ -18,7 +18,7 @@ SCHEDULES = {
 }
 
 
-def build(job: Job, schedule: str) -> Training:
+def build(job: Job, schedule: str) -> StrategyTraining:
     """Train this rank's stages; the first rank has the inputs, the last one the loss."""
     job.join_group()
     name, stages_per_rank = SCHEDULES[schedule]
@@ -43,4 +43,4 @@ def build(job: Job, schedule: str) -> Training:
         optimizer.zero_grad()
         return torch.stack(losses).mean() if is_last else None
 
-    return Training(step, job.save_on_every_rank(model, optimizer))
+    return StrategyTraining(step, job.save_on_every_rank(model, optimizer))

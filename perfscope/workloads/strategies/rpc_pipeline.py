@@ -16,7 +16,7 @@ from torch.distributed import rpc
 from torch.distributed.optim import DistributedOptimizer
 
 from perfscope.workloads.strategies import SPLIT_SIZE
-from perfscope.workloads.tasks.job import Job, Training
+from perfscope.workloads.tasks.job import Job, StrategyTraining
 
 
 class Stage(nn.Module):
@@ -57,7 +57,7 @@ def wait_for_calls(*_: object) -> None:
     """What a rank does whose stage is called by rank 0."""
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Drive the pipeline on rank 0; the other ranks answer calls until it ends."""
     Stage.job = job
     rpc.init_rpc(
@@ -67,7 +67,7 @@ def build(job: Job) -> Training:
         rpc_backend_options=rpc.TensorPipeRpcBackendOptions(num_worker_threads=32),
     )
     if job.rank > 0:
-        return Training(wait_for_calls, wait_for_calls, leave=rpc.shutdown, is_called=True)
+        return StrategyTraining(wait_for_calls, wait_for_calls, leave=rpc.shutdown, is_called=True)
     stages = [rpc.remote(f"rank{rank}", Stage, (rank, job.world_size)) for rank in range(job.world_size)]
     parameters = [reference for stage in stages for reference in stage.rpc_sync().parameter_references()]
     optimizer = DistributedOptimizer(torch.optim.AdamW, parameters, lr=job.lr)
@@ -92,4 +92,4 @@ def build(job: Job) -> Training:
         for number, stage in enumerate(stages):
             stage.rpc_sync().save(str(folder / f"stage-{number}.pt"))
 
-    return Training(step, save, leave=rpc.shutdown)
+    return StrategyTraining(step, save, leave=rpc.shutdown)

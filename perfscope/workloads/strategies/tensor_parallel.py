@@ -7,7 +7,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from perfscope.workloads.tasks.job import Job, ParameterGroup, Training
+from perfscope.workloads.tasks.job import Job, ParameterGroup, StrategyTraining
 
 
 def split_blocks(job: Job, layers: list[nn.Module], mesh: DeviceMesh) -> None:
@@ -29,7 +29,7 @@ def group_parameters(model: nn.Module) -> list[ParameterGroup]:
     ]
 
 
-def build(job: Job) -> Training:
+def build(job: Job) -> StrategyTraining:
     """Train on the whole batch with a part of each block."""
     job.join_group()
     layers = [layer.to(job.device) for layer in job.layers()]
@@ -37,4 +37,4 @@ def build(job: Job) -> Training:
     model = job.join_layers(layers)
     job.compile(model)
     optimizer = job.optimizer(group_parameters(model))
-    return Training(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer))
+    return StrategyTraining(job.plain_step(model, optimizer), job.save_on_every_rank(model, optimizer))

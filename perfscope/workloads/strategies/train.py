@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfscope.workloads.strategies import STRATEGIES, Strategy
-from perfscope.workloads.tasks.job import Job, Training, find_job, set_rank_variables
-from perfscope.workloads.tasks.task import Task, make_task
+from perfscope.workloads.tasks.job import Job, StrategyTraining, find_job, set_rank_variables
+from perfscope.workloads.tasks.task import TrainingTask, make_task
 
 _KIB = 1024
 #: Pixels of a side of a synthetic image.
@@ -50,24 +50,24 @@ def parse_options(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def import_build(strategy: Strategy) -> Callable[..., Training]:
+def import_build(strategy: Strategy) -> Callable[..., StrategyTraining]:
     """The function that builds a strategy, with all that torch and others import only when they are first used."""
     module = import_module(f"perfscope.workloads.strategies.{strategy.module}")
     torch.optim.AdamW([torch.zeros(1)])
     for name in strategy.late_imports:
         if find_spec(name) is not None:
             import_module(name)
-    build: Callable[..., Training] = module.build
+    build: Callable[..., StrategyTraining] = module.build
     return build
 
 
-def make_batches(task: Task, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
+def make_batches(task: TrainingTask, options: argparse.Namespace) -> list[tuple[Tensor, Tensor]]:
     """The batches of all steps, the same on every rank."""
     torch.manual_seed(0)  # a file's own batch may draw from torch's generator
     return [task.batch(step, options.batch) for step in range(options.steps)]
 
 
-def train(job: Job, training: Training, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float | None]:
+def train(job: Job, training: StrategyTraining, batches: Sequence[tuple[Tensor, Tensor]]) -> list[float | None]:
     """Train, and return the loss of each step; None where this rank does not know it."""
     number, shares = training.share
     size = job.options.batch // shares
@@ -79,7 +79,7 @@ def train(job: Job, training: Training, batches: Sequence[tuple[Tensor, Tensor]]
     return losses
 
 
-def save(job: Job, training: Training) -> int | None:
+def save(job: Job, training: StrategyTraining) -> int | None:
     """Save a checkpoint, and return how long that took, in ns; None where none was asked for."""
     if job.options.checkpoint is None:
         return None
@@ -90,7 +90,7 @@ def save(job: Job, training: Training) -> int | None:
     return time.perf_counter_ns() - began
 
 
-def describe(task: Task, options: argparse.Namespace) -> dict[str, object]:
+def describe(task: TrainingTask, options: argparse.Namespace) -> dict[str, object]:
     """What is known of a model before it is trained."""
     with torch.device("meta"):
         layers = task.layers()
@@ -107,7 +107,7 @@ def describe(task: Task, options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-def count_flops(task: Task) -> int | None:
+def count_flops(task: TrainingTask) -> int | None:
     """Operations of the matrix products and convolutions of a forward and backward pass, a sample.
 
     They are counted without computing them, on two samples, because batch norms want more than one.

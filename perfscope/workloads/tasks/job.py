@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from perfscope.workloads.tasks.task import Task
+from perfscope.workloads.tasks.task import TrainingTask
 
 #: Trains on inputs and targets, and returns their mean loss; None on a rank that does not have it.
 Step: TypeAlias = Callable[[Tensor, Tensor], Tensor | None]
@@ -32,7 +32,7 @@ _RANK_VARIABLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Training:
+class StrategyTraining:
     """A strategy at work: what its ``build`` returns.
 
     Attributes:
@@ -62,7 +62,7 @@ class Job:
         hits: Correct answers of each batch, where targets are classes.
     """
 
-    task: Task
+    task: TrainingTask
     options: argparse.Namespace
     rank: int
     local_rank: int
@@ -185,7 +185,7 @@ def set_rank_variables() -> None:
             os.environ.setdefault(variable, stated)
 
 
-def find_job(task: Task, options: argparse.Namespace) -> Job:
+def find_job(task: TrainingTask, options: argparse.Namespace) -> Job:
     """The place of this process, from the variables of its launcher; without any it is alone."""
     set_rank_variables()
     rank, local_rank = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))

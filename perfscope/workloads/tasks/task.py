@@ -34,7 +34,7 @@ GPT_SPLITS = {"qkv": "columns", "projection": "rows", "mlp.0": "columns", "mlp.2
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class TrainingTask:
     """A model, its data and its loss.
 
     Attributes:
@@ -84,7 +84,7 @@ def gpt_layers(config: GptConfig) -> list[nn.Module]:
     return layers
 
 
-def make_task(model: str, data: Path | None, image_size: int) -> Task:
+def make_task(model: str, data: Path | None, image_size: int) -> TrainingTask:
     """The task of ``--model`` and ``--data``.
 
     Raises:
@@ -93,7 +93,7 @@ def make_task(model: str, data: Path | None, image_size: int) -> Task:
     if model == "resnet50":
         batch = image_files(data) if data else synthetic_images(image_size)
         channels = batch(0, 1)[0].shape[1]
-        return Task(
+        return TrainingTask(
             model,
             lambda: resnet50(channels),
             batch,
@@ -109,7 +109,7 @@ def make_task(model: str, data: Path | None, image_size: int) -> Task:
     config = _GPT2_SMALL if model == "gpt2-small" else _parse_gpt(model)
     tokens = (config.vocabulary, config.seq_len)
     batch = token_file(data, *tokens) if data else synthetic_tokens(*tokens)
-    return Task(
+    return TrainingTask(
         model,
         lambda: gpt_layers(config),
         batch,
@@ -138,7 +138,7 @@ def _parse_gpt(model: str) -> GptConfig:
     return GptConfig(layers, hidden, heads, vocabulary, seq_len)
 
 
-def _load_task(model: str, data: Path | None, image_size: int) -> Task:
+def _load_task(model: str, data: Path | None, image_size: int) -> TrainingTask:
     """The task of a user's file, which runs; what it raises is the user's to see."""
     file, _, function = model.rpartition(":")
     names = runpy.run_path(file, run_name="perfscope_model")
@@ -163,6 +163,6 @@ def _load_task(model: str, data: Path | None, image_size: int) -> Task:
     is_classified = targets.dim() == 1 and not targets.is_floating_point()
     lr = _SLOW if inputs.is_floating_point() else _FAST
     tokens = None if is_classified or inputs.is_floating_point() else int(inputs.shape[1])
-    return Task(
+    return TrainingTask(
         model, layers, batch, names.get("loss", cross_entropy), None, {}, tokens, lr, is_classified=is_classified
     )

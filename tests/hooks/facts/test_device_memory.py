@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from perfscope.hooks.facts.device_memory import DeviceMemory
+from perfscope.hooks.facts.device_memory import DevicePeaks
 
 
 def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -26,7 +26,7 @@ def test_of_several_devices_the_fullest_counts_and_unused_ones_are_not_read(monk
         memory_stats_as_nested_dict=stats,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    memory = DeviceMemory()
+    memory = DevicePeaks()
     assert memory.read_at_step() == {"memory_peak_bytes": 90}
     reserved[2] = 300
     memory.read_at_step()
@@ -44,7 +44,7 @@ def test_the_first_steps_are_read_at_their_ends_and_then_the_thread_reads(monkey
         memory_stats_as_nested_dict=lambda _device: counters,
     )
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
-    memory = DeviceMemory()
+    memory = DevicePeaks()
     for _ in range(4):
         assert not memory.is_read_beside
         assert memory.read_beside() == {}

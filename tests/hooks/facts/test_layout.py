@@ -11,7 +11,7 @@ from torch import distributed
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfscope.hooks.facts.layout import Layout
+from perfscope.hooks.facts.layout import RankLayout
 
 WORLD = 8
 _Dims: TypeAlias = dict[str, int]
@@ -34,7 +34,7 @@ def titan(pp: int = 1, replicate: int = 1, shard: int = 1, cp: int = 1, tp: int 
         seen(world._unflatten(0, tuple(view.values()), tuple(view)))
 
 
-_layout = Layout(0, 1)
+_layout = RankLayout(0, 1)
 
 
 def seen(made: DeviceMesh) -> DeviceMesh:
@@ -47,7 +47,7 @@ def rank(request: pytest.FixtureRequest) -> Iterator[int]:
     number = int(request.param)
     distributed.init_process_group("fake", rank=number, world_size=WORLD, store=FakeStore())
     global _layout  # noqa: PLW0603 - what hooks around torch do, without a training
-    _layout = Layout(number, WORLD)
+    _layout = RankLayout(number, WORLD)
     yield number
     distributed.destroy_process_group()
 
@@ -116,7 +116,7 @@ def test_nothing_is_guessed_of_names_that_are_unknown(make: Callable[[], object]
 
 
 def test_what_wrappers_report_counts_where_no_mesh_spans_all_ranks() -> None:
-    layout = Layout(3, 4)
+    layout = RankLayout(3, 4)
     layout.set_axis("dp", [1, 3])
     assert layout.document() == {"coordinates": {"dp": 1}, "sizes": {"dp": 2}}
     layout.set_axis("pp", [2, 3])
@@ -125,7 +125,7 @@ def test_what_wrappers_report_counts_where_no_mesh_spans_all_ranks() -> None:
 
 
 def test_of_two_models_the_one_with_more_ranks_counts_and_contradictions_are_unknown() -> None:
-    layout = Layout(1, 4)
+    layout = RankLayout(1, 4)
     layout.set_axis("dp", [0, 1, 2, 3])
     layout.set_axis("dp", [0, 1])
     layout.set_axis("dp", [2, 3])  # of other ranks
@@ -135,7 +135,7 @@ def test_of_two_models_the_one_with_more_ranks_counts_and_contradictions_are_unk
 
 
 def test_what_a_framework_states_comes_first_and_names_one_axis_of_all_ranks() -> None:
-    layout = Layout(1, 4)
+    layout = RankLayout(1, 4)
     layout.set_framework_layout({"dp": 1, "pp": 0, "tp": 0}, {"dp": 4, "pp": 1, "tp": 1})
     layout.set_axis("dp", [0, 1])
     assert layout.document() == {"coordinates": {"dp": 1, "pp": 0, "tp": 0}, "sizes": {"dp": 4, "pp": 1, "tp": 1}}
