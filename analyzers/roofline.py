@@ -27,7 +27,7 @@ from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.columns import Int64
 from perfscope.tables.kernel_classes import short_name
 from perfscope.tables.kernel_precision import UNNAMED, element_precision, product_precision
-from perfscope.tables.operator_details import Inputs
+from perfscope.tables.operator_details import OperatorInputs
 from perfscope.tables.trace import ABSENT, Trace, Work, distinct, join
 
 _MOST_TENSORS = 4
@@ -164,7 +164,7 @@ def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
         )
 
 
-def _dtype(inputs: Inputs | None, of_kernel: str | None) -> str:
+def _dtype(inputs: OperatorInputs | None, of_kernel: str | None) -> str:
     """What an operator computes in: as its kernel's name says, else as its first input's elements."""
     if of_kernel in ("tf32", "fp8", "fp4", "bf16", "fp16", "fp32", "fp64"):
         return of_kernel
@@ -173,7 +173,7 @@ def _dtype(inputs: Inputs | None, of_kernel: str | None) -> str:
     return "" if found == UNNAMED else found
 
 
-def describe(inputs: Inputs) -> str:
+def describe(inputs: OperatorInputs) -> str:
     """The tensors of some inputs in words, their types where they change.
 
     >>> from perfscope.tables.operator_details import Tensor

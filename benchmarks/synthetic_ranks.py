@@ -36,7 +36,7 @@ from perfscope.analyzers.shared.step_profile import PARTS, StepProfile
 from perfscope.engine.measuring import measure
 from perfscope.engine.partials import to_content
 from perfscope.engine.registry import analyzers
-from perfscope.engine.tasks import MeasuredTrace, Task, measuring_analyzers, wanted_events
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask, measuring_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
 from perfscope.sources.partials import Identity
 from perfscope.wire.traces import partials_path
@@ -127,9 +127,9 @@ def make_job(ranks: int, *, seed: int = 1, stragglers: int | None = None) -> Job
     return Job(ranks, tuple(sorted(late, key=lambda straggler: straggler.rank)), skew_ns)
 
 
-def _task() -> Task:
+def _task() -> MeasureTask:
     """What is measured where no analyzer is named."""
-    return Task(measuring_analyzers([analyzer for analyzer in analyzers() if analyzer.is_default]))
+    return MeasureTask(measuring_analyzers([analyzer for analyzer in analyzers() if analyzer.is_default]))
 
 
 @cache

@@ -14,7 +14,7 @@ from math import prod
 from typing import NamedTuple, TypeAlias
 
 from perfscope.analyzers.tflops.operator_rules import BACKWARD, count_flops
-from perfscope.tables.operator_details import Inputs, Tensor
+from perfscope.tables.operator_details import OperatorInputs, TensorInput
 from perfscope.tables.products import Product
 
 _SIZES = {
@@ -29,27 +29,27 @@ class _Call(NamedTuple):
     """A call: the operator without ``aten::``, its inputs, and bytes of an element in lists, 0 where unknown."""
 
     name: str
-    inputs: Inputs
+    inputs: OperatorInputs
     in_lists: int
 
-    def size(self, tensor: Tensor) -> int:
+    def size(self, tensor: TensorInput) -> int:
         """Bytes of an element; 0 where its type is not known."""
         if tensor.element.startswith(("c10::Float8", "c10::Float4")):
             return 1
         return _SIZES.get(tensor.element, 0) if tensor.element else self.in_lists
 
-    def bytes(self, *tensors: Tensor) -> int:
+    def bytes(self, *tensors: TensorInput) -> int:
         """What tensors hold."""
         return sum(tensor.elements * self.size(tensor) for tensor in tensors)
 
-    def dense(self, *tensors: Tensor) -> int:
+    def dense(self, *tensors: TensorInput) -> int:
         """New tensors of the same shapes and types, which have no expanded dimension."""
         return sum(prod(tensor.shape) * self.size(tensor) for tensor in tensors)
 
-    def at(self, place: int) -> Tensor | None:
+    def at(self, place: int) -> TensorInput | None:
         """The input at a place, where that is a tensor."""
         operand = self.inputs.operands[place] if place < len(self.inputs.operands) else None
-        return operand if isinstance(operand, Tensor) else None
+        return operand if isinstance(operand, TensorInput) else None
 
     @property
     def read(self) -> int:
@@ -66,7 +66,7 @@ class _Call(NamedTuple):
 _Rule: TypeAlias = Callable[[_Call], int | None]
 
 
-def count_bytes(operator: str, inputs: Inputs, kernel: str = "") -> int | None:
+def count_bytes(operator: str, inputs: OperatorInputs, kernel: str = "") -> int | None:
     """Bytes of one call; None where they do not follow from what the trace states.
 
     Args:
@@ -132,7 +132,7 @@ def _convolution(call: _Call) -> int | None:
         return call.read + sum(
             call.dense(each) for each, word in zip((image, weight), asked, strict=False) if word == "True"
         )
-    shapes = tuple(operand.shape if isinstance(operand, Tensor) else () for operand in inputs.operands)
+    shapes = tuple(operand.shape if isinstance(operand, TensorInput) else () for operand in inputs.operands)
     flops = count_flops(Product(call.name, shapes, inputs.kinds, inputs.values))
     return None if flops is None else call.read + flops // (2 * prod(weight.shape[1:])) * call.size(image)
 

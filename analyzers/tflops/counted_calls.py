@@ -16,7 +16,7 @@ import numpy as np
 from perfscope.analyzers.shared.nesting import Nesting
 from perfscope.analyzers.tflops.operator_rules import count_flops
 from perfscope.tables.columns import Bool, Int64
-from perfscope.tables.operator_details import Inputs, Tensor
+from perfscope.tables.operator_details import OperatorInputs, TensorInput
 from perfscope.tables.product_launches import find_launches
 from perfscope.tables.products import Product, Products
 from perfscope.tables.trace import ABSENT, Trace, Work
@@ -144,9 +144,9 @@ class CountedOperators:
         return self.nesting.innermost(moments_ns, threads)
 
 
-def to_product(name: str, inputs: Inputs) -> Product:
+def to_product(name: str, inputs: OperatorInputs) -> Product:
     """An operator as the rules take it."""
-    shapes = tuple(operand.shape if isinstance(operand, Tensor) else () for operand in inputs.operands)
+    shapes = tuple(operand.shape if isinstance(operand, TensorInput) else () for operand in inputs.operands)
     return Product(name.removeprefix(_ATEN), shapes, inputs.kinds, inputs.values)
 
 

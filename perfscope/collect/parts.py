@@ -41,7 +41,7 @@ class Unreachable(PerfscopeError):
     """A part cannot be copied now; the others can."""
 
 
-class Part(Protocol):
+class RunPart(Protocol):
     """A part of a run."""
 
     @property
@@ -76,7 +76,9 @@ class Fetched:
     problem: str | None = None
 
 
-def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: TraceChoice | None = None) -> Fetched:
+def fetch(
+    part: RunPart, folder: Path, existing: Iterable[str], run: Path, choice: TraceChoice | None = None
+) -> Fetched:
     """Copy the missing files of a part.
 
     Args:
@@ -108,7 +110,7 @@ def fetch(part: Part, folder: Path, existing: Iterable[str], run: Path, choice: 
     return fetched
 
 
-def _copy_missing(part: Part, folder: Path, listed: Mapping[str, int], fetched: Fetched) -> None:
+def _copy_missing(part: RunPart, folder: Path, listed: Mapping[str, int], fetched: Fetched) -> None:
     """Copy what is not yet complete.
 
     Raises:
@@ -147,13 +149,13 @@ class LocalPart:
     name: str
 
     def list_files(self) -> dict[str, int]:
-        """See ``Part``."""
+        """See ``RunPart``."""
         root = Path(self.name)
         files = [path for path in root.rglob("*") if path.is_file() and not path.is_symlink()]
         return {path.relative_to(root).as_posix(): path.stat().st_size for path in files}
 
     def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
-        """See ``Part``."""
+        """See ``RunPart``."""
         for name in files:
             with (Path(self.name) / name).open("rb") as source:
                 write_atomically(_blocks_of(source), folder / name)
@@ -170,14 +172,14 @@ class RemotePart:
     ssh: tuple[str, ...]
 
     def list_files(self) -> dict[str, int]:
-        """See ``Part``."""
+        """See ``RunPart``."""
         command = f"cd {self.quoted_path()} && find . -type f -printf '%s %P\\0'"
         listing = execute(self.name, [*self.ssh, self.host, command]).decode(errors="surrogateescape")
         entries = [entry.split(" ", 1) for entry in listing.split("\0") if entry]
         return {name: int(size) for size, name in entries}
 
     def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
-        """See ``Part``."""
+        """See ``RunPart``."""
         command = f"cd {self.quoted_path()} && tar --no-recursion --null -T - -cf -"
         with subprocess.Popen(
             [*self.ssh, self.host, command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -318,13 +320,13 @@ class _Lost(Exception):
 
 
 @dataclass(frozen=True)
-class StoredPart:
+class PartInStore:
     """A part in a store."""
 
     name: str
 
     def list_files(self) -> dict[str, int]:
-        """See ``Part``."""
+        """See ``RunPart``."""
         try:
             if kind_of(self.name) is not None:
                 return list_below(self.name)
@@ -333,7 +335,7 @@ class StoredPart:
         raise Unreachable(f"{self.name} does not exist")
 
     def copy(self, files: Mapping[str, int], folder: Path) -> dict[str, str]:
-        """See ``Part``: several are read at once, each block by block."""
+        """See ``RunPart``: several are read at once, each block by block."""
 
         def copy(name: str) -> str | None:
             try:
@@ -367,7 +369,7 @@ def _blocks_of_stored(location: str, size: int) -> Iterator[bytes]:
 _REMOTE = re.compile(r"(?P<host>[^/:]+):(?P<path>.+)", re.DOTALL)
 
 
-def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
+def parse_part(name: str, ssh: Sequence[str] = ()) -> RunPart:
     """Read the name of a part: a URL, a folder that exists, else HOST:PATH.
 
     Raises:
@@ -376,7 +378,7 @@ def parse_part(name: str, ssh: Sequence[str] = ()) -> Part:
     if is_url(name):
         with suppress(SourceError):  # a store that does not answer is said so where its files are listed
             locate(name)
-        return StoredPart(name)
+        return PartInStore(name)
     if Path(name).is_dir():
         return LocalPart(name)
     match = _REMOTE.fullmatch(name)

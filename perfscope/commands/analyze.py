@@ -24,7 +24,7 @@ from perfscope.commands.options import (
 )
 from perfscope.commands.traces import ExecutionOptions
 from perfscope.engine.analysis_report import to_report, to_reports
-from perfscope.engine.places import Places, at_hand
+from perfscope.engine.places import FilePlaces, at_hand
 from perfscope.engine.registry import DEFAULT_DEPTH
 from perfscope.engine.run import Analysis, Plan
 from perfscope.errors import SourceError, UsageError
@@ -172,7 +172,7 @@ def analyze(
 
 
 @contextmanager
-def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analysis], Places]]:
+def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analysis], FilePlaces]]:
     """The analysis of each run, and where files that are no run's lie now."""
     if plan.only == _JOB:
         from perfscope.commands.goodput import account_for  # it reads logs, whose formats no other view needs
@@ -193,7 +193,7 @@ def _analyze(locations: Sequence[str], plan: Plan) -> Iterator[tuple[list[Analys
                 raise SourceError(
                     analysis.inputs[0], f"has no {analysis.skipped[0].analyzer}: {analysis.skipped[0].reason}"
                 )
-        yield analyses, Places()
+        yield analyses, FilePlaces()
 
 
 def _parse_names(only: str | None) -> frozenset[str]:

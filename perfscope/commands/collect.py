@@ -23,7 +23,7 @@ from perfscope.collect.merge import (
     require_distinct_ranks,
     require_one_run,
 )
-from perfscope.collect.parts import EVERY_RANK, Fetched, Part, TraceChoice, Unreachable, fetch, parse_part
+from perfscope.collect.parts import EVERY_RANK, Fetched, RunPart, TraceChoice, Unreachable, fetch, parse_part
 from perfscope.commands.options import FormatOption, outcome_of
 from perfscope.constants import MB
 from perfscope.errors import UsageError
@@ -100,7 +100,9 @@ def _choose_traces(ranks: str | None) -> TraceChoice | None:
     return TraceChoice(None if ranks == EVERY_RANK else frozenset(parse_ranges(ranks)))
 
 
-def _fetch_all(parts: Sequence[Part], work: Path, choice: TraceChoice | None) -> tuple[list[CollectedPart], list[Path]]:
+def _fetch_all(
+    parts: Sequence[RunPart], work: Path, choice: TraceChoice | None
+) -> tuple[list[CollectedPart], list[Path]]:
     """Copy every part beside the run; the others are copied where one is unreachable."""
     existing = [path.relative_to(work).as_posix() for path in (work / wire.TRACES_FOLDER).rglob("*") if path.is_file()]
     existing += [name.removesuffix(".gz") for name in existing]

@@ -11,7 +11,7 @@ from perfscope.analyzers.goodput.from_log import find_logged_lives
 from perfscope.analyzers.goodput.from_run import find_lives
 from perfscope.analyzers.goodput.lives import Life
 from perfscope.analyzers.goodput.result import Goodput
-from perfscope.engine.places import Places, at_hand
+from perfscope.engine.places import FilePlaces, at_hand
 from perfscope.errors import MissingInput, SourceError
 from perfscope.sources.joblog import find_logs, read_moments
 from perfscope.sources.joblog.files import is_log_name
@@ -21,13 +21,13 @@ from perfscope.sources.runs.stored import read_run_at
 
 
 @contextmanager
-def account_for(locations: Sequence[str]) -> Iterator[tuple[Goodput, tuple[str, ...], Places]]:
+def account_for(locations: Sequence[str]) -> Iterator[tuple[Goodput, tuple[str, ...], FilePlaces]]:
     """The goodput of one job, what could not be read, and where its logs lie now."""
     with at_hand([path for path in locations if not find_runs(path)], is_log_name) as places:
         yield *_account(locations, places), places
 
 
-def _account(locations: Sequence[str], places: Places) -> tuple[Goodput, tuple[str, ...]]:
+def _account(locations: Sequence[str], places: FilePlaces) -> tuple[Goodput, tuple[str, ...]]:
     """The goodput of one job, whose runs and logs these are, and what could not be read.
 
     Raises:

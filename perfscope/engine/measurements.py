@@ -21,7 +21,7 @@ from perfscope.engine.execution import Execution
 from perfscope.engine.inputs import FETCH, Inputs
 from perfscope.engine.partials import get, load, paths_of, require_traces
 from perfscope.engine.registry import Analyzer, Partial
-from perfscope.engine.tasks import MeasuredTrace, Task, measuring, task_for_some
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask, measuring, task_for_some
 from perfscope.engine.windows import (
     TraceFiles,
     WindowPlan,
@@ -165,7 +165,7 @@ class _Request(NamedTuple):
     """
 
     inputs: Inputs
-    task: Task
+    task: MeasureTask
     on_demand: frozenset[str]
     mergers: Mergers
     is_fresh: bool
@@ -194,7 +194,7 @@ class _Request(NamedTuple):
 
 
 def measure_traces(
-    inputs: Inputs, execution: Execution, task: Task, chosen: Sequence[Analyzer], *, is_fresh: bool
+    inputs: Inputs, execution: Execution, task: MeasureTask, chosen: Sequence[Analyzer], *, is_fresh: bool
 ) -> Measurements:
     """Measure every trace, or take its partials; one that cannot be read is damage.
 
@@ -229,7 +229,7 @@ def measure_traces(
     return measurements
 
 
-def _measure_later(execution: Execution, task: Task, files: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
+def _measure_later(execution: Execution, task: MeasureTask, files: Sequence[TraceFiles]) -> Iterator[MeasuredTrace]:
     return execution.map(measuring(task), files)
 
 

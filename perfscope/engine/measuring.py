@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from perfscope.engine.coverage import summarize
 from perfscope.engine.partials import identities, put
 from perfscope.engine.registry import Partial
-from perfscope.engine.tasks import MeasuredTrace, Task, named_analyzers, wanted_events
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask, named_analyzers, wanted_events
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.matching import NoMatch
@@ -19,7 +19,7 @@ from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import Events, Trace
 
 
-def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
+def measure(files: TraceFiles, task: MeasureTask) -> MeasuredTrace:
     """Read one trace, or two windows as one, and let every analyzer measure it; a failure is part of the answer."""
     path, traces = files.path, identities(files) if task.stores else None
     try:
@@ -36,7 +36,7 @@ def measure(files: TraceFiles, task: Task) -> MeasuredTrace:
     return measured
 
 
-def measure_trace(path: str, trace: Trace, task: Task) -> MeasuredTrace:
+def measure_trace(path: str, trace: Trace, task: MeasureTask) -> MeasuredTrace:
     """Let every analyzer measure a trace that was read."""
     partials: dict[str, Partial] = {}
     failed: dict[str, str] = {}
@@ -54,7 +54,7 @@ def measure_trace(path: str, trace: Trace, task: Task) -> MeasuredTrace:
     )
 
 
-def read_files(files: TraceFiles, task: Task) -> Trace:
+def read_files(files: TraceFiles, task: MeasureTask) -> Trace:
     """Read the events that the analyzers need; those needed without a device only where there are no device events.
 
     Raises:
@@ -70,7 +70,7 @@ def read_files(files: TraceFiles, task: Task) -> Trace:
     return read_trace(files.path, needs | needs_without_device, task.rank_rule)
 
 
-def _read_pair(light_path: str, operators_path: str, needs: Events, task: Task) -> Trace:
+def _read_pair(light_path: str, operators_path: str, needs: Events, task: MeasureTask) -> Trace:
     """Read both windows of a process as one trace; the light one alone where the other cannot be read.
 
     Raises:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from perfscope import __version__
 from perfscope.constants import MOST_RANKS
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
-from perfscope.engine.tasks import MeasuredTrace, Task, events_of, wanted_events
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask, events_of, wanted_events
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError
 from perfscope.files import replace_file
@@ -69,7 +69,7 @@ def identities(files: TraceFiles) -> tuple[Identity, ...] | None:
         return None
 
 
-def put(files: TraceFiles, measured: MeasuredTrace, task: Task, traces: tuple[Identity, ...]) -> bool:
+def put(files: TraceFiles, measured: MeasuredTrace, task: MeasureTask, traces: tuple[Identity, ...]) -> bool:
     """Store what was measured of a trace beside it; False where there is nothing to store, or it cannot be stored.
 
     Args:
@@ -146,7 +146,7 @@ def load(location: str) -> Stored:
     return stored
 
 
-def get(files: TraceFiles, task: Task, absent: Collection[str]) -> tuple[MeasuredTrace, tuple[str, ...]]:
+def get(files: TraceFiles, task: MeasureTask, absent: Collection[str]) -> tuple[MeasuredTrace, tuple[str, ...]]:
     """What partials say of a trace, and the analyzers for which they say nothing.
 
     Args:

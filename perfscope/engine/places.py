@@ -26,7 +26,7 @@ _BLOCK_BYTES = MIB
 
 
 @dataclass(slots=True)
-class Places:
+class FilePlaces:
     """Where the files of some locations are now.
 
     Attributes:
@@ -77,7 +77,7 @@ class Places:
 @contextmanager
 def at_hand(
     locations: Sequence[str | os.PathLike[str]], is_wanted: Callable[[str], bool] = lambda _: True
-) -> Iterator[Places]:
+) -> Iterator[FilePlaces]:
     """Files of locations on this machine; errors that are raised meanwhile name URLs, too.
 
     Args:
@@ -87,7 +87,7 @@ def at_hand(
     Raises:
         SourceError: What a URL names does not exist, cannot be listed, or does not fit on the disk.
     """
-    places = Places()
+    places = FilePlaces()
     with ExitStack() as folders:
         for location in (os.fspath(location) for location in locations):
             if is_url(location):
@@ -102,7 +102,7 @@ def at_hand(
             raise
 
 
-def _copy(location: str, folder: Path, is_wanted: Callable[[str], bool], places: Places) -> Path:
+def _copy(location: str, folder: Path, is_wanted: Callable[[str], bool], places: FilePlaces) -> Path:
     """Copy what a URL names into a folder, under its own name, which may say what is in it."""
     kind = kind_of(location)
     if kind is None:

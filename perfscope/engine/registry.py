@@ -30,7 +30,7 @@ DEFAULT_DEPTH = 3
 Partial: TypeAlias = object
 
 
-class Result(Protocol):
+class AnalyzerResult(Protocol):
     """What an analyzer returns: a frozen value that writes itself as data and as text for people."""
 
     def data(self) -> Json:
@@ -74,7 +74,7 @@ class StatesSlowdown(Protocol):
 class ShowsLevels(Protocol):
     """A result whose tables show as many levels of a tree as are asked for."""
 
-    def with_depth(self, depth: int) -> Result:
+    def with_depth(self, depth: int) -> AnalyzerResult:
         """The same with as many levels in its tables."""
         ...
 
@@ -83,7 +83,7 @@ class ShowsLevels(Protocol):
 class UsesCeiling(Protocol):
     """A result that compares with what a machine attains at best."""
 
-    def with_ceiling(self, ceiling: Ceiling) -> Result:
+    def with_ceiling(self, ceiling: Ceiling) -> AnalyzerResult:
         """The same against a measured ceiling."""
         ...
 
@@ -163,13 +163,13 @@ class Analyzer(Struct, frozen=True):
         """The function that merges two partials, where the module has one."""
         return getattr(self._load(), "merge", None)
 
-    def analyze(self, run: Run | None, partials: Sequence[Partial]) -> Result:
+    def analyze(self, run: Run | None, partials: Sequence[Partial]) -> AnalyzerResult:
         """Reduce the partials, or analyze the run.
 
         Raises:
             MissingInput: There is no run and it needs one, or the module misses something else.
         """
-        result: Result
+        result: AnalyzerResult
         if self.reads is Reads.TRACES:
             result = self._load().analyze(partials)
         elif run is None:

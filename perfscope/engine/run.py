@@ -26,14 +26,14 @@ from perfscope.engine.registry import (
     FINDINGS_MODULE,
     REPLAY,
     Analyzer,
+    AnalyzerResult,
     Reads,
-    Result,
     ShowsLevels,
     StatesDamage,
     UsesCeiling,
     analyzers,
 )
-from perfscope.engine.tasks import Task, measuring_analyzers
+from perfscope.engine.tasks import MeasureTask, measuring_analyzers
 from perfscope.engine.windows import WindowUse
 from perfscope.errors import MissingInput, NoDevice, NotApplicable, SourceError, UsageError
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
@@ -77,7 +77,7 @@ class Analysis(Struct, frozen=True):
     """
 
     inputs: Sequence[str]
-    results: dict[str, Result]
+    results: dict[str, AnalyzerResult]
     skipped: tuple[Skipped, ...]
     damage: tuple[str, ...]
     run: Run | None
@@ -116,7 +116,7 @@ class Plan(Struct, frozen=True):
 _EVERYTHING = Plan()
 
 
-class Measured(Struct, Generic[_P], frozen=True):
+class MeasuredRun(Struct, Generic[_P], frozen=True):
     """What one analyzer measured of every trace.
 
     Attributes:
@@ -155,7 +155,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     measurements = _measure(inputs, plan, chosen, _needed_by_findings(plan.only, chosen, len(inputs.traces)))
     if inputs.run is None and any(analyzer.reads is not Reads.RUN for analyzer in chosen):
         _require_a_trace(measurements, inputs)
-    results: dict[str, Result] = {}
+    results: dict[str, AnalyzerResult] = {}
     skipped: list[Skipped] = []
     inapplicable: list[Skipped] = []
     run = None if inputs.run is None else replace(inputs.run, stated=plan.stated)
@@ -200,7 +200,7 @@ def analyze_inputs(inputs: Inputs, plan: Plan = _EVERYTHING) -> Analysis:
     )
 
 
-def _with_options(result: Result, plan: Plan) -> Result:
+def _with_options(result: AnalyzerResult, plan: Plan) -> AnalyzerResult:
     """A result as the plan wants its tables, and what it is compared with."""
     if plan.depth is not None and isinstance(result, ShowsLevels):
         return result.with_depth(plan.depth)
@@ -226,7 +226,7 @@ def _why_without_replay(only: frozenset[str], measurements: Measurements) -> lis
     return [f"{FINDINGS} rest on no {REPLAY}, which {reason}"] if reason else []
 
 
-def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
+def _why_not_replayed(results: Mapping[str, AnalyzerResult], traces: int) -> list[str]:
     """That findings of very many ranks rest on measured times alone, as a sentence."""
     if FINDINGS not in results or traces <= MANY_RANKS:
         return []
@@ -236,11 +236,13 @@ def _why_not_replayed(results: Mapping[str, Result], traces: int) -> list[str]:
     ]
 
 
-def _with_findings(results: dict[str, Result], only: frozenset[str], measurements: Measurements) -> dict[str, Result]:
+def _with_findings(
+    results: dict[str, AnalyzerResult], only: frozenset[str], measurements: Measurements
+) -> dict[str, AnalyzerResult]:
     """The results that are asked for, after the findings that follow from them."""
     if not _has_findings(only):
         return results
-    findings: Result | None = import_module(FINDINGS_MODULE).derive(results, measurements.later(REPLAY))
+    findings: AnalyzerResult | None = import_module(FINDINGS_MODULE).derive(results, measurements.later(REPLAY))
     shown = {name: result for name, result in results.items() if FINDINGS not in only or name in only}
     return shown if findings is None else {FINDINGS: findings} | shown
 
@@ -252,7 +254,7 @@ def _trained_without_gpu(run: Run | None) -> bool:
 
 def measure_with(
     name: str, partial_type: type[_P], paths: Sequence[str | os.PathLike[str]], plan: Plan = _EVERYTHING
-) -> Measured[_P]:
+) -> MeasuredRun[_P]:
     """Measure every trace with one analyzer, for a command that reduces the partials itself.
 
     Args:
@@ -274,7 +276,7 @@ def measure_with(
         _require_a_trace(measurements, inputs)
     run_damage = inputs.run.damage if inputs.run else ()
     partials = [partial for partial in measurements.partials.get(name, []) if isinstance(partial, partial_type)]
-    return Measured(inputs.run, partials, [*run_damage, *measurements.damage], measurements.windows)
+    return MeasuredRun(inputs.run, partials, [*run_damage, *measurements.damage], measurements.windows)
 
 
 def require_analyzers(names: frozenset[str]) -> None:
@@ -316,9 +318,9 @@ def _measure(inputs: Inputs, plan: Plan, chosen: Sequence[Analyzer], beside: Seq
     return measure_traces(inputs, plan.execution, task, chosen, is_fresh=plan.is_fresh)
 
 
-def _task(plan: Plan, names: tuple[str, ...]) -> Task:
+def _task(plan: Plan, names: tuple[str, ...]) -> MeasureTask:
     extra_events = Events.OPERATORS if plan.with_operators else NO_EVENTS
-    return Task(names, extra_events, plan.rank_rule)
+    return MeasureTask(names, extra_events, plan.rank_rule)
 
 
 def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:
@@ -335,7 +337,7 @@ def _require_a_trace(measurements: Measurements, inputs: Inputs) -> None:
     raise SourceError(inputs.locations[0], "contains no trace of torch.profiler")
 
 
-def _reduce(analyzer: Analyzer, run: Run | None, measurements: Measurements) -> Result:
+def _reduce(analyzer: Analyzer, run: Run | None, measurements: Measurements) -> AnalyzerResult:
     if analyzer.reads is Reads.TRACES and not measurements.readable:
         raise MissingInput("no trace could be read" if measurements.damage else "the run contains no trace")
     reason = measurements.why_lacking(analyzer.measured_by)

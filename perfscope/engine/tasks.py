@@ -24,7 +24,7 @@ _MEASURING = "perfscope.engine.measuring"
 _KILLED = "its worker was killed, perhaps because memory ran out"
 
 
-class Task(Struct, frozen=True):
+class MeasureTask(Struct, frozen=True):
     """What to measure in every trace.
 
     Attributes:
@@ -71,7 +71,7 @@ class MeasuredTrace(Struct, frozen=True, array_like=True):
 Measure: TypeAlias = Callable[[TraceFiles], MeasuredTrace]
 
 
-def measuring(task: Task) -> Measure:
+def measuring(task: MeasureTask) -> Measure:
     """What measures one trace after the other; nothing is loaded that reads traces before it is asked for."""
     measure: Measure = bind(import_module(_MEASURING).measure, task=task)
     return measure
@@ -88,7 +88,7 @@ def measuring_analyzers(chosen: Iterable[Analyzer]) -> tuple[str, ...]:
     return tuple(analyzer.name for analyzer in analyzers() if analyzer.name in names)
 
 
-def task_for_some(task: Task, names: tuple[str, ...]) -> Task:
+def task_for_some(task: MeasureTask, names: tuple[str, ...]) -> MeasureTask:
     """The same task for some of its analyzers, which see the events that are read for all of them."""
     needs, needs_without_device = wanted_events(task)
     # A file of some partials alone would take the place of one with all of them.
@@ -96,7 +96,7 @@ def task_for_some(task: Task, names: tuple[str, ...]) -> Task:
     return replace(task, analyzers=names, extra_events=needs, extra_without_device=needs_without_device, stores=stores)
 
 
-def wanted_events(task: Task) -> tuple[Events, Events]:
+def wanted_events(task: MeasureTask) -> tuple[Events, Events]:
     """The events to read of a trace, and those to read besides where it holds no device events."""
     needs, needs_without_device = task.extra_events | BASIC_EVENTS, task.extra_without_device
     for analyzer in named_analyzers(task):
@@ -112,6 +112,6 @@ def events_of(measured: MeasuredTrace, files: TraceFiles, wanted: tuple[Events, 
     return needs if has_device or files.operators is not None else needs | needs_without_device
 
 
-def named_analyzers(task: Task) -> list[Analyzer]:
+def named_analyzers(task: MeasureTask) -> list[Analyzer]:
     """The analyzers that measure."""
     return [analyzer for analyzer in analyzers() if analyzer.name in task.analyzers]

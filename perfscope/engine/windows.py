@@ -104,7 +104,7 @@ class _Window(NamedTuple):
     is_light: bool
 
 
-class _Process(Struct):
+class _ProcessWindows(Struct):
     """The windows of a process, in order; a trace that states no process is one of its own."""
 
     rank: int | None
@@ -195,11 +195,11 @@ def _ranks(ranks: Sequence[int | None]) -> str:
     return f"rank {format_ranges(stated)}" if stated else "a rank that no trace states"
 
 
-def _group(windows: Sequence[_Window]) -> list[_Process]:
-    processes: dict[tuple[int | None, str], _Process] = {}
+def _group(windows: Sequence[_Window]) -> list[_ProcessWindows]:
+    processes: dict[tuple[int | None, str], _ProcessWindows] = {}
     for window in sorted(windows, key=lambda window: (window.first_step, window.path)):
         is_stated = window.process != window.path
-        process = processes.setdefault((window.rank, window.process), _Process(window.rank, is_stated=is_stated))
+        process = processes.setdefault((window.rank, window.process), _ProcessWindows(window.rank, is_stated=is_stated))
         (process.light if window.is_light else process.operators).append(window)
     return list(processes.values())
 

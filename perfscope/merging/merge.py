@@ -204,7 +204,7 @@ class _Move:
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _MovedPiece:
     """A moved trace."""
 
     path: Path
@@ -214,7 +214,7 @@ class _Piece:
 
 def _move(
     tracks: JobTracks, inputs: Inputs, within: tuple[int, int] | None, folder: Path, workers: int
-) -> dict[str, _Piece]:
+) -> dict[str, _MovedPiece]:
     """Write each trace as a piece, by its name; that of ``""`` has the tracks of all ranks, and is the first one."""
     slots = assign_slots(tracks.ranks, inputs.run)
     whole = within or tracks.window()
@@ -236,10 +236,10 @@ def _move(
         for index, trace in enumerate(base_ns)
     ]
     pieces = _map(_write_piece, moves, workers)
-    return {"": _Piece(first, len(overview)), **dict(zip(base_ns, pieces, strict=True))}
+    return {"": _MovedPiece(first, len(overview)), **dict(zip(base_ns, pieces, strict=True))}
 
 
-def _write_piece(move: _Move) -> _Piece:
+def _write_piece(move: _Move) -> _MovedPiece:
     moved, damage, separator = _MovedTrace(move), [], b""
     with _open(move.path) as file:
         try:
@@ -251,7 +251,7 @@ def _write_piece(move: _Move) -> _Piece:
             damage.append(error.problem)
     if moved.without_time:
         damage.append(f"{move.trace}: {moved.without_time} events state no time and are left out")
-    return _Piece(move.path, moved.events, tuple(damage))
+    return _MovedPiece(move.path, moved.events, tuple(damage))
 
 
 class _MovedTrace:
@@ -353,7 +353,7 @@ class _MovedTrace:
             yield from name_track(process, name or "profiler", thread, thread)
 
 
-def _assemble(target: Path, folder: Path, pieces: dict[str, _Piece]) -> None:
+def _assemble(target: Path, folder: Path, pieces: dict[str, _MovedPiece]) -> None:
     """Put the pieces one after the other, after the metadata of the merged file."""
     for name, text in (("begin", _HEAD), ("between", b",\n"), ("end", b"\n]}\n")):
         with _open(folder / name) as file:

@@ -26,7 +26,7 @@ class Frame(NamedTuple):
     function: str
 
 
-class Events(Struct, frozen=True, eq=False):
+class AllocatorEvents(Struct, frozen=True, eq=False):
     """What the allocator did, in the order of time; one row an event.
 
     Attributes:
@@ -46,9 +46,9 @@ class Events(Struct, frozen=True, eq=False):
     def __len__(self) -> int:
         return len(self.actions)
 
-    def select(self, rows: Bool) -> Events:
+    def select(self, rows: Bool) -> AllocatorEvents:
         """Some of the rows."""
-        return Events(
+        return AllocatorEvents(
             self.actions[rows], self.addresses[rows], self.sizes[rows], self.times_us[rows], self.stacks[rows]
         )
 
@@ -120,7 +120,7 @@ class AllocatorHistory(Struct, frozen=True, eq=False):
     path: str
     device: int
     header: MemoryHeader | None
-    events: Events
+    events: AllocatorEvents
     blocks: Blocks
     reserved_bytes: int
     stacks: tuple[tuple[int, ...], ...]

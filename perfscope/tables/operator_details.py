@@ -15,7 +15,7 @@ from perfscope.tables.columns import Bool, Int64
 _ABSENT = -1
 
 
-class Tensor(Struct, frozen=True):
+class TensorInput(Struct, frozen=True):
     """A tensor among the inputs of an operator.
 
     Attributes:
@@ -37,10 +37,10 @@ class Tensor(Struct, frozen=True):
 
 
 #: An input: a tensor, a list of tensors, or None for anything else.
-Operand: TypeAlias = "Tensor | tuple[Tensor, ...] | None"
+Operand: TypeAlias = "TensorInput | tuple[TensorInput, ...] | None"
 
 
-class Inputs(Struct, frozen=True):
+class OperatorInputs(Struct, frozen=True):
     """The inputs of a call of an operator.
 
     Attributes:
@@ -54,11 +54,11 @@ class Inputs(Struct, frozen=True):
     values: tuple[str, ...] = ()
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
+    def tensors(self) -> tuple[TensorInput, ...]:
         """All tensors, those of lists among them."""
-        flat: list[Tensor] = []
+        flat: list[TensorInput] = []
         for operand in self.operands:
-            if isinstance(operand, Tensor):
+            if isinstance(operand, TensorInput):
                 flat.append(operand)
             elif operand:
                 flat.extend(operand)
@@ -79,7 +79,7 @@ class OperatorDetails(Struct, frozen=True, eq=False):
     sequence: Int64
     forward_thread: Int64
     inputs: Int64
-    distinct_inputs: Sequence[Inputs] = ()
+    distinct_inputs: Sequence[OperatorInputs] = ()
 
     def take(self, index: Int64 | Bool) -> OperatorDetails:
         """Those of some rows."""

@@ -26,8 +26,8 @@ from perfscope.errors import NoDevice
 from perfscope.models.hardware import find_gpu
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.ceiling import Ceiling, CollectiveRate, MemoryRate, ProductRate
-from perfscope.tables.operator_details import Inputs, Operand
-from perfscope.tables.operator_details import Tensor as Shape
+from perfscope.tables.operator_details import Operand, OperatorInputs
+from perfscope.tables.operator_details import TensorInput as Shape
 from perfscope.tables.trace import ABSENT, BASIC_EVENTS, Events, Work, join
 from tests.sources.traces.making import Event, call, kernel, span, write
 
@@ -129,12 +129,12 @@ def test_bytes_of_a_product_are_a_lower_bound_of_what_moves() -> None:
     assert 0.97 < min(ratios) < max(ratios) < 3
 
 
-def tensors(*operands: Operand, values: tuple[str, ...] = ()) -> Inputs:
-    return Inputs(operands, (), values)
+def tensors(*operands: Operand, values: tuple[str, ...] = ()) -> OperatorInputs:
+    return OperatorInputs(operands, (), values)
 
 
 LIST = (Shape((4, 5)), Shape((7,)))
-_CASES: list[tuple[str, Inputs, str, int | None]] = [
+_CASES: list[tuple[str, OperatorInputs, str, int | None]] = [
     ("aten::add", tensors(Shape((4, 1), (1, 1), FP32), Shape((5,), (1,), FP32)), "", 4 * (4 + 5 + 20)),
     ("aten::add_", tensors(Shape((4, 5), (5, 1), BF16), Shape((4, 5), (5, 1), BF16)), "", 2 * 60),
     ("aten::mul", tensors(Shape((4, 5), (0, 1), FP32), None), "", 4 * (5 + 20)),  # expanded
@@ -166,7 +166,7 @@ _CASES: list[tuple[str, Inputs, str, int | None]] = [
 
 @pytest.mark.parametrize(("operator", "inputs", "kernel_name", "expected"), _CASES)
 def test_bytes_follow_from_inputs_and_outputs(
-    operator: str, inputs: Inputs, kernel_name: str, expected: int | None
+    operator: str, inputs: OperatorInputs, kernel_name: str, expected: int | None
 ) -> None:
     assert count_bytes(operator, inputs, kernel_name) == expected
 

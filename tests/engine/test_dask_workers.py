@@ -15,13 +15,13 @@ from distributed import LocalCluster
 
 from perfscope.engine.execution import measure_on_dask
 from perfscope.engine.measuring import measure
-from perfscope.engine.tasks import MeasuredTrace, Task
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask
 from perfscope.engine.windows import TraceFiles
 from tests.engine.test_many_traces import files_of, job
 
 pytestmark = pytest.mark.slow
 
-TASK = Task(("breakdown", "kernels"))
+TASK = MeasureTask(("breakdown", "kernels"))
 VICTIM = "rank004.json.gz"
 LONGEST_S = 60
 

@@ -16,7 +16,7 @@ from distributed import LocalCluster
 from perfscope.engine.execution import measure_in_processes
 from perfscope.engine.measuring import measure
 from perfscope.engine.run import Analysis, analyze
-from perfscope.engine.tasks import MeasuredTrace, Task
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import SourceError, UsageError
 from tests.conftest import ROOT, perfscope
@@ -26,7 +26,7 @@ from tests.sources.traces.making import call, distributed, kernel, step, write
 pytestmark = pytest.mark.slow
 
 FIXTURES = ROOT / "fixtures" / "traces"
-TASK = Task(("breakdown", "kernels"))
+TASK = MeasureTask(("breakdown", "kernels"))
 
 
 def job(folder: Path, ranks: int, *, world: int | None = None) -> list[str]:

@@ -17,7 +17,7 @@ from perfscope.engine import measuring, partials
 from perfscope.engine.measuring import measure
 from perfscope.engine.partials import get, load, put, storable, to_content
 from perfscope.engine.registry import BUILT_IN, Analyzer, Reads
-from perfscope.engine.tasks import MeasuredTrace, Task
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask
 from perfscope.engine.windows import TraceFiles
 from perfscope.sources.partials import Identity, Refused, Unstorable, pack_value
 from perfscope.sources.traces.files import find_traces
@@ -38,7 +38,7 @@ TRACES = (
     "pipeline/ds_pp2_m8/rank0.pt.trace.json.gz",
     "modules/resnet50/rank0.json.gz",
 )
-TASK = Task(NAMES)
+TASK = MeasureTask(NAMES)
 
 
 @cache
@@ -116,7 +116,7 @@ def test_what_was_measured_of_a_trace_that_is_replaced_meanwhile_is_not_taken(
     path = Path(shutil.copy(FIXTURES / TRACES[0], tmp_path))
     read = measuring.read_files
 
-    def read_and_replace(files: TraceFiles, task: Task) -> Trace:
+    def read_and_replace(files: TraceFiles, task: MeasureTask) -> Trace:
         whole = read(files, task)
         other = path.with_name("other.tmp")
         other.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b'"dur": 1', b'"dur": 2')))

@@ -16,7 +16,7 @@ from perfscope.engine import partials as cache
 from perfscope.engine.analysis_report import to_report
 from perfscope.engine.inputs import find_inputs
 from perfscope.engine.run import Analysis, Plan, analyze, measure_with
-from perfscope.engine.tasks import MeasuredTrace, Task
+from perfscope.engine.tasks import MeasuredTrace, MeasureTask
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import MissingInput, SourceError
 from perfscope.merging.merge import Choice, merge
@@ -41,7 +41,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[str, ...]]]:
     calls: list[tuple[str, tuple[str, ...]]] = []
     measure = measuring.measure
 
-    def counted(files: TraceFiles, task: Task) -> MeasuredTrace:
+    def counted(files: TraceFiles, task: MeasureTask) -> MeasuredTrace:
         calls.append((Path(files.path).name, task.analyzers))
         return measure(files, task)
 

@@ -16,7 +16,16 @@ from perfscope.errors import SourceError
 from perfscope.files import open_regular
 from perfscope.sources.memory.snapshot import read_snapshot
 from perfscope.tables.columns import Int64
-from perfscope.tables.memory import AllocatorHistory, Blocks, Events, Frame, Marks, Tensors, no_marks, no_tensors
+from perfscope.tables.memory import (
+    AllocatorEvents,
+    AllocatorHistory,
+    Blocks,
+    Frame,
+    Marks,
+    Tensors,
+    no_marks,
+    no_tensors,
+)
 from perfscope.wire.memory import MEMORY_FOLDER, MEMORY_SCHEMA, MEMORY_SUFFIX, MemoryHeader
 
 #: A line has 20,000 events or stacks of some hundred frames; a longer one is no history.
@@ -182,14 +191,14 @@ def _to_history(path: Path, lines: _Lines, header: MemoryHeader) -> AllocatorHis
     )
 
 
-def _join_events(parts: list[tuple[str, Int64]], stack_count: int, started_ns: int) -> Events:
+def _join_events(parts: list[tuple[str, Int64]], stack_count: int, started_ns: int) -> AllocatorEvents:
     """The events since recording began: a script that records by itself may have begun earlier."""
     actions = np.frombuffer("".join(letters for letters, _ in parts).encode("ascii"), "S1")
     rows = np.concatenate([np.zeros((4, 0), np.int64), *(rows for _, rows in parts)], axis=1)
     if len(actions) != rows.shape[1]:
         raise ValueError("its events have columns of different lengths")
     addresses, sizes, times_us, stacks = rows
-    events = Events(actions, addresses, sizes, times_us, np.where(stacks < stack_count, stacks, -1))
+    events = AllocatorEvents(actions, addresses, sizes, times_us, np.where(stacks < stack_count, stacks, -1))
     return events.select((times_us == 0) | (times_us >= started_ns // 1000))
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from perfscope.errors import SourceError
 from perfscope.files import open_regular
 from perfscope.sources.pickles import LARGEST_SIZE, PickleDamage, PlainUnpickler
-from perfscope.tables.memory import AllocatorHistory, Blocks, Events, Frame, no_marks, no_tensors
+from perfscope.tables.memory import AllocatorEvents, AllocatorHistory, Blocks, Frame, no_marks, no_tensors
 from perfscope.wire.memory import ACTIONS, OTHER_ACTION
 
 _HINT = "write it with torch.cuda.memory._dump_snapshot(), or record with `perfscope profile --memory`"
@@ -155,7 +155,7 @@ def _to_histories(path: Path, value: Mapping[object, object]) -> tuple[Allocator
     )
 
 
-def _events(trace: object, known: _Stacks) -> Events:
+def _events(trace: object, known: _Stacks) -> AllocatorEvents:
     actions, columns = bytearray(), tuple(array("q") for _ in range(4))
     for event in _dicts(trace):
         action, address = event["action"], event.get("addr", event.get("device_free", 0))
@@ -167,7 +167,7 @@ def _events(trace: object, known: _Stacks) -> Events:
             if not isinstance(number, int) or not _NO_STACK <= number <= LARGEST_SIZE:
                 raise ValueError(f"a number that is none: {str(number)[:40]}")
             column.append(number)
-    return Events(np.frombuffer(bytes(actions), "S1"), *(np.array(column, np.int64) for column in columns))
+    return AllocatorEvents(np.frombuffer(bytes(actions), "S1"), *(np.array(column, np.int64) for column in columns))
 
 
 def _live_blocks(segment: Mapping[object, object], known: _Stacks) -> Iterator[_Block]:

@@ -233,7 +233,7 @@ def to_host_times(columns: StepColumns) -> HostTimes | None:
     )
 
 
-def _spread_known(blocks: _Blocks, delay_ns: MaskedInt64) -> MaskedInt64:
+def _spread_known(blocks: _StepBlocks, delay_ns: MaskedInt64) -> MaskedInt64:
     """Spread what was read in most processes only, and there from when its thread was found."""
     if not present(delay_ns).any():
         return delay_ns
@@ -241,7 +241,7 @@ def _spread_known(blocks: _Blocks, delay_ns: MaskedInt64) -> MaskedInt64:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Blocks:
+class _StepBlocks:
     """Steps that were read together; all arrays but ``rows`` and ``shares`` have one value a block.
 
     Attributes:
@@ -291,7 +291,7 @@ class _Blocks:
         return np.ma.MaskedArray(values, mask=absent)
 
 
-def _find_blocks(step: Int64, end_ns: Int64, is_read: Bool, counts: Int64) -> _Blocks:
+def _find_blocks(step: Int64, end_ns: Int64, is_read: Bool, counts: Int64) -> _StepBlocks:
     last = np.flatnonzero(is_read)
     stated = counts[last]
     # A read counts for no step before the read that came before it.
@@ -308,7 +308,7 @@ def _find_blocks(step: Int64, end_ns: Int64, is_read: Bool, counts: Int64) -> _B
     ran_ns = end_ns[rows] - np.repeat(end_ns[last - 1] - unread_ns, sizes)
     shares = ran_ns / np.repeat(np.maximum(unread_ns, 1), sizes)
     rated = _find_rated(sizes, unread_ns, last_ns)
-    return _Blocks(len(end_ns), rows, shares, firsts, last, sizes, unread_ns, last_ns, rated)
+    return _StepBlocks(len(end_ns), rows, shares, firsts, last, sizes, unread_ns, last_ns, rated)
 
 
 def _find_rated(sizes: Int64, unread_ns: Int64, last_ns: Int64) -> Int64:

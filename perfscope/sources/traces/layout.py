@@ -24,7 +24,7 @@ class DoesNotFit(Exception):
     """The text departs from its layout."""
 
 
-class Layout(Struct, frozen=True):
+class TextLayout(Struct, frozen=True):
     """The fixed texts of one exporter.
 
     Attributes:
@@ -56,7 +56,7 @@ def start_of_events(text: bytes) -> int | None:
     return len(text) - len(stripped) + 1 if stripped.startswith(b"[") else None
 
 
-def find_layout(text: bytes, start: int) -> Layout | None:
+def find_layout(text: bytes, start: int) -> TextLayout | None:
     """The layout of the events from ``start`` on, or None where it is not one of those that can be scanned."""
     first = _FIRST_BRACE.match(text, start)
     span = _SPAN.search(text, start)
@@ -70,10 +70,10 @@ def find_layout(text: bytes, start: int) -> Layout | None:
     if b"\n" in before:
         newline = before.rindex(b"\n")
         indent = before[newline - 1 if before[newline - 1 : newline] == b"\r" else newline :]
-        return Layout(indent + b"}", indent + b"}," + indent + opening[0], *fixed, is_unambiguous=True)
+        return TextLayout(indent + b"}", indent + b"}," + indent + opening[0], *fixed, is_unambiguous=True)
     separators = [b"}," + space + opening[0] for space in (b"", b" ", b"\n")]
     offsets = [(offset, separator) for separator in separators if (offset := text.find(separator, first.end())) >= 0]
-    return Layout(b"}", min(offsets)[1], *fixed, is_unambiguous=False) if offsets else None
+    return TextLayout(b"}", min(offsets)[1], *fixed, is_unambiguous=False) if offsets else None
 
 
 def times_fit_doubles(text: bytes, start: int) -> bool:

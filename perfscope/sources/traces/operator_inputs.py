@@ -12,7 +12,7 @@ import numpy as np
 from perfscope.sources.traces.records import AnyEvent, ShapedArgs
 from perfscope.sources.traces.salvage import FAILURES
 from perfscope.tables.columns import Int64
-from perfscope.tables.operator_details import Inputs, Operand, OperatorDetails, Tensor
+from perfscope.tables.operator_details import Operand, OperatorDetails, OperatorInputs, TensorInput
 from perfscope.tables.trace import ABSENT
 
 #: Operators whose costs follow from numbers among their inputs, too; of others these are left out, because a
@@ -57,13 +57,13 @@ class InputTexts:
         return OperatorDetails(sequence, forward_thread, inputs, tuple(map(_parse, self._numbers)))
 
 
-def _parse(texts: _Texts) -> Inputs:
+def _parse(texts: _Texts) -> OperatorInputs:
     dims, strides, types, values = (_decode(text) for text in texts)
     operands = tuple(
         _operand(shape, _at(strides, index), _at(types, index)) if _is_tensor(_at(types, index)) else None
         for index, shape in enumerate(dims)
     )
-    return Inputs(operands, tuple(map(str, types)), tuple(map(str, values)))
+    return OperatorInputs(operands, tuple(map(str, types)), tuple(map(str, values)))
 
 
 def _decode(text: bytes) -> list[object]:
@@ -91,8 +91,8 @@ def _operand(shape: object, strides: object, kind: object) -> Operand:
     return _tensor(shape, strides, str(kind or ""))
 
 
-def _tensor(shape: object, strides: object, element: str) -> Tensor:
-    return Tensor(_integers(shape), _integers(strides), element)
+def _tensor(shape: object, strides: object, element: str) -> TensorInput:
+    return TensorInput(_integers(shape), _integers(strides), element)
 
 
 def _integers(values: object) -> tuple[int, ...]:

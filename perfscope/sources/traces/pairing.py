@@ -2,7 +2,7 @@
 
 Its device events, calls and steps are the light window's. Each device event gets what the profiler knows of it only
 where it records operators: the operator, and the metadata of a collective. Operators and annotations are those of the
-matching steps, moved to where they were in the light window (``Timeline``).
+matching steps, moved to where they were in the light window (``WindowTimeline``).
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def pair_windows(operators: Trace, light: Trace) -> Trace:
     )
 
 
-class Timeline(Struct, frozen=True, eq=False):
+class WindowTimeline(Struct, frozen=True, eq=False):
     """Moments of one window, in order, and the same moments of another one, in order, both in nanoseconds."""
 
     moments_ns: Int64
     same_ns: Int64
 
     @classmethod
-    def through(cls, moments_ns: Int64, same_ns: Int64) -> Timeline:
+    def through(cls, moments_ns: Int64, same_ns: Int64) -> WindowTimeline:
         """A timeline through pairs of moments.
 
         Threads that launch at the same time need not do so in the same order again: of pairs that contradict each
@@ -106,7 +106,7 @@ class _Stretch(Struct, frozen=True, eq=False):
     steps: tuple[MatchedStep, ...]
     start_ns: int
     end_ns: int
-    timeline: Timeline
+    timeline: WindowTimeline
     repetition: int
 
     def move(self, spans: HostSpans, number_of: Int32, largest_id: int) -> HostSpans:
@@ -168,7 +168,7 @@ def _find_stretches(operators: Trace, light: Trace, matched: Sequence[MatchedSte
         begin = end
 
 
-def _find_timeline(operators: Trace, light: Trace, steps: Sequence[MatchedStep]) -> Timeline:
+def _find_timeline(operators: Trace, light: Trace, steps: Sequence[MatchedStep]) -> WindowTimeline:
     """The host's timeline through the edges of steps, and the beginnings and ends of all launches."""
     pairs = [(operators.steps.end_ns[[steps[-1].operators]], light.steps.end_ns[[steps[-1].light]])]
     for step in steps:
@@ -179,7 +179,7 @@ def _find_timeline(operators: Trace, light: Trace, steps: Sequence[MatchedStep])
             (operators.calls.end_ns[calls], light.calls.end_ns[light_calls]),
         ]
     moments, same = (np.concatenate(columns) for columns in zip(*pairs, strict=True))
-    return Timeline.through(moments, same)
+    return WindowTimeline.through(moments, same)
 
 
 def _attribute(operators: Trace, light: Trace, stretches: Sequence[_Stretch], largest_id: int) -> DeviceEvents:

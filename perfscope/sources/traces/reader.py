@@ -26,11 +26,11 @@ from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
-    Device,
     DistributedInfo,
     Event,
     EventInDigits,
     ShapedEvent,
+    TraceDevice,
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
 from perfscope.sources.traces.scan import Scanner, kind_of_event
@@ -253,7 +253,7 @@ def _to_trace(path: str, content: _Content, rank_rule: RankRule) -> Trace:
     columns, document = content.columns, content.document
     info = _metadata(document.distributed, DistributedInfo, DistributedInfo())
     hooks = _metadata(document.hooks, TraceMetadata, TraceMetadata())
-    devices: list[Device] = _metadata(document.devices, list[Device], [])
+    devices: list[TraceDevice] = _metadata(document.devices, list[TraceDevice], [])
     device = columns.device_events()
     dropped = [
         f"{path}: {count} events have {what} and are left out" for what, count in columns.dropped.items() if count

@@ -167,7 +167,7 @@ class DistributedInfo(msgspec.Struct):
     pg_config: list[Group] = []
 
 
-class Device(msgspec.Struct, rename={"processors": "numSms"}):
+class TraceDevice(msgspec.Struct, rename={"processors": "numSms"}):
     """A GPU of the machine."""
 
     id: int = 0

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from perfscope.sources.traces.columns import Columns
-from perfscope.sources.traces.layout import DoesNotFit, Layout
+from perfscope.sources.traces.layout import DoesNotFit, TextLayout
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
@@ -51,7 +51,7 @@ class Scanner:
         events: How many events were passed.
     """
 
-    def __init__(self, requested: Events, layout: Layout, *, fits: bool) -> None:
+    def __init__(self, requested: Events, layout: TextLayout, *, fits: bool) -> None:
         """``fits`` says whether doubles hold the times."""
         self.columns = Columns(requested)
         self.finder = ProductFinder() if Events.PRODUCTS in requested else None
@@ -198,7 +198,7 @@ class _Decoder(Generic[_E]):
     In an ambiguous layout an event that cannot be read, or that has no time, may have been cut where it does not end.
     """
 
-    def __init__(self, kind: type[_E], layout: Layout) -> None:
+    def __init__(self, kind: type[_E], layout: TextLayout) -> None:
         self._is_unambiguous = layout.is_unambiguous
         self._opening, self._close = layout.separator[layout.until_brace :], layout.close
         self._decode_list = list_decoder(kind)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from perfscope.sources.traces.matching import NoMatch, _align_streams
 from perfscope.sources.traces.metadata import read_metadata
-from perfscope.sources.traces.pairing import Timeline, pair_windows
+from perfscope.sources.traces.pairing import WindowTimeline, pair_windows
 from perfscope.sources.traces.reader import read_trace
 from perfscope.tables.trace import ABSENT, ALL_EVENTS, Events, HostSpans, Trace, join
 from tests.sources.traces.making import AUTOGRAD
@@ -211,17 +211,17 @@ def longest_rise(pairs: list[tuple[int, int]]) -> int:
 def test_a_timeline_leaves_out_as_few_contradictions_as_possible(seed: int) -> None:
     draw = np.random.default_rng(seed)
     moments, same = draw.integers(0, 12, 8), draw.integers(0, 12, 8)
-    timeline = Timeline.through(moments, same)
+    timeline = WindowTimeline.through(moments, same)
     assert len(timeline.moments_ns) == longest_rise(list(zip(moments.tolist(), same.tolist(), strict=True)))
     assert (np.diff(timeline.moments_ns) > 0).all()
     assert (np.diff(timeline.same_ns) > 0).all()
 
 
 def test_a_timeline_stretches_what_is_between_its_moments_and_only_moves_what_is_outside() -> None:
-    timeline = Timeline.through(np.array([100, 200, 240]), np.array([1000, 1050, 1130]))
+    timeline = WindowTimeline.through(np.array([100, 200, 240]), np.array([1000, 1050, 1130]))
     at = timeline.at(np.array([90, 100, 150, 200, 210, 240, 250]))
     assert at.tolist() == [990, 1000, 1025, 1050, 1070, 1130, 1140]
-    assert Timeline.through(np.array([100]), np.array([7])).at(np.array([90, 110])).tolist() == [-3, 17]
+    assert WindowTimeline.through(np.array([100]), np.array([7])).at(np.array([90, 110])).tolist() == [-3, 17]
 
 
 def test_the_details_of_operators_follow_them_into_the_light_window(tmp_path: Path) -> None:
