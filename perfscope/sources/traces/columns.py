@@ -1,20 +1,18 @@
 """Decoded events as columns, with integer nanoseconds.
 
-Times are microseconds with up to three decimals in the file. A double holds them to the nanosecond below 2**43 us;
-older exporters write microseconds since 1970, which are above that, and are read digit by digit.
+Times are microseconds with up to three decimals in the file. A double holds them to the nanosecond below 2**43 us.
+Older exporters write whole microseconds since 1970, which are above that, and are exact, too.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from decimal import Decimal, InvalidOperation
 from functools import cached_property, partial
 from operator import attrgetter
 from typing import TypeAlias, TypeVar
 from zlib import crc32
 
-import msgspec
 import numpy as np
 
 from perfscope.constants import NS_PER_S, NS_PER_US, S_PER_DAY
@@ -48,12 +46,11 @@ from perfscope.tables.trace import (
     no_spans,
 )
 
-#: Below this a double of microseconds keeps every nanosecond.
-_EXACT_BELOW_US = 2.0**43
+#: No clock is that far: 146 years.
+_LARGEST_US = 2.0**62 / NS_PER_US
 #: CUPTI's overflowed records claim to last for years.
 _LONGEST_NS = 7 * S_PER_DAY * NS_PER_S
 _SPLIT = re.compile(r"\[[\d, ]*\]")
-_DECIMALS = 3
 
 _OF_CALLERS = Events.OPERATORS, Events.FRAMES
 _DETAILS = Events.SEQUENCES | Events.SHAPES
@@ -65,10 +62,6 @@ _Arguments = TypeVar("_Arguments", Args, HostArgs)
 
 #: The columns of some events, with as many rows each.
 _Block: TypeAlias = tuple[Int64 | Int32 | Int8, ...]
-
-
-class TimesDoNotFit(Exception):
-    """A time is too large for a double: decode again, in digits."""
 
 
 class Columns:
@@ -101,11 +94,7 @@ class Columns:
         self._host: dict[Events, list[_Block]] = {kind: [] for kind in Events if kind is not Events.DEVICE}
 
     def add(self, events: Sequence[AnyEvent]) -> None:
-        """Add the requested ones of some events.
-
-        Raises:
-            TimesDoNotFit: A time is too large for the doubles of Event.
-        """
+        """Add the requested ones of some events."""
         for category in dict.fromkeys(map(_CATEGORY, events)):
             if category not in KIND:
                 continue
@@ -120,11 +109,7 @@ class Columns:
                 self._add_host(members, kind)
 
     def add_timed(self, events: Sequence[TimedEvent], kind: Events) -> None:
-        """Add operators or Python functions of which only their times, or only the callers among them, are requested.
-
-        Raises:
-            TimesDoNotFit: A time is too large for a double.
-        """
+        """Add operators or Python functions of which only times, or only the callers among them, are requested."""
         events, start_ns, duration_ns = self._times(events)
         thread = self._identities(events, _THREAD)
         if kind is Events.OPERATORS and self._needs_operator_times:
@@ -261,13 +246,11 @@ class Columns:
         timed: Sequence[_E] = events
         if None in map(_TS, events) or None in map(_DURATION, events):
             timed = [event for event in events if event.ts is not None and event.dur is not None]
-        if timed and isinstance(timed[0].ts, msgspec.Raw):
-            times = [digits_to_ns(_TS(event)) for event in timed]
-            timed = [event for event, ns in zip(timed, times, strict=True) if ns is not None]
-            start_ns = np.array([ns for ns in times if ns is not None], np.int64)
-        else:
-            start_us = np.fromiter(map(_TS, timed), np.float64, len(timed))
-            start_ns = to_exact_ns(start_us)
+        start_us = np.fromiter(map(_TS, timed), np.float64, len(timed))
+        is_time = np.abs(start_us) < _LARGEST_US
+        if not is_time.all():
+            timed, start_us = [timed[row] for row in np.flatnonzero(is_time).tolist()], start_us[is_time]
+        start_ns = to_ns(start_us)
         self.dropped["no time"] += len(events) - len(timed)
         duration_us = np.fromiter(map(_DURATION, timed), np.float64, len(timed))
         negative, endless = duration_us < 0, duration_us > _LONGEST_NS / NS_PER_US
@@ -357,36 +340,11 @@ def _in_order(blocks: Sequence[_Block], *, width: int, by: int) -> list[Int64]:
     return [column[order] for column in columns]
 
 
-def to_exact_ns(times_us: Float64) -> Int64:
-    """Doubles of microseconds to nanoseconds.
-
-    Raises:
-        TimesDoNotFit: One is too large for that.
-    """
-    if len(times_us) and np.abs(times_us).max() >= _EXACT_BELOW_US:
-        raise TimesDoNotFit
-    return to_ns(times_us)
-
-
 def to_ns(times_us: Float64) -> Int64:
     """Doubles of microseconds to nanoseconds; the fraction is taken off first, so that no product is rounded."""
     microseconds = np.floor(times_us)
     fraction = np.rint((times_us - microseconds) * NS_PER_US)
     return np.asarray(microseconds.astype(np.int64) * NS_PER_US + fraction.astype(np.int64))
-
-
-def digits_to_ns(raw: msgspec.Raw) -> int | None:
-    """Microseconds as they are written to nanoseconds; None where they are no number, or beyond 146 years."""
-    text = bytes(raw).strip(b'"')
-    microseconds, _, fraction = text.partition(b".")
-    if microseconds.isdigit() and (not fraction or fraction.isdigit()) and len(fraction) <= _DECIMALS:
-        value = int(microseconds) * NS_PER_US + int(fraction.ljust(_DECIMALS, b"0"))
-    else:
-        try:
-            value = int((Decimal(text.decode("ascii", "replace")) * NS_PER_US).to_integral_value())
-        except (InvalidOperation, OverflowError, ValueError):
-            return None
-    return value if abs(value) < 1 << 62 else None
 
 
 def classify_work(names: Sequence[str], name: Int32, category: Int64, collective: Int64) -> Int8:

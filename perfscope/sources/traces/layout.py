@@ -15,9 +15,6 @@ _EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _FIRST_BRACE = re.compile(rb"\s*(?=\{)")
 _SPAN = re.compile(rb'(?P<prefix>\{\s*"ph"\s*:\s*"X"\s*,\s*(?="cat"))(?P<key>"cat"\s*:\s*")')
 _OPENING = re.compile(rb'\{\s*"')
-_TIME = re.compile(rb'"ts"\s*:\s*"?(-?)(\d*)(\.\d*)?([eE])?')
-_LONGEST_DOUBLE = 12
-_DECIMALS = 4
 
 
 class DoesNotFit(Exception):
@@ -74,11 +71,3 @@ def find_layout(text: bytes, start: int) -> TextLayout | None:
     separators = [b"}," + space + opening[0] for space in (b"", b" ", b"\n")]
     offsets = [(offset, separator) for separator in separators if (offset := text.find(separator, first.end())) >= 0]
     return TextLayout(b"}", min(offsets)[1], *fixed, is_unambiguous=False) if offsets else None
-
-
-def times_fit_doubles(text: bytes, start: int) -> bool:
-    """Whether the first time of the events looks as if a double could hold it to the nanosecond."""
-    match = _TIME.search(text, start)
-    if match is None:
-        return True
-    return len(match[2]) <= _LONGEST_DOUBLE + 1 and len(match[3] or b"") <= _DECIMALS and not match[4]

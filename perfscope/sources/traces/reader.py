@@ -18,18 +18,16 @@ from msgspec import Struct
 from perfscope.constants import MIB, MOST_RANKS
 from perfscope.errors import NotATrace, SourceError
 from perfscope.sources.traces.annotated_calls import find_copied_collectives, name_exchanges
-from perfscope.sources.traces.columns import Columns, TimesDoNotFit
+from perfscope.sources.traces.columns import Columns
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, RankRule
 from perfscope.sources.traces.inflate import read_ahead, read_blocks
-from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events, times_fit_doubles
+from perfscope.sources.traces.layout import DoesNotFit, find_layout, start_of_events
 from perfscope.sources.traces.products import ProductFinder
 from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
     DistributedInfo,
     Event,
-    EventInDigits,
-    ShapedEvent,
     TraceDevice,
 )
 from perfscope.sources.traces.salvage import FAILURES, repair
@@ -101,7 +99,7 @@ def read_trace(
     location = os.fspath(path)
     try:
         content = _scan(location, events)
-    except (DoesNotFit, TimesDoNotFit):
+    except DoesNotFit:
         content = _parse(location, events)
     trace = _to_trace(location, content, rank_rule)
     if not any(len(table) for table in (trace.device, trace.calls, trace.annotations, trace.operators)):
@@ -114,7 +112,6 @@ def _scan(path: str, events: Events) -> _Content:
 
     Raises:
         DoesNotFit: The layout is unknown, or not kept.
-        TimesDoNotFit: A time is too large for a double, which the first one was not.
     """
     damage: list[str] = []
     with read_ahead(path, damage) as blocks:
@@ -124,7 +121,7 @@ def _scan(path: str, events: Events) -> _Content:
         if start is None or layout is None:
             raise DoesNotFit
         _refuse_merged(path, head[:start])
-        scanner = Scanner(events, layout, fits=times_fit_doubles(head, start))
+        scanner = Scanner(events, layout)
         scanner.collect(chain((head[head.index(b"{", start) :],), chunks(blocks)))
     tail, is_closed = scanner.finish()
     if not is_closed:
@@ -170,14 +167,6 @@ def read_head(blocks: Iterator[bytes]) -> bytes:
     return head
 
 
-def _parse(path: str, events: Events) -> _Content:
-    """Read the events of a file of whatever layout, block by block."""
-    try:
-        return _stream(path, events, kind_of_event(events, Event))
-    except TimesDoNotFit:
-        return _stream(path, events, EventInDigits)
-
-
 def read_events(path: str, kind: type[_T]) -> Iterator[list[_T]]:
     """Yield all events of a trace, those of a block together; damaged ones are left out.
 
@@ -197,12 +186,8 @@ def read_events(path: str, kind: type[_T]) -> Iterator[list[_T]]:
         yield events
 
 
-def _stream(path: str, events: Events, kind: type[Event] | type[ShapedEvent] | type[EventInDigits]) -> _Content:
-    """Decode all events, and collect the requested ones.
-
-    Raises:
-        TimesDoNotFit: A time is too large for a double.
-    """
+def _parse(path: str, events: Events) -> _Content:
+    """Decode all events of a file of whatever layout, block by block, and collect the requested ones."""
     damage: list[str] = []
     blocks = read_blocks(path, damage)
     head = read_head(blocks).removeprefix(_BYTE_ORDER_MARK)
@@ -215,7 +200,7 @@ def _stream(path: str, events: Events, kind: type[Event] | type[ShapedEvent] | t
         raise NotATrace(path, "is not a trace", hint="a trace of torch.profiler is JSON with the key traceEvents")
     _refuse_merged(path, head[:start])
     columns, finder = Columns(events), ProductFinder() if Events.PRODUCTS in events else None
-    stream: EventStream[AnyEvent] = EventStream(kind)
+    stream: EventStream[AnyEvent] = EventStream(kind_of_event(events, Event))
     for members, text in stream.read(head[start:], blocks):
         columns.add(members)
         if finder and text:

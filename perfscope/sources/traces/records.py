@@ -86,7 +86,7 @@ class HostArgs(msgspec.Struct, gc=False, frozen=True, rename={
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event; its time is a double, exact below 2**43 us."""
+    """One event; its time is a double: exact where it is whole microseconds, or below 2**43 of them."""
 
     ph: str = ""
     cat: str = ""
@@ -124,19 +124,6 @@ class ShapedEvent(msgspec.Struct, gc=False):
     args: ShapedArgs | None = ShapedArgs()
 
 
-class EventInDigits(msgspec.Struct, gc=False):
-    """One event of an exporter whose microseconds do not fit a double."""
-
-    ph: str = ""
-    cat: str = ""
-    name: str = ""
-    pid: int | str | None = ABSENT
-    tid: int | str | None = ABSENT
-    ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: float | None = None
-    args: Args | None = Args()
-
-
 class TimedEvent(msgspec.Struct, gc=False):
     """When a thread was inside an operator or a Python function."""
 
@@ -146,7 +133,7 @@ class TimedEvent(msgspec.Struct, gc=False):
     dur: float | None = None
 
 
-AnyEvent: TypeAlias = Event | HostEvent | ShapedEvent | EventInDigits
+AnyEvent: TypeAlias = Event | HostEvent | ShapedEvent
 
 
 class Group(msgspec.Struct):

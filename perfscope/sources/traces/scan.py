@@ -19,7 +19,6 @@ from perfscope.sources.traces.records import (
     KIND,
     AnyEvent,
     Event,
-    EventInDigits,
     HostEvent,
     ShapedEvent,
     TimedEvent,
@@ -51,8 +50,7 @@ class Scanner:
         events: How many events were passed.
     """
 
-    def __init__(self, requested: Events, layout: TextLayout, *, fits: bool) -> None:
-        """``fits`` says whether doubles hold the times."""
+    def __init__(self, requested: Events, layout: TextLayout) -> None:
         self.columns = Columns(requested)
         self.finder = ProductFinder() if Events.PRODUCTS in requested else None
         self.events = 0
@@ -72,16 +70,16 @@ class Scanner:
         def decoder(kind: type[AnyEvent]) -> _Decoder[AnyEvent]:
             return _Decoder(kind, layout)
 
-        self._of_any = decoder(kind_of_event(requested, Event) if fits else EventInDigits)
-        of_host = decoder(kind_of_event(requested, HostEvent)) if fits else self._of_any
-        of_device = decoder(Event) if fits else self._of_any
+        self._of_any = decoder(kind_of_event(requested, Event))
+        of_host = decoder(kind_of_event(requested, HostEvent))
+        of_device = decoder(Event)
         self._timed = _Decoder(TimedEvent, layout)
         #: By kind, its texts in a block and what decodes them whole; None where times and names suffice.
         self._groups: dict[Events, tuple[list[bytes], _Decoder[AnyEvent] | None]] = {}
         needed_as = {Events.OPERATORS: _OF_OPERATORS, Events.FRAMES: Events.CALLERS}
         for kind in dict.fromkeys(KIND.values()):
             if requested & (kind | needed_as.get(kind, kind)):
-                is_timed = fits and not requested & (kind | Events.SEQUENCES | Events.SHAPES)
+                is_timed = not requested & (kind | Events.SEQUENCES | Events.SHAPES)
                 of_kind = of_device if kind is Events.DEVICE else of_host
                 self._groups[kind] = [], None if is_timed else of_kind
 
@@ -90,7 +88,6 @@ class Scanner:
 
         Raises:
             DoesNotFit: The layout is not kept, or no event ends for 64 MB.
-            TimesDoNotFit: A time is too large for a double.
         """
         opening, separator = self._opening, self._layout.separator
         is_first = True
@@ -234,4 +231,4 @@ def kind_of_event(events: Events, plain: type[_Plain]) -> type[_Plain] | type[Sh
 
 
 def _has_no_time(event: AnyEvent | TimedEvent) -> bool:
-    return event.ts is None or (isinstance(event.ts, msgspec.Raw) and bytes(event.ts) == b"null")
+    return event.ts is None
