@@ -7,7 +7,6 @@ matching steps, moved to where they were in the light window (``WindowTimeline``
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -67,17 +66,16 @@ class WindowTimeline(Struct, frozen=True, eq=False):
 
     @classmethod
     def through(cls, moments_ns: Int64, same_ns: Int64) -> WindowTimeline:
-        """A timeline through pairs of moments.
+        """A timeline through pairs of moments, of which there must be at least one.
 
-        Threads that launch at the same time need not do so in the same order again: of pairs that contradict each
-        other, as few as possible are left out. There must be at least one pair.
+        Threads that launch at the same time need not do so in the same order again: a pair that is not later than all
+        before it in both windows is left out.
         """
         order = np.lexsort((same_ns, moments_ns))
-        is_new: Bool = np.ones(len(order), np.bool_)  # all kernels of a CUDA graph have one launch
-        is_new[1:] = (np.diff(moments_ns[order]) != 0) | (np.diff(same_ns[order]) != 0)
-        moments, same = moments_ns[order][is_new], same_ns[order][is_new]
-        kept = np.arange(len(moments)) if _rises(moments, same) else _longest_rise(moments, same)
-        return cls(moments[kept], same[kept])
+        moments, same = moments_ns[order], same_ns[order]
+        is_later: Bool = np.ones(len(order), np.bool_)
+        is_later[1:] = (np.diff(moments) != 0) & (same[1:] > np.maximum.accumulate(same)[:-1])
+        return cls(moments[is_later], same[is_later])
 
     def at(self, moments_ns: Int64) -> Int64:
         """The same moments of the other window; beyond the ends of the timeline time runs as it does there."""
@@ -226,27 +224,3 @@ def _join_operators(
 def _is_no_step(trace: Trace) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     is_mark = np.array([name.startswith(STEP_MARK) for name in trace.names], np.bool_)
     return ~is_mark[trace.annotations.name]
-
-
-def _rises(moments: Int64, same: Int64) -> bool:
-    return bool((np.diff(moments) > 0).all() and (np.diff(same) > 0).all())
-
-
-def _longest_rise(moments: Int64, same: Int64) -> Int64:
-    """The rows of a longest sequence in which both columns rise strictly."""
-    order = np.lexsort((-same, moments))  # of equal moments the largest first, so that only one of them can rise
-    ends: list[int] = []
-    end_rows: list[int] = []
-    before = np.full(len(moments), -1, np.int64)
-    for row, value in zip(order.tolist(), same[order].tolist(), strict=True):
-        place = bisect_left(ends, value)
-        before[row] = end_rows[place - 1] if place else -1
-        if place == len(ends):
-            ends.append(value)
-            end_rows.append(row)
-        else:
-            ends[place], end_rows[place] = value, row
-    rise = [end_rows[-1]]
-    while before[rise[-1]] >= 0:
-        rise.append(int(before[rise[-1]]))
-    return np.array(rise[::-1], np.int64)
