@@ -33,7 +33,6 @@ class Faults:
         status: What refuses it: 503, or 429.
         cut: How often the connection breaks in the middle of their content.
         shortened: How often half of their content is given as all of it.
-        is_unframed: Whether what is shortened states no length at all.
         silent: How often nothing at all is answered.
         unlisted: They are left out of listings.
         lost: They are listed, but not there.
@@ -46,7 +45,6 @@ class Faults:
     status: int = 503
     cut: dict[str, int] = field(default_factory=dict)
     shortened: dict[str, int] = field(default_factory=dict)
-    is_unframed: bool = False
     silent: dict[str, int] = field(default_factory=dict)
     ended: threading.Event = field(default_factory=threading.Event)
     unlisted: str = ""
@@ -124,27 +122,13 @@ class _Handler(BaseHTTPRequestHandler):
             is_cut = self.command == "GET" and not is_listing and faults.take(faults.cut, key)
             content = faults.list(content) if is_listing else content
             if self.command == "GET" and not is_listing and faults.take(faults.shortened, key):
-                self._shorten(response, content)
+                self._answer(response.status, response.getheaders(), content[: len(content) // 2])
                 connection.close()
                 return
             with faults.lock:
                 faults.bytes_sent[key] += len(content)
             self._answer(response.status, response.getheaders(), content, len(content) // 2 if is_cut else None)
         connection.close()
-
-    def _shorten(self, response: HTTPResponse, content: bytes) -> None:
-        """Answer with half of a body as if that were all."""
-        if not self.server.faults.is_unframed:
-            self._answer(response.status, response.getheaders(), content[: len(content) // 2])
-            return
-        self.send_response_only(response.status)
-        for name, value in response.getheaders():
-            if name.lower() not in _OWN_HEADERS:
-                self.send_header(name, value)
-        self.send_header("Connection", "close")
-        self.end_headers()
-        self.wfile.write(content[: len(content) // 2])
-        self.close_connection = True
 
     def _pass_on_head(self, response: HTTPResponse) -> None:
         self.send_response_only(response.status)

@@ -112,7 +112,6 @@ def test_parts_in_a_store_and_in_a_folder_are_one_run(server: str, bring: Bring,
     "faults",
     [
         {"throttled": {RECORD: 2, PARTIALS: 2, TRACES[0]: 2}},
-        {"throttled": {RECORD: 2, PARTIALS: 2, TRACES[0]: 2}, "status": 429},
         {"cut": {RECORD: 1, PARTIALS: 1, TRACES[0]: 1}},
     ],
     ids=str,
@@ -132,7 +131,6 @@ def test_a_store_that_fails_for_a_while_gives_all_of_it(
         ({"throttled": ALWAYS}, "the store refused it each time that it was asked"),
         ({"cut": ALWAYS}, ""),
         ({"shortened": ALWAYS}, ""),
-        ({"shortened": ALWAYS, "is_unframed": True}, ""),
         ({"lost": True}, "it does not exist"),
     ],
     ids=str,
@@ -143,10 +141,7 @@ def test_what_the_store_loses_is_named_and_comes_with_the_next_collect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
-    faults = {
-        key: value if key == "is_unframed" else name if key == "lost" else {name: value}
-        for key, value in faults.items()
-    }
+    faults = {key: name if key == "lost" else {name: value} for key, value in faults.items()}
     wanted = {"traces": "2"} if name.endswith(".gz") else {"partials": True}
     with faulty(server, Faults(**faults)) as address:
         code, data = bring(address, **wanted)

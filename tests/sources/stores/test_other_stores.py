@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from types import SimpleNamespace
-from typing import BinaryIO, cast
 
 import fsspec
 import pytest
@@ -13,7 +11,7 @@ import pytest
 from perfscope.engine.run import analyze
 from perfscope.errors import SourceError, UsageError
 from perfscope.sources.runs.stored import read_run_at
-from perfscope.sources.stores.reading import StoredFile, list_below, open_stored, read_all
+from perfscope.sources.stores.reading import list_below, read_all
 from tests.sources.stores.conftest import RUN
 
 
@@ -65,20 +63,6 @@ def test_a_disk_that_cannot_hold_the_records_is_named(
     with pytest.raises(SourceError, match=r"memory://bucket/run cannot be copied to \S+: No space left") as error:
         read_run_at("memory://bucket/run")
     assert error.value.hint == "TMPDIR names a folder on another disk"
-
-
-def test_a_file_whose_end_the_store_does_not_send_ends_with_an_error(
-    memory: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    memory.pipe("/bucket/log", b"0123456789")
-    with open_stored("memory://bucket/log") as file:
-        assert file.read() + file.read() == b"0123456789"
-    opened = SimpleNamespace(read=lambda _: b"", tell=lambda: 5, size=10, close=lambda: None)
-    with (
-        StoredFile(cast(BinaryIO, opened)) as file,
-        pytest.raises(OSError, match="the store sent less of it than there is"),
-    ):
-        file.read(5)
 
 
 @pytest.mark.parametrize("name", ["ranks/00002/a[0].jsonl", "hosts/a*.json", "nvml/what?.bin", "[", "ranks/00001/*"])

@@ -129,12 +129,11 @@ def test_a_trace_and_a_record_that_were_listed_and_are_gone_are_named(s3: str, a
     assert len(ranks(analysis)) == 4
 
 
-@pytest.mark.parametrize("is_unframed", [False, True])
-def test_half_of_a_trace_or_of_a_record_is_never_taken_for_all_of_it(s3: str, ask: Ask, *, is_unframed: bool) -> None:
-    with faulty(s3, Faults(shortened={TRACES[1]: ALWAYS}, is_unframed=is_unframed)) as address:
+def test_half_of_a_trace_or_of_a_record_is_never_taken_for_all_of_it(s3: str, ask: Ask) -> None:
+    with faulty(s3, Faults(shortened={TRACES[1]: ALWAYS})) as address:
         analysis = ask(address)
     assert analysis.damage[0].startswith(f"s3://runs/zero1/traces/{TRACES[1]}")
-    with faulty(s3, Faults(shortened={"ranks/00001/steps.jsonl": ALWAYS}, is_unframed=is_unframed)) as address:
+    with faulty(s3, Faults(shortened={"ranks/00001/steps.jsonl": ALWAYS})) as address:
         (line,) = ask(address).damage
     assert line.startswith("s3://runs/zero1/ranks/00001/steps.jsonl cannot be read: ")
 
@@ -221,9 +220,7 @@ def absent(s3: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ("faults", "reason"),
     [
         ({"throttled": {PARTIALS: ALWAYS}}, "cannot be read: the store refused it each time that it was asked"),
-        ({"cut": {PARTIALS: ALWAYS}}, "cannot be read: "),
         ({"shortened": {PARTIALS: ALWAYS}}, "is not whole"),
-        ({"shortened": {PARTIALS: ALWAYS}, "is_unframed": True}, "is not whole"),
         ({"lost": PARTIALS}, "cannot be read: it does not exist"),
     ],
     ids=str,
