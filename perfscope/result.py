@@ -51,8 +51,6 @@ Item: TypeAlias = Any
 #: What the cell of a value is.
 Unit: TypeAlias = Callable[[Any], Cell]
 
-_PERCENT = 100
-
 
 class Doc(NamedTuple):
     """What a field is, for the reference of metrics: ``Annotated[int, Doc("Completed steps.")]``."""
@@ -118,7 +116,7 @@ def GIGABYTES(size: float) -> float:  # noqa: N802 - a unit
 
 def PERCENT(share: float) -> float:  # noqa: N802 - a unit
     """Percent of a share of 1."""
-    return float(_PERCENT * share)
+    return float(100 * share)
 
 
 class Column(Struct, frozen=True):

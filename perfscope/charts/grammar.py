@@ -146,5 +146,5 @@ class Chart:
     x: Axis
     y: Axis
     marks: tuple[Mark, ...]
-    row_height: int = 22
+    row_height: int = 18
     height: int = 240

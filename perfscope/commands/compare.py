@@ -20,9 +20,6 @@ from perfscope.errors import ExitCode, UsageError
 from perfscope.files import replace_file
 from perfscope.outcome import Outcome
 
-_FEWEST_SIDES = 2
-_PERCENT = 100
-
 Sides = Annotated[
     list[str],
     typer.Argument(
@@ -46,7 +43,7 @@ BetweenRuns = Annotated[
     float | None,
     typer.Option(
         min=0,
-        max=_PERCENT,
+        max=100,
         help="Standard deviation of the median step between runs of the same code, in percent, for sides of one run.",
         show_default="as much as its steps spread, and 0.4",
     ),
@@ -72,7 +69,7 @@ def compare(
     require_readable(section, format)
     for text in fail_on or ():
         parse_limit(text)  # said before anything is read
-    if len(sides) < _FEWEST_SIDES and save is None:
+    if len(sides) == 1 and save is None:
         raise UsageError("nothing to compare it with: name at least two", hint="perfscope compare A B")
     plan = Plan(with_operators=operators)
     first, *others = (read_side(location, plan) for location in sides)
@@ -80,7 +77,7 @@ def compare(
         replace_file(save, (json.dumps(to_baseline(others[-1] if others else first), indent=1) + "\n").encode())
     if not others:
         return Outcome(text=f"saved {save}\n", notes=tuple(f"warning: {line}" for line in first.damage))
-    between = None if between_runs is None else between_runs / _PERCENT
+    between = None if between_runs is None else between_runs / 100
     compared = compare_sides([first, *others], anyway=anyway, limits=fail_on or (), between_runs=between)
     report = to_report(compared)
     comparisons = [runs.comparison for runs in compared]

@@ -21,13 +21,11 @@ from perfscope.merging.merge import Choice, Merged, merge
 from perfscope.outcome import Outcome
 from perfscope.page import describe_analysis, read_for_page, render
 from perfscope.renderers import Format
-from perfscope.report import Column, Json, Report, Section, first_rows
+from perfscope.report import MOST_ROWS, Column, Json, Report, Section, long_table
 from perfscope.sources.traces.files import RANK_IN_FILE_NAME, TRACE_ENDINGS
 from perfscope.units import parse_ranges
 from perfscope.watching.job import WatchedJob
 from perfscope.watching.openmetrics import to_openmetrics
-
-_MOST_ROWS = 40
 
 
 class ExportKind(StrEnum):
@@ -187,7 +185,6 @@ def _describe_merged(merged: Merged) -> Report:
         (trace.rank, trace.events, to_us(trace.offset_ns), to_us(trace.residual_ns), Path(trace.path).name)
         for trace in merged.traces
     ]
-    shown, left_out = first_rows(rows, _MOST_ROWS)
     notes = [
         f"{merged.path}: {merged.bytes / MB:.1f} MB, {merged.operations} operations of several ranks. "
         "Open it at https://ui.perfetto.dev."
@@ -197,5 +194,5 @@ def _describe_merged(merged: Merged) -> Report:
             f"Each clock was moved to that of rank {merged.reference}, by the ends of common collectives; times of two "
             "ranks can be compared as finely as their residuals."
         )
-    section = Section("Merged traces", columns, shown, (*notes, *merged.notes, *left_out))
+    section = long_table("Merged traces", columns, rows, (*notes, *merged.notes), most=MOST_ROWS)
     return Report(f"{len(merged.traces)} traces on one clock", data, (section,), merged.damage)

@@ -11,8 +11,6 @@ from perfscope.charts.palette import Colour
 from perfscope.page.part import PageFigure
 from perfscope.report import Column, Section
 
-_MOST_HIGH_ROWS = 16
-
 
 def draw_bars(
     title: str,
@@ -59,7 +57,6 @@ def draw_bars(
         Values(axis or unit, low=0),
         Categories("", tuple(names)),
         marks,
-        row_height=fit_row_height(len(rows)),
     )
     columns = (Column("Of"), *(Column(f"{label.capitalize()} ({unit})", 3) for label, _ in kinds))
     if len(kinds) == 1:
@@ -102,11 +99,6 @@ def select_rows(values: Sequence[float], most: int, measure: str) -> ShownRows:
         "the others, from the smallest up."
     )
     return ShownRows(tuple(sorted({*outliers, *quantiles})), note)
-
-
-def fit_row_height(rows: int) -> int:
-    """How high a row of a chart is, in pixels: lower where there are more."""
-    return 22 if rows <= _MOST_HIGH_ROWS else 14
 
 
 def bucket_edges(count: int, most: int) -> list[tuple[int, int]]:

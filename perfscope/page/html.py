@@ -15,11 +15,10 @@ from importlib.resources import files
 from perfscope.charts.palette import style_rules, style_variables
 from perfscope.charts.svg import draw
 from perfscope.page.part import PageDocument, PageFigure, PagePart, Tile
-from perfscope.report import Cell, Column, Section, escape_control_characters
+from perfscope.report import Cell, Column, Section, escape_control_characters, shorten_warnings
 
 _MOST_ROWS = 100
 _LONGEST_CELL = 300
-_MOST_DAMAGE = 20
 
 
 def render(document: PageDocument) -> str:
@@ -115,9 +114,7 @@ def _head(document: PageDocument) -> Iterator[str]:
     if document.facts:
         yield f'<p class="facts">{"".join(f"<span>{clean(fact)}</span>" for fact in document.facts)}</p>'
     if document.damage:
-        lines = "".join(f"<li>{clean(line)}</li>" for line in document.damage[:_MOST_DAMAGE])
-        left_out = len(document.damage) - _MOST_DAMAGE
-        lines += f"<li>and {left_out} more, which <code>perfscope analyze</code> lists</li>" if left_out > 0 else ""
+        lines = "".join(f"<li>{clean(line)}</li>" for line in shorten_warnings(document.damage))
         title = "Parts of this run are missing or damaged. The page shows the rest."
         yield f'<section class="damage" aria-label="Damage"><p><strong>{title}</strong></p><ul>{lines}</ul></section>'
     if document.remarks:

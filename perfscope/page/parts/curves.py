@@ -33,9 +33,11 @@ from perfscope.charts.palette import SERIES, Colour
 from perfscope.constants import GB, MS_PER_S, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
 from perfscope.errors import MissingInput
-from perfscope.page.figures import bucket_edges, fit_row_height, select_rows
+from perfscope.page.figures import bucket_edges, select_rows
 from perfscope.page.part import Drawn, PageFigure, rank_name, result_of
+from perfscope.renderers.summary import describe_steps
 from perfscope.report import Column, Section
+from perfscope.result import to_object
 from perfscope.tables.columns import Bool, present
 from perfscope.tables.run import Run
 from perfscope.tables.steps import Steps
@@ -45,7 +47,6 @@ from perfscope.units import format_bytes, format_ranges
 _MOST_POINTS = 600
 #: Steps that take this many times the median are drawn at the upper edge.
 _HIGHEST = 2.5
-_MOST_NAMED = 6
 _HAPPENINGS: tuple[tuple[str, Colour, Callable[[Steps], Bool]], ...] = (
     ("profiler window", Colour.COPY, lambda steps: np.asarray(steps.window != "", np.bool_)),
     ("checkpoint save", Colour.SYNCHRONISATION, lambda steps: present(steps.save_ns) | steps.draining),
@@ -72,22 +73,14 @@ def draw_steps(analysis: Analysis) -> Drawn:
     ranges = _list_ranges(run)
     if not ranges:
         return Drawn("Nothing to draw: no step's time is known, because the beginning of none was recorded.")
-    chart, beyond = _chart_times(ranges, times)
+    chart = _chart_times(ranges, times)
     happenings = _chart_happenings(run, analysis)
     if happenings is not None:
         chart = replace(chart, x=replace(chart.x, label=""))
     columns = (Column("Step"), *(Column(f"{name} (ms)", 3) for name in ("The job", "Slowest rank", "Fastest rank")))
     rows = tuple((step.step, step.job, step.slowest, step.fastest) for step in ranges)
     figure = PageFigure((chart, *([happenings] if happenings else [])), Section(chart.title, columns, rows))
-    ranks = f"{len(times.ranks)} rank{'s' * (len(times.ranks) > 1)}"
-    if times.step_time_s is None or times.median_s is None:
-        lead = f"{times.count} steps on {ranks}; too few of them are in steady state for a step time. {beyond}"
-    else:
-        lead = (
-            f"{times.count} steps on {ranks}; in steady state the step time is {times.step_time_s * MS_PER_S:,.1f} ms, "
-            f"the median {times.median_s * MS_PER_S:,.1f} ms. {beyond}"
-        )
-    return Drawn(lead, (figure,))
+    return Drawn(f"{describe_steps(to_object(times))}.", (figure,))
 
 
 def _list_ranges(run: Run) -> list[StepRange]:
@@ -105,8 +98,8 @@ def _list_ranges(run: Run) -> list[StepRange]:
     return [StepRange(step, *(time_ns / NS_PER_MS for time_ns in (*spans[step], job_ns))) for step, job_ns in times]
 
 
-def _chart_times(ranges: Sequence[StepRange], times: StepTimes) -> tuple[Chart, str]:
-    """The steps as a curve, and which of them are beyond its axis."""
+def _chart_times(ranges: Sequence[StepRange], times: StepTimes) -> Chart:
+    """The steps as a curve; those beyond its axis are at its upper edge."""
     ranks = len(times.ranks)
     middle = times.median_s * MS_PER_S if times.median_s else median(step.job for step in ranges)
     top = 1.08 * max((step.slowest for step in ranges if step.slowest <= _HIGHEST * middle), default=middle)
@@ -135,16 +128,13 @@ def _chart_times(ranges: Sequence[StepRange], times: StepTimes) -> tuple[Chart, 
         marks.append(Dots("beyond the axis", Colour.WORSE, tuple((float(step.step), top) for step in drawn), tips))
     ends = (float(ranges[0].step), float(ranges[-1].step))
     marks.append(Line("median in steady state", Colour.QUIET, tuple((x, middle) for x in ends), is_dashed=True))
-    chart = Chart(
+    return Chart(
         "Time of each step",
         f"Times of {len(ranges)} steps in milliseconds, around a median of {middle:.1f} ms.",
         Values("step", low=ends[0] - 0.5, high=ends[1] + 0.5),
         Values("ms", low=0, high=top),
         tuple(marks),
     )
-    named = ", ".join(f"{step.step} ({step.job:,.0f} ms)" for step in above[:_MOST_NAMED])
-    rest = f" and {len(above) - _MOST_NAMED} more" if len(above) > _MOST_NAMED else ""
-    return chart, f"Beyond the axis: step {named}{rest}." if above else ""
 
 
 def _chart_happenings(run: Run, analysis: Analysis) -> Chart | None:
@@ -361,7 +351,6 @@ def draw_stragglers(analysis: Analysis) -> Drawn:
         Categories("", tuple(columns)),
         Categories("", tuple(names)),
         (Heat("", cells),),
-        row_height=fit_row_height(len(names)),
     )
     table = Section(
         chart.title,

@@ -24,7 +24,6 @@ _COLOURS = (
     Colour.CALL, Colour.UNKNOWN,
 )  # fmt: skip
 _MOST_MEMBERS = 60_000
-_MOST_BUBBLES = 20_000
 _LONGEST_NAME = 160
 _FINEST_UNITS = 2**31
 
@@ -174,7 +173,7 @@ def _pack_operations(job: JobTracks, rows: dict[int | None, int], start_ns: int,
         packed.append([kind, *(_flat(entries, rows, start_ns, unit_ns))])
     bubbles = [
         [rows[bubble.rank], (bubble.start_ns - start_ns) // unit_ns, (bubble.end_ns - start_ns) // unit_ns]
-        for bubble in job.bubbles[:_MOST_BUBBLES]
+        for bubble in job.bubbles
         if bubble.rank in rows
     ]
     return {"kinds": list(kinds), "operations": packed, "operations_in_all": len(job.operations), "bubbles": bubbles}
