@@ -4,8 +4,7 @@
 says what a page shows, and ``render`` writes that as HTML.
 """
 
-from perfscope.page.build import build_page, describe_analysis
+from perfscope.page.build import analyze_for_page, build_page, describe_analysis, read_for_page
 from perfscope.page.html import render
-from perfscope.page.reading import PAGE_ANALYZERS, analyze_for_page, read_for_page
 
-__all__ = ["PAGE_ANALYZERS", "analyze_for_page", "build_page", "describe_analysis", "read_for_page", "render"]
+__all__ = ["analyze_for_page", "build_page", "describe_analysis", "read_for_page", "render"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+
+import msgspec
 
 from perfscope.aggregation.tables import aggregate
 from perfscope.analyzers.breakdown import Breakdown
@@ -14,7 +17,8 @@ from perfscope.analyzers.mfu import Utilisation
 from perfscope.analyzers.steps import StepTimes
 from perfscope.constants import GB, MANY_RANKS
 from perfscope.engine.analysis_report import find_groupings
-from perfscope.engine.run import Analysis
+from perfscope.engine.inputs import Inputs, find_inputs
+from perfscope.engine.run import Analysis, Plan, analyze_inputs
 from perfscope.page.html import render
 from perfscope.page.part import Drawn, PageDocument, PagePart, Tile, result_of
 from perfscope.page.parts import bars, curves
@@ -60,6 +64,7 @@ class _Kind:
         return PagePart(self.identity, self.title, lead, drawn.figures, sections, html=drawn.html)
 
 
+_PLAN = Plan()
 #: The parts in their order; what is in none of them stands at the end as tables.
 _KINDS = (
     _Kind("findings", "Findings", (), draw_findings, ("findings",), "no step was measured"),
@@ -72,12 +77,29 @@ _KINDS = (
     _Kind("stragglers", "Stragglers", ("stragglers",), curves.draw_stragglers),
     _Kind("gpus", "GPUs under the steps", ("gpus", "energy", "throttling"), curves.draw_gpus, ("gpus",)),
     _Kind("pipeline", "Pipeline", ("pipeline_bubble", "pipeline_steps"), bars.draw_pipeline),
-    _Kind("critical-path", "Critical path", ("whatif",), bars.draw_critical_path),
     _Kind("kernels", "Kernels", ("kernels",)),
     _Kind("modules", "Modules", ("modules",), otherwise="this is no run of `perfscope profile --modules`"),
     _Kind("memory", "Memory", ("memory",), bars.draw_memory, ("steps", "gpus", "memory")),
     _Kind("checkpoints", "Checkpoints", ("saves",)),
 )  # fmt: skip
+
+
+def read_for_page(paths: Sequence[str | os.PathLike[str]], plan: Plan = _PLAN) -> Analysis:
+    """Analyze one run's folder, or traces, for a page.
+
+    Raises:
+        SourceError: A path does not exist, or no input can be read.
+    """
+    return analyze_for_page(find_inputs(paths), plan)
+
+
+def analyze_for_page(inputs: Inputs, plan: Plan = _PLAN) -> Analysis:
+    """Analyze what ``find_inputs`` read for a page: every default analyzer and the timeline.
+
+    Raises:
+        SourceError: No input can be read.
+    """
+    return analyze_inputs(inputs, msgspec.structs.replace(plan, besides=frozenset(("timeline",))))
 
 
 def build_page(analysis: Analysis) -> str:

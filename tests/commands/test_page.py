@@ -53,7 +53,7 @@ def test_a_run_without_a_step(tmp_path: Path) -> None:
     ("shape", "shown"),
     [
         (SyntheticRun(ranks=1, steps=1, profiled=0), {"steps"}),
-        (SyntheticRun(ranks=1), {"steps", "breakdown", "timeline", "gpus", "kernels", "memory", "critical-path"}),
+        (SyntheticRun(ranks=1), {"steps", "breakdown", "timeline", "gpus", "kernels", "memory"}),
         (SyntheticRun(ranks=3), {"overlap", "collectives", "stragglers"}),
         (SyntheticRun(ranks=2, profiled=0), {"steps", "gpus", "memory"}),
     ],

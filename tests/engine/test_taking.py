@@ -20,8 +20,7 @@ from perfscope.engine.tasks import MeasuredTrace, MeasureTask
 from perfscope.engine.windows import TraceFiles
 from perfscope.errors import MissingInput, SourceError
 from perfscope.merging.merge import Choice, merge
-from perfscope.page.build import build_page
-from perfscope.page.reading import analyze_for_page
+from perfscope.page.build import analyze_for_page, build_page
 from perfscope.renderers import Format, render
 from perfscope.sources import partials as files_of_partials
 from perfscope.sources.traces.files import find_traces

@@ -20,7 +20,7 @@ PIPELINE = ROOT / "fixtures" / "pipeline" / "pp4_1f1b_m8"
 #: The marks of each figure of the real run: two ranks, 16 steps, one of them traced.
 LEAST_MARKS = {
     "steps-0": 18, "goodput-0": 8, "breakdown-0": 8, "collectives-0": 5, "stragglers-0": 2, "gpus-0": 12,
-    "critical-path-0": 6, "memory-0": 6,
+    "memory-0": 6,
 }  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def test_findings_come_first_and_headings_are_in_order(show: Show, real_page: st
     parts = page.eval_on_selector_all("main > section", "all => all.map(s => s.id)")
     assert parts == [
         "findings", "steps", "goodput", "breakdown", "timeline", "overlap", "collectives", "stragglers", "gpus",
-        "pipeline", "critical-path", "kernels", "modules", "memory", "checkpoints", "others",
+        "pipeline", "kernels", "modules", "memory", "checkpoints", "others",
     ]  # fmt: skip
 
 

@@ -1,36 +1,13 @@
-"""The page of more traces than it replays says what it leaves out, and of how many traces."""
+"""The page of very many traces bears the name of their folder."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from perfscope.engine.inputs import Inputs
-from perfscope.engine.run import Analysis, Plan
-from perfscope.page import describe_analysis, reading
+from perfscope.engine.run import Analysis
+from perfscope.page import describe_analysis
 
 MANY = 1_024
-
-
-@pytest.mark.parametrize(
-    ("is_absent", "described"), [(True, "1,024 traces that stayed on the hosts"), (False, "1,024 traces of 2.05 kB")]
-)
-def test_a_critical_path_that_is_left_out_names_its_traces(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_absent: bool, described: str
-) -> None:
-    paths = tuple(str(tmp_path / f"rank{rank}.json") for rank in range(MANY))
-    for path in () if is_absent else paths:
-        Path(path).write_bytes(b"[]")
-
-    def analyze_nothing(inputs: Inputs, plan: Plan) -> Analysis:
-        assert "whatif" not in plan.besides
-        return Analysis(inputs.paths, {}, (), (), None)
-
-    monkeypatch.setattr(reading, "analyze_inputs", analyze_nothing)
-    inputs = Inputs((str(tmp_path),), None, paths, frozenset(paths if is_absent else ()))
-    (skipped,) = reading.analyze_for_page(inputs).skipped
-    assert described in skipped.reason
 
 
 @pytest.mark.parametrize(

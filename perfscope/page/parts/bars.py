@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 from perfscope.analyzers.breakdown import Breakdown
 from perfscope.analyzers.gpus import Gpus
 from perfscope.analyzers.memory import MemoryUse
@@ -12,8 +10,6 @@ from perfscope.analyzers.pipeline_bubble.measurement import PipelineBubble
 from perfscope.analyzers.shared.parts import Part as Spent
 from perfscope.analyzers.steps import StepTimes
 from perfscope.analyzers.wall_clock import WallClock
-from perfscope.analyzers.whatif import WhatIf
-from perfscope.analyzers.whatif.critical_path import COMMUNICATION, COMPUTE, COPY, DATA, HOST, LAUNCH
 from perfscope.charts.palette import Colour
 from perfscope.constants import GB, NS_PER_MS, NS_PER_S
 from perfscope.engine.run import Analysis
@@ -96,36 +92,6 @@ def draw_wall_clock(analysis: Analysis) -> Drawn:
     )
     kinds = [(label, colour) for label, colour, _ in _LIFE]
     return Drawn(lead, (draw_bars("Wall time by process", "s", names, rows, kinds),))
-
-
-_PATH = {
-    COMPUTE: Colour.COMPUTE,
-    COMMUNICATION: Colour.COMMUNICATION,
-    COPY: Colour.COPY,
-    HOST: Colour.OPERATOR,
-    DATA: Colour.DATA,
-    LAUNCH: Colour.LAUNCH,
-}
-
-
-def draw_critical_path(analysis: Analysis) -> Drawn:
-    """The path's time by rank and cause."""
-    answer = result_of(analysis, "whatif", WhatIf)
-    assert answer is not None
-    times_ms: defaultdict[tuple[int, str], float] = defaultdict(float)
-    for part in answer.critical_path:
-        times_ms[part.rank, part.cause] += part.time_ns / part.steps / NS_PER_MS
-    ranks = sorted({rank for rank, _ in times_ms})
-    rows = [[times_ms.get((rank, cause), 0.0) for cause in _PATH] for rank in ranks]
-    lead = (
-        f"From the end of a step back to its begin, always to what was waited for last: {sum(times_ms.values()):,.2f} "
-        f"ms, on {len(ranks)} rank{'s' * (len(ranks) > 1)}. Only what is on it makes a step faster. It is that of the "
-        "profiled steps; `perfscope whatif` says what is left of it without the profiler."
-    )
-    names = [rank_name(rank) for rank in ranks]
-    return Drawn(
-        lead, (draw_bars("Critical path by rank", "ms", names, rows, list(_PATH.items()), axis="ms of a step"),)
-    )
 
 
 _MEMORY = (
