@@ -19,7 +19,6 @@ from tests.conftest import perfscope as command_line
 FIXTURES = ROOT / "fixtures"
 UNPINNED = FIXTURES / "findings" / "h200" / "unpinned"
 ZERO1 = FIXTURES / "runs" / "h200_zero1"
-PINNED = FIXTURES / "findings" / "h200" / "pinned"
 ONE_RANK_TRACES = FIXTURES / "traces" / "single"
 
 

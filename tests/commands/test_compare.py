@@ -15,8 +15,6 @@ from tests.conftest import ROOT
 
 RUN = ROOT / "fixtures" / "light" / "gpu_bound"
 OTHER = ROOT / "fixtures" / "light" / "ddp_gpu_bound"
-LONG = ROOT / "fixtures" / "runs" / "h200_zero1"
-LOGS = ROOT / "fixtures" / "logs"
 
 Capture = pytest.CaptureFixture[str]
 
@@ -269,18 +267,6 @@ def test_what_is_typed_wrong_is_one_line(tmp_path: Path, capsys: Capture) -> Non
     assert run(capsys, "compare", RUN, tmp_path / "nowhere").code == 1
     (tmp_path / "folder").mkdir()
     assert "contains neither a run nor traces nor logs" in run(capsys, "compare", RUN, tmp_path / "folder").err
-
-
-def test_sides_that_name_nothing_and_a_spread_that_cannot_be_are_one_line(capsys: Capture) -> None:
-    for side in ("", " ", ",", ",,"):
-        answer = run(capsys, "compare", side, RUN)
-        assert answer.code == 1
-        assert len(answer.err.splitlines()) <= 2
-        assert "names no" in answer.err
-    for share in ("inf", "1e308", "-1", "nan"):
-        answer = run(capsys, "compare", RUN, RUN, "--between-runs", share)
-        assert answer.code == 2
-        assert "--between-runs" in answer.err
 
 
 def test_every_format_of_other_commands_is_there(pair: tuple[Path, Path], capsys: Capture) -> None:

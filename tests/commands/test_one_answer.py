@@ -20,7 +20,6 @@ import pytest
 
 from perfscope.cli import main
 from tests.conftest import ROOT
-from tests.sources.joblog.lines import megatron
 
 FIXTURES = ROOT / "fixtures"
 LOGS = sorted(
@@ -29,7 +28,6 @@ LOGS = sorted(
     for path in (FIXTURES / folder).iterdir()
     if path.suffix in (".log", ".out", ".txt")
 )[::5]
-RUNS = sorted(path.parent for path in FIXTURES.glob("runs/*/run.json"))
 
 
 def _label(label: bytes) -> Callable[[bytes], bytes]:
@@ -97,47 +95,17 @@ def read_all(folder: Path, name: str, content: bytes) -> dict[str, Any]:
     return without_place
 
 
-def check_agreement(answers: dict[str, Any]) -> int:
-    """Compare each figure that two commands share; returns how many were compared."""
-    logs = answers["logs"].get("logs")
-    summary = logs[0] if logs else {}
-    compared = 0
-    scaled = answers["scaling"].get("runs", [])
-    for run in scaled:
-        shared = {"samples_per_s": run["samples_per_s"], "global_batch_size": run["global_batch_size"]}
-        for name, value in shared.items():
-            if summary[name] is not None or name == "samples_per_s":
-                assert value == summary[name], name
-                compared += 1
-    assert bool(scaled) == bool(summary)
-    compared += _check_tflops(answers["tflops"], summary)
-    plan = answers["plan"]
-    if "model" in plan and summary.get("parameters_source") != "given":
-        assert plan["model"]["parameters"] == summary["parameters"]
-        compared += 1
-    return compared
-
-
-def _check_tflops(tflops: dict[str, Any], summary: dict[str, Any]) -> int:
-    error = tflops.get("error", "")
-    for phrase, name in (
-        ("--gbs is missing", "global_batch_size"),
-        ("--gpus is missing", "gpus"),
-        ("which model", "parameters"),
-    ):
-        if phrase in error:
-            assert summary[name] is None, phrase
-    if error:
-        return 1
-    assert tflops["model"]["parameters"] == summary["parameters"]
-    if summary["tflops_per_gpu"] is not None:
+def check_agreement(answers: dict[str, Any]) -> None:
+    """Compare each figure that two commands share."""
+    (summary,) = answers["logs"].get("logs") or [{}]
+    for run in answers["scaling"].get("runs", []):
+        assert run["samples_per_s"] == summary["samples_per_s"]
+    tflops, plan = answers["tflops"], answers["plan"]
+    for document in (tflops, plan):
+        if "model" in document and summary.get("parameters_source") != "given":
+            assert document["model"]["parameters"] == summary["parameters"]
+    if "tflops_per_gpu" in tflops and summary["tflops_per_gpu"] is not None:
         assert tflops["tflops_per_gpu"] == pytest.approx(summary["tflops_per_gpu"], rel=1e-6)
-    read = " ".join(tflops["read"])
-    if summary["global_batch_size"] is not None:
-        assert f"global batch {summary['global_batch_size']}," in read
-    if summary["seq_len"] is not None and not summary["assumed"]:
-        assert f"sequence length {summary['seq_len']}," in read
-    return 3
 
 
 @pytest.mark.parametrize("log", LOGS, ids=lambda log: f"{log.parent.name}/{log.stem}")
@@ -147,23 +115,6 @@ def test_every_command_gives_one_answer_whatever_the_log_is_written_in(log: Path
     check_agreement(plain)
     for number, (variant, (name, write)) in enumerate(VARIANTS.items()):
         assert read_all(tmp_path / str(number), name, write(content)) == plain, variant
-
-
-MEGATRON = "".join(megatron(iteration, "136500.5", batch=1024) for iteration in range(1, 8))
-ARGUMENTS = {
-    "num_layers": 24,
-    "hidden_size": 1024,
-    "num_attention_heads": 16,
-    "seq_length": 2048,
-    "max_position_embeddings": 2048,
-    "padded_vocab_size": 50304,
-    "vocab_size": 50257,
-    "micro_batch_size": 4,
-    "global_batch_size": 1024,
-    "world_size": 64,
-    "tensor_model_parallel_size": 4,
-    "pipeline_model_parallel_size": 2,
-}
 
 
 def test_plan_sizes_a_checkpoint_as_checkpoint_does() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from tempfile import gettempdir
 
@@ -96,17 +95,3 @@ def test_a_log_that_is_lost_is_named_and_the_others_are_answered_for(
     assert ended.code == ExitCode.DAMAGED_INPUT
     assert ended.stderr.startswith(f"perfscope: warning: {STORE}/logs/{LOGS[0]} cannot be read: it does not exist\n")
     assert f"{STORE}/logs/{LOGS[1]}" in ended.stdout
-
-
-def test_a_disk_that_cannot_hold_the_copies_is_named(
-    store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    url = put(store, FIXTURES / "published_logs" / LOGS[0])
-
-    def is_full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(Path, "open", is_full)
-    ended = ask("logs", url)
-    assert re.match(rf"perfscope: {url} cannot be copied to \S+: No space left", ended.stderr)
-    assert "hint: TMPDIR names a folder on another disk" in ended.stderr

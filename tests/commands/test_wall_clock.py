@@ -95,9 +95,3 @@ def test_a_slow_loader_is_a_wait_for_data() -> None:
     assert clock["data_wait"] == pytest.approx(truth["loading_ns"], rel=LEEWAY, abs=leeway_s("loading"))
     assert clock["between_steps"] < leeway_s("loading")
     assert "rank 0: data loading " in said  # the largest share of the profiled time comes first
-
-
-def test_compilation_is_told_from_the_first_step() -> None:
-    clock = parts("compile")
-    assert clock["compilation"] > clock["first_step"]
-    assert causes("compile")[1] == "compilation"

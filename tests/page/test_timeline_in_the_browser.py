@@ -88,14 +88,6 @@ def test_a_search_finds_collectives_and_goes_to_them(page: Page) -> None:
     assert matches.text_content() == ""
 
 
-@pytest.mark.parametrize(("words", "least"), [("nvjet", 10), ("step 5", 2), ("rank 1", 1), ("idle: data loading", 1)])
-def test_a_search_finds_kernels_steps_ranks_and_states(page: Page, words: str, least: int) -> None:
-    page.locator("#timeline-search").fill(words)
-    found = re.match(r"\d+", page.locator("#timeline-matches").text_content() or "")
-    assert found is not None
-    assert int(found[0]) >= least
-
-
 def test_the_keyboard_does_all_of_it(page: Page) -> None:
     page.locator(CANVAS).focus()
     whole = view(page)
