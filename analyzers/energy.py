@@ -30,7 +30,6 @@ from perfscope.tables.run import Rank, Run
 _AVERAGED_NS = NS_PER_S
 #: A step whose last second was training for a smaller part of it follows a pause.
 _MOSTLY_TRAINING = 0.8
-_LEAST_SETTLED = 0.5
 #: NVML's power may exceed the limit for moments, not on average.
 _MOST_OF_LIMIT = 1.1
 
@@ -146,13 +145,12 @@ def _find_obstacle(used: UsedGpu) -> str | None:
 
 def _doubt_pauses(starts_ns: Int64, ends_ns: Int64, covered: Bool) -> str | None:
     """Why power is not that of the steps: most follow a pause, or the first step, too soon; None where it is."""
-    settled = _training_before_ns(starts_ns[1:], ends_ns[1:], starts_ns[covered]) >= _MOSTLY_TRAINING * _AVERAGED_NS
-    if settled.mean() >= _LEAST_SETTLED:
+    before_ns = _training_before_ns(starts_ns[1:], ends_ns[1:], starts_ns[covered])
+    if np.median(before_ns) >= _MOSTLY_TRAINING * _AVERAGED_NS:
         return None
-    soon = int((~settled).sum())
     return (
-        f"NVML's power is a mean over up to 1 s, and {soon} of the {len(settled)} undisturbed steps begin sooner than "
-        "that behind a pause: train for more steps"
+        "NVML's power is a mean over up to 1 s, and most undisturbed steps begin sooner than that after a pause: "
+        "train for more steps"
     )
 
 

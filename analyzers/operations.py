@@ -14,10 +14,10 @@ from perfscope.analyzers.tflops.precision import ProductPrecision, find_precisio
 from perfscope.constants import TERA
 from perfscope.errors import MissingInput
 from perfscope.models.hardware import lookup_gpu
+from perfscope.report import MOST_ROWS
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table
 from perfscope.tables.trace import Trace
 
-_MOST_LISTED = 8
 _NO_SHAPES = "the traces state no shapes of operators: profile with `--shapes`"
 
 
@@ -131,8 +131,8 @@ def _describe_coverage(ranks: Sequence[RankOperations]) -> Iterator[str]:
     least = min(ranks, key=lambda rank: 1.0 if rank.covered is None else rank.covered)
     of_rank = f"On rank {least.rank}" if len(ranks) > 1 and least.rank is not None else "Of this trace"
     if least.not_counted:
-        more = len(least.not_counted) - _MOST_LISTED
-        listed = ", ".join(map(str, least.not_counted[:_MOST_LISTED]))
+        more = len(least.not_counted) - MOST_ROWS
+        listed = ", ".join(map(str, least.not_counted[:MOST_ROWS]))
         yield f"Not counted: {listed}{f' and {more} more' if more > 0 else ''}."
     if least.replays:
         share = least.replays_share

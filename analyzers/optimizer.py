@@ -26,8 +26,6 @@ FUSED, FOREACH, LOOP = "fused", "foreach", "loop"
 MARK = "Optimizer.step#"
 _IS_FUSED = re.compile(r"fused|AdamFunctor|LAMBStage|SGDFunctor", re.IGNORECASE)
 _IS_FOREACH = re.compile(r"multi_tensor_apply")
-#: The share of the optimizer's time that decides.
-_DECISIVE = 0.5
 
 
 class OptimizerStep(Figures, frozen=True, array_like=True):
@@ -116,10 +114,9 @@ def _idle(trace: Trace, rows: Int64) -> int:
 
 def _way(trace: Trace, names: np.ndarray, duration: np.ndarray) -> str:
     """How most of the time is spent."""
-    whole = max(int(duration.sum()), 1)
     for way, pattern in ((FUSED, _IS_FUSED), (FOREACH, _IS_FOREACH)):
         matches = np.array([bool(pattern.search(text)) for text in trace.names], np.bool_)[names]
-        if duration[matches].sum() >= _DECISIVE * whole:
+        if 2 * duration[matches].sum() >= max(int(duration.sum()), 1):
             return way
     return LOOP
 

@@ -21,7 +21,7 @@ from perfscope.analyzers.tflops.counted_calls import count_operators
 from perfscope.constants import GIGA, MB, NS_PER_S, NS_PER_US, TERA, US_PER_MS
 from perfscope.errors import NoDevice
 from perfscope.models.hardware import Gpu, lookup_gpu
-from perfscope.report import Section, percent_of
+from perfscope.report import MOST_ROWS, Section, percent_of
 from perfscope.result import PERCENT, Column, Doc, Figures, Result, Table, figure
 from perfscope.tables.ceiling import Ceiling
 from perfscope.tables.columns import Int64
@@ -266,7 +266,6 @@ def _against(work: OperatorWork, ceilings: Ceilings) -> Bound:
 
 _ABOVE_PEAK = "faster than the peak: what it did is not what its inputs say"
 _ABOVE_MEMORY = "faster than the memory: its data was in the cache, or it did not touch all of its inputs"
-_MOST_ROWS = 30
 OTHER = "other"
 #: The first pattern that a name has decides.
 _CATEGORIES = (
@@ -442,7 +441,7 @@ class Roofline(Result, frozen=True):
         operators, categories = self.TABLES
         note = "Kernels by their operator's kind, without communication, copies by the host and CUDA graphs."
         return (
-            operators.section(shares.operators[:_MOST_ROWS], self._notes(rank, shares)),
+            operators.section(shares.operators[:MOST_ROWS], self._notes(rank, shares)),
             categories.section(shares.categories, (note,)),
         )
 
@@ -465,8 +464,8 @@ class Roofline(Result, frozen=True):
             yield f"Doubted: {doubted[0].operator} of {doubted[0].inputs or ''}: {doubted[0].doubt}{more}."
         if rank.graph_ns:
             yield f"{percent_of(rank.graph_ns, rank.device_ns):.1f} % of the time is in CUDA graphs, without operators."
-        if len(shares.operators) > _MOST_ROWS:
-            yield f"{len(shares.operators) - _MOST_ROWS} more rows are in --format json."
+        if len(shares.operators) > MOST_ROWS:
+            yield f"{len(shares.operators) - MOST_ROWS} more rows are in --format json."
 
 
 def _by_category(rank: RankWork, steps: int) -> tuple[CategoryTime, ...]:

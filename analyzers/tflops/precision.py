@@ -31,8 +31,6 @@ _SIXTEEN = ("bf16", "fp16")
 _FP32, _TF32 = "fp32", "tf32"
 #: Smaller shares are left out of the mixture where the GPU has no peak for them.
 _NEGLIGIBLE = 0.01
-#: Traces whose kernels' names leave more than this open do not show the precision.
-_MOST_UNNAMED = 0.5
 
 
 class ProductPrecision(Figures, frozen=True):
@@ -143,7 +141,7 @@ def _shown(operations: TracedOperations, gpu: Gpu | None, float32: str | None) -
         splits = _FP32 in weights and _TF32 in weights
         return _Shown(weights, _BY_OPERATORS + (", fp32 and TF32 by the time and peak of kernels" if splits else ""))
     total, open_ns = sum(operations.kernel_ns.values()), operations.kernel_ns.get(UNNAMED, 0)
-    if not kernels or open_ns > _MOST_UNNAMED * total:
+    if not kernels or 2 * open_ns > total:
         return None
     return _Shown(_weigh(kernels, gpu), _BY_KERNELS)
 

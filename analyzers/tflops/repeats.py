@@ -31,8 +31,6 @@ _PRODUCTS_OF_ATTENTION = {"bmm", "baddbmm"}
 _FULL = 0.9
 #: So many products are tracked in a backward pass that differentiates its gradients again.
 _MOST = 1.05
-#: Where compiled graphs have more of the products, or hide more of the time of kernels that multiply, they decide.
-_HIDDEN = 0.5
 _NODES = (Scope.NODE, Scope.FUNCTION_NODE, Scope.COMPILED_NODE)
 
 
@@ -115,8 +113,9 @@ def find_repeats(trace: Trace, products: Products) -> Repeats:
         return int((counted & chosen).sum()) / of_forward if of_forward else None
 
     share = share_of(outer)
-    in_graphs = int((forward & places.is_compiled).sum()) > _HIDDEN * int(forward.sum())
-    is_hidden = launches.other_ns > _HIDDEN * (launches.other_ns + int(launches.multiplying_ns.sum()))
+    # Where compiled graphs have most of the products, or hide most of the time of kernels that multiply, they decide.
+    in_graphs = 2 * int((forward & places.is_compiled).sum()) > int(forward.sum())
+    is_hidden = launches.other_ns > int(launches.multiplying_ns.sum())
     if not share and places.has_compiled_nodes and (in_graphs or is_hidden):
         return Repeats(None, reason="layers ran in compiled graphs, which do not show it", is_compiled=True)
     if share is None or share > _MOST:

@@ -228,7 +228,7 @@ def _split_step_time(setup: PipelineSetup) -> tuple[Fraction, Fraction]:
     return simulate_setup(setup).period_ns - setup.microbatches * slowest, slowest
 
 
-def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str) -> Section:
+def alternatives_section(alternatives: Sequence[Alternative]) -> Section:
     """The effect of changes, for people."""
     columns = (
         Column("Change"),
@@ -245,6 +245,5 @@ def alternatives_section(alternatives: Sequence[Alternative], *assumptions: str)
         "global batch larger.",
         "Micro-batches in flight: those whose activations the fullest stage stores at once, weighted by its share of "
         "the model; DualPipe also stores the weights twice.",
-        *assumptions,
     )
     return Section("Alternatives", columns, rows, notes=notes)

@@ -96,7 +96,7 @@ def test_the_energy_of_steps_that_follow_pauses_is_withheld(pause_s: float, is_k
     if is_known:
         assert energy.analyze(run).step_j == pytest.approx(600 * (1 - pause_s))
         return
-    with pytest.raises(MissingInput, match="26 of the 26 undisturbed steps begin sooner than that behind a pause"):
+    with pytest.raises(MissingInput, match="most undisturbed steps begin sooner than that after a pause"):
         energy.analyze(run)
 
 

@@ -149,7 +149,6 @@ def _make_layout(
 _VOCABULARY = 51200
 _CONTEXT = 2048
 _HIDDEN_PER_LAYER = 128
-_HEAD_DIM = 128
 
 
 def assume_shape(parameters: int) -> tuple[Transformer, str]:
@@ -163,9 +162,9 @@ def assume_shape(parameters: int) -> tuple[Transformer, str]:
         name=format_parameters(parameters),
         layers=layers,
         hidden=hidden,
-        heads=hidden // _HEAD_DIM,
-        kv_heads=hidden // _HEAD_DIM,
-        head_dim=_HEAD_DIM,
+        heads=layers,
+        kv_heads=layers,
+        head_dim=_HIDDEN_PER_LAYER,
         ffn=4 * hidden,
         mlp_matrices=PLAIN_MATRICES,
         vocabulary=_VOCABULARY,
