@@ -130,14 +130,14 @@ def _owners(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
 def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
     owner, flops = _owners(trace, rows)
     distinct_inputs = () if trace.details is None else trace.details.distinct_inputs
-    places: dict[object, int] = {}  # inputs that differ in numbers alone, such as a seed, are the same
-    alike = [places.setdefault(inputs.operands, place) for place, inputs in enumerate(distinct_inputs)]
+    places: dict[str, int] = {}  # inputs that differ in numbers or strides alone are in one row
+    alike = [places.setdefault(describe(inputs), place) for place, inputs in enumerate(distinct_inputs)]
     nothing = np.full(len(trace.operators), ABSENT, np.int64)
     index = np.append(nothing if trace.details is None else trace.details.inputs, ABSENT)
-    index = np.array([*alike, ABSENT], np.int64)[index]
+    first = np.array([*alike, ABSENT], np.int64)[index]
     name = np.append(trace.operators.name.astype(np.int64), ABSENT)
     precisions = [product_precision(text) for text in trace.names]
-    key = (name[owner] + 1) * (len(distinct_inputs) + 1) + index[owner] + 1
+    key = (name[owner] + 1) * (len(distinct_inputs) + 1) + first[owner] + 1
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.diff(key[order], prepend=-1))
     for members in np.split(order, begins[1:]) if len(order) else ():  # calls with the same name and inputs
@@ -146,9 +146,13 @@ def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
         rows_of_calls = np.unique(owner[members])
         calls = len(rows_of_calls) if row != ABSENT else len(events)
         longest = int(kernels[int(durations.argmax())])
-        inputs = distinct_inputs[int(index[row])] if index[row] != ABSENT else None
+        inputs = distinct_inputs[int(first[row])] if first[row] != ABSENT else None
         operator = NO_OPERATOR if row == ABSENT else trace.names[trace.operators.name[row]]
-        size = None if inputs is None else count_bytes(operator, inputs, trace.names[longest])
+        numbers = zip(*np.unique(index[rows_of_calls], return_counts=True), strict=True) if inputs else ()
+        sizes = [(count_bytes(operator, distinct_inputs[place], trace.names[longest]), n) for place, n in numbers]
+        size = None
+        if inputs is not None and all(each is not None for each, _ in sizes):
+            size = sum((each or 0) * int(n) for each, n in sizes)
         counted = None if size is None else 0
         if row != ABSENT and (flops[rows_of_calls] != ABSENT).all():
             counted = int(flops[rows_of_calls].sum())
@@ -160,7 +164,7 @@ def _work_by_operator(trace: Trace, rows: Int64) -> Iterator[OperatorWork]:
             kernels=len(events),
             device_ns=int(durations.sum()),
             flops=counted,
-            bytes=None if size is None else size * calls,
+            bytes=size,
         )
 
 
